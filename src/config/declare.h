@@ -14,7 +14,7 @@ constexpr Range between(double min, double max) { return {.min = min, .max = max
 constexpr Range above(double min) { return {.min = min, .open_min = true}; }
 constexpr Range fraction() { return {.min = 0, .max = 1, .open_max = true}; }
 
-/// The parts of a declaration that most keys do without.
+/// The parts of a declaration that most keys omit.
 struct Extra {
   Range range = {};
   std::string unit = {};
@@ -52,7 +52,7 @@ class Declare {
   void string(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
     bind<std::string>(add(name, Type::string, std::string(initial), help, std::move(extra)), member);
   }
-  /// A string, or a number, which stands for its text.
+  /// Declares a string key; a number is accepted as its text.
   void word(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
     Key& key = add(name, Type::any, std::string(initial), help, std::move(extra));
     key.get = [part = part_, member](const Config& c) { return Value(c.*part.*member); };
@@ -64,20 +64,20 @@ class Declare {
   void list(const char* name, StringList Struct::*member, Extra extra, const char* help) {
     bind<StringList>(add(name, Type::list, StringList{}, help, std::move(extra)), member);
   }
-  /// `range`: of each of them.
+  /// `range` applies to each element.
   void integers(const char* name, IntegerList Struct::*member, IntegerList initial, Extra extra, const char* help) {
     bind<IntegerList>(add(name, Type::integers, std::move(initial), help, std::move(extra)), member);
   }
   void layers(const char* name, LayerList Struct::*member, Extra extra, const char* help) {
     bind<LayerList>(add(name, Type::layers, LayerList{}, help, std::move(extra)), member);
   }
-  /// A string that must be one of `names`.
+  /// Declares a string key whose value must be one of `names`.
   void choice(const char* name, std::string Struct::*member, StringList names, const char* help, Extra extra = {}) {
     Key& key = add(name, Type::choice, names.front(), help, std::move(extra));
     bind<std::string>(key, member);
     key.names = std::move(names);
   }
-  /// An enum whose enumerators, counted from 0, are called `names`.
+  /// Declares an enum key whose enumerators, counted from 0, are called `names`.
   template <typename Enum>
   void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, const char* help,
               Extra extra = {}) {
@@ -120,7 +120,7 @@ class Declare {
   Struct Config::*part_;
 };
 
-/// The sections of how ranks and the host share the work (keys_parallel.cpp).
+/// Declares the sections that define how ranks and the host share the work (keys_parallel.cpp).
 void declare_parallel(std::vector<Key>& keys);
 void declare_offload(std::vector<Key>& keys);
 

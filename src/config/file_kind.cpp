@@ -21,7 +21,7 @@ constexpr const char* kParquetRemedy =
     "pass its text on: python3 -c \"import duckdb; duckdb.sql(\\\"copy (select text from 'x.parquet') to '/dev/stdout' "
     "(format json)\\\")\" | trainer tokenize --input - --format jsonl --output DIR --tokenizer PATH";
 
-/// Returns the remedy for files of other kinds that users often have.
+/// The remedy for other kinds of files that users often have.
 struct Other {
   const char *extension, *remedy;
 };
@@ -46,7 +46,7 @@ std::string lower_extension(const std::string& path) {
   return extension;
 }
 
-/// Returns the extension that tells what the file holds, unpacked.
+/// Returns the extension that indicates the format, without that of the compression.
 std::string kind_extension(const std::string& path) {
   return lower_extension(packing_of(path) == Packing::none ? path : std::filesystem::path(path).stem().string());
 }
@@ -82,7 +82,7 @@ std::string unknown_kind(const std::string& path, const std::string& insist) {
   const std::string extension = kind_extension(path);
   const std::string shown = extension + (packing_of(path) == Packing::none ? "" : lower_extension(path));
   std::error_code ignored;
-  // Megatron's options leave out the extension.
+  // Megatron's options omit the extension.
   const bool prefix = extension.empty() && std::filesystem::exists(path + ".bin", ignored);
   if (!prefix && std::filesystem::is_directory(path, ignored))
     return format("\"{}\" is a folder: name its files, such as \"{}\"", path,

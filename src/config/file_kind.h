@@ -11,16 +11,16 @@ enum class FileKind { text, json_lines, tokens };
 
 enum class Packing { none, gzip, zstd };
 
-/// How a file of text is compressed, by the end of its name: .gz, .zst, whatever the case.
+/// Returns the compression of a text file, by the end of its name: .gz, .zst, case-insensitive.
 Packing packing_of(const std::string& path);
-/// `stated`, unless that is automatic: then by the extension, whatever its case, of text also that before .gz or .zst.
-/// Nothing: none of those known.
+/// Returns `stated` unless that is automatic. Otherwise the extension decides, case-insensitively and, for compressed
+/// text, the one before .gz or .zst. Returns an empty result if the extension is unknown.
 std::optional<FileKind> file_kind(const std::string& path, DataFormat stated);
-/// Text that can be read once only is made into tokens first.
+/// The remedy for text that can be read only once: it must be tokenized first.
 constexpr const char* kPipeRemedy =
     "text from a pipe is read once only; make tokens first: … | trainer tokenize --input - --format jsonl --output DIR";
 /// Returns why a file of an unknown kind is rejected, and the remedy: "\"a.csv\": .csv files are not supported: …".
-/// `insist` is the option that sets its kind.
+/// `insist` is the option that sets the kind.
 std::string unknown_kind(const std::string& path, const std::string& insist = "data.format");
 
 }  // namespace trainer::config

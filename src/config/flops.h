@@ -1,5 +1,5 @@
 #pragma once
-// Model FLOPs: the work a step needs, whatever the program really executes. One multiply-add counts as two.
+// Model FLOPs: the work that a step requires, whatever the program actually executes. One multiply-add counts as two.
 #include <cstdint>
 #include <string_view>
 
@@ -7,20 +7,20 @@
 
 namespace trainer::config {
 
-/// Weights that multiply, per token: the linears of every block and the head. Biases, gains and the embedding look-up
-/// do not multiply; a tied head counts once, as the head.
+/// Weights of GEMMs, per token: the linears of every block and the head. Biases, gains and the embedding look-up are
+/// not part of a GEMM; a tied head counts once, as the head.
 struct MatmulWeights {
   int64_t blocks = 0, head = 0;
   int64_t total() const { return blocks + head; }
 };
-/// `model` has the values in force: d_ff > 0 (an internal error otherwise); n_kv_head 0 means n_head. `vocab` is the
-/// true vocabulary, since padding is not useful work.
+/// `model` must be resolved: d_ff > 0 (an internal error otherwise); n_kv_head 0 means n_head. `vocab` is the
+/// vocabulary size without padding, since padding is not useful work.
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 
 /// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
   double matmul = 0;      // 6 · N_matmul
-  double attention = 0;   // 12 · L · d_model · seq_len: every query against every key
+  double attention = 0;   // 12 · L · d_model · seq_len: every query with every key
   double recomputed = 0;  // causal work that the chosen recomputation repeats
   double full() const { return matmul + attention; }
   double causal() const { return matmul + attention / 2; }
@@ -31,7 +31,7 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config:
 inline constexpr std::string_view kFlopsDefinition =
     "6 * N_matmul + 12 * n_layer * d_model * seq_len per token (N_matmul: weights that multiply, head included)";
 
-/// Shares of the dense peak; NaN when the peak is unknown (<= 0).
+/// Fractions of the dense peak; NaN if the peak is unknown (<= 0).
 struct Utilisation {
   double mfu, mfu_causal, hfu;
 };

@@ -5,10 +5,11 @@
 
 namespace trainer::config {
 
-/// Names of keys in other trainers: their name, and "section.key" of ours.
+/// Returns names of keys in other trainers, and the "section.key" of this program.
 const std::map<std::string, std::string, std::less<>>& foreign_names();
 
-/// Keys of earlier versions, as "section.key", and the behaviour that replaces them. Files that name them still load.
+/// Returns keys of earlier versions, as "section.key", and the behaviour that replaces them. Files that contain them
+/// still load.
 const std::map<std::string, std::string, std::less<>>& removed_keys();
 
 }  // namespace trainer::config

@@ -1,5 +1,5 @@
 #pragma once
-// The declarations of all keys. Each key is declared once, in keys.cpp. This list drives reading of files and of
+// The declarations of all keys. Each key is declared once, in keys.cpp. This list drives the parsing of files and of
 // `--set`, and type and range checks. The reference, `config show` and the TOML of the values in force are made from it
 // too.
 #include <functional>
@@ -16,32 +16,32 @@ namespace trainer::config {
 using StringList = std::vector<std::string>;
 using IntegerList = std::vector<int64_t>;
 using LayerList = std::vector<LayerTags>;
-/// A value as TOML has it; monostate: none.
+/// A TOML value; monostate: none.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList, LayerList>;
 
 enum class Type { boolean, integer, number, string, choice, list, integers, layers, any };
 
-/// The range of numbers that a key takes; bounds are included unless open.
+/// The range of numbers that a key accepts; bounds are included unless open.
 struct Range {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool open_min = false, open_max = false;
 
   bool contains(double value) const;
-  /// ">= 1", "> 0 and < 1"; empty when every number is taken.
+  /// Returns ">= 1", "> 0 and < 1"; empty if every number is accepted.
   std::string text() const;
 };
 
 struct Key {
-  std::string section, name;  // a name may be of a table within the section: "overlap.all_reduce"
+  std::string section, name;  // a name may belong to a table within the section: "overlap.all_reduce"
   Type type = Type::any;
   Value initial;        // the initial value
-  std::string derived;  // how the value follows from others when absent (`initial` then only marks absence)
-  Value example;        // shown by the reference in place of a default that could not run
+  std::string derived;  // how the value follows from others if the key is absent (`initial` then only marks absence)
+  Value example;        // shown in the reference instead of a default that could not run
   Range range;
-  StringList names;  // of a choice
+  StringList names;  // the values of a choice
   std::string unit, help;
-  std::string belongs_to;  // a strategy's name, or two, or offload: otherwise the key is ignored with one warning
+  std::string belongs_to;  // a strategy's name, or two, or offload: otherwise the key is ignored with a warning
   std::function<Value(const Config&)> get;
   std::function<void(Config&, const Value&)> set;
 
@@ -58,9 +58,9 @@ struct Section {
 const std::vector<Section>& sections();
 /// Returns all keys, in the order of sections() and of the reference.
 const std::vector<Key>& keys();
-/// nullptr when there is none.
+/// Returns nullptr if there is no such key.
 const Key* find_key(std::string_view section, std::string_view name);
-/// Every key at its initial value; resolve() fills in values that follow from others.
+/// Returns every key at its initial value; resolve() fills in values that follow from others.
 Config defaults();
 
 }  // namespace trainer::config

@@ -27,7 +27,7 @@ class Loader {
   }
 
   void read(std::string_view text);
-  /// Sets a key by "section.key=value". `option` is how the user gave it.
+  /// Sets a key from "section.key=value". `option` is the text that the user gave.
   void set(const std::string& text, const std::string& option);
   Config finish();
 
@@ -45,8 +45,8 @@ class Loader {
   StringList idle_;
 };
 
-/// Returns the value converted to the key's type, or nothing. An integer becomes a number, a whole number an integer,
-/// one string a list of one.
+/// Returns the value converted to the key's type, or nothing. An integer may become a number, a whole number an
+/// integer, and a string a list with one element.
 Value fitted(const Key& key, const Value& value) {
   constexpr double kExact = 9007199254740992.0;  // 2^53
   const auto* integer = std::get_if<int64_t>(&value);
@@ -113,14 +113,14 @@ bool in_range(const Key& key, const Value& value) {
   return true;
 }
 
-/// True if a word is meant as a TOML string or list, and so must be one. A pattern such as [ab]*.txt is neither.
+/// True if a word looks like a TOML string or list, and therefore must be one. A pattern such as [ab]*.txt is neither.
 bool begins_as_quoted(const std::string& word) {
   if (word.starts_with('"') || word.starts_with('\'')) return true;
   return word.starts_with('[') &&
          (word.find_first_of("\"',") != std::string::npos || word.find(']') == std::string::npos);
 }
 
-/// Ends a message such as "found the number 1e+19, which is too large".
+/// Returns the end of a message such as "found the number 1e+19, which is too large".
 std::string too_large(const Key& key, const Value& value) {
   const auto* number = std::get_if<double>(&value);
   const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
@@ -137,7 +137,7 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
   }
   const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
   if (const auto removed = removed_keys().find(path); removed != removed_keys().end()) {
-    if (options_.files || !at.set.empty())  // not of a checkpoint's own copy, which users cannot change
+    if (options_.files || !at.set.empty())  // not for a checkpoint's own copy, which users cannot change
       log::warning("{}: removed, has no effect: {}; delete it", place(at, config_.path, path), removed->second);
     return nullptr;
   }
@@ -234,7 +234,7 @@ void Loader::set(const std::string& text, const std::string& option) {
   const Key* key = find(asked, at);
   if (key == nullptr) return;
 
-  // A word that is not a TOML value is a string. So is a number if the key takes strings (run.name=2024).
+  // A word that is not a TOML value is a string; so is a number if the key takes strings (run.name=2024).
   TomlNode node;
   const auto as_string = [&] {
     try {
@@ -275,7 +275,7 @@ void Loader::warn_of_idle_keys() const {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = key->get(config_) != key->initial;
-    const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps to it
+    const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps the value
     if (changed && !kept && !key->belongs(config_.parallel.strategy) && std::ranges::count(named, path) == 0)
       named.push_back(format("{} ({})", path, key->belongs_to));
   }
@@ -284,7 +284,7 @@ void Loader::warn_of_idle_keys() const {
                config_.parallel.strategy, fmt::join(named, ", "));
 }
 
-/// Warns of keys that the value of a different key switches off.
+/// Warns about keys that have no effect because of a different key's value.
 void Loader::warn_of_switched_off_keys() const {
   const Config& c = config_;
   const bool validates = !c.data.val.empty() || c.data.val_fraction > 0;
@@ -306,7 +306,7 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
-/// If two keys set the same thing, the one of the command line replaces the one of the file.
+/// If two keys set the same quantity, the one on the command line replaces the one in the file.
 void Loader::replace_length() {
   const auto given = [&](const char* key) {
     const auto found = config_.origins.find(key);

@@ -1,4 +1,4 @@
-// Values of keys about optimizer offload that are written as text.
+// Values of optimizer offload keys that are written as text.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -11,7 +11,8 @@
 namespace trainer::config {
 namespace {
 
-/// A decimal number without sign or exponent, as digits and a power of ten; nothing for others or for too long ones.
+/// Parses a decimal number without sign or exponent into digits and a power of ten; returns an empty result for other
+/// or too long texts.
 std::optional<Fraction> decimal_of(std::string_view text) {
   Fraction value;
   bool point = false, digits = false;

@@ -61,7 +61,7 @@ StringList members_of(const LayerTags& tags) {
   return members;
 }
 
-/// Calls line(key, text of its value) for all keys of a section that have a value now.
+/// Calls line(key, text of its value) for all keys of a section that have a value.
 void each_value(const Config& config, const std::string& section,
                 const std::function<void(const Key&, const std::string&)>& line) {
   for (const Key& key : keys()) {
@@ -155,7 +155,7 @@ std::string show(const Config& config) {
     size_t name_width = 0, value_width = 0;
     each_value(config, section.name, [&](const Key& key, const std::string& value) {
       name_width = std::max(name_width, key.name.size());
-      constexpr size_t kWidest = 60;  // longer ones, tables of tags, do without a column
+      constexpr size_t kWidest = 60;  // longer ones, such as tables of tags, have no column
       if (value.size() <= kWidest) value_width = std::max(value_width, value.size());
     });
     if (name_width == 0) continue;

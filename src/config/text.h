@@ -13,11 +13,11 @@ std::string to_toml(const Value& value);
 /// Returns the values in force as a file that load() reads back to the same bits. Keys that have no value are omitted.
 std::string to_toml(const Config& config);
 
-/// Returns the same with a comment on each line that says where the value came from (default, derived, FILE:LINE or
+/// Returns the same with a comment on each line that states the origin of the value (default, derived, FILE:LINE or
 /// --set).
 std::string show(const Config& config);
 
-/// All keys with default, range, unit and meaning: configs/reference.toml.
+/// Returns all keys with default, range, unit and meaning: configs/reference.toml.
 std::string reference();
 
 }  // namespace trainer::config

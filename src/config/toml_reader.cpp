@@ -1,8 +1,8 @@
 #include "config/toml_reader.h"
 
 // toml++ asserts, and in release builds assumes, what it checks right afterwards: "[=]" would stop the program without
-// a message. Its test for white space lets the compiler assume that most letters from U+00A1 on never reach it. They
-// do, after each value and at the start of a continued line; the right result is false.
+// a message. Its test for white space lets the compiler assume that most letters from U+00A1 on are never passed to it.
+// They are, after each value and at the start of a continued line; the right result is false.
 #undef NDEBUG
 #define TOML_ASSERT(condition) static_cast<void>(0)
 #if __has_include(<toml++/impl/preprocessor.hpp>)  // since toml++ 3.4
@@ -137,7 +137,7 @@ toml::table parse(std::string_view text) {
     std::string what(e.description());
     if (what.starts_with("Error while")) what = what.substr(what.find(": ") + 2);
     if (!what.empty()) what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
-    // These messages mean a word without quotes, which the library may take for a mistyped true, false, inf or nan.
+    // These messages indicate an unquoted word, which the library may take for a mistyped true, false, inf or nan.
     for (const char* sign : {"could not determine value type", "expected 'true'", "expected 'false'", "expected 'inf'",
                              "expected 'nan'"}) {
       if (what.find(sign) != std::string::npos) what = "not a value; strings need quotes, flags are true or false";

@@ -24,8 +24,8 @@ class Checker {
  public:
   Checker(const Config& config, Mistakes& mistakes) : config_(config), mistakes_(mistakes) {}
 
-  /// Adds a mistake unless `ok`. `keys` are all that the condition depends on, the one to blame first. The mistake is
-  /// placed at the first of them that was given. Nothing is added where one of them has a mistake already.
+  /// Adds an error unless `ok`. `keys` are all keys on which the condition depends; the first is the likely cause. The
+  /// error is placed at the first one that was given. Nothing is added if one of them already has an error.
   template <typename... Args>
   void require(bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text, Args&&... args) {
     require_as(Code::config, ok, keys, text, std::forward<Args>(args)...);
@@ -48,7 +48,7 @@ class Checker {
   Mistakes& mistakes_;
 };
 
-/// Returns the "{word}" that a path has after {name} was replaced, or nothing.
+/// Returns the "{word}" in a path after {name} was replaced, or an empty string.
 std::string place_holder(const std::string& path) {
   for (size_t open = path.find('{'); open != std::string::npos; open = path.find('{', open + 1)) {
     const size_t close =
@@ -58,7 +58,7 @@ std::string place_holder(const std::string& path) {
   return {};
 }
 
-/// Checks folders that a run makes. A misspelled placeholder would become part of their names.
+/// Checks folders that a run creates. A misspelled placeholder would become part of their names.
 void check_place_holders(const Config& config, Checker& checker) {
   const auto check = [&](const char* key, const std::string& path) {
     const std::string found = place_holder(path);
@@ -69,7 +69,7 @@ void check_place_holders(const Config& config, Checker& checker) {
   check("checkpoint.dir", config.checkpoint.dir);
 }
 
-/// Checks names of folders and files. They cannot hold a NUL, and a line end or an escape sequence is a mistake.
+/// Checks names of folders and files. They cannot contain a NUL, and a line end or an escape sequence is an error.
 void check_names(const Config& config, Checker& checker) {
   for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
                            "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning", "hardware.profile"}) {
@@ -145,8 +145,8 @@ bool matches_a_file(const std::string& pattern) {
   return any;
 }
 
-/// Checks that files exist. `tokens` is the manifest of tokens that an earlier start may have made of these texts. Such
-/// tokens replace missing texts.
+/// Checks that files exist. `tokens` is the manifest of tokens that an earlier start may have made from these texts and
+/// that replace missing texts.
 void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
                  const std::filesystem::path& tokens, Checker& checker) {
   std::vector<std::string> lost;
@@ -155,7 +155,7 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
     checker.require_as(Code::data, path != "-", {key}, "{}", kPipeRemedy);
     const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
                        (file_kind(path, stated) != FileKind::tokens && std::filesystem::exists(tokens, ignored));
-    const bool prefix = std::filesystem::exists(path + ".bin", ignored);  // Megatron's options leave out the extension
+    const bool prefix = std::filesystem::exists(path + ".bin", ignored);  // Megatron's options omit the extension
     if (!there && path != "-")
       lost.push_back(format("\"{}\"{}", path, prefix ? format(" (did you mean \"{}.bin\"?)", path) : ""));
   }
@@ -214,7 +214,7 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                   "expected auto, must, never or a path, found an empty string");
   if (!files) return;
   const auto exists = [](const std::string& path) {
-    std::error_code failed;  // such as a name that is too long, or a folder that may not be read
+    std::error_code failed;  // for example a name that is too long, or a folder that may not be read
     return std::filesystem::exists(path, failed);
   };
   const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
@@ -262,7 +262,7 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
                   {"parallel.strategy", "hardware.profile"},
                   "\"auto\" needs hardware.profile, which is not set; `trainer bench all --write-profile FILE` "
                   "measures this machine");
-  if (parallel.strategy == "auto") return;  // the planner sees to the rest
+  if (parallel.strategy == "auto") return;  // the planner does the rest
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
                   "\"nccl\" carries tensors between GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");

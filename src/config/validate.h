@@ -10,11 +10,11 @@
 
 namespace trainer::config {
 
-/// Adds a mistake for every combination that cannot run; keys already involved in a mistake are skipped. `config` is
+/// Adds an error for every combination that cannot run; keys already involved in an error are skipped. `config` must be
 /// resolved and loaded with these options. World = ranks of a replica × data.
 void validate(const Config& config, const LoadOptions& options, Mistakes& mistakes);
 
-/// Seconds of a "delay:SECONDS" of debug.inject; nothing when it is not one.
+/// Returns the seconds of a "delay:SECONDS" of debug.inject; empty for other texts.
 std::optional<double> injected_delay(std::string_view fault);
 
 }  // namespace trainer::config

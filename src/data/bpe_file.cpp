@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr size_t kMostTokens = size_t{1} << 24;
 
-/// The members of a tokenizer.json, with messages that name them.
+/// Reads the members of a tokenizer.json; messages name them.
 class Reader {
  public:
   explicit Reader(const std::string& origin) : origin_(origin) {}
@@ -217,7 +217,7 @@ class Reader {
     }
   }
 
-  /// Documents end with the special token named for it, or with the only special token.
+  /// Finds the special token that ends documents: one with a usual name, or the only special token.
   void find_eos() {
     for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"})
       for (const int32_t id : specials_)

@@ -1,7 +1,7 @@
 #pragma once
 // Byte-level BPE as a value: the contents of tokenizer.json, and older pairs of files converted to it.
 //
-// GPT-2 writes each byte of a token as a character: printable bytes as themselves, all others from U+0100 on.
+// GPT-2 represents each byte of a token by a character: printable bytes as themselves, all others from U+0100 on.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -18,33 +18,33 @@ struct BpeSpec {
   };
   /// A step that splits text into smaller pieces: matches of a pattern, and the text between them.
   std::vector<std::string> patterns;
-  std::vector<std::string> names;   // of all tokens, as the file has them
+  std::vector<std::string> names;   // of all tokens, as spelled in the file
   std::vector<std::string> pieces;  // bytes that each token represents; none for special tokens
-  std::vector<Merge> merges;        // the first is tried first
+  std::vector<Merge> merges;        // in order of priority
   std::array<int32_t, 256> byte_ids{};
-  std::vector<int32_t> literals;  // special tokens, matched in the text literally
+  std::vector<int32_t> literals;  // special tokens that are matched literally in the text
   int32_t eos = -1;
-  bool ignore_merges = false;  // a word that is a token is that token
+  bool ignore_merges = false;  // a word that is itself a token is not split further
 };
 
 /// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is damaged, or uses unsupported
-/// features: normalisation, other kinds of models, prefixes.
+/// features: normalization, other model types, prefixes.
 BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 
 /// Returns the tokenizer.json of GPT-2's pair of files. Without `vocab_json` the ids are GPT-2's: bytes, merges in
 /// their order, then <|endoftext|>. Throws Code::data naming the file and line.
 std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges,
                          const std::string& vocab_origin, const std::string& merges_origin);
-/// Returns the tokenizer.json of a tiktoken file of ranks: a token in base64 and its rank on each line. Their number
-/// identifies OpenAI's vocabulary, and with it the pattern and the special tokens.
+/// Returns the tokenizer.json of a tiktoken file of ranks: each line has a token in base64 and its rank. The number of
+/// tokens identifies OpenAI's vocabulary, and thereby the pattern and the special tokens.
 std::string json_of_ranks(std::string_view ranks, const std::string& origin);
 /// True if the bytes look like a file of ranks.
 bool looks_like_ranks(std::string_view bytes);
 
-/// vocab.json and merges.txt of a tokenizer.json, for programs that want those.
+/// Returns vocab.json and merges.txt of a tokenizer.json, for programs that need those.
 std::pair<std::string, std::string> vocab_and_merges(const BpeSpec& spec);
 
-/// The character that GPT-2 writes for each byte, in UTF-8.
+/// Returns the character by which GPT-2 represents each byte, in UTF-8.
 const std::array<std::string, 256>& byte_characters();
 
 }  // namespace trainer::data

@@ -1,4 +1,4 @@
-// The older files of byte-level BPE, turned into a tokenizer.json.
+// Converts older files of byte-level BPE to a tokenizer.json.
 #include "data/bpe_file.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct NamedToken {
   size_t id;
 };
 
-/// Puts a tokenizer.json together. `vocab` is in the order of ids; names are as GPT-2 writes them.
+/// Assembles a tokenizer.json. `vocab` is in the order of ids; names are spelled as in GPT-2's files.
 std::string assemble(const std::vector<NamedToken>& vocab, const std::vector<std::string>& merges,
                      const std::vector<NamedToken>& special, std::string_view pattern) {
   using nlohmann::ordered_json;
@@ -84,7 +84,7 @@ std::string assemble(const std::vector<NamedToken>& vocab, const std::vector<std
   return text + "\n";
 }
 
-/// The bytes in the order of their ids in GPT-2's vocabulary: those that print come first.
+/// Returns the bytes in the order of their ids in GPT-2's vocabulary: printable ones come first.
 std::vector<size_t> bytes_in_order() {
   std::vector<size_t> order;
   const auto prints = [](size_t byte) {
@@ -259,7 +259,7 @@ std::string json_of_ranks(std::string_view text, const std::string& origin) {
                                    "cl100k have 50256, 50280 and 100256); give its tokenizer.json",
                                    origin, tokens.size()));
   std::vector<NamedToken> special = found->special;
-  if (found->ranks == 100256)  // ids in between stand for nothing, but a vocabulary has no holes
+  if (found->ranks == 100256)  // unused ids in between, since a vocabulary must not have gaps
     for (size_t id = 100261; id < 100276; ++id) special.push_back({format("<|reserved_{}|>", id), id});
   std::ranges::sort(special, {}, &NamedToken::id);
   std::ranges::sort(tokens, {}, &RankedToken::rank);

@@ -1,5 +1,5 @@
 // Byte-level BPE (Radford et al. 2019; Sennrich et al. 2016): text is split into words by patterns, the bytes of a word
-// are symbols, and the pair of neighbours that comes first among the merges is joined until there is none.
+// are symbols, and the neighbouring pair with the highest priority among the merges is joined, until none is left.
 #include <algorithm>
 #include <functional>
 #include <queue>
@@ -40,13 +40,13 @@ class ByteBpe final : public TokenizerModel {
   std::unique_ptr<TextEncoder> encoder() const override;
   std::string name_of(int32_t id) const override { return spec_.names[static_cast<size_t>(id)]; }
 
-  /// Appends the tokens of one word. Time grows as n·log n: words of scripts without spaces are long.
+  /// Appends the tokens of one word. Takes O(n·log n) time, since words of scripts without spaces are long.
   void encode_word(std::string_view word, std::vector<int32_t>& ids) const {
     if (spec_.ignore_merges) {
       if (const auto whole = words_.find(word); whole != words_.end()) return ids.push_back(whole->second);
     }
-    // Symbols are a linked list over the places of the word's bytes. The queue may hold pairs that are gone: their
-    // symbols have changed.
+    // Symbols are a linked list indexed by byte position in the word. The queue may contain stale pairs, whose symbols
+    // have changed.
     struct Symbol {
       int32_t id, previous, next;
     };
@@ -71,7 +71,7 @@ class ByteBpe final : public TokenizerModel {
       queue.pop();
       Symbol& left = symbols[best.place];
       if (left.id != best.left || left.next >= size || symbols[left.next].id != best.right) continue;
-      symbols[left.next].id = -1;  // gone
+      symbols[left.next].id = -1;  // removed
       left.id = best.result;
       left.next = symbols[left.next].next;
       if (left.next < size) symbols[left.next].previous = best.place;
@@ -85,7 +85,7 @@ class ByteBpe final : public TokenizerModel {
     std::string text;
     int32_t id;
   };
-  /// Finds the first literal at `from` or later, the longest where several begin; null: none.
+  /// Finds the first literal at or after `from`, the longest if several begin there; null: none.
   const Literal* find_literal(std::string_view text, size_t from, size_t& place) const {
     if (literals_.empty()) return nullptr;
     for (place = from; place < text.size(); ++place) {
@@ -140,7 +140,7 @@ class ByteBpeEncoder final : public TextEncoder {
   }
 
  private:
-  /// Bytes that are no UTF-8 are tokens of their own.
+  /// Appends text; bytes that are not UTF-8 become tokens of their own.
   void append_text(std::string_view text, std::vector<int32_t>& ids) {
     while (!text.empty()) {
       const size_t valid = utf8_first_invalid(text);
@@ -151,7 +151,7 @@ class ByteBpeEncoder final : public TextEncoder {
     }
   }
 
-  /// Splits by the pattern of one step, and the pieces by those of the next.
+  /// Splits by the pattern of one step, and the pieces by the patterns of the next steps.
   void split(std::string_view text, size_t step, std::vector<int32_t>& ids) {
     if (step == matchers_.size()) return append_word(text, ids);
     size_t at = 0, begin = 0, end = 0;

@@ -38,7 +38,8 @@ class PlainFile final : public ByteSource {
 class Pipe final : public ByteStream {
  public:
   Pipe(const std::string& file, const std::atomic<bool>* cancelled) : ByteStream(cancelled), file_(file) {
-    // A socket cannot be opened by a name. Opening a FIFO waits for its writer, so it is opened without; reads wait.
+    // A socket cannot be opened by name. Opening a FIFO would wait for its writer, so it is opened non-blocking; reads
+    // wait.
     fd_ = file == kStandardInput ? ::dup(STDIN_FILENO) : ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd_ < 0) fail_to("open", file, errno, Code::data);
   }
@@ -51,7 +52,7 @@ class Pipe final : public ByteStream {
     size_t done = 0;
     while (done < bytes && !cancelled()) {
       pollfd ready{fd_, POLLIN, 0};
-      // A FIFO that no writer has opened yet gives neither data nor a hang-up.
+      // A FIFO that no writer has opened yet reports neither data nor a hang-up.
       if (::poll(&ready, 1, /*milliseconds=*/100) <= 0) continue;
       const ssize_t got = uninterrupted([&] { return ::read(fd_, out + done, bytes - done); });
       if (got < 0 && errno == EAGAIN) continue;

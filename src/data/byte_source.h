@@ -1,5 +1,5 @@
 #pragma once
-// The text of an input as bytes: of a plain file, unpacked from .gz or .zst, or of a pipe.
+// The text of an input as bytes: from a plain file, unpacked from .gz or .zst, or from a pipe.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -8,31 +8,32 @@
 
 namespace trainer::data {
 
-/// The name under which standard input is read; `--input -` means it.
+/// The name under which standard input is read; `--input -` selects it.
 constexpr const char* kStandardInput = "/dev/stdin";
 
-/// True for standard input, whatever it is, and for FIFOs: their text can be read once and from the start only.
+/// True for standard input, whatever its type, and for FIFOs: their text can be read only once, from the start.
 bool is_pipe(const std::string& file);
 
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  /// Copies the text from byte `offset` on; fewer bytes only at its end. Only plain files go back: otherwise `offset`
-  /// is at least that of the call before.
+  /// Copies the text from byte `offset`; fewer bytes only at its end. Only plain files support seeking backwards:
+  /// otherwise `offset` is at least that of the previous call.
   virtual size_t read_at(int64_t offset, char* out, size_t bytes) = 0;
-  /// Returns how many bytes of the file, as it is on the disk, the text before `offset` took. Compressed files are read
-  /// ahead of it.
+  /// Returns how many bytes of the file on disk were read for the text before `offset`. Compressed files are read
+  /// ahead.
   virtual int64_t file_bytes(int64_t offset) const = 0;
-  /// Returns the checksum of all text of a pipe that was read, as hash_file() has it for a file; else empty.
+  /// Returns the checksum of the whole text of a pipe, equal to hash_file() of a file with this text; empty for other
+  /// inputs.
   virtual std::string hash() const { return {}; }
 };
 
-/// Opens an input by its kind and its extension. Where `cancelled` becomes true, reads end early, also those that wait
-/// for a pipe's writer. Throws Code::data when the file is missing or neither regular nor a pipe; so do reads of files
-/// that shrink, and of compressed data that is damaged or cut short.
+/// Opens an input according to its kind and extension. When `cancelled` becomes true, reads end early, even if they
+/// wait for a pipe's writer. Throws Code::data when the file is missing or neither regular nor a pipe; reads throw it
+/// when files shrink, and when compressed data is damaged or truncated.
 std::unique_ptr<ByteSource> open_source(const std::string& file, const std::atomic<bool>* cancelled = nullptr);
 
-/// Returns the length of an input's text. Compressed files are read to their end for it.
+/// Returns the length of an input's text. Compressed files are read to the end for this.
 int64_t text_bytes(const std::string& file);
 
 }  // namespace trainer::data

@@ -1,5 +1,5 @@
 #pragma once
-// Sources that are read from the start to the end: pipes and compressed files.
+// Sources that are read sequentially: pipes and compressed files.
 #include <string>
 
 #include "base/file_io.h"
@@ -7,14 +7,14 @@
 
 namespace trainer::data {
 
-/// Keeps the text from the last read's offset on, so that a reader can ask for more of the same place.
+/// Keeps the text from the last read's offset on, so that a reader can ask for more at the same position.
 class ByteStream : public ByteSource {
  public:
   explicit ByteStream(const std::atomic<bool>* cancelled) : cancelled_(cancelled) {}
   size_t read_at(int64_t offset, char* out, size_t bytes) final;
 
  protected:
-  /// The next bytes of the text; fewer only at its end.
+  /// Reads the next bytes of the text; fewer only at its end.
   virtual size_t pull(char* out, size_t bytes) = 0;
   bool cancelled() const { return cancelled_ != nullptr && *cancelled_; }
 
@@ -25,14 +25,14 @@ class ByteStream : public ByteSource {
   bool ended_ = false;
 };
 
-/// A compressed file, block by block.
+/// A compressed file, read block by block.
 class PackedFile {
  public:
   explicit PackedFile(const std::string& file) : file_(File::open_input(file)) {}
   /// Returns the next block; empty at the end.
   std::string next();
   int64_t bytes_read() const { return at_; }
-  /// Throws Code::data: the data is damaged after the byte `unread` bytes before the end of the last block.
+  /// Throws Code::data: the data is damaged after the byte that is `unread` bytes before the end of the last block.
   [[noreturn]] void refuse(size_t unread, const std::string& reason) const;
 
  private:

@@ -87,7 +87,7 @@ uint64_t FeistelPermutation::operator()(uint64_t index) const {
   do {  // outside [0, n): following the cycle returns to it
     auto left = static_cast<uint32_t>(index >> half_bits_), right = static_cast<uint32_t>(index) & mask;
     for (const uint32_t key : keys_) {
-      uint32_t mixed = right ^ key;  // the finaliser of MurmurHash3, with the key added between its two products
+      uint32_t mixed = right ^ key;  // the finalizer of MurmurHash3, with the key added between its two multiplications
       mixed = (mixed ^ mixed >> 16) * 0x85EBCA6Bu + key;
       mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35u;
       mixed ^= mixed >> 16;

@@ -1,6 +1,6 @@
 #pragma once
 // TokenDataset: token files, memory-mapped, split into training windows by a permutation that is a pure function of
-// (seed, samples seen); resuming needs no state. Sees only base and config.
+// (seed, samples seen); resuming needs no state. Depends only on base and config.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,37 +13,39 @@ namespace trainer::data {
 /// One micro-batch in host memory: [sequences · seq_len] token rows, batch-major.
 struct TokenBatch {
   std::vector<int32_t> ids, targets;  // targets[r] = the token after ids[r]
-  std::vector<float> weights;         // 1, or 0 where a row is masked
+  std::vector<float> weights;         // 1, or 0 if a row is masked
   int64_t sequences = 0, seq_len = 0;
 
-  /// Room for `sequences` of `length` tokens, every row counting.
+  /// Makes room for `sequences` of `length` tokens, with every row counted.
   void resize(int64_t sequences_, int64_t length);
 };
 
 class TokenDataset {
  public:
-  /// `stream` in the formats of token_file.h; `begin`/`end` bound the tokens used (end < 0: to the end).
-  /// Throws Code::data naming the file when fewer than one window (seq_len + 1 tokens) is left.
+  /// `stream` has the formats of token_file.h; `begin` and `end` bound the tokens used (end < 0: to the end). Throws
+  /// Code::data naming the file when less than one window (seq_len + 1 tokens) is left.
   TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin = 0,
                int64_t end = -1);
 
   int64_t tokens() const { return end_ - begin_; }
   int64_t seq_len() const { return seq_len_; }
-  /// The stream and the part of it in use.
+  /// Returns the stream; begin() and end() bound the part in use.
   const TokenStream& stream() const { return *stream_; }
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
 
-  /// Windows of one epoch: floor((tokens − 1) / seq_len). Window w holds tokens [w·seq_len, w·seq_len + seq_len].
+  /// Returns the windows of one epoch: floor((tokens − 1) / seq_len). Window w holds tokens [w·seq_len, w·seq_len +
+  /// seq_len].
   int64_t windows() const { return (tokens() - 1) / seq_len_; }
-  /// Training sequence number n (samples seen before it): window permutation(seed, n / windows)(n % windows).
+  /// Returns the window of training sequence number `sample`, the number of samples before it: permutation(seed, n /
+  /// windows)(n % windows).
   int64_t window_of(int64_t sample) const;
   /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity. Throws Code::data
   /// when a token file was truncated, as eval_batch() does.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
-  /// Consecutive windows from `window` on in file order; windows past the end are filled with mask 0.
+  /// Fills consecutive windows beginning with `window`, in file order; windows past the end have mask 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;
-  /// Asks the system to read the windows of the coming samples ahead.
+  /// Asks the system to read ahead the windows of the next samples.
   void prefetch(int64_t sample, int64_t sequences) const;
 
  private:
@@ -54,11 +56,11 @@ class TokenDataset {
   uint64_t seed_;
 };
 
-/// A permutation of [0, n) by a Feistel network with cycle walking: O(1), no table.
+/// A permutation of [0, n) by a Feistel network with cycle walking: O(1), without a table.
 class FeistelPermutation {
  public:
   FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch);
-  /// index < n.
+  /// Requires index < n.
   uint64_t operator()(uint64_t index) const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// File lists: names and globs, as users write them, to files.
+// File lists: expands names and globs given by users to files.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace trainer::data {
 
-/// Returns names with globs expanded, in order of names. Throws Code::data when a glob matches nothing, or when a
-/// file's kind is unknown (config::file_kind). The message then names `insist`, the option that sets the kind.
+/// Returns names with globs expanded, sorted by name. Throws Code::data when a glob matches nothing, or when a file's
+/// kind is unknown (config::file_kind). The message then names `insist`, the option that sets the kind.
 std::vector<std::string> expand_files(const std::vector<std::string>& patterns,
                                       config::DataFormat stated = config::DataFormat::automatic,
                                       const std::string& insist = "data.format");
 
-/// Returns the same. A glob that matches nothing now gives the files that the tokens in the file `tokens` were made
-/// from.
+/// Returns the same. For a glob that matches nothing now, returns the files from which the tokens in the file `tokens`
+/// were made.
 std::vector<std::string> present_or_known(const std::vector<std::string>& patterns, const std::filesystem::path& tokens,
                                           config::DataFormat stated);
 

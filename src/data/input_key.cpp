@@ -24,7 +24,7 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, none);
 }
 
-/// Returns the entry of a file in `known`, or null. A missing file may also match the one missing file of the same
+/// Returns the entry of a file in `known`, or null. A missing file may also match the only missing file with the same
 /// name: then the folder was moved together with its tokens.
 json known_input(const json& known, const std::string& file) {
   const std::string path = whole_path(file);

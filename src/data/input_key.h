@@ -1,5 +1,5 @@
 #pragma once
-// Input key: the inputs of a derived file, stored next to it as JSON, to decide whether the file can be reused.
+// Input key: the inputs of a derived file, stored as JSON next to it, to decide whether the file can be reused.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,24 +9,24 @@
 
 namespace trainer::data {
 
-/// Path, size, modification time and hash of each file. Files that `known` (an earlier description) lists with the same
-/// path, size and time are not read again. Missing files count as `known` says, also those of a folder that was moved,
-/// and their names are added to `gone`.
+/// Describes each file: path, size, modification time and hash. Files that `known` (an earlier description) lists with
+/// the same path, size and time are not read again. Missing files are described as in `known`, including those in a
+/// folder that was moved, and their names are added to `gone`.
 nlohmann::json describe_inputs(const std::vector<std::string>& files, const TextOptions& options,
                                const nlohmann::json& known, std::vector<std::string>& gone);
 
-/// The files of `known` that `pattern` matches, in order: its expansion when they existed.
+/// Returns the files in `known` that `pattern` matches, in order: its expansion when they existed.
 std::vector<std::string> known_files(const std::string& pattern, const nlohmann::json& known);
 
-/// A hash over the inputs' sizes and contents (not their names), the text options and `extra`.
+/// Returns a hash over the inputs' sizes and contents (not their names), the text options and `extra`.
 std::string input_key(const nlohmann::json& inputs, const TextOptions& options, const std::string& extra);
 
-/// The parsed file, or null when it is missing or damaged.
+/// Returns the parsed file, or null if it is missing or damaged.
 nlohmann::json read_json_or_null(const std::filesystem::path& path);
 
-/// Returns a string member of any JSON value; empty when there is none.
+/// Returns a string member of any JSON value; empty if there is none.
 std::string text_in(const nlohmann::json& object, const char* key);
-/// The description of the inputs in such a file, or null.
+/// Returns the description of the inputs in such a file, or null.
 nlohmann::json inputs_in(const nlohmann::json& object);
 
 }  // namespace trainer::data

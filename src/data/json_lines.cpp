@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Copying and writing a value recurse: depth uses stack.
+/// Copying and writing a value recurse, so depth uses stack.
 constexpr int kDeepest = 64;
 
 ordered_json parse(std::string_view line) {
@@ -42,7 +42,7 @@ bool is_low(unsigned unit) { return unit >= 0xdc00 && unit < 0xe000; }
 JsonRepair mend_json(std::string& line) {
   JsonRepair repair;
   std::string out;
-  bool within = false;  // a string
+  bool within = false;  // inside a string
   for (size_t at = 0; at < line.size();) {
     const std::string_view rest = std::string_view(line).substr(at);
     const char c = line[at];

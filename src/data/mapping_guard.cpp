@@ -11,12 +11,12 @@
 
 namespace trainer::data {
 
-/// Never freed, but reused: the signal handler walks the list without a lock.
+/// Reused but never freed, since the signal handler walks the list without a lock.
 struct GuardedMapping {
   std::atomic<const std::byte*> begin{nullptr};  // null: free
   std::atomic<int64_t> bytes{0};
   std::atomic<bool> lost{false};
-  std::filesystem::path path;  // this and the rest: guarded by the list's mutex, or owned by the guard
+  std::filesystem::path path;  // this and the following members: guarded by the list's mutex, or owned by the guard
   dev_t device = 0;
   ino_t inode = 0;
   GuardedMapping* next = nullptr;
@@ -31,7 +31,7 @@ int64_t page_bytes = 4096;
 
 /// Uses only operations that are safe in a signal handler: atomics, and mmap, which is a plain system call.
 extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
-  const bool fault = info->si_code > 0;  // else a process sent the signal, and there is no address
+  const bool fault = info->si_code > 0;  // otherwise a process sent the signal, and there is no address
   const auto* address = fault ? static_cast<const std::byte*>(info->si_addr) : nullptr;
   for (GuardedMapping* each = all.load(); fault && each != nullptr; each = each->next) {
     const std::byte* begin = each->begin.load();

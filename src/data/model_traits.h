@@ -1,5 +1,5 @@
 #pragma once
-// The few facts about a SentencePiece model that its library does not expose: read from the protocol buffer itself.
+// The few properties of a SentencePiece model that its library does not expose, read from the protocol buffer itself.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,26 +9,26 @@ namespace trainer::data {
 
 struct ModelTraits {
   bool bpe = false;
-  bool normalises = false;   // a character map, so text may change
-  bool dummy_prefix = true;  // a space is put before the text
+  bool normalises = false;   // has a character map, so that text may change
+  bool dummy_prefix = true;  // a space is added before the text
   bool trims_spaces = true;
   bool escapes_spaces = true;  // spaces are stored as U+2581
-  bool nul_in_piece = false;   // of which the library dies: its tries end at NUL, and it throws past code that cannot
+  bool nul_in_piece = false;   // crashes the library: its tries end at NUL, and it throws through noexcept code
 };
 
-/// Reads ModelProto of sentencepiece_model.proto, or returns nothing when the bytes are no well-formed message. Fields:
-/// pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3. normalizer_spec = 3 with precompiled_charsmap = 2,
-/// add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
+/// Reads ModelProto of sentencepiece_model.proto, or returns an empty result when the bytes are not a well-formed
+/// message. Fields: pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3. normalizer_spec = 3 with
+/// precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
 std::optional<ModelTraits> read_traits(std::string_view serialized);
 
 enum class PieceKind { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
 struct ModelPiece {
   std::string_view text;  // within the model's bytes
-  float score = 0;        // BPE: the higher of two is joined first
+  float score = 0;        // for BPE, the pair with the higher score is joined first
   PieceKind kind = PieceKind::normal;
 };
-/// Reads the pieces of a model that read_traits() takes, in order of their ids. Fields of a piece: piece = 1, score =
+/// Reads the pieces of a model that read_traits() accepts, in order of their ids. Fields of a piece: piece = 1, score =
 /// 2, type = 3.
 std::vector<ModelPiece> read_pieces(std::string_view serialized);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Worker threads that read and encode pieces, handed over in order: at most a few pieces a thread are in flight.
+// Worker threads that read and encode pieces and deliver them in order. At most a few pieces per thread are in flight.
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -15,7 +15,7 @@
 namespace trainer::data {
 
 struct EncodedPiece {
-  TextPosition at, next;  // where it begins, where the next one does
+  TextPosition at, next;  // start of this piece and of the next one
   std::vector<int32_t> ids;
   std::vector<int64_t> document_ends;  // in tokens from the start of the piece
   int64_t raw_bytes = 0, text_bytes = 0;
@@ -33,8 +33,8 @@ class PiecePipeline {
   PiecePipeline& operator=(const PiecePipeline&) = delete;
 
   enum class State { piece, waiting, finished };
-  /// The next piece in order; `waiting` when it is not ready within a tenth of a second. Rethrows the error of the
-  /// piece whose turn it is.
+  /// Returns the next piece in order; `waiting` if it is not ready within a tenth of a second. Rethrows the error of
+  /// that piece.
   State next(EncodedPiece& piece);
 
  private:
@@ -56,7 +56,7 @@ class PiecePipeline {
   const Tokenizer& tokenizer_;
   const TextOptions& options_;
   PieceReader reader_;  // guarded by reading_
-  std::mutex reading_;  // held while a piece is read, which a pipe's writer may delay; taken before mutex_
+  std::mutex reading_;  // held while a piece is read, which may wait for a pipe's writer; taken before mutex_
   std::mutex mutex_;
   std::condition_variable ready_, room_;
   std::map<int64_t, Outcome> done_;

@@ -1,5 +1,5 @@
 #pragma once
-// Prompts as JSON lines: {"prompt": text} and whatever else a line has, which is kept.
+// Prompts as JSON lines: {"prompt": text} and any other members of a line, which are kept.
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -7,8 +7,8 @@
 
 namespace trainer::data {
 
-/// Reads the lines of `text`, one or more. `path` names it in messages. Throws Code::data naming the line that has no
-/// prompt, or a seed that is none.
+/// Reads the lines of `text`, at least one. `path` names it in messages. Throws Code::data naming the line that has no
+/// prompt or an invalid seed.
 std::vector<nlohmann::ordered_json> read_prompts(std::string_view text, const std::string& path);
 
 }  // namespace trainer::data

@@ -46,7 +46,7 @@ void check(const Question& question, const std::string& where, int64_t vocab) {
   }
 }
 
-/// Returns context and ending as tokens. Where the context has none, the end of a text stands before the ending.
+/// Returns context and ending as tokens. If the context has none, the end-of-text token precedes the ending.
 Question::Choice choice_of(const std::string& context, const std::string& ending, const Tokenizer& tokenizer) {
   Question::Choice choice;
   const size_t before = tokenizer.encode(context).size();
@@ -57,7 +57,7 @@ Question::Choice choice_of(const std::string& context, const std::string& ending
   return choice;
 }
 
-/// Returns a whole number, in some copies of HellaSwag written as text; nothing for anything else.
+/// Returns the label as an integer, which some copies of HellaSwag write as text; empty for other values.
 std::optional<int64_t> label_of(const Json& label) {
   if (label.is_number_unsigned() && label.get<uint64_t>() > std::numeric_limits<int64_t>::max()) return std::nullopt;
   if (label.is_number_integer()) return label.get<int64_t>();
@@ -105,7 +105,7 @@ void read_lines(const std::string& path, const std::string& text, const Tokenize
   });
 }
 
-/// The numbers of a file of llm.c behind its header.
+/// The numbers after the header of an llm.c file.
 class Numbers {
  public:
   Numbers(const std::string& path, std::string_view bytes) : path_(path), bytes_(bytes) {}
@@ -143,7 +143,7 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
     if (numbers.next(i) != kStart)
       throw Error(Code::data, format("{}: question {} at byte {} does not begin with {}", path, i, begin, kStart));
     const size_t size = numbers.next(i);
-    numbers.next(i);  // its number
+    numbers.next(i);  // the question's number
     Question& question = questions.emplace_back();
     question.answer = numbers.next(i);
     const size_t choices = numbers.next(i);
@@ -155,7 +155,7 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
       choice.tokens = context;
       numbers.append(i, choice.tokens);
       choice.scored = static_cast<int64_t>(choice.tokens.size() - context.size());
-      // Nothing before the ending: the end of a text, which is the last token of GPT-2.
+      // An empty context is replaced by the end-of-text token, which is the last token of GPT-2.
       if (context.empty()) choice.tokens.insert(choice.tokens.begin(), static_cast<int32_t>(vocab - 1));
     }
     if (numbers.at() - begin != size)

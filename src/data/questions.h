@@ -1,5 +1,5 @@
 #pragma once
-// Questions of multiple choice: a text, several endings of it, and which of them is right (Zellers et al. 2019,
+// Multiple-choice questions: a context, several endings, and the index of the right one (Zellers et al. 2019,
 // HellaSwag).
 #include <cstdint>
 #include <string>
@@ -12,20 +12,20 @@ namespace trainer::data {
 struct Question {
   struct Choice {
     std::vector<int32_t> tokens;  // of context and ending
-    int64_t scored = 0;           // how many tokens at the end count: those of the ending
+    int64_t scored = 0;           // number of scored tokens at the end: those of the ending
     int64_t bytes = 0;            // of the ending's text, without the space before it; 0: not known
   };
   std::vector<Choice> choices;
   int64_t answer = 0;
 };
 
-/// The largest number of endings of a question; each is stored with the whole context.
+/// The largest number of endings per question; each is stored with the whole context.
 inline constexpr size_t kMostChoices = 64;
 
-/// Reads questions, at most `most` (0: all): JSON lines as HellaSwag's, with ctx, endings and label, which need a
-/// tokenizer, or llm.c's files of tokens (magic 20240522). An ending is tokenized with its context and a space between
-/// them. Its tokens are those behind the context's. Throws Code::data naming file and line, or question; Code::io when
-/// a file cannot be read.
+/// Reads questions, at most `most` (0: all): JSON lines as in HellaSwag, with ctx, endings and label, which need a
+/// tokenizer, or llm.c's token files (magic 20240522). An ending is tokenized together with its context and a space
+/// between them. Its tokens are those after the context's. Throws Code::data naming file and line, or question;
+/// Code::io when a file cannot be read.
 std::vector<Question> read_questions(const std::vector<std::string>& files, const Tokenizer* tokenizer, int64_t vocab,
                                      int64_t most);
 

@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kSpaceSymbol = "\xE2\x96\x81";
 
-/// Returns "left right" for all ways to make a piece of two others, the first to be tried in front.
+/// Returns "left right" for every split of a piece into two others, the one with the highest priority first.
 ordered_json merges_of(const std::vector<ModelPiece>& pieces) {
   std::unordered_map<std::string_view, size_t> normal;
   std::vector<size_t> by_score;
@@ -91,7 +91,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
                    {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
                    {"model", model}};
   std::string text = out.dump();
-  // The vocabulary is put in by hand: an ordered object looks through all its members for each new one.
+  // The vocabulary is inserted as text: an ordered object searches all its members for each new one.
   text.insert(text.size() - 2, ",\"vocab\":" + vocab + "}");
   return text + "\n";
 }

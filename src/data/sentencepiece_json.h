@@ -6,12 +6,12 @@
 
 namespace trainer::data {
 
-/// Returns the tokenizer.json of a serialized model that Tokenizer takes, or nothing if that format cannot represent
-/// the model: unigram models, and those that normalise text.
+/// Returns the tokenizer.json of a serialized model that Tokenizer accepts, or an empty result if that format cannot
+/// represent the model: unigram models, and those that normalize text.
 ///
 /// SentencePiece joins the two neighbours whose joint piece has the highest score, and has no list of merges. So each
-/// way to split a piece into two others becomes a merge, in the order of the pieces' scores. U+2581 in a text is a
-/// space there, and bytes here.
+/// way to split a piece into two others becomes a merge, in the order of the pieces' scores. That library treats U+2581
+/// in a text as a space, this program as bytes.
 std::optional<std::string> sentencepiece_to_json(std::string_view serialized);
 
 }  // namespace trainer::data

@@ -1,5 +1,5 @@
-// SentencePiece models by their library, with two additions: byte tokens for all text that it would change, and a cache
-// of words.
+// SentencePiece models by their library, with two additions: byte tokens for all text that the library would change,
+// and a word cache.
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace trainer::data {
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581 stands for a space inside pieces
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581 represents a space inside pieces
 
 /// Returns the text of a piece, with spaces for marks.
 std::string with_spaces(std::string text) {
@@ -35,7 +35,7 @@ class SentencePieceModel final : public TokenizerModel {
     };
     if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
     if (traits->nul_in_piece) refuse("a piece holds a NUL character");
-    // A library that trims spaces would trim our prefix. Then each line keeps the library's prefix.
+    // A library that trims spaces would trim our prefix. In that case the library adds its own prefix to each line.
     own_prefix_ = traits->dummy_prefix && !traits->trims_spaces;
     const std::string loaded = own_prefix_ ? serialized + std::string(kNoDummyPrefix) : serialized;
     const auto status = processor_.LoadFromSerializedProto(loaded);
@@ -54,8 +54,8 @@ class SentencePieceModel final : public TokenizerModel {
   std::unique_ptr<TextEncoder> encoder() const override;
   std::string name_of(int32_t id) const override { return processor_.IdToPiece(id); }
 
-  /// Encodes valid UTF-8 by the library. Throws Code::data where the model does not cover it, such as a control symbol
-  /// that is an ordinary character.
+  /// Encodes valid UTF-8 with the library. Throws Code::data for text that the model does not cover, for example a
+  /// control symbol that is an ordinary character.
   void encode(std::string_view text, std::vector<int>& ids) const {
     const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
     if (!status.ok())
@@ -68,7 +68,7 @@ class SentencePieceModel final : public TokenizerModel {
   int32_t byte_id(char byte) const { return byte_ids_[static_cast<uint8_t>(byte)]; }
 
  private:
-  /// Returns whether spaces are at the front of pieces only.
+  /// Returns true if pieces contain spaces only at the front.
   bool read_pieces() {
     bool spaces_in_front_only = true;
     const int count = processor_.GetPieceSize();
@@ -83,7 +83,7 @@ class SentencePieceModel final : public TokenizerModel {
         facts_.pieces.emplace_back(1, static_cast<char>(byte));
       } else if (processor_.IsControl(id)) {
         facts_.pieces.emplace_back();
-      } else {  // " ⁇ " for unknown text, as the library
+      } else {  // the library's " ⁇ " for unknown text
         facts_.pieces.push_back(processor_.IsUnknown(id) ? " \xE2\x81\x87 " : with_spaces(piece));
       }
     }
@@ -95,7 +95,7 @@ class SentencePieceModel final : public TokenizerModel {
   std::array<int32_t, 256> byte_ids_{};
   int32_t newline_ = -1;  // id if "\n" is a symbol, else −1
   bool has_bytes_ = false;
-  bool own_prefix_ = false;  // the prefix is added here once a document, not by the library
+  bool own_prefix_ = false;  // the prefix is added here once per document, not by the library
 };
 
 class SentencePieceEncoder final : public TextEncoder {

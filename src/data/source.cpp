@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked as they are read
+constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked while they are read
 
 using config::FileKind;
 
@@ -69,7 +69,7 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-/// Returns the tokenizer trained on these files, from the cache when files and settings are the same.
+/// Returns the tokenizer trained on these files, from the cache if files and settings are the same.
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
@@ -104,8 +104,8 @@ std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) 
   return std::make_shared<TokenStream>(files);
 }
 
-/// Opens the files as one stream. Tokens of text are read from `output` where they are whole, else they are made at
-/// `place()`. Null when stopped.
+/// Opens the files as one stream. Tokens of text are read from `output` if they are complete there; otherwise they are
+/// made at `place()`. Returns null when stopped.
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const std::function<fs::path()>& place, const OpenOptions& options) {
@@ -146,8 +146,8 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-/// Rejects tokens of another tokenizer, and tokens outside the vocabulary. Short streams are checked immediately, long
-/// ones later in copy().
+/// Rejects tokens of a different tokenizer, and tokens outside the vocabulary. Short streams are checked immediately,
+/// long ones later in copy().
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
@@ -159,7 +159,7 @@ void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t
   if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
 }
 
-/// Returns the vocabulary that `name`, a tokenizer or token files, implies (0: none). data.vocab_size may not
+/// Returns the vocabulary size implied by `name`, a tokenizer or token files (0: none). data.vocab_size must not
 /// contradict it.
 int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
   const int64_t asked = config.data.vocab_size;
@@ -181,7 +181,7 @@ std::string validation_hash(const TokenDataset& val) {
   return to_string(checksum_of(fmt::format("{} {}", val.stream().fingerprint(), val.begin())));
 }
 
-/// Checks that val_fraction leaves validation and training a window each.
+/// Checks that val_fraction leaves at least one window each for validation and training.
 void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
   const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
   if (val >= window && train_end >= window) return;
@@ -281,7 +281,7 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
     throw Error(Code::config, "the model was trained without validation data; give the files to evaluate on");
   }
   const fs::path output = cache_folder(config, options) / (tail ? "train.bin" : "val.bin");
-  std::optional<TemporaryFolder> temporary;  // for text that the run has no tokens of
+  std::optional<TemporaryFolder> temporary;  // for text whose tokens the run does not have
   const auto place = [&] { return temporary.emplace().path() / "tokens.bin"; };
   const auto list = files.empty() ? present_or_known(tail ? data.train : data.val, output, data.format)
                                   : expand_files(files, data.format, "--format");

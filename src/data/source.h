@@ -19,21 +19,21 @@ namespace trainer::data {
 struct OpenOptions {
   int threads = 1;
   std::filesystem::path cache;  // tokens of text files; empty: RUN_DIR/tokens
-  std::string tokenizer;  // a serialized model to use, instead of training or loading the one that data.tokenizer says
-  /// New tokens go to a folder in the cache (Datasets::staged) and leave the ones there as they are, until
-  /// adopt_staged() or drop_staged().
+  std::string tokenizer;        // a serialized model to use instead of training or loading the one of data.tokenizer
+  /// New tokens are written to a folder in the cache (Datasets::staged), and existing ones are not changed, until
+  /// adopt_staged() or drop_staged() is called.
   bool stage = false;
   std::function<bool()> stop;                             // polled while tokenizing; work done is kept
-  std::function<void(const TokenizeProgress&)> progress;  // while tokenizing
+  std::function<void(const TokenizeProgress&)> progress;  // called while tokenizing
 };
 
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
-  std::optional<TokenDataset> train, val;  // no train: stopped
-  std::string data_hash;                   // of the training tokens and where they end
-  std::string val_hash;                    // of the validation tokens and where they begin; empty without
-  bool staged = false;                     // some tokens are not in their place yet
+  std::optional<TokenDataset> train, val;  // empty train: stopped
+  std::string data_hash;                   // of the training tokens and their end position
+  std::string val_hash;  // of the validation tokens and their start position; empty without validation
+  bool staged = false;   // some tokens are still staged
   double unigram_entropy =
       std::numeric_limits<double>::quiet_NaN();  // nats per token, see statistics.h; NaN without val
 };
@@ -43,28 +43,29 @@ struct Datasets {
 /// tokenizer, a tokenizer to train without text, or an unknown vocabulary.
 Datasets open_data(const config::Config& config, const OpenOptions& options);
 
-/// Moves staged tokens to their place in a cache folder; drop_staged() removes them.
+/// Moves staged tokens to their final place in a cache folder; drop_staged() removes them.
 void adopt_staged(const std::filesystem::path& cache);
 void drop_staged(const std::filesystem::path& cache);
 /// Returns the folder of the tokens of a run's text files: RUN_DIR/tokens.
 std::filesystem::path token_cache(const config::Config& config);
 
 struct EvalData {
-  std::optional<TokenDataset> dataset;  // none: stopped
+  std::optional<TokenDataset> dataset;  // empty: stopped
   std::string name;                     // for messages
-  std::string hash;  // comparable with the Datasets::val_hash of training; empty when `files` were named
+  std::string hash;  // comparable with the Datasets::val_hash of training; empty if `files` were given
 };
 /// Opens data to evaluate a trained model on: `files`, which are paths or globs. Without files it is the validation
 /// data of the configuration that the model was trained with. Text needs `tokenizer` (may be null otherwise); tokens
-/// must be < vocab. Writes nothing into the cache: tokens that are not whole there are written to a temporary folder.
+/// must be < vocab. Writes nothing into the cache: tokens that are not complete there are written to a temporary
+/// folder.
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
                         int64_t vocab, const OpenOptions& options);
 
-/// The vocabulary that open_data would find, without training a tokenizer or reading text.
+/// Returns the vocabulary size that open_data would find, without training a tokenizer or reading text.
 int64_t planned_vocab(const config::Config& config);
 
-/// Returns where training ends and validation begins: the document end nearest to (1 − fraction)·tokens. If that would
-/// change the validation share by more than half of it, returns (1 − fraction)·tokens itself.
+/// Returns the position where training ends and validation begins: the document end nearest to (1 − fraction)·tokens,
+/// or that position itself if the document end would change the validation share by more than half of it.
 int64_t validation_begin(const TokenStream& stream, double fraction);
 
 }  // namespace trainer::data

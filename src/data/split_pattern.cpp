@@ -11,7 +11,7 @@ namespace trainer::data {
 namespace {
 
 constexpr uint32_t kMostSteps = 10'000'000, kMostHeap = 64 << 10 /* KiB */, kLongestPattern = 1 << 16;
-/// Members of a class: the characters with the property White_Space.
+/// The characters with the property White_Space, as members of a class.
 constexpr std::string_view kWhiteSpace =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
@@ -21,7 +21,7 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// Spells out "\s" and "\S".
+/// Replaces "\s" and "\S" by explicit classes.
 std::string with_spaces_spelled_out(std::string_view expression, const std::string& origin) {
   std::string out;
   bool in_class = false;
@@ -72,7 +72,7 @@ SplitPattern::SplitPattern(std::string_view expression, const std::string& origi
   if (state_->code == nullptr)
     throw Error(Code::data,
                 format("{}: pattern {}: {} (at place {} of {})", origin, expression, message_of(error), place, text));
-  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // where that fails matching is slower
+  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is slower
 }
 
 struct SplitPattern::Matcher::State {
@@ -101,7 +101,7 @@ bool SplitPattern::Matcher::find(std::string_view text, size_t from, size_t& beg
   const size_t* const place = pcre2_get_ovector_pointer(state_->data);
   begin = place[0];
   end = place[1];
-  return begin >= from && begin < end;  // "\K" and look-behind can say otherwise
+  return begin >= from && begin < end;  // "\K" and look-behind can violate this
 }
 
 }  // namespace trainer::data

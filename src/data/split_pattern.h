@@ -1,5 +1,5 @@
 #pragma once
-// Cutting text into the words that BPE joins symbols in: by regular expressions, as tokenizer.json has them (PCRE2).
+// Splits text into the words within which BPE joins symbols, by regular expressions as in tokenizer.json (PCRE2).
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace trainer::data {
 
-/// GPT-2's: contractions, letters, digits and the rest, each with the space before it; spaces that end a text or a line
-/// stay together.
+/// GPT-2's pattern: contractions, letters, digits and the rest, each with the space before it; spaces that end a text
+/// or a line stay together.
 extern const std::string_view kGpt2Pattern;
 /// The pattern of OpenAI's cl100k vocabulary.
 extern const std::string_view kCl100kPattern;
@@ -17,17 +17,17 @@ extern const std::string_view kCl100kPattern;
 /// A compiled expression. Threads may share it.
 class SplitPattern {
  public:
-  /// "\s" means White_Space of Unicode, as in other libraries; in PCRE2 it also means U+180E. Throws Code::data, naming
-  /// `origin`, when the expression is not well-formed.
+  /// In `expression`, "\s" means Unicode's White_Space, as in other libraries; PCRE2's also includes U+180E. Throws
+  /// Code::data, naming `origin`, if the expression is not well-formed.
   SplitPattern(std::string_view expression, const std::string& origin);
 
-  /// Scratch memory of one thread that matches this pattern.
+  /// Scratch memory of one thread for matching this pattern.
   class Matcher {
    public:
     explicit Matcher(const SplitPattern& pattern);
 
-    /// Finds the first match that begins at `from` or later and is not empty. `text` is valid UTF-8. False: there is
-    /// none. Throws Code::data where matching takes too long: such patterns exist.
+    /// Finds the first non-empty match that begins at or after `from`; returns false if there is none. `text` must be
+    /// valid UTF-8. Throws Code::data if matching takes too long, which some patterns can cause.
     bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
 
    private:

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostCounted = int64_t{1} << 28, kBlockTokens = int64_t{1} << 20;  // tokens
 
-/// Counts tokens [begin, end) of the stream: all of them, or blocks of 2^20 at equal distances.
+/// Counts tokens [begin, end) of the stream: all of them, or evenly spaced blocks of 2^20.
 std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int64_t end, int64_t vocab_size,
                                   int threads) {
   const int64_t total = end - begin, blocks = (std::min(total, kMostCounted) + kBlockTokens - 1) / kBlockTokens;

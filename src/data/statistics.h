@@ -1,5 +1,5 @@
 #pragma once
-// Statistics that a loss is compared with.
+// Statistics with which a loss is compared.
 #include <cstdint>
 
 #include "data/dataset.h"
@@ -8,12 +8,12 @@
 namespace trainer::data {
 
 /// Returns the cross-entropy, in nats per token, of the tokens that evaluation predicts in `val`. Probabilities are the
-/// token frequencies of `train`, with one added to each count. A model is better than that only when it uses context.
-/// Very long training data is sampled (2^28 tokens in equal distances). Does not depend on `threads`.
+/// token frequencies of `train`, with one added to each count. A model is better than that only if it uses context.
+/// Very long training data is sampled (2^28 tokens in evenly spaced blocks). The result does not depend on `threads`.
 double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64_t vocab_size, int threads);
 
-/// Returns the bytes of text that the targets of the rows of one batch that are not masked represent. Bits per byte =
-/// total loss in nats / (ln 2 · bytes).
+/// Returns the number of bytes of text that the targets of a batch's unmasked rows represent. Bits per byte = total
+/// loss in nats / (ln 2 · bytes).
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch);
 
 }  // namespace trainer::data

@@ -26,7 +26,7 @@ struct Cut {
   bool ends_document;
 };
 
-/// Splits inside a line too long for a piece: before the last space, else at a character's end.
+/// Splits inside a line that is too long for a piece: before the last space, else at a character boundary.
 Cut cut_inside_line(std::string_view text) {
   const size_t space = text.rfind(' ');
   if (space != npos && space > 0) return {space, false};
@@ -49,7 +49,7 @@ Cut cut_block(std::string_view text) {
   return cut_inside_line(text);
 }
 
-/// True if a cut before text[at] is one of CutRule::between_words. The characters from U+5000 to U+9FFF are all
+/// True if a split before text[at] follows CutRule::between_words. The characters from U+5000 to U+9FFF are all
 /// letters.
 bool is_between_words(std::string_view text, size_t at) {
   const auto before = static_cast<uint8_t>(text[at - 1]);
@@ -60,14 +60,14 @@ bool is_between_words(std::string_view text, size_t at) {
   return lead >= 0xE5 && lead <= 0xE9 && utf8_character(text.substr(at - 3)) == 3;
 }
 
-/// Splits inside a document; nothing where a larger window may have a place to cut.
+/// Splits inside a document; returns an empty result if a larger window may contain a place to split.
 std::optional<Cut> cut_between_words(std::string_view text) {
   for (size_t at = text.size(); at-- > 1;)
     if (is_between_words(text, at)) return Cut{at, false};
   return text.size() < kLongestWord ? std::nullopt : std::optional(cut_inside_line(text));
 }
 
-/// Returns where to end a piece whose window does not reach the end of the file, or nothing if the window is too small.
+/// Returns where to end a piece whose window does not reach the end of the file; empty if the window is too small.
 std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document, CutRule rule) {
   const size_t newline = text.rfind('\n');
   if (json_lines) return newline == npos ? std::nullopt : std::optional(Cut{newline + 1, true});
@@ -103,7 +103,7 @@ void split_lines(std::string_view text, bool inside, bool ends_document, const D
 }
 
 void split_blocks(std::string_view text, bool inside, bool ends_document, const DocumentSink& sink) {
-  size_t begin = inside ? 0 : npos, end = 0;  // the block gathered so far: [begin, end), without its last line end
+  size_t begin = inside ? 0 : npos, end = 0;  // the current block: [begin, end), without its last line end
   bool starts = !inside;
   const auto emit = [&] {
     if (begin == npos) return;
@@ -123,7 +123,7 @@ void split_blocks(std::string_view text, bool inside, bool ends_document, const 
   if (begin != npos) sink(text.substr(begin), starts, false);
 }
 
-/// Returns a place such as "offset 18 (line 2)". Lines are counted by reading the file again.
+/// Returns a position such as "offset 18 (line 2)". Reads the file again to count lines.
 std::string place(const std::string& file, int64_t offset) {
   if (is_pipe(file)) return fmt::format("offset {}", offset);
   return fmt::format("offset {} (line {})", offset, line_of(file, offset));
@@ -194,7 +194,7 @@ std::optional<TextPiece> PieceReader::next() {
   const bool json_lines = is_json_lines(name, options_);
   const auto ends_at = [&](int64_t offset) { piece.file_bytes = source_->file_bytes(offset); };
   for (int64_t window = piece_bytes_;; window *= 2) {
-    piece.text.resize(static_cast<size_t>(window) + 1);  // one byte more: is this the end?
+    piece.text.resize(static_cast<size_t>(window) + 1);  // one more byte, to detect the end
     const size_t got = source_->read_at(next_.offset, piece.text.data(), piece.text.size());
     piece.text.resize(std::min(got, static_cast<size_t>(window)));
     if (got == piece.text.size()) {
@@ -276,7 +276,7 @@ std::vector<std::string> sample_lines(const std::vector<std::string>& files, con
     return lines;
   }
   const int64_t pieces = std::max<int64_t>(1, max_bytes / kPieceBytes);
-  for (size_t i = 0; i < files.size(); ++i) {  // a share of the pieces by size, at equal distances
+  for (size_t i = 0; i < files.size(); ++i) {  // a sample of the pieces, proportional to size and evenly spaced
     const auto share = std::max<int64_t>(
         1,
         static_cast<int64_t>(static_cast<double>(pieces) * static_cast<double>(sizes[i]) / static_cast<double>(total)));
@@ -285,7 +285,7 @@ std::vector<std::string> sample_lines(const std::vector<std::string>& files, con
       const int64_t offset = sizes[i] / share * k;
       reader.skip_to(offset);
       auto piece = reader.next();
-      if (offset > 0) {  // begins somewhere inside a line
+      if (offset > 0) {  // starts in the middle of a line
         const size_t newline = piece->text.find('\n');
         const size_t drop = newline == npos ? piece->text.size() : newline + 1;
         piece->text.erase(0, drop);

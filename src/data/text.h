@@ -1,8 +1,7 @@
 #pragma once
-// Text files as pieces of bounded size, and pieces as documents. A piece ends where that changes neither documents nor
-// tokens. That is at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a
-// piece, before a space. The next piece's beginning depends only on the file's content, so reading can be resumed at
-// any piece.
+// Text files as pieces of bounded size, and pieces as documents. A piece ends where this changes neither documents nor
+// tokens: at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a piece, before
+// a space. The next piece's beginning depends only on the file's content, so reading can be resumed at any piece.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -19,50 +18,52 @@ namespace trainer::data {
 
 struct TextOptions {
   std::string text_key = "text";                              // .jsonl: the member that holds the text
-  config::Document document = config::Document::file;         // plain text: the unit of a document
-  bool strict = false;                                        // bad UTF-8 is an error instead of being replaced
+  config::Document document = config::Document::file;         // plain text: the extent of a document
+  bool strict = false;                                        // invalid UTF-8 is an error instead of being replaced
   config::DataFormat format = config::DataFormat::automatic;  // of the files, if their names do not determine it
 };
 
-/// JSON lines or plain text, by the file's name unless the options set it.
+/// True for JSON lines, false for plain text: determined by the file's name unless the options set it.
 bool is_json_lines(const std::string& file, const TextOptions& options);
 
-/// The places where a document may be split so that its parts have the tokens of the whole.
+/// The positions at which a document may be split without changing its tokens.
 enum class CutRule {
   after_newline,
   /// Before a space that follows anything but white space, or a line end that follows a letter or digit: every word of
-  /// the patterns that byte-level BPE is used with ends there, whatever comes next.
+  /// the patterns used with byte-level BPE ends there, whatever follows.
   between_words,
 };
 
 struct TextPosition {
   int64_t file = 0, offset = 0;
-  bool inside_document = false;  // a document began before this place
+  bool inside_document = false;  // a document began before this position
 };
 
 struct TextPiece {
   TextPosition at;
   std::string text;           // raw bytes
   bool ends_document = true;  // false: the last document continues in the next piece
-  int64_t file_bytes = 0;     // of the file, as it is on the disk, read for the text up to the piece's end
-  std::string pipe_hash;      // on the last piece of a pipe: what hash_file() has for a file of its text
+  int64_t file_bytes = 0;     // bytes of the file on disk that were read for the text up to the piece's end
+  /// On the last piece of a pipe: the result that hash_file() would have for a file with its text.
+  std::string pipe_hash;
 };
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
-/// Reads `files` in order, in pieces of about `piece_bytes`, from `start` on. A byte-order mark at the start of a file
-/// is ignored. Throws Code::data when a file is missing, empty, not text (require_text), or shrinks meanwhile.
+/// Reads `files` in order, in pieces of about `piece_bytes`, beginning at `start`. A byte-order mark at the start of a
+/// file is ignored. Throws Code::data when a file is missing, empty, not text (require_text), or shrinks meanwhile.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
               TextPosition start = {}, CutRule cuts = CutRule::after_newline);
-  /// The next piece; nothing after the last.
+  /// Returns the next piece; empty after the last one.
   std::optional<TextPiece> next();
   /// Returns where the next piece begins.
   TextPosition position() const { return next_; }
-  /// Ends a call of next() in a different thread early, also one that waits for a pipe; no piece is valid afterwards.
+  /// Makes a call of next() in a different thread return early, even if it waits for a pipe; no piece is valid
+  /// afterwards.
   void cancel() { cancelled_ = true; }
-  /// For files of one: the next piece begins at `offset`, which is not before the last one.
+  /// For a single file: the next piece begins at `offset`, which must not be before the last one.
   void skip_to(int64_t offset) { next_ = {.offset = offset}; }
 
  private:
@@ -79,25 +80,26 @@ class PieceReader {
 
 struct RepairCount {
   int64_t replaced = 0;       // invalid UTF-8 bytes replaced by U+FFFD
-  int64_t first_offset = -1;  // in the file, of the first of them
+  int64_t first_offset = -1;  // offset of the first one in the file
 };
 
-/// A part of a document; starts/ends say whether it is the first and the last part. Views die with the call.
+/// A part of a document; `starts` and `ends` are true for the first and the last part. The view is valid only during
+/// the call.
 using DocumentSink = std::function<void(std::string_view text, bool starts, bool ends)>;
 
 /// Calls `sink` for each document part of the piece, in order. Empty documents are skipped.
-///   file:  the whole file is one document, kept to the byte;
+///   file:  the whole file is one document, unchanged;
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;
 ///   .jsonl: the text of each line's object.
-/// Throws Code::data for bad UTF-8 when strict, a line that is not a JSON object, or one without the text. The message
-/// names `file`, the byte offset and the line.
+/// Throws Code::data for invalid UTF-8 when strict, a line that is not a JSON object, or one without the text. The
+/// message names `file`, the byte offset and the line.
 RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
                             const DocumentSink& sink);
 
-/// Returns text of about `max_bytes`, spread evenly over the files; all of it when they are smaller. It comes in lines
-/// of at most `max_line` bytes without their "\n", as valid UTF-8. A pure function of its arguments and the files'
-/// content.
+/// Returns text of about `max_bytes`, spread evenly over the files; all of it if they are smaller. It is split into
+/// lines of at most `max_line` bytes without their "\n", as valid UTF-8. A pure function of its arguments and the
+/// files' content.
 std::vector<std::string> sample_lines(const std::vector<std::string>& files, const TextOptions& options,
                                       int64_t max_bytes, size_t max_line);
 

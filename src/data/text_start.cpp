@@ -17,7 +17,7 @@ constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
 struct Signature {
   std::string_view bytes;
   const char* what;
-  bool ascii = false;  // text may begin like this
+  bool ascii = false;  // text may also begin like this
 };
 constexpr Signature kSignatures[] = {
     {"\x1F\x8B\x08"sv, "gzip-compressed data; name it .gz (as in a.txt.gz), or unpack it (gunzip)"},

@@ -6,17 +6,17 @@
 
 namespace trainer::data {
 
-constexpr size_t kTextStart = size_t{1} << 20;  // bytes of a file that are examined
+constexpr size_t kTextStart = size_t{1} << 20;  // bytes at the start of a file that are examined
 
-/// Bytes before the text: 3 for UTF-8's byte-order mark, else 0.
+/// Returns the number of bytes before the text: 3 for UTF-8's byte-order mark, else 0.
 size_t byte_order_mark(std::string_view start);
 
-/// Throws Code::data when `start`, the first kTextStart bytes of `file`, are not text in UTF-8: when they begin as
-/// compressed data, archives, columns or UTF-16 text do, or when more than one byte in ten is invalid. `insisted`, the
-/// user stated the format: then a beginning that could be text is taken as text.
+/// Throws Code::data when `start`, the first kTextStart bytes of `file`, is not UTF-8 text: when it looks like
+/// compressed data, an archive, a columnar format or UTF-16 text, or when more than one byte in ten is invalid.
+/// `insisted`: the user stated the format, so a start that could be text is accepted as text.
 void require_text(const std::string& file, std::string_view start, bool insisted);
 
-/// The line, counted from 1, that holds byte `offset` of a file. Reads the file up to there.
+/// Returns the line, counted from 1, that contains byte `offset` of a file. Reads the file up to there.
 int64_t line_of(const std::string& file, int64_t offset);
 
 }  // namespace trainer::data

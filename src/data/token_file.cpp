@@ -25,7 +25,7 @@ void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
   }
 }
 
-/// The compiler vectorises a plain loop over a local maximum.
+/// A plain loop over a local maximum, which the compiler vectorizes.
 template <typename T>
 T largest(std::span<const T> tokens) {
   T most = 0;
@@ -45,7 +45,7 @@ struct TokenStream::Segment {
   int64_t byte_of(int64_t position) const { return layout.offset + (position - begin) * layout.width; }
   const std::byte* at(int64_t position) const { return layout.file->data() + byte_of(position); }
 
-  /// Throws for the first token of the span (which starts at `position`) that is not below `limit`.
+  /// Throws for the first token of the span (which begins at `position`) that is not below `limit`.
   template <typename T>
   void check(std::span<const T> tokens, int64_t position, int64_t limit) const {
     if (static_cast<int64_t>(largest(tokens)) < limit) return;
@@ -147,7 +147,7 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
     for (int i = 1; i < threads; ++i) helpers.push_back(start_thread(format("thread {} of {}", i + 1, threads), work));
     work();
   }
-  if (first_bad < blocks) scan(first_bad);  // throws at the first bad token, whichever thread found one
+  if (first_bad < blocks) scan(first_bad);  // throws at the first invalid token, whichever thread found one
 }
 
 void TokenStream::count(int64_t begin, int64_t end, std::span<int64_t> counts) const {

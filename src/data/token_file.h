@@ -1,7 +1,7 @@
 #pragma once
 // Token files, memory-mapped: several files as one stream of tokens.
 //
-// Read (recognised by their contents):
+// Formats that are read (recognized by their contents):
 //   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7, uint32
 //              tokens), then the token count;
 //   Megatron   X.bin without header next to X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
@@ -33,15 +33,15 @@ struct TokenFileInfo {
   std::string tokenizer_hash;  // empty: not known
 };
 
-/// Bytes of one token on disk for a vocabulary: 2 or 4.
+/// Returns the bytes per token on disk for a vocabulary: 2 or 4.
 int token_width(int64_t vocab_size);
-/// The 1024-byte header.
+/// Returns the 1024-byte header.
 std::string token_header(const TokenFileInfo& info);
-/// The start of a document index for `documents` documents; the positions follow.
+/// Returns the start of a document index for `documents` documents; the positions follow.
 std::string document_index_header(int64_t documents);
 std::filesystem::path document_index_path(const std::filesystem::path& token_file);
 
-/// Read-only view of consecutive tokens of one or more token files as one stream; 16- or 32-bit on disk.
+/// A read-only view of consecutive tokens of one or more token files as one stream; 16 or 32 bits per token on disk.
 class TokenStream {
  public:
   /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not fit its index.
@@ -54,31 +54,31 @@ class TokenStream {
   int64_t tokens() const { return tokens_; }
   /// Returns a name for messages: "train.bin", "a.bin and 3 more".
   std::string name() const;
-  /// Returns the fields of headers, if known: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and
+  /// Returns the fields of headers, if known: the vocabulary size (llm.c's GPT-2 files: 50257), end-of-text token and
   /// tokenizer.
   const TokenFileInfo& info() const { return info_; }
 
-  /// Throws Code::data, naming the file and its sizes, when one was truncated since it was opened. Asks the system. All
-  /// that reads tokens also notices it where a page is lost.
+  /// Throws Code::data, naming the file and its sizes, if one was truncated since it was opened. Queries the system.
+  /// Functions that read tokens also detect a lost page.
   void require_whole() const;
-  /// Copies tokens [begin, begin + out.size()) out; they must exist. Throws Code::data naming file and offset for a
-  /// token outside the vocabulary limit, when one is set.
+  /// Copies tokens [begin, begin + out.size()) to `out`; they must exist. Throws Code::data naming file and offset for
+  /// a token outside the vocabulary limit, if one is set.
   void copy(int64_t begin, std::span<int32_t> out) const;
   /// Makes copy() reject tokens >= vocab_size from now on.
   void limit_vocabulary(int64_t vocab_size) { vocab_limit_ = vocab_size; }
-  /// Reads everything once and throws Code::data naming file and offset of the first token >= vocab_size.
+  /// Reads everything once; throws Code::data naming file and offset of the first token >= vocab_size.
   void check_vocabulary(int64_t vocab_size, int threads) const;
   /// Adds the occurrences of each token of [begin, end) to counts; tokens must be < counts.size().
   void count(int64_t begin, int64_t end, std::span<int64_t> counts) const;
-  /// Asks the system to read [begin, end) ahead.
+  /// Asks the system to read ahead [begin, end).
   void prefetch(int64_t begin, int64_t end) const;
 
-  /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Documents end by the
-  /// document index, else after an end-of-text token, else at the end of a file.
+  /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Document ends are
+  /// those of the document index, else after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
 
-  /// Returns XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file,
-  /// and both ends). It distinguishes files in constant time; a change between the blocks goes unnoticed.
+  /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens in each file (4 KiB each, 256
+  /// per file, and both ends). It distinguishes files in constant time; a change between the blocks is not detected.
   std::string fingerprint() const;
 
  private:

@@ -35,7 +35,7 @@ bool starts_with(const MappedFile& file, std::string_view magic) {
   return file.size() >= static_cast<int64_t>(magic.size()) && std::memcmp(file.data(), magic.data(), magic.size()) == 0;
 }
 
-/// The index of this program: n + 1 positions after the header.
+/// This program's index: n + 1 positions after the header.
 class OwnIndex : public DocumentIndex {
  public:
   OwnIndex(const fs::path& path, int64_t tokens) : file_(path) {
@@ -70,7 +70,7 @@ class OwnIndex : public DocumentIndex {
 };
 
 /// Megatron's .idx has a header, lengths (int32) and byte pointers (int64) of the sequences, and first sequences of the
-/// documents. Those are n + 1 int64 values: each document's first sequence, beginning with 0, then the end.
+/// documents. The latter are n + 1 int64 values: each document's first sequence, beginning with 0, then the end.
 class MegatronIndex : public DocumentIndex {
  public:
   explicit MegatronIndex(const fs::path& path) : file_(path) {

@@ -1,5 +1,5 @@
 #pragma once
-// The formats of token files: where the tokens of a file are, and where its documents end.
+// The formats of token files: the positions of tokens and document ends in a file.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace trainer::data {
 
-/// Ends of documents in one token file, in tokens from its start, ascending; looked up in a mapped index.
+/// Ends of documents in one token file, in tokens from its start, ascending; read from a mapped index.
 class DocumentIndex {
  public:
   virtual ~DocumentIndex() = default;
@@ -26,7 +26,7 @@ struct TokenFileLayout {
   std::unique_ptr<DocumentIndex> documents;  // null: none
 };
 
-/// Maps the file and finds out its format. Throws Code::data naming file and offset.
+/// Maps the file and detects its format. Throws Code::data naming file and offset.
 TokenFileLayout open_token_file(const std::string& path);
 
 }  // namespace trainer::data

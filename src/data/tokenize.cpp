@@ -16,10 +16,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared by a sample: resuming stays quick
-constexpr const char* kFormat = "tokens-2";  // part of the key: raise it when the output of the same input changes
+constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared by a sample, so that resuming is fast
+// Part of the key; must be incremented when the output for the same input changes.
+constexpr const char* kFormat = "tokens-2";
 
-/// Progress of the work. An interrupted call leaves this behind.
+/// The progress of the work, which an interrupted call leaves behind.
 struct Progress {
   TextPosition position;
   int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0;
@@ -44,8 +45,8 @@ Progress progress_from(const json& j) {
   return p;
 }
 
-/// The folder of unfinished work. It has tokens and document index with blank headers, and the progress of their last
-/// sync.
+/// The folder of unfinished work. It contains tokens and document index with blank headers, and the progress at the
+/// last sync.
 class WorkFolder {
  public:
   WorkFolder(const fs::path& folder, std::string key, int width)
@@ -104,7 +105,7 @@ class WorkFolder {
     replace_file(folder_ / "progress.json", json{{"key", key_}, {"done", to_json(done_)}}.dump());
   }
 
-  /// Completes both files, moves them to their places and removes the folder.
+  /// Completes both files, moves them to their final places and removes the folder.
   void finish(const TokenFileInfo& info, const fs::path& output) {
     tokens_.write_at(0, token_header(info));
     tokens_.sync();
@@ -124,7 +125,7 @@ class WorkFolder {
     return folder;
   }
   int64_t token_bytes() const { return kTokenHeaderBytes + done_.tokens * width_; }
-  int64_t document_bytes() const {  // after the header comes position 0
+  int64_t document_bytes() const {  // position 0 follows the header
     return static_cast<int64_t>(document_index_header(0).size() + sizeof(int64_t)) +
            done_.documents * static_cast<int64_t>(sizeof(int64_t));
   }
@@ -138,7 +139,7 @@ class WorkFolder {
 
 fs::path beside(const fs::path& output, const char* extension) { return fs::path(output).replace_extension(extension); }
 
-/// Returns checksums of a token file and its document index. The manifest keeps them, and later readers compare.
+/// Returns checksums of a token file and its document index. The manifest stores them for later readers to compare.
 json checksums_of(const fs::path& output) {
   json sums = {{"documents", hash_file(document_index_path(output))}};
   const bool short_enough = File::open_input(output).size() <= kHashedBytes;
@@ -147,7 +148,7 @@ json checksums_of(const fs::path& output) {
   return sums;
 }
 
-/// Returns how the files differ from the manifest. Empty when they do not, or when it was written before manifests had
+/// Returns how the files differ from the manifest. Empty if they do not, or if it was written before manifests had
 /// checksums.
 std::string damage_by(const json& manifest, const fs::path& output) try {
   if (!manifest.is_object() || !manifest.contains("checksums")) return {};
@@ -204,7 +205,7 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
         output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
   } catch (const json::exception&) {
     return std::nullopt;
-  } catch (const Error&) {  // lost or damaged since: made again
+  } catch (const Error&) {  // lost or damaged since then: tokenized again
     return std::nullopt;
   }
 }
@@ -235,7 +236,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
     throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
                                         gone.front(), output.string()));
 
-  std::vector<int64_t> sizes(1);  // of the files before each one, and of all of them
+  std::vector<int64_t> sizes(1);  // total size before each file, and of all files
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
   WorkFolder work(beside(output, ".work"), key, token_width(tokenizer.vocab_size()));
   const auto result = [&](bool finished) {

@@ -1,10 +1,10 @@
 #pragma once
 // Tokenizing turns text files into a token file: in parallel, in bounded memory, resumable. The output is a pure
-// function of the texts, the tokenizer and the options: thread count, interruptions and piece size leave no trace in
-// it.
+// function of the texts, the tokenizer and the options: it does not depend on thread count, interruptions or piece
+// size.
 //
-// NAME.bin, NAME.docs and NAME.json (the manifest, written last) appear whole or not at all. Until then NAME.work/
-// holds the work done so far; the next call resumes from it.
+// NAME.bin, NAME.docs and NAME.json (the manifest, written last) are published only when complete. Until then
+// NAME.work/ holds the work done so far, from which the next call resumes.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -18,7 +18,7 @@
 namespace trainer::data {
 
 struct TokenizeProgress {
-  int64_t bytes = 0, total_bytes = 0;  // of the files as they are on the disk; no total for a pipe
+  int64_t bytes = 0, total_bytes = 0;  // bytes of the files on disk; no total for a pipe
   int64_t tokens = 0;
 };
 
@@ -27,7 +27,8 @@ struct TokenizeOptions {
   bool anew = false;  // existing output is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
-  int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to
+  /// Text between two sync points, which bounds the work lost by an interruption.
+  int64_t sync_bytes = int64_t{256} << 20;
   std::function<bool()> stop;                             // polled; true: save the work done so far and return
   std::function<void(const TokenizeProgress&)> progress;  // called after each piece
 };
@@ -35,28 +36,28 @@ struct TokenizeOptions {
 struct TokenizeResult {
   std::filesystem::path tokens_file;
   bool finished = true;  // false: stopped; call again to resume
-  bool reused = false;   // the finished output was there already
+  bool reused = false;   // the finished output already existed
   int64_t tokens = 0, documents = 0;
   int64_t text_bytes = 0;      // of the documents, after repair
   int64_t replaced = 0;        // invalid UTF-8 bytes
-  std::string first_replaced;  // "file: offset n" of the first of them
+  std::string first_replaced;  // "file: offset n" of the first one
 };
 
 /// Finds the finished output of these texts, tokenizer and options. Its manifest must name the same texts by size and
-/// content. Unchanged modification times are trusted, and missing texts count as they were, with a warning. Its files
-/// must have the manifest's checksums (files beyond 4 GiB: their fingerprint). Returns nothing otherwise, with a
-/// warning when the files are damaged. Writes nothing.
+/// content. Unchanged modification times are trusted, and missing texts are assumed to be unchanged, with a warning.
+/// Its files must have the manifest's checksums (or fingerprints, for files larger than 4 GiB). Otherwise returns an
+/// empty result, with a warning if the files are damaged. Writes nothing.
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const std::filesystem::path& output, const TextOptions& text);
 
-/// Returns what is wrong with a token file, by the checksums in the manifest next to it. Empty when nothing is wrong,
-/// or when there is no such manifest.
+/// Returns the damage in a token file, according to the checksums in the manifest next to it. Empty if there is none,
+/// or if there is no such manifest.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
-/// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. One file may be a
-/// pipe, the only one (is_pipe): it is read once, its tokens are made again, and work is not kept when it stops. Throws
-/// Code::data for bad input (see text.h) or when there is no text at all. Throws Code::io when writing fails or another
-/// process works on the same output.
+/// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() finds it. If there is a
+/// single file, it may be a pipe (is_pipe): it is read once, always tokenized again, and the work is not kept when it
+/// stops. Throws Code::data for bad input (see text.h) or when there is no text at all. Throws Code::io when writing
+/// fails or a different process works on the same output.
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                               const std::filesystem::path& output, const TokenizeOptions& options);
 

@@ -18,10 +18,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A SentencePiece model begins with the tag of its first field; no such tag is a brace.
+/// A SentencePiece model begins with the tag of its first field, which is never a brace.
 bool is_json(std::string_view bytes) { return bytes.starts_with('{'); }
 
-/// Returns the file that a folder's tokenizer is in.
+/// Returns the tokenizer's file in a folder.
 fs::path file_in(const fs::path& folder) {
   std::error_code none;
   for (const char* name : {"tokenizer.model", "tokenizer.json", "merges.txt", "vocab.bpe"})
@@ -36,7 +36,7 @@ fs::path file_in(const fs::path& folder) {
                           folder.string(), ranks.empty() ? "no tokenizer found" : "several .tiktoken files"));
 }
 
-/// True if the bytes are lines of merges: "Ġ t".
+/// True if the bytes are lines of merges such as "Ġ t".
 bool looks_like_merges(std::string_view bytes) {
   const std::string_view line = bytes.substr(0, std::min(bytes.find('\n'), bytes.size()));
   const size_t space = line.find(' ');

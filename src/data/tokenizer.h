@@ -4,13 +4,13 @@
 // SentencePiece models. Trained models are lossless (BPE with byte fallback, identity normalisation, no dummy prefix,
 // spaces kept); "\n" is a user-defined symbol, EOS ends a document. Text is encoded line by line (a line with its
 // "\n"), so that a document may be split after any newline. Some models cannot join symbols across a space: BPE whose
-// pieces hold a space at the front only, as all models trained here. Then lines are encoded word by word with a cache,
-// which gives the same tokens many times faster. Bytes that are not valid UTF-8 and U+2581 (SentencePiece's mark of a
-// space) become byte tokens. So with byte fallback decode(encode(x)) returns any byte string unchanged.
+// pieces contain a space only at the front, like all models trained here. Then lines are encoded word by word with a
+// cache, which yields the same tokens many times faster. Bytes that are not valid UTF-8 and U+2581 (SentencePiece's
+// mark of a space) become byte tokens. So with byte fallback decode(encode(x)) returns any byte string unchanged.
 //
-// Byte-level BPE, as GPT-2 and its successors have it: a tokenizer.json, or older files that are turned into one.
-// Patterns split text into words, which may hold several newlines, so that documents are split between words. Special
-// tokens such as <|endoftext|> never come from text. Any byte string comes back unchanged.
+// Byte-level BPE, as in GPT-2 and its successors: a tokenizer.json, or older files that are converted to one. Patterns
+// split text into words, which may contain several newlines, so that documents are split between words. Special tokens
+// such as <|endoftext|> are never produced from text. Decoding restores any byte string unchanged.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -28,35 +28,35 @@ class TokenizerModel;
 class Tokenizer {
  public:
   /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there
-  /// is one, or a file of ranks (tiktoken), recognised by their contents. In a folder it is the first of
+  /// is one, or a file of ranks (tiktoken), recognized by their contents. In a folder it is the first of
   /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
   /// is missing, damaged or of a different kind.
   static Tokenizer load(const std::string& path);
   /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
   /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
-  /// function of the texts and of `vocab_size`. Throws Code::data when the text allows no vocabulary of this size,
-  /// naming the limit.
+  /// function of the texts and of `vocab_size`. Throws Code::data, naming the limit, when the text is too small for a
+  /// vocabulary of this size.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
                          int64_t max_bytes = int64_t{64} << 20);
 
   std::vector<int32_t> encode(std::string_view text) const;
   std::string decode(std::span<const int32_t> ids) const;
   std::string decode(const std::vector<int32_t>& ids) const { return decode(std::span(ids)); }
-  int64_t vocab_size() const;  // pieces it really has
+  int64_t vocab_size() const;  // the actual number of pieces
   int32_t eos() const;
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
-  /// The name that a file of bytes() has: "tokenizer.model" or "tokenizer.json".
+  /// Returns the file name for bytes(): "tokenizer.model" or "tokenizer.json".
   const std::string& file_name() const;
 
   /// Returns the text of a single token; empty for control symbols. Throws Code::data when id is not in the vocabulary.
   std::string_view piece(int32_t id) const;
-  /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
+  /// Returns the token's name in the vocabulary, including control symbols: "</s>".
   std::string name_of(int32_t id) const;
-  /// Returns where a document may be split without another result.
+  /// Returns where a document may be split without changing the result.
   CutRule cuts() const;
-  /// True if the model puts a space before each text, which decode removes.
+  /// True if the model adds a space before each text, which decoding removes.
   bool dummy_prefix() const;
 
  private:
@@ -66,29 +66,29 @@ class Tokenizer {
   std::string serialized_, hash_;
 };
 
-/// The name of the file that a checkpoint or a run folder keeps a serialized tokenizer in: one of kTokenizerFiles.
+/// Returns the name under which a checkpoint or a run folder stores a serialized tokenizer: one of kTokenizerFiles.
 std::string tokenizer_file_name(std::string_view serialized);
 inline constexpr const char* kTokenizerFiles[] = {"tokenizer.model", "tokenizer.json"};
 
-/// Encodes many texts in one thread, remembering the tokens of words seen. Keeps a reference to the tokenizer.
+/// Encodes many texts in one thread, with a cache of the tokens of words. Keeps a reference to the tokenizer.
 class Encoder {
  public:
   explicit Encoder(const Tokenizer& tokenizer);
   /// Appends the tokens of `text`, a part of a document. It ends where Tokenizer::cuts() allows, or at the end of the
-  /// document; in a line too long to hold, before a space. `starts_document` is false for later parts.
+  /// document; in a line that is too long for memory, before a space. `starts_document` is false for later parts.
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
 
  private:
   std::shared_ptr<TextEncoder> encoder_;
 };
 
-/// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character. The
-/// results of all calls, joined, are decode() of all ids.
+/// Converts token ids to text piece by piece for streaming: holds back bytes of an incomplete UTF-8 character. The
+/// concatenated results of all calls equal decode() of all ids.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
   std::string push(int32_t id);
-  /// The bytes held back, if any. The decoder is then as new.
+  /// Returns the bytes that were held back, if any, and resets the decoder.
   std::string finish();
 
  private:

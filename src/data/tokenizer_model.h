@@ -10,27 +10,27 @@
 
 namespace trainer::data {
 
-/// Encodes many texts in one thread, remembering the tokens of words seen.
+/// Encodes many texts in one thread, with a cache of the tokens of words.
 class TextEncoder {
  public:
   virtual ~TextEncoder() = default;
-  /// As Encoder::append().
+  /// Like Encoder::append().
   virtual void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) = 0;
 };
 
-/// Read-only once made, and shared by threads.
+/// Immutable after construction, and shared by threads.
 class TokenizerModel {
  public:
   virtual ~TokenizerModel() = default;
   /// Returns an encoder, which keeps a reference to this.
   virtual std::unique_ptr<TextEncoder> encoder() const = 0;
-  /// Returns the token's name in the vocabulary, also of control symbols.
+  /// Returns the token's name in the vocabulary, including control symbols.
   virtual std::string name_of(int32_t id) const = 0;
 
   struct Facts {
     std::vector<std::string> pieces;  // bytes that each token represents; none for control symbols
     int32_t eos = -1;
-    bool dummy_prefix = false;  // a space is put before each text, which decoding removes
+    bool dummy_prefix = false;  // a space is added before each text, which decoding removes
     bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;
     std::string file_name;  // of the serialized form: "tokenizer.model"
@@ -41,9 +41,10 @@ class TokenizerModel {
   Facts facts_;
 };
 
-/// A serialized SentencePiece model. Throws Code::data, naming `origin`, when it is not a usable one.
+/// Makes the model from a serialized SentencePiece model. Throws Code::data, naming `origin`, when it cannot be used.
 std::unique_ptr<TokenizerModel> make_sentencepiece(const std::string& serialized, const std::string& origin);
-/// A tokenizer.json with byte-level BPE. Throws Code::data, naming `origin`, when it is damaged or of another kind.
+/// Makes the model from a tokenizer.json with byte-level BPE. Throws Code::data, naming `origin`, when it is damaged or
+/// of a different kind.
 std::unique_ptr<TokenizerModel> make_byte_bpe(std::string_view json, const std::string& origin);
 
 }  // namespace trainer::data

@@ -29,7 +29,7 @@ class Sentences : public sentencepiece::SentenceIterator {
   size_t at_ = 0;
 };
 
-/// Returns distinct characters that become pieces: all but the tab, which stays a byte.
+/// Returns the number of distinct characters that become pieces: all except the tab, which stays a byte.
 int64_t distinct_characters(const std::vector<std::string>& lines) {
   std::unordered_set<std::string_view> characters;
   for (const std::string& line : lines) {
@@ -58,8 +58,8 @@ Tokenizer Tokenizer::train(const std::vector<std::string>& files, int64_t vocab_
   }
   Sentences sentences(lines);
   std::string model;
-  // Training uses one thread. The library writes the number of threads into the model, which would then differ between
-  // machines.
+  // Training uses one thread, since the library writes the number of threads into the model, which would otherwise
+  // differ between machines.
   const std::unordered_map<std::string, std::string> settings = {
       {"vocab_size", std::to_string(vocab_size)},
       {"model_type", "bpe"},

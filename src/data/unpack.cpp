@@ -1,4 +1,4 @@
-// Unpacking of .gz and .zst by zlib and libzstd. Members and frames that follow each other are one text.
+// Unpacking of .gz and .zst by zlib and libzstd. Consecutive members or frames form one text.
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>

@@ -1,5 +1,5 @@
 #pragma once
-// The tokens of words that one thread has seen.
+// A per-thread cache of the tokens of words.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,10 +10,10 @@ namespace trainer::data {
 
 class WordCache {
  public:
-  /// Longer words are encoded each time.
+  /// Longer words are not cached.
   static constexpr size_t kLongestWord = 48;
 
-  /// Appends the tokens of `word`; encode(word, tokens) makes those of a new one.
+  /// Appends the tokens of `word`; for a new word, encode(word, tokens) computes them.
   template <typename F>
   void append(std::string_view word, std::vector<int32_t>& ids, F&& encode) {
     auto found = words_.find(word);

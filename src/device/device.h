@@ -1,8 +1,8 @@
 #pragma once
 // A device runs kernels and owns memory. A CPU computes synchronously on a thread pool. A CUDA device computes in the
 // order of its compute stream; only kernels and the copies below may touch its memory. A dry device computes nothing
-// and allocates nothing. It represents a CPU of given threads and instruction set, or for a GPU. One pass on it gives
-// the memory plan and the cost of a step.
+// and allocates nothing. It represents a GPU, or a CPU with a given number of threads and instruction set. One pass on
+// it gives the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,25 +27,25 @@ struct MemoryUse {
 class Mirror {
  public:
   virtual ~Mirror() = default;
-  /// Returns at least `bytes` of memory; its old content is lost. Waits for the copies that were started.
+  /// Returns at least `bytes` of memory; the previous content is lost. Waits for the copies that were started.
   virtual std::byte* memory(int64_t bytes) = 0;
-  /// Starts a copy to memory() + at, after the work queued before on the device and concurrent with later work.
+  /// Starts a copy to memory() + at, after the work enqueued so far on the device and concurrently with later work.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
-  /// True if the copy that fetch() started has ended. Any thread may ask.
+  /// True if the copy started by fetch() has completed. May be called by any thread.
   virtual bool is_fetched() const = 0;
-  /// Copies from memory() + at, in order with the operators of the device.
+  /// Copies from memory() + at, in stream order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
 };
 
-/// A graph is recorded work of a device, which runs again on the same memory with the same arguments.
+/// Recorded work of a device, which runs again on the same memory with the same arguments.
 class Graph {
  public:
   virtual ~Graph() = default;
-  /// Runs the graph, in order with the operators.
+  /// Runs the graph, in stream order with the operators.
   virtual void run() = 0;
 };
 
-/// A library that operators call on a GPU: its handle, and the algorithms that the run chose.
+/// A library that operators call on a GPU: its handle, and the algorithms chosen for the run.
 class Library {
  public:
   virtual ~Library() = default;
@@ -65,39 +65,40 @@ class Device {
 
   Kind kind() const { return kind_; }
   bool dry() const { return dry_; }
-  /// Host threads of this rank. Kernels of a CPU run on them; with a GPU they make initial values and checkpoints.
+  /// Host threads of this rank. CPU kernels run on them; with a GPU they compute initial values and checkpoints.
   int threads() const { return threads_; }
-  Isa isa() const { return isa_; }  // of the kernels of a CPU
-  /// Facts of the GPU that this device is or represents; an internal error on a CPU.
+  Isa isa() const { return isa_; }  // of CPU kernels
+  /// Returns the facts of the GPU that this device is or represents; an internal error on a CPU.
   const cuda::Facts& gpu() const;
   const std::shared_ptr<Libraries>& libraries() const { return libraries_; }  // null on a CPU
-  /// The host threads; an internal error on a dry device.
+  /// Returns the host threads; an internal error on a dry device.
   virtual ThreadPool& host_pool();
 
-  /// Zeroed memory; nullptr on dry. CPU: 64-byte aligned (2 MiB and huge pages when large), touched by the device's
-  /// threads. CUDA: 256-byte aligned. Throws Code::plan naming the category when the device has no more.
+  /// Returns zeroed memory; nullptr on a dry device. CPU: 64-byte aligned (2 MiB and huge pages if large), touched by
+  /// the device's threads. CUDA: 256-byte aligned. Throws Code::plan naming the category when the device is out of
+  /// memory.
   std::byte* allocate(const std::string& category, int64_t bytes);
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
   int64_t memory_total() const;
-  /// Every start and length returned, or planned inside one block, is a multiple of this many bytes.
+  /// Every offset and length that is returned, or planned inside a block, is a multiple of this many bytes.
   int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
 
-  /// Copies in order with the operators run before; nothing on dry. When copy_to_host returns, the bytes have arrived;
-  /// when copy_to_device returns, `from` may be reused.
+  /// Copy in stream order with the operators; do nothing on a dry device. When copy_to_host returns, the bytes have
+  /// arrived; when copy_to_device returns, `from` may be reused.
   void copy_to_host(void* to, const std::byte* from, int64_t bytes);
   void copy_to_device(std::byte* to, const void* from, int64_t bytes);
-  /// Inside the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; a single row may have any pitch.
+  /// Copies inside the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; a single row may have any pitch.
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
                  int64_t width);
   void clear(std::byte* to, int64_t bytes);
-  /// Returns when everything run before is done.
+  /// Blocks until all enqueued work is done.
   virtual void synchronize() {}
-  /// An internal error but on a GPU.
+  /// Makes a mirror; an internal error except on a GPU.
   virtual std::unique_ptr<Mirror> make_mirror();
-  /// Runs the host's part of `work` and records the device's instead of doing it: operators and copies inside the
-  /// device. Throws Code::device for operations that cannot be captured, such as waiting. An internal error but on a
-  /// GPU.
+  /// Runs the host's part of `work` and records the device's part, operators and copies inside the device, instead of
+  /// running it. Throws Code::device for operations that cannot be captured, such as waiting. An internal error except
+  /// on a GPU.
   virtual std::unique_ptr<Graph> record(const std::function<void()>& work);
 
  protected:
@@ -109,7 +110,7 @@ class Device {
         isa_(Isa::plain),
         gpu_(std::move(gpu)),
         libraries_(std::move(libraries)) {}
-  virtual std::byte* allocate_impl(int64_t bytes) = 0;  // nullptr: none left
+  virtual std::byte* allocate_impl(int64_t bytes) = 0;  // nullptr: out of memory
   virtual void release_impl(std::byte* memory, int64_t bytes) noexcept = 0;
   virtual void to_host_impl(void*, const std::byte*, int64_t) {}
   virtual void to_device_impl(std::byte*, const void*, int64_t) {}
@@ -153,10 +154,10 @@ class DryDevice final : public Device {
   void release_impl(std::byte*, int64_t) noexcept override {}
 };
 
-/// Represents the same CPU or GPU as `device`.
+/// Makes a dry device that represents the same CPU or GPU as `device`.
 std::unique_ptr<Device> make_dry(const Device& device);
 
-/// The pool that kernels of a CPU device run on; an internal error on any other.
+/// Returns the thread pool of a CPU device's kernels; an internal error for any other device.
 ThreadPool& pool_of(Device& device);
 
 }  // namespace trainer::device

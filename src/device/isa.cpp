@@ -59,7 +59,7 @@ bool has(const CpuFeatures& cpu, Isa isa) {
     case Isa::avx512bf16:
       return cpu.avx512 && cpu.avx512bf16;
     case Isa::amx:
-      return cpu.avx512 && cpu.avx512bf16 && cpu.tiles_permitted;  // sums of tiles are rounded by AVX512-BF16
+      return cpu.avx512 && cpu.avx512bf16 && cpu.tiles_permitted;  // reductions of tiles are rounded by AVX512-BF16
   }
   return false;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// NUMA nodes of a host: the node of a device, and pages that come from it. Uses libnuma if the program was built with
-// it.
+// NUMA nodes of a host: finding the node of a device, and allocating pages on it. Uses libnuma if the program was built
+// with it.
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -11,12 +11,12 @@ namespace trainer::device {
 class MemoryNodes {
  public:
   virtual ~MemoryNodes() = default;
-  /// Returns how many nodes of this host have memory; 1: there is nothing to choose.
+  /// Returns the number of nodes of this host that have memory; 1: there is no choice.
   virtual int count() const = 0;
   /// Returns the node of a PCI device ("0000:17:00.0"); none if the system does not report it.
   virtual std::optional<int> beside(const std::string& pci_bus_id) const = 0;
-  /// Makes untouched pages come from a node, or from a different one when that has none left. Returns why it failed;
-  /// empty on success.
+  /// Makes untouched pages be allocated on a node, or on a different one if that has none left. Returns the reason for
+  /// a failure; empty on success.
   virtual std::string prefer(std::byte* memory, int64_t bytes, int node) = 0;
 };
 

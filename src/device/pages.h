@@ -1,5 +1,5 @@
 #pragma once
-// Large blocks of host memory: untouched pages, so that the caller can choose where they come from.
+// Large blocks of host memory: untouched pages, so that the caller can choose their placement.
 #include <cstddef>
 #include <cstdint>
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int kStages = 4;
 constexpr int64_t kStageBytes = int64_t{4} << 20;
 
-/// Returns one of the device's numbers.
+/// Returns a device attribute.
 int64_t attribute(int ordinal, cudaDeviceAttr which) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, which, ordinal), "properties of a CUDA device");
@@ -39,7 +39,7 @@ Facts facts_at(int ordinal) {
 
 class CudaDevice final : public Device {
  public:
-  /// `direct`: copies from and to host memory go without a stage between; they are waited for.
+  /// `direct`: copies from and to host memory are not staged; the host waits for them.
   CudaDevice(Facts facts, int host_threads, std::shared_ptr<Libraries> libraries, bool direct = false)
       : Device(std::move(facts), false, host_threads, std::move(libraries)), pool_(host_threads), direct_(direct) {
     activate();
@@ -72,11 +72,11 @@ class CudaDevice final : public Device {
  private:
   struct Stage {
     std::byte* memory = nullptr;
-    cudaEvent_t done = nullptr;  // the copy that used the buffer last
+    cudaEvent_t done = nullptr;  // the last copy that used the buffer
   };
 
   void activate() const { check(cudaSetDevice(gpu().ordinal), "choice of the CUDA device"); }
-  /// In pieces, so that a short copy of another lane does not wait for a long one.
+  /// Copies in pieces, so that a short copy of a different stream does not wait for a long one.
   void copy_directly(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, const char* what) {
     constexpr int64_t kPiece = int64_t{64} << 20;
     for (int64_t at = 0; at < bytes; at += kPiece)

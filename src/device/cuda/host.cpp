@@ -14,14 +14,14 @@ namespace trainer::device::cuda {
 namespace {
 
 constexpr const char* kPinAdvice = "; `ulimit -l` prints the limit of pinned memory";
-constexpr int64_t kPiece = int64_t{4} << 30;    // of one registration
+constexpr int64_t kPiece = int64_t{4} << 30;    // bytes of one registration
 constexpr int64_t kStages = int64_t{64} << 20;  // memory that the queues pin for copies of pageable memory
 
 /// The origin of a block. Each is tried when the previous one fails:
 ///   registered  huge pages of the GPU's NUMA node, touched by the host's threads, then pinned; for large blocks
-///   runtime     allocated and pinned by CUDA, exactly as large
-///   pageable    large blocks: such pages, not pinned
-///   plain       small blocks: a CPU device's
+///   runtime     allocated and pinned by CUDA, with the exact size
+///   pageable    large blocks: as registered, but not pinned
+///   plain       small blocks: as on a CPU device
 /// Results are the same; copies of pageable memory are slower.
 enum class Origin : uint8_t { registered, runtime, pageable, plain };
 
@@ -77,7 +77,7 @@ class PinnedHost final : public Device {
     std::byte* const memory = pages(bytes);
     return memory == nullptr ? nullptr : keep(memory, Origin::pageable);
   }
-  /// Returns pages of the GPU's NUMA node, touched; nullptr: none are left.
+  /// Returns pages on the GPU's NUMA node, touched; nullptr if there is no memory left.
   std::byte* pages(int64_t bytes) {
     std::byte* const memory = map_pages(bytes);
     if (memory == nullptr) return nullptr;
@@ -140,7 +140,7 @@ class PinnedHost final : public Device {
   bool pins_;
   CpuDevice cpu_;
   std::unique_ptr<MemoryNodes> nodes_;
-  std::optional<int> node_;  // the GPU's NUMA node; none: any will do, or it is unknown
+  std::optional<int> node_;  // the GPU's NUMA node; empty: any node, or unknown
   std::map<std::byte*, Origin> blocks_;
   std::map<std::string, bool> told_;
 };

@@ -82,7 +82,7 @@ std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStrea
 
 std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>& work) {
   cudaGraph_t graph = nullptr;
-  // Only this thread is captured: others may query events and allocate meanwhile.
+  // Captures only this thread: others may query events and allocate meanwhile.
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "start of a CUDA graph");
   try {
     work();

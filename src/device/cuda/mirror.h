@@ -9,10 +9,10 @@
 
 namespace trainer::device::cuda {
 
-/// `copies`: the stream of its copies to the host. Both streams outlive it.
+/// `copies`: the stream for copies to the host. Both streams must outlive the mirror.
 std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStream_t copies);
 
-/// Captures the work that `work` queues on `stream`.
+/// Captures the work that `work` enqueues on `stream`.
 std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>& work);
 
 }  // namespace trainer::device::cuda
