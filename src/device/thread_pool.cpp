@@ -21,7 +21,8 @@ namespace {
 constexpr double kSpinSeconds = 30e-6;
 thread_local bool inside_task = false;
 
-/// Returns once word differs from `old`: spins briefly, then sleeps. `sleepers` lets the other side skip the wake call.
+/// Returns once `word` differs from `old`: spins briefly, then sleeps. `sleepers` lets the other side skip the wake-up
+/// call.
 uint32_t wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& sleepers) {
   const double start = now_seconds();
   for (;;) {
@@ -62,7 +63,7 @@ struct ThreadPool::State {
 
   alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
   alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{
-                                                     0};  // finished: changes once when the last worker is done
+                                                     0};  // finished: incremented once, when the last worker is done
   alignas(64) std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 

@@ -1,6 +1,6 @@
 #pragma once
-// One pool of threads for a rank. Waiting threads spin for a few microseconds and then sleep in a futex, so that ranks
-// sharing cores do not starve each other. Libraries are called from inside with one thread.
+// A pool of threads, one per rank. Waiting threads spin for a few microseconds and then sleep in a futex, so that ranks
+// that share cores do not starve each other. Inside of it, libraries are called with one thread.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,8 +10,7 @@ namespace trainer::device {
 
 class ThreadPool {
  public:
-  /// `threads` in all, the caller included; at least 1. Throws Code::plan when the system does not give that many
-  /// threads.
+  /// `threads` counts the caller and is at least 1. Throws Code::plan when the system refuses that many threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -21,7 +20,7 @@ class ThreadPool {
 
   /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). Tasks are claimed as
   /// threads become free: which worker runs a task is not fixed, so a task's result must not depend on it. Returns when
-  /// all are done; the first exception is rethrown here. Called from inside a task it runs serially (worker 0 of none).
+  /// all are done; the first exception is rethrown here. If called from inside a task, it runs serially (as worker 0).
   template <typename F>
   void parallel_for(int64_t tasks, F&& fn) {
     auto call = [](void* context, int64_t task, int worker) {
@@ -43,7 +42,7 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-/// Cores / local ranks, at least 1; and the smaller of that and the size of the affinity mask.
+/// Returns cores / local ranks, at least 1, but at most the size of the affinity mask.
 int share_of_cores(int local_ranks);
 int default_threads(int local_ranks = 1);
 

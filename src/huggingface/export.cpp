@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kChunk = int64_t{1} << 18;  // elements converted at a time
 
-/// Reads the tensors of a checkpoint as Hugging Face has them.
+/// Reads the tensors of a checkpoint in Hugging Face's layout.
 class TensorSource {
  public:
   TensorSource(SystemCalls& calls, const checkpoint::Reader& reader)
@@ -35,7 +35,7 @@ class TensorSource {
       if (tensor.name.find('#') == tensor.name.npos) stored_[tensor.name] = &tensor;  // no moments
   }
 
-  /// Throws unless the checkpoint has just the tensors that `all` are made of.
+  /// Throws unless the checkpoint has exactly the tensors of which `all` consist.
   void require_parts(const std::vector<MappedTensor>& all) const {
     std::set<std::string> wanted;
     for (const MappedTensor& tensor : all) {

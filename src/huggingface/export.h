@@ -12,20 +12,20 @@ namespace trainer::huggingface {
 
 struct ExportOptions {
   FloatType type = FloatType::f32;
-  int64_t shard_bytes = 5'000'000'000;  // of tensors in one file at most, unless a single one is larger
-  bool allow_nonfinite = false;         // else weights that are not finite are refused (Code::nonfinite)
+  int64_t shard_bytes = 5'000'000'000;  // size limit of the tensors in one file, unless a single one is larger
+  bool allow_nonfinite = false;         // otherwise weights that are not finite are rejected (Code::nonfinite)
 };
 struct Exported {
   std::filesystem::path source;    // the step folder that was read
-  std::vector<std::string> files;  // with weights
-  int64_t tensors = 0, bytes = 0;  // of weights
+  std::vector<std::string> files;  // with the weights
+  int64_t tensors = 0, bytes = 0;  // of the weights
 };
 
 /// Writes the folder `output`, which must not exist: weights (model.safetensors, or shards with an index), config.json,
-/// generation_config.json and the tokenizer. It appears whole or not at all, and is a function of the checkpoint's
-/// tensors, model and tokenizer, not of its layout. `path` as in checkpoint::resolve(). Memory is bounded by the
-/// largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for models that Hugging
-/// Face cannot represent, Code::io when writing fails.
+/// generation_config.json and the tokenizer. It is created completely or not at all, and is a function of the
+/// checkpoint's tensors, model and tokenizer, not of its layout. `path` as in checkpoint::resolve(). Memory is bounded
+/// by the largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for models that
+/// Hugging Face cannot represent, Code::io when writing fails.
 Exported export_model(const std::filesystem::path& path, const std::filesystem::path& output,
                       const ExportOptions& options = {}, SystemCalls& calls = system_calls());
 

@@ -71,7 +71,7 @@ uint16_t half_from_float(float value) {
   const auto with_sign = [&](uint32_t bits) { return static_cast<uint16_t>(sign | bits); };
   if (magnitude > kInfinity) return with_sign(0x7e00);  // NaN
   if (magnitude >= kRoundsToInfinity) return with_sign(0x7c00);
-  if (magnitude < kSmallestNormal) {  // the last place of 0.5f is 2^-24, that of subnormal halves
+  if (magnitude < kSmallestNormal) {  // the least significant bit of 0.5f is 2^-24, like that of subnormal halves
     const float sum = std::bit_cast<float>(magnitude) + 0.5f;
     return with_sign(std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5f));
   }

@@ -11,15 +11,15 @@ namespace trainer::huggingface {
 enum class FloatType : uint8_t { f64, f32, bf16, f16 };
 
 int64_t size_of(FloatType type);
-/// "F32", as safetensors files call it.
+/// Returns "F32", the name in safetensors files.
 std::string_view stored_name(FloatType type);
 std::optional<FloatType> find_stored(std::string_view name);
-/// "float32", as config.json calls it.
+/// Returns "float32", the name in config.json.
 std::string_view torch_name(FloatType type);
-/// The type that the command line calls "fp32", "bf16" or "fp16".
+/// Returns the type that the command line calls "fp32", "bf16" or "fp16".
 std::optional<FloatType> find_named(std::string_view name);
 
-/// IEEE 754 half precision, rounded to nearest even; beyond its range infinity.
+/// Converts to IEEE 754 half precision, rounded to nearest even; infinity beyond its range.
 uint16_t half_from_float(float value);
 float float_from_half(uint16_t bits);
 

@@ -40,7 +40,7 @@ class TensorReader {
  public:
   TensorReader(const WeightFiles& files, const config::Model& model) : files_(files), prefix_(name_prefix(model)) {}
 
-  /// Returns where a tensor is. Files of models without a head leave out the prefix of the names.
+  /// Returns the position of a tensor. Files of models without a head omit the prefix of the names.
   WeightFiles::Place place_of(const MappedTensor& tensor) const {
     WeightFiles::Place place = files_.find(tensor.name);
     if (place.file == nullptr && tensor.name.starts_with(prefix_))
@@ -48,7 +48,8 @@ class TensorReader {
     return place;
   }
 
-  /// Throws unless the files have just these tensors. A tied head may be stored besides; then it is the embedding.
+  /// Throws unless the files contain exactly these tensors. They may also contain a tied head, which must equal the
+  /// embedding.
   void require_tensors(const std::vector<MappedTensor>& all, bool tied) {
     std::set<std::string> used;
     for (const MappedTensor& tensor : all) {

@@ -14,7 +14,8 @@ struct Imported {
 
 /// Writes the step folder `output`, which must not exist, from the folder `input`: config.json, the weights in
 /// safetensors files, and the tokenizer if there is one. It has weights in fp32 and no optimizer state: enough to
-/// evaluate, to generate and to start a run from (model.init_from). It computes in fp32, whatever type the files have.
+/// evaluate, to generate and to start a run from (model.init_from). The model computes in fp32, whatever type the files
+/// have.
 ///
 /// Memory is bounded by the largest tensor. Exactly the tensors of the model must be there: a field or tensor that this
 /// program cannot represent is rejected by name. Throws Code::checkpoint for that and for damaged files, Code::data for

@@ -12,7 +12,7 @@ constexpr const char* kWeightsFile = "model.safetensors";
 
 using WeightIndex = std::vector<std::pair<std::string, std::string>>;  // tensor, file
 
-/// "model.safetensors", or "model-00002-of-00003.safetensors" for i = 1 of 3.
+/// Returns "model.safetensors", or "model-00002-of-00003.safetensors" for i = 1 of 3.
 std::string weights_file(size_t i, size_t files);
 std::string to_index_json(const WeightIndex& index, int64_t bytes);
 /// Throws Code::checkpoint, naming `origin`, for anything that is not an index of plain safetensors files next to it.

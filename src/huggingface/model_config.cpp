@@ -64,7 +64,7 @@ ordered_json token_ids(std::optional<int32_t> eos) {
   return {{"bos_token_id", id}, {"eos_token_id", id}};
 }
 
-/// The fields of config.json. Those with null count as not there.
+/// The fields of config.json. Null fields count as missing.
 class Fields {
  public:
   Fields(const json& object, const std::string& origin) : object_(object), origin_(origin) {}
@@ -98,7 +98,7 @@ class Fields {
     if (!value->is_boolean()) refuse(field, format("{}, expected true or false", text_of(*value)));
     return value->get<bool>();
   }
-  /// Rejects every value but `only`, which is also the default.
+  /// Rejects every value except `only`, which is also the default.
   void demand(const char* field, const json& only) const {
     const json* value = find(field);
     if (value != nullptr && *value != only)
@@ -123,7 +123,7 @@ class Fields {
   const std::string& origin_;
 };
 
-/// Keys of the configuration with their values, as --set takes them.
+/// Keys of the configuration with their values, in the form of --set.
 class Keys {
  public:
   void add(const std::string& key, const config::Value& value) {
@@ -245,7 +245,7 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   sets.push_back("data.val_fraction=0");
   try {
     model.config = config::load_text("", origin, sets, {.files = false});
-  } catch (const Error& error) {  // a range that this program has and Hugging Face has not
+  } catch (const Error& error) {  // a range that this program has, but Hugging Face does not
     throw Error(Code::checkpoint, format("{}: this model cannot be imported: {}", origin, error.what()));
   }
   return model;

@@ -10,12 +10,12 @@
 namespace trainer::huggingface {
 
 struct ModelConfig {
-  config::Config config;  // the model, everything else as by default, resolved
+  config::Config config;  // the model; everything else has its default; resolved
   int64_t vocab = 0;
 };
 
 /// Returns config.json of a model whose weights are stored as `type`. `eos` ends its texts, and also begins them, since
-/// training here puts nothing but it between texts; none: unknown. Throws Code::checkpoint, naming the key and its
+/// it is the only token between texts in training; empty: unknown. Throws Code::checkpoint, naming the key and its
 /// value, for a model that Hugging Face's family cannot represent.
 std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type);
 /// Returns generation_config.json.

@@ -64,7 +64,7 @@ class HeaderReader {
     throw Error(Code::checkpoint, format("{}: {}: {}", origin_, place, reason));
   }
 
-  /// Rejects nesting that no header has and names that occur twice, before either costs memory.
+  /// Rejects nesting that no header has and names that occur twice, before either uses much memory.
   json parse(std::string_view text) const {
     constexpr int kDeepest = 3;  // {"name": {"shape": […]}}
     std::set<std::string, std::less<>> names;

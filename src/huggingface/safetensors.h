@@ -32,12 +32,12 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
-  /// Fills `bytes` from byte `offset` of the tensor on.
+  /// Fills `bytes`, beginning at byte `offset` of the tensor.
   void read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> bytes) const;
 
  private:
   File file_;
-  int64_t data_ = 0;  // where the first tensor begins
+  int64_t data_ = 0;  // position of the first tensor
   std::vector<TensorEntry> tensors_;
 };
 

@@ -5,7 +5,7 @@
 namespace trainer::huggingface {
 namespace {
 
-/// Collects the tensors of one model. The weight of a linear has shape [in, out], whatever way it is stored.
+/// Collects the tensors of one model. The weight of a linear has shape [in, out], however it is stored.
 class Collector {
  public:
   explicit Collector(const config::Model& model) : model_(model), gpt2_(model.arch == config::Arch::gpt2) {}

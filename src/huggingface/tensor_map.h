@@ -1,8 +1,9 @@
 #pragma once
-// The tensors of a GPT-2 or Llama model in Hugging Face transformers, and the tensors here that they are made of.
+// The tensors of a GPT-2 or Llama model in Hugging Face transformers, and the tensors of this program of which they
+// consist.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
-// columns of q, k and v side by side in one matrix. Both families turn rotary halves as this program does.
+// columns of q, k and v side by side in one matrix. Both families rotate halves (RoPE) as this program does.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,21 +16,21 @@ namespace trainer::huggingface {
 
 struct MappedTensor {
   std::string name;                // "transformer.h.0.attn.c_attn.weight"
-  Shape shape;                     // as Hugging Face has it
-  std::vector<std::string> parts;  // of this program, equally wide, side by side; none: zeros
-  bool transposed = false;         // the only part is stored the other way round
+  Shape shape;                     // in Hugging Face's layout
+  std::vector<std::string> parts;  // of this program, equally wide, side by side; empty: zeros
+  bool transposed = false;         // the only part is stored transposed
 
-  /// Shape of each part here.
+  /// Returns the shape of each part in this program.
   Shape part_shape() const;
-  /// Returns where elements of part `index` are in the memory of this tensor.
+  /// Returns the position of the elements of part `index` in the memory of this tensor.
   std::vector<mesh::Run> runs(size_t index) const;
 };
 
-/// Returns all tensors of a model in the order of its layers; `vocab` is its true vocabulary. A tied head is none.
-/// Biases that GPT-2 always has and the model lacks are zeros.
+/// Returns all tensors of a model in the order of its layers; `vocab` is the vocabulary size without padding. A tied
+/// head is not included. Biases that GPT-2 always has and the model lacks are zeros.
 std::vector<MappedTensor> tensor_map(const config::Model& model, int64_t vocab);
 
-/// The prefix of the names of all tensors except the head's; files of models without a head omit it.
+/// Returns the prefix of the names of all tensors except the head's; files of models without a head omit it.
 std::string name_prefix(const config::Model& model);
 
 }  // namespace trainer::huggingface

@@ -1,5 +1,5 @@
 #pragma once
-// The tokenizer of a checkpoint as the files that Hugging Face's AutoTokenizer loads, and back.
+// Converts the tokenizer of a checkpoint to the files that Hugging Face's AutoTokenizer loads, and back.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -13,12 +13,12 @@ struct NamedFile {
   std::string name, bytes;
 };
 
-/// Returns tokenizer.json, tokenizer_config.json and the tokenizer's own file; of byte-level BPE also vocab.json and
-/// merges.txt. `seq_len` is the longest text the model takes.
+/// Returns tokenizer.json, tokenizer_config.json and the tokenizer's own file; for byte-level BPE also vocab.json and
+/// merges.txt. `seq_len` is the longest text that the model accepts.
 std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t seq_len);
 
-/// Reads the tokenizer in a folder of Hugging Face's; nothing when there is none. Throws Code::data naming the file
-/// when it is damaged or of a kind that this program does not have.
+/// Reads the tokenizer in a Hugging Face folder; returns an empty result if there is none. Throws Code::data naming the
+/// file when it is damaged or of an unsupported kind.
 std::optional<data::Tokenizer> find_tokenizer(const std::filesystem::path& folder);
 
 }  // namespace trainer::huggingface

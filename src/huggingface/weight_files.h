@@ -13,14 +13,14 @@ namespace trainer::huggingface {
 class WeightFiles {
  public:
   /// Opens model.safetensors, or the files that the index names. Throws Code::checkpoint when the folder has neither,
-  /// or when a file is damaged or lacks a tensor that the index says it has.
+  /// or when a file is damaged or lacks a tensor that the index lists.
   WeightFiles(SystemCalls& calls, const std::filesystem::path& folder);
 
   struct Place {
     const SafetensorsFile* file;
     const TensorEntry* entry;
   };
-  /// Null file: there is no such tensor.
+  /// Returns a null file if there is no such tensor.
   Place find(const std::string& name) const;
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 

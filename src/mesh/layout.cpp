@@ -92,7 +92,7 @@ Shape Layout::local(int rank) const {
 std::vector<Run> Layout::runs(int rank, const Place& place) const {
   const Box box = box_of(rank);
   const int dims = shape_.dims();
-  // Distances in memory between neighbours along each global dim, and extents without padding.
+  // Strides in memory along each global dim, and extents without padding.
   std::array<int64_t, Shape::kMaxDims> pitch{}, extent{};
   const auto at = [](auto& values, int dim) -> int64_t& { return values[static_cast<size_t>(dim)]; };
   int64_t distance = 1, lines = 1;  // after the loop, `distance` is the size of the matrix

@@ -12,10 +12,10 @@ namespace trainer::mesh {
 
 /// The placement of a tensor along one mesh axis.
 ///   replicate  every coordinate holds the same elements
-///   split      dim `dim` is cut into equal blocks; when several axes split a dim, the outer axis cuts it first
+///   split      dim `dim` is split into equal blocks; if several axes split a dim, the outer axis splits it first
 ///   partial    every coordinate holds a partial sum; the tensor is their total along the axis
-///   flat       the box that the splits leave is cut into contiguous pieces (comm::chunk_of); several flat axes cut it
-///              once, over all their ranks
+///   flat       the box that the splits leave is divided into contiguous shards (comm::chunk_of); several flat axes
+///              divide it once, over all their ranks
 struct Placement {
   enum class Kind : uint8_t { replicate, split, partial, flat };
   Kind kind = Kind::replicate;
@@ -24,18 +24,18 @@ struct Placement {
 };
 inline constexpr Placement kReplicate{}, kPartial{Placement::Kind::partial}, kFlat{Placement::Kind::flat};
 constexpr Placement split(int dim) { return {Placement::Kind::split, dim}; }
-/// "B", "P", "S0", "flat"
+/// Returns "B", "P", "S0", "flat".
 std::string to_string(Placement placement);
 
 /// The position of a rank's box in a local matrix next to other boxes, so that one GEMM or one all-gather serves them
 /// all. Flat axes split the whole matrix.
 struct Place {
   int64_t offset = 0;  // the offset of the box's first element
-  int64_t pitch = 0;   // columns of the matrix; 0: only the box
+  int64_t pitch = 0;   // columns of the matrix; 0: only those of the box
 };
 
 /// A layout is built step by step: Layout(mesh, {V, H}).padded(0, 1024).with("x", split(0)).with("z", kFlat). On an
-/// axis of size 1 all placements mean the same and read as kReplicate.
+/// axis of size 1 all placements are equivalent and become kReplicate.
 class Layout {
  public:
   Layout() = default;
@@ -45,8 +45,8 @@ class Layout {
   /// Returns the layout with `placement` on the axis or alias `axes`. Throws Code::config when a dim does not divide.
   Layout with(std::string_view axes, Placement placement) const { return with(mesh_.set(axes), placement); }
   Layout with(AxisSet axes, Placement placement) const;
-  /// Returns the layout whose dim `dim` is stored, and cut, as if it had `extent` elements. The rest is padding, in no
-  /// rank's runs.
+  /// Returns the layout whose dim `dim` is stored and split as if it had `extent` elements. The rest is padding, which
+  /// no rank's runs contain.
   Layout padded(int dim, int64_t extent) const;
   /// Returns the layout stored with its two dims exchanged: the box of [V, H] is [H, V] in memory.
   Layout transposed() const;
@@ -61,15 +61,15 @@ class Layout {
 
   /// Returns the shape that the splits leave, as stored: equal on all ranks.
   Shape box() const;
-  /// Returns the shape that `rank` stores: the box, or with flat axes a piece [n] of it.
+  /// Returns the shape that `rank` stores: the box, or with flat axes a shard [n] of it.
   Shape local(int rank) const;
-  /// Returns the elements that a rank stores, by ascending global offset, with their places in its memory.
+  /// Returns the elements that a rank stores, by ascending global offset, with their positions in its memory.
   std::vector<Run> runs(int rank, const Place& place = {}) const;
 
   /// Returns how many ranks store an element.
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }
-  /// Returns whether `rank` is the one that writes and counts its elements, among the ranks that store them. It has
-  /// coordinate 0 on replicated axes. An internal error for partial layouts.
+  /// True if `rank` is the one that writes and counts its elements, among the ranks that store them. It has coordinate
+  /// 0 on replicated axes. An internal error for partial layouts.
   bool is_owner(int rank) const;
 
   bool operator==(const Layout&) const = default;
@@ -79,7 +79,7 @@ class Layout {
  private:
   using Key = std::array<int64_t, 2 + 2 * Shape::kMaxDims + MeshShape::kMaxAxes>;
   Key key() const;
-  /// First element and extents (as if there were no padding) of the rank's box, by global dim.
+  /// The first element and the extents (padding included) of the rank's box, by global dim.
   struct Box {
     std::array<int64_t, Shape::kMaxDims> begin{}, extent{};
   };
@@ -92,7 +92,7 @@ class Layout {
   bool transposed_ = false;
 };
 
-/// "[4096, 768] S0 over data+z, S1 over y"
+/// Returns text such as "[4096, 768] S0 over data+z, S1 over y".
 std::string to_string(const Layout& layout);
 
 }  // namespace trainer::mesh

@@ -1,6 +1,6 @@
 #pragma once
-// Mesh: a rank's place in the named axes and its communicators along them. Communicators are made on first use (the dry
-// pass that plans a run uses all of them), one for each set of axes and lane.
+// Mesh: a rank's coordinates on the named axes and its communicators along them. Communicators are made on first use
+// (the dry pass that plans a run uses all of them), one for each set of axes and lane.
 #include <map>
 #include <memory>
 
@@ -12,7 +12,8 @@ namespace trainer::mesh {
 
 class Mesh {
  public:
-  /// The product of the axis sizes must be the size of the world (internal error). World and device outlive the mesh.
+  /// The product of the axis sizes must be the size of the world (internal error). World and device must outlive the
+  /// mesh.
   Mesh(comm::World& world, device::Device& device, MeshShape shape);
 
   const MeshShape& shape() const { return shape_; }
@@ -24,7 +25,7 @@ class Mesh {
   comm::Communicator& along(AxisSet axes, comm::Lane lane);
   comm::Communicator& along(std::string_view name, comm::Lane lane) { return along(shape_.set(name), lane); }
   comm::Control& host() const { return world_.control(); }
-  /// Returns find_route(from, to), searched once.
+  /// Returns find_route(from, to), which is searched only once.
   const Route& route(const Layout& from, const Layout& to);
 
  private:

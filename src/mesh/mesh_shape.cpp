@@ -76,7 +76,7 @@ std::vector<int> MeshShape::members(int rank, AxisSet set) const {
       for (int i = 0; i < size(a); ++i) more.push_back(other + (i - coordinate(rank, a)) * stride);
     ranks = std::move(more);
   }
-  return ranks;  // row-major in every subset of the axes, so ascending
+  return ranks;  // row-major in every subset of the axes, therefore ascending
 }
 
 }  // namespace trainer::mesh

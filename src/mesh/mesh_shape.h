@@ -37,19 +37,19 @@ class MeshShape {
   /// Returns the axis or alias of this name; an internal error when there is none.
   AxisSet set(std::string_view name) const;
   bool has(std::string_view name) const { return names_->find(name) != 0; }
-  /// "tensor", "kv+rep", "control": the alias or axis if there is one, else the names joined.
+  /// Returns "tensor", "kv+rep", "control": the alias or axis if there is one, else the joined names.
   std::string name_of(AxisSet set) const;
-  /// Ranks in a group along `set`.
+  /// Returns the number of ranks in a group along `set`.
   int group_size(AxisSet set) const;
   int world_size() const { return group_size(all()); }
 
   int coordinate(int rank, int axis) const;
-  /// Place of `rank` in its group along `set`: row-major over the coordinates of these axes.
+  /// Returns the index of `rank` in its group along `set`: row-major over the coordinates of these axes.
   int index(int rank, AxisSet set) const;
-  /// World ranks of that group, in group order.
+  /// Returns the world ranks of that group, in group order.
   std::vector<int> members(int rank, AxisSet set) const;
 
-  /// The same axes in the same order.
+  /// True if both have the same axes in the same order.
   bool operator==(const MeshShape& other) const { return names_ == other.names_ || names_->axes == other.names_->axes; }
 
  private:

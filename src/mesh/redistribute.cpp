@@ -7,7 +7,7 @@ namespace {
 
 using Kind = Placement::Kind;
 
-/// Copies `rows` pieces of `width` bytes between memories with the given pitches.
+/// Copies `rows` rows of `width` bytes between memories with the given pitches.
 void copy_rows(Exec& ex, const std::byte* from, int64_t from_pitch, std::byte* to, int64_t to_pitch, int64_t rows,
                int64_t width) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2.0 * static_cast<double>(rows * width)});
@@ -36,7 +36,7 @@ void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int6
   }
 }
 
-/// A Cut is a tensor cut into `pieces` along one dim: [outer, pieces, inner] bytes.
+/// A tensor divided into `pieces` along one dim: [outer, pieces, inner] bytes.
 struct Cut {
   int64_t outer = 1, pieces = 1, inner = 1;
   /// `layout` has the whole extent of `placement`'s dim.
@@ -47,12 +47,12 @@ struct Cut {
     for (int d = dim; d < whole.dims(); ++d) inner *= whole[d];
     inner /= pieces;
   }
-  bool contiguous() const { return outer == 1; }  // whether each piece is
+  bool contiguous() const { return outer == 1; }  // true if each piece is contiguous
 };
 
 }  // namespace
 
-/// Mover runs one step of a route on one rank: begin() runs a local step, or starts a collective; end() completes it.
+/// Runs one step of a route on one rank: begin() runs a local step, or starts a collective; end() completes it.
 class Mover {
  public:
   Mover(Exec& ex, Transit& transit)
@@ -81,7 +81,7 @@ class Mover {
     return t;
   }
 
-  /// Runs steps until a collective is in flight, or to the end.
+  /// Runs steps until a collective is in flight or the route ends.
   static void go_on(Exec& ex, Transit& t) {
     while (t.step_ < t.route_->steps.size() && !running(t)) Mover(ex, t).begin();
   }
@@ -124,7 +124,7 @@ class Mover {
     t_.packed_.reset();
     const bool pieces = (step_.op == CommOp::all_gather && step_.from != kFlat) || step_.op == CommOp::all_to_all;
     if (pieces && !received_cut().contiguous()) {
-      // The pieces arrived one after the other; the result has them side by side.
+      // The pieces have arrived one after another; the result has them side by side.
       t_.owned_.reset();
       const Tensor apart = std::exchange(t_.received_, {});
       const Scratch memory = std::move(t_.place_);
@@ -155,7 +155,7 @@ class Mover {
     arrive();
   }
 
-  /// Makes a partial sum of a tensor: B→P, S→P, flat→P. The ranks' parts add up to it.
+  /// Pads a tensor with zeros to a partial sum: B→P, S→P, flat→P. The sum over the ranks is the tensor.
   void fill_up() {
     const bool whole_here = step_.from == kReplicate;
     if (whole_here && first()) {
@@ -200,14 +200,13 @@ class Mover {
     t_.place_ = std::move(place);
     t_.received_ = t_.place_;
   }
-  /// Receives into new memory, or where the caller wants the result. The input is not there: a step that cannot work in
-  /// place changes the shape, so a move in place has left the caller's memory before its last such step.
+  /// Receives into new memory, or into the caller's memory for the result.
   void receive_result() {
     if (!last() || !t_.out_) return receive(take());
     t_.received_ = t_.out_;
     t_.is_out_ = true;
   }
-  /// Receives over the input, or over a copy of it when the caller keeps it.
+  /// Receives into the input, or into a copy of it if the caller keeps it.
   void receive_over_input() {
     if (t_.owned_) return receive(std::move(t_.owned_));
     if (t_.is_out_) {
@@ -217,7 +216,7 @@ class Mover {
     last() && t_.out_ ? receive_result() : receive(take(t_.tensor_.shape));
     copy_whole(ex_, t_.tensor_, t_.received_);
   }
-  /// Makes the received tensor the one that the next step moves.
+  /// Makes the received tensor the input of the next step.
   void arrive() {
     if (t_.place_) t_.is_out_ = false;
     t_.tensor_ = std::exchange(t_.received_, {});

@@ -15,7 +15,7 @@ using Kind = Placement::Kind;
 
 constexpr int kMaxActive = 7;
 
-/// A Transition is the collective that turns `from` into `to`. `possible` is false when one step cannot.
+/// The collective that turns `from` into `to`. `possible` is false if one step is not enough.
 struct Transition {
   bool possible = false;
   std::optional<CommOp> op;
@@ -44,8 +44,8 @@ int64_t ring_volume(CommOp op, int group, int64_t payload) {
          comm::wire_elements(CommOp::all_gather, group, payload);
 }
 
-/// The search is Dijkstra's algorithm over the placements of the axes. A state has one digit per axis larger than 1: an
-/// index into `symbols_`.
+/// Dijkstra's algorithm over the placements of the axes. A state has one digit per axis larger than 1: an index into
+/// `symbols_`.
 class Search {
  public:
   Search(const Layout& from, const Layout& to) : from_(from), to_(to) {
@@ -118,7 +118,7 @@ class Search {
     if (!step) return;
     size_t next = code, weight = 1;
     for (size_t i = 0; i < axes_.size(); ++i, weight *= symbols_.size())
-      if ((subset >> i & 1) != 0) next += (t - s) * weight;  // unsigned: modulo 2^64, so negative differences are right
+      if ((subset >> i & 1) != 0) next += (t - s) * weight;  // unsigned, so that differences are correct modulo 2^64
     Cost cost = best_[code].cost;
     if (step->op) {
       cost.elements += ring_volume(*step->op, step->group, step->payload) * (from_.mesh().world_size() / step->group);
@@ -131,13 +131,13 @@ class Search {
     }
   }
 
-  /// Returns nothing when the step breaks the order in which axes cut a tensor, or when a dim does not divide.
+  /// Returns an empty result if the step violates the order in which axes split a tensor, or if a dim does not divide.
   std::optional<Step> make_step(const State& state, unsigned subset, Placement from, Placement to) const {
     Step step;
     step.from = from;
     step.to = to;
     std::array<int64_t, Shape::kMaxDims> blocks{1, 1, 1, 1};  // by splits along the other axes
-    int64_t pieces = 1;                                       // by flat cuts along the other axes
+    int64_t pieces = 1;                                       // by flat shards along the other axes
     const bool sums_only =
         from.kind != Kind::flat && to.kind != Kind::flat && from.kind != Kind::split && to.kind != Kind::split;
     for (size_t i = 0; i < axes_.size(); ++i) {
@@ -149,12 +149,12 @@ class Search {
       }
       switch (state[i].kind) {
         case Kind::split:
-          // Axes cut a dim in their order, so an axis that stays must be outside of all that change.
+          // Axes split a dim in their order, so an axis that stays must be outside of all axes that change.
           if ((state[i] == from || state[i] == to) && (subset & ((1u << i) - 1)) != 0) return std::nullopt;
           blocks[static_cast<size_t>(state[i].dim)] *= size;
           break;
         case Kind::flat:
-          // The flat cut comes after all splits, so only sums can change below it.
+          // A flat sharding comes after all splits, so only reductions can change below it.
           if (!sums_only) return std::nullopt;
           pieces *= size;
           break;

@@ -1,6 +1,6 @@
 #pragma once
-// Route: the cheapest way from one layout of a tensor to another, as a list of steps. Pure arithmetic: the planner and
-// the runs use the same.
+// Route: the cheapest way from one layout of a tensor to another, as a list of steps. A pure computation, used by both
+// the planner and the runs.
 #include <optional>
 #include <vector>
 
@@ -16,9 +16,9 @@ namespace trainer::mesh {
 struct Step {
   AxisSet axes = 0;
   Placement from, to;
-  std::optional<CommOp> op;  // none: no communication
-  int group = 1;             // ranks along `axes`
-  int64_t payload = 0;       // elements, as comm/bytes.h counts them
+  std::optional<CommOp> op;  // empty: no communication
+  int group = 1;             // number of ranks along `axes`
+  int64_t payload = 0;       // elements, as defined in comm/bytes.h
 
   /// Returns the total over the ranks of one group.
   int64_t wire_elements() const { return op ? comm::wire_elements(*op, group, payload) : 0; }
@@ -26,17 +26,17 @@ struct Step {
 
 struct Route {
   Layout from, to;
-  std::vector<Step> steps;  // none when from == to
-  /// Elements sent by all ranks of the mesh together when every reduction goes round a ring.
+  std::vector<Step> steps;  // empty if from == to
+  /// Elements sent by all ranks of the mesh together if every reduction is a ring.
   int64_t ring_elements = 0;
 };
 
-/// Returns the route that sends the fewest elements; among those the fewest collectives, then the fewest steps.
-/// Reductions of any size are weighed as a ring, so a route does not depend on the extents. Both layouts are of the
-/// same tensor on one mesh, with at most seven axes larger than 1 (internal error).
+/// Returns the route that sends the fewest elements; ties are broken by the fewest collectives, then by the fewest
+/// steps. Reductions of any size are counted as a ring, so that a route does not depend on the extents. Both layouts
+/// must be of the same tensor on one mesh, with at most seven axes larger than 1 (internal error).
 Route find_route(const Layout& from, const Layout& to);
 
-/// "all_gather over tensor, slice over z", for messages and reports.
+/// Returns "all_gather over tensor, slice over z", for messages and reports.
 std::string to_string(const Route& route);
 
 }  // namespace trainer::mesh

@@ -1,6 +1,6 @@
 #pragma once
-// Runs: how a rank's local storage of a parameter corresponds to the global tensor. Initialisation, checkpoints and
-// norm ownership all use runs, so none of them depends on how a strategy splits or places a tensor.
+// Runs: the mapping between a rank's local storage of a parameter and the global tensor. Initialization, checkpoints
+// and norm ownership all use runs, so none of them depends on how a strategy splits or places a tensor.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,7 @@
 namespace trainer::mesh {
 
 /// Elements [global, global + length) of the row-major global tensor are stored at local, local + stride, …; the stride
-/// is 1 but in transposed tables.
+/// is 1 except in transposed tables.
 struct Run {
   int64_t global = 0, local = 0, length = 0, stride = 1;
   bool operator==(const Run&) const = default;
@@ -19,10 +19,10 @@ struct Run {
 std::vector<Run> matrix_runs(int64_t rows, int64_t cols, int64_t local, int64_t pitch);
 
 /// Returns the runs within [begin, begin + count) of the local storage, with `begin` as the new origin. That is a
-/// rank's piece of a block that several ranks share, such as ZeRO's of a group's flat space.
+/// rank's shard of a block that several ranks share, such as ZeRO's shard of a group's flat space.
 std::vector<Run> clip_runs(const std::vector<Run>& runs, int64_t begin, int64_t count);
 
-/// Appends `run`, joined to the last one when it continues that in both places.
+/// Appends `run`, merging it with the last one if it continues that globally and locally.
 void append_run(std::vector<Run>& runs, const Run& run);
 
 }  // namespace trainer::mesh

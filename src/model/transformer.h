@@ -1,5 +1,5 @@
 #pragma once
-// The decoder: embedding, blocks, final norm, head. Does not depend on ranks or devices.
+// The decoder: embedding, blocks, final norm, head. It does not depend on ranks or devices.
 #include <memory>
 #include <vector>
 
@@ -9,11 +9,11 @@ namespace trainer::model {
 
 class Transformer {
  public:
-  /// `model` resolved (config::resolve). Declares its parameters in `store`, which the caller then allocates.
+  /// `model` must be resolved (config::resolve). Declares its parameters in `store`, which the caller then allocates.
   Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
               const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed);
 
-  /// Everything backward needs of one micro-batch; made once and used again.
+  /// Everything that the backward pass of one micro-batch needs; made once and reused.
   struct Saved {
     explicit Saved(const Transformer& model) : blocks(model.blocks_.size()) {}
     std::vector<Block::Saved> blocks;
@@ -22,15 +22,15 @@ class Transformer {
     Scratch features;  // [n, H] after the final norm
   };
 
-  /// Runs up to the input of the head and saves activations for backward.
+  /// Runs the model up to the input of the head and saves activations for the backward pass.
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
   /// Runs head, loss and all gradients, last layer first. losses [loss_rows] f64 ← weights·loss of the rows whose
-  /// losses this rank has, not scaled by loss_scale; parallel::sum_of_losses waits for them and adds them up.
+  /// losses this rank has, not scaled by loss_scale; parallel::sum_of_losses waits for them and sums them.
   void backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const Tensor& losses, parallel::GradSink& grads);
   /// Writes the same losses without gradients and dropout.
   void loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses);
 
-  /// Keys and values of all blocks for one sequence of up to seq_len tokens.
+  /// The keys and values of all blocks for one sequence of up to seq_len tokens.
   class Cache {
    public:
     Cache(device::Device& device, const Transformer& model);
@@ -42,11 +42,12 @@ class Transformer {
     std::vector<Buffer> buffers_;
     std::vector<KvCache> blocks_;
   };
-  /// Appends the batch (one sequence, batch.first_position = cache.used) and returns the logits of its last row
-  /// [1, vocabulary padded], accumulator type.
+  /// Appends the batch (one sequence, batch.first_position = cache.used) and returns the logits of its last row [1,
+  /// padded vocabulary] in the accumulator type.
   Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache);
 
-  /// Returns the axes along which ranks of a replica have the losses of different rows, and how many rows those are.
+  /// Returns the axes along which ranks of a replica have the losses of different rows, and the number of rows on this
+  /// rank.
   mesh::AxisSet loss_axes() const { return head_->loss_axes(); }
   int64_t loss_rows(parallel::Rows rows) const { return head_->loss_rows(rows); }
   /// Returns the token row of each of them.
@@ -59,9 +60,9 @@ class Transformer {
 
  private:
   Scratch embed(Exec& ex, const parallel::Batch& batch);
-  /// Runs up to the input of the head, keeping nothing for backward.
+  /// Runs the model up to the input of the head, without saving activations.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Cache* cache);
-  /// Moves this rank's part of the residual stream from the spread of one layer to that of another.
+  /// Redistributes this rank's part of the residual stream from the spread of one layer to that of another.
   Scratch move(Exec& ex, const parallel::Batch& batch, Scratch x, size_t from, size_t to) const;
   ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;
 

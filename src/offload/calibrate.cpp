@@ -21,7 +21,7 @@ constexpr int64_t kMostElements = int64_t{1} << 20;
 constexpr int kRepeats = 3;
 constexpr double kTogetherSeconds = 0.05;
 
-/// Returns the median seconds of a call, after one that does not count.
+/// Returns the median seconds of a call, after one warm-up call.
 double seconds_of(const std::function<void()>& call) {
   std::vector<double> seconds;
   for (int i = 0; i <= kRepeats; ++i) {
@@ -32,7 +32,7 @@ double seconds_of(const std::function<void()>& call) {
   return median(seconds);
 }
 
-/// Repeats a call until the time is up, at least once; returns the mean seconds of one.
+/// Repeats a call until the time is up, at least once; returns the mean seconds per call.
 double seconds_while(const std::function<void()>& call, const std::atomic<bool>& ended) {
   const double start = now_seconds();
   double calls = 0;
@@ -43,12 +43,12 @@ double seconds_while(const std::function<void()>& call, const std::atomic<bool>&
   return std::max(1e-9, (now_seconds() - start) / calls);
 }
 
-/// Returns the seconds of each call while all are repeated at once, the first on this thread.
+/// Returns the seconds of each call while all are repeated concurrently, the first on this thread.
 std::vector<double> seconds_together(const std::vector<std::function<void()>>& calls) {
   std::atomic<bool> ended = false;
   std::vector<double> seconds(calls.size());
   std::vector<std::jthread> threads;
-  struct End {  // before the threads are joined, also when something throws
+  struct End {  // before the threads are joined, even if an exception is thrown
     std::atomic<bool>& ended;
     ~End() { ended = true; }
   } const at_the_end{ended};
@@ -66,7 +66,7 @@ std::vector<double> seconds_together(const std::vector<std::function<void()>>& c
   return seconds;
 }
 
-/// p, m, v and gradients of some elements.
+/// p, m, v and the gradient of some elements.
 struct State {
   Buffer memory;
   Tensor part(int64_t which) const { return memory.tensor().row_range(which, 1).reshape({memory.tensor().shape[1]}); }
@@ -87,7 +87,7 @@ void update(device::Device& where, const State& state) {
   where.synchronize();
 }
 
-/// Bytes/s of host memory, by all threads of the host.
+/// Returns the bytes/s of host memory, by all threads of the host.
 double memory_rate(device::Device& host, const State& state) {
   const int64_t bytes = state.memory.tensor().bytes();
   constexpr int64_t kPiece = 1 << 18;
@@ -123,7 +123,7 @@ double start_seconds(device::Device& device, device::Device& host) {
   });
 }
 
-/// Returns the bytes/s of copies from a GPU to host memory that is not pinned, each waited for.
+/// Returns the bytes/s of blocking copies from a GPU to pageable host memory.
 double pageable_rate(device::Device& device, const State& from) {
   std::vector<std::byte> memory(static_cast<size_t>(from.memory.tensor().bytes()));
   const double seconds =
@@ -143,7 +143,7 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   const State here = on(host), sent = on(host), received = on(host);  // kStatesOnHost
   const State there = on(device), back = on(device);                  // kStatesOnDevice
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
-  device.synchronize();  // this memory is zeroed before lanes write it
+  device.synchronize();  // this memory is zeroed before lanes write to it
   const std::unique_ptr<device::Device> in = device::make_lane(device), out = device::make_lane(device);
   const auto count = static_cast<double>(n), bytes = static_cast<double>(here.memory.tensor().bytes());
   const auto copy_in = [&] {

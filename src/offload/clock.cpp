@@ -12,15 +12,15 @@ using Amounts = std::array<double, kResources>;
 
 struct Work {
   Amounts amounts{};    // of each resource, in its unit
-  double seconds = 0;   // on its own, without its start
-  double progress = 0;  // of 1
-  double starts = 0;    // s of its start that are left
+  double seconds = 0;   // when running on its own, without its start
+  double progress = 0;  // fraction from 0 to 1
+  double starts = 0;    // remaining seconds of its start
 };
 
-/// An operation at work.
+/// An operation in progress.
 struct Active {
   Work* work;
-  double left;  // seconds of work left in its queue, on its own
+  double left;  // remaining seconds of work in its queue, when running on its own
 };
 
 Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes) {
@@ -46,8 +46,9 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
   return a;
 }
 
-/// Speeds, as fractions of the speed that each operation has on its own. If a resource does not suffice for all, they
-/// share it in proportion to the work left in their queues: then all end together, and the resource is used to the end.
+/// Sets speeds, as fractions of the speed that each operation has on its own. If a resource does not suffice for all,
+/// they share it in proportion to the remaining work in their queues: then all end together, and the resource is fully
+/// used.
 void share_out(const std::vector<Active>& active, const Amounts& capacity, std::vector<double>& speeds) {
   speeds.assign(active.size(), 0);
   std::vector<char> fixed(active.size());
@@ -81,7 +82,7 @@ void share_out(const std::vector<Active>& active, const Amounts& capacity, std::
 double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
             bool hidden) {
   const Amounts capacity{rates.to_device, rates.to_host, rates.host, rates.device, rates.memory};
-  double weights = 0;  // when the last ones are new
+  double weights = 0;  // time at which the last ones are updated
   std::vector<char> done(ops.size());
   std::vector<char> later(ops.size());  // waits for the norm
   std::vector<Work> work(ops.size());

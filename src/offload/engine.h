@@ -2,8 +2,8 @@
 // Engine: the optimizer state in host memory, updated there or on the device, concurrently with the steps.
 //
 // Placement. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on): there
-// is one copy, whatever device updates it. Compute weights and gradients of all groups stay in device memory. The
-// device lends slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and
+// is one copy, whichever device updates it. Compute weights and gradients of all groups stay in device memory. The
+// device has slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and
 // three bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after
 // construction.
 //
@@ -11,7 +11,7 @@
 // slots (schedule.h). It is started at the beginning of the step. Filling slots overlaps with the forward pass, copies
 // of gradients to the host with the backward pass as groups become complete, and updates begin when the norm is known.
 // The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains may end
-// later still. Only the waits between operations ensure that data is in place. There are five queues: to the host, to
+// even later. Only the waits between operations ensure that data is in place. There are five queues: to the host, to
 // the device, compute weights to the device, updates on the device, updates on the host. Each is a thread with its own
 // order on the device (device::make_lane), so that CPU and GPU do not differ here.
 //
@@ -20,7 +20,8 @@
 // that it does not depend on the plan.
 //
 // Time on an emulated device (debug.emulate_device) is that of a virtual clock that simulates the same list at given
-// rates (clock.h). The operations are really done, but how long they took here says nothing about a device.
+// rates (clock.h). The operations are actually executed, but their time on this machine says nothing about the emulated
+// device.
 #include <memory>
 #include <optional>
 
@@ -32,32 +33,32 @@
 
 namespace trainer::offload {
 
-/// Report of the step whose update began last.
+/// The report of the step whose update began last.
 struct Report {
   Share share;
   config::Fraction device_share;
   Bytes bytes{};                         // of its list, by kind
-  double exposed_ms = 0;                 // that the computing thread waited for updates, since that step's beginning
-  double update_ms = 0;                  // from norm to weights, of the newest list that is done; 0: none is
-  double predicted_ms = 0;               // update_seconds(), at the rates in use; 0: none are known
+  double exposed_ms = 0;                 // time that the compute thread has waited for updates since that step began
+  double update_ms = 0;                  // from norm to weights, in the newest list that is done; 0: there is none
+  double predicted_ms = 0;               // update_seconds() at the rates in use; 0: no rates are known
   double emulated_ms = 0;                // on the virtual clock; 0: no device is emulated
-  std::array<double, kLanes> busy_ms{};  // at work here, of the newest list that is done
-  double memory_share = 0;               // updates on the host: of the memory's measured rate; 0: not known
+  std::array<double, kLanes> busy_ms{};  // time at work on this machine, in the newest list that is done
+  double memory_share = 0;               // of updates on the host, relative to the measured memory rate; 0: not known
 };
 
 class Engine final : public optim::Optimizer, public params::Keeper {
  public:
   struct Options {
-    int64_t subgroup = 100'000'000;   // elements, at most
-    bool round_gradients = false;     // to bf16, in which they go to the host
-    std::optional<Rates> rates = {};  // that updates are predicted at
-    bool emulated = false;            // they are of the device that is emulated
+    int64_t subgroup = 100'000'000;   // largest number of elements
+    bool round_gradients = false;     // rounds gradients to bf16 for the copy to the host
+    std::optional<Rates> rates = {};  // rates with which updates are predicted
+    bool emulated = false;            // true if these are those of an emulated device
     /// Tests: called before each operation, on its lane's thread; an exception is the operation's.
     std::function<void(const Operation&)> before = {};
-    bool poison = false;  // tests: memory that must not be read any more is overwritten
+    bool poison = false;  // tests: overwrites memory that must no longer be read
   };
-  /// store and optim outlive it; the store is allocated, and its state is in the memory of store.home(). On a dry
-  /// device memory is counted and nothing is done.
+  /// store and optim must outlive the engine; the store must be allocated, with its state in the memory of
+  /// store.home(). On a dry device memory is counted and nothing is done.
   Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options);
   ~Engine() override;
 
@@ -77,7 +78,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   const Sizes& sizes() const { return sizes_; }
   device::HostMemory host_memory() const { return host_memory_; }
   Report report();
-  /// Keeps when operations begin and end, from now on or no longer.
+  /// Starts or stops recording when operations begin and end.
   void record(bool on);
   /// Returns the recorded operations, once the newest update is done, and clears them.
   std::vector<Done> recorded();
@@ -95,17 +96,17 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   bool dry() const { return store_.device().dry(); }
   void make_slots();
   void make_lists();
-  /// p, m or v (0, 1, 2) of a slot's subgroup, or all three.
+  /// Returns p, m or v (0, 1, 2) of a slot's subgroup, or all three.
   Tensor part_of(const Slot& slot, int which, int64_t count) const;
   /// A step's list.
   struct List {
     Schedule schedule;
     double emulated_s = 0;
   };
-  /// The update that a list does.
+  /// The update that a list performs.
   struct Turn {
     optim::Update update;
-    int64_t number = 0;  // since the start
+    int64_t number = 0;  // counted from the start
   };
   Turn& turn_of(int64_t list) { return turns_[static_cast<size_t>(list) % turns_.size()]; }
   int64_t start(const Schedule& schedule, const Turn& turn);
@@ -130,18 +131,18 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   Sizes sizes_;
   std::vector<Place> places_;
 
-  std::vector<Slot> slots_;                  // for streaming, then of residents
+  std::vector<Slot> slots_;                  // for streaming, then those of residents
   std::vector<Buffer> gradients_, bounces_;  // on the host: by group, this rank's part; of compute type
-  Buffer rounded_;                           // on the device: a subgroup's gradient as it is sent
-  std::vector<int64_t> versions_;            // by subgroup, of the host's copy: number of the update since the start
-  int64_t updates_ = 0;                      // begun
-  std::array<Turn, 3> turns_;                // of the lists that may be under way, and of the next
+  Buffer rounded_;                           // on the device: a subgroup's gradient in the type in which it is sent
+  std::vector<int64_t> versions_;            // by subgroup, for the host's copy: the number of the last update
+  int64_t updates_ = 0;                      // updates begun
+  std::array<Turn, 3> turns_;                // of the lists that may be in progress, and of the next one
   device::HostMemory host_memory_ = device::HostMemory::plain;
   std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: its gradient is complete
   std::array<std::unique_ptr<device::Device>, kLanes> lane_devices_;  // null: the host
   std::array<List, 2> lists_;                                         // of a step, by loaded_
   const List* newest_ = nullptr;                                      // of the last update
-  const List* open_ = nullptr;                                        // was started, and no update has come for it
+  const List* open_ = nullptr;                                        // started, but its update has not begun
   std::vector<char> fresh_;  // by group: its compute weights are those of the last update
   std::optional<LazyGathers> gathers_;
   int64_t started_ = 0;                // lists

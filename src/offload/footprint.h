@@ -1,6 +1,6 @@
 #pragma once
-// Memory of a run by placement of the optimizer state: a pure function of its parameters, so that every placement can
-// be shown next to the planned one. It equals what ParamStore and Engine allocate.
+// The memory of a run by placement of the optimizer state: a pure function of its parameters, so that every placement
+// can be shown next to the planned one. It equals what ParamStore and Engine allocate.
 #include "config/config.h"
 #include "offload/plan.h"
 

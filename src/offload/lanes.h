@@ -1,6 +1,6 @@
 #pragma once
 // Lanes: runs lists of operations concurrently with the compute thread, one thread per queue. An operation is done when
-// its function returns. That, and the events of a step (schedule.h), are all that is waited for. So a CPU, an emulated
+// its function returns. Operations wait only for this and for the events of a step (schedule.h). So a CPU, an emulated
 // device and a GPU differ only in that function.
 #include <condition_variable>
 #include <exception>
@@ -13,13 +13,13 @@
 
 namespace trainer::offload {
 
-/// Times of a list.
+/// The times of a list.
 struct Measured {
   Seconds busy{};       // at work
-  double update_s = 0;  // from the known norm until the last compute weights were new
+  double update_s = 0;  // from the time the norm was known until the last compute weights were updated
 };
 
-/// An operation that was done.
+/// An operation that is done.
 struct Done {
   Kind kind = Kind::flush;
   int subgroup = 0;
@@ -31,7 +31,7 @@ class Lanes {
   /// The functions that run operations. Both are called on the thread of the operation's queue.
   struct Work {
     std::function<void(const Operation&)> prepare;                // waits for the device; the time does not count
-    std::function<void(const Operation&, int64_t list)> perform;  // does it
+    std::function<void(const Operation&, int64_t list)> perform;  // performs the operation
   };
   Lanes(Work work, std::span<const Subgroup> subgroups, int groups);
   /// Completes operations that have begun, and drops the rest.
@@ -39,12 +39,12 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // One thread calls the functions that follow.
+  // The following functions must all be called by the same thread.
 
-  /// Begins with the list, which outlives it, once the previous one is done. Waits for the list before the previous
-  /// one. Returns the number of the list.
+  /// Begins the list, which must outlive its execution, once the previous one is done. Waits for the list before the
+  /// previous one. Returns the number of the list.
   int64_t start(const Schedule& schedule);
-  /// Signals an event of the list started last: the group's gradient is complete; the norm is known.
+  /// Signal an event of the list started last: the group's gradient is complete; the norm is known.
   void gradient_complete(int group);
   void norm_known();
   /// Drops operations of the list started last that have not begun, and waits for the rest.
@@ -52,8 +52,8 @@ class Lanes {
   /// Calls cancel() and discards exceptions of operations.
   void recover();
 
-  // Waits. All rethrow the exception of an operation in that list. Its other operations are dropped then, as are all
-  // lists after it until recover().
+  // The following functions wait. All rethrow the exception of an operation in that list. Its other operations are then
+  // dropped, and so are all later lists until recover().
 
   void wait_for_weights(int64_t list, int group);
   void wait_for_gradient(int64_t list, int group);  // on the host
@@ -80,7 +80,7 @@ class Lanes {
   };
   Run& run(int64_t list) { return runs_[static_cast<size_t>(list % 2)]; }
   int group_of(const Operation& op) const { return subgroups_[static_cast<size_t>(op.subgroup)].group; }
-  /// Updates the counts of remaining waits of everything that waits for the operation.
+  /// Changes the number of remaining waits of everything that waits for the operation.
   void count(Run& run, const Operation& op, int change) const;
   bool is_ready(const Run& run, const Operation& op) const;
   void work_all(Lane lane);

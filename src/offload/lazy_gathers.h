@@ -1,6 +1,6 @@
 #pragma once
-// LazyGathers: with ZeRO-1 each replica updates the weights it owns. It sends them to the other replicas when the next
-// pass first reads them, so that updates overlap with that pass as they do without replicas.
+// LazyGathers: with ZeRO-1 each replica updates the weights that it owns. They are all-gathered when the next pass
+// first reads them, so that updates overlap with that pass as they do without replicas.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -15,12 +15,12 @@ class LazyGathers {
   /// Joins gathers in flight.
   ~LazyGathers();
 
-  /// Marks the start of an update: all groups are to be gathered. Counts the bytes in ex.meter immediately, so that
-  /// they belong to the step of the update.
+  /// Marks the start of an update, after which all groups must be gathered. Counts the bytes in ex.meter immediately,
+  /// so that they belong to the step of the update.
   void begin(Exec& ex);
-  /// Returns when the weights of `group` have arrived from all replicas. Gathers start in the order of the groups, on
-  /// every rank alike; `wait` returns when this rank's weights of a group are new. The gather of the next group is in
-  /// flight on return. Every rank calls, for the same groups in the same order.
+  /// Returns when the weights of `group` have arrived from all replicas. Gathers start in the order of the groups on
+  /// every rank; `wait` returns when this rank's weights of a group are updated. The gather of the next group is in
+  /// flight on return. Collective, with the same groups in the same order.
   void finish(int group, const std::function<void(int group)>& wait);
   /// Joins gathers in flight and discards the rest, since the weights were overwritten.
   void drop();
@@ -31,7 +31,7 @@ class LazyGathers {
   params::ParamStore& store_;
   const std::unique_ptr<device::Device> dry_;
   Arena none_, none_dry_;
-  Meter counted_;  // by begin() already
+  Meter counted_;  // counted by begin()
   Exec ex_;
   std::vector<comm::Ticket> tickets_;  // by group
   int started_;                        // number of groups whose gathers have been started

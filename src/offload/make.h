@@ -6,18 +6,18 @@
 
 namespace trainer::offload {
 
-/// Makes the engine; null: offload.optimizer = "none". `store` is allocated, its state in the memory of its home.
-/// Measures the rates of this machine where the share follows from
-/// them. All ranks of a host call at the same time.
+/// Makes the engine; null if offload.optimizer = "none". `store` must be allocated, with its state in the memory of its
+/// home. Measures the rates of this machine if the fraction depends on them. All ranks of a host must call at the same
+/// time.
 std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config);
 
-/// True if the share that is streamed is to suit the rates of the machine (gpu_fraction = "auto").
+/// True if the streamed fraction is chosen by the rates of the machine (gpu_fraction = "auto").
 bool is_chosen(const config::Offload& offload);
 
-/// Returns the rates of debug.emulate_device; nothing without it.
+/// Returns the rates of debug.emulate_device; empty without it.
 std::optional<Rates> rates_of(const config::Debug& debug);
 
-/// "7 subgroups of at most 1.2M elements: 4 on the host, 3 streamed through 3 slots, 0 resident", for the log.
+/// Returns "7 subgroups of at most 1.2M elements: 4 on the host, 3 streamed through 3 slots, 0 resident", for the log.
 std::string to_string(const Engine& engine);
 
 }  // namespace trainer::offload

@@ -1,4 +1,4 @@
-// The operations of an engine, each on the thread of its queue.
+// The operations of an engine, each run on the thread of its queue.
 #include <vector>
 
 #include "offload/engine.h"
@@ -60,7 +60,7 @@ void Engine::update(device::Device& device, const Turn& turn, const Subgroup& su
   });
 }
 
-// The work that the compute thread queued on the device must have completed.
+// The work that the compute thread enqueued on the device must have completed.
 void Engine::prepare(const Operation& op) {
   const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
   if (op.kind == Kind::flush || op.kind == Kind::update_device) marks_[group]->wait();

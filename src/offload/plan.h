@@ -1,9 +1,9 @@
 #pragma once
-// The place where each part of the optimizer state is updated: a value, made by pure functions.
+// The device on which each part of the optimizer state is updated: a value, made by pure functions.
 //
 // A subgroup is a range of this rank's part of one group's flat space. Its master weights and moments are in host
 // memory, and it is updated either there, or on the device: then they are copied there and back (streamed), or stay
-// there (resident). Every place rounds alike (ops/adamw.h): a plan changes times and memory but no result.
+// there (resident). Rounding is the same everywhere (ops/adamw.h), so a plan changes times and memory but not results.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -15,32 +15,32 @@ namespace trainer::offload {
 
 struct Subgroup {
   int group = 0;
-  comm::Chunk part;  // of the group's flat space
+  comm::Chunk part;  // a range of the group's flat space
 };
 /// Splits this rank's part of each group into nearly equal subgroups of at most `largest` elements that begin on
 /// multiples of 64.
 std::vector<Subgroup> cut(std::span<const comm::Chunk> held, int64_t largest);
 std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest);
-/// Elements.
+/// Returns the number of elements of the largest subgroup.
 int64_t largest_of(std::span<const Subgroup> subgroups);
 
 enum class Place : uint8_t { host, streamed, resident };
 
 struct Plan {
-  config::Fraction device_share;  // streamed, of the subgroups that are not resident
+  config::Fraction device_share;  // streamed fraction of the subgroups that are not resident
   int slots = 3;                  // for streamed subgroups: device memory, each for the state of one subgroup
-  int resident = 0;               // subgroups, from the first: their gradients come last and their weights go first
-  bool blocking = false;          // everything waits for its predecessor
+  int resident = 0;               // the first subgroups: their gradients come last and their weights are read first
+  bool blocking = false;          // every operation waits for its predecessor
 };
 
-/// By subgroup: resident ones first; of the rest number x (from 0) is streamed where ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋. A share
-/// of 1/k takes every k-th.
+/// Returns the place of each subgroup: the first ones are resident; of the others, number x (from 0) is streamed if ⌊(x
+/// + 1)·a/b⌋ > ⌊x·a/b⌋. A fraction of 1/k streams every k-th.
 std::vector<Place> places(const Plan& plan, int subgroups);
 
-/// Elements of the subgroups in each place.
+/// The numbers of elements of the subgroups in each place.
 struct Share {
   int64_t host = 0, streamed = 0, resident = 0;
-  int64_t largest_streamed = 0;  // subgroup
+  int64_t largest_streamed = 0;  // size of that subgroup
   int64_t total() const { return host + streamed + resident; }
 };
 Share share_of(std::span<const Place> places, std::span<const Subgroup> subgroups);

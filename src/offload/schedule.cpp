@@ -43,11 +43,12 @@ class Writer {
     return add({.kind = Kind::load, .subgroup = i, .slot = slot, .after = {drained}});
   }
   int update_in(int i, int slot, int loaded) {
-    if (loaded <= std::exchange(loaded_, std::max(loaded, loaded_))) loaded = -1;  // another update waited for it
+    // A different update has waited for it.
+    if (loaded <= std::exchange(loaded_, std::max(loaded, loaded_))) loaded = -1;
     return add({.kind = Kind::update_device, .subgroup = i, .slot = slot, .after = {loaded}});
   }
 
-  /// Fills every slot that is free, or will be after a drain that is in the list.
+  /// Fills every slot that is free, or will be free after a drain in the list.
   void load_ahead() {
     while (loads_.size() < std::min(streamed_.size(), updated_ + drained_.size())) {
       const size_t slot = loads_.size() % drained_.size();
@@ -67,7 +68,7 @@ class Writer {
   void update_host(int i) {
     const int bounce = s_.bounce ? next_bounce_++ % kBounces : -1;
     const int sent_before = bounce < 0 ? -1 : bounces_[static_cast<size_t>(bounce)];
-    const int flushed = std::exchange(flushed_, -1);  // its gradient came last: later updates need not wait
+    const int flushed = std::exchange(flushed_, -1);  // its gradient arrives last, so later updates need not wait
     const int updated =
         add({.kind = Kind::update_host, .subgroup = i, .bounce = bounce, .after = {flushed, sent_before}});
     const int sent = add({.kind = Kind::refresh, .subgroup = i, .bounce = bounce, .after = {updated}});

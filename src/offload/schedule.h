@@ -2,11 +2,11 @@
 // The update of one step as a list of operations, made by a pure function. The same list is executed (lanes.h), timed
 // on a virtual clock (clock.h), counted, and searched for missing waits (tests/unit/offload/races.h).
 //
-// Each operation belongs to a lane. A lane does its operations in the order of the list, one after the other. An
-// operation also waits for those named in `after`, which come earlier in the list. A flush waits until the gradient of
-// its group is complete, an update until the norm is known. Waits that queues and other waits imply are left out. Steps
-// follow each other: no operation begins before the list of the step before is done. Only the state of residents in
-// their slots persists to the next step.
+// Each operation belongs to a lane. A lane runs its operations in list order, one after another. An operation also
+// waits for those named in `after`, which come earlier in the list. A flush waits until the gradient of its group is
+// complete, an update until the norm is known. Waits that are implied by queues and other waits are omitted. Steps do
+// not overlap: no operation begins before the list of the previous step is done. Only the state of residents in their
+// slots persists to the next step.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -20,9 +20,9 @@ namespace trainer::offload {
 enum class Kind : uint8_t {
   flush,          // the subgroup's gradient, from the device to the host
   load,           // master weights and moments, from the host to a slot
-  update_device,  // in a slot, and of the compute weights
+  update_device,  // of the state in a slot, and of the compute weights
   drain,          // a slot, to the host
-  update_host,    // in host memory; compute weights of another type go to a bounce buffer
+  update_host,    // in host memory; compute weights of a different type are written to a bounce buffer
   refresh         // compute weights, from the host to the device
 };
 inline constexpr int kKinds = 6;
@@ -31,20 +31,21 @@ inline constexpr int kLanes = 5;
 std::string_view name_of(Kind kind);
 std::string_view name_of(Lane lane);
 Lane lane_of(Kind kind);
-/// True if compute weights on the device are new when such an operation is done.
+/// True if such an operation leaves updated compute weights on the device.
 constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
 /// True if such an operation waits until the norm is known.
 constexpr bool is_update(Kind kind) { return kind == Kind::update_host || kind == Kind::update_device; }
 
-/// Host buffers for compute weights on their way to the device, where they are of another type than the master weights.
+/// Host buffers for compute weights that are copied to the device, if their type differs from that of the master
+/// weights.
 inline constexpr int kBounces = 3;
 
 struct Operation {
   Kind kind = Kind::flush;
   int subgroup = 0;
-  int slot = -1;           // of load, update_device and drain
-  int bounce = -1;         // of update_host and refresh
-  std::vector<int> after;  // places in the list
+  int slot = -1;           // for load, update_device and drain
+  int bounce = -1;         // for update_host and refresh
+  std::vector<int> after;  // indices in the list
   Lane lane() const { return lane_of(kind); }
 };
 using Schedule = std::vector<Operation>;
@@ -52,26 +53,26 @@ using Schedule = std::vector<Operation>;
 /// The inputs of a list.
 struct Situation {
   std::span<const Place> places;  // by subgroup
-  int slots = 0;                  // for streaming; residents have a slot each, which come after them
+  int slots = 0;                  // for streaming; the slots of residents come after them
   bool blocking = false;
-  bool bounce = false;  // compute weights are of another type than the master weights
-  bool loaded = false;  // the state of residents is in their slots since an earlier step, and only there
+  bool bounce = false;  // compute weights have a different type than the master weights
+  bool loaded = false;  // the state of residents has been in their slots since an earlier step, and only there
 };
 Schedule schedule(const Situation& situation);
 
-/// Operations that bring home the state of residents.
+/// Returns the operations that copy the state of residents back to the host.
 Schedule homecoming(std::span<const Place> places, int slots);
 
-/// Seconds at work by kind of operation.
+/// Busy seconds by kind of operation.
 using Seconds = std::array<double, kKinds>;
 
-/// Bytes of an element of the state (one of p, m, v), of compute weights, of gradients.
+/// Bytes per element of the state (one of p, m, v), of compute weights, of gradients.
 struct Sizes {
   int64_t state = 4, compute = 2, gradient = 4;
-  /// Compute weights of another type than the master weights go through bounce buffers.
+  /// True if compute weights have a different type than the master weights, so that they need bounce buffers.
   bool bounces() const { return compute != state; }
 };
-/// Returns the sizes for a store's parameters; gradients are copied to the host as they are, or rounded to bf16.
+/// Returns the sizes for a store's parameters; gradients are copied to the host unchanged, or rounded to bf16.
 Sizes sizes_of(const params::ParamStore& store, bool round_gradients);
 /// Bytes between host and device by kind.
 using Bytes = std::array<int64_t, kKinds>;  // 0 for updates

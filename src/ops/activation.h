@@ -1,14 +1,14 @@
 #pragma once
 // Activation functions outside the GEMMs' epilogues, and the epilogue of a GEMM whose partial sums are first
-// all-reduced: its fused epilogue (ops/gemm.h) would come too early. The latter agree in every bit with the epilogue of
-// a GEMM that has the same sum.
+// all-reduced: its fused epilogue (ops/gemm.h) would be applied too early. The results of the latter are bitwise equal
+// to those of the epilogue of a GEMM with the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {
 
-/// pre = x + bias; y = act(pre), of pre as it is stored. x, pre, y [N, F] of one compute dtype; bias [F] or empty; pre
-/// may be empty; y or pre may be x. Without bias and pre it rebuilds an epilogue's output from its `pre` (selective
-/// recomputation).
+/// pre = x + bias; y = act(pre), with `pre` rounded to its stored type. x, pre, y [N, F] of one compute dtype; bias [F]
+/// or empty; pre may be empty; y or pre may be x. Without bias and pre, recomputes an epilogue's output from its `pre`
+/// (selective recomputation).
 struct BiasActivation {
   Tensor x, bias, pre, y;
   Activation act = Activation::none;

@@ -15,9 +15,10 @@ size_t state_index(DType dtype, const char* name) {
   return static_cast<size_t>(dtype);
 }
 
-/// Throws when this thread rounds unlike others: results would depend on which thread had which element.
+/// Throws if this thread has an unusual rounding mode, since results would depend on the assignment of elements to
+/// threads.
 void require_usual_rounding() {
-  constexpr unsigned kFlushes = 0x8040, kRounding = 0x6000;  // FTZ and DAZ; not to nearest
+  constexpr unsigned kFlushes = 0x8040, kRounding = 0x6000;  // FTZ and DAZ; rounding modes other than to nearest
   const unsigned control = _mm_getcsr();
   TRAINER_CHECK((control & (kFlushes | kRounding)) == 0,
                 "a thread that updates weights has FTZ, DAZ or a rounding mode set (MXCSR {:#x}): a library set it, as "

@@ -1,7 +1,7 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order.
-// So results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in
-// double and rounded to the state's type.
+// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device executes the same operations in the same
+// order, with the same rounding. So results are bit-identical wherever a parameter is updated. All scalars are computed
+// once per step on the host in double and rounded to the state's type.
 #include "tensor/exec.h"
 
 namespace trainer::ops {

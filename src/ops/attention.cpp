@@ -8,10 +8,10 @@
 namespace trainer::ops {
 namespace {
 
-/// For up to this many queries, keys and values are not packed: each query reads them where they are.
+/// Up to this number of queries, keys and values are not packed: each query reads them in place.
 constexpr int64_t kDecodeQueries = 4;
 
-/// Returns the kernels of vectors.
+/// Returns the vector kernels.
 const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
   return TRAINER_KERNELS(ex.device.isa(), attention_kernels)(dtype);
 }
@@ -27,7 +27,7 @@ const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
 }
 int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
 
-/// Returns the pairs (query, key) that causality leaves, in one head of one sequence.
+/// Returns the number of (query, key) pairs allowed by causality, in one head of one sequence.
 double visible_pairs(const AttentionShape& s) {
   return static_cast<double>(s.q_len) *
          (static_cast<double>(s.k_len - s.q_len) + 0.5 * (static_cast<double>(s.q_len) + 1));
@@ -77,7 +77,7 @@ AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropou
   return job;
 }
 
-/// Sets the sizes of packed operands: a function of shape, type and kernels.
+/// Sets the sizes of packed operands, which depend on shape, type and kernels.
 void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool panels) {
   if (panels) {
     constexpr int64_t kPanel = 32;
@@ -88,7 +88,7 @@ void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool pan
   }
   const int64_t size = size_of(accumulator), line = 64 / size, panel = 2 * vector_bytes(isa) / size;
   int64_t lines = round_up(job.head_dim, std::max(panel, line)) / line;
-  if (lines % 2 == 0) ++lines;  // rows an even number of lines apart share few sets of the cache
+  if (lines % 2 == 0) ++lines;  // rows that are an even number of lines apart share few cache sets
   job.row_ld = lines * line;
   job.k_pad = round_up(job.k_capacity, panel);
   job.q_pad = job.q_len;
@@ -138,8 +138,8 @@ int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t p
   return pieces.bytes();
 }
 
-/// Returns the pairs per wave: enough tasks to keep all threads busy to the end, and no more packed memory than that
-/// needs.
+/// Returns the pairs per wave: enough tasks to keep all threads busy until the end, and no more packed memory than
+/// necessary.
 int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) {
   return std::min(s.batch * s.kv_heads, divide_up(tasks, tasks_per_pair));
 }
@@ -248,7 +248,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   job.dv = operand(op.dv);
   job.lse = op.lse.data;
   set_packing(job, accumulator, isa, kernels.pack_queries != nullptr);
-  // There are at most eight parts of dq. Each sums over enough keys to pay for reading the queries again.
+  // There are at most eight parts of dq. Each sums over enough keys to amortise reading the queries again.
   job.chunk_keys = std::max(s.k_len <= 512 ? int64_t{128} : int64_t{256}, round_up(divide_up(s.k_len, 8), kKeyBlock));
   job.chunks = divide_up(s.k_len, job.chunk_keys);
 

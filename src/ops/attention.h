@@ -1,6 +1,6 @@
 #pragma once
 // Causal grouped-query attention without the s×s matrix (online softmax; Dao et al. 2022). Head h of A query heads uses
-// key/value head h / (A/K). Query row i of a sequence sits at position k_len − q_len + i and sees keys 0 … that
+// key/value head h / (A/K). Query row i of a sequence is at position k_len − q_len + i and attends to keys 0 … that
 // position.
 #include "base/philox.h"
 #include "tensor/exec.h"
@@ -9,7 +9,7 @@ namespace trainer::ops {
 
 struct AttentionShape {
   int64_t batch = 0, q_len = 0, k_len = 0;  // per sequence; training: q_len = k_len = S
-  int64_t k_capacity = 0;                   // rows between two sequences in k and v; 0 = k_len (a KV cache has seq_len)
+  int64_t k_capacity = 0;                   // rows between two sequences in k and v; 0 = k_len (seq_len for a KV cache)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
 };
 
@@ -23,7 +23,7 @@ struct AttentionDropout {
 };
 
 /// out = softmax(scale·q·kᵀ + causal)·v. q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed), out
-/// [b·q_len, A·D]. lse [b·A, q_len], accumulator dtype: log-sum-exp of the scaled scores; empty: not kept.
+/// [b·q_len, A·D]. lse [b·A, q_len], accumulator dtype: log-sum-exp of the scaled scores; empty: not stored.
 struct AttentionForward {
   Tensor q, k, v, out, lse;
   AttentionShape shape;
@@ -31,7 +31,7 @@ struct AttentionForward {
   AttentionDropout dropout;
 };
 void run(Exec& ex, const AttentionForward& op);
-/// FLOPs of the causal part (half the square and the diagonal).
+/// Returns the FLOPs of the causal part (half the square and the diagonal).
 Cost cost(const AttentionForward& op);
 
 /// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.
@@ -44,10 +44,11 @@ struct AttentionBackward {
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Returns cuDNN for that GPU, to be its device's Libraries::attention. It can do bf16 without dropout, with as many
-/// keys as queries; our kernels do the rest. The log-sum-exps of both mean the same: a backward pass may follow the
-/// other's forward. `by_default`: only a cuDNN that is new enough to need little workspace. Throws Code::usage with the
-/// reason when cuDNN was not found at build time, is not found now, or is too old.
+/// Returns cuDNN for that GPU, for its device's Libraries::attention. It supports bf16 without dropout and with equal
+/// numbers of keys and queries; the built-in kernels do the rest. Both use the same log-sum-exp, so that the backward
+/// pass of one may follow the forward pass of the other. `by_default`: accepts only a cuDNN that is new enough to need
+/// little workspace. Throws Code::usage with the reason when cuDNN was not found at build time, is not found at run
+/// time, or is too old.
 std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
 /// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

@@ -34,7 +34,7 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
     }
   };
   auto element = [&](int64_t i, auto tag) {
-    // Pages end the reach of the hardware's own prefetching, and four arrays have many.
+    // The hardware's own prefetching stops at page boundaries, which four arrays have many of.
     for (const void* ahead : {static_cast<const void*>(p + i + kAhead), static_cast<const void*>(m + i + kAhead),
                               static_cast<const void*>(v + i + kAhead), static_cast<const void*>(g + i + kAhead)})
       __builtin_prefetch(ahead);
@@ -57,8 +57,8 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
   each_vector<A>(n, [&](int64_t i, auto tag) { element(i, tag); });
 }
 
-/// There are sixteen partial sums, of the elements whose index is 0, 1, … 15 modulo 16. A tree adds them: the same
-/// additions on every set. Squares of f32 are exact in f64.
+/// Computes sixteen partial sums, of the elements whose index is 0, 1, … 15 modulo 16, and adds them in a tree: the
+/// same additions on every instruction set. Squares of f32 are exact in f64.
 template <typename A>
 double square_sum(const void* data, int64_t n) {
   constexpr int kSums = 16, kVectors = kSums / kLanes<double>;

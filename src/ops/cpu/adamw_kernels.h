@@ -12,12 +12,12 @@ struct AdamWConstants {
   double b1, b2, ob1, ob2, inv_sqrt_correction, eps, negative_step, negative_decay, gradient_scale;
 };
 struct AdamWKernels {
-  /// Updates n elements; compute may be null.
+  /// Updates n elements; `compute` may be null.
   using Update = void (*)(const AdamWConstants& k, void* p, void* m, void* v, const void* g, bf16* compute, int64_t n);
   Update update[2];
   Update update_rounded;  // f32 state; rounds the f32 gradient to bf16 first
   Update update_narrow;   // f32 state, bf16 gradient
-  /// Σ x² of at most kNormBlock elements.
+  /// Returns Σ x² of at most kNormBlock elements.
   double (*square_sum[2])(const void* x, int64_t n);
 };
 TRAINER_FOR_EACH_ISA(extern const AdamWKernels adamw_kernels;)

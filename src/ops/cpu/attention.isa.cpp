@@ -1,4 +1,4 @@
-// Attention kernels: blocks of kQueryBlock × kKeyBlock scores, online softmax (Dao et al. 2022), backward from the
+// Attention kernels: blocks of kQueryBlock × kKeyBlock scores, online softmax (Dao et al. 2022), backward pass from the
 // log-sum-exp. Storage is the element type in memory, T the type of packed operands, scores and sums.
 #include "ops/cpu/attention_block.h"
 #include "ops/cpu/attention_dropout.h"
@@ -12,7 +12,7 @@ template <typename T>
 [[gnu::always_inline]] inline T* as(std::byte* data) {
   return reinterpret_cast<T*>(data);
 }
-/// Row `row`, head `head` of a [rows, heads·D] operand.
+/// Returns row `row`, head `head` of a [rows, heads·D] operand.
 template <typename Storage>
 [[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
   return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
@@ -36,7 +36,7 @@ template <typename T>
   if (i < n) best[1] = vmax(best[1], first_lanes(load(x + i), n - i, start));
   return lane_max<T>(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
 }
-/// x[i] <- exp(x[i] − shift); returns the sum. Reads and writes whole vectors: lanes beyond n become 0.
+/// Computes x[i] <- exp(x[i] − shift); returns the sum. Reads and writes whole vectors: lanes beyond n become 0.
 template <typename T>
 [[gnu::always_inline]] inline T exp_and_sum(T* x, int64_t n, T shift) {
   Vec<T> sum{};
@@ -48,16 +48,16 @@ template <typename T>
   }
   return lane_sum<T>(sum);
 }
-/// Clears the part of a row that GEMMs read beyond the keys it sees.
+/// Clears the part of a row that GEMMs read beyond the visible keys.
 template <typename T>
 [[gnu::always_inline]] inline void clear_unseen(T* p, int64_t visible, int64_t n) {
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
-/// Number of queries whose scores are formed, weighted and summed together: such a block stays in L1.
+/// Number of queries whose scores are computed, weighted and summed together, so that the block stays in L1.
 inline constexpr int64_t kStrip = 24;
 
-/// A task works on one query head of a pair of the wave.
+/// The position of a task, which processes one query head of a pair in the wave.
 struct Place {
   int64_t slot, sequence, kv_head, head;
 };
@@ -166,7 +166,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
-/// Computes out[columns 0 … NV vectors) = Σ_j p[j]·v[j], one vector of rows' columns per pass.
+/// Computes out[columns 0 … NV vectors) = Σ_j p[j]·v[j], one pass over the rows.
 template <int NV, typename Storage, typename T>
 [[gnu::always_inline]] inline void weighted_sum(int64_t keys, const T* p, const Storage* v, int64_t ldv,
                                                 int64_t columns, T factor, Storage* out) {
@@ -218,7 +218,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
 
 template <typename Storage, typename T>
 void backward(const AttentionJob& job, int64_t task, int worker) {
-  const int64_t chunk = task / job.pairs;  // every query sees the first chunk: longest first
+  const int64_t chunk = task / job.pairs;  // every query attends to the first chunk, so the longest tasks come first
   const Place where = place_of(job, task % job.pairs, job.head_in_group);
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
   const int64_t d = job.head_dim, ld = job.row_ld;
@@ -274,7 +274,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
       T* dv_rows = dv + (key - begin) * ld;
       const Panels<T> q_panels = columns_of<T>(job, q), dout_panels = columns_of<T>(job, dout);
       const Panels<T> k_panels = columns_of(job, rows_of<T>(job, job.keys, where.slot, key));
-      if (job.head_in_group == 0 && query == key) {  // the first queries that see these keys
+      if (job.head_in_group == 0 && query == key) {  // these are the first queries that attend to these keys
         transposed_product<false>(m, n, d, p, kScoreLd, dout_panels, dv_rows, ld, first);
         transposed_product<false>(m, n, d, ds, kScoreLd, q_panels, dk_rows, ld, first);
       } else {

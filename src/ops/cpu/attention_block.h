@@ -1,6 +1,6 @@
 #pragma once
-// Block GEMMs inside attention: operands packed, in L1 and L2, one thread. A register block is kRegisterRows rows by
-// two vectors; every k step loads two vectors of B and broadcasts one element of A per row. Row r of a block sees the
+// Block GEMMs inside attention: packed operands in L1 and L2, one thread. A register block is kRegisterRows rows by two
+// vectors; every k step loads two vectors of B and broadcasts one element of A per row. Row r of a block attends to the
 // keys below first + r (of this block): causally masked register blocks are skipped.
 #include "ops/cpu/lanes.h"
 
@@ -78,13 +78,13 @@ template <bool kTransposed, bool kAdd, typename T>
   }
 }
 
-/// Rows of the next register block when `left` remain: a short rest is shared by the last two.
+/// Returns the rows of the next register block when `left` remain: the last two share a short remainder.
 [[gnu::always_inline]] inline int64_t next_rows(int64_t left) {
   if (left <= kRegisterRows) return left;
   return left < 2 * kRegisterRows ? (left + 1) / 2 : kRegisterRows;
 }
 
-/// s[m, n] = a[m, k]·b for the visible columns (others: left or overwritten).
+/// s[m, n] = a[m, k]·b for the visible columns (others: unchanged or overwritten).
 template <typename T>
 void multiply_scores(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, Panels<T> b, T* s, int64_t lds,
                      int64_t first) {
@@ -118,7 +118,7 @@ void weighted_rows(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ld
   }
 }
 
-/// c[n, columns] (+)= p[m, n]ᵀ·b[m, columns]: each key over the rows that see it.
+/// c[n, columns] (+)= p[m, n]ᵀ·b[m, columns]: for each key the sum over the rows that attend to it.
 template <bool kAdd, typename T>
 void transposed_product(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
                         int64_t first) {

@@ -6,14 +6,14 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Global index of (sequence, head, query position, key 0).
+/// Returns the global index of (sequence, head, query position, key 0).
 [[gnu::always_inline]] inline uint64_t dropout_index(const AttentionJob& job, int64_t sequence, int64_t head,
                                                      int64_t position) {
   const int64_t global_head = (job.first_sample + sequence) * job.heads_global + job.first_head + head;
   return (static_cast<uint64_t>(global_head) * static_cast<uint64_t>(job.k_len) + static_cast<uint64_t>(position)) *
          static_cast<uint64_t>(job.k_len);
 }
-/// factors[i] = keep_scale, or 0 where the draw of element index + i is below the threshold; n <= kKeyBlock.
+/// factors[i] = keep_scale, or 0 if the draw of element index + i is below the threshold; n <= kKeyBlock.
 template <typename T>
 [[gnu::noinline]] void fill_dropout_factors(const AttentionJob& job, uint64_t index, int64_t n, T* factors) {
   uint32_t draws[kKeyBlock + 2 * kPhiloxGroup];

@@ -1,6 +1,6 @@
 #pragma once
 // Operands of attention on bf16 panels (attention_panels.h), for kernel files (*.isa.cpp): their addresses, the keys
-// that a query sees, and the packing of keys, values and queries.
+// visible to a query, and the packing of keys, values and queries.
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/lanes.h"
@@ -21,13 +21,13 @@ template <typename T>
 [[gnu::always_inline]] inline T* as(std::byte* data) {
   return reinterpret_cast<T*>(data);
 }
-/// Row `row`, head `head` of a [rows, heads·D] operand.
+/// Returns row `row`, head `head` of a [rows, heads·D] operand.
 [[gnu::always_inline]] inline bf16* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
   return as<bf16>(x.data) + row * x.ld + head * job.head_dim;
 }
 
-/// factors[key][query], rows `ld` apart, of `keys` keys from `key` on and of queries from `position` on. A whole panel
-/// or block is filled: 0 beyond `queries` and for keys that a query does not see.
+/// factors[key][query], rows `ld` apart, of `keys` keys beginning with `key` and of queries beginning at `position`. A
+/// whole panel or block is filled: 0 beyond `queries` and for keys that are not visible to a query.
 void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head, int64_t position, int64_t key,
                          int64_t queries, int64_t keys, float* factors, int64_t ld) {
   float row[kKeyBlock];
@@ -49,7 +49,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return found != 0;
 #endif
 }
-/// x with `other` in the lanes below `first`.
+/// Returns x with `other` in the lanes below `first`.
 [[gnu::always_inline]] inline Vec<float> lanes_from(Vec<float> x, int64_t first, float other) {
   Vec<float> lane{};
   for (int i = 0; i < kVector; ++i) lane[i] = static_cast<float>(i);
@@ -64,12 +64,13 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return as<bf16>(packed) + slot * rows * terms + row * terms;
 }
 
-/// Prefetches rows of a head that are packed next. They are a token apart, which no hardware prefetcher follows.
+/// Prefetches rows of a head that are packed next. They are one token apart, a stride that no hardware prefetcher
+/// follows.
 [[gnu::always_inline]] inline void prefetch_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
 }
 
-/// A block of keys: rows of K (and V), terms along D; columns of V (backward: of K), terms along keys.
+/// Packs a block of keys: rows of K (and V), terms along D; columns of V (backward: of K), terms along keys.
 void pack_keys(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.key_blocks, key = task % job.key_blocks * kKeyBlock, ld = job.row_ld;
   const int64_t n = smaller(kKeyBlock, job.k_len - key), pair = job.first_pair + slot, d = job.head_dim;
@@ -100,8 +101,8 @@ void pack_keys(const AttentionJob& job, int64_t task) {
   }
 }
 
-/// A block of queries of the head whose turn it is (backward). It has Q and dO twice, with terms along D and with terms
-/// along queries, and Σ dO·O. The log-sum-exp is in units of log 2, and +inf where there is no query, so that
+/// Packs a block of queries of the head that is processed (backward): Q and dO twice, with terms along D and with terms
+/// along queries, and Σ dO·O. The log-sum-exp is in units of log 2, and +inf if there is no query, so that
 /// probabilities vanish.
 void pack_queries(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock;
@@ -115,7 +116,7 @@ void pack_queries(const AttentionJob& job, int64_t task) {
     bf16* const block = panel_at(rows, slot, job.q_pad, ld, query);
     for (int64_t c = 0; c < ld; c += kSide)
       pack_b_rows(x + c, ldx, smaller(kSide, d - c), m, block + c * kQueryBlock, 0);
-    // An odd half: the steps of a block are all read.
+    // For an odd half, since all steps of a block are read.
     if (m <= kSide)
       for (int64_t c = 0; c < ld; c += kSide)
         std::memset(static_cast<void*>(block + c * kQueryBlock + kStepElements), 0, kStepElements * sizeof(bf16));

@@ -1,12 +1,12 @@
 // Attention by dot products of bf16 pairs (attention_panels.h). It uses the panels of tiles. A pair of the left factor
-// is in all lanes; sixteen columns of a pair of the right one are a vector.
+// is broadcast to all lanes; sixteen columns of a pair of the right factor form a vector.
 #include "ops/cpu/attention_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-constexpr int64_t kSumRows = 8;     // of sums in registers,
-constexpr int64_t kSumVectors = 2;  // by vectors of columns
+constexpr int64_t kSumRows = 8;     // rows of sums in registers,
+constexpr int64_t kSumVectors = 2;  // times vectors of columns
 constexpr int64_t kSumCols = kSumVectors * kPairLanes;
 static_assert(kTilePanel % kSumRows == 0 && kTilePanel % kSumCols == 0);
 
@@ -21,7 +21,7 @@ struct PairUnit {
   }
   [[gnu::always_inline]] static void multiply_block(int64_t steps, const bf16* left, const bf16* right, int64_t column,
                                                     bool add, float* sums, int64_t ld) {
-    const bf16* columns[kSumVectors];  // of the right factor, a pair of each
+    const bf16* columns[kSumVectors];  // of the right factor, one pair each
     for (int64_t v = 0; v < kSumVectors; ++v) {
       const int64_t at = column + v * kPairLanes;
       columns[v] = right + at / kTileRows * kTileElements + at % kTileRows * 2;

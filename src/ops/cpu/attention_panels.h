@@ -1,12 +1,13 @@
 #pragma once
-// Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all GEMMs of panels by one unit, softmax
-// in vectors. Scores are formed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a vector holds
-// neighbouring queries. Maxima, sums, masks and the log-sum-exp run down the rows without a horizontal step. Rounded
-// probabilities are stored as the next GEMM reads them. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the log-sum-exp: dV =
-// Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs, sums are f32.
+// Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all GEMMs of panels use one unit, the
+// softmax uses vectors. Scores are computed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a
+// vector holds neighbouring queries. Maxima, sums, masks and the log-sum-exp go down the rows without horizontal
+// operations. Rounded probabilities are stored in the layout of the next GEMM. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the
+// log-sum-exp: dV = Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs, sums are
+// f32.
 //
 // A Unit multiplies panels:
-//   Unit::begin()                                        once per task, before its products
+//   Unit::begin()                                        once per task, before its GEMMs
 //   Unit::multiply(steps, left, right, add, sums, ld)    sums[32, 32], rows ld apart, (+)= left·right
 #include "ops/cpu/attention_operands.h"
 
@@ -15,24 +16,24 @@ namespace {
 
 // --- forward ---
 
-/// A panel of queries against a block of keys.
+/// A panel of queries and a block of keys.
 struct ForwardPanel {
   float scores[kKeyBlock * kSide];        // [key][query]
   bf16 probabilities[kKeyBlock * kSide];  // right factor, terms along keys
   float top[kSide], denominator[kSide], shrink[kSide];
 };
 
-/// Online softmax of `keys` keys' scores, in powers of 2. Query q of the panel sees the keys up to last_seen + q,
-/// counted in the block. Returns whether the maximum of some query has grown.
+/// Computes the online softmax of the scores of `keys` keys, in powers of 2. Query q of the panel attends to the keys
+/// up to last_seen + q, counted in the block. Returns true if the maximum of some query has grown.
 template <bool Dropout>
 [[gnu::always_inline]] inline bool online_softmax_as(const AttentionJob& job, ForwardPanel& p, int64_t keys,
                                                      int64_t last_seen, const float* factors) {
-  constexpr int64_t kWide = 2 * kVector;  // queries side by side: their rounded probabilities fill a vector
+  constexpr int64_t kWide = 2 * kVector;  // adjacent queries, whose rounded probabilities fill a vector
   const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
   bool grown = false;
   for (int64_t c = 0; c < kSide; c += kWide) {
     const float* const s = p.scores + c;
-    // Keys below `open` are seen by all queries; later keys by the queries from lane key − seen on.
+    // Keys below `open` are visible to all queries; later keys to the queries from lane key − seen on.
     const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
     const int64_t open = smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
     const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
@@ -89,7 +90,7 @@ bool online_softmax(const AttentionJob& job, ForwardPanel& p, int64_t keys, int6
                             : online_softmax_as<true>(job, p, keys, last_seen, factors);
 }
 
-/// out[query, D] <- Oᵀ[D, query]·factor[query], by squares.
+/// Stores out[query, D] <- Oᵀ[D, query]·factor[query], square by square.
 void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const float* factor, bf16* out, int64_t ld) {
   for (int64_t query = 0; query < queries; query += kVector)
     for (int64_t c = 0; c < d; c += kVector) {
@@ -134,7 +135,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     for (int64_t qp = 0; qp * kSide < m; ++qp) {
       ForwardPanel& p = panels[qp];
       const int64_t first = position + qp * kSide, rows = smaller(kSide, m - qp * kSide);
-      if (first + rows <= key) continue;  // sees none of them
+      if (first + rows <= key) continue;  // attends to none of them
       const int64_t keys = smaller(kKeyBlock, panels_in(first + rows - key) * kSide);
       for (int64_t k = 0; k < keys; k += kSide)
         Unit::multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
@@ -167,14 +168,14 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
 
 // --- backward ---
 
-/// Scores, probabilities and their gradients of a block of keys and a block of queries.
+/// Scores, probabilities and their gradients for a block of keys and a block of queries.
 struct BackwardBlock {
   float scores[kSide * kSide], slopes[kSide * kSide];            // of one square: Sᵀ and dPᵀ
   bf16 p[kKeyBlock * kQueryBlock], ds[kKeyBlock * kQueryBlock];  // left factors [key panel][step of queries], of dV, dK
   bf16 ds_pairs[kKeyBlock * kQueryBlock];                        // right factor [query panel][step of keys], of dQ
 };
 
-/// P and dS of one square. Query q of it sees its keys up to last_seen + q.
+/// Computes P and dS of one square. Its query q attends to its keys up to last_seen + q.
 template <bool Dropout>
 [[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
                                                     int64_t query_panel, int64_t last_seen, const float* shift,
@@ -232,7 +233,8 @@ void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
 template <typename Unit>
 void backward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  const int64_t chunk = task / job.pairs, slot = task % job.pairs;  // the first chunk is seen by every query: first
+  /// Every query attends to the first chunk, so it comes first.
+  const int64_t chunk = task / job.pairs, slot = task % job.pairs;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads, kv_head = pair % job.kv_heads;
   const int64_t head = kv_head * job.group + job.head_in_group;
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
@@ -255,7 +257,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
       for (int64_t kp = 0; kp < key_panels; ++kp)
         for (int64_t qp = 0; qp < kQueryPanels; ++qp) {
           const int64_t last_seen = query + qp * kSide - key - kp * kSide;
-          if (last_seen + kSide <= 0) continue;  // seen by none
+          if (last_seen + kSide <= 0) continue;  // visible to no query
           const int64_t k = key + kp * kSide, q = query + qp * kSide;
           Unit::multiply(steps, panel_at(job.keys, slot, job.k_pad, ld, k),
                          panel_at(job.queries_t, slot, job.q_pad, ld, q), false, b.scores, kSide);
@@ -264,7 +266,8 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
           differentiate(job, b, kp, qp, last_seen, shift + qp * kSide, delta + qp * kSide,
                         job.dropout ? factors + kp * kSide * kQueryBlock + qp * kSide : nullptr);
         }
-      const bool begins = job.head_in_group == 0 && query == key;  // the first queries that see these keys
+      /// These are the first queries that attend to these keys.
+      const bool begins = job.head_in_group == 0 && query == key;
       for (int64_t kp = 0; kp < key_panels; ++kp) {
         const int64_t k = key + kp * kSide;
         const int64_t hidden = smaller(kQueryPanels, k < query + kSide ? 0 : (k - query) / kSide);  // panels of queries
@@ -298,7 +301,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
-/// dq of a block of queries: its parts, [query panel][ld][query], added in order.
+/// Computes dq of a block of queries: its parts, [query panel][ld][query], added in order.
 void sum_dq(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock, ld = job.row_ld;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot;

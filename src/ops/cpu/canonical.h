@@ -1,12 +1,12 @@
 #pragma once
-// Operations rounded alike on every instruction set and device, for kernel files (*.isa.cpp): the building blocks of
-// canonical arithmetic, besides + − × ÷.
+// Operations with the same rounding on every instruction set and device, for kernel files (*.isa.cpp): the building
+// blocks of canonical arithmetic, besides + − × ÷.
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Fused multiply-add, one rounding on every set; the plain set has no instruction and asks the C library.
+/// Fused multiply-add with one rounding on every set; the plain set has no instruction and calls the C library.
 template <typename A>
 [[gnu::always_inline]] inline Vec<A> fused(Vec<A> a, Vec<A> b, Vec<A> c) {
 #if defined(__FMA__)

@@ -7,14 +7,13 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// An infinite sum is its own logarithm: portable_log takes finite numbers only.
+/// Returns log(sum). An infinite sum is its own logarithm, since portable_log accepts finite numbers only.
 inline double log_of(double sum) { return sum < __builtin_inf() ? portable_log(sum) : sum; }
 
-/// The softmax is online: the sum is relative to the largest logit so far, and is scaled down when a larger one
-/// follows.
+/// Online softmax: the sum is relative to the largest logit so far, and is scaled down when a larger one follows.
 template <typename A>
 CrossEntropySums sums_of(const A* logits, int64_t vocab) {
-  constexpr int64_t kChunk = 2048;  // stays in L1 between the search for its largest element and its sum
+  constexpr int64_t kChunk = 2048;  // stays in L1 between finding its maximum and summing it
   A largest = logits[0];
   double sum = 0;
   for (int64_t c = 0; c < vocab; c += kChunk) {
@@ -34,7 +33,7 @@ CrossEntropySums sums_of(const A* logits, int64_t vocab) {
   return {static_cast<double>(largest), sum};
 }
 
-/// factor·(softmax − onehot); target < 0: another rank has it.
+/// factor·(softmax − onehot); target < 0: the target is on a different rank.
 template <typename T>
 void gradient(const AccumulatorOf<T>* logits, T* dlogits, const CrossEntropySums& sums, int64_t vocab, int64_t padded,
               int64_t target, double factor) {

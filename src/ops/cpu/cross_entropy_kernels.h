@@ -6,7 +6,7 @@
 
 namespace trainer::ops {
 
-/// One row. logits are of dlogits' accumulator type; dlogits may be null.
+/// One row. logits have dlogits' accumulator type; dlogits may be null.
 struct CrossEntropyRow {
   const void* logits;
   void* dlogits;
@@ -19,9 +19,9 @@ struct CrossEntropySums {
 };
 struct CrossEntropyKernels {
   double (*row[3])(const CrossEntropyRow& op);  // returns the loss
-  /// Returns the sums of at least one logit.
+  /// Returns the sums; requires at least one logit.
   CrossEntropySums (*sums[3])(const void* logits, int64_t vocab);
-  /// dlogits of a row whose sums are known; target < 0: not among these columns.
+  /// Writes dlogits of a row whose sums are known; target < 0: not among these columns.
   void (*gradient[3])(const CrossEntropyRow& op, const CrossEntropySums& sums);
 };
 TRAINER_FOR_EACH_ISA(extern const CrossEntropyKernels cross_entropy_kernels;)

@@ -12,11 +12,12 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows use it
-constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
-constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
-constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied in that time
-constexpr int64_t kTaskSums = int64_t{1} << 20;     // bytes: sums that a task keeps between blocks stay in L2
+// Size of B packed at a time, which stays in L3 while all rows use it.
+constexpr int64_t kPanelBytes = int64_t{16} << 20;
+constexpr int64_t kChunkCols = 1024;  // at least this many, so that packing A again for each chunk costs little
+constexpr int64_t kPackStrip = 128;   // at most this many columns of B per packing task
+constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
+constexpr int64_t kTaskSums = int64_t{1} << 20;  // bytes; sums that a task keeps between blocks stay in L2
 
 /// Blocking of a GEMM. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of the
 /// sum, whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
@@ -28,8 +29,8 @@ struct Plan {
   SumBlocks sum;
   int64_t tiles, tile_cols, chunk_tiles, chunk_blocks;
   int64_t task_rows, row_blocks, group_tiles;
-  bool by_block;     // a task packs its rows of A a block at a time, and keeps the sums of its tiles between blocks
-  bool sums_shared;  // several chunks along k: sums of all tiles are kept between them
+  bool by_block;     // a task packs its rows of A one block at a time, and keeps the sums of its tiles between blocks
+  bool sums_shared;  // several chunks along k, between which the sums of all tiles are kept
   int64_t b_bytes, a_bytes, sums_bytes;  // a: per thread; sums: per thread unless shared
 
   int64_t chunk_cols() const { return chunk_tiles * tile_cols; }
@@ -104,7 +105,7 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
   });
 }
 
-/// True if writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
+/// True if writes of C bypass the caches: only for whole lines, and only if C is larger than a core's own caches.
 template <typename C>
 bool streams(const Tensor& c) {
   constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
@@ -138,7 +139,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       if (!packed && plan.k > 0)
         pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
                      kernels.pack_b);
-      // Packed weights hold all columns and terms, the panels of a chunk only its own.
+      // Packed weights contain all columns and terms, the panels of a chunk only its own.
       const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
       const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
       const std::byte* const panels = packed ? op.packed_b.data : b_memory;
@@ -194,7 +195,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   }
 }
 
-/// A GEMM with m <= kSkinnyRows is bound by reading B. So B is read once and is not packed.
+/// A GEMM with m <= kSkinnyRows is bound by reading B, so B is read once and is not packed.
 template <typename T, typename C>
 void skinny_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
   using P = AccumulatorOf<T>;
@@ -228,7 +229,7 @@ void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C, P>& kernels)
                reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept);
 }
 
-/// Calls fn with the kernels of vectors for the operands' dtype.
+/// Calls fn with the vector kernels for the operands' dtype.
 template <typename F>
 void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   switch (compute) {
@@ -241,7 +242,7 @@ void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   }
 }
 
-/// Calls fn with the kernels of bf16 panels where the table has them for the dtype, else with those of vectors. `kept`:
+/// Calls fn with the kernels for bf16 panels if the table has them for the dtype, else with the vector kernels. `kept`:
 /// for an operand that is packed once, in the layout of a bf16 result.
 template <typename F>
 void with_kernels(DType compute, DType result, bool kept, const GemmTable& table, F&& fn) {
@@ -260,7 +261,7 @@ const GemmTable& gemm_table(device::Isa isa) {
   return TRAINER_KERNELS(isa, gemm_table);
 }
 
-/// True if op has so few rows that reading B bounds it (small-batch). Such GEMMs do not use packed_b.
+/// True if op has so few rows that it is bound by reading B (small batch). Such GEMMs do not use packed_b.
 static bool reads_b_unpacked(const Gemm& op) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
   return op.c.shape[0] <= kSkinnyRows && k > 0;

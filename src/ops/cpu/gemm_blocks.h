@@ -7,7 +7,7 @@
 
 namespace trainer::ops {
 
-/// Splits the sum into blocks of nearly equal length. No other choice here changes bits of the result.
+/// Splits the sum into blocks of nearly equal length. No other choice in this file changes bits of the result.
 struct SumBlocks {
   template <typename T, typename C, typename P>
   SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
@@ -35,7 +35,7 @@ Operand<T> operand_of(const Tensor& tensor, bool along_k) {
 }
 
 /// C = op(A)·op(B) for small batches (packs_strips), A not transposed, B not packed. The kernels are those of packed
-/// weights: bits do not depend on which of the two ways a weight is read. Scratch "gemm".
+/// weights, so bits do not depend on whether a weight is packed. Scratch "gemm".
 void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table);
 
 }  // namespace trainer::ops

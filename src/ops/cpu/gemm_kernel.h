@@ -3,8 +3,8 @@
 // (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
 // A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum. It is stored in the order in
-// which the micro-kernel reads it. Kernels of vectors read [k][rows] or [k][cols], those of bf16 panels pairs of terms
-// or tiles. Short panels are filled up with zeros.
+// which the micro-kernel reads it. Vector kernels read [k][rows] or [k][cols], those of bf16 panels pairs of terms or
+// tiles. Short panels are padded with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -12,7 +12,7 @@
 
 namespace trainer::ops {
 
-/// The epilogue and destination of finished sums: ops::Epilogue in plain pointers (null: not there).
+/// The epilogue and destination of finished sums: ops::Epilogue in plain pointers (null: absent).
 template <typename T, typename C>
 struct GemmStore {
   C* c = nullptr;
@@ -23,14 +23,14 @@ struct GemmStore {
   const C* residual = nullptr;
   int64_t ld_residual = 0;
   bool gelu = false, gradient = false, accumulate = false;
-  bool stream = false;  // c and pre are written past the caches: whole lines, more of them than a cache holds
+  bool stream = false;  // writes c and pre past the caches: whole lines, and more of them than a cache holds
 };
 
 /// One block of the sum over one tile of C: `rows` × `cols` elements whose first is (row, col) of C.
 template <typename Panel, typename Sum = Panel>
 struct GemmBlock {
-  int64_t k = 0;             // terms of the sum in this block, zeros that fill up its last step included
-  const Panel* a = nullptr;  // row panels, one after the other
+  int64_t k = 0;             // terms of the sum in this block, including the padding of its last step
+  const Panel* a = nullptr;  // row panels, stored consecutively
   const void* b = nullptr;   // column panels, b_stride elements apart
   int64_t b_stride = 0;
   Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
@@ -45,17 +45,17 @@ struct GemmKernels {
   using Sum = AccumulatorOf<T>;
 
   int64_t rows = 0, cols = 0;  // of the micro-kernel
-  int64_t step = 1;            // terms it takes at a time: panels are filled up to a multiple with zeros
+  int64_t step = 1;            // terms per step; panels are padded with zeros to a multiple
   // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend only on these two.
   int64_t block_k = 0, whole_k = 0;
   int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
-  int64_t whole_rows = 0;      // the same where the sum is one block of at most whole_k terms,
+  int64_t whole_rows = 0;      // the same if the sum is one block of at most whole_k terms,
   int64_t whole_elements = 0;  // and these rows have at most this many elements (0: any number)
   int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
-  int64_t chunk_terms = 8192;  // most terms of A a task packs at once; sums of longer ones are kept between chunks
-  bool whole_sums = true;      // false: where the sum is one block, its kernel needs no memory for sums
-  bool by_block = false;       // sums of several blocks: A is packed a block at a time, not all its terms at once
-  bool may_stream = false;     // large results are worth writing past the caches
+  int64_t chunk_terms = 8192;  // most terms of A that a task packs at a time; longer sums are kept between chunks
+  bool whole_sums = true;      // false: if the sum is one block, its kernel needs no memory for sums
+  bool by_block = false;       // sums of several blocks: A is packed one block at a time, not all its terms at once
+  bool may_stream = false;     // true if it pays to write large results past the caches
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
   /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.
@@ -80,10 +80,10 @@ inline constexpr int64_t kSkinnyRows = 8;
 inline constexpr int64_t kSkinnyCols = 512;
 constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels of panels of bf16, by tiles or by pairs: packing and block GEMMs only.
+/// Kernels for panels of bf16, by tiles or by pairs: packing and block GEMMs only.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
-  GemmKernels<bf16, float, bf16> f32_out;       // for operands not packed
+  GemmKernels<bf16, float, bf16> f32_out;       // for operands that are not packed
   GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: panels and blocks of bf16_out
 };
 
@@ -92,11 +92,11 @@ struct GemmTable {
   GemmKernels<float, float> f32;
   GemmKernels<bf16, bf16> bf16_out;
   GemmKernels<bf16, float> bf16_f32_out;
-  const Bf16Table* panels = nullptr;  // null: bf16 GEMMs are formed by the kernels above
+  const Bf16Table* panels = nullptr;  // null: bf16 GEMMs use the kernels above
 };
 
-// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++ and only in
-// builds with tests, which run the loops around them on any CPU.
+// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++ and exist only
+// in builds with tests, which run the loops around them on any CPU.
 TRAINER_FOR_EACH_ISA(extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;)
 
 }  // namespace trainer::ops
