@@ -5,15 +5,15 @@
 
 namespace trainer::bench {
 
-/// FLOPs are those of cost(), of visible pairs only: 4·D per pair forward and 10·D backward (five GEMMs). Model FLOPs,
-/// which exclude recomputed scores, would be 8·D.
+/// FLOPs as counted by cost(), for visible pairs only: 4·D per pair forward and 10·D backward (five GEMMs). Model
+/// FLOPs, which exclude recomputed scores, would be 8·D.
 struct AttentionRate {
-  double forward_seconds = 0, backward_seconds = 0;  // backward is 0 if q_len != k_len, which has no backward pass
+  double forward_seconds = 0, backward_seconds = 0;  // backward 0: not supported if q_len != k_len
   double forward_gflops = 0, backward_gflops = 0;
 };
 
 /// Runs forward and backward on random operands. q, k and v are side by side in token rows, as in a model. Throws
-/// Code::plan when the operands do not fit into memory.
+/// Code::plan if the operands do not fit into memory.
 AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const ops::Timing& timing);
 
 }  // namespace trainer::bench

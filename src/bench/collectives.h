@@ -12,32 +12,31 @@ namespace trainer::bench {
 
 struct CollectiveRate {
   CommOp op = CommOp::all_reduce;
-  int64_t bytes = 0;        // payload, as defined in comm/bytes.h, in fp32
-  double microseconds = 0;  // from start to join on the slowest rank, median of the repeats
+  int64_t bytes = 0;        // payload, as comm/bytes.h counts it, in fp32
+  double microseconds = 0;  // on the slowest rank, from start to join; median of the repeats
   double bus_gbps = 0;      // 10⁹ bytes per second that each rank sends on average: wire bytes / ranks / time
-  std::optional<double> mpi_microseconds;  // all_reduce under MPI: the time of MPI_Allreduce, measured after ours
+  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, measured after ours
 };
 
 /// Measures every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at
-/// least one element per rank). Collective; returns the same results on all ranks. Requires at least two ranks
+/// least one element per rank). Collective; every rank gets the same results. Requires at least two ranks
 /// (Code::usage).
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats);
 
-/// Times single operations on fp32 tensors. All ranks of the world make the same calls; disjoint groups of ranks run at
-/// the same time.
+/// CollectiveTimer times single operations on fp32 tensors. All ranks of the world make the same calls; disjoint groups
+/// of ranks run at the same time.
 class CollectiveTimer {
  public:
   /// Allocates memory for operations of up to `n` elements.
   CollectiveTimer(comm::World& world, device::Device& device, int64_t n);
-  /// Returns the slowest rank's seconds for one operation: the median of `repeats` after `warm_up` repeats that do not
-  /// count.
+  /// Returns the slowest rank's seconds per operation: the median of `repeats` runs after `warm_up` uncounted ones.
   double seconds(comm::Communicator& ranks, CommOp op, int64_t n, int repeats, int warm_up = 1);
-  /// Starts an operation; the caller joins its ticket.
+  /// Starts one operation; the caller joins its ticket.
   comm::Ticket start(comm::Communicator& ranks, CommOp op, int64_t n);
-  /// Returns the median over repeats of the slowest rank's seconds for an action, which begins on all ranks together.
+  /// Returns the slowest rank's seconds for an action that all ranks begin together: the median over the repeats.
   double slowest(const std::function<void()>& action, int repeats, int warm_up = 1);
-  /// Returns the median over repeats of the slowest rank's time.
+  /// Returns the median over the repeats of the slowest rank's time.
   double slowest_median(std::vector<double> times);
   Exec& exec() { return ex_; }
 

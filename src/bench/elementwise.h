@@ -10,7 +10,7 @@ namespace trainer::bench {
 struct ElementwiseRate {
   std::string name;
   double seconds = 0;   // median
-  double gb_per_s = 0;  // of the bytes that the operator must move: every operand once
+  double gb_per_s = 0;  // counts the bytes that the operator must move: every operand once
   double share = 0;     // relative to the rate of a copy
 };
 struct ElementwiseRates {
@@ -18,8 +18,8 @@ struct ElementwiseRates {
   std::vector<ElementwiseRate> operators;
 };
 
-/// Measures norms, activations, rotation, dropout, sums over rows, casts, the loss and AdamW in the compute type, on
-/// operands of `bytes` each; returns medians over `repeats`.
+/// Measures norms, activations, RoPE, dropout, sums over rows, casts, loss and AdamW in the compute type, on operands
+/// of `bytes` each. Returns medians over `repeats`.
 ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int repeats);
 
 }  // namespace trainer::bench

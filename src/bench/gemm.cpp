@@ -17,7 +17,7 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   return packed;
 }
 
-constexpr int64_t kManyUses = 1000;  // uses of a weight, so many that it is packed, outside the measurement
+constexpr int64_t kManyUses = 1000;  // large enough that prefers_packed() packs the weight; the packing is not timed
 
 /// The GEMMs of a linear layer and their operands.
 struct Layer {

@@ -12,15 +12,15 @@ namespace trainer::bench {
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
 };
-/// GFLOP/s: y = x·W; dx = dy·Wᵀ; dW += xᵀ·dy into the accumulator dtype. The weight is packed, outside the measurement,
-/// if prefers_packed.
+/// GFLOP/s of y = x·W; dx = dy·Wᵀ; dW += xᵀ·dy into the accumulator dtype. The weight is packed if prefers_packed()
+/// returns true; the packing is not timed.
 struct GemmRate {
   GemmShape shape;
   double forward = 0, dx = 0, dw = 0;
 };
 
-/// Measures on normal random operands. Uses the device of ex, not its arena: scratch memory is planned as in training.
-/// Repeats at least once. Throws Code::plan when the operands do not fit into memory.
+/// Measures GEMMs on normally distributed operands. Uses the device of ex, not its arena: scratch is planned as in
+/// training. Requires at least one repeat. Throws Code::plan if the operands do not fit into memory.
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, const ops::Timing& timing);
 
 }  // namespace trainer::bench

@@ -1,6 +1,5 @@
 #pragma once
-// The time of an update with each schedule of optimizer offload, from blocking to interleaved, at measured or given
-// rates.
+// Update times of all schedules of optimizer offload, from blocking to interleaved, at measured or given rates.
 #include <string>
 #include <vector>
 
@@ -11,10 +10,10 @@ namespace trainer::bench {
 
 struct OffloadRung {
   std::string rung, name;     // "B4", "interleaved, best share"
-  config::Fraction streamed;  // of the elements that are not resident
-  config::Fraction resident;  // of all subgroups
+  config::Fraction streamed;  // as a fraction of the elements that are not resident
+  config::Fraction resident;  // as a fraction of all subgroups
   double played_s = 0;        // from the end of the backward pass until all weights are updated, on the virtual clock
-  double predicted_s = 0;     // by the closed form; 0: there is none for blocking schedules
+  double predicted_s = 0;     // by the closed form; 0: it does not cover blocking
 };
 
 /// The size of one rank's update.
@@ -25,15 +24,15 @@ struct OffloadCase {
   offload::Sizes sizes;
 };
 
-/// Returns the rates of debug.emulate_device; without it measures those of a device and its host over at most
+/// Returns the rates of debug.emulate_device if set; otherwise measures those of a device and its host over at most
 /// `elements` parameters (offload/calibrate.h).
 offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements);
 
-/// Returns the rungs, from slow to fast if the device is much faster than the host:
+/// Returns the rungs, slowest first if the device is far from the host:
 ///   B0   all on the device, which has room for the state
-///   B1   all on the host, gradients through pageable memory tensor by tensor, blocking on each
+///   B1   all on the host, gradients through pageable memory tensor by tensor, blocking on each copy
 ///   B1p  the same with gradients through pinned memory
-///   B2   all on the host, the flush of gradients overlapped with the backward pass
+///   B2   all on the host, gradient flushes overlapped with the backward pass
 ///   B3   a fifth resident on the device, the rest as B2
 ///   B4   interleaved, at shares of a quarter, a half, all, and the best one
 ///   B5   a fifth resident, the rest interleaved at the best share

@@ -1,5 +1,5 @@
 #pragma once
-// Figures that are equal on all ranks of a job. Collective.
+// Values that all ranks of a job agree on. Collective.
 #include <algorithm>
 #include <vector>
 

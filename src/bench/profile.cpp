@@ -42,7 +42,7 @@ struct Work {
   ops::Gemm product;
 };
 
-/// Measures one thing after another into a Cluster.
+/// Profile takes the measurements one by one and stores them in a Cluster.
 class Profile {
  public:
   Profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
@@ -84,7 +84,7 @@ class Profile {
     memory();
     products(flops);
     attention();
-    cluster_.attention = cluster_.attentions.back().flops / flops;  // an estimate for other types
+    cluster_.attention = cluster_.attentions.back().flops / flops;  // approximate for other types
     if (cluster_.cpu && options_.steps) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
 
@@ -99,11 +99,11 @@ class Profile {
   }
   /// Returns the mean over the ranks that measure.
   double mean_over_measuring(double value) {
-    world_.control().sum({&value, 1});  // the other ranks have 0
+    world_.control().sum({&value, 1});  // the other ranks contribute 0
     return cluster_.cpu ? value : value / world_.size();
   }
 
-  /// Measures copies far larger than the caches, and tiny ones.
+  /// Measures copies much larger than the caches, and tiny ones.
   void memory() {
     const auto seconds_of_copy = [&](int64_t elements) {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
@@ -116,7 +116,7 @@ class Profile {
     cluster_.memory_share = 0.8;
   }
 
-  /// Measures several head sizes: the exponential of a score costs the same whatever its GEMMs cost.
+  /// Measures many head sizes: a score costs an exponential regardless of the cost of its GEMMs.
   void attention() {
     std::vector<int64_t> lengths = {128, 1024};
     if (!cluster_.cpu) lengths.push_back(4096);
@@ -183,8 +183,8 @@ class Profile {
     }
   }
 
-  /// Returns the slowest rank's time for equal work, relative to the mean. The times of ranks that share cores vary
-  /// with the load, and in a step all ranks wait for the slowest.
+  /// Returns the time of equal work on the slowest rank relative to the mean over the ranks. The times of ranks that
+  /// share cores vary with the load on them, and in a step all ranks wait for the slowest.
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, about the time between two collectives of a step
     const Work work(*device_, machine_.compute);
@@ -194,7 +194,7 @@ class Profile {
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
   }
 
-  /// Returns the number of members on the first one's node: ranks are numbered node by node.
+  /// Counts the members on the first member's node: ranks are numbered node by node.
   int per_node_of(const comm::Communicator& group) const {
     const std::vector<int>& members = group.group().members;
     return static_cast<int>(std::ranges::count_if(
@@ -206,7 +206,7 @@ class Profile {
                             CommOp::reduce, CommOp::all_to_all})
       for (const int64_t payload : options_.payloads) {
         const int64_t n = std::max<int64_t>(1, payload / size_of(DType::f32) / group.size()) * group.size();
-        // If one operation takes long, one repetition is enough.
+        // Above a fixed time, one repetition is enough.
         const double first = timer.seconds(group, op, n, 1);
         const double seconds = first > 0.2 ? first : timer.seconds(group, op, n, options_.repeats, 0);
         cluster_.collectives.push_back(
@@ -219,7 +219,7 @@ class Profile {
     if (options_.steps) measure_beside(link, timer, group, per_node);
   }
 
-  /// Fits the constants of a link to the all-gathers of a group, for groups that were not measured.
+  /// Fits the constants of a link to a group's all-gathers, for groups that were not measured.
   void fit(plan::Link& link, int ranks, int per_node) const {
     const plan::CollectivePoint *least = nullptr, *most = nullptr;
     for (const plan::CollectivePoint& point : cluster_.collectives)
@@ -228,7 +228,7 @@ class Profile {
         most = &point;
       }
     const double rate = plan::fit_ring(*least, *most).rate * 1e-9;
-    // Between nodes, the groups of a node share its link.
+    // The groups of a node share its link to other nodes.
     link.gb_per_s = per_node < ranks ? rate * cluster_.devices_per_node / per_node : rate;
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
   }
@@ -236,7 +236,7 @@ class Profile {
   /// Measures how much all-reduces slow down concurrent steps of a small model, and how much longer steps slow down the
   /// all-reduces: steps take memory bandwidth and cache from communication, which GEMMs on cached operands would not.
   void measure_beside(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
-    constexpr double kLongest = 0.15, kLonger = 4;  // seconds of an all-reduce; compute over all-reduces
+    constexpr double kLongest = 0.15, kLonger = 4;  // longest all-reduce in seconds; compute time / all-reduce time
     int64_t n = 0;
     for (const plan::CollectivePoint& point : cluster_.collectives)
       if (point.op == CommOp::all_reduce && point.ranks == group.size() && point.per_node == per_node &&
@@ -245,7 +245,8 @@ class Profile {
     SmallModel model(*device_, machine_.compute, {"model.d_model=512", "model.n_head=8"});
     const double sum = timer.seconds(group, CommOp::all_reduce, n, options_.repeats);
     const double step = timer.slowest([&] { model.step(); }, options_.repeats);
-    // The same numbers on all ranks. The more of the shorter ones, the less it matters where the longer one ends.
+    // All ranks use the same counts. The more repetitions of the shorter one, the less it matters when the longer one
+    // ends.
     const auto steps = static_cast<int>(std::clamp(std::ceil(kLonger * sum / step), 1.0, 1000.0));
     const auto sums = static_cast<int>(std::clamp(steps * step / (kLonger * sum), 1.0, 1000.0));
     const auto compute = [&] {
@@ -272,7 +273,7 @@ class Profile {
       link.slowdown = std::clamp((timer.slowest_median(both) - alone) / all_sums, 0.0, 1.0);
       return;
     }
-    // The communication left when compute ended ran without competition.
+    // Communication that was still running after compute ended had no competition.
     const double computing = timer.slowest_median(computed), both_ran = std::min(beside, computing);
     link.slowdown = std::clamp((computing - alone) / both_ran, 0.0, 1.0);
     link.progress = std::clamp((all_sums - (beside - both_ran)) / both_ran, 0.01, 1.0);

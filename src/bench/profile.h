@@ -1,5 +1,5 @@
 #pragma once
-// The profile of this machine, or of the ranks of a job: the input of the planner's predictions (plan/cluster.h).
+// The profile of this machine, or of the ranks of a job: the input to the planner's predictions (plan/cluster.h).
 #include "comm/world.h"
 #include "config/config.h"
 #include "plan/cluster.h"
@@ -9,28 +9,28 @@ namespace trainer::bench {
 
 struct ProfileOptions {
   int repeats = 5;
-  double product_seconds = 0.02;  // GEMMs that would take longer are skipped
-  bool steps = true;  // measure steps of small models: measure_in_steps() on CPUs, and concurrent communication
-  /// Bytes of the collectives. All measurements take about a minute with up to 16 ranks on two cores.
+  double product_seconds = 0.02;  // GEMMs that would take longer than this are skipped
+  bool steps = true;              // run small models: measure_in_steps() on CPUs, and concurrent communication
+  /// Payloads of the collectives in bytes. The whole profile takes about a minute with up to 16 ranks on two cores.
   std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
 };
 
-/// Measures peak, memory, GEMMs of many shapes in three forms, attention of many heads, measure_in_steps(),
-/// measure_host(), every collective in groups of neighbours and of distant ranks, all groups of a kind at the same
-/// time, and how steps and collectives slow each other down. Steps, memory, hosts and collectives are measured by all
-/// ranks at the same time, so that shared resources are shared; GEMMs and attention on CPUs by rank 0 only. Collective;
-/// returns the same profile on all ranks.
+/// Measures peak, memory, GEMMs of many shapes in three forms, attention with many head sizes, measure_in_steps(),
+/// measure_host(), every collective in groups of neighbours and of ranks far apart (all groups of a kind at once), and
+/// how steps and collectives slow each other down. All ranks measure steps, memory, hosts and collectives at the same
+/// time, so that shared resources are shared; on CPUs, only rank 0 measures GEMMs and attention. Collective; every rank
+/// gets the same profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
                               const ProfileOptions& options);
 
-/// Returns a rank's share of its host's rates, for updates of the optimizer state there: means over the ranks, which
-/// measure at the same time (offload/calibrate.h) unless debug.emulate_device gives the rates. Empty if a rank computes
-/// on a CPU without such a device, whose state is in the same memory. Collective; returns the same on all ranks.
+/// Returns a rank's share of its host's rates for updating the optimizer state there: means over the ranks, which
+/// measure at the same time (offload/calibrate.h) unless debug.emulate_device sets the rates. Unknown if a rank computes
+/// on a CPU and no device is emulated: its state is in the same memory. Collective; every rank gets the same result.
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);
 
-/// Returns the groups that are measured in a world of `ranks` ranks: the members of this rank's group, for several
-/// sizes and distances between the members.
+/// Returns the groups to measure in a world of `ranks` ranks: the members of this rank's group for each size and each
+/// distance between members.
 std::vector<std::vector<int>> profiled_groups(int ranks, int rank);
 
 }  // namespace trainer::bench

@@ -10,18 +10,18 @@
 
 namespace trainer::bench {
 
-/// Tokens are drawn by position, and each predicts the next. Every step uses the same tokens, which are drawn at first
-/// use, so that drawing them is not part of a step.
+/// Draws tokens by position; each predicts the next. All steps use the same tokens, drawn at first use, so that drawing
+/// them is not part of a step.
 train::BatchSource random_batches(const config::Config& config);
 
 /// Returns the work of step `step`, counted from 1.
 train::StepWork work_of(const config::Config& config, int64_t step);
 
-/// Trains on this rank only, independently of the other ranks: two layers, 4 sequences of 256 tokens per step, in two
-/// micro-steps.
+/// SmallModel trains on this rank only, independently of the other ranks: two layers, 4 sequences of 256 tokens per
+/// step, in two micro-steps.
 class SmallModel {
  public:
-  /// `shape`: keys of the configuration such as "model.d_model=512".
+  /// `shape`: configuration keys with values, such as "model.d_model=512".
   SmallModel(device::Device& device, DType compute, const std::vector<std::string>& shape);
   void step() { trainer_.step(work_of(config_, ++steps_), random_); }
   Meter& meter() { return trainer_.meter(); }

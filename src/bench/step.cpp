@@ -139,8 +139,8 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
 ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machine& machine, int most, int repeats) {
   const int64_t vocab = whole.data.vocab_size;
   config::Config config = whole;
-  config.parallel.data = 1;      // all replicas compute the same
-  setup::Machine one = machine;  // one rank of a replica, without its peers
+  config.parallel.data = 1;      // all replicas do the same work
+  setup::Machine one = machine;  // one rank of a replica, without the other ranks
   one.ranks = static_cast<int>(config::ranks_of_replica(config));
   const auto planned = [&] { return setup::plan_run(config, vocab, one, true); };
   setup::require_memory(planned(), config, vocab, one);

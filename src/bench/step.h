@@ -12,8 +12,8 @@ namespace trainer::bench {
 struct OpShare {
   std::string name;
   int64_t calls = 0;                  // per step
-  double ms = 0, gflops = 0, gb = 0;  // per step: wall time, work, memory traffic as declared by the operators
-  double least_ms = 0;                // at the rates of the roofline
+  double ms = 0, gflops = 0, gb = 0;  // per step: wall time, work, memory traffic as reported by the operators
+  double least_ms = 0;                // lower bound from the roofline
 };
 /// The work of a step as counted by a dry run, largest traffic first; nothing is computed or timed.
 struct StepCount {
@@ -26,25 +26,25 @@ StepCount count_step(const config::Config& config, const setup::Machine& machine
 std::string to_text(const StepCount& count);
 
 struct StepBench {
-  int64_t parameters = 0, tokens = 0;  // tokens of a step
+  int64_t parameters = 0, tokens = 0;  // tokens per step
   int threads = 0;
   std::string compute, product_path;
   std::vector<double> step_ms;  // every timed step
   setup::PeakReport
-      peak;  // the best window before, between and after the steps, or a higher rate of a step or its operators
+      peak;  // best window before, between and after the steps, or the rate of a step or its operators if higher
   double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
-  double mfu = 0, mfu_causal = 0, hfu = 0;  // of the median step
-  double copy_gb_per_s = 0;                 // the roofline's other rate
+  double mfu = 0, mfu_causal = 0, hfu = 0;  // for the median step
+  double copy_gb_per_s = 0;                 // the roofline's memory rate
   std::vector<OpShare> operators;           // slowest first; "other" is the time outside operators
   int64_t memory_bytes = 0;
 };
-/// Runs `steps` timed steps after `warmup`, with fixed seeds. The configuration's data and tokenizer are not used; its
-/// vocabulary must be given (data.vocab_size).
+/// Times `steps` steps after `warmup` steps, with fixed seeds. The configuration's data and tokenizer are not used, so
+/// it must set the vocabulary size (data.vocab_size).
 StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
-/// Measures up to `most` algorithms for every GEMM of a step of this configuration on a GPU, and returns the fastest.
-/// Operands, epilogues and workspace are those of one rank of the layout. The other ranks are not needed. Measures all
+/// Measures up to `most` algorithms for every GEMM of this configuration's step on a GPU, and returns the fastest.
+/// Operands, epilogues and workspace are those of one rank of the layout; the other ranks are not needed. Measures all
 /// forms, or only the plain one if there is not enough memory for the copies.
 ops::MeasuredGemms tune_products(const config::Config& config, const setup::Machine& machine, int most, int repeats);
 

@@ -14,7 +14,7 @@
 namespace trainer::bench {
 namespace {
 
-/// The model family and the width of each small model.
+/// Two widths, with the operators of both families.
 const std::vector<std::string> kFamilies[] = {{"model.arch=gpt2", "model.d_model=512", "model.n_head=8"},
                                               {"model.arch=llama", "model.d_model=256", "model.n_head=4"}};
 
@@ -24,8 +24,8 @@ class Tally final : public Recorder {
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}
   void add_operator(const OpCall& call) override {
     const auto kind = static_cast<size_t>(call.kind);
-    // Excludes the launch cost, which the planner adds for every call.
-    const double seconds = std::max(call.seconds - cluster_.operator_seconds, 0.0);
+    const double seconds =
+        std::max(call.seconds - cluster_.operator_seconds, 0.0);  // the cost per call is priced separately
     seconds_[kind] += seconds;
     bytes_[kind] += call.cost.bytes;
     const bool product = call.kind == OpKind::gemm;

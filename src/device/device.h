@@ -2,7 +2,7 @@
 // A device runs kernels and owns memory. A CPU computes synchronously on a thread pool. A CUDA device computes in the
 // order of its compute stream; only kernels and the copies below may touch its memory. A dry device computes nothing
 // and allocates nothing. It represents a GPU, or a CPU with a given number of threads and instruction set. One pass on
-// it gives the memory plan and the cost of a step.
+// it yields the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,9 +29,9 @@ class Mirror {
   virtual ~Mirror() = default;
   /// Returns at least `bytes` of memory; the previous content is lost. Waits for the copies that were started.
   virtual std::byte* memory(int64_t bytes) = 0;
-  /// Starts a copy to memory() + at, after the work enqueued so far on the device and concurrently with later work.
+  /// Starts a copy to memory() + at, after the work already queued on the device and concurrent with later work.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
-  /// True if the copy started by fetch() has completed. May be called by any thread.
+  /// True if the copy that fetch() started has completed. Thread-safe.
   virtual bool is_fetched() const = 0;
   /// Copies from memory() + at, in stream order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
@@ -65,17 +65,17 @@ class Device {
 
   Kind kind() const { return kind_; }
   bool dry() const { return dry_; }
-  /// Host threads of this rank. CPU kernels run on them; with a GPU they compute initial values and checkpoints.
+  /// Host threads of this rank. A CPU's kernels run on them; with a GPU they make initial values and checkpoints.
   int threads() const { return threads_; }
-  Isa isa() const { return isa_; }  // of CPU kernels
-  /// Returns the facts of the GPU that this device is or represents; an internal error on a CPU.
+  Isa isa() const { return isa_; }  // of the CPU's kernels
+  /// Facts of the GPU that this device is or represents; an internal error on a CPU.
   const cuda::Facts& gpu() const;
   const std::shared_ptr<Libraries>& libraries() const { return libraries_; }  // null on a CPU
   /// Returns the host threads; an internal error on a dry device.
   virtual ThreadPool& host_pool();
 
   /// Returns zeroed memory; nullptr on a dry device. CPU: 64-byte aligned (2 MiB and huge pages if large), touched by
-  /// the device's threads. CUDA: 256-byte aligned. Throws Code::plan naming the category when the device is out of
+  /// the device's threads. CUDA: 256-byte aligned. Throws Code::plan naming the category if the device is out of
   /// memory.
   std::byte* allocate(const std::string& category, int64_t bytes);
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
@@ -84,7 +84,7 @@ class Device {
   /// Every offset and length that is returned, or planned inside a block, is a multiple of this many bytes.
   int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
 
-  /// Copy in stream order with the operators; do nothing on a dry device. When copy_to_host returns, the bytes have
+  /// Copies in order with earlier operators; does nothing on a dry device. When copy_to_host returns, the bytes have
   /// arrived; when copy_to_device returns, `from` may be reused.
   void copy_to_host(void* to, const std::byte* from, int64_t bytes);
   void copy_to_device(std::byte* to, const void* from, int64_t bytes);
@@ -92,13 +92,13 @@ class Device {
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
                  int64_t width);
   void clear(std::byte* to, int64_t bytes);
-  /// Blocks until all enqueued work is done.
+  /// Returns when all work queued before is done.
   virtual void synchronize() {}
-  /// Makes a mirror; an internal error except on a GPU.
+  /// GPU only; an internal error on other devices.
   virtual std::unique_ptr<Mirror> make_mirror();
-  /// Runs the host's part of `work` and records the device's part, operators and copies inside the device, instead of
-  /// running it. Throws Code::device for operations that cannot be captured, such as waiting. An internal error except
-  /// on a GPU.
+  /// Runs the host's part of `work`, and records the device's part (operators and copies inside the device) instead of
+  /// running it. Throws Code::device for operations that cannot be captured, such as waiting. GPU only; an internal
+  /// error on other devices.
   virtual std::unique_ptr<Graph> record(const std::function<void()>& work);
 
  protected:
@@ -157,7 +157,7 @@ class DryDevice final : public Device {
 /// Makes a dry device that represents the same CPU or GPU as `device`.
 std::unique_ptr<Device> make_dry(const Device& device);
 
-/// Returns the thread pool of a CPU device's kernels; an internal error for any other device.
+/// Returns the pool that kernels of a CPU device run on; an internal error on any other device.
 ThreadPool& pool_of(Device& device);
 
 }  // namespace trainer::device

@@ -6,11 +6,11 @@
 namespace trainer::device {
 
 /// avx512bf16: avx512 and dot products of bf16 pairs; amx: avx512 and bf16 matrix tiles. Operators without kernels for
-/// these two use those of avx512; each of the other sets contains the previous ones.
+/// these two use their avx512 kernels. Of the remaining sets, each contains those before it.
 enum class Isa { plain, avx2, avx512, avx512bf16, amx };
 inline constexpr Isa kIsas[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
 
-/// Inputs for choosing an ISA: CPU flags and the features that the operating system lets this process use.
+/// Inputs for choosing an ISA: flags of the CPU, and features that the OS kernel lets this process use.
 struct CpuFeatures {
   bool avx2 = false;             // with fma and bmi2
   bool avx512 = false;           // f, bw, dq and vl
@@ -22,27 +22,27 @@ struct CpuFeatures {
 const CpuFeatures& cpu_features();
 
 bool has(const CpuFeatures& cpu, Isa isa);
-/// Returns the set to use when TRAINER_ISA does not name one. Dot products of bf16 pairs are twice as fast as fp32 on
-/// CPUs without a matrix unit and half as fast on those with one. They are chosen only on CPUs without one, even if
-/// tiles are not permitted.
+/// Returns the set to run if TRAINER_ISA does not name one. Dot products of bf16 pairs are twice as fast as fp32 on
+/// CPUs without a matrix unit and half as fast on those with one. So they are never chosen on CPUs with a matrix unit,
+/// even if tiles are not permitted.
 Isa best_isa(const CpuFeatures& cpu);
 /// True if bf16 GEMMs with this ISA are faster than fp32 GEMMs.
 bool fast_bf16(const CpuFeatures& cpu, Isa isa);
 
-/// True if this CPU, kernel and process can run the set, and this build has kernels for it.
+/// True if this CPU, OS kernel and process can run the set, and this build has kernels for it.
 bool available(Isa isa);
 /// Returns the best available set, or the one named by the environment variable TRAINER_ISA (plain, avx2, avx512,
-/// avx512bf16, amx). Throws Code::usage if the variable names an unknown set or one that this CPU lacks.
+/// avx512bf16, amx). Throws Code::usage if the variable names an unknown set or one this CPU lacks.
 Isa detect_isa();
 std::string_view name_of(Isa isa);
 
-/// Returns the kernels for a set; the kernels of avx512 also run on the sets above it. Called by TRAINER_KERNELS.
+/// Returns the kernels for a set; avx512 kernels also serve the sets above it. Called by TRAINER_KERNELS.
 template <typename Table>
 const Table& kernels_for(Isa isa, const Table& plain, const Table& avx2, const Table& avx512) {
   return isa >= Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : plain;
 }
 
-/// Returns all available sets, for `trainer --version`: "plain avx2 avx512 avx512bf16 amx".
+/// Returns the available sets, for `trainer --version`: "plain avx2 avx512 avx512bf16 amx".
 std::string isa_summary();
 
 }  // namespace trainer::device

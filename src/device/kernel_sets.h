@@ -28,5 +28,5 @@
   }                               \
   TRAINER_IN_AVX2(__VA_ARGS__) TRAINER_IN_AVX512(__VA_ARGS__)
 
-/// The table or function with this name for a CPU's instruction set.
+/// The table or function of this name for a CPU's instruction set.
 #define TRAINER_KERNELS(isa, name) ::trainer::device::kernels_for(isa, plain::name, avx2::name, avx512::name)

@@ -7,29 +7,29 @@
 
 namespace trainer::device {
 
-/// An event in the stream of work enqueued on a device. On a CPU every event is complete immediately.
+/// An event in a device's work queue. On a CPU every event is reached immediately.
 class Mark {
  public:
   virtual ~Mark() = default;
   /// Records the event after the work enqueued so far.
   virtual void set() {}
-  /// Blocks until the device has reached the last call of set(). May be called by any thread.
+  /// Returns when the device has reached the point of the last set(). Thread-safe.
   virtual void wait() {}
 };
 
-/// Makes an event; the device must outlive it.
+/// The device must outlive the mark.
 std::unique_ptr<Mark> make_mark(Device& device);
 
 /// The kind of host memory, from its device's point of view.
 enum class HostMemory : uint8_t {
-  plain,    // the device is a CPU, so there is no link
-  pinned,   // copies run at link speed
-  staged,   // at least partly pageable: copies are staged through pinned buffers
+  plain,    // the device is a CPU: there is no link
+  pinned,   // copies go at the speed of the link
+  staged,   // pageable, at least in part: copies go through pinned buffers
   pageable  // no more memory can be pinned, not even such buffers
 };
 
-/// Returns a second work queue on the device's memory, for a different thread; on a CPU it computes with one thread.
-/// `memory`: the kind of host memory that the queue copies from and to. An internal error on a dry device.
+/// Returns a further work queue on the memory of the device, for another thread; on a CPU it computes with one thread.
+/// `memory`: the memory that the queue copies from and to. An internal error on a dry device.
 std::unique_ptr<Device> make_lane(Device& device, HostMemory memory = HostMemory::pinned);
 
 /// Returns the host of the device as a CPU device with the same number of threads. The device copies from and to its

@@ -11,12 +11,12 @@ namespace trainer::device {
 class MemoryNodes {
  public:
   virtual ~MemoryNodes() = default;
-  /// Returns the number of nodes of this host that have memory; 1: there is no choice.
+  /// Returns the number of nodes of this host that have memory; 1: there is nothing to choose.
   virtual int count() const = 0;
   /// Returns the node of a PCI device ("0000:17:00.0"); none if the system does not report it.
   virtual std::optional<int> beside(const std::string& pci_bus_id) const = 0;
-  /// Makes untouched pages be allocated on a node, or on a different one if that has none left. Returns the reason for
-  /// a failure; empty on success.
+  /// Makes untouched pages come from a node, or from a different one if that node has none left. Returns why it failed;
+  /// empty on success.
   virtual std::string prefer(std::byte* memory, int64_t bytes, int node) = 0;
 };
 

@@ -7,10 +7,10 @@
 
 namespace trainer::device {
 
-/// Blocks of at least this size are mapped on pages of their own, huge ones if the system has them.
+/// Blocks of at least this size are mapped on pages of their own, huge pages if the system has them.
 inline constexpr int64_t kHugePage = int64_t{2} << 20;
 
-/// Maps zeroed pages that begin on a huge page; nullptr if the system is out of memory.
+/// Maps zeroed pages that begin on a huge page; nullptr: the system is out of memory.
 std::byte* map_pages(int64_t bytes);
 /// Touches every page with the threads that will use them, so that later work has no page faults.
 void touch_pages(ThreadPool& pool, std::byte* memory, int64_t bytes);

@@ -1,5 +1,6 @@
 #pragma once
-// Power, clock and temperature of a GPU through NVML, which comes with the driver: loaded at run time, never required.
+// Power, clock and temperature of a GPU, read through NVML. It comes with the driver, is loaded at run time and is
+// optional.
 #include <optional>
 #include <string>
 
@@ -10,7 +11,7 @@ class PowerMeter {
   struct Reading {
     double watts = 0, sm_mhz = 0, celsius = 0;
   };
-  /// `pci_bus_id` as reported by the CUDA runtime. Without the library or the device, read() returns an empty result.
+  /// `pci_bus_id` is as reported by the CUDA runtime. Without the library or the device, read() returns nothing.
   explicit PowerMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
   ~PowerMeter();
   PowerMeter(const PowerMeter&) = delete;

@@ -10,7 +10,8 @@ namespace trainer::device {
 
 class ThreadPool {
  public:
-  /// `threads` counts the caller and is at least 1. Throws Code::plan when the system refuses that many threads.
+  /// `threads` in total, including the caller; at least 1. Throws Code::plan if the system does not provide that many
+  /// threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -20,7 +21,7 @@ class ThreadPool {
 
   /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). Tasks are claimed as
   /// threads become free: which worker runs a task is not fixed, so a task's result must not depend on it. Returns when
-  /// all are done; the first exception is rethrown here. If called from inside a task, it runs serially (as worker 0).
+  /// all are done, and rethrows the first exception. Called from inside a task, it runs serially as worker 0.
   template <typename F>
   void parallel_for(int64_t tasks, F&& fn) {
     auto call = [](void* context, int64_t task, int worker) {
@@ -42,7 +43,7 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-/// Returns cores / local ranks, at least 1, but at most the size of the affinity mask.
+/// Returns cores / local ranks, at least 1, or the size of the affinity mask if that is smaller.
 int share_of_cores(int local_ranks);
 int default_threads(int local_ranks = 1);
 

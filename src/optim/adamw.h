@@ -1,5 +1,5 @@
 #pragma once
-// AdamW where the state is in device memory: one canonical pass over every group's flat space.
+// AdamW with its state in device memory: one canonical pass over every group's flat space.
 #include "config/config.h"
 #include "ops/adamw.h"
 #include "optim/decay_ranges.h"
@@ -13,7 +13,8 @@ ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update
 
 class AdamW final : public Optimizer {
  public:
-  /// Both outlive it. `round_gradients`: to bf16, as they are where they go to the host in it.
+  /// `store` and `optim` must outlive this object. `round_gradients`: round gradients to bf16 first, to match runs that
+  /// send them to the host in bf16.
   AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients = false);
   /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates the part it owns; its
   /// all-gather overlaps with the update of the next group. All gathers have ended on return.

@@ -15,7 +15,7 @@ namespace trainer {
 
 class Arena;
 
-/// A tensor whose life is this handle's life. Move-only.
+/// A tensor that lives as long as this handle. Move-only.
 class Scratch {
  public:
   Scratch() = default;
@@ -26,7 +26,7 @@ class Scratch {
   explicit operator bool() const { return static_cast<bool>(tensor_); }
   operator const Tensor&() const { return tensor_; }
   const Tensor& tensor() const { return tensor_; }
-  /// Gives the range back now.
+  /// Releases the range now.
   void reset() noexcept;
 
  private:
@@ -47,7 +47,7 @@ class Arena {
   struct Program {
     std::vector<Interval> intervals;
     int64_t peak = 0;        // bytes of the packed block
-    int64_t live_bound = 0;  // largest sum of live bytes: no packing can do better
+    int64_t live_bound = 0;  // largest sum of live bytes: a lower bound for any packing
   };
 
   /// `planned`: takes happen inside programs only. `heap`: every take allocates; for tests and tools.
@@ -62,17 +62,17 @@ class Arena {
   /// Allocates (or grows) the block for all recorded programs; no Scratch may be alive.
   void seal();
 
-  /// Replays the program `key`; every handle of the last one must be back. In heap mode: nothing.
+  /// Replays the program `key`; all handles of the previous program must have been released. Does nothing in heap mode.
   void begin(const std::string& key);
   void end();
 
-  /// Takes memory, aligned as the device says, with undefined contents. An internal error when tag or size differ from
-  /// the record.
+  /// Takes memory, aligned as the device requires, with undefined contents. An internal error if tag or size differ
+  /// from the record.
   Scratch take(std::string_view tag, Shape shape, DType dtype);
 
   const std::map<std::string, Program>& programs() const { return programs_; }
   int64_t capacity() const { return block_.tensor().bytes(); }
-  /// Returns where the block is; changes with seal() only.
+  /// Returns the address of the block; only seal() changes it.
   const std::byte* memory() const { return block_.tensor().data; }
   int64_t largest_program() const;
   /// Returns the bytes alive at the peak of a program, by tag.

@@ -11,7 +11,7 @@ namespace trainer {
 class Buffer {
  public:
   Buffer() = default;
-  /// Zeroed; throws Code::plan when it does not fit.
+  /// Allocates zeroed memory; throws Code::plan if it does not fit.
   Buffer(device::Device& device, std::string category, Shape shape, DType dtype)
       : device_(&device), category_(std::move(category)), tensor_{nullptr, shape, dtype, 0} {
     tensor_.data = device.allocate(category_, tensor_.bytes());

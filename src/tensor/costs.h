@@ -7,7 +7,7 @@
 
 namespace trainer {
 
-/// Stands for a number that is not known.
+/// Marks an unknown number.
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 using BytesByCategory = std::map<std::string, int64_t>;
@@ -17,7 +17,8 @@ using WaitMs = std::map<std::string, std::map<std::string, double>>;
 /// "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
 std::string comm_text(const CommBytes& bytes);
 
-/// Wall time of a step by phase, one after the other. comm_exposed is the part of all that waited for communication.
+/// Wall time of a step by phase, one after the other. comm_exposed is the part of the total spent waiting for
+/// communication.
 struct PhaseMs {
   double data = 0, forward = 0, backward = 0, optimizer = 0, comm_exposed = 0;
 };

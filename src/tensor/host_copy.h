@@ -1,6 +1,6 @@
 #pragma once
-// HostCopy: a tensor's elements where host code can touch them. On a CPU that is the tensor itself, on any other device
-// a copy, in memory that is kept for the next one.
+// HostCopy: a tensor's elements where host code can access them: the tensor itself on a CPU, a copy on any other
+// device. The memory of the copy is kept for the next one.
 #include <vector>
 
 #include "device/device.h"
@@ -11,10 +11,10 @@ namespace trainer {
 class HostCopy {
  public:
   HostCopy() = default;
-  /// Does what get() does.
+  /// Calls get().
   HostCopy(device::Device& device, const Tensor& tensor) { get(device, tensor); }
 
-  /// Returns the packed `tensor` as the operators before have left it; valid until the next get().
+  /// Returns the packed `tensor` as left by the preceding operators; valid until the next get().
   const Tensor& get(device::Device& device, const Tensor& tensor);
   const Tensor& tensor() const { return here_; }
   /// Copies what was written to tensor() to the device.

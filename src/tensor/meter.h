@@ -54,7 +54,7 @@ struct CommCount {
   double wait_seconds = 0;  // exposed: spent in Ticket::join
 };
 
-/// Sizes of a GEMM: op(a) [m, k] · op(b) [k, n]. All 0: a different operator.
+/// Sizes of a GEMM: op(a) [m, k] · op(b) [k, n]. All 0: not a GEMM.
 struct ProductShape {
   int64_t m = 0, k = 0, n = 0;
   bool trans_a = false, trans_b = false;
@@ -62,7 +62,7 @@ struct ProductShape {
 
 /// Sizes of attention, per head.
 struct AttentionExtents {
-  int64_t length = 0, head_dim = 0;  // length: of the keys
+  int64_t length = 0, head_dim = 0;  // length: number of keys
   bool backward = false;
 };
 
@@ -111,7 +111,7 @@ class Meter {
     count.elements += elements;
     count.wire_bytes += wire_bytes;
   }
-  /// The compute thread has waited for an operation that was in flight at `flight` and sent `wire_bytes`.
+  /// Records that the compute thread waited for an operation that was in flight during `flight` and sent `wire_bytes`.
   void add_wait(const CommKey& key, Interval wait, Interval flight, int64_t wire_bytes) {
     comm_[key].wait_seconds += wait.end - wait.begin;
     if (trace == nullptr) return;
@@ -131,12 +131,12 @@ class Meter {
     if (recomputing && (kind == OpKind::gemm || kind == OpKind::attention)) recomputed_ += cost.flops;
   }
 
-  /// Set: operators on this device are timed to their end, which keeps them from overlapping. Otherwise the seconds of
-  /// an operator on a GPU are those of its launch.
+  /// If set, operators on this device are timed to completion, which prevents overlap. Otherwise the seconds of an
+  /// operator on a GPU are those of its launch.
   device::Device* timed = nullptr;
   Trace* trace = nullptr;        // set while a step is traced
   Recorder* recorder = nullptr;  // set: receives the counts
-  bool recomputing = false;      // set while a block's forward runs again for its backward
+  bool recomputing = false;      // set while a block's forward pass runs again for its backward pass
 
  private:
   std::array<Entry, kOpKinds> entries_{};

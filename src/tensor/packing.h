@@ -1,6 +1,6 @@
 #pragma once
-// Occupancy: which addresses are in use at which moments. Arena packs its intervals by it, in a time that grows little
-// faster than their number.
+// Occupancy: which addresses are in use at which times. Arena uses it to pack its intervals in slightly more than
+// linear time.
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -8,20 +8,20 @@
 
 namespace trainer {
 
-/// A segment tree over `moments`. Each node has two sets of addresses: those in use at any time below it, and those in
-/// use at all times below it. The latter are of intervals that do not fill its parent. Both are ranges, joined where
-/// they touch, so that they stay few.
+/// A segment tree over `moments` points in time. Each node has two sets of addresses: those in use at any time below
+/// it, and those in use at all times below it. The latter belong to intervals that do not cover its parent. Both are
+/// sets of ranges, merged where they touch, so that they stay small.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);
 
-  /// The lowest address from which on `bytes` are free at all moments [first, last).
+  /// Returns the lowest address at which `bytes` bytes are free throughout [first, last).
   int64_t lowest_gap(int64_t first, int64_t last, int64_t bytes);
-  /// Takes [address, address + bytes) at the moments [first, last).
+  /// Marks [address, address + bytes) as in use throughout [first, last).
   void occupy(int64_t first, int64_t last, int64_t address, int64_t bytes);
 
  private:
-  /// Disjoint, ascending, none touches the next.
+  /// Address ranges: disjoint, ascending, not adjacent.
   class Ranges {
    public:
     void add(int64_t begin, int64_t end);
@@ -35,13 +35,13 @@ class Occupancy {
     Ranges any, whole;
   };
 
-  /// Calls act(node, whether [first, last) holds all its moments) on the way down to those nodes.
+  /// Calls act(node, whether [first, last) covers all its times) on the way down to those nodes.
   template <typename F>
   void visit(size_t node, int64_t begin, int64_t end, int64_t first, int64_t last, const F& act);
 
   int64_t leaves_ = 1;
   std::vector<Node> nodes_;
-  std::vector<const Ranges*> met_;  // of a look-up
+  std::vector<const Ranges*> met_;  // during a look-up
 };
 
 }  // namespace trainer

@@ -8,8 +8,8 @@
 
 namespace trainer {
 
-/// Row-major. `pitch` is the distance of two rows (the last dim is a row) in elements; 0 means packed rows. On the dry
-/// device `data` is null: presence is tested with `if (tensor)`, never by looking at `data`.
+/// Row-major. `pitch` is the distance between rows (the last dim is a row) in elements; 0 means packed rows. On the dry
+/// device `data` is null: test presence with `if (tensor)`, never by looking at `data`.
 struct Tensor {
   std::byte* data = nullptr;
   Shape shape;
@@ -24,13 +24,13 @@ struct Tensor {
   bool packed() const { return pitch == 0 || pitch == cols() || rows() <= 1; }
   int64_t bytes() const { return count() * size_of(dtype); }
 
-  /// Typed pointer to the first element; the dtype must match.
+  /// Returns a typed pointer to the first element; the dtype must match.
   template <typename T>
   T* as() const {
     TRAINER_DCHECK(dtype == DTypeOf<T>::value, "requested {}, holds {}", name_of(DTypeOf<T>::value), name_of(dtype));
     return reinterpret_cast<T*>(data);
   }
-  /// All elements of a packed tensor.
+  /// Returns all elements of a packed tensor.
   template <typename T>
   std::span<T> span() const {
     TRAINER_CHECK(packed(), "a span of rows that are {} apart, {} long", ld(), cols());
@@ -39,9 +39,9 @@ struct Tensor {
 
   /// Returns the same elements under another shape of equal count; packed tensors only.
   Tensor reshape(Shape next) const;
-  /// Elements [begin, begin + n) of a packed tensor as [n]; empty of an empty tensor.
+  /// Returns elements [begin, begin + n) of a packed tensor as [n]; empty if the tensor is empty.
   Tensor range(int64_t begin, int64_t n) const;
-  /// Rows [begin, begin + n) as [n, cols]; columns [begin, begin + n) as [rows, n] with the pitch kept.
+  /// Returns rows [begin, begin + n) as [n, cols]; columns [begin, begin + n) as [rows, n] with the pitch kept.
   Tensor row_range(int64_t begin, int64_t n) const;
   Tensor col_range(int64_t begin, int64_t n) const;
 };

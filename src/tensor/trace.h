@@ -19,7 +19,7 @@ struct Span {
   std::string_view name = {};  // lives as long as the program
   Interval time = {};
   int64_t number = -1;  // of a step or a layer; -1: none
-  uint32_t axes = 0;    // of a collective, as bits; on the compute lane: the rank waits for it
+  uint32_t axes = 0;    // of a collective, as bits; on the compute lane: of the collective that the rank waits for
   double flops = 0, bytes = 0;
 };
 

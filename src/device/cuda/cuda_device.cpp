@@ -39,7 +39,7 @@ Facts facts_at(int ordinal) {
 
 class CudaDevice final : public Device {
  public:
-  /// `direct`: copies from and to host memory are not staged; the host waits for them.
+  /// `direct`: copies from and to host memory are not staged; they block.
   CudaDevice(Facts facts, int host_threads, std::shared_ptr<Libraries> libraries, bool direct = false)
       : Device(std::move(facts), false, host_threads, std::move(libraries)), pool_(host_threads), direct_(direct) {
     activate();
@@ -76,7 +76,7 @@ class CudaDevice final : public Device {
   };
 
   void activate() const { check(cudaSetDevice(gpu().ordinal), "choice of the CUDA device"); }
-  /// Copies in pieces, so that a short copy of a different stream does not wait for a long one.
+  /// Copies in chunks, so that a short copy of another lane does not wait for a long one.
   void copy_directly(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, const char* what) {
     constexpr int64_t kPiece = int64_t{64} << 20;
     for (int64_t at = 0; at < bytes; at += kPiece)

@@ -11,7 +11,7 @@ struct Facts {
   std::string name, pci_bus_id;
   int multiprocessors = 0;
   int capability = 0;            // 80, 90: major·10 + minor
-  int64_t shared_per_block = 0;  // bytes, the most that a kernel may request
+  int64_t shared_per_block = 0;  // bytes: the maximum that a kernel may request
   int64_t memory_bytes = 0;
 };
 

@@ -14,14 +14,14 @@ namespace trainer::device::cuda {
 namespace {
 
 constexpr const char* kPinAdvice = "; `ulimit -l` prints the limit of pinned memory";
-constexpr int64_t kPiece = int64_t{4} << 30;    // bytes of one registration
+constexpr int64_t kPiece = int64_t{4} << 30;    // bytes per registration
 constexpr int64_t kStages = int64_t{64} << 20;  // memory that the queues pin for copies of pageable memory
 
 /// The origin of a block. Each is tried when the previous one fails:
 ///   registered  huge pages of the GPU's NUMA node, touched by the host's threads, then pinned; for large blocks
-///   runtime     allocated and pinned by CUDA, with the exact size
-///   pageable    large blocks: as registered, but not pinned
-///   plain       small blocks: as on a CPU device
+///   runtime     allocated and pinned by CUDA, at the exact size
+///   pageable    large blocks: the same pages, not pinned
+///   plain       small blocks: allocated by a CPU device
 /// Results are the same; copies of pageable memory are slower.
 enum class Origin : uint8_t { registered, runtime, pageable, plain };
 

@@ -9,7 +9,7 @@
 
 namespace trainer::device::cuda {
 
-/// `copies`: the stream for copies to the host. Both streams must outlive the mirror.
+/// `copies`: the stream of its copies to the host. Both streams must outlive the mirror.
 std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStream_t copies);
 
 /// Captures the work that `work` enqueues on `stream`.

@@ -11,9 +11,9 @@ namespace trainer::device::cuda {
 /// Throws Error{Code::device} "what: cudaErrorName (text)" if the status is an error.
 void check(cudaError_t status, const char* what);
 
-/// Returns the compute stream of a CUDA device; an internal error for any other device.
+/// Returns the compute stream of a CUDA device; an internal error on any other device.
 cudaStream_t stream_of(Device& device);
-/// Also works for the dry device that represents a GPU.
+/// Returns the facts of a GPU, or of the GPU that a dry device represents.
 inline const Facts& facts_of(const Device& device) { return device.gpu(); }
 
 struct Grid {
@@ -21,7 +21,7 @@ struct Grid {
   size_t shared_bytes = 0;  // dynamic shared memory
 };
 
-/// Launches the kernel on the device's stream. Throws Code::device when the launch is rejected.
+/// Launches the kernel on the stream. Throws Code::device if the launch is rejected.
 template <typename... P, typename... A>
 void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(P...), A&&... args) {
   constexpr size_t kWithoutAsking = 48 << 10;
