@@ -24,8 +24,7 @@ class Tally final : public Recorder {
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}
   void add_operator(const OpCall& call) override {
     const auto kind = static_cast<size_t>(call.kind);
-    const double seconds =
-        std::max(call.seconds - cluster_.operator_seconds, 0.0);  // the cost per call is priced separately
+    const double seconds = std::max(call.seconds - cluster_.operator_seconds, 0.0);  // which is priced separately
     seconds_[kind] += seconds;
     bytes_[kind] += call.cost.bytes;
     const bool product = call.kind == OpKind::gemm;

@@ -123,7 +123,7 @@ double start_seconds(device::Device& device, device::Device& host) {
   });
 }
 
-/// Returns the bytes/s of blocking copies from a GPU to pageable host memory.
+/// Returns the bytes/s of blocking copies from a GPU to host memory that is not pinned.
 double pageable_rate(device::Device& device, const State& from) {
   std::vector<std::byte> memory(static_cast<size_t>(from.memory.tensor().bytes()));
   const double seconds =

@@ -12,15 +12,15 @@ using Amounts = std::array<double, kResources>;
 
 struct Work {
   Amounts amounts{};    // of each resource, in its unit
-  double seconds = 0;   // when running on its own, without its start
-  double progress = 0;  // fraction from 0 to 1
-  double starts = 0;    // remaining seconds of its start
+  double seconds = 0;   // if it runs on its own, without its start-up
+  double progress = 0;  // from 0 to 1
+  double starts = 0;    // seconds of its start-up that remain
 };
 
-/// An operation in progress.
+/// A running operation.
 struct Active {
   Work* work;
-  double left;  // remaining seconds of work in its queue, when running on its own
+  double left;  // seconds of work left in its queue if it runs on its own
 };
 
 Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes) {
@@ -46,9 +46,9 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
   return a;
 }
 
-/// Sets speeds, as fractions of the speed that each operation has on its own. If a resource does not suffice for all,
-/// they share it in proportion to the remaining work in their queues: then all end together, and the resource is fully
-/// used.
+/// Speeds, as fractions of the speed that each operation has on its own. If a resource does not suffice for all, they
+/// share it in proportion to the work left in their queues: then all end together, and the resource is busy until the
+/// end.
 void share_out(const std::vector<Active>& active, const Amounts& capacity, std::vector<double>& speeds) {
   speeds.assign(active.size(), 0);
   std::vector<char> fixed(active.size());
@@ -82,7 +82,7 @@ void share_out(const std::vector<Active>& active, const Amounts& capacity, std::
 double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
             bool hidden) {
   const Amounts capacity{rates.to_device, rates.to_host, rates.host, rates.device, rates.memory};
-  double weights = 0;  // time at which the last ones are updated
+  double weights = 0;  // time when the last weights are updated
   std::vector<char> done(ops.size());
   std::vector<char> later(ops.size());  // waits for the norm
   std::vector<Work> work(ops.size());

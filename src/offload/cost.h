@@ -8,31 +8,31 @@ namespace trainer::offload {
 /// Rates of one rank while all ranks of its host are busy, with copies in both directions.
 struct Rates {
   double to_device = 0, to_host = 0;  // bytes/s of the link
-  double host = 0, device = 0;        // parameters/s of updates
+  double host = 0, device = 0;        // parameters updated per second
   double memory = 0;                  // bytes/s of host memory: this rank's share
-  double start = 0;                   // s, of each operation
-  /// Bytes of host memory that an update on the host moves per parameter, its refresh included; 0: those of the
+  double start = 0;                   // seconds to start an operation
+  /// Bytes of host memory traffic per parameter of an update on the host, its refresh included; 0: the traffic of the
   /// built-in update.
   double host_bytes = 0;
-  double pageable = 0;  // bytes/s of blocking copies to pageable host memory; 0: equal to to_host
+  double pageable = 0;  // bytes/s to host memory that is not pinned, blocking after each tensor; 0: same as to_host
 };
 
-/// Return the bytes of host memory per parameter: of an update on the host, the refresh's read included; of a load or a
+/// Bytes of host memory traffic per parameter: of an update on the host, including the refresh's read; of a load or a
 /// drain.
 double host_traffic(const Rates& rates, const Sizes& sizes);
 
-/// Returns the seconds from the time the norm is known until all weights are updated, if gradients have arrived and
-/// slots are filled before, and drains may end later. With n_c, n_g, n_r elements updated on the host, streamed and
-/// resident, n = n_g less the contents of d slots of S elements before and after, and w, c and b bytes of p, m and v,
-/// of compute weights, and of the memory traffic of an update on the host: the longest of
+/// Returns the seconds from when the norm is known until all weights are updated, assuming that gradients have arrived
+/// and slots are filled by then; drains may end later. With n_c, n_g, n_r elements updated on the host, streamed and
+/// resident, n = n_g minus the contents of d slots of S elements at the start and at the end, and w, c and b bytes of
+/// p, m and v, of compute weights, and of the memory traffic of an update on the host, it is the longest of
 ///     host     n_c/U_c                                device   (n_g + n_r)/U_g
 ///     link     (w·n + c·n_c)/B_in and w·n/B_out       memory   (b·n_c + 2w·n)/B_m
 ///     slots    n·(w/B_in + 1/U_g + w/B_out)/d
 /// plus the last refresh c·S/B_in, and the start-up of operations.
 double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes);
 
-/// Returns the fastest streamed fraction of the elements that are not resident: of 0, 1 and a/b with b up to 8, the
-/// smallest one in case of a tie. The rest of `plan` is unchanged; 0 without slots.
+/// Returns the fastest streamed share of the elements that are not resident: 0, 1 or a/b with b up to 8; the smallest
+/// if several are equally fast. The rest of `plan` is used as it is; 0 if it has no slots.
 config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates,
                             const Sizes& sizes);
 

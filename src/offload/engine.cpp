@@ -32,7 +32,7 @@ Engine::Engine(params::ParamStore& store, const config::Optim& optim, const Plan
   store.device().synchronize();  // the memory above is zeroed before lanes write to it
   for (size_t g = 0; g < store.groups().size(); ++g) marks_.push_back(device::make_mark(store.device()));
   host_memory_ = device::memory_of(store.device(), store.home());
-  if (host_memory_ == device::HostMemory::pageable) {  // copies of the state, twice per step, would be slow
+  if (host_memory_ == device::HostMemory::pageable) {  // copies of the state would be slow, twice a step
     plan_.device_share = {0, 1};
     places_ = places(plan_, static_cast<int>(subgroups_.size()));
   }
@@ -135,7 +135,7 @@ void Engine::await(int group) {
 }
 
 void Engine::settle() {
-  discard();  // a step that was ended by an error
+  discard();  // a step that an error interrupted
   if (dry() || stepped_ < 0) return;
   lanes_->wait_for_all(stepped_);
   if (!std::exchange(loaded_, false)) return;

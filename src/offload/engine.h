@@ -1,10 +1,10 @@
 #pragma once
 // Engine: the optimizer state in host memory, updated there or on the device, concurrently with the steps.
 //
-// Placement. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on): there
+// Placement. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on). There
 // is one copy, whichever device updates it. Compute weights and gradients of all groups stay in device memory. The
-// device has slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and
-// three bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after
+// device provides slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit,
+// and three bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after
 // construction.
 //
 // Schedule. A step's update is a list of operations, a pure function of the plan and of whether residents are in their
@@ -33,31 +33,31 @@
 
 namespace trainer::offload {
 
-/// The report of the step whose update began last.
+/// Report on the step whose update began last.
 struct Report {
   Share share;
   config::Fraction device_share;
-  Bytes bytes{};                         // of its list, by kind
-  double exposed_ms = 0;                 // time that the compute thread has waited for updates since that step began
-  double update_ms = 0;                  // from norm to weights, in the newest list that is done; 0: there is none
-  double predicted_ms = 0;               // update_seconds() at the rates in use; 0: no rates are known
+  Bytes bytes{};                         // copied by its list, by kind
+  double exposed_ms = 0;                 // time that the computing thread waited for updates since the step began
+  double update_ms = 0;                  // from gradient norm to updated weights, for the last completed list; 0: none
+  double predicted_ms = 0;               // update_seconds(), at the rates in use; 0: rates unknown
   double emulated_ms = 0;                // on the virtual clock; 0: no device is emulated
-  std::array<double, kLanes> busy_ms{};  // time at work on this machine, in the newest list that is done
-  double memory_share = 0;               // of updates on the host, relative to the measured memory rate; 0: not known
+  std::array<double, kLanes> busy_ms{};  // busy time on this machine, for the last completed list
+  double memory_share = 0;               // updates on the host: share of the measured memory rate; 0: unknown
 };
 
 class Engine final : public optim::Optimizer, public params::Keeper {
  public:
   struct Options {
-    int64_t subgroup = 100'000'000;   // largest number of elements
-    bool round_gradients = false;     // rounds gradients to bf16 for the copy to the host
-    std::optional<Rates> rates = {};  // rates with which updates are predicted
-    bool emulated = false;            // true if these are those of an emulated device
+    int64_t subgroup = 100'000'000;   // maximum number of elements
+    bool round_gradients = false;     // to bf16, in which they are sent to the host
+    std::optional<Rates> rates = {};  // used to predict update times
+    bool emulated = false;            // the rates are those of the emulated device
     /// Tests: called before each operation, on its lane's thread; an exception is the operation's.
     std::function<void(const Operation&)> before = {};
     bool poison = false;  // tests: overwrites memory that must no longer be read
   };
-  /// store and optim must outlive the engine; the store must be allocated, with its state in the memory of
+  /// store and optim must outlive the engine. The store must be allocated, with its state in the memory of
   /// store.home(). On a dry device memory is counted and nothing is done.
   Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options);
   ~Engine() override;
@@ -131,21 +131,21 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   Sizes sizes_;
   std::vector<Place> places_;
 
-  std::vector<Slot> slots_;                  // for streaming, then those of residents
-  std::vector<Buffer> gradients_, bounces_;  // on the host: by group, this rank's part; of compute type
-  Buffer rounded_;                           // on the device: a subgroup's gradient in the type in which it is sent
-  std::vector<int64_t> versions_;            // by subgroup, for the host's copy: the number of the last update
-  int64_t updates_ = 0;                      // updates begun
-  std::array<Turn, 3> turns_;                // of the lists that may be in progress, and of the next one
+  std::vector<Slot> slots_;                  // slots for streaming, then those of residents
+  std::vector<Buffer> gradients_, bounces_;  // on the host: this rank's gradients, by group; compute weights
+  Buffer rounded_;                           // on the device: a subgroup's gradient as it is sent
+  std::vector<int64_t> versions_;            // of the host's copies, by subgroup: number of the update since the start
+  int64_t updates_ = 0;                      // number of updates begun
+  std::array<Turn, 3> turns_;                // of the lists that may be running, and of the next
   device::HostMemory host_memory_ = device::HostMemory::plain;
   std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: its gradient is complete
   std::array<std::unique_ptr<device::Device>, kLanes> lane_devices_;  // null: the host
-  std::array<List, 2> lists_;                                         // of a step, by loaded_
-  const List* newest_ = nullptr;                                      // of the last update
-  const List* open_ = nullptr;                                        // started, but its update has not begun
+  std::array<List, 2> lists_;                                         // a step's list, by loaded_
+  const List* newest_ = nullptr;                                      // list of the last update
+  const List* open_ = nullptr;                                        // started, and its update has not begun
   std::vector<char> fresh_;  // by group: its compute weights are those of the last update
   std::optional<LazyGathers> gathers_;
-  int64_t started_ = 0;                // lists
+  int64_t started_ = 0;                // number of lists started
   int64_t begun_ = -1, stepped_ = -1;  // the lists of this step and of the last update
   bool loaded_ = false;                // the state of residents is in their slots, after the updates begun so far
   double exposed_s_ = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// The memory of a run by placement of the optimizer state: a pure function of its parameters, so that every placement
+// Memory of a run for each placement of the optimizer state: a pure function of its parameters, so that every placement
 // can be shown next to the planned one. It equals what ParamStore and Engine allocate.
 #include "config/config.h"
 #include "offload/plan.h"

@@ -90,7 +90,7 @@ void Lanes::wait_for_gradient(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
-// After an error no thread works on the list any more either, so that it may be destroyed.
+// Even after an error, no thread still works on the list on return, so it may be destroyed.
 void Lanes::wait_for_all(int64_t list) {
   std::unique_lock lock(mutex_);
   if (list < started_ - 2) return;

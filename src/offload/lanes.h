@@ -1,6 +1,6 @@
 #pragma once
 // Lanes: runs lists of operations concurrently with the compute thread, one thread per queue. An operation is done when
-// its function returns. Operations wait only for this and for the events of a step (schedule.h). So a CPU, an emulated
+// its function returns. Nothing is waited for except that and the events of a step (schedule.h), so a CPU, an emulated
 // device and a GPU differ only in that function.
 #include <condition_variable>
 #include <exception>
@@ -15,11 +15,11 @@ namespace trainer::offload {
 
 /// The times of a list.
 struct Measured {
-  Seconds busy{};       // at work
-  double update_s = 0;  // from the time the norm was known until the last compute weights were updated
+  Seconds busy{};       // busy time
+  double update_s = 0;  // from when the norm is known until the last compute weights are updated
 };
 
-/// An operation that is done.
+/// A completed operation.
 struct Done {
   Kind kind = Kind::flush;
   int subgroup = 0;
@@ -30,7 +30,7 @@ class Lanes {
  public:
   /// The functions that run operations. Both are called on the thread of the operation's queue.
   struct Work {
-    std::function<void(const Operation&)> prepare;                // waits for the device; the time does not count
+    std::function<void(const Operation&)> prepare;                // waits for the device; this time is not counted
     std::function<void(const Operation&, int64_t list)> perform;  // performs the operation
   };
   Lanes(Work work, std::span<const Subgroup> subgroups, int groups);
@@ -39,10 +39,10 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // The following functions must all be called by the same thread.
+  // The functions that follow must be called from one thread.
 
-  /// Begins the list, which must outlive its execution, once the previous one is done. Waits for the list before the
-  /// previous one. Returns the number of the list.
+  /// Starts the list, which must outlive its run, once the previous one is done. Waits for the list before the previous
+  /// one. Returns the number of the list.
   int64_t start(const Schedule& schedule);
   /// Signal an event of the list started last: the group's gradient is complete; the norm is known.
   void gradient_complete(int group);
@@ -52,18 +52,18 @@ class Lanes {
   /// Calls cancel() and discards exceptions of operations.
   void recover();
 
-  // The following functions wait. All rethrow the exception of an operation in that list. Its other operations are then
-  // dropped, and so are all later lists until recover().
+  // These functions wait, and rethrow the exception of an operation in that list. Its other operations are then
+  // dropped, as are all later lists until recover().
 
   void wait_for_weights(int64_t list, int group);
   void wait_for_gradient(int64_t list, int group);  // on the host
   void wait_for_all(int64_t list);
 
-  /// Returns the times of the newest list that is done and was not cancelled.
+  /// Returns the times of the last completed list that was not cancelled.
   Measured measured();
   /// Starts or stops recording operations.
   void record(bool on);
-  /// Returns the recorded operations in the order of their ends, and clears them.
+  /// Returns the recorded operations in order of completion, and clears them.
   std::vector<Done> recorded();
 
  private:
@@ -80,7 +80,7 @@ class Lanes {
   };
   Run& run(int64_t list) { return runs_[static_cast<size_t>(list % 2)]; }
   int group_of(const Operation& op) const { return subgroups_[static_cast<size_t>(op.subgroup)].group; }
-  /// Changes the number of remaining waits of everything that waits for the operation.
+  /// Updates the remaining-wait counts of everything that waits for the operation.
   void count(Run& run, const Operation& op, int change) const;
   bool is_ready(const Run& run, const Operation& op) const;
   void work_all(Lane lane);
@@ -94,7 +94,7 @@ class Lanes {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::array<Run, 2> runs_;
-  int64_t started_ = 0, finished_ = 0;  // lists
+  int64_t started_ = 0, finished_ = 0;  // number of lists
   Measured measured_;
   bool recording_ = false;
   std::vector<Done> recorded_;

@@ -19,8 +19,8 @@ class LazyGathers {
   /// so that they belong to the step of the update.
   void begin(Exec& ex);
   /// Returns when the weights of `group` have arrived from all replicas. Gathers start in the order of the groups on
-  /// every rank; `wait` returns when this rank's weights of a group are updated. The gather of the next group is in
-  /// flight on return. Collective, with the same groups in the same order.
+  /// every rank; `wait` returns when this rank's weights of a group are updated. On return, the gather of the next
+  /// group is in flight. Collective: every rank calls it for the same groups in the same order.
   void finish(int group, const std::function<void(int group)>& wait);
   /// Joins gathers in flight and discards the rest, since the weights were overwritten.
   void drop();
@@ -31,7 +31,7 @@ class LazyGathers {
   params::ParamStore& store_;
   const std::unique_ptr<device::Device> dry_;
   Arena none_, none_dry_;
-  Meter counted_;  // counted by begin()
+  Meter counted_;  // already counted by begin()
   Exec ex_;
   std::vector<comm::Ticket> tickets_;  // by group
   int started_;                        // number of groups whose gathers have been started

@@ -28,7 +28,7 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Con
   Plan plan{.resident = interleaved ? static_cast<int>(offload.resident) : 0, .blocking = !config.debug.overlap};
   if (interleaved && !chosen) plan.device_share = *config::fraction_of(offload.gpu_fraction);
   const std::vector<Subgroup> subgroups = cut(store.groups(), offload.subgroup);
-  const bool streams = chosen || plan.device_share.num > 0;  // possibly some
+  const bool streams = chosen || plan.device_share.num > 0;  // possibly streams some
   plan.slots = streams ? static_cast<int>(std::min<int64_t>(offload.slots, std::ssize(subgroups))) : 0;
   Engine::Options options{.subgroup = offload.subgroup,
                           .round_gradients = offload.grad_transport == config::GradTransport::bf16,

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kPoison = 0x7fc0dead;
 
-/// An Exec of a queue: its arena and its meter are unused.
+/// An Exec for a queue: its arena and its meter are unused.
 struct LaneExec {
   explicit LaneExec(device::Device& device) : none(device, Arena::Mode::heap), ex{device, none, meter} {}
   Arena none;
@@ -60,7 +60,7 @@ void Engine::update(device::Device& device, const Turn& turn, const Subgroup& su
   });
 }
 
-// The work that the compute thread enqueued on the device must have completed.
+// Work that the compute thread queued on the device must have completed.
 void Engine::prepare(const Operation& op) {
   const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
   if (op.kind == Kind::flush || op.kind == Kind::update_device) marks_[group]->wait();

@@ -2,8 +2,9 @@
 // The device on which each part of the optimizer state is updated: a value, made by pure functions.
 //
 // A subgroup is a range of this rank's part of one group's flat space. Its master weights and moments are in host
-// memory, and it is updated either there, or on the device: then they are copied there and back (streamed), or stay
-// there (resident). Rounding is the same everywhere (ops/adamw.h), so a plan changes times and memory but not results.
+// memory. It is updated either there or on the device; in the latter case its state is copied there and back
+// (streamed), or stays there (resident). Every place rounds identically (ops/adamw.h), so a plan changes times and
+// memory but not results.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -27,20 +28,20 @@ int64_t largest_of(std::span<const Subgroup> subgroups);
 enum class Place : uint8_t { host, streamed, resident };
 
 struct Plan {
-  config::Fraction device_share;  // streamed fraction of the subgroups that are not resident
-  int slots = 3;                  // for streamed subgroups: device memory, each for the state of one subgroup
-  int resident = 0;               // the first subgroups: their gradients come last and their weights are read first
-  bool blocking = false;          // every operation waits for its predecessor
+  config::Fraction device_share;  // streamed share of the subgroups that are not resident
+  int slots = 3;                  // for streamed subgroups: device memory, each holding the state of one subgroup
+  int resident = 0;               // resident subgroups, from the first: their gradients come last, weights go first
+  bool blocking = false;          // everything waits for its predecessor
 };
 
-/// Returns the place of each subgroup: the first ones are resident; of the others, number x (from 0) is streamed if ⌊(x
-/// + 1)·a/b⌋ > ⌊x·a/b⌋. A fraction of 1/k streams every k-th.
+/// Returns the place of each subgroup. Resident ones come first; of the rest, number x (from 0) is streamed if ⌊(x +
+/// 1)·a/b⌋ > ⌊x·a/b⌋. A share of 1/k streams every k-th.
 std::vector<Place> places(const Plan& plan, int subgroups);
 
-/// The numbers of elements of the subgroups in each place.
+/// Number of elements of the subgroups in each place.
 struct Share {
   int64_t host = 0, streamed = 0, resident = 0;
-  int64_t largest_streamed = 0;  // size of that subgroup
+  int64_t largest_streamed = 0;  // elements of the largest streamed subgroup
   int64_t total() const { return host + streamed + resident; }
 };
 Share share_of(std::span<const Place> places, std::span<const Subgroup> subgroups);

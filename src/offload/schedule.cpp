@@ -79,7 +79,7 @@ class Writer {
   Schedule out_;
   int flushed_ = -1;           // the last flush
   std::vector<int> streamed_;  // subgroups
-  std::vector<int> loads_;     // of them
+  std::vector<int> loads_;     // their loads
   int loaded_ = -1;            // the last load that an update waits for
   size_t updated_ = 0;         // number of them
   std::vector<int> drained_;   // by slot: the last drain

@@ -2,10 +2,10 @@
 // The update of one step as a list of operations, made by a pure function. The same list is executed (lanes.h), timed
 // on a virtual clock (clock.h), counted, and searched for missing waits (tests/unit/offload/races.h).
 //
-// Each operation belongs to a lane. A lane runs its operations in list order, one after another. An operation also
-// waits for those named in `after`, which come earlier in the list. A flush waits until the gradient of its group is
-// complete, an update until the norm is known. Waits that are implied by queues and other waits are omitted. Steps do
-// not overlap: no operation begins before the list of the previous step is done. Only the state of residents in their
+// Each operation belongs to a lane. A lane runs its operations in the order of the list, one after the other. An
+// operation also waits for those named in `after`, which come earlier in the list. A flush waits until the gradient of
+// its group is complete, an update until the norm is known. Waits that queues and other waits imply are left out. Steps
+// follow each other: no operation begins before the previous step's list is done. Only the state of residents in their
 // slots persists to the next step.
 #include <array>
 #include <cstdint>
@@ -18,12 +18,12 @@
 namespace trainer::offload {
 
 enum class Kind : uint8_t {
-  flush,          // the subgroup's gradient, from the device to the host
-  load,           // master weights and moments, from the host to a slot
-  update_device,  // of the state in a slot, and of the compute weights
-  drain,          // a slot, to the host
-  update_host,    // in host memory; compute weights of a different type are written to a bounce buffer
-  refresh         // compute weights, from the host to the device
+  flush,          // copies the subgroup's gradient from the device to the host
+  load,           // copies master weights and moments from the host to a slot
+  update_device,  // in a slot; also updates the compute weights
+  drain,          // copies a slot to the host
+  update_host,    // in host memory; compute weights of a different type go to a bounce buffer
+  refresh         // copies compute weights from the host to the device
 };
 inline constexpr int kKinds = 6;
 enum class Lane : uint8_t { to_host, to_device, refresh, device, host };
@@ -31,13 +31,12 @@ inline constexpr int kLanes = 5;
 std::string_view name_of(Kind kind);
 std::string_view name_of(Lane lane);
 Lane lane_of(Kind kind);
-/// True if such an operation leaves updated compute weights on the device.
+/// True if compute weights on the device are up to date when such an operation is done.
 constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
 /// True if such an operation waits until the norm is known.
 constexpr bool is_update(Kind kind) { return kind == Kind::update_host || kind == Kind::update_device; }
 
-/// Host buffers for compute weights that are copied to the device, if their type differs from that of the master
-/// weights.
+/// Host buffers for compute weights on their way to the device, used if their type differs from the master weights'.
 inline constexpr int kBounces = 3;
 
 struct Operation {
@@ -55,12 +54,12 @@ struct Situation {
   std::span<const Place> places;  // by subgroup
   int slots = 0;                  // for streaming; the slots of residents come after them
   bool blocking = false;
-  bool bounce = false;  // compute weights have a different type than the master weights
-  bool loaded = false;  // the state of residents has been in their slots since an earlier step, and only there
+  bool bounce = false;  // the compute weights' type differs from the master weights'
+  bool loaded = false;  // residents' state has been in their slots since an earlier step, and only there
 };
 Schedule schedule(const Situation& situation);
 
-/// Returns the operations that copy the state of residents back to the host.
+/// Returns the operations that copy the residents' state back to the host.
 Schedule homecoming(std::span<const Place> places, int slots);
 
 /// Busy seconds by kind of operation.
@@ -69,7 +68,7 @@ using Seconds = std::array<double, kKinds>;
 /// Bytes per element of the state (one of p, m, v), of compute weights, of gradients.
 struct Sizes {
   int64_t state = 4, compute = 2, gradient = 4;
-  /// True if compute weights have a different type than the master weights, so that they need bounce buffers.
+  /// True if the compute weights' type differs from the master weights', so that they go through bounce buffers.
   bool bounces() const { return compute != state; }
 };
 /// Returns the sizes for a store's parameters; gradients are copied to the host unchanged, or rounded to bf16.

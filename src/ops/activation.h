@@ -1,13 +1,13 @@
 #pragma once
-// Activation functions outside the GEMMs' epilogues, and the epilogue of a GEMM whose partial sums are first
-// all-reduced: its fused epilogue (ops/gemm.h) would be applied too early. The results of the latter are bitwise equal
-// to those of the epilogue of a GEMM with the same sum.
+// Activation functions outside the GEMMs' epilogues, and the epilogue of a GEMM whose partial sums are all-reduced
+// first: a fused epilogue (ops/gemm.h) would be applied too early. The latter is bit-identical to the fused epilogue of
+// a GEMM with the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {
 
-/// pre = x + bias; y = act(pre), with `pre` rounded to its stored type. x, pre, y [N, F] of one compute dtype; bias [F]
-/// or empty; pre may be empty; y or pre may be x. Without bias and pre, recomputes an epilogue's output from its `pre`
+/// pre = x + bias; y = act(pre), applied to pre as it is stored. x, pre, y [N, F] of one compute dtype; bias [F] or
+/// empty; pre may be empty; y or pre may be x. Without bias and pre, it recomputes an epilogue's output from its `pre`
 /// (selective recomputation).
 struct BiasActivation {
   Tensor x, bias, pre, y;

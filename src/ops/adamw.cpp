@@ -15,8 +15,7 @@ size_t state_index(DType dtype, const char* name) {
   return static_cast<size_t>(dtype);
 }
 
-/// Throws if this thread has an unusual rounding mode, since results would depend on the assignment of elements to
-/// threads.
+/// Throws if this thread rounds differently from others: results would depend on which thread had which element.
 void require_usual_rounding() {
   constexpr unsigned kFlushes = 0x8040, kRounding = 0x6000;  // FTZ and DAZ; rounding modes other than to nearest
   const unsigned control = _mm_getcsr();

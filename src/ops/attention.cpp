@@ -8,7 +8,7 @@
 namespace trainer::ops {
 namespace {
 
-/// Up to this number of queries, keys and values are not packed: each query reads them in place.
+/// With at most this many queries, keys and values are not packed: each query reads them in place.
 constexpr int64_t kDecodeQueries = 4;
 
 /// Returns the vector kernels.
@@ -27,7 +27,7 @@ const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
 }
 int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
 
-/// Returns the number of (query, key) pairs allowed by causality, in one head of one sequence.
+/// Returns the number of visible (query, key) pairs in one head of one sequence.
 double visible_pairs(const AttentionShape& s) {
   return static_cast<double>(s.q_len) *
          (static_cast<double>(s.k_len - s.q_len) + 0.5 * (static_cast<double>(s.q_len) + 1));

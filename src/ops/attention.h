@@ -31,7 +31,7 @@ struct AttentionForward {
   AttentionDropout dropout;
 };
 void run(Exec& ex, const AttentionForward& op);
-/// Returns the FLOPs of the causal part (half the square and the diagonal).
+/// FLOPs of the causal part (half the square, plus the diagonal).
 Cost cost(const AttentionForward& op);
 
 /// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.
@@ -44,11 +44,11 @@ struct AttentionBackward {
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Returns cuDNN for that GPU, for its device's Libraries::attention. It supports bf16 without dropout and with equal
-/// numbers of keys and queries; the built-in kernels do the rest. Both use the same log-sum-exp, so that the backward
-/// pass of one may follow the forward pass of the other. `by_default`: accepts only a cuDNN that is new enough to need
-/// little workspace. Throws Code::usage with the reason when cuDNN was not found at build time, is not found at run
-/// time, or is too old.
+/// Returns cuDNN for that GPU, for use as its device's Libraries::attention. It supports bf16 without dropout, with as
+/// many keys as queries; the built-in kernels do the rest. Both define the log-sum-exps in the same way: either
+/// backward pass may follow the other's forward pass. `by_default`: accept only a cuDNN that is new enough to need
+/// little workspace. Throws Code::usage with the reason if cuDNN was not found at build time, is not found now, or is
+/// too old.
 std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
 /// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

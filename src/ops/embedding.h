@@ -4,14 +4,14 @@
 
 namespace trainer::ops {
 
-/// The rows of a table that are here, when ranks share it: row 0 belongs to token `first_id`, tokens are those below
-/// `vocabulary`. By default all of them are.
+/// The rows of a table that this rank holds: row 0 is token `first_id`; ids >= `vocabulary` are not tokens. By default
+/// it holds the whole table.
 struct TableShard {
   int64_t first_id = 0, vocabulary = 0;  // 0: as many as the table has rows
 };
 
 /// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row
-/// another rank has counts as a row of zeros.
+/// is on another rank contributes zeros.
 /// ids [N] i32 in [0, V); table [V_padded, H], positions [S, H], y [N, H] compute dtype. Sum in the accumulator type.
 struct EmbeddingForward {
   Tensor ids, table, positions, y;
@@ -21,7 +21,8 @@ struct EmbeddingForward {
 void run(Exec& ex, const EmbeddingForward& op);
 
 /// y[r] += positions[first_position + (first_row + r) % rows_per_sequence], where row 0 of y is row `first_row` of the
-/// batch. It is the second half of EmbeddingForward, after a sum over the shards of the table. Rounds as that does.
+/// batch. It is the second half of EmbeddingForward, after the reduction over the shards of the table, and rounds
+/// identically.
 struct AddPositions {
   Tensor positions, y;
   int64_t rows_per_sequence = 0, first_position = 0, first_row = 0;

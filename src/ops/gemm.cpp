@@ -71,7 +71,7 @@ void run(Exec& ex, const Gemm& op) {
 }
 
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses) {
-  constexpr int64_t kFewUses = 2;  // writing the copy to memory and reading it again costs as much as packing so often
+  constexpr int64_t kFewUses = 2;  // writing and rereading the copy costs as much as packing it that many times
   if (device.kind() != device::Kind::cpu || compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
     return false;
   return uses > kFewUses || !packs_strips(m, k);

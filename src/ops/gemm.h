@@ -6,7 +6,7 @@ namespace trainer::ops {
 
 enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 
-/// Operations on an element of the GEMM before it is stored. It is rounded once, at the store, except for `pre`.
+/// Operations on an element of the result before it is stored. It is rounded once, at the store, except for `pre`.
 struct Epilogue {
   Tensor bias;  // [n] compute dtype, or empty: added to every row
   Activation act = Activation::none;
@@ -15,12 +15,12 @@ struct Epilogue {
   Tensor residual;        // [m, n], or empty: added last; may be c itself
 };
 
-/// c = op(a)·op(b), through the epilogue; or c += op(a)·op(b) when `accumulate` (then no epilogue).
+/// c = op(a)·op(b) with the epilogue applied; or c += op(a)·op(b) if `accumulate` (then without an epilogue).
 ///   op(a) [m, k], op(b) [k, n], c [m, n];  trans_a: a is [k, m]; trans_b: b is [n, k]. Any pitch.
 /// a and b share one compute dtype (f64, f32, bf16); c is that dtype or its accumulator (bf16 operands: f32).
-/// Sums are formed in the accumulator type. Their order depends on shapes and instruction set only: never on threads.
-/// In bf16, `pre` and `residual` have c's dtype. The activation is taken of the sum as `pre` stores it, whether kept or
-/// not, so that it can be recomputed bit by bit.
+/// Sums are in the accumulator type. Their order depends on shapes and instruction set only, never on threads. In bf16,
+/// `pre` and `residual` have c's dtype. The activation is applied to the sum as `pre` stores it, whether kept or not,
+/// so that it can be recomputed bit by bit.
 struct Gemm {
   Tensor a, b, c;
   bool trans_a = false, trans_b = false;
@@ -33,7 +33,7 @@ Cost cost(const Gemm& op);
 
 /// True if GEMMs of A [m, k] gain from a packed copy of a weight that `uses` of them read between two updates.
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses);
-/// Bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
+/// Returns the bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);
 /// packed <- op(b). b as in Gemm.
 struct PackB {

@@ -1,7 +1,7 @@
 #pragma once
 // GemmTuning: which algorithm and form a GPU's library uses for which GEMM. The table is measured once (`trainer bench
-// gemm`), kept in a file, and used instead of the library's guess. A table is good for one kind of device and one
-// version of the library. Nothing is ever measured inside a run.
+// gemm`), kept in a file, and used instead of the library's heuristic. A table is valid for one kind of device and one
+// version of the library. Nothing is ever measured during a run.
 #include <array>
 #include <map>
 #include <optional>
@@ -31,8 +31,8 @@ struct TunedProduct {
 
 struct GemmTuning {
   std::string device;                            // name of the GPU
-  std::string made_with;                         // the library, as product_path says
-  std::map<std::string, TunedProduct> products;  // by the library call: shapes, dtypes, row distances, epilogue
+  std::string made_with;                         // the library, as product_path() returns it
+  std::map<std::string, TunedProduct> products;  // by the library call: shapes, dtypes, row strides, epilogue
   bool operator==(const GemmTuning&) const = default;
 };
 
@@ -42,26 +42,26 @@ struct GemmTuning {
 GemmTuning parse_gemm_tuning(std::string_view text);
 std::string to_json(const GemmTuning& tuning);
 
-/// Makes products of the device, and of those that share its libraries, use the table from now on. For those that it
-/// does not name, or whose algorithm the library rejects, the library chooses as before. An empty table undoes it. The
-/// copies that a table requires are scratch of the GEMM. So arena programs are recorded after this call, on a device or
-/// on a dry one that stands for it. Throws Code::config for a table of a different device or library.
+/// Makes GEMMs on the device, and on those that share its libraries, use the table from now on. For those that it does
+/// not name, or whose algorithm the library rejects, the library chooses as before. An empty table undoes this. The
+/// copies that a table requires are scratch of the GEMM, so arena programs must be recorded after this call, on a
+/// device or on a dry one that represents it. Throws Code::config for a table of a different device or library.
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 
-/// Returns why the table does not fit the device's GPU and library; none when it fits.
+/// Returns why the table does not fit the device's GPU and library; none if it fits.
 std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning);
 
-/// Measures the products of the device, and of those that share its libraries, until measured_gemms(). A new GEMM runs
-/// `repeats` times by each of the `most` algorithms that the library proposes, and later by the fastest. With `forms`
-/// it runs in each of its forms. A form that copies an operand must gain 5 %, since it takes memory. That memory is
-/// scratch of the GEMM: arena programs are recorded between the two calls. Results in between are useless, since
-/// accumulating GEMMs add several times. Forgets any table.
+/// Measures GEMMs on the device, and on those that share its libraries, until measured_gemms(). A new GEMM runs
+/// `repeats` times with each of the `most` algorithms that the library proposes, and later with the fastest. With
+/// `forms`, it runs in each of its forms. A form that copies an operand must gain 5 %, since it takes memory. That
+/// memory is scratch of the GEMM: arena programs must be recorded between the two calls. Results in between are
+/// meaningless, since accumulating GEMMs add several times. Discards any table.
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 struct MeasuredGemms {
-  GemmTuning tuning;                         // the fastest of each GEMM
+  GemmTuning tuning;                         // the fastest algorithm of each GEMM
   std::map<std::string, double> favourites;  // microseconds of the library's own choice, as is, by GEMM
 };
-/// Returns what was measured; later GEMMs are chosen as without a table.
+/// Returns the measurements; later GEMMs are chosen as without a table.
 MeasuredGemms measured_gemms(const device::Device& device);
 
 }  // namespace trainer::ops

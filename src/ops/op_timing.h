@@ -21,17 +21,17 @@ struct Timing {
   /// take turns, so a short measurement of one rank is meaningless; the mean of all ranks over a long one is the speed
   /// that each gets.
   double window = 0;
-  /// Returns the largest value on any rank; all call. Ranks so begin together, with windows of one length, and none
-  /// measures while others have left it their cores.
+  /// Returns the largest value on any rank; collective. It makes ranks begin together, with windows of one length, so
+  /// that none measures while other ranks have stopped competing for its cores.
   std::function<double(double)> largest_on_any_rank = [](double value) { return value; };
 };
 
-/// Returns the seconds of one call after one that is not counted: the median of the repeats, or with a window the mean.
-/// Scratch is planned by a dry run, as in training. On a GPU ten calls in a row are timed, so that starting the first
-/// and waiting for the last hardly count.
+/// Returns the seconds of one call, after one that is not counted: the median of the repeats, or with a window the
+/// mean. Scratch is planned by a dry run, as in training. On a GPU ten calls in a row are timed, so that starting the
+/// first and waiting for the last hardly count.
 template <typename Op>
 double seconds_of(Exec& ex, const Op& op, const Timing& timing) {
-  constexpr double kLeastCalls = 5;  // of a window: the ranks' windows end within a fifth of their length
+  constexpr double kLeastCalls = 5;  // per window: the ranks' windows end within a fifth of their length
   const int64_t in_a_row = ex.device.kind() == device::Kind::cuda ? 10 : 1;
   const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
   Arena arena(ex.device);

@@ -6,7 +6,7 @@
 
 namespace trainer::ops {
 
-/// Internal errors that name the operand, its shape or type and the expected one.
+/// Internal error that names the operand, its shape or type, and the expected one.
 inline void expect_count(const Tensor& t, int64_t count, DType dtype, const char* name) {
   TRAINER_CHECK(t.count() == count && t.dtype == dtype && t.packed(), "{} is {}, expected {} packed elements of {}",
                 name, to_string(t), count, name_of(dtype));
@@ -19,7 +19,7 @@ inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype
 /// Returns the bytes of `passes` over a tensor, for costs.
 inline double bytes_of(const Tensor& t, double passes = 1) { return passes * static_cast<double>(t.bytes()); }
 
-/// Place of a compute type (f64, f32, bf16) in the kernel tables.
+/// Returns the index of a compute type (f64, f32, bf16) in the kernel tables.
 inline size_t kernel_index(DType dtype, const char* name) {
   TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16,
                 "{} has dtype {}, kernels exist for fp64, fp32 and bf16", name, name_of(dtype));
@@ -37,7 +37,7 @@ void for_row_blocks(Exec& ex, int64_t rows, int64_t rows_per_task, F&& fn) {
   });
 }
 
-/// Elements that one task of an elementwise operator handles: long enough to hide the cost of a task.
+/// Elements that one task of an elementwise operator handles: enough to amortise the cost of a task.
 inline constexpr int64_t kTaskElements = 16384;
 inline int64_t rows_per_task(int64_t cols) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, cols)); }
 
@@ -53,7 +53,7 @@ void for_tiles(Exec& ex, int64_t rows, int64_t cols, bool packed, F&& fn) {
   }
 }
 
-/// Pointer to element (r, c).
+/// Returns a pointer to element (r, c).
 inline std::byte* element_at(const Tensor& t, int64_t r, int64_t c) {
   return t.data + (r * t.ld() + c) * size_of(t.dtype);
 }

@@ -7,7 +7,7 @@
 
 namespace trainer::ops {
 
-/// Rows of a block: at most 128 blocks, of at least 16 rows.
+/// Returns the rows of a block: at most 128 blocks, of at least 16 rows.
 inline int64_t reduction_rows(int64_t rows) { return std::max<int64_t>(16, divide_up(rows, 128)); }
 
 /// sums[c] (+)= partials[0, c] + partials[1, c] + …; partials [blocks, F], sums [F], both of one accumulator type.

@@ -49,7 +49,7 @@ template <typename T>
 void fill_rows(const Tensor& table, double theta) {
   const int64_t half = table.cols() / 2;
   const Double2 ratio = frequency_ratio(theta, half);
-  Double2 turns{0.15915494309189535, -9.839338337591243e-18};  // of one position: 1/(2π)·theta^(−i/half), i = 0
+  Double2 turns{0.15915494309189535, -9.839338337591243e-18};  // per position: 1/(2π)·theta^(−i/half), i = 0
   for (int64_t i = 0; i < half; ++i, turns = product(turns, ratio)) {
     for (int64_t position = 0; position < table.rows(); ++position) {
       const auto x = static_cast<double>(position);

@@ -1,6 +1,6 @@
 #pragma once
-// Layer norm and RMS norm (ops/norm.h) of ranks that share the hidden dimension. Each has W of the H = g·W columns of
-// its rows. Forward and backward are two halves each, with one exchange of a value or two per row between them:
+// Layer norm and RMS norm (ops/norm.h) for ranks that share the hidden dimension. Each has W of the H = g·W columns of
+// its rows. Forward and backward have two halves each, with one exchange of a value or two per row between them:
 //   NormMoments;  all_gather of the moments;  NormMerge;  NormApply writes y as before
 //   SplitNormSums;  all_reduce(sum) of the sums;  SplitNormBackward
 // Squares are of distances from each rank's own mean, merged by Chan et al. 1979 in rank order: never E[x²] − mean².
@@ -11,8 +11,8 @@ namespace trainer::ops {
 /// Values per row that are exchanged: mean and squares; for RMSNorm only squares.
 constexpr int64_t norm_planes(bool center) { return center ? 2 : 1; }
 
-/// x [N, W] compute dtype → moments [planes, N] accumulator dtype. They are the mean of this rank's columns (centred
-/// norms only) and Σ(x − that mean)², or Σx².
+/// x [N, W] compute dtype → moments [planes, N] accumulator dtype: the mean of this rank's columns (centred norms only)
+/// and Σ(x − that mean)², or Σx².
 struct NormMoments {
   Tensor x, moments;
   bool center = true;

@@ -205,7 +205,7 @@ void GradSink::end_micro(Exec& ex) {
 }
 
 GradNorm GradSink::finish(Exec& ex) {
-  // The reductions of groups end in the order they were started: the last group first.
+  // The reductions of groups end in the order in which they started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
     join_replica_sum(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {

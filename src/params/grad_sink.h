@@ -1,13 +1,13 @@
 #pragma once
-// GradSink: where backward passes put weight gradients. The first write of a step overwrites; later ones (further
+// GradSink: where backward passes store weight gradients. The first write of a step overwrites; later ones (further
 // micro-batches, the second use of a tied table) add.
 //
-// Communication starts as soon as it can and runs under the backward pass of the groups before it:
-//   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the pieces in
-//     which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a third
-//     one waits.
+// Communication starts as early as possible and overlaps with the backward pass of preceding groups:
+//   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the shards in
+//   which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a third
+//   one waits.
 //   - In the last micro-batch, partial sums of slots that several ranks of a replica hold are added (Part::sum_over).
-//     One group later the group's sum over the replicas starts.
+//   One group later, the reduction of the group over the replicas starts.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -35,17 +35,17 @@ struct GradNorm {
 class GradSink {
  public:
   struct Options {
-    bool overlap = true;  // false: each reduce-scatter blocks, to see its cost
+    bool overlap = true;  // false: each reduce-scatter blocks, which shows its cost
     /// The type in which gradients are reduce-scattered; none: the accumulator type.
     std::optional<DType> scatters = {};
   };
   GradSink(ParamStore& store, const Options& options);
   explicit GradSink(ParamStore& store) : GradSink(store, Options()) {}
 
-  /// Takes the memory of block sums and of sums over a replica's ranks; before the first micro-batch.
+  /// Allocates block sums, and sums over a replica's ranks; call before the first micro-batch.
   void prepare(device::Device& device);
   void begin_step();
-  /// `last`: the gradients are complete after this micro-batch.
+  /// Begins a micro-batch. `last`: the gradients are complete after it.
   void begin_micro(bool last) { last_ = last; }
   /// Marks every gradient as written, after a graph has replayed the device work of a micro-step. Only for micro-steps
   /// that communicate nothing.
@@ -63,11 +63,12 @@ class GradSink {
   /// Ends a group: the backward pass of this micro-batch writes no more gradients of it. Waits for the reduce-scatters
   /// of the previous group within its replica.
   void end_group(Exec& ex, int group);
-  /// Sets `reduced`, which is called once a step for each group when its gradient is complete, in the order of the
-  /// backward pass. Then all micro-batches are added over all ranks and replicas (with ZeRO-1, the chunk that this
-  /// replica owns). That happens in end_group(), one group after its sum over the replicas has started, or later.
+  /// Sets `reduced`, which is called once per step for each group when its gradient is complete, in the order of the
+  /// backward pass. At that point, all micro-batches are summed over all ranks and replicas (with ZeRO-1, for the chunk
+  /// that this replica owns). The call is made in end_group(), one group after the reduction over the replicas has
+  /// started, or later.
   void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
-  /// Ends the backward pass: gives back the memory taken from ex.arena.
+  /// Ends the backward pass: releases the memory taken from ex.arena.
   void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
   /// all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, of the part it owns and counts of
@@ -89,7 +90,7 @@ class GradSink {
   struct Flight {
     SlotId slot;
     comm::Ticket ticket;
-    Scratch piece;  // receives it when it is in another type; cast, or added when `accumulate`, at the join
+    Scratch piece;  // receives it if it has a different type; cast, or added if `accumulate`, at the join
     bool accumulate = false;
   };
   static constexpr size_t kMostFlights = 2;
@@ -118,16 +119,16 @@ class GradSink {
   std::vector<Flight> flights_;             // oldest first
   std::vector<std::vector<Sum>> sums_;      // by group
   std::vector<comm::Ticket> replica_sums_;  // by group
-  std::vector<char> reduced_;               // by group: its gradient of this step is complete
+  std::vector<char> reduced_;               // by group: its gradient for this step is complete
   std::function<void(Exec&, int)> on_reduced_;
   int finished_ = -1;                       // the group that waits for start_replica_sum()
-  int completed_ = -1;                      // the group completed before
+  int completed_ = -1;                      // the previously completed group
   std::vector<std::vector<Piece>> pieces_;  // by group
   Buffer strided_;                          // packs a piece whose rows are apart
   Buffer blocks_;                           // [block sums of this rank] f64
   Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64
-  HostCopy on_host_;                        // of one of the above
+  HostCopy on_host_;                        // copy of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank
   const Options options_;
   bool last_ = false;

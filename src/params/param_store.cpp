@@ -48,7 +48,7 @@ void ParamStore::allocate(bool training) {
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
   forget();
-  HostCopy master;  // values are drawn on the host for every device, so they are bitwise the same
+  HostCopy master;  // drawn on the host for every device, so values are bitwise identical
   for (const Group& group : groups_) {
     master.get(home(), group.master);
     const auto [begin, count] = group.master_range();

@@ -5,7 +5,7 @@
 //   - compute weights and gradients of every element;
 //   - master weights in the accumulator type: the compute weights themselves when the types agree;
 //   - both moments.
-// With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments are of the chunk that this replica owns.
+// With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments cover only the chunk that this replica owns.
 //
 // A slot may be sharded. Flat layouts (AxoNN's z, Optimus' rows) store a piece of its matrix on each rank. Then the
 // WeightCache gathers the matrix for a use, and GradSink reduce-scatters its gradient.
@@ -31,15 +31,15 @@ struct Replicas {
 
 /// A flat space with its memory.
 struct Group : SlotGroup {
-  comm::Chunk owned;     // this replica's share: of block sums, of checkpoints, of ZeRO-1
-  comm::Chunk held;      // master weights and moments are kept of these elements: `owned` with ZeRO-1, else all
-  Buffer compute, grad;  // every element; compute is empty when the master serves
-  Buffer master;         // every element when it serves as compute weights, else of `held`
-  Buffer m, v;           // of `held`
+  comm::Chunk owned;     // this replica's share: for block sums, checkpoints and ZeRO-1
+  comm::Chunk held;      // elements with master weights and moments here: `owned` with ZeRO-1, else all
+  Buffer compute, grad;  // every element; compute is empty if the master weights serve as compute weights
+  Buffer master;         // every element if it serves as compute weights, else those of `held`
+  Buffer m, v;           // elements of `held`
 
   comm::Chunk master_range() const { return compute ? held : comm::Chunk{0, elements}; }
 
-  /// Elements of `range` of the flat space, which must be there (master_range(), held).
+  /// Returns elements of `range` of the flat space, which must be stored here (master_range(), held).
   Tensor master_of(comm::Chunk range) const {
     return master.tensor().range(range.begin - master_range().begin, range.count);
   }
@@ -52,11 +52,11 @@ struct Group : SlotGroup {
 class Keeper {
  public:
   virtual ~Keeper() = default;
-  /// On return the group's compute weights are those of the last update.
+  /// Returns once the group's compute weights are those of the last update.
   virtual void await(int group) = 0;
-  /// On return so are master weights and moments in the groups' buffers.
+  /// Returns once master weights and moments in the groups' buffers are those of the last update, too.
   virtual void settle() = 0;
-  /// Those buffers are about to be overwritten: copies elsewhere become invalid.
+  /// Called before those buffers are overwritten: copies elsewhere become invalid.
   virtual void forget() = 0;
 };
 
@@ -66,14 +66,14 @@ class ParamStore : public ParamTable {
   /// axis "data".
   ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh = nullptr, bool split_state = false);
 
-  /// Master weights and moments are in the memory of `home`, a CPU device which outlives the store; compute weights
-  /// are apart from them then. Before allocate().
+  /// Stores master weights and moments in the memory of `home`, a CPU device that must outlive the store; compute
+  /// weights are then separate from them. Call before allocate().
   void keep_state_on(device::Device& home) { home_ = &home; }
-  /// Null: none.
+  /// Sets the keeper; null: none.
   void keep_with(Keeper* keeper) { keeper_ = keeper; }
-  /// Returns the device whose memory has master weights and moments.
+  /// Returns the device whose memory holds master weights and moments.
   device::Device& home() const { return home_ == nullptr ? device_ : *home_; }
-  /// Before master weights and moments are read in the groups' buffers, and before they are written.
+  /// Call before reading master weights and moments in the groups' buffers, and before writing them.
   void settle() const {
     if (keeper_ != nullptr) keeper_->settle();
   }
@@ -85,13 +85,13 @@ class ParamStore : public ParamTable {
   void allocate(bool training);
   /// Sets initial values by (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
-  /// Computes the compute weights from the master weights (after initialize, load); packed forms become stale. Every
-  /// replica calls. Who writes the master weights calls forget() before.
+  /// Computes the compute weights from the master weights (after initialize, load); packed forms become stale.
+  /// Collective over the replicas. Code that writes the master weights must call forget() first.
   void refresh_compute();
   /// Starts the all_gather of a group's compute weights over the replicas, after each has written the chunk it owns
   /// (ZeRO-1).
   comm::Ticket gather_weights(Exec& ex, int group);
-  /// The optimizer has just written master and compute weights.
+  /// Call after the optimizer has written master and compute weights.
   void weights_changed() { weights_.weights_changed(); }
 
   const Replicas& replicas() const { return replicas_; }
@@ -99,18 +99,18 @@ class ParamStore : public ParamTable {
   device::Device& device() const { return device_; }
   DType state_dtype() const { return accumulator_of(compute_); }
 
-  /// After allocate().
+  /// Returns the groups; valid after allocate().
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
   /// Returns the matrices of slots as GEMMs read them.
   WeightCache& weights() { return weights_; }
-  /// The matrix of a slot that is stored where it is used; compute type.
+  /// Returns the matrix of a slot that is not sharded; compute type.
   Tensor weight(SlotId slot) const;
   /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type.
   Tensor stored_weight(SlotId slot) const;
-  Tensor gradient(SlotId slot) const;  // of what is stored; accumulator type
+  Tensor gradient(SlotId slot) const;  // of the stored part; accumulator type
 
-  /// Null: a single rank.
+  /// Returns the mesh; null: a single rank.
   mesh::Mesh* mesh() const { return mesh_; }
 
  private:

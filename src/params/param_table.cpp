@@ -46,8 +46,8 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   slot.flat = first.axes(mesh::kFlat);
   slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
-  // Every rank has room for the largest piece. Equal places make equal chunks, so ranks that share elements compute
-  // equal bits.
+  // Every rank has room for the largest piece. Equal offsets make equal chunks, so ranks that share elements compute
+  // identical bits.
   owner.elements =
       round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
   const int here = rank_of_first_replica();
@@ -120,7 +120,7 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
 std::vector<Region> ParamTable::counted_regions(int group) const {
   std::vector<Region> all;
   const int here = rank_of_first_replica();
-  bool whole_before = false;  // the slot before is counted whole: one region covers both and their padding
+  bool whole_before = false;  // the previous slot is counted whole: one region covers both and their padding
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
     const auto owned = [&](const Part& part) { return part.layout.is_owner(here); };

@@ -32,10 +32,10 @@ struct Param {
 /// A part is one parameter of a slot.
 struct Part {
   std::string name;
-  mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
+  mesh::Layout layout;  // of a matrix or a vector; does not cover the data axis
   Init init;
-  /// Axes besides data and those of flat placements along which a backward pass leaves partial sums of the gradient.
-  /// They are added once a step.
+  /// Axes, besides data and those of flat placements, over which a backward pass leaves partial sums of the gradient.
+  /// They are reduced once per step.
   mesh::AxisSet sum_over = 0;
 };
 
@@ -84,7 +84,7 @@ class ParamTable {
   /// Returns the local shape of the slot's matrix in use, when it is gathered; and of what is stored of it.
   Shape box(SlotId slot) const { return at(slot).box; }
   Shape stored(SlotId slot) const { return at(slot).stored; }
-  /// True if the slot's matrix is sharded and gathered for use; over these axes.
+  /// True if the slot's matrix is sharded and gathered for use. flat_axes() returns the axes.
   bool is_sharded(SlotId slot) const { return flat_axes(slot) != 0; }
   mesh::AxisSet flat_axes(SlotId slot) const { return at(slot).flat; }
   bool decays(SlotId slot) const { return at(slot).decay; }
@@ -97,8 +97,8 @@ class ParamTable {
     std::vector<Region> regions;
   };
   std::vector<Sum> sums_of(int group) const;
-  /// Returns the elements of a group that this rank counts in the gradient norm, in order of slots. Elements that
-  /// several ranks of a replica hold count once. Padding, which is zero, may be among them.
+  /// Returns the elements of a group that this rank counts in the gradient norm, in slot order. Elements that several
+  /// ranks of a replica hold count once. Padding, which is zero, may be included.
   std::vector<Region> counted_regions(int group) const;
 
   const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }

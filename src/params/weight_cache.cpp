@@ -72,7 +72,7 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
                 "use {} of a program: slot {} is not the one that was recorded", next_, id);
   if (!std::exchange(started_, false)) start(ex, id);
   if (order_ != nullptr) {
-    // The gather of the next matrix runs under the use of this one. When both are the same, the matrix stays.
+    // The gather of the next matrix overlaps with the use of this one. If both are the same, the matrix stays.
     ++next_;
     started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
     if (started_) start(ex, (*order_)[next_]);
@@ -94,7 +94,7 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {
     const int64_t bytes = ops::packed_bytes(store_.device(), compute, k, n);
     packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
   }
-  // A dry pass counts the cost of packing, but leaves the work to the real run.
+  // A dry pass counts the cost of packing but does not pack.
   int64_t& version = ex.device.dry() ? packed.counted : packed.version;
   if (version != version_)
     ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});

@@ -1,9 +1,10 @@
 #pragma once
 // WeightCache: the matrices of slots as GEMMs read them. Sharded ones are all-gathered; some are packed.
 //
-// A gathered matrix lives from one use before it is held until it is released. A dry pass of a program records the
-// order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation. So
-// at most two are in memory where one is held at a time. A matrix that is held or in flight is not gathered again.
+// A gathered matrix lives from the use before it is held until it is released. A dry pass of a program records the
+// order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation, so
+// at most two matrices are in memory if one is held at a time. A matrix that is held or in flight is not gathered
+// again.
 #include <functional>
 #include <limits>
 #include <map>
@@ -26,7 +27,8 @@ class WeightCache {
   /// Marks `id` to be gathered once after each change of the weights, into its own memory (AxoNN's cached layers).
   /// Before ParamStore::allocate(). Does nothing for slots that are not sharded.
   void keep(SlotId id);
-  /// Sets whether gathers start one use ahead. If not, each blocks, to see its cost. The gathers are the same.
+  /// Sets whether gathers start one use ahead. If not, each gather blocks, which shows its cost. The gathers are the
+  /// same.
   void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
   /// Sets how many GEMMs of a kind read a weight between two updates, which decides whether packing it pays off.
@@ -57,17 +59,17 @@ class WeightCache {
     int* users_;  // null: stored here
     Scratch* memory_;
   };
-  /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena. Every
-  /// rank of the slot's flat axes calls, in the same order.
+  /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena.
+  /// Collective over the slot's flat axes: every rank calls in the same order.
   Held hold(Exec& ex, SlotId id);
   /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. It is
-  /// packed on first use after each change of the weights. Empty when packing does not pay, and for slots that are
+  /// packed on first use after each change of the weights. Empty if packing does not pay off, and for slots that are
   /// gathered for each use.
   Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows);
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
-  /// Makes kept matrices be gathered again, so that an evaluation in between does not change the communication of a
+  /// Marks kept matrices to be gathered again, so that an evaluation in between does not change the communication of a
   /// step.
   void forget_kept();
 

@@ -6,7 +6,7 @@
 
 namespace trainer::ops {
 
-/// One operand of a tile: its first element and the elements between rows.
+/// One operand of a tile: its first element and its row stride in elements.
 struct TileIn {
   const void* data;
   int64_t ld;

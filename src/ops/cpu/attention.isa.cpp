@@ -54,7 +54,7 @@ template <typename T>
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
-/// Number of queries whose scores are computed, weighted and summed together, so that the block stays in L1.
+/// Number of queries whose scores are computed, weighted and summed together: such a block stays in L1.
 inline constexpr int64_t kStrip = 24;
 
 /// The position of a task, which processes one query head of a pair in the wave.

@@ -78,13 +78,13 @@ template <bool kTransposed, bool kAdd, typename T>
   }
 }
 
-/// Returns the rows of the next register block when `left` remain: the last two share a short remainder.
+/// Returns the rows of the next register block if `left` remain: a short remainder is shared by the last two.
 [[gnu::always_inline]] inline int64_t next_rows(int64_t left) {
   if (left <= kRegisterRows) return left;
   return left < 2 * kRegisterRows ? (left + 1) / 2 : kRegisterRows;
 }
 
-/// s[m, n] = a[m, k]·b for the visible columns (others: unchanged or overwritten).
+/// s[m, n] = a[m, k]·b for the visible columns (the other columns are left as they are or overwritten).
 template <typename T>
 void multiply_scores(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, Panels<T> b, T* s, int64_t lds,
                      int64_t first) {

@@ -20,11 +20,10 @@ struct AttentionBackward;
 
 /// Rows of queries and keys that a task multiplies at a time: a block of scores stays in L2, a panel of keys in L1.
 inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
-/// Backward: the first queries that attend to a block of keys form a whole block.
-static_assert(kKeyBlock % kQueryBlock == 0);
-inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row stride of a block of scores, not a power of two
+static_assert(kKeyBlock % kQueryBlock == 0);  // backward: a block of keys is first seen by a whole block of queries
+inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row stride of a block of scores: not a power of two
 
-/// A [rows, heads·D] operand; `ld` is the row stride in elements.
+/// A [rows, heads·D] operand; row stride in elements.
 struct AttentionRows {
   std::byte* data;
   int64_t ld;
@@ -46,13 +45,13 @@ struct AttentionJob {
   // The wave: pairs first_pair … first_pair + pairs − 1, pair = sequence·kv_heads + key/value head.
   int64_t first_pair, pairs;
   int64_t query_blocks, key_blocks;
-  int64_t head_in_group;       // backward: the query head of each group that is processed
-  int64_t chunks, chunk_keys;  // backward: keys of a task; dq is summed over chunks in order
+  int64_t head_in_group;       // backward: the current query head of each group
+  int64_t chunks, chunk_keys;  // backward: keys per task; dq is summed over chunks in order
   bool backward;
 
   // Scratch. Vector kernels use accumulator elements; row_ld is the stride of packed rows, an odd number of cache
   // lines. Panel kernels sum in f32. Their operands are bf16 in panels of 32 rows or columns (tile_panels.h), whose
-  // order of terms the shapes below do not show. There row_ld is D rounded up to a panel.
+  // layout along the contraction dimension the shapes below do not show. There row_ld is D rounded up to a panel.
   int64_t row_ld;
   std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]; panels: [pair][row_ld][k_pad]
   std::byte *keys, *values;      // [pair][k_pad][row_ld]
@@ -60,10 +59,10 @@ struct AttentionJob {
   std::byte* dq_parts;           // [pair][chunk][q_pad][row_ld]
   int64_t k_pad;                 // keys rounded up to whole panels
   int64_t q_pad;                 // queries; panels: rounded up to whole blocks
-  std::byte* workers;            // private blocks and rows of a worker
+  std::byte* workers;            // private blocks and rows of each worker
   int64_t worker_bytes;
-  // Panel kernels, backward, for the head that is processed: Q and dO with terms along D (_t) and along queries,
-  // log-sum-exps, Σ dO·O.
+  // Panel kernels, backward pass, current head: Q and dO packed for contraction over D (_t) and over queries;
+  // log-sum-exps; Σ dO·O.
   std::byte *queries_t, *queries, *douts_t, *douts;  // [pair][q_pad][row_ld]
   std::byte *shifts, *deltas;                        // [pair][q_pad]
 };
@@ -75,24 +74,25 @@ struct AttentionKernels {
   /// task = pair·query_blocks + query block: packs the operands of the backward pass from the queries of one head of
   /// each group. Null: nothing is packed.
   void (*pack_queries)(const AttentionJob& job, int64_t task) = nullptr;
-  /// task of query_blocks · pairs · group.
+  /// task: one of query_blocks · pairs · group.
   void (*forward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
-  /// task = sequence·heads + head: for few queries; keys and values are read in place.
+  /// task = sequence·heads + head: for small numbers of queries; keys and values are read in place.
   void (*decode)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = chunk·pairs + pair: dk, dv of a chunk of keys and its part of dq, for one query head of each group.
   void (*backward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = pair·query_blocks + query block: dq from its parts.
   void (*sum_dq)(const AttentionJob& job, int64_t task) = nullptr;
-  /// Returns the bytes of scratch memory for one worker.
+  /// Returns the bytes of scratch of one worker.
   int64_t (*worker_bytes)(int64_t row_ld, bool backward) = nullptr;
 };
 
 // attention_pairs and attention_tiles compute bf16 by dot products of pairs and by matrix tiles, except for decoding.
-// Those of avx512 need AVX512-BF16 and AMX. Those of other sets are plain C++ and exist only in builds with tests.
+// The avx512 versions need AVX512-BF16 and AMX. Those of the other sets are plain C++, and exist only in builds with
+// tests.
 TRAINER_FOR_EACH_ISA(const AttentionKernels& attention_kernels(DType dtype);
                      extern const AttentionKernels attention_pairs, attention_tiles;)
 
-/// Runs attention with kernels other than the device's own: for tests.
+/// Runs attention with kernels other than the device's own, for tests.
 void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels& kernels);
 void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels& kernels);
 

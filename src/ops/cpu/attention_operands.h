@@ -10,8 +10,8 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-constexpr int64_t kSide = kTilePanel;                  // of a square of scores: a panel of keys by a panel of queries
-constexpr int64_t kQueryPanels = kQueryBlock / kSide;  // of a block
+constexpr int64_t kSide = kTilePanel;  // side of a square of scores: a panel of keys by a panel of queries
+constexpr int64_t kQueryPanels = kQueryBlock / kSide;  // panels per block of queries
 constexpr int64_t kKeyPanels = kKeyBlock / kSide;
 constexpr int64_t kVector = kLanes<float>;
 static_assert(kQueryBlock % kSide == 0 && kKeyBlock % kSide == 0);
@@ -58,7 +58,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
 
 // --- common to all queries of a head ---
 
-/// Returns the panel of 32 rows of a left factor with `terms` terms.
+/// Returns the panel of 32 rows of a left factor with `terms` elements along the contraction dimension.
 [[gnu::always_inline]] inline bf16* panel_at(std::byte* packed, int64_t slot, int64_t rows, int64_t terms,
                                              int64_t row) {
   return as<bf16>(packed) + slot * rows * terms + row * terms;
@@ -70,7 +70,8 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
 }
 
-/// Packs a block of keys: rows of K (and V), terms along D; columns of V (backward: of K), terms along keys.
+/// Packs a block of keys: rows of K (and V) for contraction over D; columns of V (backward: of K) for contraction over
+/// keys.
 void pack_keys(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.key_blocks, key = task % job.key_blocks * kKeyBlock, ld = job.row_ld;
   const int64_t n = smaller(kKeyBlock, job.k_len - key), pair = job.first_pair + slot, d = job.head_dim;
@@ -101,9 +102,8 @@ void pack_keys(const AttentionJob& job, int64_t task) {
   }
 }
 
-/// Packs a block of queries of the head that is processed (backward): Q and dO twice, with terms along D and with terms
-/// along queries, and Σ dO·O. The log-sum-exp is in units of log 2, and +inf if there is no query, so that
-/// probabilities vanish.
+/// Packs a block of queries of the current head (backward): Q and dO twice, for contraction over D and over queries,
+/// and Σ dO·O. The log-sum-exp is in units of log 2, and +inf where there is no query, so that probabilities vanish.
 void pack_queries(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot, d = job.head_dim;

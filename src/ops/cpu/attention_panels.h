@@ -19,12 +19,12 @@ namespace {
 /// A panel of queries and a block of keys.
 struct ForwardPanel {
   float scores[kKeyBlock * kSide];        // [key][query]
-  bf16 probabilities[kKeyBlock * kSide];  // right factor, terms along keys
+  bf16 probabilities[kKeyBlock * kSide];  // right factor, contracted over keys
   float top[kSide], denominator[kSide], shrink[kSide];
 };
 
-/// Computes the online softmax of the scores of `keys` keys, in powers of 2. Query q of the panel attends to the keys
-/// up to last_seen + q, counted in the block. Returns true if the maximum of some query has grown.
+/// Online softmax of `keys` keys' scores, in powers of 2. Query q of the panel sees the keys up to last_seen + q,
+/// counted within the block. Returns true if any query's maximum has grown.
 template <bool Dropout>
 [[gnu::always_inline]] inline bool online_softmax_as(const AttentionJob& job, ForwardPanel& p, int64_t keys,
                                                      int64_t last_seen, const float* factors) {
@@ -111,7 +111,7 @@ void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const 
 template <typename Unit>
 void forward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  // The longest rows first, so that the last tasks are short.
+  // The longest rows come first, so that the last tasks are short.
   const int64_t heads = job.pairs * job.group, in_wave = task % heads, slot = in_wave / job.group;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads;
   const int64_t head = pair % job.kv_heads * job.group + in_wave % job.group;
@@ -123,7 +123,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   ForwardPanel* const panels = as<ForwardPanel>(own);
   float* const factors = reinterpret_cast<float*>(panels + kQueryPanels);  // dropout [key][query]
   float* const sums = factors + kKeyBlock * kSide;                         // Oᵀ [panel][ld][query]
-  bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right factors, terms along D
+  bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right factors, contracted over D
 
   prefetch_rows(at(job, job.q, row, head), job.q.ld, m, d);
   for (int64_t qp = 0; qp * kSide < m; ++qp) {
@@ -175,7 +175,7 @@ struct BackwardBlock {
   bf16 ds_pairs[kKeyBlock * kQueryBlock];                        // right factor [query panel][step of keys], of dQ
 };
 
-/// Computes P and dS of one square. Its query q attends to its keys up to last_seen + q.
+/// Computes P and dS of one square. Query q of it sees its keys up to last_seen + q.
 template <bool Dropout>
 [[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
                                                     int64_t query_panel, int64_t last_seen, const float* shift,
@@ -301,7 +301,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
-/// Computes dq of a block of queries: its parts, [query panel][ld][query], added in order.
+/// Computes dq of a block of queries: adds its parts, [query panel][ld][query], in order.
 void sum_dq(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock, ld = job.row_ld;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot;

@@ -12,15 +12,14 @@
 namespace trainer::ops {
 namespace {
 
-// Size of B packed at a time, which stays in L3 while all rows use it.
-constexpr int64_t kPanelBytes = int64_t{16} << 20;
-constexpr int64_t kChunkCols = 1024;  // at least this many, so that packing A again for each chunk costs little
-constexpr int64_t kPackStrip = 128;   // at most this many columns of B per packing task
-constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
-constexpr int64_t kTaskSums = int64_t{1} << 20;  // bytes; sums that a task keeps between blocks stay in L2
+constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a time: stay in L3 while all rows use it
+constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
+constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
+constexpr int64_t kPackCost = 12;                // cost of packing one element of A, in columns multiplied in that time
+constexpr int64_t kTaskSums = int64_t{1} << 20;  // bytes: sums that a task keeps between blocks stay in L2
 
-/// Blocking of a GEMM. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of the
-/// sum, whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
+/// Blocking of a GEMM. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of k,
+/// whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
 struct Plan {
   template <typename T, typename C, typename P>
   Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads);
@@ -89,8 +88,7 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
   sums_bytes = kept ? aligned(sums_count() * kept_tiles * kSumSize) : 0;
 }
 
-/// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum. dst is
-/// [block][panel][k][cols].
+/// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of k. dst is [block][panel][k][cols].
 template <typename T, typename D, typename Pack>
 void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks& sum, int64_t first, int64_t blocks,
                   int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels) {
@@ -105,7 +103,7 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
   });
 }
 
-/// True if writes of C bypass the caches: only for whole lines, and only if C is larger than a core's own caches.
+/// True if C is written with non-temporal stores: only whole lines, and only if C is larger than a core's own caches.
 template <typename C>
 bool streams(const Tensor& c) {
   constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
@@ -139,7 +137,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       if (!packed && plan.k > 0)
         pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
                      kernels.pack_b);
-      // Packed weights contain all columns and terms, the panels of a chunk only its own.
+      // Packed weights hold all columns and all of k, the panels of a chunk only its own.
       const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
       const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
       const std::byte* const panels = packed ? op.packed_b.data : b_memory;
@@ -242,7 +240,7 @@ void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   }
 }
 
-/// Calls fn with the kernels for bf16 panels if the table has them for the dtype, else with the vector kernels. `kept`:
+/// Calls fn with the bf16 panel kernels if the table has them for the dtype, otherwise with the vector kernels. `kept`:
 /// for an operand that is packed once, in the layout of a bf16 result.
 template <typename F>
 void with_kernels(DType compute, DType result, bool kept, const GemmTable& table, F&& fn) {
@@ -261,7 +259,7 @@ const GemmTable& gemm_table(device::Isa isa) {
   return TRAINER_KERNELS(isa, gemm_table);
 }
 
-/// True if op has so few rows that it is bound by reading B (small batch). Such GEMMs do not use packed_b.
+/// True if op has so few rows (small-batch) that it is bound by reading B. Such GEMMs do not use packed_b.
 static bool reads_b_unpacked(const Gemm& op) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
   return op.c.shape[0] <= kSkinnyRows && k > 0;

@@ -7,13 +7,13 @@ namespace trainer::ops {
 
 const GemmTable& gemm_table(device::Isa isa);
 
-/// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway.
-/// Scratch "gemm": its size depends on shapes, dtypes, threads and table; it is also taken on a dry device, which
-/// computes nothing.
+/// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway: no
+/// linear layer's GEMM became faster by it (tests/bench/RESULTS.md). Scratch "gemm": a function of shapes, dtypes,
+/// threads and table; also taken on a dry device, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
 /// True if GEMMs of bf16 panels with op(A) [m, k] pack columns of B strip by strip while multiplying them. Such a GEMM
-/// benefits from a packed weight only if the weight is used several times.
+/// gains from a packed weight only if the weight is used several times.
 bool packs_strips(int64_t m, int64_t k);
 
 /// Packed weights keep the operands' dtype: [block of k][panel][k in block][columns of the kernel].

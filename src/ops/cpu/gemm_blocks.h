@@ -1,5 +1,5 @@
 #pragma once
-// Common parts of all drivers of the built-in GEMMs: operands in either orientation, and the blocking of sums.
+// Common parts of all drivers of the built-in GEMMs: operands in either orientation, and the blocking of k.
 #include <algorithm>
 
 #include "ops/cpu/gemm.h"
@@ -7,7 +7,7 @@
 
 namespace trainer::ops {
 
-/// Splits the sum into blocks of nearly equal length. No other choice in this file changes bits of the result.
+/// Splits k into blocks of nearly equal length. No other choice here changes bits of the result.
 struct SumBlocks {
   template <typename T, typename C, typename P>
   SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
@@ -21,12 +21,12 @@ struct SumBlocks {
   int64_t terms, step, count, length;
 };
 
-/// A matrix operand: element (row, term) of op(A) or of op(B) transposed.
+/// A matrix operand: element (row, k) of op(A), or of op(B) transposed.
 template <typename T>
 struct Operand {
   const T* data;
   int64_t ld;
-  bool along_k;  // the terms of a row are contiguous
+  bool along_k;  // the elements of a row are contiguous along k
   const T* at(int64_t row, int64_t term) const { return data + (along_k ? row * ld + term : term * ld + row); }
 };
 template <typename T>
@@ -35,7 +35,7 @@ Operand<T> operand_of(const Tensor& tensor, bool along_k) {
 }
 
 /// C = op(A)·op(B) for small batches (packs_strips), A not transposed, B not packed. The kernels are those of packed
-/// weights, so bits do not depend on whether a weight is packed. Scratch "gemm".
+/// weights, so bits do not depend on which of the two ways a weight is read. Scratch "gemm".
 void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table);
 
 }  // namespace trainer::ops

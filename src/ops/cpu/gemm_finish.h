@@ -8,8 +8,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Returns v as it would be read back after a store to C: the activation of a stored `pre` can then be recomputed bit
-/// by bit.
+/// Returns v as it reads back after a store to C, so that the activation of a kept `pre` can be recomputed bit by bit.
 template <typename C, typename P>
 [[gnu::always_inline]] inline Vec<P> as_stored(Vec<P> v) {
   if constexpr (std::is_same_v<C, bf16>) {
@@ -32,7 +31,7 @@ template <typename C, typename V>
 
 enum class Ending { store, accumulate, epilogue };
 
-/// Near: activations of bf16 results are those of math_bf16.h, as in every kernel of a set with bf16 panels. So the
+/// Near: activations of bf16 results are those of math_bf16.h, as in every kernel of a set with bf16 panels, so the
 /// same element has the same bits wherever it is computed.
 template <Ending Kind, bool Whole, bool Near, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,

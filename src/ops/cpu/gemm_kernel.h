@@ -2,8 +2,8 @@
 // Kernels of the GEMM, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which the driver
 // (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
-// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum. It is stored in the order in
-// which the micro-kernel reads it. Vector kernels read [k][rows] or [k][cols], those of bf16 panels pairs of terms or
+// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of k. It is stored in the order in which
+// the micro-kernel reads it. Vector kernels read [k][rows] or [k][cols]; bf16 panel kernels read pairs along k, or
 // tiles. Short panels are padded with zeros.
 #include <cstdint>
 
@@ -23,19 +23,19 @@ struct GemmStore {
   const C* residual = nullptr;
   int64_t ld_residual = 0;
   bool gelu = false, gradient = false, accumulate = false;
-  bool stream = false;  // writes c and pre past the caches: whole lines, and more of them than a cache holds
+  bool stream = false;  // write c and pre with non-temporal stores: for whole lines, results larger than the cache
 };
 
-/// One block of the sum over one tile of C: `rows` × `cols` elements whose first is (row, col) of C.
+/// One block of k for one tile of C: `rows` × `cols` elements whose first is (row, col) of C.
 template <typename Panel, typename Sum = Panel>
 struct GemmBlock {
-  int64_t k = 0;             // terms of the sum in this block, including the padding of its last step
-  const Panel* a = nullptr;  // row panels, stored consecutively
+  int64_t k = 0;             // elements along k in this block, including the zero padding of its last step
+  const Panel* a = nullptr;  // row panels, one after the other
   const void* b = nullptr;   // column panels, b_stride elements apart
   int64_t b_stride = 0;
   Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
   int64_t row = 0, col = 0, rows = 0, cols = 0;
-  bool first = false, last = false;  // first: sums hold nothing yet; last: elements are finished and stored
+  bool first = false, last = false;  // first: sums are not initialised; last: elements are finished and stored
 };
 
 /// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the small-batch kernels is op(A), whose m <=
@@ -45,20 +45,20 @@ struct GemmKernels {
   using Sum = AccumulatorOf<T>;
 
   int64_t rows = 0, cols = 0;  // of the micro-kernel
-  int64_t step = 1;            // terms per step; panels are padded with zeros to a multiple
-  // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend only on these two.
+  int64_t step = 1;            // elements along k per step: panels are padded to a multiple with zeros
+  // Longest block of k; up to whole_k, k is one block. Bits of the result depend only on these two.
   int64_t block_k = 0, whole_k = 0;
-  int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
-  int64_t whole_rows = 0;      // the same if the sum is one block of at most whole_k terms,
+  int64_t block_rows = 0;      // maximum rows of A per task, a multiple of rows
+  int64_t whole_rows = 0;      // the same if k is one block of at most whole_k,
   int64_t whole_elements = 0;  // and these rows have at most this many elements (0: any number)
-  int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
-  int64_t chunk_terms = 8192;  // most terms of A that a task packs at a time; longer sums are kept between chunks
-  bool whole_sums = true;      // false: if the sum is one block, its kernel needs no memory for sums
-  bool by_block = false;       // sums of several blocks: A is packed one block at a time, not all its terms at once
-  bool may_stream = false;     // true if it pays to write large results past the caches
+  int64_t block_cols = 0;      // maximum columns of a tile of C, a multiple of cols
+  int64_t chunk_terms = 8192;  // maximum k of A that a task packs at once; for longer k, sums are kept between chunks
+  bool whole_sums = true;      // false: if k is one block, its kernel needs no memory for sums
+  bool by_block = false;       // if k has several blocks: A is packed a block at a time, not for all of k at once
+  bool may_stream = false;     // large results are worth writing with non-temporal stores
 
-  /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
-  /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.
+  /// Packs panels of `extent` rows of op(A) (columns of op(B)) over k; panels are k·rows (k rounded up to a step;
+  /// `stride`) apart in dst. along_k: the elements of a row are contiguous in src; otherwise the rows at each k are.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
   /// Packs weights the same way, but keeps the operands' dtype.
@@ -92,11 +92,11 @@ struct GemmTable {
   GemmKernels<float, float> f32;
   GemmKernels<bf16, bf16> bf16_out;
   GemmKernels<bf16, float> bf16_f32_out;
-  const Bf16Table* panels = nullptr;  // null: bf16 GEMMs use the kernels above
+  const Bf16Table* panels = nullptr;  // null: the kernels above compute bf16 GEMMs
 };
 
-// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++ and exist only
-// in builds with tests, which run the loops around them on any CPU.
+// The avx512 version of gemm_table_tiles needs AMX, that of gemm_table_pairs AVX512-BF16. Those of the other sets are
+// plain C++ and exist only in builds with tests, which run the loops around them on any CPU.
 TRAINER_FOR_EACH_ISA(extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;)
 
 }  // namespace trainer::ops

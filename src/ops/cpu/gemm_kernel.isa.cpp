@@ -8,7 +8,7 @@ namespace {
 
 // --- GEMMs of panels ---
 
-/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each term prefetches `share` bytes, beginning at `next`.
+/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each step along k prefetches `share` bytes from `next` on.
 template <int R, typename P>
 [[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first,
                                                 const char* next, int64_t share) {
@@ -49,8 +49,8 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
       for (int64_t i = 0; i < g.k * kWidth; i += kLanes<P>) store(widened + i, load(kept + i));
       b = widened;
     }
-    // The next panel comes from L3 or memory, so each term of each row panel prefetches a share of it. One line at a
-    // time costs little; dozens at once would delay the loads of the multiplications.
+    // The next panel comes from L3 or memory, so each step along k of each row panel prefetches a share of it. One line
+    // at a time costs little; dozens at once would delay the loads of the multiplications.
     const char* next = reinterpret_cast<const char*>(kept + g.b_stride);
     const int64_t row_panels = (g.rows + R - 1) / R;
     const int64_t share = (kWidth * static_cast<int64_t>(sizeof(B)) + row_panels - 1) / row_panels;
@@ -104,7 +104,7 @@ void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
   finish<Near>(sums, kSkinnyCols, 0, col, m, cols, s);
 }
 
-/// Forms scalar products of M rows of x with W rows of b. Their sums share the loads.
+/// Computes dot products of M rows of x with W rows of b, which share the loads.
 template <int M, int W, typename T>
 [[gnu::always_inline]] inline void skinny_dots(const AccumulatorOf<T>* x, const T* b, int64_t ldb, int64_t k,
                                                AccumulatorOf<T>* sums) {

@@ -13,11 +13,11 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kRows = 14;
 constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
-constexpr bool kByBlock = true;  // all blocks of a long sum's A would not fit into that
+constexpr bool kByBlock = true;                                        // for long k, not all blocks of A would fit
 #else
 constexpr int kRows = 6;
 constexpr int64_t kBlockK = 256, kBlockRows = 192, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
-constexpr bool kByBlock = false;                                      // no gain was seen
+constexpr bool kByBlock = false;                                      // no gain was measured
 #endif
 template <typename P>
 constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // the sizes above are for f32
@@ -27,7 +27,7 @@ constexpr int kCols = 2 * kLanes<P>;
 constexpr int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
 constexpr int64_t clamp_lanes(int64_t n, int64_t lanes) { return n < 0 ? 0 : n < lanes ? n : lanes; }
 
-/// Half of a vector, without a detour over memory.
+/// Returns half of a vector without going through memory.
 template <bool Upper, typename V>
 [[gnu::always_inline]] inline auto half(V v) {
   constexpr int L = sizeof(V) / sizeof(v[0]), U = Upper ? L / 2 : 0;
@@ -56,7 +56,7 @@ template <int N, typename P, typename V>
   }
 }
 
-/// Lanes of group `Group` of the R elements of a term.
+/// Returns the lanes of group `Group` of the R elements at one k.
 template <int R, int Group, typename D, typename P>
 [[gnu::always_inline]] inline void store_group(D* term, Vec<P> v) {
   constexpr int L = kLanes<P>, kLeft = R - Group * L;
@@ -87,7 +87,7 @@ template <int R, int Group, typename T>
   return shuffled<down>(last, last);
 }
 
-/// Packs panels whose terms are `ld` apart, with contiguous rows of a term. A term's rows are read once, for all
+/// Packs panels whose source is `ld` apart along k, with contiguous rows at each k. These rows are read once, for all
 /// panels.
 template <int R, typename T, typename D>
 void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
@@ -107,7 +107,7 @@ void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* 
   }
 }
 
-/// Packs a panel whose rows are `ld` apart, with contiguous terms of a row.
+/// Packs a panel whose rows are `ld` apart and contiguous along k.
 template <int R, typename T, typename D>
 void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
   using P = AccumulatorOf<T>;

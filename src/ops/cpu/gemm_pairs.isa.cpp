@@ -1,9 +1,9 @@
-// Products of bf16 matrices by dot products of pairs (pairs.h): the kernels of gemm_kernel.h for CPUs whose vector unit
+// GEMMs of bf16 matrices by dot products of pairs (pairs.h): the kernels of gemm_kernel.h for CPUs whose vector unit
 // multiplies bf16 faster than f32.
 //
-// A panel is [pair of terms][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
-// lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so that bits do not
-// depend on how long blocks are. Results without an epilogue are stored from registers into C.
+// A panel is [pair along k][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
+// lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so bits do not
+// depend on the length of blocks. Results without an epilogue are stored from registers into C.
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/panel_finish.h"
 
@@ -34,7 +34,7 @@ template <int R, typename F>
   });
 }
 
-constexpr int64_t kTermsAhead = 32;  // that are prefetched: rows of weights are too far apart for the CPU to do so
+constexpr int64_t kTermsAhead = 32;  // rows prefetched along k: rows of weights are too far apart for the CPU to do so
 
 /// Two rows of src make a row of pairs of every panel, so src is read in order.
 template <int R>
@@ -76,7 +76,7 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
   }
 }
 
-/// Packs a panel whose terms are contiguous in src, by transposing squares.
+/// Packs a panel that is contiguous along k in src, by transposing squares.
 template <int R>
 void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   for (int64_t term = 0; term < k; term += 2 * kPairLanes) {
@@ -129,7 +129,7 @@ struct Ahead {
   int64_t b_share, sums_share;
 };
 
-/// Rows beyond Used, of R in a panel, are not there.
+/// Only the first Used of the R rows of a panel exist.
 template <int Used, int R, int V>
 [[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
                                             Ahead ahead) {
@@ -223,7 +223,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
       ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: nothing to prefetch
-      // The last panel may be short: it then takes fewer products.
+      // The last panel may be short: it then takes fewer multiplications.
       if (rows <= 4) {
         multiply<4>(g.k / 2, a, b, sums, ahead);
       } else if (R > 8 && rows <= 8) {
@@ -280,7 +280,7 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .whole_elements = 126 * 3072,
                             .block_cols = 1024});
 }
-/// Wide blocks with a small number of rows write fewer lines of C at a time and read fewer of A. They are better for
+/// Wide blocks with a small number of rows write fewer lines of C at a time and read less of A. They are better for
 /// sums over all tokens, whose A is packed with each GEMM.
 constexpr GemmKernels<bf16, float, bf16> wide() {
   return kernels<8, 3, float>(

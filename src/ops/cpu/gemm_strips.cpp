@@ -7,11 +7,11 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kStripBytes = int64_t{256} << 10;  // of B that a task packs at once,
+constexpr int64_t kStripBytes = int64_t{256} << 10;  // bytes of B that a task packs at once,
 constexpr int64_t kStripCols = 128;                  // and columns, at most
-constexpr int64_t kStripCost = 8;                    // of a task, in columns multiplied in that time
+constexpr int64_t kStripCost = 8;                    // cost of a task, in columns multiplied in that time
 constexpr int64_t kFewRows = 512;
-constexpr int64_t kFewElements = int64_t{4} << 20;  // of A, which is packed as a whole
+constexpr int64_t kFewElements = int64_t{4} << 20;  // elements of A, which is packed as a whole
 
 /// Blocking of the GEMM.
 struct Strips {

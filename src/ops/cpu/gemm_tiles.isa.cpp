@@ -1,9 +1,9 @@
 // GEMMs of bf16 matrices by tiles (tiles.h): the kernels of gemm_kernel.h for CPUs with a matrix unit.
 //
-// A panel of B stays in L1 while panels of A are read from L2. Four tiles of sums take four products per four loads.
-// Every other block of C is walked backwards along k, since the end of the panel is still in L1. The epilogue of
-// finished sums takes a few rows at a time between the GEMMs of the next block. So vectors work while the matrix unit
-// does.
+// A panel of B stays in L1 while panels of A are read from L2. Four tiles of sums take four multiplications per four
+// loads. Every other block of C is walked backwards along k, since the end of the panel is still in L1. The epilogue of
+// finished sums processes a few rows at a time between the multiplications of the next block, so the vector units work
+// while the matrix unit does.
 #include "ops/cpu/panel_finish.h"
 #include "ops/cpu/tile_panels.h"
 
@@ -101,8 +101,8 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   with_ending(s, [&](auto kind) { block_as<kind()>(g, s); });
 }
 
-/// Blocks for 48 KiB of L1 and 2 MiB of L2. Up to 1024 terms, a task's rows of A (1 MiB) stay in L2. Of longer sums,
-/// 256 × 512 sums and 512 terms of 256 rows do (768 KiB).
+/// Blocks for 48 KiB of L1 and 2 MiB of L2. For k up to 1024, a task's rows of A (1 MiB) stay in L2. For larger k, 256
+/// × 512 sums and 512 elements along k of 256 rows do (768 KiB).
 template <typename C>
 constexpr GemmKernels<bf16, C, bf16> kernels() {
   return {.rows = kTilePanel,

@@ -30,7 +30,7 @@ template <typename T>
 [[gnu::always_inline]] inline void put(T* p, Vec<AccumulatorOf<T>> v, Part part) {
   store_n(p, v, part.n);
 }
-/// v with 0 in the lanes not in use.
+/// Returns v with 0 in the lanes not in use.
 template <typename A>
 [[gnu::always_inline]] inline Vec<A> masked(Vec<A> v, Whole) {
   return v;
@@ -42,7 +42,7 @@ template <typename A>
   return load_n(lanes, part.n);
 }
 
-/// body(i, Whole or Part) for i = 0, lanes, 2·lanes, … below n.
+/// Calls body(i, Whole or Part) for i = 0, lanes, 2·lanes, … below n.
 template <typename A, typename F>
 [[gnu::always_inline]] inline void each_vector(int64_t n, F body) {
   int64_t i = 0;
@@ -50,7 +50,7 @@ template <typename A, typename F>
   if (i < n) body(i, Part{n - i});
 }
 
-/// Σ term(i, tag) over all lanes, in four chains; the order is a function of n only.
+/// Returns Σ term(i, tag) over all lanes, in four chains; the order is a function of n only.
 template <typename A, typename F>
 [[gnu::always_inline]] inline A sum_of(int64_t n, F term) {
   constexpr int64_t kStep = kLanes<A>;

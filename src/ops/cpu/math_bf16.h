@@ -1,7 +1,7 @@
 #pragma once
 // Elementary functions and rounding for results that end as bf16, for kernel files (*.isa.cpp; see simd.h for the
 // unnamed namespace). They take half the instructions of math.h and no division. Their relative error is below 2^−20,
-// where bf16 keeps 2^−9. The same bits on every instruction set with FMA.
+// compared with bf16's 2^−9. Results are bitwise identical on every instruction set with FMA.
 #include "ops/cpu/math.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -67,7 +67,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
 
 using Halves = Vec<uint16_t>;
 
-/// Rounded to nearest even, a's elements before b's. Subnormals become 0 (as the instruction has it, on every set), NaN
+/// Rounds to nearest even, a's elements before b's. Subnormals become 0 (as in the instruction, on every set), NaN
 /// stays NaN.
 [[gnu::always_inline]] inline Halves round_halves(Vec<float> a, Vec<float> b) {
 #if defined(__AVX512F__)  // needs AVX512-BF16, unknown to the compiler here; callers' sets have it
@@ -85,13 +85,13 @@ using Halves = Vec<uint16_t>;
   return shuffled<low>(rounded(a), rounded(b));
 #endif
 }
-/// x as round_halves takes it; the stores of simd.h keep subnormals.
+/// Flushes subnormals to 0, like round_halves; the stores of simd.h keep them.
 [[gnu::always_inline]] inline Vec<float> without_subnormals(Vec<float> x) {
   const Vec<uint32_t> u = (Vec<uint32_t>)x;
   return (u & 0x7f800000u) == 0u ? (Vec<float>)(u & 0x80000000u) : x;
 }
 [[gnu::always_inline]] inline void store_halves(bf16* to, Halves halves) { std::memcpy(to, &halves, sizeof(halves)); }
-/// Past the caches, as stream (simd.h).
+/// Non-temporal store that bypasses the caches, like stream() in simd.h.
 [[gnu::always_inline]] inline void stream_halves(bf16* to, Halves halves) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)halves);

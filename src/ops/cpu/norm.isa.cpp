@@ -7,7 +7,7 @@ namespace {
 float square_root(float x) { return __builtin_sqrtf(x); }
 double square_root(double x) { return __builtin_sqrt(x); }
 
-/// y = (x − mean)·rstd·gain + bias. Only this function forms y, so that forward and apply agree in every bit.
+/// y = (x − mean)·rstd·gain + bias. Only this function computes y, so that forward and apply are bit-identical.
 template <typename T, typename A = AccumulatorOf<T>>
 void normalise_row(const T* x, const T* gain, const T* bias, T* y, A mean, A rstd, int64_t cols) {
   const Vec<A> shift = splat<A>(mean), factor = splat<A>(rstd);

@@ -6,8 +6,8 @@
 
 namespace trainer::ops {
 
-/// Pointers are of the compute type T but for mean, rstd (accumulator type); ld: elements between rows. bias, mean,
-/// rstd may be null.
+/// Pointers are to the compute type T, except mean and rstd (accumulator type); ld: row stride in elements. bias, mean
+/// and rstd may be null.
 struct NormRows {
   const void *x, *gain, *bias;
   void *y, *mean, *rstd;

@@ -1,5 +1,5 @@
-// Box-Muller on Philox draws, a pair of draws per lane. Operations and order are those of base/philox.cpp, so that
-// every bit agrees.
+// Box-Muller on Philox draws, a pair of draws per lane. Operations and order are those of base/philox.cpp, so results
+// are bit-identical.
 #include "ops/cpu/normals_kernels.h"
 
 #include "ops/cpu/canonical.h"
@@ -14,7 +14,7 @@ constexpr int kPairLanes = kLanes<double>;
 static_assert(kPhiloxGroup / 4 <= kMostNormalBlocks);
 
 [[gnu::always_inline]] inline Double constant(double x) { return splat<double>(x); }
-/// This is exact for integers below 2^52.
+/// Exact for integers below 2^52.
 [[gnu::always_inline]] inline Double to_double(Bits x) {
   return (Double)(x | (Bits{} + 0x4330000000000000ull)) - constant(0x1p52);
 }

@@ -1,12 +1,12 @@
 #pragma once
 // Sums of products of bf16 pairs in vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). A pair
-// is two neighbouring terms of a sum in one 32-bit lane, the first in its low half. AVX-512 machines that have
-// AVX512-BF16 use it (device::Isa::avx512bf16). Other sets compute the same bits in plain C++: slow, but the loops
-// around pairs are tested on any machine. The AVX-512 objects use inline assembly, as tiles.h does, which saves a
-// fourth compilation of all kernel files.
+// is two elements adjacent along k in one 32-bit lane, the first in its low half. AVX-512 machines with AVX512-BF16 use
+// its instruction (device::Isa::avx512bf16). Other sets compute the same bits in plain C++: slow, but the loops around
+// pairs are tested on any machine. The AVX-512 objects use inline assembly, as tiles.h does, which saves a fourth
+// compilation of all kernel files.
 //
-// Subnormals count as zero in operands, products, sums and roundings, whatever MXCSR says. A sum of two products is
-// rounded twice, to nearest even: fma(a0, b0, fma(a1, b1, sum)), the second term of a pair first.
+// Subnormals count as zero in operands, products, sums and roundings, regardless of MXCSR. A sum of two products is
+// rounded twice, to nearest even: fma(a0, b0, fma(a1, b1, sum)), the second element of a pair first.
 #include "ops/cpu/gemm_pack.h"
 #include "ops/cpu/math_bf16.h"
 
@@ -69,7 +69,7 @@ inline void prefetch_to_write(const void*) {}
 
 #endif
 
-// --- packing: terms in pairs ---
+// --- packing: elements along k in pairs ---
 
 /// Prefetches `elements` of a row that will be packed soon.
 [[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {
@@ -77,13 +77,13 @@ inline void prefetch_to_write(const void*) {}
   for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
 }
 
-/// Elements of two rows, terms 2p and 2p + 1; `below` is null where the sum ends with an odd term. Lane i: element i.
+/// Elements of two rows, 2p and 2p + 1 along k; `below` is null where an odd k ends. Lane i: element i.
 [[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
   const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);
   const Vec<float> second = below == nullptr ? Vec<float>{} : n >= kPairLanes ? load(below) : load_n(below, n);
   return (Pairs)first >> 16 | (Pairs)second;
 }
-/// Lane i: terms 2i and 2i + 1 of a row that has n more.
+/// Lane i: elements 2i and 2i + 1 along k of a row that has n more.
 [[gnu::always_inline]] inline Pairs row_pairs(const bf16* row, int64_t n) {
   if (n >= 2 * kPairLanes) return load_pairs(row);
   Pairs pairs{};

@@ -32,7 +32,7 @@ template <Ending Kind, int64_t Width>
         if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
         const Halves rounded = round_halves(x, y);
         if (pre != nullptr) put(pre, rounded);
-        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as a word yields them
+        if (s.gelu) {  // applied to the sum as `pre` has it; even and odd elements apart, as in a word
           Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
           if (residual != nullptr) {
             const Halves added = load_halves(residual);

@@ -1,6 +1,6 @@
 #pragma once
 // Peak microbenchmarks of operators: multiply-adds on operands in L1, and the memory traffic of an optimizer step. One
-// per instruction set.
+// table per instruction set.
 #include <cstdint>
 
 #include "device/isa.h"
@@ -8,12 +8,12 @@
 
 namespace trainer::ops {
 
-/// Operands of the peak microbenchmark: they fit L1, one half for each factor. Filled by the caller: the clock depends
-/// on live data.
+/// Bytes of the operands of the peak microbenchmark: they fit into L1, one half for each factor. The caller fills them,
+/// since the clock frequency depends on the data.
 inline constexpr int64_t kPeakOperandBytes = 16384;
 
-/// Runs `rounds` passes over the operands; returns the FLOPs done. Results go to `sink`, 8 KiB, so that work is not
-/// elided.
+/// Runs `rounds` passes over the operands; returns the FLOPs done. Results go to `sink`, 8 KiB, so that the work is not
+/// optimised away.
 using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
 /// p, m, v += g: reads four arrays and writes three, as AdamW does, with next to no arithmetic.

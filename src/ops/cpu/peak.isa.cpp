@@ -14,7 +14,7 @@ constexpr int kLeft = 4;
 #endif
 constexpr int kRight = 3;  // kLeft·3 sums, kLeft + 1 operands at a time in registers
 
-/// Forms outer products of kLeft vectors of one half with three of the other: more multiply-adds than loads, no
+/// Computes outer products of kLeft vectors of one half with three of the other: more multiply-adds than loads, no
 /// shuffles.
 template <typename T>
 double peak_loop(const void* operands, int64_t rounds, void* sink) {

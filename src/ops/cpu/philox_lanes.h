@@ -8,7 +8,7 @@ namespace {
 /// Elements whose draws one call of philox_group makes.
 inline constexpr int kPhiloxGroup = 4 * kLanes<uint64_t>;
 
-/// Products of the low halves of 64-bit lanes.
+/// Returns the products of the low halves of 64-bit lanes.
 [[gnu::always_inline]] inline Vec<uint64_t> multiply_low(Vec<uint64_t> a, uint64_t b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return (Vec<uint64_t>)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(static_cast<int64_t>(b)));
@@ -18,7 +18,7 @@ inline constexpr int kPhiloxGroup = 4 * kLanes<uint64_t>;
 }
 
 /// draws[i] = draw of element 4·first_block + i, i < kPhiloxGroup. Each lane holds one 32-bit word of a block's
-/// counter, the upper half may hold rubbish until the end.
+/// counter; its upper half may hold garbage until the end.
 [[gnu::always_inline]] inline void philox_group(uint32_t key0, uint32_t key1, uint32_t step, uint64_t first_block,
                                                 uint32_t* draws) {
   Vec<uint64_t> block;

@@ -10,7 +10,7 @@ namespace trainer::ops {
 
 struct RopeRows {
   std::byte* x;      // first row
-  int64_t ld, rows;  // row distance in elements
+  int64_t ld, rows;  // row stride in elements
   int64_t heads, head_dim;
   const std::byte* table;  // [positions, head_dim] accumulator dtype
   int64_t table_ld;

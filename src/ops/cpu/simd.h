@@ -1,6 +1,6 @@
 #pragma once
-// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here is in an unnamed namespace.
-// The same source is compiled once per instruction set, and a shared inline function could be linked from the wrong
+// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here is in an unnamed namespace:
+// the same source is compiled once per instruction set, and a shared inline function could be linked from the wrong
 // one. For the same reason kernel files call no standard-library templates.
 #include <cstdint>
 #include <cstring>
@@ -144,7 +144,7 @@ template <typename P, int Step = 1>
   }
 }
 
-/// Lanes added in a fixed tree: halves folded onto each other.
+/// Adds the lanes in a fixed tree: halves are folded onto each other.
 template <typename T>
 [[gnu::always_inline]] inline T lane_sum(Vec<T> v) {
   T lanes[kLanes<T>];
@@ -194,8 +194,8 @@ template <typename T>
   for (int i = 0; i < kLanes<float>; ++i) p[i] = bf16(v[i]);
 #endif
 }
-/// Written past the caches, where the set can: `p` on a boundary of the bytes written. A fence (stream_fence) goes
-/// before another thread reads.
+/// Non-temporal store that bypasses the caches, if the set has one; `p` is aligned to the bytes written. A fence
+/// (stream_fence) must come before another thread reads.
 template <typename T>
 [[gnu::always_inline]] inline void stream(T* p, Vec<T> v) {
 #if defined(__AVX512F__)

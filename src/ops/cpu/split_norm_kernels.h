@@ -6,14 +6,14 @@
 
 namespace trainer::ops {
 
-/// x of the compute type; squares and, of centred norms, means [N] of the accumulator type.
+/// x in the compute type; squares and (centred norms only) means [N] in the accumulator type.
 struct MomentRows {
   const void* x;
   void *means, *squares;
   int64_t x_ld, cols;
 };
-/// Pointers are of the compute type T but for mean, rstd, sums, products (accumulator type). mean and sums are null of
-/// RMS norms. The first half writes sums and products [N], the second reads them as those of all ranks.
+/// Pointers are to the compute type T, except mean, rstd, sums and products (accumulator type). mean and sums are null
+/// for RMS norms. The first half writes sums and products [N]; the second reads those over all ranks.
 struct SplitGradient {
   const void *dy, *x, *gain, *mean, *rstd, *residual;
   void *sums, *products, *dx;

@@ -1,8 +1,8 @@
 #pragma once
 // Panels of bf16 operands for GEMMs by tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of a left or
-// 32 columns of a right factor. One step is 32 terms and 2 KiB of it:
-//   left [step][32 rows][32 terms], right [step][2 tiles][16 pairs of terms][16 columns][2].
-// Missing rows, columns and terms are zero.
+// 32 columns of a right factor. One step is 32 elements along k, 2 KiB of a panel:
+//   left [step][32 rows][32 along k], right [step][2 tiles][16 pairs along k][16 columns][2].
+// Missing rows, columns and elements along k are zero.
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/tiles.h"
 
@@ -10,12 +10,12 @@ namespace trainer::ops::TRAINER_ISA {
 namespace {
 
 constexpr int64_t kTilePanel = 2 * kTileRows;               // rows or columns of a panel
-constexpr int64_t kStepElements = kTilePanel * kTileTerms;  // of a panel, per step
-constexpr int64_t kPairs = kTileTerms / 2;                  // of terms, in a step
+constexpr int64_t kStepElements = kTilePanel * kTileTerms;  // elements of a panel per step
+constexpr int64_t kPairs = kTileTerms / 2;                  // pairs along k in a step
 
 // --- packing ---
 
-/// Packs rows of A that are not transposed, 64 bytes of terms at a time.
+/// Packs rows of A that are not transposed, 64 bytes along k at a time.
 void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t steps = (k + kTileTerms - 1) / kTileTerms, whole = k / kTileTerms;
   if (extent >= kTilePanel && whole == steps) {
@@ -41,7 +41,8 @@ void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* 
     }
   }
 }
-/// 32 terms of a panel of A transposed: rows side by side in src, terms ld apart, turned by squares.
+/// Packs 32 elements along k of a panel of A transposed: rows side by side in src, `ld` apart along k, transposed by
+/// squares.
 [[gnu::always_inline]] inline void pack_a_step(const bf16* src, int64_t ld, int64_t extent, int64_t terms, bf16* dst) {
   constexpr int64_t kTermsOfSquare = 2 * kPairLanes;
   for (int64_t term = 0; term < kTileTerms; term += kTermsOfSquare)
@@ -72,7 +73,7 @@ void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* 
       }
     }
 }
-/// Panels of A transposed, `panel` elements apart: the rows of a term are read once, for all of them.
+/// Packs panels of A transposed, `panel` elements apart: the rows at each k are read once, for all of them.
 void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t panel) {
   for (int64_t term = 0; term < k; term += kTileTerms, src += kTileTerms * ld, dst += kStepElements)
     for (int64_t row = 0; row < extent; row += kTilePanel) {
@@ -82,13 +83,13 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
     }
 }
 
-/// Returns where pair `pair` of terms of columns [column, …) is in a panel of B.
+/// Returns the address in a panel of B of pair `pair` along k of columns [column, …).
 [[gnu::always_inline]] inline bf16* pair_of(bf16* panel, int64_t pair, int64_t column) {
   return panel + pair / kPairs * kStepElements + column / kTileRows * kTileElements + pair % kPairs * kTileTerms +
          column % kTileRows * 2;
 }
-/// Packs B that is not transposed: two rows of it make a row of pairs. All panels of a row before the next one: src is
-/// read in order.
+/// Packs B that is not transposed: two rows of it make a row of pairs. All panels of a row come before the next row, so
+/// src is read in order.
 void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   constexpr int64_t kAhead = 16;  // rows
   const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs, whole = extent / kTilePanel * kTilePanel;
@@ -115,7 +116,7 @@ void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
       }
   }
 }
-/// Packs B transposed: a column's terms are contiguous in src, and are transposed by squares.
+/// Packs B transposed: a column is contiguous along k in src, and is transposed by squares.
 void pack_b_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t padded = (k + kTileTerms - 1) / kTileTerms * kTileTerms;
   for (int64_t column = 0; column < kTilePanel; column += kPairLanes)
@@ -128,9 +129,10 @@ void pack_b_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* 
     }
 }
 
-// --- products ---
+// --- GEMMs ---
 
-/// sums[32][32], rows `ld` apart, (+)= a·b over the steps of two panels; between(step) runs among the products.
+/// sums[32][32], rows `ld` apart, (+)= a·b over the steps of two panels; between(step) runs between the
+/// multiplications.
 template <bool Backwards, typename Between>
 [[gnu::always_inline]] inline void multiply_panels(int64_t steps, const bf16* a, const bf16* b, bool first, float* sums,
                                                    int64_t ld, Between between) {

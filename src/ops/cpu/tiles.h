@@ -1,11 +1,12 @@
 #pragma once
 // Matrix tiles, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). There are eight registers of 16
-// rows × 64 bytes and one operation, sums of products of bf16 pairs. AVX-512 machines that have AMX use it
+// rows × 64 bytes and one operation, sums of products of bf16 pairs. AVX-512 machines with AMX use its instructions
 // (device::Isa::amx). Other sets compute the same in plain C++: slow, but the loops around tiles are tested on any
 // machine.
 //
-// A tile of the left factor holds 16 rows of 32 terms; of the right factor 16 pairs of terms, [pair][column][2]; of
-// sums 16 × 16 floats. Subnormals count as zero in operands, products and sums, whatever MXCSR says.
+// A tile of the left factor holds 16 rows of 32 elements along k; one of the right factor, 16 pairs along k,
+// [pair][column][2]; one of sums, 16 × 16 floats. Subnormals count as zero in operands, products and sums, regardless
+// of MXCSR.
 #include <cstdint>
 #include <cstring>
 
@@ -18,7 +19,7 @@ inline constexpr int64_t kTileRows = 16, kTileTerms = 32, kTileElements = kTileR
 
 #if defined(__AVX512F__)
 
-/// Once per thread before its tiles are used; all tiles become zero.
+/// Call once per thread before it uses tiles; all tiles become zero.
 inline void configure_tiles() {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -33,7 +34,7 @@ template <int Tile>
 [[gnu::always_inline]] inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(Tile));
 }
-/// Rows of 64 bytes, `stride` bytes apart.
+/// Loads rows of 64 bytes, `stride` bytes apart.
 template <int Tile>
 [[gnu::always_inline]] inline void load_tile(const void* from, int64_t stride = 64) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile) : "memory");
@@ -80,8 +81,8 @@ inline void store_tile(void* to, int64_t stride) {
     std::memcpy(static_cast<std::byte*>(to) + row * stride, tile_file[Tile].bytes + row * 64, 64);
 }
 inline float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
-/// Computes as the instruction does: even and odd terms have their own sums, which are added and then added to the
-/// tile.
+/// Computes as the instruction does: even and odd elements along k have their own sums, which are added together and
+/// then added to the tile.
 template <int Sums, int Left, int Right>
 inline void multiply_tiles() {
   bf16 left[kTileElements], right[kTileElements];

@@ -1,4 +1,4 @@
-// Attention on a CUDA device: chooses our kernels or a library's, and takes their scratch.
+// Attention on a CUDA device: chooses the built-in kernels or a library's, and takes their scratch.
 #include "ops/attention.h"
 
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Up to this many queries are bound by reading the cache.
+/// With at most this many queries, attention is bound by reading the cache.
 constexpr int64_t kDecodeQueries = 4;
 constexpr double kLog2e = 1.44269504088896340736;
 
@@ -55,13 +55,13 @@ void check_limits(const AttentionShape& s, double scale, DType dtype) {
   TRAINER_CHECK(scale > 0, "attention with scale {}: it must be positive", scale);
 }
 
-/// Returns the library used instead of our kernels, or null.
+/// Returns the library used instead of the built-in kernels, or null.
 FusedAttention* fused_on(const device::Device& device) {
   return static_cast<FusedAttention*>(device.libraries()->attention.get());
 }
 
-/// Returns the pass as a library may run it, or none where only our kernels can. Operands of a dry device count as
-/// aligned, as all memory of an arena is.
+/// Returns the pass in the form that a library may run, or none if only the built-in kernels can. Operands of a dry
+/// device count as aligned, as all memory of an arena is.
 std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, const AttentionDropout& dropout,
                                       std::initializer_list<const Tensor*> operands) {
   if (dropout.p > 0 || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0) return {};
@@ -80,7 +80,7 @@ std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, con
   return shape;
 }
 
-/// Returns whether a library has run the pass.
+/// True if a library has run the pass.
 bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOperands& operands) {
   FusedAttention* const library = fused_on(ex.device);
   if (library == nullptr || !shape) return false;

@@ -23,7 +23,7 @@ struct AttentionArgs {
   AttentionRows q, k, v, out, dout, dq, dk, dv;
   float* lse = nullptr;    // [batch·heads, q_len]; null: not kept
   float* delta = nullptr;  // [batch·heads, q_len] Σ dout·out of each row
-  float* parts = nullptr;  // attention_decode.cu
+  float* parts = nullptr;  // for attention_decode.cu
   float scale = 1;
   float scale_log2 = 1;  // scale·log2(e): probabilities are powers of two
 

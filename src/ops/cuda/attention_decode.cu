@@ -1,5 +1,5 @@
-// Attention of few queries over a long cache: keys are divided among blocks, whose parts are merged in order. It also
-// has the row products that backward begins with.
+// Attention of a small number of queries over a long cache: keys are divided among blocks, whose parts are merged in
+// order. Also computes Σ dout·out per row, with which the backward pass begins.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/lanes.cuh"
@@ -12,7 +12,7 @@ constexpr int kDecodeKeys = 256;
 /// This many rows (query heads of a group × queries) share a pass over the keys. Each has a warp for the softmax.
 constexpr int kDecodeRows = 4;
 constexpr int kDecodeThreads = 32 * kDecodeRows;
-/// Threads that read a row of keys together; of values, across a block of columns.
+/// kKeyLanes threads read one row of keys together; kValueLanes threads span one block of value columns.
 constexpr int kKeyLanes = 8, kValueLanes = 16, kValueRows = kDecodeThreads / kValueLanes;
 
 /// Elements of T in 16 bytes, the unit of loads.

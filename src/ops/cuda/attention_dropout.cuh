@@ -47,7 +47,7 @@ __device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, u
                                         static_cast<uint64_t>(first_key + 2 * t + i % 2));
   }
 }
-/// The same where rows are the keys from first_key on, and columns are queries.
+/// The same for keys from first_key on as rows, and queries as columns.
 __device__ __forceinline__ void draws_of_key_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
                                                   int lane, uint32_t (&draws)[4]) {
   const int g = lane / 4, t = lane % 4;

@@ -1,7 +1,7 @@
 // Attention forward in bf16 on tensor cores, after FlashAttention-2 (Dao 2023). A block keeps a tile of queries and
 // passes over the keys it sees; scores never leave registers. The tile of values is in flight while queries and keys
-// are multiplied. The next tile of keys is in flight while probabilities and values are. So one buffer of each is
-// enough, and several blocks fit a multiprocessor.
+// are multiplied, and the next tile of keys while probabilities and values are. So one buffer of each is enough, and
+// several blocks fit on a multiprocessor.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"

@@ -7,7 +7,7 @@
 
 namespace trainer::ops::cuda {
 
-/// Head sizes up to this run on tensor cores in bf16; tiles are as wide as the next of 32, 64, 96, 128, 256 columns.
+/// Largest head size that runs on tensor cores in bf16; tiles have the next larger of 32, 64, 96, 128, 256 columns.
 inline constexpr int64_t kTensorHeadDim = 256;
 template <template <int> typename Kernel, typename F>
 auto with_columns(int64_t head_dim, F&& call) {
@@ -18,7 +18,7 @@ auto with_columns(int64_t head_dim, F&& call) {
   return call(Kernel<256>());
 }
 
-/// Blocks of `rows` rows that cover `count`.
+/// Returns the number of blocks of `rows` rows that cover `count`.
 constexpr unsigned blocks_for(int64_t count, int64_t rows) { return static_cast<unsigned>((count + rows - 1) / rows); }
 
 // attention_forward.cu, attention_backward.cu: bf16 on tensor cores.
@@ -34,7 +34,7 @@ void plain_forward(cudaStream_t stream, AttentionArgs args, int64_t batch);
 template <typename T>
 void plain_backward(cudaStream_t stream, AttentionArgs args, int64_t batch);
 
-// attention_decode.cu: few queries.
+// attention_decode.cu: small numbers of queries.
 /// delta = Σ dout·out of each row and head.
 template <typename T>
 void row_products(cudaStream_t stream, const AttentionArgs& args, int64_t batch);

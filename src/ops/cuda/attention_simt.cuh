@@ -10,11 +10,10 @@
 namespace trainer::ops::cuda {
 
 inline constexpr int kBlockRows = 64, kBlockThreads = 256;
-/// Row distance of a block in shared memory. Rows are 16-byte aligned, and eight successive ones are in different
-/// banks.
+/// Row stride of a block in shared memory. Rows are 16-byte aligned, and eight successive ones are in different banks.
 inline constexpr int kBlockLd = kBlockRows + 4;
 inline constexpr int kBlockElements = kBlockRows * kBlockLd;
-/// Columns of a head that a thread block sums up at most, in blocks; wider heads are split into slices.
+/// Maximum columns of a head that a thread block sums up, in blocks; wider heads are split into slices.
 inline constexpr int kMaxColumnBlocks = 4;
 
 struct alignas(16) Float4 {

@@ -1,5 +1,5 @@
 #pragma once
-// Tiles of bf16 rows in shared memory and GEMMs of them; kernels of attention_forward.cu and attention_backward.cu.
+// Tiles of bf16 rows in shared memory and GEMMs on them, for attention_forward.cu and attention_backward.cu.
 
 #include "ops/cuda/attention_args.h"
 #include "ops/cuda/attention_layout.h"
@@ -74,7 +74,7 @@ template <int kM, int kK>
 struct Weights {
   uint32_t at[kM][kK][4];
 };
-/// A block of sums as left factor of the next GEMM: the layouts agree lane by lane.
+/// Converts a block of sums to the left factor of the next GEMM: the layouts agree lane by lane.
 template <int kM, int kN>
 __device__ __forceinline__ Weights<kM, kN / 2> as_weights(const float (&sums)[kM][kN][4]) {
   Weights<kM, kN / 2> weights;

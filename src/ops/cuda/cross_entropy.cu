@@ -62,7 +62,7 @@ __device__ inline void add(Online& row, const float (&x)[V], int n) {
     if (i < n) row.sum += relative_exp(x[i], shift);
 }
 
-/// Columns of a piece of V from c on, of `end`.
+/// Number of columns in a piece of V from c on, out of `end`.
 template <int V>
 __device__ inline int columns_at(int c, int end) {
   return end - c < V ? end - c : V;

@@ -146,7 +146,7 @@ class CublasLt final : public device::Library {
         plan.algorithms = {result.algo};
         const std::optional<double> time = time_of(ex, op, form, formed, plan, workspace);
         if (!time) continue;
-        favourites_.emplace(name, *time);  // of the first that works
+        favourites_.emplace(name, *time);  // of the first one that works
         if (*time >= limit) continue;
         limit = *time;
         best = {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), *time, form};

@@ -4,8 +4,8 @@
 
 namespace trainer::ops::cuda {
 
-/// d = (op(a)·op(b) + beta·c + bias)·gelu'(aux), row-major, any row distances. Sums and the scaling in f32.
-/// op(a) [m, k], op(b) [k, n] of one dtype (f32, bf16), k > 0; c, d [m, n] of one dtype (the operands' or f32).
+/// d = (op(a)·op(b) + beta·c + bias)·gelu'(aux), row-major, any row stride. Sums and the scaling in f32. op(a) [m, k],
+/// op(b) [k, n] of one dtype (f32, bf16), k > 0; c, d [m, n] of one dtype (the operands' or f32).
 struct LtProduct {
   Tensor a, b, c, d;
   bool trans_a = false, trans_b = false;
@@ -20,10 +20,10 @@ struct LtProduct {
 /// micro-steps that differ only in that share a plan.
 int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 
-/// Queues the GEMM, and before it the copy that its form asks for. Returns false and queues nothing when cuBLASLt has
-/// no algorithm for it within the workspace. An algorithm that the library rejects at run time is replaced by its next
-/// proposal, with a warning. The choice is a function of shapes, dtypes, alignments and of the tuning table: the same
-/// in every run. `copy`: copy_bytes(op), or empty for the GEMM as it is.
+/// Queues the GEMM, preceded by the copy that its form requires. Returns false and queues nothing if cuBLASLt has no
+/// algorithm for it within the workspace. An algorithm that the library rejects at run time is replaced by its next
+/// proposal, with a warning. The choice is a function of shapes, dtypes, alignments and the tuning table: the same in
+/// every run. `copy`: copy_bytes(op), or empty for the GEMM as it is.
 bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy = {});
 
 }  // namespace trainer::ops::cuda

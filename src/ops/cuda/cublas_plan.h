@@ -1,5 +1,5 @@
 #pragma once
-// One GEMM as cuBLASLt sees it: its descriptors, its name, and the algorithms that the library proposes for it.
+// One GEMM for cuBLASLt: its descriptors, its name, and the algorithms that the library proposes for it.
 #include <cublasLt.h>
 
 #include <array>
@@ -15,17 +15,17 @@ void check(cublasStatus_t status, const char* what);
 
 std::string library_name();  // "cuBLASLt 13.1.0"
 
-/// The bytes of an operand transposed. Its rows start where the library reads fastest.
+/// Returns the bytes of an operand transposed. Its rows start where the library reads fastest.
 int64_t transposed_bytes(const Tensor& x);
 /// Returns the same GEMM in another form. `copy` is the memory of the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
 /// Queues the copy that precedes the GEMM.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
 
-/// The facts on which the choice of an algorithm may depend: shapes, dtypes, row distances, alignments.
+/// The facts on which the choice of an algorithm may depend: shapes, dtypes, row strides, alignments.
 using ProductKey = std::array<int64_t, 15>;
 ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy);
-/// Its name in tuning tables and messages.
+/// Returns its name in tuning tables and messages.
 std::string name_of_product(const LtProduct& op);
 
 /// Descriptors of one GEMM, and the algorithms that may run it, best first. The first is used; one that the library
@@ -42,7 +42,7 @@ LtPlan described(const LtProduct& op);
 /// Points the descriptors to the addresses of `op`, a GEMM of the same key.
 void set_addresses(LtPlan& plan, const LtProduct& op);
 
-/// Returns the heuristic's proposals within the workspace, best first; none where the library does not know such GEMMs.
+/// Returns the heuristic's proposals within the workspace, best first; none if the library does not support such GEMMs.
 /// If an algorithm splits k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the result's
 /// type.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,

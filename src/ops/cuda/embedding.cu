@@ -48,8 +48,8 @@ struct LookUpBody {
   }
 };
 
-/// These say which rows of dy belong to row v of a table. They are order[start[v] … start[v + 1]), or every stride-th
-/// from a first one on.
+/// The rows of dy that belong to row v of a table: order[start[v] … start[v + 1]), or every stride-th from a first one
+/// on.
 struct ListedRows {
   const int32_t *start, *order;
   __device__ int64_t count(int64_t v) const { return start[v + 1] - start[v]; }

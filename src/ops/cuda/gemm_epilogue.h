@@ -4,8 +4,8 @@
 
 namespace trainer::ops::cuda {
 
-/// c = what `epilogue` makes of `sums` [m, n] (f32, or c's dtype; empty: zeros). As in Gemm: `pre` receives sums +
-/// bias, or is read by a gradient; sums and residual may be c itself. Operands f32 or bf16, any row distances.
+/// c = `epilogue` applied to `sums` [m, n] (f32, or c's dtype; empty: zeros). As in Gemm: `pre` receives sums + bias,
+/// or is read by a gradient; sums and residual may be c itself. Operands f32 or bf16, any row stride.
 void finish_product(Exec& ex, const Tensor& sums, const Epilogue& epilogue, const Tensor& c);
 
 }  // namespace trainer::ops::cuda

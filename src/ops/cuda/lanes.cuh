@@ -1,6 +1,6 @@
 #pragma once
-// Elements of a row in pieces of V, for kernels. A piece is one access of up to 16 bytes where addresses and row
-// distances allow it, else single elements. Arithmetic is in f32.
+// Elements of a row in pieces of V, for kernels. A piece is one access of up to 16 bytes if addresses and row strides
+// allow it, else single elements. Arithmetic is in f32.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr int wide_of() {
   return 16 / static_cast<int>(sizeof(T));
 }
 
-/// a / b of numbers that are not negative, in 32 bits where both fit: a 64-bit division costs several times more.
+/// Returns a / b of non-negative numbers, in 32 bits if both fit: a 64-bit division costs several times more.
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
@@ -65,7 +65,7 @@ __device__ inline void get(const bf16* p, int n, float (&x)[V]) {
   for (int i = 0; i < V; ++i) x[i] = i < n ? static_cast<float>(p[i]) : 0.0f;
 }
 
-/// A piece as it is in memory: bf16 takes half the registers of its values.
+/// A piece as stored in memory: bf16 takes half the registers of its values.
 template <typename T, int V>
 struct Stored {
   uint32_t word[V * sizeof(T) < 4 ? 1 : V * sizeof(T) / 4];

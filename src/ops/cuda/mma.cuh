@@ -15,8 +15,8 @@
 
 namespace trainer::ops::cuda {
 
-/// Loads four 8×8 matrices of 16-bit elements. Lane 8·i + r names row r (16 bytes) of matrix i. r[i] receives row
-/// lane/4, columns 2·(lane % 4) and the next.
+/// Loads four 8×8 matrices of 16-bit elements. Lane 8·i + r passes the address of row r (16 bytes) of matrix i. r[i]
+/// receives row lane/4, columns 2·(lane % 4) and the next.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -49,8 +49,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-/// shared <- 16 (4) bytes of global memory, or zeros if not valid; arrives by copies_wait. Both are aligned to their
-/// size; `global` is a readable address even if not valid.
+/// shared <- 16 (4) bytes of global memory, or zeros if not valid; complete after copies_wait. Both are aligned to
+/// their size; `global` is a readable address even if not valid.
 __device__ __forceinline__ void copy_16_async(void* shared, const void* global, bool valid) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 16 : 0;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void copy_4_async(void* shared, const void* global, b
   const int bytes = valid ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(address), "l"(global), "r"(bytes) : "memory");
 }
-/// Waits for this thread's copies. Those of others are visible after the next barrier.
+/// Waits for this thread's copies. Those of other threads are visible after the next barrier.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 }  // namespace trainer::ops::cuda

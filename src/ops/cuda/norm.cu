@@ -6,7 +6,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Only this function forms y, so that forward and apply agree in every bit: nothing here can be contracted in two
+/// Only this function computes y, so that forward and apply are bit-identical: nothing here can be contracted in two
 /// ways.
 __device__ inline float normalised(float x, float mean, float rstd, float gain) { return (x - mean) * rstd * gain; }
 __device__ inline float normalised(float x, float mean, float rstd, float gain, float bias) {

@@ -19,8 +19,8 @@ struct BackwardRows {
 };
 
 constexpr int kBackwardThreads = 512;
-/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. Only in bf16 do
-/// rows loaded ahead leave registers for that.
+/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. Only bf16
+/// leaves enough registers for that when rows are loaded ahead.
 template <typename T>
 constexpr int kResidentThreads = std::is_same_v<T, bf16> ? 768 : kBackwardThreads;
 
@@ -37,8 +37,8 @@ template <int V, int K>
 constexpr bool kAhead = (K * V) <= 8;
 
 /// A block walks over its rows; each thread keeps the sums of its K·V columns, a multiple of V. The loads of the next
-/// row are in flight while a row is reduced and stored, where registers allow it. They wait as they were stored, bf16
-/// in half of the registers.
+/// row are in flight while a row is reduced and stored, if registers allow it. Prefetched values stay in their storage
+/// type, so bf16 takes half the registers.
 template <typename T, int V, int K>
 __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : kBackwardThreads)
     norm_backward_kernel(BackwardRows<T> op) {

@@ -7,8 +7,8 @@ namespace trainer::ops::cuda {
 
 inline constexpr int kWarp = 32, kMostWarps = 32;  // threads of a warp; warps of a block
 
-/// Sums K values over a one-dimensional block of whole warps, with one barrier. All threads get bitwise the same
-/// result. `shared` holds K·kMostWarps values. The next call must use other memory, or follow a barrier.
+/// Sums K values over a one-dimensional block of whole warps, with one barrier. All threads get bitwise identical
+/// results. `shared` holds K·kMostWarps values. The next call must use other memory, or follow a barrier.
 template <typename T, int K>
 __device__ inline void block_sums(T (&values)[K], T* shared) {
 #pragma unroll

@@ -1,6 +1,6 @@
 #pragma once
 // The parts of a kernel that are not plain C++: collectives of a warp, shared memory, vector accesses, fast functions.
-// Everything else is built from these. So kernels also run where they are compiled as C++ and a warp is emulated.
+// Everything else is built from these, so kernels also run when compiled as C++ with an emulated warp.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace trainer::ops::cuda {
 
 inline constexpr unsigned kWarpMask = 0xffffffffu;
 
-/// This holds in blocks whose x extent is a multiple of 32, or that are one-dimensional.
+/// Returns the lane of this thread. Valid in blocks whose x extent is a multiple of 32, or that are one-dimensional.
 __device__ __forceinline__ int lane_id() {
   unsigned lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -28,8 +28,8 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 __device__ __forceinline__ void sync_warp() { __syncwarp(kWarpMask); }
 
-/// These return the value of lane `source`, of the lane whose number differs in `bits`, or of the lane `delta` below.
-/// Lanes without such a lane get their own value. All 32 lanes take part, as in every collective here.
+/// Return the value of lane `source`, of the lane whose number differs in `bits`, or of the lane `delta` below. Lanes
+/// without such a lane get their own value. All 32 lanes take part, as in every collective here.
 template <typename T>
 __device__ __forceinline__ T shuffle(T value, int source) {
   return __shfl_sync(kWarpMask, value, source);
@@ -52,7 +52,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-/// The same, with results too small for full precision instead of 0.
+/// The same with gradual underflow: very small results lose precision instead of becoming 0.
 __device__ __forceinline__ float gradual_exp2(float x) {
   float y;
   asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -76,7 +76,8 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 
 namespace trainer::ops::cuda {
 
-/// Sum and maximum over the warp, the same bits in every lane: partners are 16, 8, 4, 2, 1 lanes apart.
+/// Return the sum and the maximum over the warp, bitwise identical in every lane: partners are 16, 8, 4, 2, 1 lanes
+/// apart.
 template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {
   for (int bits = 16; bits > 0; bits /= 2) value += shuffle_xor(value, bits);
@@ -91,8 +92,8 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-/// Sum over a one-dimensional block of `warps` full warps. Warps are added in order, so every thread has the same bits.
-/// `shared` has room for `warps` values; it may be reused immediately.
+/// Returns the sum over a one-dimensional block of `warps` full warps. Warps are added in order, so results are bitwise
+/// identical in every thread. `shared` has room for `warps` values; it may be reused immediately.
 template <typename T>
 __device__ __forceinline__ T block_sum(T value, T* shared, int warps) {
   value = warp_sum(value);
