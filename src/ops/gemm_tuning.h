@@ -1,7 +1,7 @@
 #pragma once
-// GemmTuning: which algorithm and form a GPU's library uses for which GEMM. The table is measured once (`trainer bench
-// gemm`), kept in a file, and used instead of the library's heuristic. A table is valid for one kind of device and one
-// version of the library. Nothing is ever measured during a run.
+// GemmTuning: the algorithm and form that a GPU's library uses for each GEMM. The table is measured once (`trainer
+// bench gemm`), kept in a file, and used instead of the library's heuristic. A table is valid for one kind of device
+// and one version of the library. Nothing is ever measured during a run.
 #include <array>
 #include <map>
 #include <optional>

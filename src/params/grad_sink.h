@@ -4,10 +4,10 @@
 //
 // Communication starts as early as possible and overlaps with the backward pass of preceding groups:
 //   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the shards in
-//   which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a third
-//   one waits.
+//     which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a
+//     third one waits.
 //   - In the last micro-batch, partial sums of slots that several ranks of a replica hold are added (Part::sum_over).
-//   One group later, the reduction of the group over the replicas starts.
+//     One group later, the reduction of the group over the replicas starts.
 #include <algorithm>
 #include <functional>
 #include <string>

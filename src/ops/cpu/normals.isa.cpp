@@ -29,7 +29,7 @@ static_assert(kPhiloxGroup / 4 <= kMostNormalBlocks);
   Double m = (Double)((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
   const Bits above = (Bits)(m > constant(1.4142135623730951));
   m = select(above, m * 0.5, m);
-  exponent -= above;  // + 1 where the mask is all ones
+  exponent -= above;  // + 1 if the mask is all ones
   const Double s = (m - 1.0) / (m + 1.0), z = s * s;
   Double sum = constant(1.0 / 23.0);
 #pragma GCC unroll 11

@@ -77,7 +77,7 @@ inline void prefetch_to_write(const void*) {}
   for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
 }
 
-/// Elements of two rows, 2p and 2p + 1 along k; `below` is null where an odd k ends. Lane i: element i.
+/// Elements of two rows, 2p and 2p + 1 along k; `below` is null at the end of an odd k. Lane i: element i.
 [[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
   const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);
   const Vec<float> second = below == nullptr ? Vec<float>{} : n >= kPairLanes ? load(below) : load_n(below, n);

@@ -64,7 +64,7 @@ template <typename T>
   for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-/// a·b + c, one rounding where the set has FMA (plain: two; canonical arithmetic must call __builtin_fma itself).
+/// a·b + c, rounded once if the set has FMA (plain: twice; canonical arithmetic must call __builtin_fma itself).
 [[gnu::always_inline]] inline Vec<float> fmadd(Vec<float> a, Vec<float> b, Vec<float> c) {
 #if defined(__AVX512F__)
   return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -84,7 +84,7 @@ template <typename T>
 #endif
 }
 
-/// a > b ? a : b and a < b ? a : b: where one is NaN, b.
+/// a > b ? a : b and a < b ? a : b; b if one is NaN.
 template <typename V>
 [[gnu::always_inline]] inline V vmax(V a, V b) {
   return a > b ? a : b;

@@ -13,7 +13,7 @@ namespace {
 
 /// A warp owns kBlocks·16 rows of the tiles kept. Two blocks halve what it reads of the passing tiles per GEMM, which
 /// bounds these kernels otherwise; their sums fit the registers of narrow heads. For the widest heads two warps share
-/// rows and halve the columns of the sums. Passing tiles are shorter where sums, scores and draws would not fit.
+/// rows and halve the columns of the sums. Passing tiles are shorter if sums, scores and draws would not fit.
 template <int kCols, bool kDropout>
 struct BackwardShape {
   static constexpr bool kTall = kCols <= 64 && !kDropout;

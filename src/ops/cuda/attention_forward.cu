@@ -10,7 +10,7 @@ namespace trainer::ops::cuda {
 namespace {
 
 /// Each warp owns kBlocks·16 rows of queries. Two blocks halve what it reads of keys and values per GEMM. Tiles of keys
-/// are shorter where sums, scores and draws would not fit the registers; of heads of 64 columns, so that three blocks
+/// are shorter if sums, scores and draws would not fit the registers; for heads of 64 columns, so that three blocks
 /// fit a multiprocessor.
 template <int kCols, bool kDropout>
 struct ForwardShape {

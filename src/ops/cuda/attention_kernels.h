@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of attention, by the files that hold them. Pointers may be null where an argument is not read.
+// The attention kernels, grouped by source file. Pointers may be null if an argument is not read.
 #include <cstdint>
 
 #include "device/cuda/runtime.h"

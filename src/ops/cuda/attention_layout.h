@@ -27,8 +27,8 @@ struct LanePlace {
 };
 /// The rows whose addresses lanes pass to ldmatrix, the same for all factors, so that they share addresses. The four
 /// matrices are the upper and lower eight rows of the first chunk, then of the second:
-///   left factor (m × k): as mma wants them
 ///   left factor (m × k): as mma expects them
+///   right factor stored n × k: columns 0 … 7 of the result have matrices 0 and 2, later columns 1 and 3
 ///   right factor stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, later columns 2 and 3
 constexpr LanePlace block_place(int lane) { return {lane & 15, lane >> 4}; }
 

@@ -84,7 +84,7 @@ struct CastBody {
   }
 };
 
-/// Casts element by element where one of the types is f64: losses and statistics are never long.
+/// Casts element by element if one of the types is f64: losses and statistics are never long.
 template <typename From, typename To>
 struct WideCastBody {
   const From* x;

@@ -25,7 +25,7 @@ struct Direct {
 };
 
 /// Returns nothing when the epilogue needs the unrounded sums and the library cannot apply it. Depends on shapes and
-/// dtypes only; fits() says whether addresses suit the library.
+/// dtypes only; fits() checks that addresses suit the library.
 std::optional<Direct> direct(const Gemm& op) {
   const Epilogue& e = op.epilogue;
   const bool gelu = e.act == Activation::gelu;

@@ -52,7 +52,7 @@ void map_pieces(Exec& ex, const Body& body, int64_t rows, int64_t cols) {
                        items, per_row, cols);
 }
 
-/// Runs body over rows × cols, in pieces of V elements where all operands (except empty ones) are aligned for that.
+/// Runs body over rows × cols, in pieces of V elements if all operands (except empty ones) are aligned for that.
 /// Else it runs element by element. `joins`: packed operands may be taken as one long row; the body then uses places
 /// only.
 template <int V, typename Body>

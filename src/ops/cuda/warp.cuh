@@ -59,7 +59,7 @@ __device__ __forceinline__ float gradual_exp2(float x) {
   return y;
 }
 
-/// a / b to about two units in the last place, 0 where |b| is above 2^126.
+/// a / b to about two units in the last place, 0 if |b| is above 2^126.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 
 /// Two values rounded to bf16, `low` in the lower half.
@@ -117,7 +117,7 @@ __device__ __forceinline__ T block_max(T value, T* shared, int warps) {
   return largest;
 }
 
-/// `n` values that are loaded with one instruction where they fill 16 bytes.
+/// `n` values, loaded with one instruction if they fill 16 bytes.
 template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T values[n];

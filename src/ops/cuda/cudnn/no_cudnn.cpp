@@ -1,4 +1,4 @@
-// This file is compiled instead of attention.cpp where cuDNN and its front end were not found.
+// This file is compiled instead of attention.cpp if cuDNN or its front end was not found.
 #include "base/error.h"
 #include "ops/cuda/fused_attention.h"
 
