@@ -24,8 +24,9 @@ plan::Cluster measure_profile(comm::World& world, const config::Config& config, 
                               const ProfileOptions& options);
 
 /// Returns a rank's share of its host's rates for updating the optimizer state there: means over the ranks, which
-/// measure at the same time (offload/calibrate.h) unless debug.emulate_device sets the rates. Unknown if a rank computes
-/// on a CPU and no device is emulated: its state is in the same memory. Collective; every rank gets the same result.
+/// measure at the same time (offload/calibrate.h) unless debug.emulate_device sets the rates. Unknown if a rank
+/// computes on a CPU and no device is emulated: its state is in the same memory. Collective; every rank gets the same
+/// result.
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);
 
