@@ -1,5 +1,5 @@
 #pragma once
-// Redistribution of a tensor from one layout to another.
+// Moving a tensor from one layout to another.
 #include <optional>
 
 #include "mesh/mesh.h"
@@ -7,20 +7,19 @@
 
 namespace trainer::mesh {
 
-/// A redistribution in flight. start_move() runs the local steps before the route's first collective, and starts that
-/// one. finish() waits for it and runs the remaining steps, blocking on each collective. Computation in between
-/// overlaps with the first collective. The tensor must stay in place until finish(). Collective: every rank of the mesh
-/// calls both.
+/// A Transit is a move in flight. start_move() runs the local steps before the route's first collective, and starts
+/// that one. finish() waits for it and runs the rest, each collective at once. Compute in between overlaps with the
+/// first collective. The tensor that is moved must stay in place until finish(). Every rank of the mesh calls both.
 class [[nodiscard]] Transit {
  public:
   Transit() = default;
-  /// Makes a redistribution without steps: finish() returns `there`.
+  /// A move of nothing: finish() returns `there`.
   explicit Transit(Scratch&& there) : owned_(std::move(there)) {}
 
-  /// Waits for the collective in flight, without starting the next one.
+  /// Waits for the collective that runs and starts no other.
   void wait(Exec& ex);
-  /// Completes the redistribution and returns the tensor in its new layout. Empty if the result is in the caller's
-  /// memory: in `out`, or in the tensor itself if it was unchanged or redistributed in place.
+  /// Ends the move and returns the tensor in its new layout. Empty when the result is in the caller's memory: in `out`,
+  /// or in the tensor itself when it was not moved or moved in place.
   Scratch finish(Exec& ex);
 
  private:
@@ -28,31 +27,31 @@ class [[nodiscard]] Transit {
   struct Borrowed {
     void operator()(const void*) const {}
   };
-  std::unique_ptr<const Route, Borrowed> route_;  // null: no steps
+  std::unique_ptr<const Route, Borrowed> route_;  // null: nothing to move
   Mesh* mesh_ = nullptr;
   comm::Lane lane_ = comm::Lane::critical;
-  size_t step_ = 0;               // the next step, or the one in flight
-  std::optional<Layout> before_;  // the layout of `tensor_`; made only if there are steps, since it allocates
-  Tensor tensor_, out_;           // the input of that step; the caller's memory for the result, if any
-  Scratch owned_;                 // the memory of `tensor_`; empty if the caller owns it
-  bool writable_ = false;         // true if `tensor_` may be overwritten
-  bool is_out_ = false;           // true if `tensor_` is `out_`
-  Tensor received_;               // the output of the collective in flight, else empty
-  Scratch packed_, place_;        // the memory of its input and output, if Transit owns it
-  comm::Ticket ticket_;           // declared last, so that the memory outlives its use
+  size_t step_ = 0;               // the step that is next or in flight
+  std::optional<Layout> before_;  // the layout of `tensor_`; made only to move something, since it allocates
+  Tensor tensor_, out_;           // the input of that step; the caller's place for the result, if any
+  Scratch owned_;                 // the memory of `tensor_`; empty when the caller owns it
+  bool is_out_ = false;           // whether `tensor_` is `out_`
+  Tensor received_;               // the output of the collective in flight; empty: none is
+  Scratch packed_, place_;        // the memory of its input and output, where Transit owns it
+  comm::Ticket ticket_;           // declared last: memory outlives its users
 };
 
-/// Starts to redistribute `in` (packed, from.local(rank)) from layout `from` to layout `to`, by the steps of
-/// mesh.route(). Memory is taken from the arena and released as soon as possible. Steps that do not change positions in
-/// memory (B→P on coordinate 0, reductions) work in place if `in` is a handle. `out` (packed, to.local(rank)), if
-/// given, receives the result.
+/// Starts to move `in` (packed, from.local(rank)) from layout `from` to layout `to`, by the steps of mesh.route().
+/// Memory is taken from the arena and given back as soon as it is used. Steps that change no places in memory (B→P on
+/// coordinate 0, sums) work in place when `in` is a handle. `out` (packed, to.local(rank)), when given, receives the
+/// result.
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
                    const Tensor& out = {});
-/// Does the same without changing `in`, which the caller owns.
+/// The same without touching `in`, which the caller owns.
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
                    const Tensor& out = {});
-/// Starts a redistribution that overwrites `inout` itself: for those that keep each rank's elements in place, such as
-/// reductions.
+/// Starts a move whose result replaces `inout`; a rank stores the same shape before and after (internal error). Sums
+/// are formed in place, other steps take memory: where ranks hold copies, the cheapest sum may be a reduce-scatter of
+/// slices and an all-gather.
 Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
                             const Tensor& inout);
 

@@ -258,9 +258,10 @@ TEST(Layout, ADimThatDoesNotDivideIsAConfigurationErrorWithTheNumbers) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::config);
-    EXPECT_STREQ(error.what(),
-                 "dim 0 of [16, 768] cannot be split evenly over data+tensor (6 ranks): make 16 a multiple of 6, or choose "
-                 "a different mesh");
+    EXPECT_STREQ(
+        error.what(),
+        "dim 0 of [16, 768] cannot be split evenly over data+tensor (6 ranks): make 16 a multiple of 6, or choose "
+        "a different mesh");
   }
   EXPECT_THROW(Layout(mesh, {16, 768}).with("tensor", split(2)), Error);
   EXPECT_THROW(Layout(mesh, {16, 768}).padded(0, 15), Error);
