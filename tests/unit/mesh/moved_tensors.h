@@ -1,0 +1,72 @@
+#pragma once
+// Tensors of known elements on a rank of a mesh: what a rank holds in a layout, and checks of it after a move.
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "mesh/redistribute.h"
+
+namespace trainer::mesh {
+
+using Stretch = mesh::Run;
+
+/// One rank of a mesh, with memory from the heap.
+struct Rank {
+  explicit Rank(comm::World& world, const MeshShape& shape) : mesh(world, device, shape) {}
+  device::CpuDevice device{1};
+  Arena arena{device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{device, arena, meter};
+  Mesh mesh;
+};
+
+inline uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+/// −8…7; every partial sum is exact in every dtype.
+inline int value_of(uint64_t seed, int64_t index) {
+  return static_cast<int>(mix(seed * 1000003 + static_cast<uint64_t>(index)) % 16) - 8;
+}
+
+/// What rank `rank` holds of the tensor whose element i is value_of(seed, i): along partial axes random partial sums.
+template <typename T>
+void fill(const Layout& layout, int rank, uint64_t seed, const Tensor& local) {
+  const AxisSet partial = layout.axes(kPartial);
+  const int parts = layout.mesh().group_size(partial), part = layout.mesh().index(rank, partial);
+  std::fill_n(local.as<T>(), local.count(), T{});
+  for (const Stretch& run : layout.runs(rank))
+    for (int64_t i = 0; i < run.length; ++i) {
+      const int64_t global = run.global + i;
+      int value = 0;
+      if (part > 0) {
+        value = value_of(seed + 77 * static_cast<uint64_t>(part), global);
+      } else {
+        value = value_of(seed, global);
+        for (int other = 1; other < parts; ++other) value -= value_of(seed + 77 * static_cast<uint64_t>(other), global);
+      }
+      local.as<T>()[run.local + i * run.stride] = static_cast<T>(static_cast<float>(value));
+    }
+}
+
+/// Checks what rank `rank` holds; partial sums are added up over their axes first, by a communicator that nobody
+/// counts.
+template <typename T>
+void check(Rank& rank, const Layout& layout, uint64_t seed, const Tensor& local, const std::string& what) {
+  TRAINER_CHECK(local.shape == layout.local(rank.mesh.rank()), "{}: holds {}", what, to_string(local));
+  if (layout.axes(kPartial) != 0) {
+    Meter unused;
+    Exec ex{rank.device, rank.arena, unused};
+    rank.mesh.along(layout.axes(kPartial), comm::Lane::grads).all_reduce(ex, local).join(ex);
+  }
+  for (const Stretch& run : layout.runs(rank.mesh.rank()))
+    for (int64_t i = 0; i < run.length; ++i) {
+      const float found = static_cast<float>(local.as<T>()[run.local + i * run.stride]);
+      TRAINER_CHECK(found == static_cast<float>(value_of(seed, run.global + i)),
+                    "{}: rank {}, element {} is {}, not {}", what, rank.mesh.rank(), run.global + i, found,
+                    value_of(seed, run.global + i));
+    }
+}
+
+}  // namespace trainer::mesh
