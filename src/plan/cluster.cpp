@@ -10,8 +10,8 @@
 namespace trainer::plan {
 namespace {
 
-/// Interpolates between points (x ascending, y) on straight lines; beyond the ends the outer lines go on, but never
-/// below the first value.
+/// Interpolates between points (x ascending, y) on straight lines; beyond the ends the outer lines are extended, but
+/// never below the first value.
 double on_lines(const std::vector<std::pair<double, double>>& points, double x) {
   if (points.size() == 1) return points.front().second * std::max(1.0, x / std::max(points.front().first, 1.0));
   const auto above = std::lower_bound(points.begin() + 1, points.end() - 1, x,
@@ -21,7 +21,7 @@ double on_lines(const std::vector<std::pair<double, double>>& points, double x) 
   return std::max(points.front().second, first_y + (second_y - first_y) * (x - x0) / (x1 - x0));
 }
 
-/// RateBetween finds a rate among measured ones: their logarithms weighted by the inverse fourth power of the distance
+/// RateBetween interpolates measured rates: their logarithms are weighted by the inverse fourth power of the distance
 /// in the logarithms of the extents.
 template <size_t kExtents>
 class RateBetween {
@@ -34,11 +34,11 @@ class RateBetween {
       const double apart = std::log2(measured[i] / std::max(wanted_[i], 1.0));
       distance += apart * apart;
     }
-    const double weight = 1 / std::max(distance * distance, 1e-24);  // a point that was measured outweighs all others
+    const double weight = 1 / std::max(distance * distance, 1e-24);  // an exact match outweighs all other points
     weights_ += weight;
     sum_ += weight * std::log(rate);
   }
-  /// 0 when there are none.
+  /// Returns 0 if there are none.
   double rate() const { return weights_ == 0 ? 0 : std::exp(sum_ / weights_); }
 
  private:
@@ -71,7 +71,7 @@ double Cluster::measured_rate(DType compute, const ProductShape& product) const 
 }
 
 double Cluster::measured_rate(DType compute, const AttentionExtents& extents) const {
-  // Beyond the measured extents rates hardly change: those of the nearest ones are meant, whatever else was measured.
+  // Beyond the measured extents rates hardly change, so the nearest measured extents are used.
   std::vector<const AttentionPoint*> points;
   for (const AttentionPoint& point : attentions)
     if (point.compute == compute && point.backward == extents.backward) points.push_back(&point);
@@ -152,7 +152,7 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
 }
 
 RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more) {
-  constexpr int64_t kMany = 1 << 24;  // few elements would not go round a ring
+  constexpr int64_t kMany = 1 << 24;  // fewer elements would not use a ring
   const double sent = static_cast<double>(comm::wire_elements(less.op, less.ranks, kMany)) /
                       static_cast<double>(less.ranks * kMany);  // of each byte, by a rank
   RingFit fit;

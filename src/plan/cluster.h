@@ -1,16 +1,16 @@
 #pragma once
 // Cluster: the properties of a machine that determine the time of a step. It comes from a file: either the profile that
 // `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that were
-// not measured follow from a few constants; predictions then say so.
+// not measured follow from a few constants; predictions then mention it.
 //
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, attention (share of the peak, without [[attention]]), memory_share (of kinds without
+//                 half_n, attention (share of the peak, if there is no [[attention]]), memory_share (of kinds without
 //                 [[operator]]), operator_us, in_step_{forward,dx,dw,attention}
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
 //   [[attention]] compute, pass, length, head_dim, tflops  pass: "forward", "backward"
-//   [[operator]]  kind, gb_per_s                          any other operator, by the bytes that it has to move
+//   [[operator]]  kind, gb_per_s                          any other operator, by the bytes that it must move
 //   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown, progress; gb_per_s within a node: of one rank; between
 //                 nodes: of a node
 //   [[collective]]  op, ranks, per_node, bytes, us        a measured point; bytes: the payload (comm/bytes.h)
@@ -25,20 +25,21 @@
 
 namespace trainer::plan {
 
-/// A link between ranks. A rank within a node has its own gb_per_s; the ranks of a node share that between nodes.
+/// A link between ranks. Within a node each rank has its own gb_per_s; between nodes the ranks of a node share it.
 struct Link {
   double gb_per_s = 0;  // 10⁹ bytes a second, in each direction
   double start_us = 0;  // of an operation
-  double hop_us = 0;    // of each step from rank to rank
+  double hop_us = 0;    // per step from rank to rank
   /// Seconds that compute loses per second of overlap with communication: 0 if overlap is free, 1 if the same unit does
   /// both.
   double slowdown = 0;
-  /// Seconds of progress of communication per second of overlap with compute: less than 1 if it waits for a core.
+  /// Seconds of progress of communication per second of overlap with compute: less than 1 if communication waits for a
+  /// core.
   double progress = 1;
 };
 
 /// A rank's share of its host while all ranks of the node use it: memory and its bandwidth, the link to and from the
-/// device with both directions at work, and parameters that the host updates in a second. A CPU is its own.
+/// device with both directions in use, and the parameters that the host updates per second. A CPU is its own host.
 struct Host {
   double memory_bytes = 0, memory_rate = 0, to_device = 0, to_host = 0, updates = 0;
   bool known() const { return updates > 0; }
@@ -46,7 +47,7 @@ struct Host {
 
 enum class ProductForm : uint8_t { forward, dx, dw };
 std::string_view name_of(ProductForm form);
-/// forward is as it is, dx has the right operand transposed, dw the left one.
+/// forward transposes neither operand, dx the right one, dw the left one.
 ProductForm form_of(const ProductShape& product);
 
 /// A measured rate of GEMMs. Among the measured points of a form, rates are interpolated by the logarithms of m, k and
@@ -73,36 +74,36 @@ struct CollectivePoint {
 struct Cluster {
   std::string name, source, path;
   bool measured = false;     // a profile
-  int devices_per_node = 1;  // ranks of a node
-  int ranks = 0;             // of a profile: the ranks that were measured together
+  int devices_per_node = 1;  // ranks per node
+  int ranks = 0;             // in a profile: the number of ranks that were measured together
   int lanes = 3;             // see parallel.lanes
-  double skew = 1;           // seconds of equal work on the slowest rank, over the mean's: more where ranks share cores
+  double skew = 1;  // time of equal work on the slowest rank relative to the mean; above 1 if ranks share cores
 
   std::string device;
   bool cpu = false;
-  double memory_bytes = 0;                    // of a rank
+  double memory_bytes = 0;                    // per rank
   double memory_rate = 0;                     // bytes a second
-  double memory_share = 1;                    // of that which operators reach
+  double memory_share = 1;                    // of memory_rate that operators reach
   double operator_seconds = 0;                // fixed cost of an operator
   std::map<DType, double> peaks;              // FLOP/s
   double efficiency = 1;                      // share of the peak that GEMMs of infinite extents reach
-  double half_m = 0, half_k = 0, half_n = 0;  // extents at which a GEMM reaches half of that, with the others infinite
-  double attention = 1;                       // share of the peak that attention reaches, where it was not measured
+  double half_m = 0, half_k = 0, half_n = 0;  // extent at which a GEMM reaches half of that if the others are infinite
+  double attention = 1;                       // share of the peak that attention reaches if it was not measured
 
   std::vector<ProductPoint> products;
   std::vector<AttentionPoint> attentions;
-  /// Shares of those rates that GEMMs, by form, and attention reach in a training step, where operands come from
-  /// memory, epilogues compute, and ranks share a node's resources.
+  /// Shares of those rates that GEMMs, by form, and attention reach in a training step, in which operands come from
+  /// memory, GEMMs have epilogues, and ranks share a node's resources.
   std::array<double, 3> in_step = {1, 1, 1};
   double attention_in_step = 1;
-  std::map<OpKind, double> operators;  // bytes a second in training steps; of others memory_rate · memory_share
+  std::map<OpKind, double> operators;  // bytes a second in training steps; other kinds: memory_rate · memory_share
   std::vector<CollectivePoint> collectives;
   Link intra, inter;
   Host host;
 
-  /// Returns the peak in this type; 0 when the file has none.
+  /// Returns the peak in this type; 0 if the file has none.
   double peak(DType compute) const;
-  /// Returns the FLOP/s of a GEMM, and of attention, in the tables; 0 if they have none of its form or pass.
+  /// Returns the FLOP/s of a GEMM, or of attention, from the tables; 0 if they have no rates of its form or pass.
   double measured_rate(DType compute, const ProductShape& product) const;
   double measured_rate(DType compute, const AttentionExtents& extents) const;
   /// Returns the seconds of a GEMM on one device.
@@ -111,24 +112,24 @@ struct Cluster {
   double seconds_of(DType compute, const OpCall& call) const;
 };
 
-/// A group of ranks, as far as it decides the time of its operations.
+/// The properties of a group of ranks that determine the time of its collectives.
 struct GroupShape {
   int ranks = 1;
-  int per_node = 1;  // of them on one node
+  int per_node = 1;  // ranks of the group on one node
   bool spans_nodes() const { return per_node < ranks; }
 };
-/// The time of an operation on an idle machine where all groups of its kind run it together: seconds that do not depend
-/// on the number of bytes, and those in which the link is busy.
+/// The time of a collective on an idle machine if all groups of its kind run it concurrently: seconds that do not
+/// depend on the number of bytes, and seconds in which the link is busy.
 struct CollectiveTime {
   double fixed = 0, busy = 0;
   bool measured = false;
   double total() const { return fixed + busy; }
 };
-/// `payload` in elements as comm/bytes.h counts it.
+/// `payload`: in elements, as comm/bytes.h counts it.
 ///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  each of its steps costs hop_us: once
 ///   around
 ///                                                   n nodes n steps that of [inter], the others that of [intra]
-///   tree (all_reduce on GPUs, where it is faster)   2 payload / β; twice log₂ n steps between and log₂ within nodes
+///   tree (all_reduce on GPUs, if it is faster)      2 payload / β; twice log₂ n steps between and log₂ within nodes
 ///   few elements (sent straight to all)             the same bytes in log₂ g steps
 ///   chain (broadcast, reduce)                       payload / β + (g − 1) steps
 /// β: within a node intra.gb_per_s; between nodes inter.gb_per_s · per_node / devices_per_node, since the other groups
@@ -136,7 +137,7 @@ struct CollectiveTime {
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
                                int64_t payload);
 
-/// The line through two measured points of a ring: seconds to start, and bytes that each rank sends per second.
+/// The line through two measured points of a ring: start-up seconds, and the bytes that each rank sends per second.
 struct RingFit {
   double start = 0, rate = 0;
 };
@@ -144,7 +145,7 @@ RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more);
 
 /// Reads a file. Throws Code::config with file, line, key and the expected value.
 Cluster read_cluster(const std::string& path);
-/// Returns its text alone, for ranks that do not see the file.
+/// Returns only the file's text, for ranks that cannot read the file.
 std::string cluster_text(const std::string& path);
 Cluster parse_cluster(std::string_view text, const std::string& path);
 /// Returns the text of a profile; parse_cluster() reads it back.

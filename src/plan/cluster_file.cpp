@@ -21,14 +21,14 @@ using config::TomlTable;
                                    at.name.empty() ? "" : ".", at.name, what));
 }
 
-/// Refuses a value, at its own place.
+/// Rejects a value, with its line in the message.
 [[noreturn]] void refuse_value(const std::string& path, TomlNode node, const std::string& what) {
   node.line = node.value_line;
   node.column = node.value_column;
   refuse(path, node, what);
 }
 
-/// Reader takes the values of one table; at its end nothing may be left.
+/// Reader takes the values of one table; keys that were not taken are an error at the end.
 class Reader {
  public:
   Reader(const std::string& path, const TomlTable& table) : path_(path), table_(table) {
@@ -44,7 +44,7 @@ class Reader {
     refuse_value(path_, node, "expected a string, found " + node.shown);
   }
   std::string text(const char* name, const std::string& otherwise) { return known(name) ? text(name) : otherwise; }
-  /// A number above 0, or from 0 on.
+  /// Reads a number above 0; with `zero`, at least 0.
   double number(const char* name, bool zero = false) {
     const TomlNode& node = need(name, zero ? "a number from 0 on" : "a number above 0");
     const auto* integer = std::get_if<int64_t>(&node.value);
@@ -57,7 +57,7 @@ class Reader {
   }
   double number_or(const char* name, double otherwise) { return known(name) ? number(name, true) : otherwise; }
   double positive_or(const char* name, double otherwise) { return known(name) ? number(name) : otherwise; }
-  /// A number above 0, at most 1.
+  /// Reads a number above 0 and at most 1.
   double share_or(const char* name, double otherwise) {
     const double value = positive_or(name, otherwise);
     if (value > 1) refuse_value(path_, *find(name), "expected a share of at most 1, found " + find(name)->shown);
@@ -122,12 +122,12 @@ std::string name_of_compute(DType compute) {
   return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
 }
 
-/// Field is a number of a table, in other units than in the program.
+/// Field is a number in a table, whose unit in the file differs from the program's.
 struct Field {
   enum class Kind { needed, from_zero, positive, share } kind;
   const char* name;
   double* value;
-  double unit = 1;  // of the file, in the program's
+  double unit = 1;  // the file's unit in the program's
   double otherwise = 0;
 };
 using enum Field::Kind;
@@ -278,7 +278,8 @@ std::string cluster_text(const std::string& path) {
 
 Cluster read_cluster(const std::string& path) { return parse_cluster(cluster_text(path), path); }
 
-// Twelve digits are more than any measurement has, and few enough that a file is read back to the same text.
+// Twelve digits exceed the precision of any measurement, yet are few enough that a file that is read back is written as
+// the same text.
 std::string to_toml(const Cluster& cluster) {
   Cluster c = cluster;  // fields point into it
   std::string out;

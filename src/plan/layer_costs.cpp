@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Every way in which each axis but "data" joins one of `choices` sets; the last axis varies fastest.
+/// Returns every assignment of the axes other than "data" to one of `choices` sets; the last axis varies fastest.
 std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
   std::vector<std::array<AxisSet, 4>> all = {{}};
   for (size_t a = 1; a < axes; ++a) {
@@ -28,7 +28,8 @@ std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
   return all;
 }
 
-/// Where a linear has its input, its output before and after the reduction, and the gradient of its input before it.
+/// The placements of a linear's input, its output before and after the reduction, and its input's gradient before the
+/// reduction.
 Placement placed(const Spread& spread) { return {spread.rows, spread.cols, 0}; }
 Placement input_of(const LinearSharding& l) { return {l.rows, l.contraction, 0}; }
 Placement partial_output_of(const LinearSharding& l) { return {l.rows, l.cols, l.contraction}; }
@@ -128,13 +129,13 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
   if (ranks(flat) > 1) {
     const double gather = collective(flat, CommOp::all_gather, compute_, block);
     const double scatter = collective(flat, CommOp::reduce_scatter, sums, block);
-    // Each runs under a GEMM of the linear before or after, which is about as long as this one's.
-    const bool kept = config_.parallel.cache_layers >= config_.model.n_layer;  // gathered once a step
+    // Each overlaps with a GEMM of the previous or next linear, which takes about as long as this one's.
+    const bool kept = config_.parallel.cache_layers >= config_.model.n_layer;  // gathered once per step
     seconds += added(flat, gather, time.forward) / (kept ? accumulation_ : 1) +
                (kept ? 0 : added(flat, gather, time.dx)) + added(flat, scatter, time.dx + time.dw);
   }
   const double piece = block / ranks(flat);
-  // Once a step gradients are added, each under the GEMMs of the layer before.
+  // Gradients are all-reduced once per step, overlapped with the backward GEMMs of the previous layer.
   double once = traffic(OpKind::optimizer, 28 * piece);
   for (const AxisSet axes : {rows, axes_.data()})
     if (ranks(axes) > 1) once += added(axes, collective(axes, CommOp::all_reduce, sums, piece), time.dx + time.dw);
@@ -153,7 +154,7 @@ double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& l
 
 double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& spread) {
   const double elements = rows_ * matrix_of(site).out;
-  // Recomputation stops before the last sum of a block.
+  // Recomputation stops before the last reduction of a block.
   const double again = config_.train.recompute == config::Recompute::full && site != Site::down ? 1 : 0;
   return move(partial_output_of(linear), placed(spread), elements) * (1 + again) +
          move(placed(spread), output_of(linear), elements);
@@ -197,7 +198,7 @@ double LayerCosts::hidden(const Spread& spread) {
 
 double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread& table) {
   const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
-  // Spread of the activations at the table; of partial sums over the vocabulary.
+  // `near`: placement of the activations at the table; `partial`: of partial sums over the vocabulary.
   const Placement near{(stream.rows | f) & ~(v | h), h, 0}, partial{near.rows, h, v};
   const int64_t m = std::max<int64_t>(1, static_cast<int64_t>(rows_ / ranks(near.rows))),
                 k = static_cast<int64_t>(width_ / ranks(h)), n = static_cast<int64_t>(vocab_ / ranks(v));
@@ -224,7 +225,7 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
 }
 
 double LayerCosts::matrix_bytes(AxisSet cut, double in, double out) const {
-  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // of a gradient and of either moment
+  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes of a gradient, and of each moment
   double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : element_ == sum ? 2 * sum : 3 * sum;
   if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
   return in * out / ranks(cut) * (element_ + sum + state);
@@ -250,7 +251,7 @@ double LayerCosts::hidden_bytes(const Spread& spread) const {
 
 double LayerCosts::bytes(const ModelSharding& layout) const {
   const bool whole = config_.train.recompute == config::Recompute::full;
-  double kept = 0, live = 0;  // of all layers; of the one that computes
+  double kept = 0, live = 0;  // kept by all layers; needed by the layer that computes
   for (const sharding::Layer& layer : layout.layers) {
     const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
     double each = stream_bytes(layer.stream) + (whole ? 0 : inside), moved = 0;
@@ -261,7 +262,7 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
       const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
       const bool gathers = ranks(l.flat) > 1;
       if (gathers && config_.parallel.cache_layers > 0) each += block;
-      if (l.schedule == sharding::GemmSchedule::ring) continue;  // works on one block after the other
+      if (l.schedule == sharding::GemmSchedule::ring) continue;  // works on one block at a time
       const bool reads = reads_residual(site);
       const Spread& from = reads ? layer.stream : layer.inside(site);
       const Spread& to = reads ? layer.inside(site) : layer.stream;
@@ -277,7 +278,7 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
     live = std::max(live, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0));
   }
   const sharding::VocabSpread& t = layout.table;
-  // The head works on chunks of rows (parallel/vocab.h): logits, and where they have another type their gradients.
+  // The head works on chunks of rows (parallel/vocab.h): logits, and their gradients if these have a different type.
   const bool mixed = compute_ == DType::bf16;
   const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.hidden);
   const double logits =
@@ -367,7 +368,7 @@ std::optional<ModelSharding> LayerCosts::best(double cap) {
   SearchProblem problem = this->problem(choices);
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return std::nullopt;
-  // The tables' share is not known yet: it is the least there can be.
+  // The tables' share is not known yet, so the smallest possible one is assumed.
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
   problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_)) /
                 static_cast<double>(config_.model.n_layer);

@@ -1,7 +1,7 @@
 #pragma once
-// LayerCosts: what a layout costs, taken apart into its linears and the moves between them. It is the additive model
-// that the search minimises; layouts that win are then recorded and priced as whole programs (plan/price.h), which is
-// exact in bytes and in what overlaps.
+// LayerCosts: the cost of a layout as a sum over its linears and the redistributions between them. It is the additive
+// model that the search minimises; the best layouts are then recorded and priced as whole programs (plan/price.h),
+// which is exact in bytes and in overlap.
 //
 //   variable                 choices                           node                                  edges to
 //   stream                   Spread                            norms and residuals of both branches  qkv, out, up, down
@@ -10,9 +10,9 @@
 //                                                              all-reduced over other axes of rows
 //   attention, hidden        Spread                            attention; the activation function    two linears each
 //
-// An edge is what moves activations between a spread and a linear, forward and backward. Moves are overlapped with the
-// GEMMs that the trainer runs next to them. A layer's variables form two cycles through `stream`; without it they are
-// two chains, so the least cost of a layer is found exactly (search.h).
+// An edge is the redistribution of activations between a spread and a linear, forward and backward. It is overlapped
+// with the GEMMs that the trainer runs next to them. A layer's variables form two cycles through `stream`; without it
+// they are two chains, so the least cost of a layer is found exactly (search.h).
 #include <array>
 #include <map>
 #include <optional>
@@ -35,25 +35,25 @@ using sharding::Spread;
 
 class LayerCosts {
  public:
-  /// config resolved, with parallel.data; `axes` as ModelSharding has them, "data" first. Costs are of one micro-step;
-  /// what happens once a step counts by its share.
+  /// `config` must be resolved and have parallel.data; `axes` as in ModelSharding, "data" first. Costs are per
+  /// micro-step; work done once per step counts with its share.
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
              const ModelSharding& axes, RouteShares& routes);
 
-  /// Returns the seconds of a step of the whole model. A ring schedule counts as one GEMM at once does.
+  /// Returns the seconds of a step of the whole model. A ring schedule counts like a single GEMM.
   double step_seconds(const ModelSharding& layout);
-  /// Returns the layout of the least cost, the same in all layers, whose rules hold and whose layers keep at most `cap`
-  /// bytes with the tables; none when no layout does.
+  /// Returns the cheapest legal layout, the same in all layers, whose layers and tables keep at most `cap` bytes; empty
+  /// if there is none.
   std::optional<ModelSharding> best(double cap);
   /// The choices of the variables.
   struct Choices {
     std::vector<Spread> stream, attention, hidden;
     std::array<std::vector<LinearSharding>, 4> linears;  // by Site
   };
-  /// Returns the problem of one layer. Its variables: stream, qkv, attention, out, up, hidden, down.
+  /// Returns the search problem of one layer. Its variables: stream, qkv, attention, out, up, hidden, down.
   SearchProblem problem(Choices& choices);
-  /// Returns about how many bytes a rank needs: weights, gradients and optimizer state, what backward passes need of
-  /// all layers, and what one layer needs while it computes.
+  /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the tensors that all layers
+  /// keep for the backward pass, and those that one layer needs while it computes.
   double bytes(const ModelSharding& layout) const;
 
  private:
@@ -66,12 +66,14 @@ class LayerCosts {
   double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
   GroupShape group(AxisSet axes);
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
-  /// Seconds to move a matrix of `elements` of the replica between two placements.
+  /// Returns the seconds to redistribute a matrix, which has `elements` elements in the replica, between two
+  /// placements.
   double move(const Placement& from, const Placement& to, double elements);
   Matrix matrix_of(Site site) const;
   const Products& products(Site site, const LinearSharding& linear);
   double linear(Site site, const LinearSharding& linear);
-  /// Returns what communication along these axes, which takes so many seconds on its own, adds to compute.
+  /// Returns the seconds that communication along these axes adds to `compute`. `communication`: its seconds without
+  /// overlap.
   double added(AxisSet axes, double communication, double compute);
   double read(Site site, const Spread& spread, const LinearSharding& linear);
   double write(Site site, const LinearSharding& linear, const Spread& spread);
@@ -84,7 +86,7 @@ class LayerCosts {
   }
   /// Returns bytes of weights, gradients and optimizer state of one matrix.
   double matrix_bytes(AxisSet cut, double in, double out) const;
-  /// Returns bytes that a layer keeps for its backward pass, by where the activations are.
+  /// Returns the bytes that a layer keeps for its backward pass, for this placement of the activations.
   double stream_bytes(const Spread& spread) const;
   double attention_bytes(const Spread& spread) const;
   double hidden_bytes(const Spread& spread) const;
@@ -93,9 +95,9 @@ class LayerCosts {
   const Cluster& cluster_;
   const config::Config& config_;
   const DType compute_;
-  const ModelSharding axes_;  // its axes only
+  const ModelSharding axes_;  // only its axes are used
   const mesh::MeshShape mesh_;
-  double rows_, width_, wide_, heads_, kv_width_, vocab_;  // of a replica's micro-batch; of the model
+  double rows_, width_, wide_, heads_, kv_width_, vocab_;  // rows: of a replica's micro-batch; the rest: of the model
   double element_, accumulation_;
   bool gated_;
   std::map<AxisSet, GroupShape> groups_;

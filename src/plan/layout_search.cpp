@@ -11,7 +11,7 @@ namespace {
 
 using config::Config;
 
-/// Puts an axis into one of a spread's or linear's sets, or into none.
+/// Puts an axis into one of the sets of a spread or linear, or into none.
 void put(Spread& spread, AxisSet axis, int choice) {
   spread = {spread.rows & ~axis, spread.cols & ~axis};
   if (choice < 2) (choice == 0 ? spread.rows : spread.cols) |= axis;
@@ -39,7 +39,7 @@ void LayoutSearch::estimate(PlannedRun& run) {
 }
 
 void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, const ModelSharding& layout) const {
-  constexpr double kMayFit = 1.1;  // bytes over the limit that may be an error of the estimate
+  constexpr double kMayFit = 1.1;  // an estimate up to this factor above the limit may still fit
   constexpr double kLast = 1e6;
   run.choices = choices(run.config, cluster_);
   for (Choice& choice : run.choices) {
@@ -48,7 +48,7 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
     choice.seconds = costs.step_seconds(layout);
     if (choice.offload != config::OffloadOptimizer::none) {
       config.offload.optimizer = config::OffloadOptimizer::none;
-      const double all = costs.bytes(layout);  // of which an interleaved update leaves on the device what fits
+      const double all = costs.bytes(layout);  // an interleaved update keeps on the device as much of this as fits
       const double kept = choice.offload == config::OffloadOptimizer::interleaved ? memory_limit_ : choice.bytes;
       choice.seconds += std::max(0.0, all - std::max(kept, choice.bytes)) * seconds_per_state_byte();
     }
@@ -89,7 +89,7 @@ void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector
       PlannedRun run = planned(std::move(tagged));
       estimate(run, trial, costs, *found);
       if (!best || run.estimate < best->estimate) best = std::move(run);
-      if (fits) break;  // other choices save memory only
+      if (fits) break;  // other choices only save memory
     }
     if (best) runs.push_back(std::move(*best));
   }
@@ -108,7 +108,7 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
     runs.push_back(planned(trial));
     estimate(runs.back(), priced, costs, other);
   };
-  // In all entries of layers: one axis in each pair of a spread and a linear that exchange a tensor, or in the table.
+  // Changes one axis, in all layers, in each pair of a spread and a linear that exchange a tensor, or in the table.
   for (size_t a = 1; a < layout.axes.size(); ++a) {
     const AxisSet axis = AxisSet{1} << a;
     for (const Site site : sharding::kSites)
@@ -128,7 +128,7 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
       add(std::move(other));
     }
   }
-  ModelSharding other = layout;  // the other schedule: GEMMs step by step, or at once
+  ModelSharding other = layout;  // the other schedule: a ring of GEMMs, or a single GEMM
   for (sharding::Layer& layer : other.layers)
     for (LinearSharding& l : layer.linears)
       l.schedule =

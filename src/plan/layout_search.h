@@ -1,5 +1,5 @@
 #pragma once
-// LayoutSearch: layouts in the order in which the additive model likes them (plan/layer_costs.h).
+// LayoutSearch: layouts ranked by the additive model (plan/layer_costs.h).
 #include <vector>
 
 #include "plan/layer_costs.h"
@@ -9,25 +9,26 @@ namespace trainer::plan {
 
 class LayoutSearch {
  public:
-  /// `memory_limit`: bytes of a rank. The cluster outlives the search.
+  /// `memory_limit`: bytes per rank. The cluster must outlive the search.
   LayoutSearch(const Cluster& cluster, int64_t vocab, DType compute, double memory_limit)
       : cluster_(cluster), vocab_(vocab), compute_(compute), memory_limit_(memory_limit) {}
 
-  /// Fills in the estimate of a run and the choices to price. Runs that do not fit whatever is chosen come after all
-  /// others.
+  /// Fills in the estimate of a run and the choices to price. Runs that fit with none of the choices come after all
+  /// other runs.
   void estimate(PlannedRun& run);
 
-  /// Adds the best layout by tags for each list of at most so many axes that make the ranks of config's replica.
+  /// Adds the best sharding spec for each list of at most `most_axes` axes whose sizes multiply to the ranks of
+  /// config's replica.
   void find_tags(const config::Config& config, size_t most_axes, std::vector<PlannedRun>& runs);
 
-  /// Returns legal layouts by tags that differ from this one in one axis of one variable, or of two that exchange a
-  /// tensor; the fastest by the model first.
+  /// Returns legal sharding specs that differ from this one in one axis of one variable, or of two variables that
+  /// exchange a tensor; the fastest by the model first.
   std::vector<PlannedRun> neighbours(const config::Config& config);
 
  private:
-  /// `config`: that of the costs; its choices are overwritten.
+  /// `config`: the one that `costs` refers to; its choices are overwritten.
   void estimate(PlannedRun& run, config::Config& config, LayerCosts& costs, const ModelSharding& layout) const;
-  /// Seconds of an update for each byte of optimizer state on the host.
+  /// Returns the seconds of an update per byte of optimizer state on the host.
   double seconds_per_state_byte() const;
   LayerCosts costs_of(const config::Config& config, const ModelSharding& axes) {
     return {cluster_, config, vocab_, compute_, axes, routes_};

@@ -10,8 +10,8 @@ namespace {
 
 using config::OffloadOptimizer;
 
-/// Bytes of memory that an update moves for a parameter where its state is: gradient, three of state there and back,
-/// compute weights.
+/// Returns the memory traffic of an update in bytes per parameter, where its state is stored: the gradient, a read and
+/// a write of three values of state, and the compute weights.
 double update_traffic(const offload::Sizes& sizes) {
   return static_cast<double>(sizes.gradient + 6 * sizes.state + (sizes.compute == sizes.state ? 0 : sizes.compute));
 }

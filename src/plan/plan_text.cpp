@@ -23,8 +23,8 @@ int64_t bytes_of(const PlannedRun& run) {
 
 std::string bytes_text(double bytes) { return format_bytes(bytes); }
 
-/// Says how near the run comes to the least that linears can move: each operand of a linear is gathered once, and its
-/// gradient or itself is summed once.
+/// Compares the bytes that the run sends with the lower bound for linears: each operand of a linear is gathered once,
+/// and its gradient or the operand itself is reduced once.
 std::string beside_lower_bound(const PlannedRun& run, DType compute) {
   const int64_t ranks = config::ranks_of_replica(run.config);
   if (ranks == 1) return "";
@@ -78,7 +78,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
                             cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.priced,
                             plan.seconds, bytes_text(plan.memory_limit), name_of(plan.compute));
   const size_t shown = std::min(top, plan.runs.size());
-  size_t width = 26;  // of the layouts
+  size_t width = 26;  // of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
   text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "rank",
                  "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "waits", "optimizer",

@@ -1,5 +1,5 @@
 #pragma once
-// A plan in words: the table, where the time of a layout goes, and the configuration of a layout.
+// A plan as text: the table, the breakdown of a layout's time, and its configuration.
 #include <string>
 
 #include "plan/planner.h"
@@ -12,21 +12,20 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top);
 /// Returns the breakdown of a run's time, its sensitivities, and the changes that would make the next strategy faster.
 std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request);
 
-/// Returns the part that makes a run slower than another: "waits along tensor: 12.3 ms more".
+/// Returns the part of a step that makes `run` slower than `than`: "waits along tensor: 12.3 ms more".
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than);
 
 /// The parts of a step by name, in seconds; they add up to StepTime::total().
 std::vector<std::pair<std::string, double>> parts(const StepTime& time);
 
-/// Returns the names of machine constants with the gain of a step when each is doubled (or latency halved), largest
-/// first.
+/// A machine constant and the step time if it is doubled (a latency: halved); lists begin with the largest gain.
 struct Sensitivity {
   std::string what;
-  double seconds = 0;  // of a step with it
+  double seconds = 0;  // of a step with that change
 };
 std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab);
 
-/// Returns the run's configuration as a file: the keys that were given, and those of the layout.
+/// Returns the run's configuration as a file: the given keys and those of the layout.
 std::string emitted(const PlannedRun& run, const Cluster& cluster);
 
 }  // namespace trainer::plan

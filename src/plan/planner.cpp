@@ -21,7 +21,7 @@ namespace {
 
 using config::Config;
 
-/// Runs work(i) for i below n on some threads. The first exception ends it.
+/// Runs work(i) for i < n on several threads. The first exception ends it.
 void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
@@ -45,11 +45,11 @@ void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
   if (problem != nullptr) std::rethrow_exception(problem);
 }
 
-/// Estimates err alike within a family: a strategy with one number of replicas.
+/// A strategy with one number of replicas. Estimates have similar errors within a family.
 using Family = std::pair<std::string, int64_t>;
 Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
 
-/// Takes about so many of the first, and some of every family.
+/// Takes about `most` of the first runs, and some of every family.
 std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
   constexpr size_t kEach = 2;
   std::vector<PlannedRun> chosen, left;
@@ -64,12 +64,12 @@ std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
   return chosen;
 }
 
-/// Takes at most so many that may be faster than the best priced one: those of which the additive model says so, if it
-/// errs by no more than it did for the family's others.
+/// Takes at most `most` runs that may be faster than the best priced one, assuming that the additive model errs by no
+/// more than it did for other runs of the family.
 std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
                                        size_t most) {
   double best = std::numeric_limits<double>::infinity();
-  std::map<Family, double> least_ratio;  // priced over estimated
+  std::map<Family, double> least_ratio;  // priced time / estimate
   for (const PlannedRun& run : priced) {
     best = std::min(best, run.time.total());
     const double ratio = run.time.total() / run.estimate;
@@ -101,7 +101,7 @@ class Planning {
   Plan run() {
     std::vector<PlannedRun> runs = estimate_all();
     plan_.enumerated = static_cast<int64_t>(runs.size());
-    // The best of all, and some of every family, are priced; more of them as long as nothing fits, or one of them may
+    // The best of all, and some of every family, are priced; then more, as long as nothing fits or one of the rest may
     // be the fastest.
     std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
     for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {
@@ -120,12 +120,12 @@ class Planning {
  private:
   static constexpr int kMostRounds = 6;
 
-  /// Returns all layouts with their estimates; those whose state alone is too large come last.
+  /// Returns all layouts with their estimates; those whose state by itself is too large come last.
   std::vector<PlannedRun> estimate_all() {
     std::string broken;
     const std::vector<Config> all = config::enumerate_layouts(request_.config, request_.devices, broken);
     std::vector<PlannedRun> runs;
-    std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate of each number of replicas and micro-batch
+    std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate by number of replicas and micro-batch
     std::vector<const Config*> to_search;
     for (const Config& config : all) {
       if (config::wants_tags(config)) {
@@ -138,7 +138,8 @@ class Planning {
       best = std::min(best, run.estimate);
       runs.push_back(std::move(run));
     }
-    // Tags are searched where the named strategies are fast, and most widely where they are fastest.
+    // Sharding specs are searched for the replicas and micro-batches with which the named strategies are fast, and most
+    // widely for the fastest.
     constexpr size_t kSearched = 6, kWidely = 6;
     std::ranges::stable_sort(to_search, {}, [&](const Config* config) {
       const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});
@@ -172,10 +173,10 @@ class Planning {
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
   }
 
-  /// Prices what else the fastest layouts of each strategy can be (config::variants).
+  /// Prices variants of the fastest layouts of each strategy (config::variants).
   void vary() {
     constexpr size_t kVaried = 4;
-    constexpr double kGain = 1.5;  // the most that a variant is hoped to gain
+    constexpr double kGain = 1.5;  // the largest speedup that a variant is expected to give
     std::map<std::string, size_t> of_strategy;
     std::vector<PlannedRun> variants;
     for (const PlannedRun& run : plan_.runs) {
@@ -192,14 +193,14 @@ class Planning {
     add(std::move(variants));
   }
 
-  /// Returns a priced layout with its offload as the request has it.
+  /// Returns a priced layout with the offload settings of the request.
   Config reopened(Config config) const {
     config.offload = request_.config.offload;
     return config;
   }
 
-  /// The fastest layout, as tables, moves on to its neighbours as long as one is faster: the additive model proposes
-  /// them, the price decides.
+  /// Moves from the fastest layout, as a sharding spec, to its neighbours as long as one of them is faster. The
+  /// additive model proposes neighbours; their priced times decide.
   void refine_tags() {
     for (int round = 0; round < kMostRounds && !plan_.runs.empty(); ++round) {
       Config fastest = reopened(plan_.runs.front().config);
@@ -215,7 +216,8 @@ class Planning {
     }
   }
 
-  /// Drops layouts that differ from a faster one in their tags alone: lists show axes, and would be full of them.
+  /// Drops layouts that differ from a faster one only in their sharding spec: lists show only axes, so such layouts
+  /// would look the same.
   void keep_fastest_tags() {
     std::set<std::string> shown;
     std::erase_if(plan_.runs, [&](const PlannedRun& run) {

@@ -86,7 +86,7 @@ class Timeline {
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();
     if (!time.measured) time_->unmeasured += time.total();
-    // Exchanges of scalars have a channel of their own, also where all other operations share one.
+    // Exchanges of scalars have a channel of their own, even if all other operations share one.
     const uint64_t channel = cluster_.lanes == 1 && !control ? 0 : uint64_t{axes} << 8 | event.lane;
     channels_[channel].push_back(std::move(transfer));
   }
@@ -106,7 +106,7 @@ class Timeline {
     while (pending()) time_->comm[axis].exposed += advance(none);
   }
 
-  /// Advances to the next end of anything, of the compute that is `left` too if there is any. Returns the seconds.
+  /// Advances to the next end of an operation, or of the compute that is `left` if there is any. Returns the seconds.
   double advance(double& left) {
     int sharing[2] = {0, 0};
     double slowdown = 0, next = std::numeric_limits<double>::infinity();
@@ -166,7 +166,7 @@ double added_beside(const Link& link, double communication, double compute) {
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes) {
   GroupShape shape{.ranks = mesh.group_size(axes), .per_node = 1};
   if (shape.ranks == 1) return shape;
-  // Groups are regular: the first rank's node has as many of its group as any other node has of theirs.
+  // Groups are regular: each has as many ranks on every node it uses as the first rank's group has on the first node.
   shape.per_node = 0;
   for (const int rank : mesh.members(0, axes)) shape.per_node += rank < cluster.devices_per_node;
   return shape;

@@ -1,12 +1,12 @@
 #pragma once
-// The time of a step on a cluster: its program is simulated on a virtual clock.
+// The time of a step on a cluster: its program is simulated with a virtual clock.
 //
 // One rank represents all: they run the same program in lockstep. Operators run one after the other. A collective
 // overlaps with them from its start, in the order of its channel: one per set of axes and lane, or a single one if the
-// transport has one lane, in addition to that of scalars. Those that use the same link at once share its rate. Waiting
-// for one that has not ended is exposed communication. During communication compute is slower by Link::slowdown, and
-// during compute communication is slower by Link::progress. So a step overlaps as much as the trainer's schedule does,
-// and no more.
+// transport has one lane, in addition to the channel of scalars. Collectives that use a link at the same time share its
+// rate. Waiting for a collective that has not ended is exposed communication. During communication compute is slower by
+// Link::slowdown, and during compute communication is slower by Link::progress. So a step overlaps as much as the
+// trainer's schedule does, and no more.
 #include <map>
 #include <string>
 
@@ -18,10 +18,10 @@ namespace trainer::plan {
 /// Seconds of a step, and where they go: the parts add up to the total.
 struct StepTime {
   double products = 0, attention = 0, operators = 0, recompute = 0, optimizer = 0;
-  double offload = 0;  // the update, where the optimizer's state is on the host
+  double offload = 0;  // the update, if the optimizer's state is on the host
   double slowed = 0;   // by concurrent communication
   struct Comm {
-    double busy = 0, exposed = 0;  // seconds on the wire; seconds that nothing hid
+    double busy = 0, exposed = 0;  // seconds on the wire; seconds not overlapped with compute
   };
   std::map<std::string, Comm> comm;  // by axis
   /// Seconds of busy communication, and of GEMMs, that did not come from a measured table.
@@ -31,7 +31,7 @@ struct StepTime {
   double compute() const { return products + attention + operators + recompute; }
   double total() const { return compute() + optimizer + offload + slowed + exposed(); }
 };
-/// Seconds of compute and updates: with exposed communication they add up to the total.
+/// Seconds of compute and updates; with exposed communication they add up to the total.
 struct StepPart {
   const char* name;
   double StepTime::*seconds;
@@ -50,8 +50,8 @@ StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
 /// node.
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes);
 
-/// Returns the seconds that an operation, which takes `communication` on its own, adds to `compute` that begins with
-/// it.
+/// Returns the seconds that an operation, which takes `communication` on its own, adds to `compute` that starts at the
+/// same time.
 double added_beside(const Link& link, double communication, double compute);
 
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute);

@@ -16,14 +16,14 @@ namespace {
 using config::Config;
 using config::Recompute;
 
-constexpr double kGpuMemoryShare = 0.92;  // the rest is the context and what libraries take
-constexpr int64_t kFewLayers = 3;         // so deep models tell what a layer adds
+constexpr double kGpuMemoryShare = 0.92;  // the rest is used by the context and by libraries
+constexpr int64_t kFewLayers = 3;         // layers of the deeper recorded model; the other has one fewer
 
-/// Returns a machine that stands for one rank of the cluster in dry runs.
+/// Returns a machine that represents one rank of the cluster in dry runs.
 Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks) {
   Machine machine;
   machine.threads = 1;
-  // Products of a GPU do not read packed copies of weights, and neither do those of AVX2.
+  // GEMMs on a GPU do not read packed weights, and neither do the AVX2 kernels.
   machine.isa = cluster.cpu && cluster.measured ? device::detect_isa() : device::Isa::avx2;
   machine.compute = compute;
   machine.compute_reason = "the planner";
@@ -40,13 +40,13 @@ bool has_equal_layers(const Config& config) {
          config.offload.resident == 0;
 }
 
-/// Says whether a run fits into its device, and what it keeps on the host into that.
+/// Returns true if a run fits on its device, and its host data fits on the host.
 bool fits(const RunPlan& plan, const Cluster& cluster, int64_t limit) {
   const auto on_host = static_cast<double>(memory_of(plan).host);
   return plan.total <= limit && (cluster.cpu || !cluster.host.known() || on_host <= cluster.host.memory_bytes);
 }
 
-/// Adds factor times what b has more than a.
+/// Returns a + factor · (b − a).
 int64_t on_line(int64_t a, int64_t b, int64_t factor) { return a + factor * (b - a); }
 template <typename Map>
 Map on_line(const Map& a, const Map& b, int64_t factor) {
@@ -150,7 +150,7 @@ void Pricer::price(PlannedRun& run) const {
   const auto record = [&](int64_t layers) {
     Config config = run.config;
     config.model.n_layer = layers;
-    config.train.sample_interval = 0;  // samples take next to no memory, but their plan takes time
+    config.train.sample_interval = 0;  // samples take almost no memory, but planning them takes time
     if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
     return record_step(config, vocab_, machine_);
   };
@@ -189,7 +189,7 @@ void Pricer::price_choices(PlannedRun& run) const {
   std::optional<PlannedRun> fastest, smallest;
   double least = 0;  // estimate of the first that fits
   for (const Choice& choice : run.choices) {
-    // Where all fits on the device, saving more memory is never faster.
+    // If everything fits on the device, saving more memory is never faster.
     const bool saves_more = fastest && !fastest->plan.offload &&
                             (choice.recompute > fastest->config.train.recompute || choice.offload != kOnDevice);
     if (fastest && (saves_more || choice.seconds > kEqual * least)) continue;

@@ -1,5 +1,5 @@
 #pragma once
-// Pricing: the time and memory of one layout of a run, by its own program (plan/program.h, plan/price.h).
+// Pricing: the time and memory of one layout of a run, from its own program (plan/program.h, plan/price.h).
 #include <string>
 #include <vector>
 
@@ -10,8 +10,9 @@
 
 namespace trainer::plan {
 
-/// What a layout leaves open: how much is recomputed, whether replicas split the optimizer's state (ZeRO-1), and where
-/// that state is; with seconds of a step and bytes of a rank, by the additive model.
+/// The choices that a layout leaves open: how much is recomputed, whether replicas split the optimizer's state
+/// (ZeRO-1), and where that state is. With the additive model's seconds per step and bytes
+/// per rank.
 struct Choice {
   config::Recompute recompute = config::Recompute::none;
   int64_t zero_stage = 0;
@@ -36,10 +37,10 @@ struct PlannedRun {
 
 /// Returns the run of a configuration, to be priced; keys of other strategies are dropped.
 PlannedRun planned(config::Config config);
-/// Returns the same text for layouts that are equal by whatever strategy and axes: its tables with adjacent axes merged
-/// where they cut the same, data, micro-batch and what is kept gathered.
+/// Returns the same text for layouts that are equal, whatever their strategy and axes: the sharding spec, with adjacent
+/// axes merged if they split the same dimensions, data, micro-batch, and the matrices that stay gathered.
 std::string identity(config::Config config);
-/// Returns what other strategies call this layout: "axonn-4d grid 4 x 1 x 1".
+/// Returns the names of this layout in other strategies: "axonn-4d grid 4 x 1 x 1".
 std::vector<std::string> other_names(const config::Config& config);
 /// Returns the type that a run would compute in on this cluster.
 DType choose_compute(const config::Config& config, const Cluster& cluster);
@@ -47,21 +48,22 @@ DType choose_compute(const config::Config& config, const Cluster& cluster);
 /// Pricer records and prices runs of one model on one cluster. Threads may share it.
 class Pricer {
  public:
-  /// `config` says in which type to compute, and how much memory a rank may take. The cluster outlives it.
+  /// `config` sets the compute type and the memory limit of a rank. The cluster outlives it.
   Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks);
 
-  /// Fills in time, memory and bytes of run.config, whose layout is legal. Of a deep model of equal layers two shallow
-  /// ones are recorded: every further layer adds the same.
+  /// Fills in time, memory and bytes of run.config, whose layout must be legal. For a deep model of equal layers, two
+  /// shallow models are recorded instead: every further layer adds the same.
   void price(PlannedRun& run) const;
-  /// Prices the choices of a run, in their order, and keeps the fastest that fits; where none does, the smallest.
+  /// Prices the choices of a run in order and keeps the fastest that fits, or the smallest if none does.
   void price_choices(PlannedRun& run) const;
 
   DType compute() const { return machine_.compute; }
-  /// bytes of a rank
+  /// Returns the memory limit in bytes per rank.
   double memory_limit() const { return static_cast<double>(machine_.memory_limit); }
 
  private:
-  /// Prices an interleaved update in the share that takes least time, and with as much of the state resident as fits.
+  /// Prices an interleaved update with the device share that takes the least time, and with as much of the state
+  /// resident as fits.
   void price_interleaved(PlannedRun& run) const;
 
   const Cluster& cluster_;

@@ -1,7 +1,7 @@
 #pragma once
-// StepProgram: the operations of one rank in a step, in order: operators, collectives when they start and when they are
-// waited for. The trainer's own code says it, in a dry pass. So order, overlap, FLOPs and bytes are those of the real
-// run, whatever the strategy.
+// StepProgram: the operations of one rank in a step, in order: operators, the start of collectives, and the waits for
+// them. The trainer's own code records it in a dry pass. So order, overlap, FLOPs and bytes are those of the real run,
+// whatever the strategy.
 #include <vector>
 
 #include "mesh/mesh_shape.h"
@@ -37,12 +37,12 @@ class ProgramRecorder final : public Recorder {
 /// The micro-steps of a step: the first, those in between, and the last with the update.
 struct StepProgram {
   mesh::MeshShape mesh;
-  Program first, middle, last;  // without accumulation only the last
+  Program first, middle, last;  // without gradient accumulation: only the last
   int64_t accumulation = 1;
   RunPlan plan;  // memory and bytes of the same run
 };
 
-/// Records the program of a training run. config resolved for machine.ranks ranks.
+/// Records the program of a training run. `config` must be resolved for machine.ranks ranks.
 StepProgram record_step(const config::Config& config, int64_t vocab, const Machine& machine);
 
 }  // namespace trainer::plan

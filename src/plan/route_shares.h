@@ -8,22 +8,23 @@
 
 namespace trainer::plan {
 
-/// Where a matrix is: axes that cut its rows, that cut its columns, and along which ranks hold partial sums.
+/// The placement of a matrix: the axes that split its rows, those that split its columns, and those along which ranks
+/// hold partial sums.
 struct Placement {
   sharding::AxisSet rows = 0, cols = 0, partial = 0;
   bool operator==(const Placement&) const = default;
 };
 
-/// Returns both as one number: a mesh has at most eight axes.
+/// Returns both placements as one number: a mesh has at most eight axes.
 constexpr uint64_t pair_key(const Placement& a, const Placement& b) {
   uint64_t key = 0;
   for (const sharding::AxisSet set : {a.rows, a.cols, a.partial, b.rows, b.cols, b.partial}) key = key << 8 | set;
   return key;
 }
 
-/// RouteShares: the share of a tensor's elements that each collective of a redistribution sends. The steps of a move
-/// are those of the shortest route over axes of two ranks; they depend on nothing else, so all layouts of a plan use
-/// one cache.
+/// RouteShares: the share of a tensor's elements that each collective of a redistribution sends. The steps of a
+/// redistribution are those of the shortest route over axes of two ranks; they depend on nothing else, so all layouts
+/// of a plan use one cache.
 class RouteShares {
  public:
   struct Leg {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEqual = 1e-12;  // costs that differ by this share are equal
-constexpr int kParts = 256;       // of the memory that may be used
+constexpr int kParts = 256;       // of the memory cap
 constexpr double kExhaustive = 1e6;
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -19,7 +19,7 @@ double cost_of(const SearchProblem::Edge& edge, const SearchProblem& problem, in
   return edge.costs[at(choice_a) * at(problem.choices(edge.b)) + at(choice_b)];
 }
 
-/// Says which of two assignments is better: the cheaper one, of equal ones the lexicographically smaller.
+/// True if the first assignment is better: cheaper or, at equal cost, lexicographically smaller.
 bool is_better(const Assignment& a, const Assignment& b) {
   if (!a.found() || !b.found()) return a.found() && !b.found();
   const double slack = kEqual * std::max(std::abs(a.cost), std::abs(b.cost));
@@ -27,7 +27,7 @@ bool is_better(const Assignment& a, const Assignment& b) {
   return a.choices < b.choices;
 }
 
-/// Moves pairs of variables, as long as that helps and fits.
+/// Changes pairs of variables as long as that lowers the cost and fits.
 Assignment polish(const SearchProblem& problem, Assignment best) {
   for (bool moved = best.found(); moved;) {
     moved = false;
@@ -47,7 +47,7 @@ Assignment polish(const SearchProblem& problem, Assignment best) {
 }
 
 /// Dynamic programming over a chain of variables, from its end. A state is a choice and how many of `steps` equal parts
-/// of the memory above the least are left; 0: memory is ignored. Memory of choices is rounded up to whole parts.
+/// of the memory above the minimum are left; 0: memory is ignored. Memory of choices is rounded up to whole parts.
 Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int steps) {
   const int n = problem.variables();
   std::vector<const SearchProblem::Edge*> links(at(n), nullptr);  // to the variable before, in a chain
@@ -80,8 +80,8 @@ Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int step
         node[at(other)][at(choice)] +=
             edge.a == conditioned ? cost_of(edge, problem, fixed, choice) : cost_of(edge, problem, choice, fixed);
     }
-    std::vector<double> after(width, 0);             // cost of the rest, [choice of the next][parts left]
-    std::vector<std::vector<int>> taken(at(n) + 1);  // the next's choice, [choice][parts left]
+    std::vector<double> after(width, 0);             // cost of the rest, [choice of the next variable][parts left]
+    std::vector<std::vector<int>> taken(at(n) + 1);  // the next variable's choice, [choice][parts left]
     int choices_after = 1;
     for (int i = n - 1; i >= 0; --i) {
       const SearchProblem::Edge* link = i + 1 < n ? links[at(i + 1)] : nullptr;
@@ -151,7 +151,7 @@ Assignment chain_dp(const SearchProblem& problem, int conditioned) { return dp_o
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
   const Assignment free = chain_dp(problem, conditioned);
   if (!free.found() || free.memory <= problem.cap) return free;
-  return polish(problem, dp_over_chain(problem, conditioned, kParts));  // uses the remainder of rounding
+  return polish(problem, dp_over_chain(problem, conditioned, kParts));  // uses memory lost to rounding
 }
 
 Assignment search(const SearchProblem& problem, int conditioned) {

@@ -1,13 +1,13 @@
 #pragma once
-// Search: each variable of a graph takes one of its choices, at the least total cost of nodes and edges. The layouts of
-// a model's layers are such a problem (plan/layer_costs.h): a node is the cost of an operator, an edge the cost of
-// redistributing activations between two neighbours, forward and backward.
+// Search: each variable of a graph takes one of its choices, at the least total cost of nodes and edges. Choosing the
+// layouts of a model's layers is such a problem (plan/layer_costs.h): a node is the cost of an operator, an edge the
+// cost of redistributing activations between two neighbours, forward and backward.
 //
 //   method         work                                    finds
 //   exhaustive     all assignments                         the optimum
-//   chain DP       edges x choices²                        the optimum of chains without a cap of memory; and of a
-//                  x choices of one variable               graph that is chains without this variable
-//   capped DP      as chain DP, 256 times                  the optimum within the cap, with memory in parts of 1/256
+//   chain DP       edges x choices²                        the optimum of chains without a memory cap; and of a
+//                  x choices of one variable               graph that consists of chains without this variable
+//   capped DP      256 times chain DP                      the optimum within the cap, with memory in parts of 1/256
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,7 +22,7 @@ struct SearchProblem {
   };
   std::vector<std::vector<double>> nodes;  // costs by variable and choice; infinity: not allowed
   std::vector<Edge> edges;
-  std::vector<std::vector<double>> memory;  // by variable and choice; empty: nothing is capped
+  std::vector<std::vector<double>> memory;  // by variable and choice; empty: no cap
   double cap = std::numeric_limits<double>::infinity();
 
   int variables() const { return static_cast<int>(nodes.size()); }
@@ -40,13 +40,13 @@ struct Assignment {
 Assignment evaluate(const SearchProblem& problem, std::vector<int> choices);
 /// Returns the cheapest assignment within the cap; of equal ones the lexicographically smallest.
 Assignment exhaustive(const SearchProblem& problem);
-/// Returns the cheapest assignment whatever its memory. Edges that do not lead to `conditioned` (−1: none) connect a
+/// Returns the cheapest assignment, ignoring memory. Edges that do not lead to `conditioned` (−1: none) connect a
 /// variable to the next one (internal error).
 Assignment chain_dp(const SearchProblem& problem, int conditioned = -1);
 /// Returns the cheapest assignment within the cap, up to rounding of memory to 1/256 of the limit.
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned = -1);
 
-/// Exhaustive where there are at most 10⁶ assignments, else chain DP within the cap.
+/// Searches exhaustively if there are at most 10⁶ assignments, else by chain DP within the cap.
 Assignment search(const SearchProblem& problem, int conditioned = -1);
 
 }  // namespace trainer::plan
