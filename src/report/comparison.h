@@ -1,6 +1,6 @@
 #pragma once
 // Runs side by side on one page: overlaid curves, results, and differences between their configurations.
-// Self-contained, as report.html is.
+// Self-contained, like report.html.
 #include <map>
 #include <string>
 #include <vector>
@@ -27,11 +27,11 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs);
 /// Returns the page's text.
 std::string comparison_html(const std::vector<ComparedRun>& runs);
 
-/// Returns the keys whose values are not the same in all runs, with the value in each; "-" where a run has none.
+/// Returns the keys whose values are not the same in all runs, with the value in each; "-" if a run has none.
 page::Grid differing_keys(const std::vector<ComparedRun>& runs);
 
-/// Returns names of rows, the values of each run, and how they relate to those of the first run, aligned for a
-/// terminal.
+/// Returns a table, aligned for a terminal: row names, the values of each run, and their ratios to those of the first
+/// run.
 std::string comparison_text(const std::vector<ComparedRun>& runs);
 
 }  // namespace trainer::report

@@ -28,7 +28,7 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
   std::ifstream in(log_of(run), std::ios::binary);
   if (!in) throw Error(Code::io, format("cannot read {}", log_of(run).string()));
   Row row;
-  Json step;  // of the row
+  Json step;  // the step of the row
   const auto end_row = [&] {
     if (!row.empty()) use(row);
     row.clear();
@@ -76,7 +76,7 @@ std::vector<NamedRun> named_runs(const std::vector<std::string>& folders) {
 }
 
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out) {
-  std::map<std::string, size_t> columns;  // with their places
+  std::map<std::string, size_t> columns;  // column name to position
   for (const NamedRun& run : runs)
     for_each_row(run, [&](const Row& row) {
       for (const auto& [column, value] : row) columns.try_emplace(column, columns.size());

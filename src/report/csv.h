@@ -1,6 +1,6 @@
 #pragma once
-// The steps of runs as a table (CSV as in RFC 4180, but lines end as on Unix), for spreadsheets, pandas and other
-// programs' imports.
+// The steps of runs as a table (CSV as in RFC 4180, but lines end as on Unix), to be imported into spreadsheets, pandas
+// and other programs.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -14,14 +14,14 @@ struct NamedRun {
   std::filesystem::path folder;
 };
 
-/// Returns the runs with a name for each: that of its folder, or the whole path where two have the same. Throws
-/// Code::usage for a folder without metrics.jsonl.
+/// Returns the runs with a name for each: the name of its folder, or the whole path if two folders have the same name.
+/// Throws Code::usage for a folder without metrics.jsonl.
 std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
 
-/// Gives the table to `out`, line by line. A row has run, step and the fields of the step in metrics.jsonl; members of
-/// objects there have names with dots (phase_ms.forward). Columns validation.* have the evaluation after the step.
-/// Values not known are empty, and utilisation is as it was written. Reads each file twice and holds one line of it.
-/// Throws Code::io when a file cannot be read.
+/// Passes the table to `out`, line by line. A row has run, step and the fields of the step in metrics.jsonl; members of
+/// nested objects have dotted names (phase_ms.forward). Columns validation.* have the evaluation after the step.
+/// Unknown values are empty, and utilisation is unchanged from the file. Reads each file twice, and keeps only one line
+/// in memory. Throws Code::io when a file cannot be read.
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out);
 
 }  // namespace trainer::report

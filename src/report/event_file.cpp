@@ -33,7 +33,7 @@ std::string little_endian(T value) {
   return bytes;
 }
 
-/// A message of protocol buffers, field by field.
+/// Encodes a protobuf message field by field.
 class Message {
  public:
   Message& integer(int field, int64_t value) { return key(field, 0).varint(static_cast<uint64_t>(value)); }
@@ -75,8 +75,8 @@ Message event(double wall_time, int64_t step) {
   return message;
 }
 
-/// Returns the name of a new event file. It holds the second in which the file is made, or a later one than others
-/// have.
+/// Returns the name of a new event file. It contains the time of creation in seconds, increased if needed so that it is
+/// later than those of existing files.
 std::string file_name(const std::filesystem::path& folder) {
   int64_t second = std::time(nullptr);
   std::error_code none;
@@ -101,7 +101,7 @@ uint32_t crc32c(std::string_view bytes) {
 }
 
 std::string event_record(std::string_view message) {
-  // Checksums are masked, as a checksum of data that holds checksums is weak.
+  // Checksums are masked, since a checksum of data that contains checksums is weak.
   const auto masked = [](std::string_view bytes) { return little_endian(std::rotr(crc32c(bytes), 15) + 0xA282EAD8u); };
   const std::string length = little_endian(static_cast<uint64_t>(message.size()));
   return length + masked(length) + std::string(message) + masked(message);

@@ -1,7 +1,7 @@
 #pragma once
-// TensorBoard's event files: records (TFRecord) of messages (protocol buffers). Only the records of a training run are
-// here: scalars, texts and the mark of a restart. Written by hand, since the library of protocol buffers and its
-// compiler would be a large price for four messages.
+// TensorBoard's event files: records (TFRecord) of messages (protocol buffers). Only the records that a training run
+// needs are implemented: scalars, texts and the mark of a restart. They are encoded by hand, since depending on the
+// protobuf library and compiler is not worth it for four messages.
 //
 //   record   length u64 | masked CRC-32C of it u32 | message | masked CRC-32C of the message u32; little-endian
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace trainer::report {
 
-/// CRC-32C (Castagnoli), as RFC 3720 has it.
+/// Returns the CRC-32C (Castagnoli) as defined in RFC 3720.
 uint32_t crc32c(std::string_view bytes);
-/// Returns a message in its frame.
+/// Returns a message framed as a record.
 std::string event_record(std::string_view message);
 
 /// The messages of an event file. `wall_time`: seconds since 1970.
 std::string version_event(double wall_time);
-/// Marks the start or resumption of a run: TensorBoard forgets the data of `step` and later ones.
+/// Marks the start or resumption of a run: TensorBoard discards the data of `step` and of later steps.
 std::string restart_event(double wall_time, int64_t step);
 std::string scalar_event(double wall_time, int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
 /// `text` is Markdown.
@@ -31,8 +31,8 @@ std::string text_event(double wall_time, int64_t step, const std::string& tag, c
 /// An event file that is open for writing.
 class EventFile {
  public:
-  /// Makes a new file in `folder`, whose name sorts behind those there: TensorBoard reads files in that order. Throws
-  /// Code::io naming the file.
+  /// Makes a new file in `folder`, whose name sorts after those of the existing files: TensorBoard reads files in that
+  /// order. Throws Code::io naming the file.
   explicit EventFile(const std::filesystem::path& folder);
 
   void write(std::string_view message) { file_.write(event_record(message)); }

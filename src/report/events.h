@@ -19,16 +19,17 @@ struct OffloadReport {
   std::string device_share;                      // "1/2": streamed, of the elements that are not resident
   int64_t host = 0, streamed = 0, resident = 0;  // parameters by where they were updated
   std::map<std::string, int64_t> bytes;          // between host and device, by kind
-  double exposed_ms = kUnknown;                  // that the step waited for updates
-  std::map<std::string, double> busy_ms;         // of lanes, in the newest update that is done
-  double update_ms = kUnknown;                   // of that update, from the norm until the last weights were new
+  double exposed_ms = kUnknown;                  // time that the step waited for updates
+  std::map<std::string, double> busy_ms;         // by lane, in the newest completed update
+  double update_ms = kUnknown;                   // of that update, from the norm until the last weights were updated
   double emulated_ms = kUnknown;                 // of an update on the emulated device, if there is one
-  double predicted_ms = kUnknown;                // on that device, else here
+  double predicted_ms = kUnknown;                // on the emulated device, else on this one
   // The newest completed update, without an emulated device:
   double parameters_per_s = kUnknown;  // of this rank
   double overlapped = kUnknown;        // share of the lanes' work that no step waited for
-  double memory_share = kUnknown;      // of updates on the host: of the rate measured for its memory
-  // The plan: pieces and their largest, how many stay on the device, slots for others, and the kind of host memory.
+  double memory_share = kUnknown;      // of updates on the host, as a share of the measured memory bandwidth
+  // The plan: the number of subgroups and the largest, how many stay on the device, slots for the others, and the kind
+  // of host memory.
   int64_t subgroups = 0, largest_subgroup = 0, resident_subgroups = 0, slots = 0;
   std::string host_memory;
 };
@@ -39,25 +40,25 @@ struct StepReport {
   double loss = kUnknown;  // mean over the step's tokens, before its update
   double lr = kUnknown, grad_norm = kUnknown;
   bool skipped = false;    // not finite: no update
-  std::string bad_tensor;  // of a skipped step: the first tensor that was not finite
+  std::string bad_tensor;  // in a skipped step: the first tensor that was not finite
   double step_ms = kUnknown, tokens_per_s = kUnknown;
-  double tflops_per_device = kUnknown;  // model FLOPs, full attention count
+  double tflops_per_device = kUnknown;  // model FLOPs, counting full attention
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
   PhaseMs phase_ms;
-  CommBytes comm_bytes;                                 // of this step
-  WaitMs comm_wait_ms;                                  // of this rank, by axis and operation: comm_exposed in parts
-  BytesByCategory memory_bytes;                         // peaks so far
-  int64_t data_position = 0;                            // samples seen
-  double epoch = kUnknown;                              // samples seen over the windows of the training data
-  std::optional<OffloadReport> offload = {};            // none: the optimizer's state is on the device
-  std::optional<device::PowerMeter::Reading> gpu = {};  // of the first rank's, at most a second old; none: not known
+  CommBytes comm_bytes;                       // of this step
+  WaitMs comm_wait_ms;                        // of this rank, by axis and operation: the parts of comm_exposed
+  BytesByCategory memory_bytes;               // peaks so far
+  int64_t data_position = 0;                  // samples seen
+  double epoch = kUnknown;                    // samples seen / windows of the training data
+  std::optional<OffloadReport> offload = {};  // empty: the optimizer's state is on the device
+  std::optional<device::PowerMeter::Reading> gpu = {};  // of rank 0's GPU, at most one second old; empty: not known
 };
 
 struct EvalReport {
   int64_t step = 0;  // after this step's update
   double loss = kUnknown, perplexity = kUnknown;
-  std::optional<double> bits_per_byte = {};  // none without a tokenizer
+  std::optional<double> bits_per_byte = {};  // empty without a tokenizer
   int64_t tokens = 0;                        // predicted
 };
 
@@ -66,7 +67,7 @@ struct CheckpointReport {
   std::string path;
   int64_t bytes = 0;
   double seconds = kUnknown;       // from the step's end until it was complete
-  double wait_seconds = kUnknown;  // of them, that training waited
+  double wait_seconds = kUnknown;  // the part of it that training waited for
   bool best = false;               // lowest validation loss so far
 };
 
@@ -75,8 +76,8 @@ struct WarningReport {
   std::string message;
 };
 
-/// Predicted or measured: one step's time and how much of it waits for other ranks, memory of the process (of all its
-/// ranks where they are threads), bytes over all steps of the run.
+/// Predicted or measured values: the time of a step and its exposed communication time, the memory of the process (of
+/// all its ranks if ranks are threads), and the bytes of all steps of the run.
 struct Estimate {
   double step_ms = kUnknown, wait_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
@@ -87,14 +88,14 @@ struct Environment {
   std::string version, commit;
   std::string device;        // "cpu"
   std::string isa;           // instruction set of the kernels in use
-  std::string product_path;  // the GEMM kernels, and their type
+  std::string product_path;  // the GEMM kernels and their data type
   int ranks = 1, threads = 0;
 };
 
 /// Everything known before the first step.
 struct StartReport {
-  int64_t step = 0;           // completed steps: above 0 after a resume
-  int64_t data_position = 0;  // samples that they saw
+  int64_t step = 0;           // completed steps: above 0 if resumed
+  int64_t data_position = 0;  // samples seen in those steps
   std::string name, time;     // time: UTC, ISO 8601 (utc_now())
   config::Model model;        // values in force
   std::string arch, compute;
@@ -103,7 +104,7 @@ struct StartReport {
   int64_t total_steps = 0;
   int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
-  int64_t windows = 0;                                                             // of training: those of one epoch
+  int64_t windows = 0;                                                             // training windows in one epoch
   double unigram_entropy = kUnknown;                                               // data::unigram_entropy()
   config::FlopsPerToken flops;
   setup::PeakReport peak;  // so far
@@ -115,7 +116,7 @@ struct StartReport {
 struct EndReport {
   int64_t step = 0, tokens = 0;
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
-  double wall_s = kUnknown;  // of this process, since its machine, model and weights were ready
+  double wall_s = kUnknown;  // of this process, from when machine, model and weights were ready
   Estimate predicted, measured;
   setup::PeakReport peak;  // the best peak that this process found
 };

@@ -1,6 +1,6 @@
 #pragma once
 // Events of metrics.jsonl as JSON values and back. fields() names each field of a struct once, in the order of its
-// keys; a Writer and a Reader visit them. Values that are not variables (constants, derived numbers) are only written.
+// keys; a Writer and a Reader visit them. Constants and derived numbers are only written.
 #include <cmath>
 #include <concepts>
 #include <functional>
@@ -12,13 +12,14 @@ namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
 
-/// Returns one line of text. Doubles survive a round trip, NaN and infinity are null, bad UTF-8 is replaced.
+/// Returns the value as one line of text. Doubles survive a round trip, NaN and infinity are null, bad UTF-8 is
+/// replaced.
 std::string to_line(const Json& value, int indent = -1);
 
-/// Returns a value as people read it: a string without quotes, nothing for null.
+/// Returns a value for display: a string without quotes, an empty text for null.
 std::string to_text(const Json& value);
 
-/// Calls use(name, value) for each value in an object and in the objects within it, which prefix its name: "a.b" for a
+/// Calls use(name, value) for each value in an object and in nested objects, whose names are prefixed: "a.b" for a
 /// `separator` of '.'.
 void flatten(const Json& object, const std::string& prefix, char separator,
              const std::function<void(const std::string& name, const Json& value)>& use);
@@ -26,7 +27,7 @@ void flatten(const Json& object, const std::string& prefix, char separator,
 /// Returns the config as a JSON object, so that readers of the log need no TOML. Text that is not TOML stays text.
 Json config_json(const std::string& toml_text);
 
-/// Returns measured over predicted values, of memory, a step's time, and the bytes of each operation along each axis.
+/// Returns the ratios of measured to predicted memory, step time, and bytes of each operation along each axis.
 Json ratios(const Estimate& measured, const Estimate& predicted);
 
 template <typename T>
@@ -116,7 +117,7 @@ T from_json(const Json& object) {
   return value;
 }
 
-/// A struct as the visitor V sees it: a Writer changes nothing.
+/// The type of a struct for the visitor V: const for a Writer.
 template <typename V, typename T>
 using In = std::conditional_t<V::kReads, T, const T>;
 
@@ -145,7 +146,7 @@ void fields(V& v, In<V, setup::PeakReport>& p) {
   if (V::kReads || !p.raised_by.empty()) v("raised_by", p.raised_by);
 }
 
-/// The peak of a start or end event. Versions that measured once wrote two numbers.
+/// The peak of a start or end event. Older versions, which measured only once, wrote two numbers.
 template <typename V>
 void peak_field(V& v, In<V, setup::PeakReport>& peak) {
   v("peak", peak);

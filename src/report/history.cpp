@@ -28,7 +28,7 @@ struct Process {
   std::string setup;
 };
 
-/// Returns the facts of a start event that speed and memory depend on, for comparison with a different start.
+/// Returns the facts of a start event on which speed and memory depend, to be compared with those of other starts.
 std::string setup_of(const Json& start) {
   Json setup;
   const auto take = [&setup](const Json& object, std::initializer_list<const char*> keys) {
@@ -51,9 +51,9 @@ void settle(History& history, Process& process) {
     const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
     peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
   }
-  if (!(peak.flops > 0)) return;  // no start in the log: steps stay as they were written
+  if (!(peak.flops > 0)) return;  // no start in the log: steps are unchanged
   for (StepReport& step : steps) {
-    // Multiplication comes before division, so that the step that raised the peak has a share of exactly 1.
+    // Multiplies before dividing, so that the step that raised the peak has a share of exactly 1.
     for (double* share : {&step.mfu, &step.mfu_causal, &step.hfu})
       *share = *share * (step.peak_tflops * 1e12) / peak.flops;
     step.peak_tflops = peak.flops / 1e12;

@@ -42,7 +42,7 @@ std::string tiles(const Summary& summary) {
   out += tile("Training loss", loss_number(summary.last_loss), format("from {}", loss_number(summary.first_loss)));
   out += tile("Throughput", format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
-    const bool full = summary.mfu <= 1;  // it exceeds 1 at very long contexts: the table has both
+    const bool full = summary.mfu <= 1;  // mfu exceeds 1 at very long contexts; the table has both
     out += tile(full ? "Utilisation" : "Utilisation, causal", format_percent(full ? summary.mfu : summary.mfu_causal),
                 format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
   }
@@ -65,7 +65,7 @@ std::vector<svg::Point> curve(const History& history, double StepReport::*member
   return points;
 }
 
-/// Adds the curve itself, and its average over it when the curve is long enough.
+/// Adds the curve and, if it is long enough, its moving average on top.
 void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vector<svg::Point>& points) {
   if (points.size() >= svg::kSmoothedFrom)
     chart.series.push_back({name + ", each step", points, 0, svg::Series::Style::faint});
@@ -104,7 +104,7 @@ std::string rate_chart(const History& history) {
 std::string norm_chart(const History& history) {
   svg::LineChart chart = small_chart("norm", "Gradient norm, before clipping");
   chart.series.push_back({"", curve(history, &StepReport::grad_norm), 3});
-  // A logarithmic axis keeps one spike from flattening everything else.
+  // On a logarithmic axis, a single spike does not flatten the rest of the curve.
   const double middle = median_of(history.steps, &StepReport::grad_norm);
   double largest = 0;
   for (const StepReport& step : history.steps)
@@ -230,7 +230,7 @@ std::string read_text(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// Returns an evaluation, or null, as it is in the report.
+/// Returns an evaluation as it appears in the report, or null.
 Json eval_json(const std::optional<EvalReport>& eval) {
   if (!eval) return nullptr;
   Json json = to_json(*eval);
@@ -300,7 +300,7 @@ std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t l
   try {
     for (const Json& json : report.at("samples"))
       if (Sample sample = from_json<Sample>(json); sample.step <= last_step) samples.push_back(std::move(sample));
-  } catch (const Json::exception&) {  // no report, or one of another version: no samples
+  } catch (const Json::exception&) {  // no report, or one from a different version: no samples
     samples.clear();
   }
   return samples;

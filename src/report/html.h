@@ -1,6 +1,6 @@
 #pragma once
-// The report of a run: report.json for programs, report.html for people. The page is one file without scripts or links
-// to outside, well-formed as HTML and as XML, and follows the reader's light or dark theme.
+// The report of a run: report.json for programs, report.html for people. The page is one file without scripts or
+// external links, well-formed as HTML and as XML, and follows the reader's light or dark theme.
 #include <filesystem>
 #include <string>
 
@@ -13,11 +13,11 @@ namespace trainer::report {
 std::string report_html(const Summary& summary, const History& history, const std::string& config_toml);
 std::string report_json(const Summary& summary, const History& history);
 
-/// Writes RUN_DIR/report.json and report.html, each replaced whole; the config is RUN_DIR/config.toml where it exists.
-/// Throws Code::io naming the file; a training run turns that into a warning.
+/// Writes RUN_DIR/report.json and report.html, each replaced atomically; the config is RUN_DIR/config.toml if it
+/// exists. Throws Code::io naming the file; a training run turns that into a warning.
 void write_report(const std::filesystem::path& run_dir, const Summary& summary, const History& history);
 
-/// Returns the texts kept in RUN_DIR/report.json; empty when there is none. A resumed run starts from them, cut at
+/// Returns the samples stored in RUN_DIR/report.json; empty if there are none. A resumed run starts from them, up to
 /// `last_step`.
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step);
 

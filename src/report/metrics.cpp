@@ -14,7 +14,7 @@
 namespace trainer::report {
 namespace {
 
-/// Calls act(line, whether it ended with a newline) for each line. Throws Code::io with the reason.
+/// Calls act(line, ended) for each line; `ended`: the line has a newline. Throws Code::io with the reason.
 void for_each_line(const std::filesystem::path& file, const std::function<void(const std::string&, bool)>& act) {
   errno = 0;
   std::ifstream in(file, std::ios::binary);
@@ -23,7 +23,7 @@ void for_each_line(const std::filesystem::path& file, const std::function<void(c
     throw Error(Code::io, format("cannot read {}: {}; check run.dir", file.string(), system_reason(errno)));
 }
 
-/// Returns the step of an event; nothing when the line is not a JSON object. Events without a step belong to the start.
+/// Returns the step of an event; empty if the line is not a JSON object. Events without a step belong to the start.
 std::optional<int64_t> step_of(const std::string& line) {
   const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object()) return std::nullopt;
@@ -41,8 +41,8 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     const auto at = step_of(line);
     return ended && at && *at <= step;
   };
-  int64_t kept = 0, size = 0;     // bytes: of the leading lines that stay; of all lines
-  bool only_the_end_goes = true;  // no line that stays follows one that goes
+  int64_t kept = 0, size = 0;     // bytes of the leading lines that stay, and of all lines
+  bool only_the_end_goes = true;  // no removed line is followed by one that stays
   for_each_line(file, [&](const std::string& line, bool ended) {
     const bool follows = kept == size;
     size += static_cast<int64_t>(line.size()) + ended;

@@ -1,5 +1,5 @@
 #pragma once
-// metrics.jsonl: one JSON object a line, in the order things happened. See events.h for the events.
+// metrics.jsonl: one JSON object per line, in chronological order. See events.h for the events.
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 
@@ -15,8 +15,8 @@ class MetricsLog : public RecordFile {
 };
 
 /// Truncates a log to a resumed step. Removes the events of later steps and lines that are not JSON objects; keeps the
-/// rest unchanged. A missing file is fine. The file is truncated in place when only its end goes, and replaced whole
-/// otherwise. Throws Code::io.
+/// rest unchanged. Does nothing if the file is missing. The file is truncated in place if only its end is removed, and
+/// replaced atomically otherwise. Throws Code::io.
 void truncate_after_step(const std::filesystem::path& file, int64_t step);
 
 }  // namespace trainer::report

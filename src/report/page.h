@@ -1,6 +1,6 @@
 #pragma once
-// Parts that the pages of reports share: their begin and end, sections, tables. Pages are well-formed as HTML and as
-// XML. All texts are escaped here, but for those called `html`.
+// Parts that the pages of reports share: their beginning and end, sections, tables. Pages are well-formed as HTML and
+// as XML. All texts are escaped here, except those called `html`.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -12,31 +12,31 @@ namespace trainer::report::page {
 std::string begin(const std::string& title, const std::string& heading, const std::string& below);
 std::string end(const std::string& footer = "");
 
-/// Returns a section around the content; nothing around nothing.
+/// Returns a section around the content; empty if the content is empty.
 std::string section(const std::string& html);
-/// Returns sections side by side where there is room.
+/// Returns sections that are placed side by side if there is room.
 std::string side_by_side(const std::vector<std::string>& sections_html);
 
-/// Returns "1.50 MiB", or "-" where the number is not known (0).
+/// Returns "1.50 MiB", or "-" if the number is not known (0).
 std::string bytes_text(int64_t bytes);
 
 /// Names and values; values that are empty or "-" are left out.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Facts& facts);
 
-/// A table with a head, the first column of which names the rows. It scrolls on small screens.
+/// A table with a header; its first column has the names of the rows. It scrolls on small screens.
 struct Grid {
   struct Row {
     std::string name;
     std::vector<std::string> cells;
-    bool marked = false;  // stands out
+    bool marked = false;  // highlighted
   };
   std::vector<std::string> head;
   std::vector<Row> rows;
 };
 std::string table(const Grid& grid);
 
-/// Colours of series 0, 1, … with their names.
+/// Returns a legend: the colours of series 0, 1, … and their names.
 std::string legend(const std::vector<std::string>& names);
 
 }  // namespace trainer::report::page

@@ -92,7 +92,7 @@ Progress::~Progress() {
 
 void Progress::step(const StepReport& report) {
   const std::lock_guard lock(mutex_);
-  // Members are assigned one by one: the maps of a report are not shown, and copying them would allocate.
+  // Members are assigned individually: a report's maps are not shown, and copying them would allocate.
   last_.step = report.step;
   last_.epoch = report.epoch;
   last_.loss = report.loss;

@@ -24,17 +24,17 @@ Terminal stderr_terminal();
 /// the members from one.
 class Progress {
  public:
-  /// `completed` steps of `total` are done already; plain lines come every `interval` steps (0: never), and for the
-  /// first and last step.
+  /// `completed` steps of `total` are done already; plain lines are printed every `interval` steps (0: never), and for
+  /// the first and last step.
   Progress(config::ProgressMode mode, int64_t completed, int64_t total, int64_t interval,
            Terminal terminal = stderr_terminal());
-  /// Leaves the last state on the screen and gives the log sink back.
+  /// Leaves the last state on the screen and restores the log sink.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepReport& report);
-  /// A longer activity between steps, "evaluating 3/20"; shown in the redrawn line until the next step.
+  /// Shows a longer activity between steps, such as "evaluating 3/20", in the redrawn line until the next step.
   void status(const std::string& activity);
 
  private:

@@ -15,8 +15,8 @@ using AxisAndOperation = std::pair<std::string, std::string>;
 
 /// The data of one operation along one axis.
 struct Moved {
-  int64_t predicted = 0, sent = 0;  // bytes of the last process that ended in order
-  double wait_ms = 0;               // of the first rank, mean over the steps in the last setup
+  int64_t predicted = 0, sent = 0;  // bytes of the last process that ended normally
+  double wait_ms = 0;               // of rank 0, mean over the steps in the last setup
 };
 
 std::map<AxisAndOperation, Moved> moved_in(const History& history) {
@@ -42,7 +42,7 @@ page::Grid::Row compared(const std::string& name, double predicted, double measu
   return {name, {text(predicted), text(measured), std::isfinite(ratio) ? format("{:.2f}", ratio) : "-"}};
 }
 
-/// Draws exposed and total times of updates over the steps.
+/// Draws exposed and total times of updates against steps.
 std::string update_chart(const History& history) {
   svg::LineChart chart{.id = "updates", .title = "Updates, ms/step", .x_name = "step", .width = 1000, .height = 260};
   chart.from_zero = true;

@@ -7,16 +7,16 @@
 
 namespace trainer::report {
 
-/// Returns sent and predicted bytes by axis and operation, and exposed communication time; nothing on one rank.
+/// Returns sent and predicted bytes by axis and operation, and exposed communication time; empty for one rank.
 std::string communication(const History& history);
 
-/// Returns the predicted and the measured step; nothing without a prediction of its time.
+/// Returns the predicted and the measured step; empty without a prediction of its time.
 std::string prediction(const Summary& summary);
 
-/// Returns where the optimizer state was updated, with its bytes and times; nothing when it is on the device.
+/// Returns where the optimizer state was updated, with bytes and times; empty if it is on the device.
 std::string optimizer_offload(const History& history);
 
-/// Evaluations, checkpoints, warnings, and where processes began and ended, over the steps.
+/// Returns a time line of evaluations, checkpoints, warnings, and the start and end of processes, against steps.
 std::string time_line(const History& history);
 
 }  // namespace trainer::report

@@ -1,5 +1,6 @@
 #pragma once
-// The look of report.html. Eight colours that people with colour-blindness can tell apart, in a light and a dark tone.
+// The style sheet of report.html. Its eight colours, in a light and a dark variant, are distinguishable for
+// colour-blind readers.
 
 namespace trainer::report {
 

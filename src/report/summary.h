@@ -1,6 +1,6 @@
 #pragma once
-// The end of a run in numbers, for the last lines on stderr and for the report. Computed from the run's history, so
-// that a run folder is enough to compute it again.
+// Summary of a run, for the last lines on stderr and for the report. It is computed from the run's history, so a run
+// folder is enough to compute it again.
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -16,28 +16,28 @@ namespace trainer::report {
 struct Summary {
   StartReport start;
   setup::PeakReport peak;  // the denominator of utilisation: the best peak that the last process found
-  std::string outcome;     // of the last process; "not ended in order" when the log just stops
+  std::string outcome;     // of the last process; "not ended in order" if the log has no end event
   int64_t step = 0, tokens = 0, skipped_steps = 0;
-  double epoch = kUnknown;  // at its end
+  double epoch = kUnknown;  // at the end of the run
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
   std::optional<EvalReport> last_eval, best_eval;
-  int64_t medians_from = 0;    // the first step in the setup of the last process; 0: it made none
-  bool setup_changed = false;  // steps before that ran in another
-  // Medians over the steps in that setup without the first two, which warm up.
+  int64_t medians_from = 0;    // the first step in the setup of the last process; 0: there is none
+  bool setup_changed = false;  // earlier steps ran in a different setup
+  // Medians over the steps in that setup, without the first two, which are warm-up.
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
-  double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // without a profile not known
+  double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // not known without a profile
   PhaseMs phase_ms;                                                   // means over the same steps
-  double mean_step_ms = 0;                            // the mean too: the phases, and the rest of a step
-  double wall_s = kUnknown;                           // over all processes that ended in order
-  int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known
-  std::optional<OffloadReport> offload;               // of the last step; exposed_ms: the median of all
+  double mean_step_ms = 0;                                            // also a mean: the phases and the rest of a step
+  double wall_s = kUnknown;                                           // over all processes that ended normally
+  int64_t predicted_memory = 0, measured_memory = 0;                  // of the process; 0: not known
+  std::optional<OffloadReport> offload;  // of the last step; exposed_ms: the median over all steps
   BytesByCategory memory_by_category;
   std::vector<Sample> samples;
 };
 
-/// Returns the median of the finite values of the items; NaN when there are none. `value`: a member or a function.
+/// Returns the median of the finite values of the items; NaN if there are none. `value`: a member or a function.
 template <typename Items, typename F>
 double median_of(const Items& items, F value) {
   std::vector<double> values;
@@ -46,13 +46,13 @@ double median_of(const Items& items, F value) {
   return values.empty() ? kUnknown : median(std::move(values));
 }
 
-/// `samples` in the order they were drawn. An empty history gives an empty summary.
+/// `samples`: in the order in which they were drawn. An empty history gives an empty summary.
 Summary summarize(const History& history, std::vector<Sample> samples);
 
 /// "median", or "median since step 21, as the steps before ran in another setup".
 std::string median_text(const Summary& summary);
 
-/// "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", with a word on more than 100 %.
+/// "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", with an explanation if it exceeds 100 %.
 std::string utilisation_text(const Summary& summary);
 
 /// "50.0 % updated on the host, 50.0 % streamed, 0 % resident; a step waits …"

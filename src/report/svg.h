@@ -1,6 +1,6 @@
 #pragma once
-// Charts as inline SVG, made here so that a report opens offline without a script. Colours come from the page's style
-// (classes s0, s1, …), so that they follow its light or dark theme. All text is escaped.
+// Charts as inline SVG, generated here so that a report opens offline without scripts. Colours come from the page's
+// style (classes s0, s1, …), so that they follow its light or dark theme. All text is escaped.
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -12,8 +12,8 @@ struct Point {
   double x, y;  // y not finite: a gap
 };
 
-/// Returns at most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in
-/// their order. So no peak is lost. A stretch without a finite value stays a gap.
+/// Returns at most `max_points` (>= 4) of the points: the first, the last, and the lowest and highest of each interval,
+/// in their order. So no peak is lost. An interval without a finite value stays a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
 /// Returns the moving average over a 25th of the points, centred on each (fewer towards the ends), so that it does not
 /// lag; gaps are skipped. A curve of fewer than kSmoothedFrom points stays as it is.
@@ -23,7 +23,7 @@ inline constexpr size_t kSmoothedFrom = 50;
 /// Returns round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.
 std::vector<double> nice_ticks(double low, double high, int wanted);
 
-/// Escapes &, <, > and quotes for HTML and XML. Bytes that are no UTF-8 and control characters become U+FFFD.
+/// Escapes &, <, > and quotes for HTML and XML. Invalid UTF-8 and control characters become U+FFFD.
 std::string escape(std::string_view text);
 
 struct Series {
@@ -46,7 +46,7 @@ struct LineChart {
   int width = 720, height = 300;
   bool from_zero = false;    // the y axis starts at 0
   bool logarithmic = false;  // y; values <= 0 are gaps
-  bool legend = true;        // names of the series next to the title; false: the page has them
+  bool legend = true;        // names of the series next to the title; false: the page has a legend
 };
 /// Draws at most this many points of a series; prints "no data" when no series has a finite point.
 inline constexpr size_t kMostPoints = 1000;
@@ -55,11 +55,11 @@ std::string line_chart(LineChart chart);
 struct Part {
   std::string name;
   double value;
-  std::string text;  // the value for people
+  std::string text;  // the value as displayed
   int colour = 0;
 };
-/// Draws one bar of the parts side by side, with a table of them below; nothing for a zero total. For half the page's
-/// width.
+/// Draws one bar of the parts side by side, with a table of them below; returns an empty text for a zero total. The
+/// drawing takes half the width of the page.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 /// A row of marks on a time line: events at x, with a text for each.
 struct Lane {
@@ -71,11 +71,11 @@ struct Lane {
   std::vector<Mark> marks;
   int colour = 0;
 };
-/// Draws lanes below each other, from x = `from` to `to`; lanes without marks are left out, and a line without any is
-/// not drawn. For the page's width.
+/// Draws lanes below each other, from x = `from` to `to`; lanes without marks are left out, and a time line without any
+/// marks is not drawn. The drawing takes the full width of the page.
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<Lane>& lanes);
-/// Draws a bar for each part. For the page's width.
+/// Draws a bar for each part. The drawing takes the full width of the page.
 std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 
 }  // namespace trainer::report::svg

@@ -10,7 +10,7 @@ class TensorBoardLog {
   /// Makes an event file in RUN_DIR, for a run that has completed `step` steps. Throws Code::io.
   TensorBoardLog(const std::filesystem::path& run_dir, int64_t step);
 
-  /// Numbers that are not known are left out. A loss that is not finite is shown as such.
+  /// Unknown numbers are omitted. A loss that is not finite is shown as such.
   void write(const StartReport& start);
   void write(const StepReport& step);
   void write(const EvalReport& eval);

@@ -15,15 +15,15 @@ using Lane = Span::Lane;
 
 std::string json_string(const std::string& text) { return to_line(Json(text)); }
 
-/// Whole nanoseconds as the microseconds of the format: "12.345".
+/// Returns whole nanoseconds as the format's microseconds: "12.345".
 std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }
 
-/// Tracks gives each lane its tracks, in the order in which a viewer shows them.
+/// Tracks assigns tracks to each lane, in the order in which a viewer shows them.
 class Tracks {
  public:
   explicit Tracks(const TracedRank& rank) : rank_(rank) {}
 
-  /// Returns the track of a span. Call it in the order of begins.
+  /// Returns the track of a span. Call it for spans in the order in which they begin.
   int of(const Span& span) {
     if (span.lane != Lane::axis) return track(name_of(span.lane), static_cast<int>(span.lane));
     std::vector<double>& ends = axes_[span.axes];  // when the last span of each track of this axis ended
@@ -36,7 +36,7 @@ class Tracks {
   }
   /// Returns a track other than the host link's.
   int of(const Track& other) { return track(other.name, static_cast<int>(Lane::host_link)); }
-  /// Returns the events that name process and tracks.
+  /// Returns the events that name the process and its tracks.
   std::vector<std::string> names() const {
     std::vector<std::string> events = {
         format(R"({{"ph":"M","pid":{},"name":"process_name","args":{{"name":{}}}}})", rank_.rank,
@@ -82,7 +82,7 @@ std::string arguments(const Span& span) {
 std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others) {
   std::vector<Span> spans = trace.spans();
   if (spans.empty()) return "";
-  // Sorted by begin; of those that begin together the longest first, which contains the other spans.
+  // Sorted by begin; of spans that begin together, the longest, which contains the others, is first.
   std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
     return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
   });

@@ -1,7 +1,7 @@
 #pragma once
-// A trace as JSON in the Trace Event Format, which Perfetto and Chrome's chrome://tracing open: a process for each
-// rank, a track for each lane. Spans of one track are nested or disjoint; collectives that overlap get further tracks
-// of their axis.
+// A trace as JSON in the Trace Event Format, which Perfetto and Chrome's chrome://tracing open: one process per rank,
+// one track per lane. Spans of one track are nested or disjoint; overlapping collectives get additional tracks of their
+// axis.
 #include <functional>
 #include <span>
 #include <string>
@@ -15,18 +15,18 @@ namespace trainer::report {
 struct TracedRank {
   int rank = 0;
   std::string name;   // "rank 0 on host a"
-  double origin = 0;  // now_seconds() on this rank where the trace begins
+  double origin = 0;  // now_seconds() on this rank when the trace begins
   std::function<std::string(uint32_t axes)> name_of_axes = {};
 };
 
-/// The work of a different thread of the rank, in order.
+/// The work of an additional thread of the rank, in order.
 struct Track {
   std::string name;
   std::vector<Span> spans;
 };
 
-/// Returns the events of one rank, without the list around them; empty when it has no spans. Times are whole
-/// nanoseconds since the origin, so that rounding keeps a span inside its parent.
+/// Returns the events of one rank, without the enclosing list; empty if it has no spans. Times are whole nanoseconds
+/// since the origin, so that rounding keeps a span inside its parent.
 std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others = {});
 
 /// Text before and after the events of all ranks, which are separated by ",\n".

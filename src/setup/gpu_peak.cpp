@@ -10,7 +10,8 @@
 namespace trainer::setup {
 
 std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
-  // Part holds TFLOP/s in bf16, and in fp32 without TF32. The part of a device is the longest name within the device's.
+  // Part holds TFLOP/s in bf16, and in fp32 without TF32. A device's part is the one with the longest name that the
+  // device's name contains.
   struct Part {
     std::string_view name;
     double bf16, fp32;

@@ -23,8 +23,8 @@ int64_t available_memory() {
   return bytes;
 }
 
-/// Returns the GPU of this rank. Ranks of one host are assigned its devices round-robin, and share them when there are
-/// more ranks.
+/// Returns the GPU of this rank. The ranks of a host are assigned its devices round-robin, and share devices if there
+/// are more ranks than devices.
 std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
   const bool asked = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
@@ -40,8 +40,8 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Returns cuDNN if it computes attention on that GPU; null: the built-in kernels do. `say`: logs the reason for a
-/// default.
+/// Returns cuDNN if it computes attention on that GPU; null: the built-in kernels are used. `say`: logs the reason for
+/// a default.
 std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu,
                                                   bool say) {
   if (wanted == config::AttentionKernels::own) return nullptr;

@@ -16,21 +16,22 @@ struct Machine {
   device::Isa isa = device::Isa::plain;
   DType compute = DType::f32;
   std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
-  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of what the system can give now
+  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of the memory available now
   /// Bytes of the host's memory: this rank's share of what the system can give now; 0: not known.
   int64_t host_limit = 0;
   int ranks = 1, rank = 0;                      // the number of ranks of the run, and this one
   std::optional<device::cuda::Facts> gpu = {};  // empty: the CPU
-  /// The GPU's libraries as this run uses them, in all devices made of the machine.
+  /// The GPU's libraries, shared by all devices made from this machine.
   std::shared_ptr<device::Libraries> libraries = std::make_shared<device::Libraries>();
-  bool nccl = false;  // NCCL carries tensors between the ranks' GPUs
+  bool nccl = false;  // NCCL transfers tensors between the ranks' GPUs
 };
 /// Returns precision.compute; empty if the machine decides.
 std::optional<DType> given_compute(const config::Config& config);
 /// Chooses this rank's device: the GPU with its local index if one is requested and found, else the CPU. Throws
 /// Code::config for a device that is not found, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
-/// Throws Code::plan if ranks would compute in different types, as defaults of different CPUs may be. Collective.
+/// Throws Code::plan if ranks would compute in different types, which can happen when each rank uses its machine's
+/// default. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
 /// Makes the device, or a dry one that represents it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);

@@ -12,7 +12,7 @@ using config::OffloadOptimizer;
 
 std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
 
-/// Host memory other than tensors.
+/// Returns the host memory other than tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
 /// Returns the memory of the planned run, with its parameters distributed as `extents`.
@@ -32,7 +32,7 @@ bool fits(const offload::Footprint& memory, const RunPlan& plan, const Machine& 
   return memory.device <= machine.memory_limit && (machine.host_limit == 0 || host <= machine.host_limit);
 }
 
-/// "fits without offload: yes, 1.2 GiB of 4.0 GiB".
+/// Returns text such as "fits without offload: yes, 1.2 GiB of 4.0 GiB".
 std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   config::Offload none = config.offload;
   none.optimizer = OffloadOptimizer::none;

@@ -97,7 +97,7 @@ PeakTracker make_peak(device::Device& device, DType compute, const config::Confi
     loop->run(rates);
     return {*std::max_element(rates.begin(), rates.end()), "measured", unit};
   }
-  // Ranks with more threads than the host has cores take turns, and a window may fit into one turn.
+  // If ranks have more threads than the host has cores, they take turns, and a window may fit within one turn.
   const double share = std::min(1.0, static_cast<double>(cores) / (local * std::min(cores, device.threads())));
   PeakTracker peak(unit, [loop, share, &world](std::span<double> rates) {
     if (world.size() > 1) world.control().barrier();

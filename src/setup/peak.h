@@ -1,7 +1,7 @@
 #pragma once
-// The peak that utilisation is a share of: the user's, a data sheet's, or measured. A measured one is the best of many
-// short windows, at start-up and between the first steps: other load can only make a window slower. An operator or a
-// step that runs faster raises it.
+// The peak to which utilisation is relative: given by the user, from a data sheet, or measured. A measured one is the
+// best of many short windows, at start-up and between the first steps: other load can only make a window slower. An
+// operator or a step that runs faster raises it.
 #include <functional>
 #include <span>
 #include <string>
@@ -21,7 +21,7 @@ struct PeakReport {
   std::string unit = {};                                    // measured: the unit, "AVX2 fma"
   int64_t windows = 0;                                      // windows of that unit that were measured
   double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
-  std::string raised_by = {};  // what ran faster than every window, "the GEMMs of step 3"; empty: nothing
+  std::string raised_by = {};  // what ran faster than every window: "the GEMMs of step 3"; empty: nothing
 };
 /// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
 std::string to_string(const PeakReport& peak);
@@ -32,7 +32,7 @@ class PeakTracker {
   using Windows = std::function<void(std::span<double> rates)>;
   using Clock = std::function<double()>;
 
-  /// Windows of the measurement at start-up, and of a sample between steps.
+  /// The number of windows measured at start-up, and in a sample between steps.
   static constexpr int kAtStart = 24, kBetweenSteps = 4;
   /// Samples between steps take at most this share of the run, and this many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
@@ -42,20 +42,20 @@ class PeakTracker {
   /// Holds a peak that is not known before the first measure().
   PeakTracker(std::string unit, Windows windows, Clock clock = now_seconds);
 
-  /// Returns the best known so far, with the median and the lowest of the windows.
+  /// Returns the best peak so far, with the median and the lowest of the windows.
   PeakReport report() const;
   double flops() const { return flops_; }
   bool is_measured() const { return origin_ == "measured"; }
 
-  /// Runs windows and returns the seconds they took; does nothing where the peak came by other means. Not counted as a
-  /// sample between steps.
+  /// Runs windows and returns the seconds they took; does nothing if the peak was not measured in windows. Not counted
+  /// as a sample between steps.
   double measure(int count = kAtStart);
   /// True if the run has lasted long enough for another sample.
   bool is_due() const;
   void visit();
 
-  /// Raises a measured peak to `flops`, FLOP/s of one device at which `what` ("its GEMMs") ran, when that is higher.
-  /// Returns a message about it the first time; else empty.
+  /// Raises a measured peak to `flops`, the FLOP/s of one device at which `what` ("its GEMMs") ran, if that is higher.
+  /// Returns a message the first time, else an empty text.
   std::string raise_to_rate(double flops, std::string_view what);
 
  private:
@@ -64,15 +64,15 @@ class PeakTracker {
   Windows windows_;
   Clock clock_;
   double started_ = 0;
-  double visits_seconds_ = 0;   // seconds of all visits
-  double visit_seconds_ = 1e9;  // seconds of an undisturbed visit
+  double visits_seconds_ = 0;   // seconds of all samples between steps
+  double visit_seconds_ = 1e9;  // seconds of an undisturbed sample
   std::vector<double> rates_;   // rates of all windows
   bool told_ = false;
 };
 
-/// Finds this device's peak in this compute type, by windows where it is measured on CPUs. All ranks call measure() and
-/// visit() of such a tracker together, and get the same rates, means over the ranks. Collective. Device and world
-/// outlive the tracker.
+/// Finds this device's peak in this compute type; on CPUs it is measured in windows. All ranks must call measure() and
+/// visit() of such a tracker together, and get the same rates, the means over the ranks. Collective. Device and world
+/// must outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
 
 }  // namespace trainer::setup

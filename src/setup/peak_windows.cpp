@@ -19,7 +19,7 @@ PeakUnit peak_unit(device::Isa isa, DType compute) {
     return {"AMX tiles", ops::peak_loops(isa).bf16_tiles, DType::bf16};
   if (compute == DType::bf16 && isa == device::Isa::avx512bf16)
     return {"AVX512-BF16 dot products", ops::peak_loops(isa).bf16_pairs, DType::bf16};
-  // Other types compute in fp32, or in fp64.
+  // Other types are computed in fp32 or fp64.
   const bool wide = isa >= device::Isa::avx512, plain = isa < device::Isa::avx2;
   const ops::PeakTable& table = ops::peak_loops(isa);
   const std::string_view name = wide ? "AVX-512 fma" : plain ? "plain multiply and add" : "AVX2 fma";
@@ -37,7 +37,7 @@ struct PeakWindows::Lane {
 
 namespace {
 
-/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Threads
+/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free CPUs. Threads
 /// beyond the last CPU start at the first again, since ranks may have their own CPUs.
 void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
   const int count = CPU_COUNT(&allowed);
@@ -48,7 +48,7 @@ void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof(one), &one);  // where pinning is forbidden, the window may be slower
+    sched_setaffinity(0, sizeof(one), &one);  // if pinning is forbidden, the window may be slower
     return;
   }
 }
@@ -68,7 +68,7 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
       unit_(peak_unit(device.isa(), compute)),
       first_lane_(local_rank * device.threads()),
       lanes_of_host_(local_size * device.threads()) {
-  // Operands are normal draws, because the clock depends on live data.
+  // Operands are random: the CPU's clock frequency depends on the data, and may be higher for zeros or constants.
   std::vector<double> draws(static_cast<size_t>(ops::kPeakOperandBytes / size_of(unit_.operands)));
   ops::fill_normals(device, philox_key(1, "peak"), 0, static_cast<int64_t>(draws.size() / 4), draws.data());
   for (int thread = 0; thread < device.threads(); ++thread) {
@@ -79,7 +79,8 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
     : unit_.operands == DType::f32 ? store<float>(draws, to)
                                    : store<bf16>(draws, to);
   }
-  // One thread finds the rounds of a window, by the fastest of five: a disturbed one would make all windows too short.
+  // One thread determines the rounds per window from the fastest of five trials: a disturbed trial would make all
+  // windows too short.
   double seconds = 0;
   for (rounds_ = 8; seconds < kSeconds / 8; rounds_ *= 2) {
     seconds = kSeconds;

@@ -1,6 +1,7 @@
 #pragma once
-// The rate that no operator of a CPU can exceed, measured in short windows. Other programs, neighbours on the same
-// hardware and changing clocks only make a window slower. So the peak is the best of many windows, spread over time.
+// The rate that no operator on a CPU can exceed, measured in short windows. Other programs, other virtual machines on
+// the same hardware and changing clocks can only make a window slower. So the peak is the best of many windows, spread
+// over time.
 #include <functional>
 #include <memory>
 #include <span>
@@ -22,21 +23,23 @@ struct PeakUnit {
 /// Returns the unit that GEMMs in this compute type can use on a CPU of this instruction set.
 PeakUnit peak_unit(device::Isa isa, DType compute);
 
-/// PeakWindows runs windows of the peak microbenchmark on all threads of a CPU device at once. It holds operands and
-/// results for each thread, which stay in L1.
+/// PeakWindows runs windows of the peak microbenchmark concurrently on all threads of a CPU device. It holds operands
+/// and results for each thread, which stay in L1.
 class PeakWindows {
  public:
-  static constexpr double kSeconds = 1e-3;  // length of a window, about
+  static constexpr double kSeconds = 1e-3;  // approximate length of a window
 
-  /// Takes some milliseconds to find how often the loop runs in a window. This rank and how many there are on the host,
-  /// each with as many threads. The device outlives this.
+  /// Takes a few milliseconds to find how many rounds of the loop a window has. `local_rank`, `local_size`: this rank's
+  /// index among the ranks on the host, and their number; all have equally many threads. The device must outlive this
+  /// object.
   PeakWindows(device::Device& device, DType compute, int local_rank = 0, int local_size = 1);
   ~PeakWindows();
 
   std::string_view unit() const { return unit_.name; }
-  /// rates ← FLOP/s of consecutive windows: the work of all threads by the time from the first start to the last end.
-  /// Meanwhile threads that fill the CPUs they may use get one CPU each. The system is slow to spread threads that wake
-  /// up only briefly. Ranks that begin together within a millisecond run concurrently.
+  /// rates ← FLOP/s of consecutive windows: the work of all threads divided by the time from the first start to the
+  /// last end. Meanwhile, if the threads occupy all CPUs that they may use, each is pinned to one CPU, since the system
+  /// is slow to spread threads that wake up only briefly. Ranks that begin together within a millisecond run
+  /// concurrently.
   void run(std::span<double> rates);
 
  private:

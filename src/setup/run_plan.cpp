@@ -17,8 +17,8 @@
 namespace trainer::setup {
 namespace {
 
-/// Returns the bytes of a run other than its tensors: tables of runs and of recorded programs, touched stacks, and
-/// those of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed share covers
+/// Returns the bytes of a run other than its tensors: tables of runs and of recorded programs, touched stacks, and the
+/// memory of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed amount covers
 /// logs and the rest.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 224 << 10;
@@ -69,7 +69,7 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
   return {};
 }
 
-/// A configured offload is changed first; else offload is the last resort when smaller micro-steps do not fit.
+/// If offload is configured, it is changed first; else it is the last resort if smaller micro-steps do not fit.
 std::string change_that_fits(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
   const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
   std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";

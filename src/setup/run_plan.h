@@ -1,5 +1,5 @@
 #pragma once
-// The costs of a run: memory, FLOPs and communication, from its own code on a dry device.
+// The costs of a run: memory, FLOPs and communication, obtained by running its own code on a dry device.
 #include <cstdint>
 #include <string>
 
@@ -12,15 +12,15 @@
 
 namespace trainer::setup {
 
-/// The update that a run's offload engine would do.
+/// The update that a run's offload engine would perform.
 struct OffloadWork {
   offload::Plan plan;
-  bool chosen = false;  // the share is left to the rates of the machine
+  bool chosen = false;  // the device share is chosen by the rates of the machine
   std::vector<offload::Subgroup> subgroups;
   offload::Sizes sizes;
 };
 
-/// The category of the copy that background saves write (checkpoint.async), where it fits.
+/// The category of the copy that background saves write (checkpoint.async), if it fits.
 inline constexpr const char* kSnapshotMemory = "host_snapshot";
 
 /// True if the run generates samples: it then holds a key-value cache in addition to the memory of training.
@@ -36,19 +36,19 @@ struct RunPlan {
   int replicas = 1;
   int64_t parameters = 0;
   config::FlopsPerToken flops;
-  double executed_flops = 0;                                // GEMMs and attention of one micro-step, as executed
-  double recomputed_flops = 0;                              // of them, repeated by recomputation
-  int64_t arena_bound = 0;                                  // largest sum of live bytes: the floor of the arena
-  CommBytes comm_bytes;                                     // of a step, by axis and operation
-  std::optional<OffloadWork> offload;                       // an update, where the optimizer's state is on the host
+  double executed_flops = 0;           // GEMMs and attention of one micro-step, as executed
+  double recomputed_flops = 0;         // the part of them that recomputation repeats
+  int64_t arena_bound = 0;             // largest sum of live bytes: the lower bound of the arena's size
+  CommBytes comm_bytes;                // of a step, by axis and operation
+  std::optional<OffloadWork> offload;  // an update, if the optimizer's state is on the host
   double step_seconds = kUnknown, wait_seconds = kUnknown;  // of a step, by hardware.profile
 };
-/// `recorders`: receive the programs of training, to foretell their time (plan/program.h).
+/// `recorders`: receive the training programs, whose time is then predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
                  const train::StepRecorders& recorders = {});
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
-/// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.
+/// Throws Code::plan if the plan exceeds the limit, naming the largest category and the smallest change that fits.
 void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);
 
 }  // namespace trainer::setup

@@ -14,14 +14,15 @@ namespace trainer::train {
 
 class Generator {
  public:
-  /// Records the generation programs of `trainer` and allocates the memory (outside any step). Every rank of a replica
-  /// makes one and calls the same functions; only the value that `emit` returns on the replica's first rank is used.
+  /// Records the generation programs of `trainer` and allocates their memory (outside any step). Every rank of a
+  /// replica must construct a Generator and call the same functions; only the value that `emit` returns on the
+  /// replica's first rank is used.
   explicit Generator(Trainer& trainer);
 
-  /// Appends up to `tokens` tokens to the prompt's; `emit` receives each as it is chosen and returns false to stop.
-  /// Ends at `eos` (not emitted; -1: never). An empty prompt starts from `eos`. If the text exceeds the context window
+  /// Appends up to `tokens` tokens to the prompt; `emit` receives each as it is chosen and returns false to stop. Ends
+  /// at `eos` (not emitted; -1: never). An empty prompt starts from `eos`. If the text exceeds the context window
   /// (seq_len), its last half is kept, which is logged once. `first` [vocab]: the allowed first tokens (empty: any).
-  /// Throws Code::nonfinite on all of these ranks if the logits are not finite.
+  /// Throws Code::nonfinite on all ranks of the replica if the logits are not finite.
   void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 

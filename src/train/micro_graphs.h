@@ -1,8 +1,8 @@
 #pragma once
-// MicroGraphs: micro-steps of a GPU as CUDA graphs (train.cuda_graph). The arena gives a micro-step the same addresses
-// each time, so the arguments of its kernels hold for every micro-step of its kind. The first of a kind is launched as
-// usual, since libraries then choose algorithms and take memory. The second is recorded, and from then on the graph
-// runs.
+// MicroGraphs: a GPU's micro-steps as CUDA graphs (train.cuda_graph). The arena gives a micro-step the same addresses
+// each time, so the arguments of its kernels stay valid for every micro-step of its kind. The first of a kind is
+// launched as usual, since libraries choose algorithms and allocate memory in it. The second is recorded, and from then
+// on the graph is replayed.
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,21 +15,22 @@ namespace trainer::train {
 
 class MicroGraphs {
  public:
-  /// The facts other than the data on which kernels of a micro-step depend.
+  /// The facts, apart from the data, on which the kernels of a micro-step depend.
   struct Kind {
-    bool first = false, last = false;  // of the step: gradients are overwritten; reductions begin
+    bool first = false, last = false;  // of the step: the first overwrites gradients; the last starts reductions
     double loss_scale = 1;
   };
 
   /// `communicates`: ranks exchange something within micro-steps before the last one, and within the last one.
   MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
 
-  /// Returns for the log why there are no graphs, or which micro-steps run as graphs. Empty when they are not enabled.
+  /// Returns text for the log: why there are no graphs, or which micro-steps run as graphs. Empty when they are not
+  /// enabled.
   const std::string& text() const { return text_; }
 
   /// The way in which the next micro-step of this kind runs on the device.
   enum class Next {
-    launch,  // no graph: where operators are timed, in the first of a kind and after its loss scale has changed
+    launch,  // no graph: if operators are timed, in the first of a kind, and after its loss scale has changed
     record,  // record() its kernels, then run()
     repeat,  // run()
   };

@@ -1,6 +1,6 @@
 #pragma once
 // RankScalars: the few numbers that ranks exchange between micro-steps: sums of losses, requests to stop, choices that
-// all must make alike.
+// must be the same on all ranks.
 #include <cstdint>
 #include <span>
 
@@ -11,32 +11,32 @@ namespace trainer::train {
 
 class RankScalars {
  public:
-  /// Along `loss_axes` the ranks of a replica have the losses of different rows. Device, arena, meter and mesh outlive
-  /// this.
+  /// Along `loss_axes` the ranks of a replica have the losses of different rows. Device, arena, meter and mesh must
+  /// outlive this object.
   RankScalars(device::Device& device, Arena& arena, Meter& meter, mesh::Mesh& mesh, mesh::AxisSet loss_axes);
 
-  /// Makes the communicators: scalars are exchanged at any time, so their memory is there from the start.
+  /// Creates the communicators: scalars may be exchanged at any time, so their memory is allocated from the start.
   void make_communicators();
 
-  /// Records the exchanges of a step on a dry device, where the values are not: the request to stop before each
-  /// micro-step, and the sum of its losses.
+  /// Records the exchanges of a step on a dry device, which has no values: the request to stop before each micro-step,
+  /// and the sum of its losses.
   void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), comm::Reduce::max); }
   void record_loss(Exec& dry) { record(dry, row_axes(), comm::Reduce::sum); }
 
-  // All of these are collective. On a GPU the host waits for the result. At most kMost values.
+  // The following functions are collective and take at most kMost values. On a GPU the host waits for the result.
   static constexpr int64_t kMost = 5;
   /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
   void sum_over_rows(std::span<double> values);
-  /// values ← the largest on any rank.
+  /// values ← the maximum over all ranks, element by element.
   void max_over_ranks(std::span<double> values);
   /// Returns true if `flag` holds on any rank.
   bool is_true_on_any_rank(bool flag);
-  /// Returns the value of the first rank of this replica, on all its ranks: for choices that ranks might round
+  /// Returns the value of the replica's first rank on all its ranks: for choices for which ranks might round
   /// differently.
   int64_t broadcast_from_first_rank(int64_t value);
 
-  /// True if this is the first of its replica's ranks with losses of different rows. That rank counts values that count
-  /// once for all rows. Not collective.
+  /// True if this is the first of its replica's ranks with losses of different rows. That rank contributes the values
+  /// that count once for all rows. Not collective.
   bool is_first_of_replica() const;
 
  private:

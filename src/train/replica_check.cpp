@@ -41,7 +41,7 @@ void check_replicas(Trainer& trainer, int64_t step) {
   std::string own;
   std::vector<std::byte> scratch;
   HostCopy weights;
-  int here = -1;  // the group whose weights are in `weights`
+  int here = -1;  // the group that `weights` has now
   for (const params::Param& param : store.params()) {
     const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
     if (std::exchange(here, param.group) != param.group)

@@ -1,13 +1,13 @@
 #pragma once
-// Elements that several ranks hold must stay equal bit for bit. This check is the first to find a machine that computes
-// wrongly.
+// Elements that several ranks hold must stay bitwise identical. This check is the first to detect a machine that
+// computes incorrectly.
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-/// Compares checksums of every parameter among the ranks that hold the same elements of it: replicas of the model, and
-/// ranks of one replica. Every rank calls it. Throws Code::internal on all of them, naming the first parameter and rank
-/// that differ from an earlier rank.
+/// Compares checksums of every parameter among the ranks that hold the same elements: replicas of the model, and ranks
+/// of one replica. Every rank calls it. Throws Code::internal on all ranks, naming the first parameter and rank that
+/// differ from an earlier rank.
 void check_replicas(Trainer& trainer, int64_t step);
 
 }  // namespace trainer::train

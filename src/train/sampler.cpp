@@ -53,7 +53,7 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   }
   const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
   double left = static_cast<double>(draw) * 0x1p-32 * total;
-  int64_t chosen = 0;  // rounding may leave a rest: then the last token with a probability is chosen
+  int64_t chosen = 0;  // if rounding leaves a remainder, the last token of nonzero probability is chosen
   for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
     const double share = weight(rank);
     if (!(share > 0)) continue;

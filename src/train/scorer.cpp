@@ -9,7 +9,8 @@ namespace trainer::train {
 
 Scorer::Scorer(Trainer& trainer, int64_t longest)
     : trainer_(trainer), sequences_(trainer.micro_batch()), length_(trainer.model().seq_len()) {
-  // Twice the sequences of half the length: as many rows as an evaluation has, and divisible as these.
+  // Twice the sequences of half the length: the same number of rows as in an evaluation, so the splits still divide
+  // them.
   while (length_ % 2 == 0 && length_ / 2 >= longest) {
     length_ /= 2;
     sequences_ *= 2;

@@ -24,7 +24,7 @@ std::string_view name_of(double PhaseMs::*phase) {
 }  // namespace
 
 /// Charges the time since the last call to a phase. A GPU's work counts in the phase that launched it, which waits for
-/// it.
+/// the GPU.
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
@@ -78,7 +78,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
                                                 config_.offload.grad_transport == config::GradTransport::bf16);
     return;
   }
-  world.control().barrier();  // ranks of a host measure its rates at one time
+  world.control().barrier();  // the ranks of a host measure its rates at the same time
   std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
@@ -127,7 +127,7 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
 }
 
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
-  if (device_.kind() != device::Kind::cuda) return;  // a CPU draws with the threads that compute
+  if (device_.kind() != device::Kind::cuda) return;  // on a CPU the compute threads do the drawing
   batches(first_sample, micro_batch(), host_);
   ahead_ = first_sample;
 }
@@ -239,7 +239,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // From here on counts are of a whole step.
+  // From here on, counts are for a whole step.
   store_.weights().weights_changed();
   grads_->begin_step();
   // Counts the communication of the micro-steps before the last one. Only the first of them gathers the kept matrices.

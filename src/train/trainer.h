@@ -1,6 +1,6 @@
 #pragma once
-// Trainer: the model, its optimizer state and the step. Built on a dry device it is the plan of a run: the same code
-// counts memory and FLOPs without computing.
+// Trainer: the model, its optimizer state and the step. On a dry device it plans a run: the same code counts memory and
+// FLOPs without computing.
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,30 +26,30 @@ struct StepWork {
   int64_t adam_step = 0;     // number of this update, 1-based (skipped steps do not count)
   int64_t micro_batches = 0;
   double lr = 0;
-  /// Tokens that count in the loss, of all micro-batches and replicas; 0: all. Gradients are divided by it, so it is
-  /// known before the first micro-batch.
+  /// Tokens that count in the loss, of all micro-batches and replicas; 0: all. Gradients are divided by it, so it must
+  /// be known before the first micro-batch.
   int64_t unmasked_tokens = 0;
 };
 
 /// Fills sequences [first_sample, first_sample + sequences) of the training order into `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
-/// Receive the operations of the micro-steps that differ, on a dry device: the first, one between, and the last with
-/// the update.
+/// Recorders for the operations of the micro-steps that differ, on a dry device: the first, one in between, and the
+/// last with the update.
 struct StepRecorders {
   Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
 };
 
 class Trainer {
  public:
-  /// `config` resolved for a world of this size. `training` false: weights only, for evaluation and generation. Every
-  /// rank makes one and calls the same functions in the same order. `sharding`, on this world's mesh, replaces the
-  /// configured one.
+  /// `config` must be resolved for a world of this size. `training` false: weights only, for evaluation and generation.
+  /// Every rank must construct a Trainer and call the same functions in the same order. `sharding`, on this world's
+  /// mesh, replaces the configured one.
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
           bool training, std::optional<sharding::ModelSharding> sharding = {});
 
-  /// Records the programs of training and evaluation and takes the memory; before the first step. `recorders`: receive
-  /// the programs of training.
+  /// Records the programs of training and evaluation and allocates their memory. Call it before the first step.
+  /// `recorders`: receive the training programs.
   void plan(const StepRecorders& recorders = {});
 
   /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller calls
@@ -74,9 +74,9 @@ class Trainer {
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
   /// Returns Σ loss over the rows of this replica's micro-batch whose losses this rank has, without dropout. Masked
-  /// rows count 0. Waits for the device.
+  /// rows count as 0. Waits for the device.
   double loss_sum(const data::TokenBatch& batch);
-  /// Tensors of a batch on the device: [rows] each, weights in the type of the state.
+  /// The tensors of a batch on the device, each [rows]; weights have the data type of the state.
   struct BatchTensors {
     Tensor ids, targets, weights;
   };
@@ -93,7 +93,7 @@ class Trainer {
   device::Device& device() { return device_; }
   const config::Config& config() const { return config_; }
   int64_t vocab() const { return model_->vocab(); }
-  /// Returns the sequences of a micro-step: several replicas of the store may share train.micro_batch.
+  /// Returns the number of sequences in a micro-step: several replicas of the store may share train.micro_batch.
   int64_t micro_batch() const { return micro_batch_; }
   mesh::Mesh& mesh() { return mesh_; }
   /// Returns how many replicas have sequences of their own, and which of them this rank is in.
@@ -105,10 +105,10 @@ class Trainer {
   /// Returns the wire bytes counted by a meter, by names of axes and operations, without control messages.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
-  /// Micro-steps as graphs; after plan(), of training.
+  /// Returns the CUDA graphs of training micro-steps; call it after plan().
   const MicroGraphs& graphs() const { return *graphs_; }
 
-  /// Null: the optimizer's state is in the device's memory.
+  /// Returns null if the optimizer's state is in the device's memory.
   offload::Engine* offload() const { return offload_; }
 
   /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. Tags of
@@ -120,16 +120,16 @@ class Trainer {
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
-  /// Returns the place in the training order of this rank's micro-batch number `micro` of the step. That after the last
-  /// one is the next step's first.
+  /// Returns the place in the training order of this rank's micro-batch number `micro` of the step. The place after the
+  /// last micro-batch is the first place of the next step.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
-  /// Draws a micro-batch ahead of its use while the device works.
+  /// Draws a micro-batch in advance, while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
-  /// Loads this rank's micro-batch onto the device. `tokens` of the step count in its loss.
+  /// Loads this rank's micro-batch onto the device. `tokens`: the number of tokens that count in the step's loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
-  /// Computes the micro-batch and its gradients, with a graph where there is one.
+  /// Computes the micro-batch and its gradients, with a graph if there is one.
   void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
-  /// Launches its operators. `clock`: charged with the forward pass; null: they are only recorded.
+  /// Launches the micro-step's operators. `clock`: charged with the forward pass; null: they are only recorded.
   void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);
   /// Runs forward and backward outside of a program.
   void forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock = nullptr);
