@@ -19,7 +19,7 @@ std::string step_name(int64_t step);
 /// A complete step folder.
 struct Entry {
   std::filesystem::path folder;
-  int64_t sequence = 0;  // of the save; the newest has the highest
+  int64_t sequence = 0;  // sequence number of the save; the newest has the highest
   TrainState state;
 };
 struct Listing {

@@ -19,7 +19,7 @@ namespace trainer::checkpoint {
 
 constexpr int64_t kFormat = 1;            // version of the manifest and of COMPLETE
 constexpr int64_t kAlignment = 64;        // bytes; pieces begin at multiples of it and are padded with zeros
-constexpr int64_t kChunkBytes = 4 << 20;  // of new checkpoints; fits in the cache during packing, hashing and writing
+constexpr int64_t kChunkBytes = 4 << 20;  // in new checkpoints; fits in the cache during packing, hashing and writing
 constexpr const char* kManifestFile = "manifest.json";
 constexpr const char* kCompleteFile = "COMPLETE";
 constexpr const char* kConfigFile = "config.toml";

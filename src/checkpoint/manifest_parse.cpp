@@ -15,9 +15,9 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 48;  // of a tensor, so that no product below overflows
-constexpr int64_t kMostBytes = std::numeric_limits<int64_t>::max() / 4;  // of a file
-constexpr int64_t kMostRuns = int64_t{1} << 26;                          // of a tensor; bounds the time of the check
+constexpr int64_t kMostElements = int64_t{1} << 48;  // per tensor, so that no multiplication below overflows
+constexpr int64_t kMostBytes = std::numeric_limits<int64_t>::max() / 4;  // per file
+constexpr int64_t kMostRuns = int64_t{1} << 26;                          // per tensor; bounds the time of the check
 
 /// A JSON value with its position, for messages such as "tensors[3].shape[0]: …".
 class Value {

@@ -145,7 +145,7 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
     if (before == stored.model_keys.end() || now == run.model_keys.end() || before->second == now->second) continue;
     const std::string name = key,
                       problem = format("{}: {} in the checkpoint, the run has {}", key, before->second, now->second);
-    if (name == "rope_theta" && run.model_keys.at("arch") == "gpt2") continue;  // whose positions are learned
+    if (name == "rope_theta" && run.model_keys.at("arch") == "gpt2") continue;  // GPT-2 has learned positions
     if ((name == "norm_eps" || name == "rope_theta") && chosen(name)) {
       log::warning("weights of {}: {}", folder.string(), problem);
       continue;

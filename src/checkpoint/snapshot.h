@@ -30,7 +30,7 @@ struct TrainState {
   int64_t best_step = -1;
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
-  int64_t origin = 0;  // of a branch: the sequence (manifest.h) of the other run's checkpoint from which it started
+  int64_t origin = 0;  // in a branch: the sequence (manifest.h) of the other run's checkpoint from which it started
   /// Number of last steps whose loss or gradient was not finite, so that there was no update.
   int64_t skipped_in_row = 0;
   bool finite_weights = true;
@@ -44,7 +44,7 @@ struct Snapshot {
   std::string config_toml;  // with all values in force
   std::string tokenizer;    // serialized, may be empty
   std::string tokenizer_hash, data_hash;
-  std::string val_hash;  // of the validation data; empty: none, or saved by a version that did not record it
+  std::string val_hash;  // hash of the validation data; empty: none, or saved by a version that did not record it
   // Hash of the GEMM tuning table; empty: no table. nullopt: saved by a version that did not record it.
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // must be equal on resume: "n_layer" → "6"

@@ -26,12 +26,12 @@
 namespace trainer::checkpoint {
 
 /// The checkpoints that are kept after a save. The newest is always kept. Of those saved while steps were skipped
-/// (!TrainState::is_sound()) only the newest is kept, and it does not count as one of `keep`. The one of
+/// (!TrainState::is_sound()) only the newest is kept, and it does not count as one of `keep`. The checkpoint of
 /// TrainState::proven_step is always kept: a run that diverges resumes from it.
 struct Retention {
-  int64_t keep = 0;        // number of newest sound ones; 0: all
-  int64_t keep_every = 0;  // also each step that is a multiple; 0: none
-  bool keep_best = false;  // also the one of TrainState::best_step in the newest checkpoint
+  int64_t keep = 0;        // number of newest sound checkpoints to keep; 0: all
+  int64_t keep_every = 0;  // also keep every step that is a multiple of this; 0: none
+  bool keep_best = false;  // also keep the checkpoint at the best_step recorded in the newest checkpoint
 };
 
 class CheckpointStore {
@@ -70,7 +70,7 @@ class CheckpointStore {
   /// The save in progress.
   struct Saving {
     const Snapshot& snapshot;
-    std::launch policy;  // of the writer
+    std::launch policy;  // how the writer is launched
     int64_t proven;      // for retention
     std::filesystem::path temporary = {};
     bool publishing = false;   // all shards are written

@@ -9,8 +9,8 @@ struct Stripped {
   std::filesystem::path source;  // the step folder that was read
   int64_t tensors = 0, bytes = 0;
 };
-/// Writes a step folder that has the weights of a checkpoint without the optimizer's state, a third of its size. That
-/// is enough to evaluate, to generate and to start a run from (model.init_from), not to resume one. PATH as in
+/// Writes a step folder with a checkpoint's weights but not its optimizer state, which takes a third of the space. It
+/// can be used to evaluate, to generate and to initialize a run (model.init_from), but not to resume one. PATH as in
 /// resolve(). `output` must not exist; it is created completely or not at all. Every byte that is copied is verified.
 /// Throws Code::checkpoint for damage, Code::io when writing fails.
 Stripped strip(const std::filesystem::path& path, const std::filesystem::path& output,

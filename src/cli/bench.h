@@ -80,7 +80,8 @@ inline json peak_json(const setup::PeakTracker& peak) { return report::to_json(p
 
 /// Measures GEMMs (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
 json bench_gemm(const Bench& b);
-/// Plays the schedules of optimizer offload at the rates of this machine or of an emulated device (bench_offload.cpp).
+/// Simulates the schedules of optimizer offload at the rates of this machine or of an emulated device
+/// (bench_offload.cpp).
 json bench_offload(const Bench& b);
 
 }  // namespace trainer::cli

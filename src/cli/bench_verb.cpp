@@ -13,7 +13,7 @@
 namespace trainer::cli {
 namespace {
 
-constexpr int kPeakWindows = 100;  // of `bench peak`: a tenth of a second
+constexpr int kPeakWindows = 100;  // number of windows in `bench peak`, a tenth of a second in all
 
 std::vector<ops::AttentionShape> attention_shapes(const Bench& b) {
   const auto shape = [](int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim) {
@@ -184,7 +184,7 @@ json bench_step(const Bench& b) {
           {"operators", operators}};
 }
 
-// Compares predicted memory with that of the process over a few steps.
+// Compares predicted memory with the measured memory of the process over a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
   const setup::RunPlan plan = setup::plan_run(b.config, b.config.data.vocab_size, b.machine, true);

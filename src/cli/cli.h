@@ -36,7 +36,7 @@ struct EvalOptions {
   std::vector<std::string> data;
   std::string format = "auto";       // the format of `data`
   int64_t batches = 0;               // number of groups of global_batch windows; 0: all
-  int64_t stride = 0;                // of sliding windows; 0: consecutive, non-overlapping windows
+  int64_t stride = 0;                // stride of sliding windows; 0: consecutive, non-overlapping windows
   std::vector<std::string> choices;  // files of questions; empty: evaluate the loss
   int64_t questions = 0;             // 0: all
   bool json = false;
@@ -81,7 +81,7 @@ int bench_profile_command(const BenchOptions& options);
 
 struct PlanOptions {
   ConfigOptions config;
-  std::string cluster, profile;  // one of them
+  std::string cluster, profile;  // exactly one is given
   int64_t devices = 0;           // 0: the profile's ranks, or one node of the cluster
   int64_t top = 10;
   std::vector<std::string> free;  // keys to search although the configuration sets them

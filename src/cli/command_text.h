@@ -24,7 +24,7 @@ std::vector<std::string> choices_of(const CLI::Option& option);
 /// Returns the script that completes words in a shell: bash, zsh or fish. It asks `trainer completion words`.
 std::string completion_script(const std::string& shell);
 /// Returns the completions of the last of these words, which follow the program's name: one per line, as a word, a tab
-/// and its help. Empty where a file name may follow.
+/// and its help. Empty if a file name may follow.
 std::string completions(const CLI::App& app, const std::vector<std::string>& words);
 /// Returns the manual page, in roff.
 std::string manual(const CLI::App& app, const std::string& version);

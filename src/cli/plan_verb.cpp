@@ -25,7 +25,7 @@ json to_json(const plan::PlannedRun& run) {
   for (const auto& [name, seconds] : plan::parts(run.time)) parts[name] = seconds;
   for (const auto& [axis, part] : run.time.comm)
     comm[axis] = {{"seconds", part.busy}, {"exposed_seconds", part.exposed}};
-  json keys = json::object();  // of the layout, as TOML values
+  json keys = json::object();  // keys of the layout, as TOML values
   for (const config::Key& key : config::keys())
     if (key.section == "parallel" && (key.name == "strategy" || key.belongs(run.strategy)))
       keys[key.name] = config::to_toml(key.get(run.config));

@@ -149,7 +149,7 @@ int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked
 int report(const std::exception_ptr& exception, int rank) {
   Code code = Code::internal;
   std::string text;
-  bool reported = false;  // by a different rank
+  bool reported = false;  // by another rank
   try {
     std::rethrow_exception(exception);
   } catch (const Error& error) {

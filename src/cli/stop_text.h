@@ -1,5 +1,5 @@
 #pragma once
-// `generate --stop TEXT`: passes text on up to a given text, which may be split over several pieces.
+// `generate --stop TEXT`: passes text on until a given stop text, which may be split over several pieces.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -12,8 +12,8 @@ class StopText {
   /// An empty `stop` never ends the text.
   explicit StopText(std::string stop) : stop_(std::move(stop)) {}
 
-  /// Returns the part of the text that may be shown so far. An end that could be the beginning of the stop text is held
-  /// back.
+  /// Returns the part of the text that may be shown so far. A suffix that could be the beginning of the stop text is
+  /// held back.
   std::string pass(const std::string& piece) {
     if (stop_.empty()) return piece;
     kept_ += piece;
@@ -30,7 +30,7 @@ class StopText {
     return out;
   }
   bool met() const { return met_; }
-  /// Returns the text that was held back, when the text ends without the stop text.
+  /// Returns the text that was held back, if the text ends without the stop text.
   std::string rest() { return std::exchange(kept_, {}); }
 
  private:

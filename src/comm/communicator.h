@@ -4,7 +4,7 @@
 // An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again.
 // Operations of one communicator run in the order they were started, which must be the same on all its ranks.
 // Operations of different channels are independent. Reductions have a fixed order that depends on neither the transport
-// nor timing: bitwise the same on every run, with threads and with processes. NCCL has its own order
+// nor timing: results are bitwise identical on every run, with threads and with processes. NCCL has its own order
 // (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
@@ -118,7 +118,7 @@ class Communicator {
   /// inout [n] of `root` is copied to every rank.
   Ticket broadcast(Exec& ex, const Tensor& inout, int root);
   /// inout [n] of `root` becomes the reduction; on other ranks inout is only read. The sum is ((x_{root+1} +
-  /// x_{root+2}) + …) + x_root, or that of all_reduce for n ≤ kDirectElements.
+  /// x_{root+2}) + …) + x_root, or as in all_reduce for n ≤ kDirectElements.
   Ticket reduce(Exec& ex, const Tensor& inout, int root, Reduce reduce = Reduce::sum);
   /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. They must not overlap.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out);

@@ -26,9 +26,9 @@ struct GpuTransport {
   bool nccl = false;
   std::string reason;  // for the log; empty if there is no choice: one rank, or no GPU
 };
-/// Chooses by `asked`, the value of parallel.transport. Collective; all ranks make the same choice. In a dry world
-/// every rank is assumed to have its own GPU. Throws Code::plan for "nccl" if NCCL cannot run, Code::usage if it is not
-/// compiled in.
+/// Chooses the transport according to `asked`, the value of parallel.transport. Collective; all ranks make the same
+/// choice. In a dry world every rank is assumed to have its own GPU. Throws Code::plan for "nccl" if NCCL cannot run,
+/// Code::usage if it is not compiled in.
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked);
 
 /// Makes the chosen world for tensors of `device`; null: `world` itself. Collective.

@@ -33,10 +33,10 @@ class Control {
   virtual void broadcast(std::string& bytes, int root = 0) = 0;
   /// Returns every rank's bytes, in rank order, on every rank.
   virtual std::vector<std::string> gather(const std::string& bytes) = 0;
-  /// values ← Σ over ranks, added in rank order: bitwise the same on all ranks.
+  /// values ← Σ over ranks, added in rank order: bitwise identical on all ranks.
   virtual void sum(std::span<double> values) = 0;
   /// Ends a set-up step that can fail on one rank. Every rank passes its error, if it has one. If any rank has one, all
-  /// throw that of the lowest such rank (Scope::all_ranks; "rank 3: …" unless it is rank 0).
+  /// ranks throw the error of the lowest such rank (Scope::all_ranks; "rank 3: …" unless it is rank 0).
   void throw_if_any_failed(const std::optional<Error>& problem);
   /// Runs `action` on every rank, then calls throw_if_any_failed() with its exception.
   void run_on_all_ranks(const std::function<void()>& action);

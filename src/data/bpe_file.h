@@ -18,7 +18,7 @@ struct BpeSpec {
   };
   /// A step that splits text into smaller pieces: matches of a pattern, and the text between them.
   std::vector<std::string> patterns;
-  std::vector<std::string> names;   // of all tokens, as spelled in the file
+  std::vector<std::string> names;   // names of all tokens, as spelled in the file
   std::vector<std::string> pieces;  // bytes that each token represents; none for special tokens
   std::vector<Merge> merges;        // in order of priority
   std::array<int32_t, 256> byte_ids{};

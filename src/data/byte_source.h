@@ -18,7 +18,7 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   /// Copies the text from byte `offset`; fewer bytes only at its end. Only plain files support seeking backwards:
-  /// otherwise `offset` is at least that of the previous call.
+  /// otherwise `offset` must be at least the previous call's.
   virtual size_t read_at(int64_t offset, char* out, size_t bytes) = 0;
   /// Returns how many bytes of the file on disk were read for the text before `offset`. Compressed files are read
   /// ahead.

@@ -24,7 +24,7 @@ std::vector<std::string> matching(const std::string& pattern) {
   return files;
 }
 
-/// `known` is that of present_or_known(); may be null.
+/// `known`: as in present_or_known(); may be null.
 std::vector<std::string> expand(const std::vector<std::string>& patterns, const nlohmann::json& known,
                                 config::DataFormat stated, const std::string& insist) {
   std::vector<std::string> files;

@@ -11,9 +11,9 @@ namespace trainer::data {
 
 struct Question {
   struct Choice {
-    std::vector<int32_t> tokens;  // of context and ending
-    int64_t scored = 0;           // number of scored tokens at the end: those of the ending
-    int64_t bytes = 0;            // of the ending's text, without the space before it; 0: not known
+    std::vector<int32_t> tokens;  // tokens of context and ending
+    int64_t scored = 0;           // number of scored tokens at the end: the tokens of the ending
+    int64_t bytes = 0;            // bytes of the ending's text, without the space before it; 0: not known
   };
   std::vector<Choice> choices;
   int64_t answer = 0;

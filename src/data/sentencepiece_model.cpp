@@ -120,7 +120,7 @@ class SentencePieceEncoder final : public TextEncoder {
   }
 
  private:
-  /// Splits before each space where the model allows it, and around text that must become byte tokens.
+  /// Splits before each space if the model allows it, and around text that must become byte tokens.
   void append_words(std::string_view line, std::vector<int32_t>& ids) {
     size_t begin = 0, at = 0;
     const auto flush = [&](size_t end) {

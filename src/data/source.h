@@ -19,7 +19,7 @@ namespace trainer::data {
 struct OpenOptions {
   int threads = 1;
   std::filesystem::path cache;  // tokens of text files; empty: RUN_DIR/tokens
-  std::string tokenizer;        // a serialized model to use instead of training or loading the one of data.tokenizer
+  std::string tokenizer;        // a serialized model, used instead of training or loading data.tokenizer
   /// New tokens are written to a folder in the cache (Datasets::staged), and existing ones are not changed, until
   /// adopt_staged() or drop_staged() is called.
   bool stage = false;
@@ -31,8 +31,8 @@ struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
   std::optional<TokenDataset> train, val;  // empty train: stopped
-  std::string data_hash;                   // of the training tokens and their end position
-  std::string val_hash;  // of the validation tokens and their start position; empty without validation
+  std::string data_hash;                   // hash of the training tokens and their end position
+  std::string val_hash;  // hash of the validation tokens and their start position; empty without validation
   bool staged = false;   // some tokens are still staged
   double unigram_entropy =
       std::numeric_limits<double>::quiet_NaN();  // nats per token, see statistics.h; NaN without val

@@ -72,7 +72,7 @@ SplitPattern::SplitPattern(std::string_view expression, const std::string& origi
   if (state_->code == nullptr)
     throw Error(Code::data,
                 format("{}: pattern {}: {} (at place {} of {})", origin, expression, message_of(error), place, text));
-  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is slower
+  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is just slower
 }
 
 struct SplitPattern::Matcher::State {

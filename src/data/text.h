@@ -20,7 +20,7 @@ struct TextOptions {
   std::string text_key = "text";                              // .jsonl: the member that holds the text
   config::Document document = config::Document::file;         // plain text: the extent of a document
   bool strict = false;                                        // invalid UTF-8 is an error instead of being replaced
-  config::DataFormat format = config::DataFormat::automatic;  // of the files, if their names do not determine it
+  config::DataFormat format = config::DataFormat::automatic;  // format of the files if their names do not determine it
 };
 
 /// True for JSON lines, false for plain text: determined by the file's name unless the options set it.

@@ -73,8 +73,8 @@ class TokenStream {
   /// Asks the system to read ahead [begin, end).
   void prefetch(int64_t begin, int64_t end) const;
 
-  /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Document ends are
-  /// those of the document index, else after an end-of-text token, else at the end of a file.
+  /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Document ends come
+  /// from the document index if there is one; else they are after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
 
   /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens in each file (4 KiB each, 256

@@ -68,7 +68,7 @@ class WorkFolder {
       done_ = {};
     }
     if (tokens_.size() < token_bytes() || documents_.size() < document_bytes()) done_ = {};
-    if (done_.raw_bytes == 0) fs::remove(folder_ / "progress.json");  // of tokens that are about to be overwritten
+    if (done_.raw_bytes == 0) fs::remove(folder_ / "progress.json");  // its tokens are about to be overwritten
     tokens_.truncate(token_bytes());
     documents_.truncate(document_bytes());
   }

@@ -38,15 +38,15 @@ struct TokenizeResult {
   bool finished = true;  // false: stopped; call again to resume
   bool reused = false;   // the finished output already existed
   int64_t tokens = 0, documents = 0;
-  int64_t text_bytes = 0;      // of the documents, after repair
+  int64_t text_bytes = 0;      // bytes of text in the documents, after repair
   int64_t replaced = 0;        // invalid UTF-8 bytes
   std::string first_replaced;  // "file: offset n" of the first one
 };
 
 /// Finds the finished output of these texts, tokenizer and options. Its manifest must name the same texts by size and
-/// content. Unchanged modification times are trusted, and missing texts are assumed to be unchanged, with a warning.
-/// Its files must have the manifest's checksums (or fingerprints, for files larger than 4 GiB). Otherwise returns an
-/// empty result, with a warning if the files are damaged. Writes nothing.
+/// content. Unchanged modification times are trusted, and missing text files are assumed unchanged, with a warning. Its
+/// files must have the manifest's checksums (or fingerprints, for files larger than 4 GiB). Otherwise returns an empty
+/// result, with a warning if the files are damaged. Writes nothing.
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const std::filesystem::path& output, const TextOptions& text);
 

@@ -35,7 +35,7 @@ class TensorSource {
       if (tensor.name.find('#') == tensor.name.npos) stored_[tensor.name] = &tensor;  // no moments
   }
 
-  /// Throws unless the checkpoint has exactly the tensors of which `all` consist.
+  /// Throws unless the checkpoint has exactly the tensors that make up `all`.
   void require_parts(const std::vector<MappedTensor>& all) const {
     std::set<std::string> wanted;
     for (const MappedTensor& tensor : all) {

@@ -17,8 +17,8 @@ struct ExportOptions {
 };
 struct Exported {
   std::filesystem::path source;    // the step folder that was read
-  std::vector<std::string> files;  // with the weights
-  int64_t tensors = 0, bytes = 0;  // of the weights
+  std::vector<std::string> files;  // files with the weights
+  int64_t tensors = 0, bytes = 0;  // size of the weights
 };
 
 /// Writes the folder `output`, which must not exist: weights (model.safetensors, or shards with an index), config.json,

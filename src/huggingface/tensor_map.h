@@ -1,6 +1,6 @@
 #pragma once
-// The tensors of a GPT-2 or Llama model in Hugging Face transformers, and the tensors of this program of which they
-// consist.
+// The tensors of a GPT-2 or Llama model in Hugging Face transformers, and the tensors of this program that they are
+// made of.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
 // columns of q, k and v side by side in one matrix. Both families rotate halves (RoPE) as this program does.
@@ -17,7 +17,7 @@ namespace trainer::huggingface {
 struct MappedTensor {
   std::string name;                // "transformer.h.0.attn.c_attn.weight"
   Shape shape;                     // in Hugging Face's layout
-  std::vector<std::string> parts;  // of this program, equally wide, side by side; empty: zeros
+  std::vector<std::string> parts;  // tensors of this program, equally wide, side by side; empty: zeros
   bool transposed = false;         // the only part is stored transposed
 
   /// Returns the shape of each part in this program.

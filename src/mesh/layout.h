@@ -31,7 +31,7 @@ std::string to_string(Placement placement);
 /// all. Flat axes split the whole matrix.
 struct Place {
   int64_t offset = 0;  // the offset of the box's first element
-  int64_t pitch = 0;   // columns of the matrix; 0: only those of the box
+  int64_t pitch = 0;   // columns of the matrix; 0: the columns of the box only
 };
 
 /// A layout is built step by step: Layout(mesh, {V, H}).padded(0, 1024).with("x", split(0)).with("z", kFlat). On an
@@ -68,8 +68,8 @@ class Layout {
 
   /// Returns how many ranks store an element.
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }
-  /// True if `rank` is the one that writes and counts its elements, among the ranks that store them. It has coordinate
-  /// 0 on replicated axes. An internal error for partial layouts.
+  /// True if, among the ranks that store the same elements, `rank` is the one that writes and counts them. It has
+  /// coordinate 0 on replicated axes. An internal error for partial layouts.
   bool is_owner(int rank) const;
 
   bool operator==(const Layout&) const = default;

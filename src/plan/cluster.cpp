@@ -132,7 +132,7 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
                       op == CommOp::send_recv;
   const int nodes = (g + group.per_node - 1) / group.per_node, rounds = op == CommOp::all_reduce ? 2 : 1;
   const auto levels = [](int ranks) { return static_cast<int>(std::ceil(std::log2(ranks))); };
-  int steps = rounds * (g - 1), crossings = std::min(steps, rounds * nodes);  // of a ring or a chain
+  int steps = rounds * (g - 1), crossings = std::min(steps, rounds * nodes);  // steps of a ring or a chain
   if (op == CommOp::send_recv) steps = crossings = 1;
   if (op == CommOp::all_to_all) crossings = g - group.per_node;
   if (direct && op != CommOp::send_recv) steps = levels(g), crossings = std::min(steps, levels(nodes));
@@ -154,7 +154,7 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
 RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more) {
   constexpr int64_t kMany = 1 << 24;  // fewer elements would not use a ring
   const double sent = static_cast<double>(comm::wire_elements(less.op, less.ranks, kMany)) /
-                      static_cast<double>(less.ranks * kMany);  // of each byte, by a rank
+                      static_cast<double>(less.ranks * kMany);  // bytes that a rank sends per byte of payload
   RingFit fit;
   fit.rate = sent * (more.bytes - less.bytes) / std::max(more.seconds - less.seconds, 1e-9);
   fit.start = less.seconds - sent * less.bytes / fit.rate;

@@ -28,7 +28,7 @@ namespace trainer::plan {
 /// A link between ranks. Within a node each rank has its own gb_per_s; between nodes the ranks of a node share it.
 struct Link {
   double gb_per_s = 0;  // 10⁹ bytes a second, in each direction
-  double start_us = 0;  // of an operation
+  double start_us = 0;  // per operation
   double hop_us = 0;    // per step from rank to rank
   /// Seconds that compute loses per second of overlap with communication: 0 if overlap is free, 1 if the same unit does
   /// both.
@@ -128,7 +128,7 @@ struct CollectiveTime {
 /// `payload`: in elements, as comm/bytes.h counts it.
 ///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  each of its steps costs hop_us: once
 ///   around
-///                                                   n nodes n steps that of [inter], the others that of [intra]
+///                                                   n nodes: n steps of [inter], the others of [intra]
 ///   tree (all_reduce on GPUs, if it is faster)      2 payload / β; twice log₂ n steps between and log₂ within nodes
 ///   few elements (sent straight to all)             the same bytes in log₂ g steps
 ///   chain (broadcast, reduce)                       payload / β + (g − 1) steps

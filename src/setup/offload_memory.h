@@ -7,7 +7,7 @@
 
 namespace trainer::setup {
 
-/// Returns the bytes of tensors on the device, and of the device's state on the host.
+/// Returns the bytes of tensors in device memory and in host memory (categories "host_…").
 offload::Footprint memory_of(const RunPlan& plan);
 /// Returns the same for the run of `plan` and `config` if the optimizer's state were placed as in `offload`.
 offload::Footprint memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,

@@ -57,7 +57,7 @@ class Trainer {
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   /// Allocates the memory of all recorded programs.
   void seal();
-  /// The operators between begin() and end() are those of the program.
+  /// Operators between begin() and end() belong to the program.
   void begin(Exec& ex, const std::string& program);
   void end();
 
@@ -111,8 +111,8 @@ class Trainer {
   /// Returns null if the optimizer's state is in the device's memory.
   offload::Engine* offload() const { return offload_; }
 
-  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. Tags of
-  /// host memory begin with "host_".
+  /// Returns the memory that the run will hold, by category, in bytes; activations are those of the largest program.
+  /// Tags of host memory begin with "host_".
   BytesByCategory memory() const;
 
  private:

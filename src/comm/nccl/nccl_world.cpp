@@ -164,7 +164,7 @@ class NcclWorld final : public World {
   }
 
   void connect() override {
-    // Every rank takes part in every split. All ranks split in one order, that of the union of their requests.
+    // Every rank takes part in every split. All ranks split in the same order, given by the union of their requests.
     std::string wanted;
     for (const auto& [key, link] : links_)
       if (link->comm == nullptr) wanted += format("{} {}\n", key.first, key.second);

@@ -10,8 +10,8 @@
 //
 // Sums. NCCL chooses its algorithm, and with it the order of additions, by size, type and machine. It guarantees no
 // more. Ring and tree reproduce their bits on the same layout and machine (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the
-// environment select them). The sums differ in rounding from those of the other transports. bf16 is rounded after each
-// addition, or added in more precision where NVLink switches add.
+// environment select them). The sums are rounded differently than with the other transports. bf16 is rounded after each
+// addition, or accumulated in higher precision if NVLink switches do the reduction.
 #include <memory>
 #include <optional>
 #include <string>
