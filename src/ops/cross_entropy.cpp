@@ -28,7 +28,7 @@ void check_targets(const Tensor& targets, const Tensor& weights, int64_t vocabul
                   "target {} of row {}, vocabulary of {}", target[r], r, vocabulary);
 }
 
-/// Returns the column of the target of row r, or −1 when another rank has it.
+/// Returns the column of the target of row r, or −1 if it is on a different rank.
 int64_t target_here(const CrossEntropyShard& shard, int64_t r) {
   const int64_t column = shard.targets.as<int32_t>()[r] - shard.first;
   return column >= 0 && column < shard.vocab ? column : -1;

@@ -1,5 +1,5 @@
 #pragma once
-// Softmax cross-entropy of one chunk of rows; the head (parallel/) walks the chunks, so that logits of the whole
+// Softmax cross-entropy of one chunk of rows; the head (parallel/) processes the chunks, so that logits of the whole
 // batch never exist.
 #include "tensor/exec.h"
 
@@ -17,8 +17,8 @@ struct CrossEntropy {
 };
 void run(Exec& ex, const CrossEntropy& op);
 
-/// The same for ranks that share the vocabulary: this one has columns for tokens first … first + vocab − 1 (padding
-/// behind them; vocab may be 0). Three steps, with two reductions over the ranks between them (Megatron-LM, Shoeybi et
+/// The same for ranks that share the vocabulary: this rank has columns for tokens first … first + vocab − 1 (followed
+/// by padding; vocab may be 0). Three steps, with two reductions over the ranks between them (Megatron-LM, Shoeybi et
 /// al. 2019, §3):
 ///   ShardSums: this rank's part;   all_reduce(max) of largest;
 ///   ShardRescale: relative to the largest of all;   all_reduce(sum) of sums;

@@ -23,7 +23,7 @@ std::map<std::string, std::string> config_of(const std::filesystem::path& folder
 
 // --- curves ----------------------------------------------------------------------------------------------------------
 
-/// Plots one StepReport field for all runs, against steps or tokens seen.
+/// Draws a member of the steps of all runs, over steps or over tokens seen.
 std::string curves(const std::vector<ComparedRun>& runs, svg::LineChart chart, int64_t StepReport::*x,
                    double StepReport::*y) {
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -48,7 +48,7 @@ std::string validation(const std::vector<ComparedRun>& runs, svg::LineChart char
   return any ? svg::line_chart(std::move(chart)) : "";
 }
 
-/// Loss against tokens is more meaningful than loss against steps if step sizes differ.
+/// Loss over tokens is more meaningful than loss over steps if the steps have different sizes.
 bool have_steps_of_one_size(const std::vector<ComparedRun>& runs) {
   return std::ranges::all_of(runs, [&](const ComparedRun& run) {
     const StartReport &mine = run.summary.start, &first = runs.front().summary.start;
@@ -103,7 +103,7 @@ std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-/// Returns the facts of all runs; speed and memory of later runs have their ratio to the first.
+/// Returns the facts of all runs; speed and memory of the later ones with their ratio to the first.
 page::Grid facts(const std::vector<ComparedRun>& runs) {
   page::Grid grid{names_of(runs), {}};
   const std::vector<Fact> first = facts_of(runs.front());
@@ -122,7 +122,7 @@ page::Grid facts(const std::vector<ComparedRun>& runs) {
   return grid;
 }
 
-/// Returns the number of terminal columns of a text: continuation bytes of UTF-8 take none.
+/// Returns the number of columns of a text: continuation bytes of UTF-8 take none.
 size_t columns(const std::string& text) {
   return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }

@@ -30,8 +30,7 @@ std::string comparison_html(const std::vector<ComparedRun>& runs);
 /// Returns the keys whose values are not the same in all runs, with the value in each; "-" if a run has none.
 page::Grid differing_keys(const std::vector<ComparedRun>& runs);
 
-/// Returns a table, aligned for a terminal: row names, the values of each run, and their ratios to those of the first
-/// run.
+/// Returns row names, the values of each run, and their ratios to those of the first run, aligned for a terminal.
 std::string comparison_text(const std::vector<ComparedRun>& runs);
 
 }  // namespace trainer::report

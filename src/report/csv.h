@@ -14,14 +14,14 @@ struct NamedRun {
   std::filesystem::path folder;
 };
 
-/// Returns the runs with a name for each: the name of its folder, or the whole path if two folders have the same name.
-/// Throws Code::usage for a folder without metrics.jsonl.
+/// Returns the runs with a name for each: that of its folder, or the whole path if two have the same. Throws
+/// Code::usage for a folder without metrics.jsonl.
 std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
 
 /// Passes the table to `out`, line by line. A row has run, step and the fields of the step in metrics.jsonl; members of
-/// nested objects have dotted names (phase_ms.forward). Columns validation.* have the evaluation after the step.
-/// Unknown values are empty, and utilisation is unchanged from the file. Reads each file twice, and keeps only one line
-/// in memory. Throws Code::io when a file cannot be read.
+/// objects there have names with dots (phase_ms.forward). Columns validation.* have the evaluation after the step.
+/// Unknown values are empty, and utilisation is unchanged. Reads each file twice and holds one line of it. Throws
+/// Code::io when a file cannot be read.
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out);
 
 }  // namespace trainer::report

@@ -75,8 +75,8 @@ Message event(double wall_time, int64_t step) {
   return message;
 }
 
-/// Returns the name of a new event file. It contains the time of creation in seconds, increased if needed so that it is
-/// later than those of existing files.
+/// Returns the name of a new event file. It contains the second in which the file is created, or a later one than
+/// existing names.
 std::string file_name(const std::filesystem::path& folder) {
   int64_t second = std::time(nullptr);
   std::error_code none;

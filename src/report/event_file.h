@@ -15,9 +15,9 @@
 
 namespace trainer::report {
 
-/// Returns the CRC-32C (Castagnoli) as defined in RFC 3720.
+/// Returns the CRC-32C (Castagnoli) of RFC 3720.
 uint32_t crc32c(std::string_view bytes);
-/// Returns a message framed as a record.
+/// Returns a message as a record.
 std::string event_record(std::string_view message);
 
 /// The messages of an event file. `wall_time`: seconds since 1970.
@@ -25,14 +25,14 @@ std::string version_event(double wall_time);
 /// Marks the start or resumption of a run: TensorBoard discards the data of `step` and of later steps.
 std::string restart_event(double wall_time, int64_t step);
 std::string scalar_event(double wall_time, int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
-/// `text` is Markdown.
+/// `text` is in Markdown.
 std::string text_event(double wall_time, int64_t step, const std::string& tag, const std::string& text);
 
 /// An event file that is open for writing.
 class EventFile {
  public:
-  /// Makes a new file in `folder`, whose name sorts after those of the existing files: TensorBoard reads files in that
-  /// order. Throws Code::io naming the file.
+  /// Creates a new file in `folder`, whose name sorts after existing ones, since TensorBoard reads files in that order.
+  /// Throws Code::io naming the file.
   explicit EventFile(const std::filesystem::path& folder);
 
   void write(std::string_view message) { file_.write(event_record(message)); }

@@ -16,33 +16,32 @@ namespace trainer::report {
 
 /// The offload part of a step on this rank, if its optimizer state is in host memory.
 struct OffloadReport {
-  std::string device_share;                      // "1/2": streamed, of the elements that are not resident
-  int64_t host = 0, streamed = 0, resident = 0;  // parameters by where they were updated
+  std::string device_share;                      // streamed fraction of the elements that are not resident, "1/2"
+  int64_t host = 0, streamed = 0, resident = 0;  // numbers of parameters by place of update
   std::map<std::string, int64_t> bytes;          // between host and device, by kind
   double exposed_ms = kUnknown;                  // time that the step waited for updates
-  std::map<std::string, double> busy_ms;         // by lane, in the newest completed update
+  std::map<std::string, double> busy_ms;         // of lanes, in the newest update that is done
   double update_ms = kUnknown;                   // of that update, from the norm until the last weights were updated
   double emulated_ms = kUnknown;                 // of an update on the emulated device, if there is one
-  double predicted_ms = kUnknown;                // on the emulated device, else on this one
+  double predicted_ms = kUnknown;                // on that device, else on this machine
   // The newest completed update, without an emulated device:
   double parameters_per_s = kUnknown;  // of this rank
-  double overlapped = kUnknown;        // share of the lanes' work that no step waited for
-  double memory_share = kUnknown;      // of updates on the host, as a share of the measured memory bandwidth
-  // The plan: the number of subgroups and the largest, how many stay on the device, slots for the others, and the kind
-  // of host memory.
+  double overlapped = kUnknown;        // share of the lanes' work for which no step waited
+  double memory_share = kUnknown;      // of updates on the host, relative to the measured memory rate
+  // The plan: pieces and their largest, how many stay on the device, slots for others, and the kind of host memory.
   int64_t subgroups = 0, largest_subgroup = 0, resident_subgroups = 0, slots = 0;
   std::string host_memory;
 };
 
 struct StepReport {
   int64_t step = 0;        // 1-based
-  int64_t tokens = 0;      // seen so far by the whole run, this step included
+  int64_t tokens = 0;      // seen so far by the whole run, including this step
   double loss = kUnknown;  // mean over the step's tokens, before its update
   double lr = kUnknown, grad_norm = kUnknown;
   bool skipped = false;    // not finite: no update
   std::string bad_tensor;  // in a skipped step: the first tensor that was not finite
   double step_ms = kUnknown, tokens_per_s = kUnknown;
-  double tflops_per_device = kUnknown;  // model FLOPs, counting full attention
+  double tflops_per_device = kUnknown;  // from model FLOPs with the full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
   PhaseMs phase_ms;
@@ -51,15 +50,15 @@ struct StepReport {
   BytesByCategory memory_bytes;               // peaks so far
   int64_t data_position = 0;                  // samples seen
   double epoch = kUnknown;                    // samples seen / windows of the training data
-  std::optional<OffloadReport> offload = {};  // empty: the optimizer's state is on the device
-  std::optional<device::PowerMeter::Reading> gpu = {};  // of rank 0's GPU, at most one second old; empty: not known
+  std::optional<OffloadReport> offload = {};  // empty: the optimizer state is on the device
+  std::optional<device::PowerMeter::Reading> gpu = {};  // of rank 0's GPU, at most a second old; empty: not known
 };
 
 struct EvalReport {
   int64_t step = 0;  // after this step's update
   double loss = kUnknown, perplexity = kUnknown;
   std::optional<double> bits_per_byte = {};  // empty without a tokenizer
-  int64_t tokens = 0;                        // predicted
+  int64_t tokens = 0;                        // number of predicted tokens
 };
 
 struct CheckpointReport {
@@ -67,7 +66,7 @@ struct CheckpointReport {
   std::string path;
   int64_t bytes = 0;
   double seconds = kUnknown;       // from the step's end until it was complete
-  double wait_seconds = kUnknown;  // the part of it that training waited for
+  double wait_seconds = kUnknown;  // part of it for which training waited
   bool best = false;               // lowest validation loss so far
 };
 
@@ -76,8 +75,8 @@ struct WarningReport {
   std::string message;
 };
 
-/// Predicted or measured values: the time of a step and its exposed communication time, the memory of the process (of
-/// all its ranks if ranks are threads), and the bytes of all steps of the run.
+/// Predicted or measured: one step's time and its exposed communication time, memory of the process (of all its ranks
+/// if they are threads), bytes over all steps of the run.
 struct Estimate {
   double step_ms = kUnknown, wait_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
@@ -94,8 +93,8 @@ struct Environment {
 
 /// Everything known before the first step.
 struct StartReport {
-  int64_t step = 0;           // completed steps: above 0 if resumed
-  int64_t data_position = 0;  // samples seen in those steps
+  int64_t step = 0;           // completed steps: above 0 after a resume
+  int64_t data_position = 0;  // samples seen in these steps
   std::string name, time;     // time: UTC, ISO 8601 (utc_now())
   config::Model model;        // values in force
   std::string arch, compute;

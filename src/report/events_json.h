@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 /// replaced.
 std::string to_line(const Json& value, int indent = -1);
 
-/// Returns a value for display: a string without quotes, an empty text for null.
+/// Returns a value as text: a string without quotes, an empty text for null.
 std::string to_text(const Json& value);
 
 /// Calls use(name, value) for each value in an object and in nested objects, whose names are prefixed: "a.b" for a
@@ -24,7 +24,8 @@ std::string to_text(const Json& value);
 void flatten(const Json& object, const std::string& prefix, char separator,
              const std::function<void(const std::string& name, const Json& value)>& use);
 
-/// Returns the config as a JSON object, so that readers of the log need no TOML. Text that is not TOML stays text.
+/// Returns the config as a JSON object, so that readers of the log need not parse TOML. Text that is not TOML stays
+/// text.
 Json config_json(const std::string& toml_text);
 
 /// Returns the ratios of measured to predicted memory, step time, and bytes of each operation along each axis.
@@ -57,7 +58,7 @@ struct Writer {
     }
     if constexpr (sizeof...(more) > 0) (*this)(more...);
   }
-  /// For bytes, 0 stands for "not known" and becomes null.
+  /// Writes a number of bytes; 0 means "not known" and becomes null.
   void bytes(const char* key, int64_t value) { json[key] = value > 0 ? Json(value) : Json(); }
   void tera(const char* key, double value) { json[key] = value / 1e12; }
 };
@@ -117,7 +118,7 @@ T from_json(const Json& object) {
   return value;
 }
 
-/// The type of a struct for the visitor V: const for a Writer.
+/// The fields of a struct, for the visitor V; a Writer changes nothing.
 template <typename V, typename T>
 using In = std::conditional_t<V::kReads, T, const T>;
 

@@ -21,7 +21,7 @@ void add_step(History& history, StepReport step) {
   history.steps.push_back(std::move(step));
 }
 
-/// Process is the steps of one process, from `first` on, the peak that its start and end events report, and its setup.
+/// The steps of one process, from `first` on, the peak that its start and end events report, and its setup.
 struct Process {
   size_t first = 0;
   setup::PeakReport peak;
@@ -42,7 +42,7 @@ std::string setup_of(const Json& start) {
   return setup.dump();
 }
 
-/// Rescales the utilisation of a process's steps to shares of its best peak.
+/// Rescales the utilisation of a process's steps to fractions of its best peak.
 void settle(History& history, Process& process) {
   setup::PeakReport& peak = process.peak;
   const std::span<StepReport> steps = std::span(history.steps).subspan(process.first);
@@ -51,7 +51,7 @@ void settle(History& history, Process& process) {
     const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
     peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
   }
-  if (!(peak.flops > 0)) return;  // no start in the log: steps are unchanged
+  if (!(peak.flops > 0)) return;  // no start event in the log: steps are unchanged
   for (StepReport& step : steps) {
     // Multiplies before dividing, so that the step that raised the peak has a share of exactly 1.
     for (double* share : {&step.mfu, &step.mfu_causal, &step.hfu})

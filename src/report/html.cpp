@@ -65,7 +65,7 @@ std::vector<svg::Point> curve(const History& history, double StepReport::*member
   return points;
 }
 
-/// Adds the curve and, if it is long enough, its moving average on top.
+/// Adds the curve itself, and its moving average if the curve is long enough.
 void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vector<svg::Point>& points) {
   if (points.size() >= svg::kSmoothedFrom)
     chart.series.push_back({name + ", each step", points, 0, svg::Series::Style::faint});
@@ -104,7 +104,7 @@ std::string rate_chart(const History& history) {
 std::string norm_chart(const History& history) {
   svg::LineChart chart = small_chart("norm", "Gradient norm, before clipping");
   chart.series.push_back({"", curve(history, &StepReport::grad_norm), 3});
-  // On a logarithmic axis, a single spike does not flatten the rest of the curve.
+  // A logarithmic axis prevents a single spike from flattening everything else.
   const double middle = median_of(history.steps, &StepReport::grad_norm);
   double largest = 0;
   for (const StepReport& step : history.steps)
@@ -300,7 +300,7 @@ std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t l
   try {
     for (const Json& json : report.at("samples"))
       if (Sample sample = from_json<Sample>(json); sample.step <= last_step) samples.push_back(std::move(sample));
-  } catch (const Json::exception&) {  // no report, or one from a different version: no samples
+  } catch (const Json::exception&) {  // no report, or one of a different version: no samples
     samples.clear();
   }
   return samples;

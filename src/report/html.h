@@ -13,11 +13,11 @@ namespace trainer::report {
 std::string report_html(const Summary& summary, const History& history, const std::string& config_toml);
 std::string report_json(const Summary& summary, const History& history);
 
-/// Writes RUN_DIR/report.json and report.html, each replaced atomically; the config is RUN_DIR/config.toml if it
+/// Writes RUN_DIR/report.json and report.html, each replaced atomically; the config is RUN_DIR/config.toml where it
 /// exists. Throws Code::io naming the file; a training run turns that into a warning.
 void write_report(const std::filesystem::path& run_dir, const Summary& summary, const History& history);
 
-/// Returns the samples stored in RUN_DIR/report.json; empty if there are none. A resumed run starts from them, up to
+/// Returns the texts kept in RUN_DIR/report.json; empty if there are none. A resumed run starts with those up to
 /// `last_step`.
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step);
 

@@ -14,7 +14,7 @@
 namespace trainer::report {
 namespace {
 
-/// Calls act(line, ended) for each line; `ended`: the line has a newline. Throws Code::io with the reason.
+/// Calls act(line, true if it ended with a newline) for each line. Throws Code::io with the reason.
 void for_each_line(const std::filesystem::path& file, const std::function<void(const std::string&, bool)>& act) {
   errno = 0;
   std::ifstream in(file, std::ios::binary);
@@ -41,8 +41,8 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     const auto at = step_of(line);
     return ended && at && *at <= step;
   };
-  int64_t kept = 0, size = 0;     // bytes of the leading lines that stay, and of all lines
-  bool only_the_end_goes = true;  // no removed line is followed by one that stays
+  int64_t kept = 0, size = 0;     // bytes of the leading lines that are kept; of all lines
+  bool only_the_end_goes = true;  // only lines at the end are removed
   for_each_line(file, [&](const std::string& line, bool ended) {
     const bool follows = kept == size;
     size += static_cast<int64_t>(line.size()) + ended;
@@ -58,7 +58,7 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     });
     return replace_file(file, text);
   }
-  // Truncating in place needs no room on a full disk.
+  // Truncating in place needs no space on a full disk.
   if (::truncate(file.c_str(), kept) != 0) {
     const int reason = errno;
     throw Error(Code::io, format("cannot cut {} back to step {}: {}", file.string(), step, system_reason(reason)));

@@ -15,8 +15,8 @@ class MetricsLog : public RecordFile {
 };
 
 /// Truncates a log to a resumed step. Removes the events of later steps and lines that are not JSON objects; keeps the
-/// rest unchanged. Does nothing if the file is missing. The file is truncated in place if only its end is removed, and
-/// replaced atomically otherwise. Throws Code::io.
+/// rest unchanged. Does nothing if the file is missing. Truncates the file in place if only its end is removed, and
+/// replaces it atomically otherwise. Throws Code::io.
 void truncate_after_step(const std::filesystem::path& file, int64_t step);
 
 }  // namespace trainer::report

@@ -1,6 +1,6 @@
 #pragma once
-// Parts that the pages of reports share: their beginning and end, sections, tables. Pages are well-formed as HTML and
-// as XML. All texts are escaped here, except those called `html`.
+// Parts that the pages of reports share: their begin and end, sections, tables. Pages are well-formed as HTML and as
+// XML. All texts are escaped here, except those called `html`.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -14,17 +14,17 @@ std::string end(const std::string& footer = "");
 
 /// Returns a section around the content; empty if the content is empty.
 std::string section(const std::string& html);
-/// Returns sections that are placed side by side if there is room.
+/// Returns sections side by side if there is room.
 std::string side_by_side(const std::vector<std::string>& sections_html);
 
 /// Returns "1.50 MiB", or "-" if the number is not known (0).
 std::string bytes_text(int64_t bytes);
 
-/// Names and values; values that are empty or "-" are left out.
+/// Names and values; values that are empty or "-" are omitted.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Facts& facts);
 
-/// A table with a header; its first column has the names of the rows. It scrolls on small screens.
+/// A table with a header row; its first column names the rows. It scrolls on small screens.
 struct Grid {
   struct Row {
     std::string name;
@@ -36,7 +36,7 @@ struct Grid {
 };
 std::string table(const Grid& grid);
 
-/// Returns a legend: the colours of series 0, 1, … and their names.
+/// Returns the colours of series 0, 1, … with their names.
 std::string legend(const std::vector<std::string>& names);
 
 }  // namespace trainer::report::page

@@ -20,11 +20,11 @@ struct Terminal {
 Terminal stderr_terminal();
 
 /// mode: on = the redrawn line everywhere, off = plain lines everywhere, automatic = on if stderr is a terminal. With
-/// the redrawn line it is the log sink for its lifetime, so that log lines appear above it. Log from any thread; call
-/// the members from one.
+/// the redrawn line it is the log sink for its lifetime, so that log lines appear above it. Any thread may log; only
+/// one may call the members.
 class Progress {
  public:
-  /// `completed` steps of `total` are done already; plain lines are printed every `interval` steps (0: never), and for
+  /// `completed` steps of `total` are already done; plain lines are printed every `interval` steps (0: never), and for
   /// the first and last step.
   Progress(config::ProgressMode mode, int64_t completed, int64_t total, int64_t interval,
            Terminal terminal = stderr_terminal());
@@ -34,7 +34,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepReport& report);
-  /// Shows a longer activity between steps, such as "evaluating 3/20", in the redrawn line until the next step.
+  /// Shows a longer activity between steps, "evaluating 3/20", in the redrawn line until the next step.
   void status(const std::string& activity);
 
  private:

@@ -5,11 +5,11 @@
 
 namespace trainer::report {
 
-/// A file to which records are appended, each completely or not at all. It never stops a run: the first failure (disk
-/// full) causes a warning, and writing is attempted again for later records.
+/// A file to which records are appended, each completely or not at all. It never stops a run: a failure (disk full)
+/// causes one warning, and later records are tried again.
 class RecordFile {
  public:
-  /// Opens or creates the file; `flags`: additional open() flags. Throws Code::io naming the file.
+  /// Opens or creates the file; `flags` are additional flags of open(). Throws Code::io naming the file.
   explicit RecordFile(std::filesystem::path path, int flags = 0);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;

@@ -13,10 +13,10 @@ std::string communication(const History& history);
 /// Returns the predicted and the measured step; empty without a prediction of its time.
 std::string prediction(const Summary& summary);
 
-/// Returns where the optimizer state was updated, with bytes and times; empty if it is on the device.
+/// Returns where the optimizer state was updated, with its bytes and times; empty if it is on the device.
 std::string optimizer_offload(const History& history);
 
-/// Returns a time line of evaluations, checkpoints, warnings, and the start and end of processes, against steps.
+/// Returns evaluations, checkpoints, warnings, and the start and end of processes, over the steps.
 std::string time_line(const History& history);
 
 }  // namespace trainer::report

@@ -7,8 +7,8 @@
 namespace trainer::report {
 
 /// StatusLine shows "evaluating: 120 of 400 windows, 8 s left". On a terminal it is one line, redrawn in place and
-/// erased when the object is destroyed. Log lines appear above it. Otherwise it is a log line at most every ten
-/// seconds, the first after ten seconds.
+/// removed at the end of the object's life. Log lines appear above it. Elsewhere it is a log line at most every ten
+/// seconds, the first after ten.
 class StatusLine {
  public:
   explicit StatusLine(Terminal terminal = stderr_terminal());
@@ -16,7 +16,7 @@ class StatusLine {
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
 
-  /// `done` and `total` are in a unit that is proportional to time, from which the remaining time is estimated.
+  /// `done` of `total`, both in the unit to which time is proportional.
   void show(const std::string& text, int64_t done, int64_t total);
 
  private:

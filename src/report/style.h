@@ -1,6 +1,6 @@
 #pragma once
-// The style sheet of report.html. Its eight colours, in a light and a dark variant, are distinguishable for
-// colour-blind readers.
+// The style of report.html: eight colours that people with colour blindness can distinguish, in a light and a dark
+// tone.
 
 namespace trainer::report {
 

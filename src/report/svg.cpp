@@ -39,7 +39,7 @@ std::vector<std::string> tick_labels(const std::vector<double>& ticks) {
   return labels;
 }
 
-/// An Axis maps data to drawing coordinates.
+/// Maps data to the drawing.
 struct Axis {
   double low, high, from, to;
   bool logarithmic = false;
@@ -93,7 +93,7 @@ bool usable(const LineChart& chart, const Point& point) {
   return std::isfinite(point.y) && std::isfinite(point.x) && (!chart.logarithmic || point.y > 0);
 }
 
-/// Returns the series as one path. A gap starts a new subpath; an isolated point becomes a dot by its round line cap.
+/// Returns the series as one path. A gap starts a new segment; an isolated point becomes a dot by its round line cap.
 std::string path(const LineChart& chart, const Series& series, const Axis& x, const Axis& y) {
   std::string data;
   bool pen_down = false;
@@ -300,7 +300,7 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<Lane>& lanes) {
   constexpr double kRow = 26, kTop = 32, kLeft = 130, kRight = 980;
-  constexpr size_t kMost = 500;  // marks per lane: more would hide each other
+  constexpr size_t kMost = 500;  // marks of a lane: more would cover each other
   const Axis x = {from, to > from ? to : from + 1, kLeft, kRight};
   std::string description, marks;
   double y = kTop;

@@ -12,11 +12,11 @@ struct Point {
   double x, y;  // y not finite: a gap
 };
 
-/// Returns at most `max_points` (>= 4) of the points: the first, the last, and the lowest and highest of each interval,
-/// in their order. So no peak is lost. An interval without a finite value stays a gap.
+/// Returns at most `max_points` (>= 4) of the points: the first, the last, and the lowest and highest of each interval
+/// in their order, so that no peak is lost. An interval without a finite value remains a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
 /// Returns the moving average over a 25th of the points, centred on each (fewer towards the ends), so that it does not
-/// lag; gaps are skipped. A curve of fewer than kSmoothedFrom points stays as it is.
+/// lag; gaps are skipped. A curve of fewer than kSmoothedFrom points is unchanged.
 std::vector<Point> smooth(const std::vector<Point>& points);
 inline constexpr size_t kSmoothedFrom = 50;
 
@@ -55,11 +55,10 @@ std::string line_chart(LineChart chart);
 struct Part {
   std::string name;
   double value;
-  std::string text;  // the value as displayed
+  std::string text;  // the value as text
   int colour = 0;
 };
-/// Draws one bar of the parts side by side, with a table of them below; returns an empty text for a zero total. The
-/// drawing takes half the width of the page.
+/// Draws one bar of adjacent parts, with a table of them below; empty if the total is zero. For half the page's width.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 /// A row of marks on a time line: events at x, with a text for each.
 struct Lane {
@@ -71,8 +70,8 @@ struct Lane {
   std::vector<Mark> marks;
   int colour = 0;
 };
-/// Draws lanes below each other, from x = `from` to `to`; lanes without marks are left out, and a time line without any
-/// marks is not drawn. The drawing takes the full width of the page.
+/// Draws lanes below each other, from x = `from` to `to`; lanes without marks are omitted, and without any mark nothing
+/// is drawn. For the page's width.
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<Lane>& lanes);
 /// Draws a bar for each part. The drawing takes the full width of the page.

@@ -7,7 +7,7 @@ namespace trainer::report {
 
 class TensorBoardLog {
  public:
-  /// Makes an event file in RUN_DIR, for a run that has completed `step` steps. Throws Code::io.
+  /// Creates an event file in RUN_DIR, for a run that has completed `step` steps. Throws Code::io.
   TensorBoardLog(const std::filesystem::path& run_dir, int64_t step);
 
   /// Unknown numbers are omitted. A loss that is not finite is shown as such.

@@ -15,10 +15,10 @@ using Lane = Span::Lane;
 
 std::string json_string(const std::string& text) { return to_line(Json(text)); }
 
-/// Returns whole nanoseconds as the format's microseconds: "12.345".
+/// Returns whole nanoseconds in the format's microseconds: "12.345".
 std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }
 
-/// Tracks assigns tracks to each lane, in the order in which a viewer shows them.
+/// Assigns tracks to lanes, in the order in which a viewer shows them.
 class Tracks {
  public:
   explicit Tracks(const TracedRank& rank) : rank_(rank) {}
@@ -26,7 +26,7 @@ class Tracks {
   /// Returns the track of a span. Call it for spans in the order in which they begin.
   int of(const Span& span) {
     if (span.lane != Lane::axis) return track(name_of(span.lane), static_cast<int>(span.lane));
-    std::vector<double>& ends = axes_[span.axes];  // when the last span of each track of this axis ended
+    std::vector<double>& ends = axes_[span.axes];  // time at which the last span of each track of this axis ended
     auto free = std::ranges::find_if(ends, [&](double end) { return end <= span.time.begin; });
     if (free == ends.end()) free = ends.insert(free, 0);
     *free = span.time.end;
@@ -86,7 +86,7 @@ std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<c
   std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
     return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
   });
-  const auto at = [&](double seconds) {  // spans in flight when the trace began are truncated there
+  const auto at = [&](double seconds) {  // spans in flight at the start of the trace are truncated there
     return static_cast<int64_t>(std::floor(std::max(0.0, seconds - rank.origin) * 1e9));
   };
   Tracks tracks(rank);

@@ -15,7 +15,7 @@ namespace trainer::report {
 struct TracedRank {
   int rank = 0;
   std::string name;   // "rank 0 on host a"
-  double origin = 0;  // now_seconds() on this rank when the trace begins
+  double origin = 0;  // now_seconds() on this rank at the start of the trace
   std::function<std::string(uint32_t axes)> name_of_axes = {};
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// `--max-time`: a duration as people write it, and the time after which a run stops.
+// `--max-time`: a human-readable duration, and the time after which a run stops.
 #include <limits>
 #include <string_view>
 

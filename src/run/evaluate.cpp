@@ -16,8 +16,8 @@ int64_t windows_in(const data::TokenDataset& dataset, int64_t stride) {
   return 1 + (behind_the_first + stride - 1) / stride;
 }
 
-/// Fills sliding windows from number `first` on. Rows that an earlier window predicts, and those past the end of the
-/// data, have weight 0.
+/// Fills sliding windows, beginning with number `first`. Rows that an earlier window predicts, and those past the end
+/// of the data, have weight 0.
 void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t first, int64_t sequences,
                    data::TokenBatch& out) {
   const int64_t length = dataset.seq_len(), predictions = dataset.tokens() - 1;

@@ -10,12 +10,12 @@
 namespace trainer::run {
 namespace {
 
-/// The place of an ending: which question, which of its choices.
+/// The index of an ending: its question, and its index among the choices.
 struct Place {
   size_t question, choice;
 };
 
-/// Returns how many tokens of an ending are predicted in a sequence of `length` rows.
+/// Returns the number of tokens of an ending that are predicted in a sequence of `length` rows.
 int64_t scored_tokens(const Question::Choice& choice, int64_t length) {
   return std::min({choice.scored, static_cast<int64_t>(choice.tokens.size()) - 1, length});
 }
@@ -32,7 +32,7 @@ void put(const Question::Choice& choice, int64_t at, int64_t length, data::Token
   std::fill_n(batch.weights.begin() + row + predicted - scored, scored, 1.0f);
 }
 
-/// Returns the place of the largest value, the first of equal ones.
+/// Returns the index of the largest value, the first one in case of a tie.
 size_t best(const std::vector<double>& values) {
   return static_cast<size_t>(std::ranges::max_element(values) - values.begin());
 }

@@ -21,19 +21,20 @@ namespace trainer::run {
 /// Rank 0 reports for all: on other ranks every call does nothing. No call waits for a different rank.
 class Reporter {
  public:
-  /// config, plan, machine and peak outlive it. `memory` was started before the run took any; `first`: this rank
-  /// speaks.
+  /// config, plan, machine and peak must outlive it. `memory` was started before the run allocated any; `first`: this
+  /// rank prints.
   Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
            const MemoryProbe& memory, setup::PeakTracker& peak, bool first);
 
-  /// Cuts metrics.jsonl back to `step` and appends from there. Throws Code::io.
+  /// Truncates metrics.jsonl to `step` and appends from there. Throws Code::io.
   void open(int64_t step);
-  /// Writes the start event, before the first step. `notes`: lines of log that follow it; empty ones are skipped.
+  /// Writes the start event, before the first step. `notes`: log lines that follow it; empty ones are skipped.
   void start(const report::StartReport& start, std::string_view transport, const std::vector<std::string>& notes);
   /// Shows a progress line from now on.
   void show_progress(int64_t step);
 
-  /// Reports the step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted only this step.
+  /// Reports the step `work`, which took `seconds` and resulted in `state`. The meter of `trainer` must have counted
+  /// only this step.
   void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
             const checkpoint::TrainState& state, train::Trainer& trainer);
   void evaluation(const report::EvalReport& eval);
@@ -42,7 +43,7 @@ class Reporter {
   void checkpoint(const report::CheckpointReport& checkpoint);
   void sample(report::Sample sample);
   void warn(int64_t step, const std::string& message);
-  /// Logs the summary of a run that had finished before; writes nothing.
+  /// Logs the summary of a run that had already finished; writes nothing.
   void repeat_summary() const;
   /// Ends the run: writes the end event, the report and the lines of the summary.
   void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
@@ -50,11 +51,11 @@ class Reporter {
  private:
   /// Raises the peak to the rates of the step and its operators.
   void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
-  /// Warns when the steps took another time than predicted, and says which part was off.
+  /// Warns if the steps took a different time than predicted, and names the part that was wrong.
   void judge_prediction(const report::EndReport& end);
   /// Adds events of this process that the log lacks after a full disk.
   void complete(report::History& history, const report::EndReport& end) const;
-  /// Memory that is compared with the plan: of the process, or on a GPU of the device.
+  /// Returns the memory that is compared with the plan: of the process, or on a GPU of the device.
   int64_t measured_memory(const train::Trainer& trainer) const;
 
   const config::Config& config_;

@@ -17,7 +17,7 @@ fs::path checkpoint_folder(const config::Config& config) {
 
 namespace {
 
-/// Writes a file, unless it already holds these bytes: then a start on a full disk needs no room.
+/// Writes a file, unless it already has this content, so that a start on a full disk needs no space.
 void put(const fs::path& file, const std::string& bytes) {
   std::ifstream in(file, std::ios::binary);
   if (in && std::string(std::istreambuf_iterator<char>(in), {}) == bytes) return;

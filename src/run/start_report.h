@@ -18,11 +18,11 @@ report::StartReport start_report(const config::Config& config, const data::Datas
                                  const setup::RunPlan& plan, const setup::Machine& machine, const comm::World& world,
                                  train::Trainer& trainer);
 
-/// Returns lines for the log: the transport between GPUs, and the micro-steps that run as graphs; empty where there is
-/// nothing to say.
+/// Returns lines for the log: the transport between GPUs, and the micro-steps that run as graphs; empty if there is
+/// nothing to report.
 std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer);
 
-/// `compute_reason`: why that compute type.
+/// `compute_reason`: the reason for the compute type.
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport);
 
 }  // namespace trainer::run

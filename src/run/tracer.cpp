@@ -11,7 +11,7 @@
 namespace trainer::run {
 namespace {
 
-/// Names the running system: processes for which it is the same share a clock.
+/// Returns a name of the running system: processes for which it is the same share a clock.
 std::string system_identity() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);

@@ -9,7 +9,7 @@
 
 namespace trainer::run {
 
-/// Every rank has one and calls the same functions. World and trainer outlive it.
+/// Every rank has one and calls the same functions. World and trainer must outlive it.
 class Tracer {
  public:
   Tracer(comm::World& world, const config::Config& config, train::Trainer& trainer);
@@ -17,25 +17,25 @@ class Tracer {
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  /// Warns where none of the steps that a run makes, first to last, is one to trace.
+  /// Warns if none of the steps that a run makes, first to last, is to be traced.
   void expect_steps(int64_t first, int64_t last) const;
-  /// Begins to record before the first of the steps, or before a later one when a run resumes among them. The clocks of
-  /// different hosts are then compared. Collective.
+  /// Starts recording before the first of the steps, or before a later one if a run resumes among them. Then compares
+  /// the clocks of different hosts. Collective.
   void before_step(int64_t step);
-  /// After the last of the steps the file is written. Collective.
+  /// Writes the file after the last of the steps. Collective.
   void after_step(int64_t step);
   /// Writes the recorded part if a run ends among the steps. Collective.
   void end();
 
  private:
-  /// Gathers the spans of all ranks. The first one replaces the file; a failure is a warning, since the run goes on.
+  /// Gathers the spans of all ranks. Rank 0 replaces the file; a failure is a warning, since the run continues.
   void write();
 
   comm::World& world_;
   const config::Config& config_;
   train::Trainer& trainer_;
   std::optional<Trace> trace_;  // set while steps are recorded
-  double origin_ = 0;           // now_seconds() of this rank where the trace begins
+  double origin_ = 0;           // now_seconds() of this rank at the start of the trace
 };
 
 }  // namespace trainer::run

@@ -31,7 +31,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
     }
     misfit = ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
-  // Either all ranks use the table or none does, so that they compute with the same algorithms.
+  // All ranks use the table, or none does, so that a run uses only one table.
   const std::vector<std::string> misfits = world.control().gather(misfit);
   const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
   if (first == misfits.end()) {

@@ -10,8 +10,8 @@
 namespace trainer::setup {
 
 std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
-  // Part holds TFLOP/s in bf16, and in fp32 without TF32. A device's part is the one with the longest name that the
-  // device's name contains.
+  // TFLOP/s in bf16, and in fp32 without TF32. A device matches the entry with the longest name that its own name
+  // contains.
   struct Part {
     std::string_view name;
     double bf16, fp32;

@@ -12,7 +12,7 @@ using config::OffloadOptimizer;
 
 std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
 
-/// Returns the host memory other than tensors.
+/// Returns host memory other than tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
 /// Returns the memory of the planned run, with its parameters distributed as `extents`.

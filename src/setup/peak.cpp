@@ -19,7 +19,7 @@ PeakTracker::PeakTracker(std::string unit, Windows windows, Clock clock)
       windows_(std::move(windows)),
       clock_(std::move(clock)),
       started_(clock_()) {
-  rates_.reserve(2048);  // room for more than a second of windows, so that nothing is allocated between steps
+  rates_.reserve(2048);  // room for more than a second of windows, so that no memory is allocated between steps
 }
 
 PeakReport PeakTracker::report() const {

@@ -1,6 +1,6 @@
 #pragma once
-// The peak to which utilisation is relative: given by the user, from a data sheet, or measured. A measured one is the
-// best of many short windows, at start-up and between the first steps: other load can only make a window slower. An
+// The peak to which utilisation is relative: the user's, a data sheet's, or measured. A measured one is the best of
+// many short windows, at start-up and between the first steps, since other load can only make a window slower. An
 // operator or a step that runs faster raises it.
 #include <functional>
 #include <span>
@@ -19,9 +19,9 @@ struct PeakReport {
   double flops = kUnknown;
   std::string origin = {};                                  // "measured", "data sheet", "user"
   std::string unit = {};                                    // measured: the unit, "AVX2 fma"
-  int64_t windows = 0;                                      // windows of that unit that were measured
+  int64_t windows = 0;                                      // number of measured windows of that unit
   double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
-  std::string raised_by = {};  // what ran faster than every window: "the GEMMs of step 3"; empty: nothing
+  std::string raised_by = {};  // what ran faster than every window, "the GEMMs of step 3"; empty: none
 };
 /// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
 std::string to_string(const PeakReport& peak);
@@ -37,9 +37,9 @@ class PeakTracker {
   /// Samples between steps take at most this share of the run, and this many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
 
-  /// Holds a peak that was found by other means: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
+  /// Makes a tracker of a known peak: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
   PeakTracker(double flops, std::string origin, std::string unit = {});
-  /// Holds a peak that is not known before the first measure().
+  /// Makes a tracker whose peak is not known before the first measure().
   PeakTracker(std::string unit, Windows windows, Clock clock = now_seconds);
 
   /// Returns the best peak so far, with the median and the lowest of the windows.
@@ -47,15 +47,15 @@ class PeakTracker {
   double flops() const { return flops_; }
   bool is_measured() const { return origin_ == "measured"; }
 
-  /// Runs windows and returns the seconds they took; does nothing if the peak was not measured in windows. Not counted
+  /// Runs windows and returns the seconds they took; does nothing if the peak was not measured by windows. Not counted
   /// as a sample between steps.
   double measure(int count = kAtStart);
   /// True if the run has lasted long enough for another sample.
   bool is_due() const;
   void visit();
 
-  /// Raises a measured peak to `flops`, the FLOP/s of one device at which `what` ("its GEMMs") ran, if that is higher.
-  /// Returns a message the first time, else an empty text.
+  /// Raises a measured peak to `flops`, the FLOP/s of one device with which `what` ("its GEMMs") ran, if that is
+  /// higher. Returns a message about it the first time; else an empty one.
   std::string raise_to_rate(double flops, std::string_view what);
 
  private:
@@ -64,14 +64,14 @@ class PeakTracker {
   Windows windows_;
   Clock clock_;
   double started_ = 0;
-  double visits_seconds_ = 0;   // seconds of all samples between steps
+  double visits_seconds_ = 0;   // seconds of all samples
   double visit_seconds_ = 1e9;  // seconds of an undisturbed sample
   std::vector<double> rates_;   // rates of all windows
   bool told_ = false;
 };
 
-/// Finds this device's peak in this compute type; on CPUs it is measured in windows. All ranks must call measure() and
-/// visit() of such a tracker together, and get the same rates, the means over the ranks. Collective. Device and world
+/// Finds this device's peak in this compute type, by windows if it is measured on CPUs. measure() and visit() of such a
+/// tracker are collective and return the same rates on all ranks, means over the ranks. Collective. Device and world
 /// must outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
 

@@ -26,7 +26,7 @@ PeakUnit peak_unit(device::Isa isa, DType compute) {
   return compute == DType::f64 ? PeakUnit{name, table.f64, DType::f64} : PeakUnit{name, table.f32, DType::f32};
 }
 
-/// A Lane is the state of one thread: operands and results of the loop, its work in the last window, and its CPUs.
+/// The state of one thread: operands and results of the loop, its work in the last window, and its CPUs.
 struct PeakWindows::Lane {
   alignas(64) std::byte operands[ops::kPeakOperandBytes];
   alignas(64) std::byte sink[8192];
@@ -37,8 +37,8 @@ struct PeakWindows::Lane {
 
 namespace {
 
-/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free CPUs. Threads
-/// beyond the last CPU start at the first again, since ranks may have their own CPUs.
+/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Threads
+/// beyond the last CPU start again at the first, since ranks may have their own CPUs.
 void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
   const int count = CPU_COUNT(&allowed);
   if (count == 0 || count > wanted) return;
@@ -79,8 +79,8 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
     : unit_.operands == DType::f32 ? store<float>(draws, to)
                                    : store<bf16>(draws, to);
   }
-  // One thread determines the rounds per window from the fastest of five trials: a disturbed trial would make all
-  // windows too short.
+  // One thread determines the rounds of a window from the fastest of five: a disturbed one would make all windows too
+  // short.
   double seconds = 0;
   for (rounds_ = 8; seconds < kSeconds / 8; rounds_ *= 2) {
     seconds = kSeconds;
@@ -123,14 +123,15 @@ void PeakWindows::run(std::span<double> rates) {
     sched_getaffinity(0, sizeof(lane.allowed), &lane.allowed);
     take_one_cpu(lane.allowed, first_lane_ + lane.index, lanes_of_host_);
   });
-  seconds_of(rounds_);  // not counted: the clock settles, and other ranks start
+  seconds_of(rounds_);  // not counted: the clock frequency settles, and other ranks start
   for (double& rate : rates) {
     const double seconds = seconds_of(rounds_);
     double flops = 0;
     for (const auto& lane : lanes_) flops += lane->flops;
     rate = flops / seconds;
   }
-  if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);  // other ranks may be in their last
+  // Other ranks may still be in their last window.
+  if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);
   run_on_all_lanes([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
 }
 

@@ -14,7 +14,7 @@
 
 namespace trainer::setup {
 
-/// PeakUnit is the arithmetic unit of a compute type, and the loop that measures its rate.
+/// The arithmetic unit of a compute type, and the microbenchmark that measures its rate.
 struct PeakUnit {
   std::string_view name;  // "AVX2 fma"
   ops::PeakLoop loop;
@@ -23,15 +23,14 @@ struct PeakUnit {
 /// Returns the unit that GEMMs in this compute type can use on a CPU of this instruction set.
 PeakUnit peak_unit(device::Isa isa, DType compute);
 
-/// PeakWindows runs windows of the peak microbenchmark concurrently on all threads of a CPU device. It holds operands
-/// and results for each thread, which stay in L1.
+/// Runs windows of the peak microbenchmark on all threads of a CPU device at the same time. It holds operands and
+/// results for each thread, which stay in L1.
 class PeakWindows {
  public:
   static constexpr double kSeconds = 1e-3;  // approximate length of a window
 
-  /// Takes a few milliseconds to find how many rounds of the loop a window has. `local_rank`, `local_size`: this rank's
-  /// index among the ranks on the host, and their number; all have equally many threads. The device must outlive this
-  /// object.
+  /// Takes some milliseconds to calibrate how often the loop runs in a window. `local_rank` and `local_size`: this rank
+  /// and the number of ranks on the host, each with the same number of threads. The device must outlive this object.
   PeakWindows(device::Device& device, DType compute, int local_rank = 0, int local_size = 1);
   ~PeakWindows();
 

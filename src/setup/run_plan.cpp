@@ -17,9 +17,9 @@
 namespace trainer::setup {
 namespace {
 
-/// Returns the bytes of a run other than its tensors: tables of runs and of recorded programs, touched stacks, and the
-/// memory of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed amount covers
-/// logs and the rest.
+/// Returns the bytes of a run other than its tensors: tables of runs and of recorded programs, touched stacks, and
+/// those of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed amount covers
+/// logs and everything else.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 224 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;

@@ -15,7 +15,7 @@ namespace trainer::setup {
 /// The update that a run's offload engine would perform.
 struct OffloadWork {
   offload::Plan plan;
-  bool chosen = false;  // the device share is chosen by the rates of the machine
+  bool chosen = false;  // the fraction is chosen by the rates of the machine
   std::vector<offload::Subgroup> subgroups;
   offload::Sizes sizes;
 };
@@ -36,14 +36,14 @@ struct RunPlan {
   int replicas = 1;
   int64_t parameters = 0;
   config::FlopsPerToken flops;
-  double executed_flops = 0;           // GEMMs and attention of one micro-step, as executed
-  double recomputed_flops = 0;         // the part of them that recomputation repeats
-  int64_t arena_bound = 0;             // largest sum of live bytes: the lower bound of the arena's size
-  CommBytes comm_bytes;                // of a step, by axis and operation
-  std::optional<OffloadWork> offload;  // an update, if the optimizer's state is on the host
+  double executed_flops = 0;                                // GEMMs and attention of one micro-step, as executed
+  double recomputed_flops = 0;                              // part of them that recomputation repeats
+  int64_t arena_bound = 0;                                  // largest sum of live bytes: a lower bound of the arena
+  CommBytes comm_bytes;                                     // of a step, by axis and operation
+  std::optional<OffloadWork> offload;                       // an update, if the optimizer state is on the host
   double step_seconds = kUnknown, wait_seconds = kUnknown;  // of a step, by hardware.profile
 };
-/// `recorders`: receive the training programs, whose time is then predicted (plan/program.h).
+/// `recorders`: receive the programs of training, to predict their time (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
                  const train::StepRecorders& recorders = {});
 /// Returns the table for `train --dry-run`.

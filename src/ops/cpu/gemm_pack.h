@@ -76,7 +76,8 @@ template <int Count, int I = 0, typename F>
   }
 }
 
-/// Lanes of group `Group` of the R elements of a panel, from row[at] on; nothing outside row[0, extent) is read.
+/// Returns the lanes of group `Group` of the R elements of a panel, beginning at row[at]; reads nothing outside row[0,
+/// extent).
 template <int R, int Group, typename T>
 [[gnu::always_inline]] inline auto load_within(const T* row, int64_t at, int64_t extent) {
   using P = AccumulatorOf<T>;

@@ -24,7 +24,7 @@ template <int N>
 #endif
   store_first<N>(to, pairs);
 }
-/// Calls fn(group, lanes of it that count) for the vectors that hold R lanes.
+/// Calls fn(group, lanes in use) for the vectors that hold R lanes.
 template <int R, typename F>
 [[gnu::always_inline]] inline void each_group(F fn) {
   unrolled<(R + kPairLanes - 1) / kPairLanes>([&](auto g) __attribute__((always_inline)) {
@@ -48,7 +48,7 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
       ask_for(above + kTermsAhead * ld, extent), ask_for(below + kTermsAhead * ld, extent);
     int64_t row = 0;
     bf16* to = dst;
-    // Two vectors of elements make two vectors of pairs. Four panels share both, or one panel takes both.
+    // Two vectors of elements yield two vectors of pairs. Four panels share both, or one panel takes both.
     if constexpr (R == L / 2 || R == kWhole || R == L + kWhole) {
       constexpr int kPanels = R == L / 2 ? 4 : 1;
       for (; below != nullptr && row + kPanels * R <= extent; row += kPanels * R) {
@@ -121,8 +121,8 @@ template <int R, int V>
 using Sums = Vec<float>[R][V];
 
 /// Prefetches the operands of the next blocks, a share at every pair: dozens of lines from L3 or memory at once would
-/// delay the loads of the multiplications. (The operands of an epilogue are prefetched at once, and have the time of a
-/// whole block.)
+/// delay the loads of the multiplications. (The operands of an epilogue are prefetched all at once, and have the time
+/// of a whole block.)
 struct Ahead {
   const char* b;     // the next panel, from L3 or memory
   const char* sums;  // the next block's sums so far, from L2 or L3
@@ -150,7 +150,7 @@ template <int Used, int R, int V>
   }
 }
 
-/// Stores a vector of finished sums without an epilogue, at its place in C.
+/// Stores a vector of finished sums without an epilogue at its position in C.
 [[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
   store(c, s.accumulate ? load(c) + x : x);
 }
@@ -270,7 +270,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels(GemmKernels<bf16, C, bf16> sizes) {
   sizes.block = sizes.block_kept = block<R, V, C>;
   return sizes;
 }
-/// Tall blocks have rows of one line of bf16.
+/// Tall blocks: a row is one cache line of bf16.
 template <typename C>
 constexpr GemmKernels<bf16, C, bf16> tall() {
   return kernels<14, 2, C>({.block_k = 1024,

@@ -61,7 +61,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   const int64_t row_panels = (g.rows + kTilePanel - 1) / kTilePanel,
                 col_panels = (g.cols + kTilePanel - 1) / kTilePanel;
   const bool whole = g.first && g.last;
-  alignas(64) float own[2][kBlockSums];  // of one-block sums: one is formed while the other is finished
+  alignas(64) float own[2][kBlockSums];  // for sums of one block: one is computed while the other is finished
   Finished<Kind, C> finished;
   float* sums = g.sums;
   for (int64_t j = 0; j < col_panels; ++j) {
@@ -78,7 +78,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
         end.ask(rows_per_step);
         finished.store_rows(rows_per_step, s);
       };
-      // The direction depends on the place in C, not in the task: the order of a sum must not depend on how work is
+      // The direction depends on the position in C, not in the task: the order of a sum must not depend on how work is
       // divided.
       if ((row + col) / kTilePanel % 2 != 0) {
         multiply_panels<true>(steps, a, b, g.first, to, kTilePanel, between);

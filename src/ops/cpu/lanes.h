@@ -1,6 +1,6 @@
 #pragma once
 // Loops over the elements of a row in vectors, for kernel files (*.isa.cpp). A body is written once, for a whole vector
-// and for the row's last few elements. each_vector passes the place and a tag that get and put understand.
+// and for the row's last few elements. each_vector passes the position and a tag for get and put.
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {

@@ -20,7 +20,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
   Vec<float> floor = (x + 0x1.8p23f) - 0x1.8p23f;
   floor -= floor > x ? splat(1.0f) : Vec<float>{};
   Vec<float> f = x - floor;
-  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<uint32_t>)f - 1U) : f;  // as the instruction: rounded down
+  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<uint32_t>)f - 1U) : f;  // like the instruction, rounds down
 #endif
   Vec<float> p = fmadd(f, splat(0x1.e974fap-10f), splat(0x1.2778560p-7f));
   p = fmadd(f, p, splat(0x1.c91ce6p-5f));

@@ -16,7 +16,7 @@ inline constexpr int64_t kPeakOperandBytes = 16384;
 /// optimised away.
 using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
-/// p, m, v += g: reads four arrays and writes three, as AdamW does, with next to no arithmetic.
+/// p, m, v += g: reads four arrays and writes three, like AdamW, with almost no arithmetic.
 using TrafficLoop = void (*)(float* p, float* m, float* v, const float* g, int64_t n);
 /// Returns the sum of four arrays of n elements: reads as much as an in-place update, and writes nothing.
 using ReadLoop = float (*)(const float* p, const float* m, const float* v, const float* g, int64_t n);

@@ -30,7 +30,7 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
 #pragma GCC unroll 8
       for (int i = 0; i < kLeft; ++i) {
         Vec<T> xi = load(x + i * L);
-        asm("" : "+v"(xi));  // loaded once: as a memory operand of all three it costs more than the products
+        asm("" : "+v"(xi));  // loaded once: as a memory operand of all three it costs more than the multiplications
         acc[i][0] = fmadd(xi, y0, acc[i][0]);
         acc[i][1] = fmadd(xi, y1, acc[i][1]);
         acc[i][2] = fmadd(xi, y2, acc[i][2]);
@@ -99,8 +99,8 @@ double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 4.0 * 2 * kTileRows * kTileRows * kTileTerms * static_cast<double>(kSteps * rounds);
 }
 
-// All is read before anything is written: the arrays may begin at the same place of a page, and a load that follows a
-// store to the same place of another page waits for it.
+// Everything is read before anything is written: the arrays may begin at the same offset in a page, and a load that
+// follows a store to the same offset of a different page waits for it.
 void traffic_loop(float* p, float* m, float* v, const float* g, int64_t n) {
   each_vector<float>(n, [=](int64_t i, auto tag) {
     const Vec<float> x = get(g + i, tag), a = get(p + i, tag), b = get(m + i, tag), c = get(v + i, tag);

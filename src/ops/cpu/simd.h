@@ -50,7 +50,7 @@ template <typename T>
 [[gnu::always_inline]] inline Vec<T> splat(T x) {
   return x - Vec<T>{};  // a bare broadcast: x - 0 is x, whatever its sign; 0 + x would be an addition
 }
-/// The first n lanes; all other lanes are 0 (load) or not written (store).
+/// The first n lanes; all other lanes are 0 (load) or are not written (store).
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> load_n(const T* p, int64_t n) {
   T lanes[kLanes<T>] = {};

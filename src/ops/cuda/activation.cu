@@ -7,7 +7,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Returns v as it reads back after a store.
+/// Returns v as it would be read back after a store.
 template <typename T>
 __device__ inline float as_stored(float v) {
   return static_cast<float>(T(v));

@@ -6,15 +6,15 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No product here precedes an addition that the
-/// compiler could fuse it with.
+/// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No multiplication here precedes an addition with
+/// which the compiler could fuse it.
 template <typename G>
 struct AdamWBody {
   Rows<float> p, m, v;
   Rows<const G> g;
   Rows<bf16> compute;
   float b1, b2, ob1, ob2, correction, eps, step, decay, scale;
-  bool rounds;  // the gradient, to bf16
+  bool rounds;  // rounds the gradient to bf16
 
   template <int V>
   struct Values {

@@ -19,7 +19,7 @@ struct AttentionArgs {
   int q_len = 0, k_len = 0, heads = 0, kv_heads = 0, head_dim = 0;
   int group = 0;           // query heads per key/value head
   int slices = 1;          // attention_simt.cu: blocks that share the columns of a head
-  int64_t k_capacity = 0;  // rows from one sequence to the next in k and v
+  int64_t k_capacity = 0;  // rows between two sequences in k and v
   AttentionRows q, k, v, out, dout, dq, dk, dv;
   float* lse = nullptr;    // [batch·heads, q_len]; null: not kept
   float* delta = nullptr;  // [batch·heads, q_len] Σ dout·out of each row
@@ -27,7 +27,7 @@ struct AttentionArgs {
   float scale = 1;
   float scale_log2 = 1;  // scale·log2(e): probabilities are powers of two
 
-  uint32_t threshold = 0, step = 0;  // dropout: kept iff draw >= threshold; none: 0
+  uint32_t threshold = 0, step = 0;  // dropout: kept if draw >= threshold; no dropout: 0
   float keep_scale = 1;
   PhiloxKey key{0, 0};
   int64_t first_head = 0, heads_global = 0;  // of sequence 0; global heads per sequence

@@ -1,9 +1,9 @@
 // Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). One kernel makes two passes. The first
 // keeps a tile of keys and passes over queries for dk and dv. The second keeps a tile of queries and passes over keys
 // for dq. Both compute scores and their gradients, which takes 7 GEMMs instead of 5. In return every sum has one owner
-// and a fixed order without atomics. Nor are f32 parts of dq written to memory: S/128 of them would be an s×s matrix.
-// The tiles kept are left factors. So probabilities and score gradients become left factors of the second GEMMs within
-// registers.
+// and a fixed order without atomics, and no f32 parts of dq are written to memory: S/128 of them would be an s×s
+// matrix. The tiles kept are left factors. So probabilities and score gradients become left factors of the second GEMMs
+// within registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -22,19 +22,21 @@ struct BackwardShape {
   static constexpr int kColumnWarps = kCols <= 128 ? 1 : 2;
   /// Rows of the tiles kept.
   static constexpr int kKept = kWarpRows * kWarps / kColumnWarps;
-  /// Rows of the passing tiles, two of each in memory.
+  /// Rows of a passing tile; two of each are in memory.
   static constexpr int kPassing = kTall || kCols > (kDropout ? 64 : 128) ? 32 : 64;
   static constexpr int kSumCols = kCols / kColumnWarps;
   static constexpr int kSharedBytes = (2 * kKept + 4 * kPassing) * kCols * static_cast<int>(sizeof(bf16)) +
                                       4 * kPassing * static_cast<int>(sizeof(float));
-  /// Blocks of a multiprocessor.
+  /// Blocks per multiprocessor.
   static constexpr int kResident = kTall ? 2 : 1;
-  static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);  // of sm_80; of sm_90 only
+  // Fits sm_80; the second one only sm_90.
+  static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);
 };
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
-/// With kKeysKept, k and v are kept, and q and dout of all heads of the group pass. Else it is the reverse.
+/// With kKeysKept, k and v are kept, and q and dout of all heads of the group are streamed. Otherwise it is the
+/// reverse.
 template <int kCols, bool kKeysKept, bool kDropout>
 __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
     attention_backward_kernel(const AttentionArgs args) {
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   const int warp_row = warp / Shape::kColumnWarps * kWarpRows,
             column_block = warp % Shape::kColumnWarps * Shape::kSumCols / 16;
   const int length = args.q_len;
-  // The longest passes come first: all queries see the first keys, and the last queries see all keys.
+  // The longest passes come first: all queries attend to the first keys, and the last queries attend to all keys.
   const int first = static_cast<int>(kKeysKept ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kKept;
   const int valid = smaller(kKept, length - first);
   const int kept_head = static_cast<int>(blockIdx.y);
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
                                                 length - at_row, of_head, args.head_dim);
     load_tile<kCols, kPassing, Shape::kThreads>(passing_b + stage * kTile, kKeysKept ? args.dout : args.v, from,
                                                 length - at_row, of_head, args.head_dim);
-    if constexpr (kKeysKept) {  // rows beyond the end: zeros everywhere add nothing
+    if constexpr (kKeysKept) {  // rows beyond the end: zeros do not contribute
       const int i = static_cast<int>(threadIdx.x);
       if (i < kPassing) {
         const bool inside = at_row + i < length;

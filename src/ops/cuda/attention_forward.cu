@@ -29,8 +29,8 @@ struct RowState {
   float top[kBlocks][2], sum[kBlocks][2];
 };
 
-/// Turns scores into probabilities relative to the row's top. Returns by how much earlier sums shrink. Until the end
-/// sums are over this lane's columns only, since all four lanes of a row shrink them alike.
+/// Turns scores into probabilities relative to the row's maximum. Returns the factor by which earlier sums shrink.
+/// Until the end, sums are over this lane's columns only, since all four lanes of a row have the same factor.
 template <int kBlocks, int kN>
 __device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], RowState<kBlocks>& rows, float scale_log2,
                                              float (&shrink)[kBlocks][2]) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], Ro
       for (int j = 0; j < kN; ++j) top = fmaxf(top, fmaxf(scores[i][j][2 * half], scores[i][j][2 * half + 1]));
       top = fmaxf(top, shuffle_xor(top, 1));
       top = fmaxf(top, shuffle_xor(top, 2));
-      const float shift = top == -INFINITY ? 0.0f : top * scale_log2;  // nothing seen yet: all stays 0
+      const float shift = top == -INFINITY ? 0.0f : top * scale_log2;  // no key visible yet: everything stays 0
       shrink[i][half] = fast_exp2(fmaf(rows.top[i][half], scale_log2, -shift));
       rows.top[i][half] = top;
       float sum = 0;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
 
   for (int tile = tiles - 1; tile >= 0; --tile) {  // the masked tiles first
     const int key = tile * Shape::kKeys;
-    const bool seen = key < position + warp_row + Shape::kWarpRows;  // by a row of this warp
+    const bool seen = key < position + warp_row + Shape::kWarpRows;  // to a row of this warp
     copies_wait();
     __syncthreads();  // keys have arrived, and no warp reads the previous values
     load_keys(v_tile, args.v, key);

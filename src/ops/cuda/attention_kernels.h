@@ -25,7 +25,7 @@ constexpr unsigned blocks_for(int64_t count, int64_t rows) { return static_cast<
 int64_t tensor_forward_shared_bytes(int64_t head_dim);
 void tensor_forward(cudaStream_t stream, const AttentionArgs& args, int64_t batch);
 int64_t tensor_backward_shared_bytes(int64_t head_dim);
-/// dq, dk, dv from delta and lse.
+/// Computes dq, dk, dv from delta and lse.
 void tensor_backward(cudaStream_t stream, const AttentionArgs& args, int64_t batch);
 
 // attention_simt.cu, attention_simt_backward.cu: f32 sums of f32 or bf16 (T) of any head size.

@@ -27,7 +27,7 @@ struct LossRows {
   int kept;                       // columns kept in shared memory between the two passes over a row
 
   __device__ float weight(int64_t r) const { return weights == nullptr ? 1.0f : weights[r]; }
-  /// Returns the column of the target, or −1 when another rank has it.
+  /// Returns the column of the target, or −1 if it is on a different rank.
   __device__ int column(int64_t r) const {
     const int64_t c = targets[r] - first;
     return c >= 0 && c < vocab ? static_cast<int>(c) : -1;
@@ -68,7 +68,7 @@ __device__ inline int columns_at(int c, int end) {
   return end - c < V ? end - c : V;
 }
 
-/// Sums a row over the block. The threads' f32 sums are added in f64. Keeps the first columns of the row.
+/// Sums a row over the block. The threads' f32 sums are added in f64. The first columns of the row are kept.
 struct RowSums {
   float largest;
   double sum;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) shard_loss_kernel(LossRows<
   write_gradient<V>(gradient, op.logits.at(r, 0), op.dlogits.at(r, 0), 0, op.padded);
 }
 
-/// Returns whole warps, no more than a row of `pieces` keeps busy.
+/// Returns the block size: whole warps, but no more than a row of `pieces` can use.
 dim3 threads_for(int64_t pieces) {
   return dim3(static_cast<unsigned>(std::clamp<int64_t>(round_up(pieces, kWarp), kWarp, kThreads)));
 }

@@ -17,7 +17,7 @@ namespace {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
-constexpr int kProposals = 4;  // kept for a GEMM: the best, and its successors if the library rejects it
+constexpr int kProposals = 4;  // kept for each GEMM: the best, and its successors if the library rejects it
 
 /// True if a different algorithm may succeed. Other errors are the device's and are not retried.
 bool is_refusal(cublasStatus_t status) {
@@ -47,7 +47,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// cuBLASLt on a rank's GPU. A plan is a function of its key.
+/// cuBLASLt on a rank's GPU. A plan depends only on its key.
 class CublasLt final : public device::Library {
  public:
   CublasLt() = default;
@@ -117,7 +117,7 @@ class CublasLt final : public device::Library {
   }
 
  private:
-  /// Queues the GEMM by the first algorithm of the plan.
+  /// Enqueues the GEMM with the first algorithm of the plan.
   cublasStatus_t multiply(cudaStream_t stream, LtPlan& p, const LtProduct& op, const Tensor& workspace) {
     const float alpha = 1;
     return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
@@ -131,9 +131,9 @@ class CublasLt final : public device::Library {
     return handle_;
   }
 
-  /// Records the fastest of the proposals over all forms that there is memory for. Skips one that fails.
+  /// Records the fastest of the proposals over all forms for which there is memory. Skips those that fail.
   void measure(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
-    constexpr double kWorthMemory = 0.95;  // of the time as it is
+    constexpr double kWorthMemory = 0.95;  // of the time without a copy
     const std::string name = name_of_product(op);
     TunedProduct best;
     for (const GemmForm form : {GemmForm::as_is, GemmForm::left_first, GemmForm::right_first}) {
@@ -155,10 +155,10 @@ class CublasLt final : public device::Library {
     if (best.microseconds > 0) tuning_.products[name] = best;
   }
 
-  /// Returns microseconds, the copy included, or none when the library rejects the proposal.
+  /// Returns microseconds, including the copy; empty if the library rejects the proposal.
   std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, LtPlan& plan,
                                 const Tensor& workspace) {
-    constexpr int kInARow = 5;  // so that the time to start one does not count
+    constexpr int kInARow = 5;  // so that the launch time does not count
     const cudaStream_t stream = device::cuda::stream_of(ex.device);
     std::vector<double> microseconds;
     for (int round = 0; round <= repeats_; ++round) {
@@ -172,7 +172,7 @@ class CublasLt final : public device::Library {
     return median(microseconds);
   }
 
-  /// Returns the GEMM as the tuning table has it; else as the library proposes.
+  /// Returns the plan of the tuning table for the GEMM, else the library's proposals.
   LtPlan planned(const LtProduct& op, int64_t workspace, const Tensor& copy) {
     const auto tuned = tuning_.products.find(name_of_product(op));
     if (tuned != tuning_.products.end() && (tuned->second.form == GemmForm::as_is || copy)) {
@@ -215,8 +215,8 @@ class CublasLt final : public device::Library {
   cublasLtHandle_t handle_ = nullptr;
   std::map<ProductKey, LtPlan> plans_;
   GemmTuning tuning_;
-  int most_ = 0, repeats_ = 0;  // while measuring: proposals to try; else 0
-  bool forms_ = false;          // while measuring: they are tried; else: the table has some
+  int most_ = 0, repeats_ = 0;  // while measuring: number of proposals to try; else 0
+  bool forms_ = false;          // while measuring: forms are tried; else: the table has some
   std::map<std::string, double> favourites_;
 };
 

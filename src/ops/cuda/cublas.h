@@ -14,9 +14,9 @@ struct LtProduct {
   Tensor aux;   // [m, n], dtype of d, at a multiple of 16 bytes, rows a multiple of 8 elements apart; empty: none
 };
 
-/// Returns the bytes of the operand that is transposed first, in the form that the table has for the GEMM, else 0.
-/// While forms are measured, returns those of the larger operand. It is a function of shapes, dtypes and the table, so
-/// that a dry device plans the same memory as a real one. It does not depend on whether the GEMM is added to d, since
+/// Returns the bytes of the operand that is transposed first, if the table has such a form for the GEMM, else 0. While
+/// forms are measured, returns those of the larger operand. It is a function of shapes, dtypes and the table, so that a
+/// dry device plans the same memory as a real one. It does not depend on whether the GEMM is added to d, since
 /// micro-steps that differ only in that share a plan.
 int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 

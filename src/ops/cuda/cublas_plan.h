@@ -17,9 +17,9 @@ std::string library_name();  // "cuBLASLt 13.1.0"
 
 /// Returns the bytes of an operand transposed. Its rows start where the library reads fastest.
 int64_t transposed_bytes(const Tensor& x);
-/// Returns the same GEMM in another form. `copy` is the memory of the operand that is transposed first.
+/// Returns the same GEMM in a different form. `copy` is the memory of the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
-/// Queues the copy that precedes the GEMM.
+/// Enqueues the copy that precedes the GEMM.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
 
 /// The facts on which the choice of an algorithm may depend: shapes, dtypes, row strides, alignments.
@@ -32,10 +32,10 @@ std::string name_of_product(const LtProduct& op);
 /// rejects at run time is removed.
 struct LtPlan {
   cublasLtMatmulDescOpaque_t product{};
-  cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // as cuBLASLt names them: a is our b
+  cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // in cuBLASLt's order: its a is our b
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   GemmForm form = GemmForm::as_is;
-  bool tuned = false;  // the algorithm is a tuning table's, and the only one
+  bool tuned = false;  // the only algorithm, from a tuning table
 };
 /// Returns the descriptors without algorithms.
 LtPlan described(const LtProduct& op);
@@ -47,7 +47,7 @@ void set_addresses(LtPlan& plan, const LtProduct& op);
 /// type.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
                                                        int64_t workspace, int most);
-/// True if the library runs the GEMM by this algorithm within the workspace.
+/// True if the library can run the GEMM with this algorithm within the workspace.
 bool accepts(cublasLtHandle_t handle, LtPlan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t workspace);
 
 }  // namespace trainer::ops::cuda

@@ -75,7 +75,7 @@ class Cudnn final : public FusedAttention {
     return plan;
   }
 
-  /// Builds the graph of the pass: [batch, heads, length, head_dim] with the strides that our rows have.
+  /// Builds the graph of the pass: [batch, heads, length, head_dim] with the strides of our rows.
   static std::unique_ptr<Graph> described(const FusedShape& s) {
     auto graph = std::make_unique<Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
