@@ -53,7 +53,7 @@ void run(Exec& ex, const DropoutAdd& op) {
 }
 
 void run(Exec& ex, const ColumnSum& op) {
-  constexpr int64_t kColumns = 1024, kLeastRows = 128, kMostBlocks = 128;  // columns of a task: their sums stay in L1
+  constexpr int64_t kColumns = 1024, kLeastRows = 128, kMostBlocks = 128;  // columns per task, whose sums stay in L1
   const size_t type = kernel_index(op.x.dtype, "column sum x");
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   const DType sums = accumulator_of(op.x.dtype);

@@ -5,8 +5,8 @@
 
 namespace trainer::ops {
 
-/// The elements of the step's whole batch that a tensor of token rows holds. The mask of an element depends only on
-/// (key, step, global element index), so replicas, layouts and recomputation agree. Element (row r, col c) has index
+/// The position of a tensor of token rows in the step's whole batch. The mask of an element depends only on (key, step,
+/// global element index), so replicas, layouts and recomputation agree. Element (row r, col c) has index
 /// ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
 struct DropoutSite {
   double p = 0;         // probability of dropping; kept values are scaled by 1/(1 − p)
@@ -15,7 +15,7 @@ struct DropoutSite {
   int64_t first_row = 0;  // global token row in the step's batch (all micro-batches counted)
   int64_t first_col = 0, width = 0;
 };
-/// Keep iff philox draw >= threshold.
+/// Returns the threshold: elements are kept if their Philox draw is at least as large.
 uint32_t dropout_threshold(double p);
 
 /// y = residual + dropout(x + bias); residual and bias may be empty (then y = dropout(x)). x, residual, y [N, H]; y may

@@ -7,8 +7,8 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kColumns = 256;     // of one task of a backward pass
-constexpr int64_t kRowsPerTask = 16;  // of a table
+constexpr int64_t kColumns = 256;     // columns of one task of a backward pass
+constexpr int64_t kRowsPerTask = 16;  // rows of a table per task
 
 const EmbeddingKernels& embedding_kernels(const Exec& ex) {
   return TRAINER_KERNELS(ex.device.isa(), embedding_kernels);

@@ -7,7 +7,7 @@ namespace trainer::ops {
 /// The rows of a table that this rank holds: row 0 is token `first_id`; ids >= `vocabulary` are not tokens. By default
 /// it holds the whole table.
 struct TableShard {
-  int64_t first_id = 0, vocabulary = 0;  // 0: as many as the table has rows
+  int64_t first_id = 0, vocabulary = 0;  // 0: the number of rows of the table
 };
 
 /// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row

@@ -26,12 +26,12 @@ struct Gemm {
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
   Epilogue epilogue;
-  Tensor packed_b;  // op(b) packed for this GEMM by PackB, or empty: b is read as it is
+  Tensor packed_b;  // op(b) packed for this GEMM by PackB, or empty: b is read unpacked
 };
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
 
-/// True if GEMMs of A [m, k] gain from a packed copy of a weight that `uses` of them read between two updates.
+/// True if GEMMs of A [m, k] benefit from a packed copy of a weight that `uses` of them read between two updates.
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses);
 /// Returns the bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);

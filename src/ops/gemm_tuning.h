@@ -16,15 +16,15 @@ namespace trainer::ops {
 /// The library's own description of an algorithm, valid for one version of it.
 using GemmAlgorithm = std::array<uint64_t, 8>;
 
-/// Libraries are not equally fast at all four combinations of transposed operands. A GEMM may gain when one operand is
-/// transposed first. GEMMs of a CPU are always taken as they are (cpu/gemm.h).
+/// Libraries are not equally fast for all four combinations of transposed operands. A GEMM may be faster if one operand
+/// is transposed first. GEMMs on a CPU never are (cpu/gemm.h).
 enum class GemmForm : uint8_t { as_is, left_first, right_first };
 std::string_view name_of(GemmForm form);  // "as is", "left first", "right first"
 
 struct TunedProduct {
   GemmAlgorithm algorithm{};
   int64_t workspace = 0;    // bytes it needs
-  double microseconds = 0;  // median of one GEMM, its copy included, when it was measured; 0: not measured
+  double microseconds = 0;  // median of one GEMM including its copy, at measurement; 0: not measured
   GemmForm form = GemmForm::as_is;
   bool operator==(const TunedProduct&) const = default;
 };

@@ -7,8 +7,8 @@
 namespace trainer::ops {
 
 /// x, y [N, H] compute dtype; gain [H]; bias [H] or empty. mean [N] (layer; empty for rms) and rstd [N] are in the
-/// accumulator dtype and kept for backward. Statistics in the accumulator dtype, two passes (never E[x²] − mean²). mean
-/// and rstd may both be empty (generation); `center` selects LayerNorm or RMSNorm.
+/// accumulator dtype and kept for the backward pass. Statistics are computed in the accumulator dtype, in two passes
+/// (never E[x²] − mean²). mean and rstd may both be empty (generation); `center` selects LayerNorm or RMSNorm.
 struct NormForward {
   Tensor x, gain, bias, y, mean, rstd;
   double eps = 1e-5;
@@ -23,8 +23,8 @@ struct NormApply {
 };
 void run(Exec& ex, const NormApply& op);
 
-/// dx = residual (if given) + dNorm(dy); dgain, dbias [H] in the accumulator dtype, overwritten or added to.
-/// Row blocks of fixed size are summed in order: independent of threads. dx may be dy or residual.
+/// dx = residual (if given) + dNorm(dy); dgain, dbias [H] in the accumulator dtype, overwritten or added to. Row blocks
+/// of fixed size are summed in order, independently of the number of threads. dx may be dy or residual.
 struct NormBackward {
   Tensor dy, x, gain, mean, rstd, residual, dx, dgain, dbias;  // dbias empty: no bias
   bool center = true;

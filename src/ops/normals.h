@@ -5,7 +5,7 @@
 
 namespace trainer::ops {
 
-/// out[4·i … 4·i + 3] = philox_normals(key, first_block + i) for i < blocks. On the calling thread.
+/// Computes out[4·i … 4·i + 3] = philox_normals(key, first_block + i) for i < blocks, on the calling thread.
 void fill_normals(const device::Device& device, PhiloxKey key, uint64_t first_block, int64_t blocks, double* out);
 
 }  // namespace trainer::ops

@@ -17,9 +17,9 @@ namespace trainer::ops {
 /// Options for timing calls of an operator.
 struct Timing {
   int repeats = 5;
-  /// If set: one window of `repeats` times this many seconds, on all ranks of a job at once. Ranks that share cores
-  /// take turns, so a short measurement of one rank is meaningless; the mean of all ranks over a long one is the speed
-  /// that each gets.
+  /// If set: one window of `repeats` times this many seconds, on all ranks of a job at the same time. Ranks that share
+  /// cores take turns, so a short measurement of one rank is meaningless; the mean of all ranks over a long one is the
+  /// speed that each gets.
   double window = 0;
   /// Returns the largest value on any rank; collective. It makes ranks begin together, with windows of one length, so
   /// that none measures while other ranks have stopped competing for its cores.
@@ -70,7 +70,7 @@ double median_seconds(Exec& ex, const Op& op, int repeats) {
   return seconds_of(ex, op, {.repeats = repeats});
 }
 
-/// Fill a tensor with random operands, the same for the same name: normal draws; uniform in [-1, 1).
+/// Fill a tensor with random operands that depend only on the name: normal draws; uniform in [-1, 1).
 void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name);
 void fill_uniform(device::Device& device, const Tensor& tensor, std::string_view name);
 

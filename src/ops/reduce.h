@@ -1,5 +1,5 @@
 #pragma once
-// Sums over rows, in an order that the number of threads does not change. Blocks of rows are summed on their own, then
+// Sums over rows, in an order that does not depend on the number of threads. Blocks of rows are summed separately, then
 // the blocks in order.
 #include <algorithm>
 

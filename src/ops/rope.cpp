@@ -30,7 +30,7 @@ Double2 power(Double2 x, int64_t n) {
 }
 
 /// r = theta^(−1/n), the ratio of neighbouring frequencies: Newton's method on r^n·theta = 1, the last steps in
-/// Double2. From 1 it descends to the root, by a factor of about (1 − 1/n) a step while far away.
+/// Double2. From 1 it descends to the root, by a factor of about (1 − 1/n) per step while far away.
 Double2 frequency_ratio(double theta, int64_t n) {
   Double2 r{1, 0};
   double step = 0;

@@ -5,11 +5,11 @@
 
 namespace trainer::ops {
 
-/// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Made with portable arithmetic.
+/// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Uses portable arithmetic.
 void fill_rope_table(const Tensor& table, double theta);
 
 /// Works in place on x [N, heads·D] (a column range of qkv). Row r has position first_position + r % rows_per_sequence.
-/// inverse: rotate back (the backward pass).
+/// inverse: rotates back (the backward pass).
 struct Rope {
   Tensor x, table;
   int64_t head_dim = 0;

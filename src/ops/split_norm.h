@@ -3,12 +3,12 @@
 // its rows. Forward and backward have two halves each, with one exchange of a value or two per row between them:
 //   NormMoments;  all_gather of the moments;  NormMerge;  NormApply writes y as before
 //   SplitNormSums;  all_reduce(sum) of the sums;  SplitNormBackward
-// Squares are of distances from each rank's own mean, merged by Chan et al. 1979 in rank order: never E[x²] − mean².
+// Squares are of differences from each rank's own mean, merged in rank order (Chan et al. 1979): never E[x²] − mean².
 #include "ops/norm.h"
 
 namespace trainer::ops {
 
-/// Values per row that are exchanged: mean and squares; for RMSNorm only squares.
+/// Returns the number of values per row that are exchanged: mean and squares; for RMS norms only squares.
 constexpr int64_t norm_planes(bool center) { return center ? 2 : 1; }
 
 /// x [N, W] compute dtype → moments [planes, N] accumulator dtype: the mean of this rank's columns (centred norms only)
@@ -19,8 +19,8 @@ struct NormMoments {
 };
 void run(Exec& ex, const NormMoments& op);
 
-/// all [g, planes, N] are the moments of ranks with `width` columns each, in rank order. They give mean [N] (empty for
-/// RMS norms) and rstd [N] over all g·width. Sums over the ranks in order.
+/// all [g, planes, N] are the moments of ranks with `width` columns each, in rank order. Computes mean [N] (empty for
+/// RMS norms) and rstd [N] over all g·width columns, with sums over the ranks in order.
 struct NormMerge {
   Tensor all, mean, rstd;
   int64_t width = 0;

@@ -36,7 +36,7 @@ GradSink::GradSink(ParamStore& store, const Options& options)
 void GradSink::prepare(device::Device& device) {
   int64_t blocks = 0, largest_strided = 0;
   for (int g = 0; g < static_cast<int>(pieces_.size()); ++g) {
-    // Blocks restart where another replica's chunk begins, whether or not the optimizer state is split there.
+    // Blocks restart at the beginning of each replica's chunk, whether or not the optimizer state is sharded.
     for (const Region& region : store_.counted_regions(g))
       for (const Region& piece : clip(region, store_.groups()[static_cast<size_t>(g)].owned)) {
         pieces_[static_cast<size_t>(g)].push_back({piece, blocks});
@@ -128,7 +128,8 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flight.ticket.join(ex);
   if (flight.piece) {
     const Tensor home = store_.gradient(flight.slot);
-    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // taken always: one program for all
+    // Always taken, so that there is one program for all cases.
+    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);
     ops::run(ex, ops::Cast{flight.piece, flight.accumulate ? wide.tensor() : home});
     if (flight.accumulate) ops::run(ex, ops::Add{.x = home, .other = wide, .y = home});
     flight.piece.reset();

@@ -50,13 +50,13 @@ class GradSink {
   /// Marks every gradient as written, after a graph has replayed the device work of a micro-step. Only for micro-steps
   /// that communicate nothing.
   void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
-  /// Returns where to put a slot's gradient. For a sharded slot that is memory taken from ex.arena, the same for all
-  /// writes of a micro-batch; complete() follows the last of them.
+  /// Returns the destination of a slot's gradient. For a sharded slot that is memory taken from ex.arena, the same for
+  /// all writes of a micro-batch; complete() must follow the last one.
   GradSlot slot(Exec& ex, SlotId id);
   /// Starts the reduce-scatter of a sharded slot's gradient, which this micro-batch has written. Does nothing for other
   /// slots.
   void complete(Exec& ex, SlotId id);
-  /// Returns where the gradient of the stored piece goes when the caller reduces it over the flat axes itself.
+  /// Returns the destination of the stored shard's gradient if the caller reduces it over the flat axes itself.
   GradSlot stored_slot(SlotId id);
   /// Takes over such a reduction in flight, and joins it later, like the reduce-scatter of a gradient.
   void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
@@ -70,23 +70,23 @@ class GradSink {
   void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
   /// Ends the backward pass: releases the memory taken from ex.arena.
   void end_micro(Exec& ex);
-  /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
-  /// all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, of the part it owns and counts of
-  /// each group's flat space. Blocks, ranks and groups are added in order. The norm is the same on every rank, and with
-  /// or without ZeRO-1.
+  /// Joins the reductions over replicas (with ZeRO-1 a replica has the result for the chunk it owns) and returns the
+  /// norm over all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, in the part of each
+  /// group's flat space that it owns and counts. Blocks, ranks and groups are added in order. The norm is the same on
+  /// every rank, and with or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
   /// Partial sums of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
-    bool sharded;  // of sharded slots: starts after their reduce-scatter
+    bool sharded;  // for sharded slots: starts after their reduce-scatter
     std::vector<Region> regions;
     Buffer packed;  // memory for several regions; a single one is reduced in place
     comm::Ticket ticket;
     bool in_place() const { return regions.size() == 1 && regions.front().rows == 1; }
   };
-  /// A Flight is a gradient whose reduce-scatter is in flight.
+  /// A gradient whose reduce-scatter is in flight.
   struct Flight {
     SlotId slot;
     comm::Ticket ticket;
@@ -106,7 +106,7 @@ class GradSink {
     return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
   }
   void start_sums(Exec& ex, bool sharded);
-  /// Joins the group's sum over the replicas, once a step.
+  /// Joins the group's reduction over the replicas, once a step.
   void join_replica_sum(Exec& ex, int group);
   /// Joins the finished group's reduce-scatters within its replica, and starts its reduction over the replicas.
   void start_replica_sum(Exec& ex);
@@ -124,7 +124,7 @@ class GradSink {
   int finished_ = -1;                       // the group that waits for start_replica_sum()
   int completed_ = -1;                      // the previously completed group
   std::vector<std::vector<Piece>> pieces_;  // by group
-  Buffer strided_;                          // packs a piece whose rows are apart
+  Buffer strided_;                          // packs a piece whose rows are not contiguous
   Buffer blocks_;                           // [block sums of this rank] f64
   Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64

@@ -28,7 +28,7 @@ void fill_run(const device::Device& device, T* out, const mesh::Run& run, int64_
 template <typename T>
 void fill(device::Device& device, const Param& param, const std::vector<mesh::Run>& runs, T* flat, uint64_t seed) {
   const PhiloxKey key = philox_key(seed, param.name);
-  // Long runs are split into chunks. Short ones, such as columns of a shared slot, are taken many at a time.
+  // Long runs are split into chunks. Short ones, such as columns of a shared slot, are grouped.
   std::vector<std::pair<size_t, int64_t>> chunks;
   for (size_t r = 0; r < runs.size(); ++r)
     for (int64_t at = 0; at < runs[r].length; at += kInitChunk) chunks.emplace_back(r, at);

@@ -8,7 +8,7 @@
 // With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments cover only the chunk that this replica owns.
 //
 // A slot may be sharded. Flat layouts (AxoNN's z, Optimus' rows) store a piece of its matrix on each rank. Then the
-// WeightCache gathers the matrix for a use, and GradSink reduce-scatters its gradient.
+// WeightCache gathers the matrix for use, and GradSink reduce-scatters its gradient.
 #include <vector>
 
 #include "comm/communicator.h"
@@ -24,7 +24,7 @@ namespace trainer::params {
 struct Replicas {
   comm::Communicator* grads = nullptr;  // null: one replica
   comm::Communicator* weights = nullptr;
-  bool split_state = false;  // ZeRO-1: each keeps the optimizer state of the elements it owns only
+  bool split_state = false;  // ZeRO-1: each keeps only the optimizer state of the elements that it owns
   int count() const { return grads == nullptr ? 1 : grads->size(); }
   int index() const { return grads == nullptr ? 0 : grads->rank(); }
 };
@@ -88,8 +88,8 @@ class ParamStore : public ParamTable {
   /// Computes the compute weights from the master weights (after initialize, load); packed forms become stale.
   /// Collective over the replicas. Code that writes the master weights must call forget() first.
   void refresh_compute();
-  /// Starts the all_gather of a group's compute weights over the replicas, after each has written the chunk it owns
-  /// (ZeRO-1).
+  /// Starts the all-gather of a group's compute weights over the replicas, after each has written the chunk that it
+  /// owns (ZeRO-1).
   comm::Ticket gather_weights(Exec& ex, int group);
   /// Call after the optimizer has written master and compute weights.
   void weights_changed() { weights_.weights_changed(); }
@@ -102,7 +102,7 @@ class ParamStore : public ParamTable {
   /// Returns the groups; valid after allocate().
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
-  /// Returns the matrices of slots as GEMMs read them.
+  /// Returns the cache of matrices for GEMMs.
   WeightCache& weights() { return weights_; }
   /// Returns the matrix of a slot that is not sharded; compute type.
   Tensor weight(SlotId slot) const;

@@ -1,8 +1,8 @@
 #pragma once
-// ParamTable: the parameters of a model and where they are stored, before memory is allocated for them. A parameter is
-// logical (a global tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat
-// space. A slot is a local tensor in it that one operator uses. It may hold several parameters side by side (q, k, v;
-// gate, up), so that one GEMM serves them.
+// ParamTable: the parameters of a model and their storage, before memory is allocated for them. A parameter is logical
+// (a global tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat space. A
+// slot is a local tensor in it that one operator uses. It may hold several parameters side by side (q, k, v; gate, up),
+// so that one GEMM serves them.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,7 +29,7 @@ struct Param {
   int64_t count() const { return shape.count(); }
 };
 
-/// A part is one parameter of a slot.
+/// One parameter of a slot.
 struct Part {
   std::string name;
   mesh::Layout layout;  // of a matrix or a vector; does not cover the data axis
@@ -39,7 +39,7 @@ struct Part {
   mesh::AxisSet sum_over = 0;
 };
 
-/// A region is a part of a flat space: rows of `cols` elements, `pitch` apart.
+/// A part of a flat space: rows of `cols` elements, `pitch` apart.
 struct Region {
   int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
   int64_t count() const { return rows * cols; }
@@ -51,7 +51,7 @@ std::vector<Region> clip(const Region& region, comm::Chunk chunk);
 /// A flat space.
 struct SlotGroup {
   std::string name;
-  int64_t elements = 0;  // padding included; the same on every rank, as are the places of slots
+  int64_t elements = 0;  // including padding; equal on every rank, like the offsets of slots
   std::vector<int> params;
   std::vector<SlotId> slots;
 };
@@ -71,7 +71,7 @@ class ParamTable {
 
   const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
   const std::vector<Param>& params() const { return params_; }
-  int64_t parameter_count() const;  // global elements, padding not counted
+  int64_t parameter_count() const;  // global number of elements, without padding
 
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int group_of(SlotId slot) const { return at(slot).group; }
@@ -81,7 +81,7 @@ class ParamTable {
     int64_t offset, count;
   };
   Range range_of(SlotId slot) const { return {at(slot).offset, at(slot).stored.count()}; }
-  /// Returns the local shape of the slot's matrix in use, when it is gathered; and of what is stored of it.
+  /// Return the local shape of the slot's matrix in use, when it is gathered, and that of its stored part.
   Shape box(SlotId slot) const { return at(slot).box; }
   Shape stored(SlotId slot) const { return at(slot).stored; }
   /// True if the slot's matrix is sharded and gathered for use. flat_axes() returns the axes.
@@ -89,7 +89,7 @@ class ParamTable {
   mesh::AxisSet flat_axes(SlotId slot) const { return at(slot).flat; }
   bool decays(SlotId slot) const { return at(slot).decay; }
 
-  /// Elements of a group whose gradients must be summed over some axes; `sharded`: those of sharded slots, whose
+  /// Elements of a group whose gradients must be reduced over some axes; `sharded`: those of sharded slots, whose
   /// reduce-scatter comes first.
   struct Sum {
     mesh::AxisSet axes;
@@ -105,14 +105,14 @@ class ParamTable {
   int rank() const { return rank_; }
 
  protected:
-  /// Closes the table: adding to it is an error from now on.
+  /// Closes the table, after which adding to it is an error.
   void close() { closed_ = true; }
 
  private:
   struct Slot {
     int group = 0;
     int64_t offset = 0;  // in the group's flat space
-    Shape box, stored;   // local: in use, in the flat space
+    Shape box, stored;   // local: in use, and in the flat space
     bool decay = false;
     std::vector<int> params;
     std::vector<Part> parts;
@@ -121,9 +121,9 @@ class ParamTable {
   const Slot& at(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }
   /// Returns the piece of the slot's matrix that this rank stores.
   comm::Chunk piece_of(const Slot& slot) const;
-  /// Returns where columns [first, first + width) of the slot's matrix are in the group's flat space.
+  /// Returns the position of columns [first, first + width) of the slot's matrix in the group's flat space.
   std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
-  /// Returns the rank of the first replica at this place of the mesh, which represents those of all replicas.
+  /// Returns the rank of the first replica with these mesh coordinates, which represents those of all replicas.
   int rank_of_first_replica() const;
 
   mesh::MeshShape mesh_shape_;

@@ -1,5 +1,5 @@
 #pragma once
-// WeightCache: the matrices of slots as GEMMs read them. Sharded ones are all-gathered; some are packed.
+// WeightCache: the matrices of slots in the form that GEMMs read. Sharded ones are all-gathered; some are packed.
 //
 // A gathered matrix lives from the use before it is held until it is released. A dry pass of a program records the
 // order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation, so
@@ -24,8 +24,8 @@ class WeightCache {
  public:
   explicit WeightCache(ParamStore& store) : store_(store) {}
 
-  /// Marks `id` to be gathered once after each change of the weights, into its own memory (AxoNN's cached layers).
-  /// Before ParamStore::allocate(). Does nothing for slots that are not sharded.
+  /// Marks `id` to be gathered once after each change of the weights, into its own memory (AxoNN's cached layers). Must
+  /// be called before ParamStore::allocate(). Does nothing for slots that are not sharded.
   void keep(SlotId id);
   /// Sets whether gathers start one use ahead. If not, each gather blocks, which shows its cost. The gathers are the
   /// same.
@@ -41,7 +41,7 @@ class WeightCache {
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// Held keeps a slot's matrix on this rank until it is destroyed. Move-only.
+  /// Keeps a slot's matrix on this rank until it is destroyed. Move-only.
   class Held {
    public:
     Held(Held&& other) noexcept
@@ -56,7 +56,7 @@ class WeightCache {
     friend class WeightCache;
     Held(const Tensor& tensor, int* users, Scratch* memory) : tensor_(tensor), users_(users), memory_(memory) {}
     Tensor tensor_;
-    int* users_;  // null: stored here
+    int* users_;  // null: not gathered
     Scratch* memory_;
   };
   /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena.
@@ -77,19 +77,19 @@ class WeightCache {
   friend class ParamStore;
   struct Packed {
     Buffer buffer;
-    int64_t version = -1;  // of the weights that are packed,
-    int64_t counted = -1;  // and whose packing a dry pass has counted
+    int64_t version = -1;  // of the packed weights,
+    int64_t counted = -1;  // and of those whose packing a dry pass has counted
   };
   struct Entry {
     bool keep = false;
     Buffer kept;
-    int64_t version = -1;  // of the weights that are kept
+    int64_t version = -1;  // of the kept weights
     Scratch memory;        // of a matrix that is not kept
     comm::Ticket ticket;   // the gather in flight
-    int users = 0;         // users of the matrix, the next one included
+    int users = 0;         // users of the matrix, including the next one
     Packed packed[2];      // packed as b, and as bᵀ
   };
-  /// Makes the entries of all slots, and the memory of kept ones.
+  /// Makes the entries of all slots, and allocates the memory of kept ones.
   void allocate();
   void start(Exec& ex, SlotId id);
   Tensor gathered(const Entry& entry) const { return entry.keep ? entry.kept.tensor() : entry.memory.tensor(); }
@@ -101,9 +101,9 @@ class WeightCache {
   std::vector<SlotId>* recording_ = nullptr;
   const std::vector<SlotId>* order_ = nullptr;  // the order of the recorded program in use
   size_t next_ = 0;
-  bool started_ = false;  // whether the gather of the next use is in flight
+  bool started_ = false;  // true if the gather of the next use is in flight
   bool ahead_ = true;
-  int64_t uses_ = std::numeric_limits<int64_t>::max();  // between two changes of the weights
+  int64_t uses_ = std::numeric_limits<int64_t>::max();  // GEMMs between two changes of the weights
   int64_t version_ = 0;
 };
 

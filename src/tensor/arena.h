@@ -50,7 +50,7 @@ class Arena {
     int64_t live_bound = 0;  // largest sum of live bytes: a lower bound for any packing
   };
 
-  /// `planned`: takes happen inside programs only. `heap`: every take allocates; for tests and tools.
+  /// `planned`: memory is taken inside programs only. `heap`: every take allocates; for tests and tools.
   enum class Mode { planned, heap };
   explicit Arena(device::Device& device, Mode mode = Mode::planned) : device_(device), mode_(mode) {}
   Arena(const Arena&) = delete;

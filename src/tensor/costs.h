@@ -14,7 +14,7 @@ using BytesByCategory = std::map<std::string, int64_t>;
 /// Wire bytes by mesh axis and operation, total over the ranks of one group of the axis.
 using CommBytes = std::map<std::string, std::map<std::string, int64_t>>;
 using WaitMs = std::map<std::string, std::map<std::string, double>>;
-/// "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
+/// Returns "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
 std::string comm_text(const CommBytes& bytes);
 
 /// Wall time of a step by phase, one after the other. comm_exposed is the part of the total spent waiting for

@@ -1,5 +1,5 @@
 #pragma once
-// Exec: where an operator runs and where its scratch memory comes from. Passed first, everywhere; there are no globals.
+// Exec: the context of an operator: its device and its scratch memory. Passed first, everywhere; there are no globals.
 #include "device/device.h"
 #include "tensor/arena.h"
 #include "tensor/meter.h"

@@ -1,6 +1,6 @@
 #pragma once
-// Meter: work of the operators, by kind: calls, FLOPs, bytes of memory traffic, seconds; and communication, by mesh
-// axis and operation. Filled alike by real and dry runs.
+// Meter: the work of the operators by kind (calls, FLOPs, bytes of memory traffic, seconds), and communication by mesh
+// axis and operation. Real and dry runs fill it in the same way.
 #include <array>
 #include <compare>
 #include <cstdint>
@@ -40,7 +40,7 @@ enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast,
 inline constexpr int kCommOps = 7;
 std::string_view name_of(CommOp op);
 
-/// `axes` is the set of mesh axes the group runs along, as bits (mesh/mesh_shape.h).
+/// `axes` is the set of mesh axes along which the group runs, as bits (mesh/mesh_shape.h).
 struct CommKey {
   uint32_t axes = 0;
   CommOp op = CommOp::all_reduce;
@@ -76,8 +76,8 @@ struct OpCall {
   double seconds = 0;       // see Meter::timed
 };
 
-/// A Recorder receives the operations of a pass in order: operators, and collectives when they start and when they are
-/// waited for. For a dry pass it is the program of the real one, whose time can be predicted.
+/// Receives the operations of a pass in order: operators, and collectives when they start and when they are joined. A
+/// dry pass records the program of the real one, whose time can then be predicted.
 class Recorder {
  public:
   virtual ~Recorder() = default;
@@ -94,11 +94,11 @@ class Meter {
     double flops = 0, bytes = 0, seconds = 0;
   };
   const Entry& of(OpKind kind) const { return entries_[static_cast<size_t>(kind)]; }
-  /// FLOPs of GEMMs and attention, and the share of them that recomputation repeated.
+  /// Return the FLOPs of GEMMs and attention, and those of them that recomputation repeated.
   double matmul_flops() const { return of(OpKind::gemm).flops + of(OpKind::attention).flops; }
   double recomputed_flops() const { return recomputed_; }
   const std::map<CommKey, CommCount>& comm() const { return comm_; }
-  /// Zeroes everything; keys of communication stay, so that counting the same operations again allocates nothing.
+  /// Zeroes everything; communication keys stay, so that counting the same operations again allocates nothing.
   void reset() {
     entries_ = {};
     recomputed_ = 0;
@@ -144,7 +144,7 @@ class Meter {
   std::map<CommKey, CommCount> comm_;
 };
 
-/// Measures one operator call: construct at its start; adds to the meter when destroyed.
+/// Measures one operator call: construct it at the start; its destructor adds to the meter.
 class OpTimer {
  public:
   OpTimer(Meter& meter, const OpCall& call) : meter_(meter), call_(call), start_(now_seconds()) {}

@@ -37,7 +37,7 @@ struct Tensor {
     return {as<T>(), static_cast<size_t>(count())};
   }
 
-  /// Returns the same elements under another shape of equal count; packed tensors only.
+  /// Returns the same elements with a different shape of equal count; packed tensors only.
   Tensor reshape(Shape next) const;
   /// Returns elements [begin, begin + n) of a packed tensor as [n]; empty if the tensor is empty.
   Tensor range(int64_t begin, int64_t n) const;
@@ -46,7 +46,7 @@ struct Tensor {
   Tensor col_range(int64_t begin, int64_t n) const;
 };
 
-/// "fp32 [4096, 768]", for messages.
+/// Returns "fp32 [4096, 768]", for messages.
 std::string to_string(const Tensor& tensor);
 
 }  // namespace trainer

@@ -9,14 +9,14 @@
 
 namespace trainer {
 
-/// Span is one thing that a rank did.
+/// One activity of a rank.
 struct Span {
   /// compute: the compute thread; its spans are nested. input: reading batches. host_link: copies between host and GPU.
   /// axis: collectives in flight along the axes `axes`; several at a time.
   enum class Lane : uint8_t { compute, input, host_link, axis };
 
   Lane lane = Lane::compute;
-  std::string_view name = {};  // lives as long as the program
+  std::string_view name = {};  // must live as long as the program
   Interval time = {};
   int64_t number = -1;  // of a step or a layer; -1: none
   uint32_t axes = 0;    // of a collective, as bits; on the compute lane: of the collective that the rank waits for
@@ -33,7 +33,7 @@ class Trace {
   std::vector<Span> spans_;
 };
 
-/// Adds a span from its construction to its destruction. `trace` null: nothing is traced.
+/// Adds a span from its construction to its destruction. `trace` null: tracing is off.
 class TraceScope {
  public:
   TraceScope(Trace* trace, std::string_view name, int64_t number = -1, Span::Lane lane = Span::Lane::compute)

@@ -15,22 +15,21 @@ namespace trainer::train {
 
 class MicroGraphs {
  public:
-  /// The facts, apart from the data, on which the kernels of a micro-step depend.
+  /// The conditions, other than the data, on which kernels of a micro-step depend.
   struct Kind {
     bool first = false, last = false;  // of the step: the first overwrites gradients; the last starts reductions
     double loss_scale = 1;
   };
 
-  /// `communicates`: ranks exchange something within micro-steps before the last one, and within the last one.
+  /// `communicates`: true if ranks communicate within micro-steps before the last one, and within the last one.
   MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
 
-  /// Returns text for the log: why there are no graphs, or which micro-steps run as graphs. Empty when they are not
-  /// enabled.
+  /// Returns a log line: why there are no graphs, or which micro-steps run as graphs. Empty if they are not enabled.
   const std::string& text() const { return text_; }
 
   /// The way in which the next micro-step of this kind runs on the device.
   enum class Next {
-    launch,  // no graph: if operators are timed, in the first of a kind, and after its loss scale has changed
+    launch,  // no graph: if operators are timed, in the first of a kind and after its loss scale has changed
     record,  // record() its kernels, then run()
     repeat,  // run()
   };
@@ -39,7 +38,7 @@ class MicroGraphs {
   void record(const Kind& kind, const std::function<void()>& work);
   /// Replays the graph of this kind.
   void run(const Kind& kind);
-  /// Counts the micro-steps that ran as a graph.
+  /// Returns the number of micro-steps that ran as a graph.
   int64_t replays() const { return replays_; }
 
  private:

@@ -15,7 +15,7 @@ class RankScalars {
   /// outlive this object.
   RankScalars(device::Device& device, Arena& arena, Meter& meter, mesh::Mesh& mesh, mesh::AxisSet loss_axes);
 
-  /// Creates the communicators: scalars may be exchanged at any time, so their memory is allocated from the start.
+  /// Makes the communicators. Scalars may be exchanged at any time, so their memory is allocated from the start.
   void make_communicators();
 
   /// Records the exchanges of a step on a dry device, which has no values: the request to stop before each micro-step,
@@ -29,10 +29,9 @@ class RankScalars {
   void sum_over_rows(std::span<double> values);
   /// values ← the maximum over all ranks, element by element.
   void max_over_ranks(std::span<double> values);
-  /// Returns true if `flag` holds on any rank.
+  /// True if `flag` holds on any rank.
   bool is_true_on_any_rank(bool flag);
-  /// Returns the value of the replica's first rank on all its ranks: for choices for which ranks might round
-  /// differently.
+  /// Returns the value of this replica's first rank on all its ranks: for choices that ranks might round differently.
   int64_t broadcast_from_first_rank(int64_t value);
 
   /// True if this is the first of its replica's ranks with losses of different rows. That rank contributes the values

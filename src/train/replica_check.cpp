@@ -13,7 +13,7 @@ std::string hash_of(std::span<const T> values) {
   return to_string(checksum_of(std::as_bytes(values)));
 }
 
-/// Describes which elements of a parameter this rank holds, and their contents, as two hashes of equal width.
+/// Describes the elements of a parameter that this rank holds, and their contents, as two hashes of equal width.
 std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
   std::vector<int64_t> which;
   scratch.clear();

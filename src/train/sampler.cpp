@@ -45,7 +45,7 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   };
   double total = 0;
   for (int64_t rank = 0; rank < kept; ++rank) total += weight(rank);
-  int64_t last = kept;  // tokens [0, last) of the order may be drawn
+  int64_t last = kept;  // tokens [0, last) in this order may be drawn
   if (sampling_.top_p < 1) {
     double sum = 0;
     for (last = 0; last < kept && sum < sampling_.top_p * total; ++last) sum += weight(last);
@@ -53,7 +53,7 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   }
   const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
   double left = static_cast<double>(draw) * 0x1p-32 * total;
-  int64_t chosen = 0;  // if rounding leaves a remainder, the last token of nonzero probability is chosen
+  int64_t chosen = 0;  // if rounding leaves a remainder, the last token with a probability is chosen
   for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
     const double share = weight(rank);
     if (!(share > 0)) continue;

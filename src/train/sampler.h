@@ -10,7 +10,7 @@ namespace trainer::train {
 struct Sampling {
   double temperature = 1;  // 0: always the most likely token
   int64_t top_k = 0;       // 0: all
-  double top_p = 1;        // the smallest set of most likely tokens whose probability reaches top_p
+  double top_p = 1;        // smallest set of most likely tokens whose probability reaches top_p
   uint64_t seed = 0;
 };
 /// Throws Code::usage naming the value that is out of range.
@@ -19,8 +19,8 @@ void validate(const Sampling& sampling);
 class TokenSampler {
  public:
   TokenSampler(const Sampling& sampling, int64_t vocab);
-  /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties are broken by the smaller id. `allowed`
-  /// [vocab]: only these tokens, at least one (empty: all). Returns -1 if a logit is not finite.
+  /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties go to the smaller id. `allowed` [vocab]: only
+  /// these tokens, at least one (empty: all). Returns -1 if a logit is not finite.
   int32_t choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed = {});
 
  private:

@@ -9,8 +9,7 @@ namespace trainer::train {
 
 Scorer::Scorer(Trainer& trainer, int64_t longest)
     : trainer_(trainer), sequences_(trainer.micro_batch()), length_(trainer.model().seq_len()) {
-  // Twice the sequences of half the length: the same number of rows as in an evaluation, so the splits still divide
-  // them.
+  // Twice the sequences of half the length: the same number of rows as an evaluation, with the same divisibility.
   while (length_ % 2 == 0 && length_ / 2 >= longest) {
     length_ /= 2;
     sequences_ *= 2;

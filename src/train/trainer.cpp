@@ -78,7 +78,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
                                                 config_.offload.grad_transport == config::GradTransport::bf16);
     return;
   }
-  world.control().barrier();  // the ranks of a host measure its rates at the same time
+  world.control().barrier();  // ranks of a host measure its rates at the same time
   std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
@@ -127,7 +127,7 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
 }
 
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
-  if (device_.kind() != device::Kind::cuda) return;  // on a CPU the compute threads do the drawing
+  if (device_.kind() != device::Kind::cuda) return;  // a CPU draws with the compute threads
   batches(first_sample, micro_batch(), host_);
   ahead_ = first_sample;
 }
@@ -139,7 +139,7 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
     if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
   }
   parallel::Batch batch = upload(host_);
-  batch.first_sample = first - work.first_sample;  // in the step's batch
+  batch.first_sample = first - work.first_sample;  // relative to the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
   batch.dropout = true;
@@ -239,7 +239,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // From here on, counts are for a whole step.
+  // From here on, a whole step is counted.
   store_.weights().weights_changed();
   grads_->begin_step();
   // Counts the communication of the micro-steps before the last one. Only the first of them gathers the kept matrices.

@@ -19,10 +19,10 @@
 
 namespace trainer::train {
 
-/// StepWork is the part of a step that varies, decided once at its start.
+/// The part of a step that varies, decided once at its start.
 struct StepWork {
   int64_t step = 0;          // 1-based
-  int64_t first_sample = 0;  // samples seen before it
+  int64_t first_sample = 0;  // samples seen before the step
   int64_t adam_step = 0;     // number of this update, 1-based (skipped steps do not count)
   int64_t micro_batches = 0;
   double lr = 0;
@@ -34,8 +34,8 @@ struct StepWork {
 /// Fills sequences [first_sample, first_sample + sequences) of the training order into `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
-/// Recorders for the operations of the micro-steps that differ, on a dry device: the first, one in between, and the
-/// last with the update.
+/// Receive the operations of the micro-steps that differ, on a dry device: the first one, one in between, and the last
+/// one with the update.
 struct StepRecorders {
   Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
 };
@@ -43,21 +43,21 @@ struct StepRecorders {
 class Trainer {
  public:
   /// `config` must be resolved for a world of this size. `training` false: weights only, for evaluation and generation.
-  /// Every rank must construct a Trainer and call the same functions in the same order. `sharding`, on this world's
-  /// mesh, replaces the configured one.
+  /// Every rank makes one and calls the same functions in the same order. `sharding`, on this world's mesh, replaces
+  /// the configured one.
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
           bool training, std::optional<sharding::ModelSharding> sharding = {});
 
-  /// Records the programs of training and evaluation and allocates their memory. Call it before the first step.
-  /// `recorders`: receive the training programs.
+  /// Records the programs of training and evaluation and allocates the memory. Must be called before the first step.
+  /// `recorders`: receive the programs of training.
   void plan(const StepRecorders& recorders = {});
 
-  /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller calls
-  /// seal(). Its costs go to `meter`. Skips programs that are recorded already.
+  /// Runs a program on a dry device, to record the order of its gathers and then its memory; the caller then calls
+  /// seal(). Its costs are added to `meter`. Skips programs that are already recorded.
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   /// Allocates the memory of all recorded programs.
   void seal();
-  /// Operators between begin() and end() belong to the program.
+  /// Begin and end a recorded program: the operators in between must be those of the program.
   void begin(Exec& ex, const std::string& program);
   void end();
 
@@ -96,7 +96,7 @@ class Trainer {
   /// Returns the number of sequences in a micro-step: several replicas of the store may share train.micro_batch.
   int64_t micro_batch() const { return micro_batch_; }
   mesh::Mesh& mesh() { return mesh_; }
-  /// Returns how many replicas have sequences of their own, and which of them this rank is in.
+  /// Return the number of replicas that have sequences of their own, and the index of this rank's replica.
   int64_t replicas() const { return store_.replicas().count(); }
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
@@ -105,14 +105,14 @@ class Trainer {
   /// Returns the wire bytes counted by a meter, by names of axes and operations, without control messages.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
-  /// Returns the CUDA graphs of training micro-steps; call it after plan().
+  /// Returns the graphs of micro-steps; after plan(), those of training.
   const MicroGraphs& graphs() const { return *graphs_; }
 
-  /// Returns null if the optimizer's state is in the device's memory.
+  /// Null if the optimizer state is in the device's memory.
   offload::Engine* offload() const { return offload_; }
 
-  /// Returns the memory that the run will hold, by category, in bytes; activations are those of the largest program.
-  /// Tags of host memory begin with "host_".
+  /// Returns the run's memory by category, in bytes; activations are those of the largest program. Tags of host memory
+  /// begin with "host_".
   BytesByCategory memory() const;
 
  private:
@@ -120,12 +120,12 @@ class Trainer {
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
-  /// Returns the place in the training order of this rank's micro-batch number `micro` of the step. The place after the
-  /// last micro-batch is the first place of the next step.
+  /// Returns the position in the training order of this rank's micro-batch number `micro` of the step. The one after
+  /// the last is the next step's first.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
   /// Draws a micro-batch in advance, while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
-  /// Loads this rank's micro-batch onto the device. `tokens`: the number of tokens that count in the step's loss.
+  /// Loads this rank's micro-batch onto the device. `tokens` tokens of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   /// Computes the micro-batch and its gradients, with a graph if there is one.
   void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
@@ -143,19 +143,19 @@ class Trainer {
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;
-  std::unique_ptr<device::Device> state_home_;  // where the optimizer's state is; null: in the device's memory
+  std::unique_ptr<device::Device> state_home_;  // device of the optimizer state; null: in the device's memory
   params::ParamStore store_;
   parallel::Strategy strategy_;
   std::unique_ptr<model::Transformer> model_;
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  offload::Engine* offload_ = nullptr;  // the optimizer, when its state is on the host
+  offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
-  std::optional<int64_t> ahead_;  // the place in host_ of the batch that was drawn ahead
+  std::optional<int64_t> ahead_;  // position in the training order of the batch in host_ that was drawn ahead
   CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };

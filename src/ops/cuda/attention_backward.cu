@@ -29,7 +29,7 @@ struct BackwardShape {
                                       4 * kPassing * static_cast<int>(sizeof(float));
   /// Blocks per multiprocessor.
   static constexpr int kResident = kTall ? 2 : 1;
-  // Fits sm_80; the second one only sm_90.
+  // Shared memory of sm_80 (tall) or of sm_90.
   static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);
 };
 

@@ -50,7 +50,7 @@ std::optional<Direct> direct(const Gemm& op) {
     product.c = e.residual;
     product.beta = 1;
   }
-  if (gelu) {  // of rounded sums; the library would use unrounded ones, which recomputation lacks
+  if (gelu) {  // of rounded sums; the library would use unrounded ones, which recomputation does not have
     product.d = product.c = e.pre ? e.pre : op.c;
     way.sums = product.d;
     way.rest.act = e.act;
@@ -66,7 +66,7 @@ bool fits(const LtProduct& op) {
 void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
   const int64_t m = op.c.shape[0], n = op.c.shape[1], half = workspace.count() / 2 / 256 * 256;
   int64_t most = std::min(m, half / (n * size_of(DType::f32)));
-  if (most < m && most > 64) most -= most % 64;  // aligned as a whole GEMM is
+  if (most < m && most > 64) most -= most % 64;  // aligned like a whole GEMM
   TRAINER_CHECK(most > 0, "{} columns in {} bytes of workspace", n, half);
   const Tensor rest = workspace.range(half, workspace.count() - half);
   for (int64_t first = 0; first < m; first += most) {

@@ -138,7 +138,7 @@ __device__ inline void put(bf16* p, int n, const float (&x)[V]) {
     if (i < n) p[i] = bf16(x[i]);
 }
 
-/// A matrix as kernels see it. With ld = 0 all rows are the same.
+/// A matrix operand of a kernel. With ld = 0 all rows are the same.
 template <typename T>
 struct Rows {
   T* data;

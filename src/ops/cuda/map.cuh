@@ -1,7 +1,7 @@
 #pragma once
 // Elementwise kernels: a body loads a piece of V elements of a row, computes and stores it. A thread loads all its
-// pieces before it stores the first, which keeps enough accesses in flight. So outputs may be inputs, element by
-// element.
+// pieces before it stores the first one, which keeps enough accesses in flight. Outputs may be equal to inputs, element
+// by element.
 #include <algorithm>
 
 #include "device/cuda/runtime.h"

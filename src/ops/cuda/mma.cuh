@@ -4,7 +4,7 @@
 //   left  (m × k): r[0] row g, columns 2t, 2t+1;  r[1] row g+8;  r[2], r[3] the same rows, columns 8 further
 //   right (k × n): r[0] rows 2t, 2t+1 of column g;  r[1] rows 8 further
 //   sums  (m × n): c[0], c[1] row g, columns 2t, 2t+1;  c[2], c[3] row g+8
-// All lanes of a warp call the collective ones together.
+// Functions that load or multiply are collective over a warp.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -36,8 +36,8 @@ struct ForwardRows {
 };
 
 constexpr int kFew = 4, kMany = 8;  // pieces of a row that a thread keeps; it reads all other pieces again
-constexpr int kWarpRows = 4;        // rows, each a warp's, of a block
-constexpr int kRowThreads = 256, kMostRowThreads = 512;  // of a block that has one row
+constexpr int kWarpRows = 4;        // rows per block, one for each warp
+constexpr int kRowThreads = 256, kMostRowThreads = 512;  // threads of a block that has one row
 
 /// A row is one warp's (kOneWarp) or one block's. The columns are a multiple of V.
 template <typename T, int V, int kCached, bool kOneWarp>

@@ -32,7 +32,7 @@ struct RowTerms {
   __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
 };
 
-/// True if rows are loaded ahead, as registers allow.
+/// True if rows are loaded ahead, which needs registers.
 template <int V, int K>
 constexpr bool kAhead = (K * V) <= 8;
 
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
     norm_backward_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
   const int threads = static_cast<int>(blockDim.x);
-  const int first = static_cast<int>(blockIdx.x * op.block_rows);  // 32 bits: registers are short
+  const int first = static_cast<int>(blockIdx.x * op.block_rows);  // 32 bits, to save registers
   const int last = static_cast<int>(first + op.block_rows < op.rows ? first + op.block_rows : op.rows);
   const float count = static_cast<float>(op.cols);
   const auto column = [&](int k) { return (static_cast<int>(threadIdx.x) + k * threads) * V; };
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
   }
 }
 
-/// Serves rows too long for the registers of a block. The sums stay in memory (that is, in the caches), and rows are
-/// read twice.
+/// For rows that are too long for the registers of a block. The sums stay in memory (in practice in the caches), and
+/// rows are read twice.
 template <typename T, int V>
 __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
   }
 }
 
-/// Threads, and columns of a thread, for rows of a length. 0 columns mean the kernel for long rows.
+/// Threads per block, and columns per thread, for a row length. 0 columns select the kernel for long rows.
 struct BackwardShape {
   int columns, threads;
 };
@@ -183,7 +183,7 @@ void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& s
     device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);
     return;
   }
-  if constexpr (V > 1) {  // single elements would not fit
+  if constexpr (V > 1) {  // without vector accesses the row would not fit
     if (shape.columns == 16) {
       device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V>, op);
       return;

@@ -8,7 +8,7 @@ namespace {
 // A block sums 32 threads' columns. Its warps take every kRowWarps-th row, and their sums are added in order at the
 // end.
 constexpr int kRowWarps = 8;
-constexpr int64_t kBlocks = 1024;  // aimed at: several per multiprocessor
+constexpr int64_t kBlocks = 1024;  // target number, several per multiprocessor
 constexpr int64_t kLeastRows = 64;
 
 /// Adds the sums of the warps of a block, in order. Warp 0 holds the result.
@@ -66,8 +66,8 @@ struct BlockSum {
   bool accumulate = false;
 };
 
-/// A row of thread blocks makes one sum, each 32 columns of it: the first row `mine`, the second the other one, of
-/// equal extents. An array of them, indexed by the row, would spill.
+/// A row of thread blocks computes one sum, each block 32 columns of it: the first row `mine`, the second row the other
+/// one, of equal extents. An array of them, indexed by the row, would be spilled.
 __global__ void __launch_bounds__(kWarp* kSumWarps)
     add_up_kernel(BlockSum mine, const float* partials, float* sums, bool accumulate) {
   __shared__ float shared[kSumWarps][kWarp][1];

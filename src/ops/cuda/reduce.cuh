@@ -1,5 +1,5 @@
 #pragma once
-// Sums whose order is a function of shapes: over the threads of a block, and over rows by partial sums.
+// Sums whose order depends only on shapes: over the threads of a block, and over rows by partial sums.
 #include "ops/cuda/map.cuh"
 #include "ops/reduce.h"
 
@@ -29,7 +29,7 @@ struct ColumnSums {
   bool accumulate = false;
 };
 /// sums[c] (+)= Σ_b partials[b, c] for `first` and, unless empty, `second`, in one launch; `partials` [·, F] f32 has
-/// their blocks one after the other.
+/// their blocks one after another.
 void add_up(Exec& ex, const Tensor& partials, const ColumnSums& first, const ColumnSums& second);
 
 }  // namespace trainer::ops::cuda

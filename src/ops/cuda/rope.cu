@@ -6,13 +6,13 @@
 namespace trainer::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kHeads = 4;  // heads of a row that share a thread's cosines and sines
+constexpr int kThreads = 256, kHeads = 4;  // heads of a row for which a thread uses the same cosines and sines
 
 struct RopeSizes {
   int64_t rows, heads, half, rows_per_sequence, first_position;
 };
 
-/// A thread turns V pairs (i, i + half) of up to kHeads heads of one row.
+/// A thread rotates V pairs (i, i + half) of up to kHeads heads of one row.
 template <typename T, int V>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(Rows<T> x, Rows<const float> table, RopeSizes sizes, float sign) {

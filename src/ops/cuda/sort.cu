@@ -5,8 +5,8 @@
 
 #include "device/cuda/runtime.h"
 
-// A stable radix sort, eight bits at a time from the lowest. A block owns a run of keys. Its thread d places the keys
-// whose digit is d. So keys keep their order without any communication beyond the counts.
+// A stable radix sort, eight bits at a time from the lowest. A block owns a range of keys. Its thread d places the keys
+// whose digit is d. So keys keep their order without any communication except the counts.
 namespace trainer::ops::cuda {
 namespace {
 
@@ -30,7 +30,7 @@ __device__ inline int load_digits(const Run& run, uint8_t* digits) {
   return n;
 }
 
-/// keys[r] = ids[r] − first, or `rows` for a token of another table.
+/// keys[r] = ids[r] − first, or `rows` for a token of a different table.
 __global__ void __launch_bounds__(kDigits)
     key_kernel(const int32_t* ids, int64_t count, int64_t first, int64_t rows, uint32_t* keys, int32_t* order) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kDigits + threadIdx.x;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kDigits) count_kernel(Run run, int32_t* counts
   counts[static_cast<int64_t>(threadIdx.x) * gridDim.x + blockIdx.x] = found;
 }
 
-/// counts[i] <- Σ of those before it; one block.
+/// counts[i] <- Σ of the counts before it; one block.
 __global__ void __launch_bounds__(kScanThreads) scan_kernel(int32_t* counts, int64_t count) {
   __shared__ int32_t sums[2][kScanThreads];
   const int64_t each = divide_up(count, int64_t{kScanThreads});

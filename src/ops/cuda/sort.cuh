@@ -9,7 +9,8 @@ namespace trainer::ops::cuda {
 struct SortedRows {
   Scratch start, order;
 };
-/// ids [n] i32, n < 2^31; v in [0, rows). Scratch is a function of n and rows; on a dry device it is only taken.
+/// ids [n] i32, n < 2^31; v in [0, rows). The size of scratch memory depends on n and rows; on a dry device it is only
+/// taken.
 SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows);
 
 }  // namespace trainer::ops::cuda

@@ -6,8 +6,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-constexpr int kWarpRows = 4;         // rows, each a warp's, of a block
-constexpr int kColumnThreads = 128;  // of a block that walks over rows
+constexpr int kWarpRows = 4;         // rows per block, one for each warp
+constexpr int kColumnThreads = 128;  // threads of a block that iterates over rows
 
 /// Calls body(first column, elements) for the row's pieces that belong to this lane.
 template <int V, typename F>
@@ -19,7 +19,7 @@ __device__ inline void each_piece(int64_t cols, F&& body) {
 template <typename T>
 struct Moments {
   Rows<const T> x;
-  float *means, *squares;  // means: null of RMS norms
+  float *means, *squares;  // means: null for RMS norms
   int64_t rows, cols;
 };
 
@@ -82,7 +82,7 @@ template <typename T>
 struct Gradient {
   Rows<const T> dy, x, residual;
   const T* gain;
-  const float *mean, *rstd;  // mean, sums: null of RMS norms
+  const float *mean, *rstd;  // mean, sums: null for RMS norms
   float *sums, *products;
   Rows<T> dx;
   float *gain_sums, *bias_sums;  // [blocks, cols]; bias_sums may be null

@@ -42,10 +42,10 @@ template <typename T>
 __device__ __forceinline__ T shuffle_up(T value, int delta) {
   return __shfl_up_sync(kWarpMask, value, static_cast<unsigned>(delta));
 }
-/// Bit i of the result is lane i's predicate.
+/// Returns a mask: bit i is lane i's predicate.
 __device__ __forceinline__ unsigned ballot(bool predicate) { return __ballot_sync(kWarpMask, predicate); }
 
-/// 2^x to about two units in the last place; 0 for −inf.
+/// Returns 2^x to about two units in the last place; 0 for −inf.
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -62,7 +62,7 @@ __device__ __forceinline__ float gradual_exp2(float x) {
 /// a / b to about two units in the last place, 0 if |b| is above 2^126.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 
-/// Two values rounded to bf16, `low` in the lower half.
+/// Rounds two values to bf16, `low` in the lower half.
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
