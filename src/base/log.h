@@ -15,7 +15,7 @@ enum class Level { info, warning };
 using Sink = std::function<void(Level, const std::string&)>;
 Sink set_sink(Sink sink);
 void write(Level level, const std::string& line);
-/// Sets the rank in whose name this thread logs, 0 until set; ranks may be threads.
+/// Sets the rank of this thread for its log lines, 0 until set; ranks may be threads.
 void set_rank(int rank);
 
 template <typename... Args>

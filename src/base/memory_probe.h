@@ -13,7 +13,7 @@ int64_t anonymous_bytes();
 /// and reusing it later would not show as growth.
 int64_t bytes_in_use();
 
-/// MemoryProbe samples the growth of the memory in use since construction. One thread.
+/// Samples the growth of the memory in use since construction. For one thread only.
 class MemoryProbe {
  public:
   MemoryProbe() : start_(bytes_in_use()) {}

@@ -17,7 +17,7 @@ nlohmann::json inspect_json(const std::filesystem::path& path, SystemCalls& call
 
 struct VerifyReport {
   std::filesystem::path folder;
-  int64_t tensors = 0, bytes = 0;     // verified, of the manifest's tensors
+  int64_t tensors = 0, bytes = 0;     // of the manifest's tensors that were verified
   std::vector<std::string> problems;  // empty: every byte of every file is as it was written
 };
 /// Reads everything: COMPLETE, the manifest, each file's size and checksum, the zeros between tensors; unexpected files

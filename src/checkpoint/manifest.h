@@ -63,7 +63,7 @@ struct StoredFile {
 };
 
 struct Manifest {
-  /// Μs since 1970 at the time of saving, or more if the clock went backwards: the newest has the highest.
+  /// Time of saving in µs since 1970, or later if the clock went backwards: the newest has the highest.
   int64_t sequence = 0;
   Snapshot header;  // without tensors, config and tokenizer
   int64_t chunk_bytes = kChunkBytes;

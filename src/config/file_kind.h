@@ -18,7 +18,8 @@ Packing packing_of(const std::string& path);
 std::optional<FileKind> file_kind(const std::string& path, DataFormat stated);
 /// The remedy for text that can be read only once: it must be tokenized first.
 constexpr const char* kPipeRemedy =
-    "text from a pipe is read once only; make tokens first: … | trainer tokenize --input - --format jsonl --output DIR";
+    "text from a pipe can be read only once; tokenize it first: … | trainer tokenize --input - --format jsonl --output "
+    "DIR";
 /// Returns why a file of an unknown kind is rejected, and the remedy: "\"a.csv\": .csv files are not supported: …".
 /// `insist` is the option that sets the kind.
 std::string unknown_kind(const std::string& path, const std::string& insist = "data.format");

@@ -6,10 +6,10 @@
 //              tokens), then the token count;
 //   Megatron   X.bin without header next to X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
 //   nanoGPT    .bin without header: uint16.
-// Written: the llm.c layout. Header words other programs leave 0 carry more: [3] the high half of the token count
-// (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's hash. The
-// document index X.docs is next to X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1 token
-// positions (uint64), from 0 to the token count. All little-endian.
+// The llm.c format is written. Header words that other programs leave 0 contain more: [3] the high half of the token
+// count (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's
+// hash. The document index X.docs is next to X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1
+// token positions (uint64), from 0 to the token count. All little-endian.
 #include <cstdint>
 #include <filesystem>
 #include <memory>

@@ -64,10 +64,10 @@ class Mover {
 
   static Transit start(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
                        Scratch&& owned, const Tensor& out, bool in_place = false) {
-    TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "{} is not what rank {} stores of {}",
+    TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "input {} is the shard of rank {} in {}",
                   to_string(in), mesh.rank(), to_string(from));
     TRAINER_CHECK(!out || (out.shape == to.local(mesh.rank()) && out.packed() && out.dtype == in.dtype),
-                  "{} is not where rank {} stores {}", to_string(out), mesh.rank(), to_string(to));
+                  "output {} is the shard of rank {} in {}", to_string(out), mesh.rank(), to_string(to));
     Transit t;
     t.mesh_ = &mesh;
     t.lane_ = lane;

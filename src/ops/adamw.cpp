@@ -36,7 +36,7 @@ void run(Exec& ex, const AdamW& op) {
   expect_count(op.v, n, dtype, "adamw v");
   const bool narrow = op.g.dtype == DType::bf16;
   expect_count(op.g, n, narrow ? DType::bf16 : dtype, "adamw g");
-  TRAINER_CHECK(dtype == DType::f32 || (!narrow && !op.round_gradient), "bf16 gradients go with fp32 weights only");
+  TRAINER_CHECK(dtype == DType::f32 || (!narrow && !op.round_gradient), "bf16 gradients require fp32 weights");
   if (op.compute) {
     expect_count(op.compute, n, DType::bf16, "adamw compute");
     TRAINER_CHECK(dtype == DType::f32, "a bf16 copy is kept of fp32 weights only");

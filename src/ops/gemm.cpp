@@ -36,7 +36,7 @@ void check(const device::Device& device, const Gemm& op) {
   const Epilogue& e = op.epilogue;
   const bool plain = !e.bias && !e.pre && !e.residual && e.act == Activation::none;
   TRAINER_CHECK(!op.accumulate || (plain && op.c.dtype == accumulator_of(op.a.dtype)),
-                "product: accumulation takes no epilogue and an accumulator dtype: {}", text());
+                "GEMM: accumulation takes no epilogue, and c has the accumulator dtype: {}", text());
   TRAINER_CHECK(!e.bias || (e.bias.count() == n && e.bias.packed() && e.bias.dtype == op.a.dtype),
                 "product: bias is {}, expected {} [{}]", to_string(e.bias), name_of(op.a.dtype), n);
   check_like_c(op, e.pre, "pre");

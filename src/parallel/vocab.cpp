@@ -149,7 +149,7 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
   const int64_t wide = ranks.size(shared), each = all.count() / ranks.size(cut);
   const int64_t begin = ranks.index(cut & ~shared) * wide;
   TRAINER_CHECK(ranks.index(cut) == begin + ranks.index(shared),
-                "axes that cut a table and rows, outside of others that cut rows");
+                "axes that split both the table and the rows are inside of all other axes that split rows");
   Scratch picked = ex.take("head.rows", {wide * count}, all.dtype);
   for (int64_t r = 0; r < wide; ++r)
     ops::run(ex, ops::Copy{all.range((begin + r) * each + first, count), picked.tensor().range(r * count, count)});

@@ -45,8 +45,8 @@ void write_run_files(const config::Config& config, const std::string& config_tom
     const std::string name = data::tokenizer_file_name(tokenizer);
     put(fs::path(config.run.dir) / name, tokenizer);
     std::error_code none;
-    for (const char* other :
-         data::kTokenizerFiles)  // of an earlier run in the folder: it would be found first, or instead
+    // The tokenizer of an earlier run in the folder might be found first.
+    for (const char* other : data::kTokenizerFiles)
       if (other != name) fs::remove(fs::path(config.run.dir) / other, none);
   }
   link_checkpoints(config);

@@ -16,8 +16,8 @@ struct Machine {
   device::Isa isa = device::Isa::plain;
   DType compute = DType::f32;
   std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
-  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of the memory available now
-  /// Bytes of the host's memory: this rank's share of what the system can give now; 0: not known.
+  int64_t memory_limit = 0;  // bytes: hardware.memory_limit, else this rank's share of the memory that is available now
+  /// Bytes of the host's memory: this rank's share of the memory that is available now; 0: not known.
   int64_t host_limit = 0;
   int ranks = 1, rank = 0;                      // the number of ranks of the run, and this one
   std::optional<device::cuda::Facts> gpu = {};  // empty: the CPU

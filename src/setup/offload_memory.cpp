@@ -97,7 +97,7 @@ std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, con
   if (trainer.offload() == nullptr) return {};
   std::string text = format("optimizer offload: {}", to_string(*trainer.offload()));
   if (trainer.offload()->options().emulated) {
-    text += "; update times are of an emulated device, by a virtual clock";
+    text += "; update times are those of an emulated device on a virtual clock";
   } else if (!machine.gpu) {
     text += "; the device is the CPU, whose memory is the host's";
   }

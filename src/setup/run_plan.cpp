@@ -177,7 +177,8 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   const int64_t on_host = host_total(plan);
   if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
     const std::string change = offload_change_that_fits(plan, config, machine);
-    refuse("host memory", on_host, machine.host_limit, "this rank's share of what the system can give now", is_of_host,
+    refuse("host memory", on_host, machine.host_limit, "this rank's share of the memory that is available now",
+           is_of_host,
            !change.empty() ? change
                            : "the optimizer state fits neither on the device nor in host memory: split it over more "
                              "replicas (parallel.zero_stage = 1), or the model over more ranks");
@@ -185,7 +186,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   if (plan.total > machine.memory_limit)
     refuse(
         "memory", plan.total, machine.memory_limit,
-        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
+        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "the memory that is available now",
         [&](const std::string& category) { return !machine.gpu || !is_of_host(category); },
         change_that_fits(plan, config, vocab, machine));
 }

@@ -15,7 +15,7 @@ namespace trainer::setup {
 /// The update that a run's offload engine would perform.
 struct OffloadWork {
   offload::Plan plan;
-  bool chosen = false;  // the fraction is chosen by the rates of the machine
+  bool chosen = false;  // the fraction depends on the rates of the machine
   std::vector<offload::Subgroup> subgroups;
   offload::Sizes sizes;
 };

@@ -37,7 +37,7 @@ void Arena::record(const std::string& key, const std::function<void()>& body) {
     current_ = nullptr;
     throw;
   }
-  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not given back", alive_, key);
+  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not released", alive_, key);
   state_ = State::idle;
   current_ = nullptr;
   pack(program);
@@ -101,7 +101,7 @@ void Arena::end() {
   if (mode_ == Mode::heap) return;
   TRAINER_CHECK(state_ == State::replaying, "no program to end");
   state_ = State::idle;
-  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not given back", alive_, current_key_);
+  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not released", alive_, current_key_);
   TRAINER_CHECK(next_ == static_cast<int64_t>(current_->intervals.size()),
                 "program {} took {} ranges, {} were recorded", current_key_, next_, current_->intervals.size());
 }

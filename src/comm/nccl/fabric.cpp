@@ -45,7 +45,7 @@ void Launched::abandon() noexcept { fabric.abandon(*this); }
 Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {
   using device::cuda::check;
   const int lanes = streams_of(engine.options().lanes);
-  check(cudaSetDevice(device.gpu().ordinal), "choice of the CUDA device");
+  check(cudaSetDevice(device.gpu().ordinal), "selecting the CUDA device");
   check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "event");
   streams_.resize(static_cast<size_t>(lanes));
   running_.resize(streams_.size());

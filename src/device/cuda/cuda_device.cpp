@@ -75,7 +75,7 @@ class CudaDevice final : public Device {
     cudaEvent_t done = nullptr;  // the last copy that used the buffer
   };
 
-  void activate() const { check(cudaSetDevice(gpu().ordinal), "choice of the CUDA device"); }
+  void activate() const { check(cudaSetDevice(gpu().ordinal), "selecting the CUDA device"); }
   /// Copies in chunks, so that a short copy of another lane does not wait for a long one.
   void copy_directly(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, const char* what) {
     constexpr int64_t kPiece = int64_t{64} << 20;
@@ -173,7 +173,8 @@ int device_count(std::string& reason) {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) return count;
   cudaGetLastError();
-  reason = format("no CUDA device: {}", status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
+  reason =
+      format("no CUDA device: {}", status == cudaSuccess ? "the driver reports no device" : cudaGetErrorString(status));
   return 0;
 }
 
@@ -193,7 +194,7 @@ std::unique_ptr<Mark> make_mark(Device& device) {
   class CudaMark final : public Mark {
    public:
     CudaMark(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {
-      check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+      check(cudaSetDevice(ordinal_), "selecting the CUDA device");
       check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
     }
     ~CudaMark() override {
@@ -202,7 +203,7 @@ std::unique_ptr<Mark> make_mark(Device& device) {
     }
     void set() override { check(cudaEventRecord(event_, stream_), "event"); }
     void wait() override {
-      check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+      check(cudaSetDevice(ordinal_), "selecting the CUDA device");
       check(cudaEventSynchronize(event_), "CUDA device");
     }
 
@@ -235,7 +236,7 @@ std::string no_device_reason() {
 
 int64_t free_memory(int ordinal) {
   size_t free_bytes = 0, total = 0;
-  check(cudaSetDevice(ordinal), "choice of the CUDA device");
+  check(cudaSetDevice(ordinal), "selecting the CUDA device");
   check(cudaMemGetInfo(&free_bytes, &total), "free device memory");
   return static_cast<int64_t>(free_bytes);
 }

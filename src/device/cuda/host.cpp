@@ -49,7 +49,7 @@ class PinnedHost final : public Device {
     };
     if (std::ranges::all_of(blocks_, pinned)) return HostMemory::pinned;
     void* stages = nullptr;
-    check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+    check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     if (cudaMallocHost(&stages, kStages) != cudaSuccess) {
       cudaGetLastError();
       return HostMemory::pageable;
@@ -60,7 +60,7 @@ class PinnedHost final : public Device {
 
  private:
   std::byte* allocate_impl(int64_t bytes) override {
-    check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+    check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     const bool large = bytes >= kHugePage;
     if (pins_ && large) {
       std::byte* const memory = pages(bytes);

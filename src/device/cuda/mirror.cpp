@@ -11,7 +11,7 @@ class CudaMirror final : public Mirror {
  public:
   CudaMirror(int ordinal, cudaStream_t compute, cudaStream_t copies)
       : ordinal_(ordinal), compute_(compute), copies_(copies) {
-    check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+    check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     for (cudaEvent_t* event : {&computed_, &fetched_, &put_})
       check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
   }

@@ -30,7 +30,7 @@ struct Strips {
     padded_rows = round_up(m, kernels.rows);
     a_bytes = aligned(padded_rows * sum.count * sum.length * kSize);
     b_bytes = aligned(cols * sum.length * kSize);
-    sums_bytes = sum.count > 1 ? aligned(padded_rows * cols * kSumSize) : 0;  // no panels have whole_sums
+    sums_bytes = sum.count > 1 ? aligned(padded_rows * cols * kSumSize) : 0;  // panel kernels never set whole_sums
   }
   int64_t m, n, cols = 0, padded_rows = 0;
   SumBlocks sum;

@@ -13,7 +13,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
 /// with 1. Products with it do not become subnormal, which would cost a CPU a hundred cycles each. Fit on x − floor(x),
 /// p(0) = 1.
 [[gnu::always_inline]] inline Vec<float> vexp2_near(Vec<float> x) {
-  x = vmax(splat(-100.0f), x);  // NaN stays: the second operand
+  x = vmax(splat(-100.0f), x);  // keeps a NaN in the second operand
 #if defined(__AVX512F__)
   const Vec<float> f = (Vec<float>)_mm512_maskz_reduce_ps(0xffff, (__m512)x, 0x09);  // x − floor(x), rounded down
 #else
@@ -36,7 +36,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
 #endif
 }
 
-/// 1/x for 2^−80 <= x <= 2^80, relative error 5e-7: a guess from the exponent's bits and one step of the fifth order.
+/// 1/x for 2^−80 <= x <= 2^80, relative error 5e-7: an estimate from the exponent bits and one step of the fifth order.
 [[gnu::always_inline]] inline Vec<float> vinverse_near(Vec<float> x) {
   const Vec<float> guess = (Vec<float>)(0x7ef311c7U - (Vec<uint32_t>)x);
   const Vec<float> e = fmadd(-x, guess, splat(1.0f)), pair = fmadd(e, e, e);

@@ -7,8 +7,8 @@ namespace trainer::ops::cuda {
 /// Elements of bf16 in 16 bytes, the unit of copies and of ldmatrix.
 inline constexpr int kChunk = 8;
 
-/// A row-major tile whose chunks are permuted within each row, by the row. The same chunk of eight successive rows is
-/// in eight different groups of banks, and so are eight successive chunks.
+/// A row-major tile whose chunks are permuted within each row, depending on the row. The same chunk of eight successive
+/// rows is in eight different groups of banks, and so are eight successive chunks.
 template <int kCols>
 struct TileLayout {
   static_assert(kCols % 32 == 0);

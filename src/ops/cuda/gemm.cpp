@@ -62,7 +62,7 @@ bool fits(const LtProduct& op) {
   return (!op.bias || on_16_bytes(op.bias)) && (!op.aux || (on_16_bytes(op.aux) && on_16_bytes(op.d)));
 }
 
-/// Runs a GEMM with any epilogue: sums of some rows at a time, in f32, in half of the workspace.
+/// Runs a GEMM with any epilogue, some rows at a time; their sums are in half of the workspace, in f32.
 void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
   const int64_t m = op.c.shape[0], n = op.c.shape[1], half = workspace.count() / 2 / 256 * 256;
   int64_t most = std::min(m, half / (n * size_of(DType::f32)));

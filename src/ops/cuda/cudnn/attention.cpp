@@ -31,7 +31,7 @@ struct Plan {
 class Cudnn final : public FusedAttention {
  public:
   explicit Cudnn(int ordinal) : ordinal_(ordinal) {
-    device::cuda::check(cudaSetDevice(ordinal), "choice of the CUDA device");
+    device::cuda::check(cudaSetDevice(ordinal), "selecting the CUDA device");
     if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS)
       throw Error(Code::usage, "cuDNN was found, but does not start on this GPU");
   }
@@ -67,7 +67,7 @@ class Cudnn final : public FusedAttention {
   }
 
   Plan built(const FusedShape& shape) const {
-    device::cuda::check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+    device::cuda::check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     Plan plan{described(shape), 0};
     if (plan.graph->build(handle_, {fe::HeurMode_t::A}).is_bad() ||
         plan.graph->get_workspace_size(plan.workspace).is_bad())
