@@ -31,7 +31,7 @@ class Rounds(unittest.TestCase):
         self.assertEqual((kept, rounds.repeated, rounds.disturbed), ([0, 1, 2], 0, 0))
         self.assertIn("calm", rounds.verdict())
 
-    def test_a_round_beside_which_the_peak_changed_is_repeated(self):
+    def test_a_round_next_to_which_the_peak_changed_is_repeated(self):
         kept, rounds = self.rounds([1.0, 0.8, 0.8, 0.8], 2, 3)
         self.assertEqual((kept, rounds.repeated, rounds.disturbed), ([1, 2], 1, 0))
         kept, rounds = self.rounds([0.8, 1.0, 1.0], 1, 3)  # one that rose, too
@@ -44,7 +44,7 @@ class Rounds(unittest.TestCase):
 
 
 class Python(unittest.TestCase):
-    def test_the_first_that_has_pytorch_is_taken_and_else_the_command_is_told(self):
+    def test_the_first_that_has_pytorch_is_taken_and_else_the_command_is_reported(self):
         with tempfile.TemporaryDirectory() as name:
             has = pathlib.Path(name) / "has-torch"
             has.write_text("#!/bin/sh\nexit 0\n")

@@ -78,7 +78,7 @@ class Axonn(rig.Runs):
             self.assertAlmostEqual(shared["loss"], loss, delta=1e-10 * loss)
         self.launcher = []
 
-    def test_what_does_not_divide_is_refused_with_the_nearest_grid(self):
+    def test_what_does_not_divide_is_rejected_with_the_nearest_grid(self):
         mistakes = (
             ((3, 1, 1), (), 2, r"n_head = 4 heads .* 3 ranks along x.*; grid = \[2, 1, 1\] or \[4, 1, 1\] fits"),
             ((1, 3, 1), (), 2, r"d_model = 32 .* 3 ranks along y.*; grid = \[1, 2, 1\] or \[1, 4, 1\] fits"),

@@ -57,7 +57,7 @@ class Damage(rig.Runs):
     def test_auto_passes_over_a_folder_without_its_mark(self):
         self.falls_back(lambda: (self.step_folder(6) / "COMPLETE").unlink(), 4, "step-00000006: COMPLETE not found")
 
-    def test_auto_does_not_start_anew_when_nothing_is_whole(self):
+    def test_auto_does_not_start_from_scratch_when_nothing_is_whole(self):
         self.saved_run()
         for folder in self.step_folders():
             flip_a_byte(folder / "rank-00000.shard")
@@ -181,7 +181,7 @@ class CutShort(rig.Runs):
             self.assertEqual(len({"rank 1:" in line for line in said}), len(said), stderr)
             self.assert_whole(*self.step_folders())
 
-    def test_an_evaluation_says_so_too(self):
+    def test_an_evaluation_reports_it_too(self):
         self.train(max_steps=1)
         text = (self.folder / "text.txt").read_text() * 40
         (self.folder / "long.txt").write_text(text)

@@ -55,7 +55,7 @@ class Divergence(rig.Runs):
         self.assertEqual(self.state(11)["proven_step"], 3)
         self.assert_advice_trains(self.train(*sets, *RUINOUS, status=DIVERGED), 3, *sets)
 
-    def test_a_save_that_is_asked_for_while_steps_are_skipped_takes_no_place(self):
+    def test_a_save_that_is_requested_while_steps_are_skipped_takes_no_place(self):
         sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=60"]
         self.train(*sets, max_steps=3)
         for _ in range(4):
@@ -103,7 +103,7 @@ class Divergence(rig.Runs):
         self.assertIn("the training loss is not finite", self.train(*sets, status=DIVERGED))
         self.assertEqual(self.events("end")[-1]["outcome"], "ended because training diverged")
 
-    def test_evaluation_says_that_the_loss_is_not_finite(self):
+    def test_evaluation_reports_that_the_loss_is_not_finite(self):
         self.train(*RUINOUS, max_steps=6)
         stdout = self.trainer("eval", "--checkpoint", "run", "--json", status=DIVERGED, stdout=True)
         document = json.loads(stdout)

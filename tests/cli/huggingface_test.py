@@ -66,7 +66,7 @@ class HuggingFace(rig.Runs):
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - loss), 0.3)
         self.train("run.dir=other", "model.init_from=back", "model.d_model=64", status=CHECKPOINT)
 
-    def test_weights_are_refused_where_they_mean_something_else(self):
+    def test_weights_are_rejected_where_they_mean_something_else(self):
         """Keys that no tensor's shape shows."""
         self.train("run.dir=llama", "model.rope_theta=500000", *LLAMA, max_steps=1)
         start = ["model.init_from=llama", "train.steps=1", "optim.warmup_steps=0", *LLAMA]
@@ -170,7 +170,7 @@ class HuggingFace(rig.Runs):
 
     # --- mistakes
 
-    def test_damaged_files_are_refused(self):
+    def test_damaged_files_are_rejected(self):
         self.train(*STILL)
         self.export("run", "whole", "--shard-bytes", "40000")
         first = sorted((self.folder / "whole").glob("*.safetensors"))[1].name  # the very first has the table alone
@@ -223,7 +223,7 @@ class HuggingFace(rig.Runs):
         self.assertIn(first, self.import_("whole", "o", status=IO))
         self.assertFalse((self.folder / "o").exists())
 
-    def test_mistakes_are_told(self):
+    def test_mistakes_are_reported(self):
         self.train("train.steps=3")
         for args, status, part in [
                 (["export", "--checkpoint", "run", "--output", "o"], USAGE, "--format is required"),

@@ -51,7 +51,7 @@ class Identity(rig.Runs):
         self.assertEqual(self.contents(), before)
         self.assertEqual(set(self.folder.iterdir()), names)
 
-    def test_evaluation_refuses_a_text_that_changed(self):
+    def test_evaluation_rejects_a_text_that_changed(self):
         self.train_text(max_steps=4)
         before = self.contents()
         self.grow()
@@ -63,7 +63,7 @@ class Identity(rig.Runs):
         self.evaluate("--checkpoint", "run", "--set", OTHER_DATA)
         self.assertEqual(self.contents(), before)
 
-    def test_evaluation_refuses_another_file_of_the_same_name(self):
+    def test_evaluation_rejects_another_file_of_the_same_name(self):
         (self.folder / "val.txt").write_text(self.text.read_text()[:2000])
         sets = ["data.val=val.txt", "data.val_fraction=0"]
         self.train_text(*sets, max_steps=4)
@@ -115,7 +115,7 @@ class Identity(rig.Runs):
 
     # --- resuming
 
-    def test_a_refused_resume_leaves_the_tokens_as_they_were(self):
+    def test_a_rejected_resume_leaves_the_tokens_as_they_were(self):
         self.train_text(max_steps=4)
         before = {name: both for name, both in self.contents().items() if not name.endswith("run.lock")}
         self.grow()
@@ -125,7 +125,7 @@ class Identity(rig.Runs):
         self.assertEqual(after, before)
         self.assertFalse((self.folder / "run/tokens/next").exists())
 
-    def test_other_data_that_are_asked_for_replace_the_tokens(self):
+    def test_other_data_that_are_requested_replace_the_tokens(self):
         self.train_text(max_steps=4)
         old = (self.folder / "run/tokens/train.bin").read_bytes()
         self.grow()
@@ -180,7 +180,7 @@ class Identity(rig.Runs):
             self.train("data.train=text.txt", f"data.tokenizer={tokenizer}", resume="never", max_steps=1)
             self.assertEqual([path.name for path in (self.folder / "run").glob("tokenizer.*")], [kept])
 
-    def test_another_model_is_refused_before_its_data_are_tokenized(self):
+    def test_another_model_is_rejected_before_its_data_are_tokenized(self):
         self.train_text(max_steps=4)
         before = (self.folder / "run/tokens/tokenizer.json").read_bytes()
         self.assertIn("vocab_size: 320 in the checkpoint, the run has 330", self.train_text("data.vocab_size=330", status=5))
@@ -204,7 +204,7 @@ class Identity(rig.Runs):
         self.assertIn("its checksum differs", self.train_text(status=4))
         self.assertIn("text.txt not found", self.evaluate("--checkpoint", "run", status=4))
 
-    def test_damaged_token_files_of_the_user_are_refused(self):
+    def test_damaged_token_files_of_the_user_are_rejected(self):
         self.flip(self.folder / "tokens/tokens.bin")
         self.assertIn("tokens/tokens.bin: its checksum differs", self.train(status=4))
 
@@ -230,7 +230,7 @@ class Identity(rig.Runs):
         self.assertIn("not found; its tokens in", self.train_text(*sets))
         self.assert_same_run(8, "run", "whole")
 
-    def test_a_lost_cache_is_made_anew_from_the_same_text(self):
+    def test_a_lost_cache_is_made_again_from_the_same_text(self):
         self.train_text("run.dir=whole")
         self.train_text(max_steps=4)
         shutil.rmtree(self.folder / "run/tokens")

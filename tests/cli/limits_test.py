@@ -74,7 +74,7 @@ class Limits(rig.Runs):
                 break
         self.assertEqual(seen, {0, DOES_NOT_FIT}, "the limits tried reach from too little to enough")
 
-    def test_more_threads_than_cores_are_told(self):
+    def test_more_threads_than_cores_are_reported(self):
         told = "run.threads = 1000 exceeds this machine's"
         self.assertIn(told, self.train("run.threads=1000", max_steps=1))
         self.assertNotIn("exceeds this machine's", self.train("run.threads=1", "run.dir=one", max_steps=1))

@@ -181,7 +181,7 @@ class Logs(rig.Runs):
                     mine = sum(span[1] - span[0] for span in phases if span[2] == phase) / 1e3
                     self.assertAlmostEqual(mine, logged[step]["phase_ms"][PHASES[phase]], delta=1e-3 + 1e-6 * mine)
 
-    def test_a_trace_has_the_steps_asked_for(self):
+    def test_a_trace_has_the_requested_steps(self):
         self.train("log.trace=[3, 4]", "train.eval_interval=3")
         tracks = self.trace()
         self.assertEqual(sorted(track for _, track in tracks), ["compute", "input"])

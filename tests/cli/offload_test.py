@@ -107,7 +107,7 @@ class Offload(rig.Runs):
         self.train("run.dir=untold")
         self.assertNotIn("offload", self.events("step", "untold")[-1])
 
-    def test_the_log_says_whether_it_was_needed(self):
+    def test_the_log_reports_whether_it_was_needed(self):
         log = self.train("run.dir=said", *PLANS["half"])
         self.assertRegex(log, r"optimizer offload: \d+ subgroups of at most \d+ elements: \d+ on the host, \d+ streamed")
         self.assertIn("fits without offload: yes", log)

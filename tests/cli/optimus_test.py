@@ -79,7 +79,7 @@ class Optimus(rig.Runs):
             self.assertAlmostEqual(shared["loss"], loss, delta=1e-10 * loss)
         self.launcher = []
 
-    def test_what_does_not_divide_is_refused_with_the_nearest_mesh(self):
+    def test_what_does_not_divide_is_rejected_with_the_nearest_mesh(self):
         mistakes = (
             ([3, 3], (), 2, r"n_head = 4 heads .* 3 ranks along col.*; mesh = \[\d, \d(, \d)?\].* fits"),
             ([2, 2], ("model.d_ff=127",), 2, r"d_ff = 127 .* 2 ranks along col"),

@@ -83,7 +83,7 @@ class Peak(rig.Runs):
         self.ended(process, 0)
         self.assert_honest()
 
-    def test_programs_that_go_on_beside_two_ranks(self):
+    def test_programs_that_go_on_next_to_two_ranks(self):
         self.spin()
         self.train("parallel.transport=threads", "parallel.data=2", "run.threads=1", *WORK, "train.micro_batch=2")
         self.assert_honest()

@@ -34,7 +34,7 @@ class Ranks(rig.Runs):
         self.replicas(3, "run.dir=late", "parallel.zero_stage=1", 'debug.inject=["delay:0.002"]', "parallel.lanes=1")
         self.assert_same_run(8, "late", "plain")
 
-    def test_config_check_says_on_how_many_ranks(self):
+    def test_config_check_reports_on_how_many_ranks(self):
         def check(*args, verb="check", **more):
             return self.trainer("config", verb, "--config", "config.toml", *args, stdout=True, **more)
         self.assertIn("no errors, runs on any number of ranks that divides global_batch / micro_batch = 2", check())
@@ -91,7 +91,7 @@ class Ranks(rig.Runs):
         self.launcher = []
         self.assert_whole(*self.step_folders())
 
-    def test_a_rank_that_stops_answering_is_named_and_the_others_leave(self):
+    def test_a_rank_that_stops_answering_is_named_and_the_other_ranks_stop(self):
         self.launcher = [*rig.MPIRUN, "-np", "3"]
         process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
                                    "parallel.timeout=2", "checkpoint.interval=5")
@@ -103,7 +103,7 @@ class Ranks(rig.Runs):
         self.launcher = []
         self.assert_whole(*self.step_folders())
 
-    def test_a_rank_that_is_killed_is_named_and_the_others_leave(self):
+    def test_a_rank_that_is_killed_is_named_and_the_other_ranks_stop(self):
         """mpirun itself ends them and returns the signal; told not to, it lets them leave with their own status."""
         for run, options in (("ended", []), ("left", ["--enable-recovery"])):
             keep = ["sh", "-c", '"$0" "$@"; echo $? > status.$OMPI_COMM_WORLD_RANK']
@@ -135,7 +135,7 @@ class Ranks(rig.Runs):
         finally:
             self.launcher = []
 
-    def test_ranks_with_different_configurations_are_no_job(self):
+    def test_ranks_with_different_configurations_are_not_a_job(self):
         stderr = self.two_ranks(["--set", "optim.lr=1e-3"], ["--set", "optim.lr=2e-3"], status=2)
         self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job: optim.lr is 0.002, on rank 0 0.001")
         self.assertEqual(stderr.count("belongs to a different job"), 1, stderr)
@@ -143,7 +143,7 @@ class Ranks(rig.Runs):
         self.assertIn("--max-steps is 3, on rank 0 2", stderr)
         self.assertFalse((self.folder / "run/metrics.jsonl").exists())
 
-    def test_ranks_with_other_files_for_their_configuration_are_no_job(self):
+    def test_ranks_with_other_files_for_their_configuration_are_not_a_job(self):
         (self.folder / "same.toml").write_text(rig.CONFIG)
         (self.folder / "longer.toml").write_text(rig.CONFIG.replace("steps = 8", "steps = 9"))
         named = ["--set", "run.name=config"]
@@ -155,7 +155,7 @@ class Ranks(rig.Runs):
         self.launcher = []
         self.assertIn("train.steps is 9, on rank 0 8", stderr)
 
-    def test_ranks_with_different_data_are_no_job(self):
+    def test_ranks_with_different_data_are_not_a_job(self):
         other = self.folder / "other"
         shutil.copytree(self.folder / "tokens", other / "tokens")
         (other / "config.toml").write_text(rig.CONFIG)
@@ -201,12 +201,12 @@ class Ranks(rig.Runs):
         stderr = self.train("run.dir=other", "model.arch=llama", "model.init_from=run", "model.n_head=1", max_steps=1, status=5)
         self.assertEqual(stderr.count("are from a different model"), 1, stderr)
 
-    def test_one_rank_answers_for_all(self):
+    def test_rank_0_prints_for_all(self):
         self.launcher = [*rig.MPIRUN, "-np", "2"]
         self.assertEqual(self.trainer("config", "show", "--config", "config.toml", stdout=True).count("[model]"), 1)
         self.assertIn("`bench peak` measures one process, but 2 ranks were started", self.trainer("bench", "peak", status=2))
 
-    def test_ranks_that_were_asked_for_other_texts_are_no_job(self):
+    def test_ranks_with_different_texts_are_not_a_job(self):
         self.train(max_steps=1)
         generate = ["generate", "--checkpoint", "run", "--prompt", "a", "--tokens"]
         result = subprocess.run([*rig.MPIRUN, "-np", "1", rig.TRAINER, *generate, "5", ":", "-np", "1", rig.TRAINER, *generate, "7"],

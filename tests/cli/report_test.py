@@ -28,7 +28,7 @@ class Reports(rig.Runs):
         self.assertEqual((self.folder / "both.csv").read_text(), text)
         self.assertTrue(all(math.isfinite(float(row["loss"])) for row in rows))
 
-    def test_a_report_is_made_anew(self):
+    def test_a_report_is_regenerated(self):
         self.train(max_steps=3)
         self.assertFalse((self.folder / "run/report.html").exists())
         out = self.trainer("report", "run", stdout=True)

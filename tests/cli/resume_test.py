@@ -87,13 +87,13 @@ class Resume(rig.Runs):
         self.train(max_steps=2)
         self.assertIn("resumed step 2", self.train(resume="must"))
 
-    def test_never_starts_anew(self):
+    def test_never_starts_from_scratch(self):
         self.train("run.dir=whole")
         self.train(max_steps=4)
         self.assertNotIn("resumed", self.train(resume="never"))
         self.assert_same_run(8, "run", "whole")
 
-    def test_a_finished_run_says_so_and_changes_nothing(self):
+    def test_a_finished_run_reports_it_and_changes_nothing(self):
         self.train()
         def files():
             run = (path for path in (self.folder / "run").rglob("*") if path.is_file() and "lock" not in path.name)
@@ -188,7 +188,7 @@ class Resume(rig.Runs):
         self.assertIn("steps of an earlier run are deleted", stderr)
         self.assertEqual([event["model"]["d_model"] for event in self.events("start")], [48])
 
-    def test_metrics_of_another_run_are_told(self):
+    def test_metrics_of_another_run_are_reported(self):
         self.train("checkpoint.interval=4", "checkpoint.keep=0")
         steps = (self.folder / "run/metrics.jsonl").read_text()
         self.assertNotIn("from a different run", self.train("train.steps=9"))

@@ -91,7 +91,7 @@ class Tensor(rig.Runs):
         self.launcher = []
         self.assertAlmostEqual(shared["loss"], self.events("eval", "four")[-1]["loss"], delta=1e-6)
 
-    def test_what_does_not_divide_is_refused_once_on_all_ranks(self):
+    def test_what_does_not_divide_is_rejected_once_on_all_ranks(self):
         mistakes = (
             ((), 3, 2, r"n_head = 4 heads .* 3 ranks along tensor.*; tensor = 2 or 4"),
             (("model.d_ff=66",), 4, 2, r"d_ff = 66 .* 4 ranks along tensor"),

@@ -51,7 +51,7 @@ class Tokenize(rig.Runs):
         self.tokenize("text.txt", output="again")
         self.assert_same_tokens("again", "tokens")
 
-    def test_a_text_that_the_tokenizer_cannot_encode_is_refused(self):
+    def test_a_text_that_the_tokenizer_cannot_encode_is_rejected(self):
         """A control symbol of this one is the mark of a space."""
         (self.folder / "odd.model").write_bytes((CORPUS / "tokenizer/control_symbol_is_a_space").read_bytes())
         for arguments in (("tokenize", "--input", "text.txt", "--output", "odd", "--tokenizer", "odd.model"),

@@ -112,7 +112,7 @@ class Tokenizers(rig.Runs):
         self.assertEqual(texts, texts[:1] * 3)
         self.train('data.train=["gpt2/tokens.bin"]', "data.tokenizer=gpt2", "train.steps=4")  # resumes: the same tokens
 
-    def test_broken_tokenizers_are_refused(self):
+    def test_broken_tokenizers_are_rejected(self):
         for name, content, part in (("tokenizer.json", b'{"model": 3}', "tokenizer.json: model: missing"),
                                     ("merges.txt", b"#version: 0.2\na\n", "merges.txt: line 2"),
                                     ("x.tiktoken", b"YQ== 0\nYQ== 1\n", "x.tiktoken: line 2"),

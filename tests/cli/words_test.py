@@ -69,7 +69,7 @@ class Words(rig.Runs):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout)["loss"], here["loss"])
 
-    def test_a_run_folder_stands_for_checkpoints_that_lie_elsewhere(self):
+    def test_a_run_folder_links_to_checkpoints_elsewhere(self):
         self.train("checkpoint.dir=kept")
         for args in (["eval", "--checkpoint", "run"], ["generate", "--checkpoint", "run", "--prompt", "the", "--tokens", "2"],
                      ["checkpoint", "verify", "--checkpoint", "run"]):
@@ -88,7 +88,7 @@ class Words(rig.Runs):
                 result.pop("checkpoint", None)
             self.assertEqual(*by, verb)
 
-    def test_weights_alone_evaluate_and_generate_and_begin_runs(self):
+    def test_weights_without_optimizer_state_evaluate_generate_and_begin_runs(self):
         self.train()
         (self.folder / "plain").mkdir()
         self.trainer("checkpoint", "strip", "--checkpoint", "run", "--output", "plain/weights/")
@@ -134,7 +134,7 @@ class Words(rig.Runs):
         never = json.loads(self.trainer(*args, "--stop", whole["text"][-3:] + "#", stdout=True))
         self.assertEqual(never["text"], whole["text"])
 
-    def test_no_samples_where_none_are_asked_for(self):
+    def test_no_samples_where_none_are_requested(self):
         prompt = "train.sample_prompt=the"
         self.assertEqual(self.train(prompt, "run.dir=last").count("--- sample at step"), 1)
         self.assertEqual(self.train(prompt, "run.dir=some", "train.sample_interval=4").count("--- sample at step"), 2)
@@ -146,7 +146,7 @@ class Words(rig.Runs):
         self.assertIn(r"the \x1b[31mcat\x07 \x9bsat", sample)
         self.assertNotRegex(sample, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-    def test_a_terminal_is_not_told_what_to_do_by_a_sample(self):
+    def test_a_terminal_is_not_controlled_by_a_sample(self):
         self.train(max_steps=1)
         args = [rig.TRAINER, "generate", "--checkpoint", "run", "--prompt", "the \x1b[31mcat", "--tokens", "40", "--seed", "2"]
         ours, its = pty.openpty()
@@ -159,7 +159,7 @@ class Words(rig.Runs):
         piped = subprocess.run(args, cwd=self.folder, capture_output=True, timeout=rig.TIMEOUT_SECONDS, check=True).stdout
         self.assertTrue(piped.startswith(b"the \x1b[31mcat"))
 
-    def test_the_epoch_is_told(self):
+    def test_the_epoch_is_reported(self):
         stderr = self.train("train.steps=100")
         windows = self.events("start")[-1]["windows"]
         for step in self.events("step"):
@@ -167,7 +167,7 @@ class Words(rig.Runs):
         self.assertIn(f"step 100/100  epoch {400 / windows:.2f}  loss", stderr)
         self.assertRegex(stderr, rf"run +finished at step 100 of 100, .* tokens, {400 / windows:.2f} epochs")
 
-    def test_validation_text_that_was_trained_on_is_told(self):
+    def test_validation_text_that_was_trained_on_is_reported(self):
         text = (self.folder / "text.txt").read_text()
         (self.folder / "tail.txt").write_text(text[len(text) * 3 // 4:])
         (self.folder / "other.txt").write_text("".join(f"{i * i} birds, {i} nests, {i % 7 * 991} eggs\n" for i in range(400)))
@@ -177,7 +177,7 @@ class Words(rig.Runs):
         self.assertIn(told, self.train(*sets, "data.val=tail.txt", "run.dir=tail"))
         self.assertNotIn("data.val:", self.train(*sets, "data.val=other.txt", "run.dir=other"))
 
-    def test_memory_is_asked_for_before_a_tokenizer_is_trained_and_text_is_tokenized(self):
+    def test_memory_is_checked_before_a_tokenizer_is_trained_and_text_is_tokenized(self):
         for tokenizer in ("train", "tokens/tokenizer.model"):
             stderr = self.train("data.train=text.txt", f"data.tokenizer={tokenizer}", "data.vocab_size=320",
                                 "hardware.memory_limit=1e-6", status=3)
@@ -195,7 +195,7 @@ class Words(rig.Runs):
         stderr = self.trainer("tokenize", "--input", "none.txt", "--output", "nothing", "--train-vocab", "320", status=4)
         self.assertEqual(stderr.count("none.txt"), 1, stderr)
 
-    def test_kinds_of_text_are_told_by_extensions_of_any_case(self):
+    def test_kinds_of_text_follow_from_extensions_of_any_case(self):
         text = (self.folder / "text.txt").read_text()
         lines = "".join(json.dumps({"text": line}) + "\n" for line in text.splitlines())
         whole = self.ids("tokens")

@@ -136,7 +136,7 @@ TEST_P(EmulatorTest, LargeCopiesGoThroughAllStagingBuffers) {
   EXPECT_TRUE(download(x, values.size()) == values);
 }
 
-TEST(Emulator, RefusesWhatALaunchMayNotAsk) {
+TEST(Emulator, RejectsWhatALaunchMayNotRequest) {
   const auto device = device::cuda::make_device(0, 1);
   const auto stream = stream_of(*device);
   EXPECT_THROW(launch(stream, {dim3(1), dim3(1025)}, where_am_i, static_cast<int*>(nullptr)), Error);

@@ -146,7 +146,7 @@ TEST(Cudnn, IsTakenUnaskedFromTheVersionWithASmallWorkspaceOn) {
   EXPECT_NE(cuda::why_not_by_default(fake).find("9.25 or newer"), std::string::npos);
 }
 
-TEST(Cudnn, SaysWhyItIsNotThere) {
+TEST(Cudnn, ReportsWhyItIsNotThere) {
   // The emulated device is built without it; a program with it needs the library and a GPU.
   for (const bool by_default : {true, false}) {
     try {

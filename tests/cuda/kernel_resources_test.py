@@ -58,7 +58,7 @@ class Record(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("1 differ", said)
 
-    def test_leaves_another_compiler_alone(self):
+    def test_leaves_another_compiler_unchanged(self):
         worse = copy.deepcopy(TABLE)
         worse[NAME][80]["stack"] = 99
         self.assertEqual(self.check(worse, "release 12.4, V12.4.1")[0], resources.SKIPPED)

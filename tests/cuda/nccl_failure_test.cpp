@@ -95,7 +95,7 @@ TEST_F(NcclFailure, ABrokenCommunicatorEndsAllRanks) {
   EXPECT_EQ(left, 2);
 }
 
-TEST_F(NcclFailure, AnErrorOfOneRankReleasesTheOthers) {
+TEST_F(NcclFailure, AnErrorOfOneRankReleasesTheOtherRanks) {
   const Error error = error_of([&] {
     on_gpus(3, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
       const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 3), Lane::grads);
@@ -147,7 +147,7 @@ TEST(NcclFailureOfUse, CommunicatorsAreConnectedFirst) {
   EXPECT_TRUE(contains(error.what(), "before the world is connected")) << error.what();
 }
 
-TEST(GpuTransport, SaysWhatKeepsNcclAway) {
+TEST(GpuTransport, ReportsWhyNcclCannotRun) {
   const GpuPlace a{"a", "0000:01:00.0"}, b{"a", "0000:02:00.0"}, other_host{"b", "0000:01:00.0"};
   EXPECT_EQ(obstacle_to_nccl({a, b, other_host}), "");
   EXPECT_EQ(obstacle_to_nccl({b, a, other_host, a, a}), "ranks 1, 3 and 4 share GPU 0000:01:00.0 of host a");

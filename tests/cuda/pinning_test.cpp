@@ -49,7 +49,7 @@ TEST_F(Pinning, EachWayIsTriedWhenTheOneBeforeFails) {
   EXPECT_EQ(device::memory_of(*gpu, *host), device::HostMemory::staged);
 }
 
-TEST_F(Pinning, FailuresAreToldOnceEach) {
+TEST_F(Pinning, EachFailureIsReportedOnce) {
   const std::unique_ptr<device::Device> gpu = device::cuda::make_device(0, 2);
   std::vector<std::string> said;
   const log::Sink before = log::set_sink([&](log::Level level, const std::string& line) {
@@ -88,7 +88,7 @@ struct TwoNodes final : device::MemoryNodes {
   std::string refusal;
 };
 
-TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeBesideTheGpu) {
+TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
   const std::unique_ptr<device::Device> gpu = device::cuda::make_device(0, 2);
   struct Case {
     std::optional<int> node;

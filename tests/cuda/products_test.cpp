@@ -140,7 +140,7 @@ struct Warnings {
   log::Sink previous;
 };
 
-TEST_F(Products, AnAlgorithmThatTheLibraryRefusesGivesWayToTheNext) {
+TEST_F(Products, AnAlgorithmThatTheLibraryRejectsIsReplacedByTheNext) {
   emulator::blas().broken = 1;
   const Warnings warnings;
   const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
@@ -155,7 +155,7 @@ TEST_F(Products, AnAlgorithmThatTheLibraryRefusesGivesWayToTheNext) {
             "(CUBLAS_STATUS_INVALID_VALUE); trying the next one");
 }
 
-TEST_F(Products, AnAlgorithmOfATableThatTheLibraryRefusesGivesWayToItsProposals) {
+TEST_F(Products, AnAlgorithmOfATableThatTheLibraryRejectsIsReplacedByItsProposals) {
   const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
   Problem problem(c);
   const Candidates found = candidates_of(problem.op, 8);
@@ -172,7 +172,7 @@ TEST_F(Products, AnAlgorithmOfATableThatTheLibraryRefusesGivesWayToItsProposals)
   }
 }
 
-TEST_F(Products, AProductWhoseAlgorithmsAreAllRefusedIsComputedInParts) {
+TEST_F(Products, AProductWhoseAlgorithmsAreAllRejectedIsComputedInParts) {
   const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
   emulator::blas().refuse_epilogues = true;
   const Warnings warnings;
@@ -185,7 +185,7 @@ TEST_F(Products, AProductWhoseAlgorithmsAreAllRefusedIsComputedInParts) {
   EXPECT_THROW(run(machine.ex, problem.op), Error);
 }
 
-TEST_F(Products, AnErrorOfTheDeviceIsNoRefusal) {
+TEST_F(Products, AnErrorOfTheDeviceIsNotARejection) {
   emulator::blas().broken = 1;
   emulator::blas().failure = CUBLAS_STATUS_EXECUTION_FAILED;
   Problem problem({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8});
@@ -328,7 +328,7 @@ TEST_F(Products, PartsOfAProductAreTakenAsTheyAre) {
   EXPECT_EQ(emulator::blas().way, 1);
 }
 
-TEST_F(Products, RefusesFp64ByName) {
+TEST_F(Products, RejectsFp64ByName) {
   Problem problem({4, 4, 4, DType::f64, DType::f64});
   try {
     run(machine.ex, problem.op);

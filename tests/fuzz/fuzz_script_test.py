@@ -79,7 +79,7 @@ sys.exit(status)
         self.assertEqual(len(self.calls("jsonl")), 10)
         self.assertRegex(printed, r"(?m)^\| jsonl \| 6400 \|.* 10 \|$")
 
-    def test_what_cannot_run_is_reported_beside_the_others(self):
+    def test_what_cannot_run_is_reported_together_with_the_others(self):
         self.stand_in("set", ("no such option\n", 1))
         self.stand_in("shard", (CALM, 0))
         result = self.run_script("--jobs", "3", "set", "shard", "tokens", status=2)
@@ -88,7 +88,7 @@ sys.exit(status)
         self.assertIn("no such option", result.stderr)
         self.assertIn("fuzz_tokens: No such file or directory; build it first", result.stderr)
 
-    def test_mistakes_are_told(self):
+    def test_mistakes_are_reported(self):
         self.assertIn("there is no target tokenz; there are bpe_files, config,", self.run_script("tokenz", status=2).stderr)
         self.assertIn("--seconds: at least 1", self.run_script("--seconds", "0", status=2).stderr)
 

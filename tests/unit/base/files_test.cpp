@@ -66,7 +66,7 @@ TEST_F(Files, AreCreatedAndReplacedWithoutLeftOvers) {
   EXPECT_EQ(names(), std::set<std::string>{"f"});
 }
 
-TEST_F(Files, AreAskedForBeforeTheWorkThatFillsThem) {
+TEST_F(Files, AreCheckedBeforeTheWorkThatFillsThem) {
   replace_file(at("f"), "old");
   require_replaceable(at("f"));
   require_replaceable(at("new"));
@@ -110,12 +110,12 @@ TEST_F(Files, SurviveAFolderWithoutTheRightToWrite) {
   EXPECT_EQ(content_of(at("f")), "old");
 }
 
-TEST_F(Files, AreRefusedWhereTheFolderIsMissing) {
+TEST_F(Files, AreRejectedIfTheFolderIsMissing) {
   expect_refused(at("no/f"), {"No such file or directory"});
   EXPECT_EQ(names(), std::set<std::string>());
 }
 
-TEST_F(Files, AreRefusedWhereSomethingElseHasTheName) {
+TEST_F(Files, AreRejectedIfSomethingElseHasTheName) {
   fs::create_directories(at("taken/full"));
   ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
@@ -151,7 +151,7 @@ TEST_F(Files, AreReplacedThroughLinks) {
   EXPECT_EQ(names(), (std::set<std::string>{"again", "f", "there"}));
 }
 
-TEST_F(Files, ThatCannotBeReadSayWhatWasExpected) {
+TEST_F(Files, ThatCannotBeReadNameWhatWasExpected) {
   replace_file(at("f"), std::string("a\0b\n", 4));
   EXPECT_EQ(read_text_file(at("f"), "a text"), std::string("a\0b\n", 4));
   for (const auto& [path, reason] : {std::pair{at("no"), "No such file or directory"},

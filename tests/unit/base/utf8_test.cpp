@@ -25,7 +25,7 @@ TEST(Utf8, AcceptsEveryCodePointButSurrogates) {
   }
 }
 
-TEST(Utf8, RefusesOverlongFormsHighCodePointsAndStrayBytes) {
+TEST(Utf8, RejectsOverlongFormsHighCodePointsAndStrayBytes) {
   for (const std::string text :
        {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\x80",
         "\xBF", "\xFF", "\xFE", "\xC3", "\xE2\x82", "\xF0\x9F\x98", "\xC3(", "\xE2\x28\xA1"}) {

@@ -47,7 +47,7 @@ TEST_F(Benchmarks, ReportRatesOfBothPassesOfAttention) {
   EXPECT_EQ(decoding.backward_seconds, 0);
 }
 
-TEST_F(Benchmarks, MeasureAdamWBesideItsTraffic) {
+TEST_F(Benchmarks, MeasureAdamWComparedWithItsTraffic) {
   const OptimizerRate rate = bench_optimizer(ex, std::vector<int64_t>{100000, 3}, 3);
   EXPECT_GT(rate.parameters_per_s, 0);
   EXPECT_NEAR(rate.gb_per_s, 28e-9 * rate.parameters_per_s, 1e-9 * rate.gb_per_s);
@@ -70,7 +70,7 @@ TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {
   EXPECT_GT(pieces.size(), run.trainer.store().groups().size()) << "blocks have matrices and vectors";
 }
 
-TEST_F(Benchmarks, MeasureEachOperatorBesideACopy) {
+TEST_F(Benchmarks, MeasureEachOperatorComparedWithACopy) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     const ElementwiseRates rates = bench_elementwise(ex, compute, 1 << 20, 3);
     EXPECT_GT(rates.copy_gb_per_s, 0);

@@ -36,14 +36,14 @@ TEST(FileIo, ContinuesInterruptedAndShortTransfers) {
   EXPECT_EQ(read_file(calls, folder / "f", 100), text);
 }
 
-TEST(FileIo, SaysPathOperationReasonAndRemedy) {
+TEST(FileIo, ReportsPathOperationReasonAndRemedy) {
   TempFolder folder;
   FaultyCalls calls(FaultyCalls::Fault::error, 1, ENOSPC);
   expect_error(Code::io, {folder / "f", "cannot write", "No space left on device", "the disk is full"},
                [&] { write_file(calls, folder / "f", "text"); });
 }
 
-TEST(FileIo, RefusesToOverwriteAndToReadTooMuchOrTooLittle) {
+TEST(FileIo, DoesNotOverwriteOrReadTooMuchOrTooLittle) {
   TempFolder folder;
   const fs::path path = folder / "f";
   write_file(system_calls(), path, "1234");
@@ -68,7 +68,7 @@ TEST(FileIo, RemovesTreesButNotWhatLinksPointTo) {
   EXPECT_TRUE(fs::exists(folder / "keep/file"));
 }
 
-TEST(FileIo, SaysThatAFolderIsInTheWay) {
+TEST(FileIo, ReportsThatAFolderIsInTheWay) {
   TempFolder folder;
   write(folder / "file", "x");
   EXPECT_THROW(make_folders(system_calls(), folder / "file"), Error);

@@ -9,7 +9,7 @@
 namespace trainer::checkpoint {
 namespace {
 
-TEST(Inspect, SaysStateModelAndTensors) {
+TEST(Inspect, ReportsStateModelAndTensors) {
   TempFolder run;
   const fs::path step = save_step(run / "checkpoints", 100);
   const nlohmann::json info = inspect_json(run);

@@ -121,7 +121,7 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
   }
 }
 
-TEST(Manifest, RefusesWhatIsNotJson) {
+TEST(Manifest, RejectsWhatIsNotJson) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("null"), std::string("[1e999]"),
         std::string("{\"format\": \"\xff\"}"), std::string(300000, '['), std::string(1 << 20, '\0')}) {

@@ -182,7 +182,7 @@ TEST(Reader, LoadsWeightsWithoutMoments) {
   expect_error(Code::checkpoint, {"w#m: not in the run's model"}, [&] { reader.load(weights.slices, {}); });
 }
 
-TEST(Reader, CopiesATiedHeadAndRefusesToTieTwoTensors) {
+TEST(Reader, CopiesATiedHeadAndDoesNotTieTwoTensors) {
   TempFolder folder;
   const std::vector<Spec> tied{{"wte", {5, 3}}, {"wte#m", {5, 3}}},
       untied{{"wte", {5, 3}}, {"wte#m", {5, 3}}, {"head.weight", {5, 3}}, {"head.weight#m", {5, 3}}};
@@ -211,7 +211,7 @@ TEST(Compatible, ListsModelKeysThatDiffer) {
   require_compatible(stored, stored, "step-1", false);
 }
 
-TEST(Compatible, RefusesOtherDataUnlessAllowed) {
+TEST(Compatible, RejectsOtherDataUnlessAllowed) {
   Snapshot stored, run;
   stored.tokenizer_hash = run.tokenizer_hash = "t";
   stored.data_hash = "old";

@@ -9,7 +9,7 @@
 namespace trainer::checkpoint {
 namespace {
 
-TEST(RunLock, RefusesASecondRunAndNamesTheFirst) {
+TEST(RunLock, RejectsASecondRunAndNamesTheFirst) {
   TempFolder folder;
   const RunLock lock(folder / "runs" / "a");
   expect_error(Code::usage, {format("process {} on ", ::getpid()), "run.dir"},

@@ -93,7 +93,7 @@ TEST(CheckpointStore, ReplacesAStepSavedBefore) {
   }
 }
 
-TEST(CheckpointStore, RefusesSlicesThatDoNotCoverTheirTensor) {
+TEST(CheckpointStore, RejectsSlicesThatDoNotCoverTheirTensor) {
   TempFolder folder;
   CheckpointStore store(folder, {});
   Tensors tensors(small_model());
@@ -118,7 +118,7 @@ TEST(CheckpointStore, RemovesLeftOversAtTheStartAndNothingElse) {
   EXPECT_EQ(names_in(folder), (std::vector<std::string>{".mine", "step-00000200.mine"}));
 }
 
-TEST(CheckpointStore, MakesItsFolderAgainWhereSomebodyRemovedIt) {
+TEST(CheckpointStore, MakesItsFolderAgainAfterItWasRemoved) {
   TempFolder run;
   CheckpointStore store(run / "a/checkpoints", {});
   fs::remove_all(run / "a");
@@ -178,7 +178,7 @@ TEST(Retention, KeepsTheProvenOneUntilANewerOneIsProven) {
   EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000030"}));
 }
 
-TEST(Retention, LeavesUnknownAndDamagedFoldersAlone) {
+TEST(Retention, LeavesUnknownAndDamagedFoldersUnchanged) {
   TempFolder folder;
   CheckpointStore store(folder, {.keep = 1});
   save_step(store, 10);

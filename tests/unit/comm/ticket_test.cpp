@@ -92,7 +92,7 @@ TEST(Ticket, ChargesWaitingToTheAxis) {
   });
 }
 
-TEST(Communicator, RefusesWhatDoesNotFit) {
+TEST(Communicator, RejectsWhatDoesNotFit) {
   const auto world = solo_world();
   Rig rig;
   const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::grads);

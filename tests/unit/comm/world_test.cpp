@@ -131,7 +131,7 @@ TEST(ThreadsWorld, RethrowsTheErrorThatCameFirst) {
   EXPECT_EQ(released, 3);
 }
 
-TEST(ThreadsWorld, MeetsWhenAllHaveCome) {
+TEST(ThreadsWorld, EndsWhenAllRanksHaveCalled) {
   std::atomic<bool> tried{false};
   run_on_threads(3, {}, [&](World& world) {
     if (world.rank() == 0) {

@@ -5,7 +5,7 @@
 namespace trainer::config {
 namespace {
 
-TEST(FileKind, IsToldByTheExtensionWhateverItsCase) {
+TEST(FileKind, FollowsFromTheExtensionWhateverItsCase) {
   const auto kind = [](const char* path) { return file_kind(path, DataFormat::automatic); };
   for (const char* path : {"a.txt", "A.TXT", "d.x/b.Text", "c.md", "a.jsonl.txt", "data/*.txt"})
     EXPECT_EQ(kind(path), FileKind::text) << path;
@@ -24,14 +24,14 @@ TEST(FileKind, IsWhatTheUserInsistsOn) {
   EXPECT_EQ(file_kind("a", DataFormat::tokens), FileKind::tokens);
 }
 
-TEST(FileKind, CompressionIsToldByTheEndOfTheName) {
+TEST(FileKind, CompressionFollowsFromTheEndOfTheName) {
   for (const char* path : {"a.gz", "a.txt.GZ", "d/a.b.gz"}) EXPECT_EQ(packing_of(path), Packing::gzip) << path;
   EXPECT_EQ(packing_of("a.jsonl.zst"), Packing::zstd);
   for (const char* path : {"a", "gz", ".gz", "a.gz.txt", "a.tgz"}) EXPECT_EQ(packing_of(path), Packing::none) << path;
   EXPECT_EQ(file_kind("a.gz", DataFormat::jsonl), FileKind::json_lines);
 }
 
-TEST(FileKind, SaysWhatToDoWithOthers) {
+TEST(FileKind, ReportsTheRemedyForOtherKinds) {
   tests::expect_parts(unknown_kind("d/a.CSV", "--format"),
                       {"d/a.CSV", ".csv", ".txt, .text, .md", ".jsonl, .ndjson", ".bin", "as .jsonl", "--format text"});
   tests::expect_parts(unknown_kind("a.bin.gz"), {".bin.gz files", "unpack it first"});

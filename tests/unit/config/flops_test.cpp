@@ -77,7 +77,7 @@ TEST(Flops, UtilisationIsAShareOfThePeak) {
   EXPECT_TRUE(std::isnan(utilisation(flops, 1000.0, std::nan("")).hfu));
 }
 
-TEST(Flops, RefusesUnresolvedSizes) {
+TEST(Flops, RejectsUnresolvedSizes) {
   config::Model model = gpt2_124m();
   model.d_ff = 0;
   EXPECT_THROW(matmul_weights(model, 50257), Error);

@@ -197,7 +197,7 @@ TEST(Load, ChecksTheWorldOnlyWhenThereIsOne) {
   EXPECT_THROW(load_text(text, "f", {}, {.world = 8, .files = false}), Error) << "12 sequences on 4 replicas of 2";
 }
 
-TEST(Load, RefusesAMissingFileAFolderAndReadsAnEmptyFile) {
+TEST(Load, RejectsAMissingFileAFolderAndReadsAnEmptyFile) {
   EXPECT_THROW(load("no/such.toml"), Error);
   EXPECT_THROW(load("/tmp"), Error);
   const tests::TempFolder folder;
@@ -242,7 +242,7 @@ TEST(ToToml, KeepsARunGivenInTokensAsTokens) {
   EXPECT_EQ(load_text(text, "x.toml", {}, kNoFiles).train.tokens, 1'000'000);
 }
 
-TEST(Show, SaysWhereEachValueCameFrom) {
+TEST(Show, ReportsWhereEachValueCameFrom) {
   const Config config =
       load_text("[model]\nn_layer = 3\n\n[optim]\nlr = 1e-3\n", "x.toml", {"train.steps=40"}, kNoFiles);
   const std::string text = show(config);

@@ -136,7 +136,7 @@ const Case kCases[] = {
     {"[model]\nd_model = 100\nn_head = 4", "model.n_head=12", {"d_model = 100", "n_head = 12"}},
 };
 
-TEST(Mistakes, AreReportedAloneWithTheirPlaceAndAWayOut) {
+TEST(Mistakes, AreReportedSeparatelyWithTheirPlaceAndARemedy) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.text + std::string("\n--set ") + c.place);
     const std::string place = c.place;

@@ -34,7 +34,7 @@ TEST(Resolve, GivesTheLlamaFamilyItsDefaults) {
   EXPECT_EQ(config.model.d_ff, 1024);  // exactly 8/3 · 384
 }
 
-TEST(Resolve, LeavesWhatWasGivenAlone) {
+TEST(Resolve, LeavesGivenValuesUnchanged) {
   Config config = defaults();
   config.model.n_kv_head = 4, config.model.d_ff = 100, config.model.tie_embeddings = false, config.model.bias = false;
   config.optim.min_lr = 0, config.optim.warmup_steps = 0, config.data.val_fraction = 0;
@@ -65,7 +65,7 @@ TEST(Resolve, SurvivesANameThatLooksLikeThePlaceholder) {
   EXPECT_EQ(config.run.dir, "runs/{name}{name}");
 }
 
-TEST(Resolve, TakesNoValidationShareBesideValidationFiles) {
+TEST(Resolve, HasNoValidationShareWithValidationFiles) {
   Config config = defaults();
   config.data.val = {"val.txt"};
   resolve(config);
@@ -83,7 +83,7 @@ TEST(Resolve, TakesNoReportWithoutTheMetricsItIsMadeFrom) {
   EXPECT_TRUE(config.log.report) << "asked for: validate() refuses it";
 }
 
-TEST(TotalSteps, FillsTheTokensAskedForRoundedUp) {
+TEST(TotalSteps, FillsTheRequestedTokensRoundedUp) {
   Config config = defaults();
   config.train.global_batch = 3, config.model.seq_len = 5, config.train.tokens = 46;
   EXPECT_EQ(total_steps(config), 4);

@@ -87,7 +87,7 @@ TEST(Tags, OfHeadAndTableFollowTheLastLayer) {
   EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.hidden = 4, .flat = 2}));
 }
 
-TEST(Tags, SayWhatIsWrong) {
+TEST(Tags, ReportWhatIsWrong) {
   expect_mistake("qkv = \"fc\"", "qkvs = \"fc\"", {"\"qkvs\" in table 1", "did you mean \"qkv\""});
   expect_mistake("layers = 2", "layers = \"2\"", {"string \"2\"", "layers in table 1"});
   expect_mistake("out = \"rk\"", "out = \"rv\"", {"table 2: out = \"rv\"", "2 of the letters \"rckf-\""});

@@ -205,7 +205,7 @@ TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
   EXPECT_EQ(words(sequence(split(kCl100kPattern.data()), byte_level), "ab!\n ab"), "ab|!Ċ|Ġab|");
 }
 
-TEST(ByteBpe, FindsTokensThatAreNoWordsAsTheyAre) {
+TEST(ByteBpe, FindsTokensThatAreNotWords) {
   std::mt19937_64 random(2);
   json file = small_json(random, 4);
   const size_t next = file["added_tokens"][0]["id"].get<size_t>() + 1;
@@ -217,7 +217,7 @@ TEST(ByteBpe, FindsTokensThatAreNoWordsAsTheyAre) {
   EXPECT_EQ(tokenizer.decode({id + 1, id}), "      ");
 }
 
-TEST(ByteBpe, IsRefusedWhereTheFileIsWrong) {
+TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
   std::mt19937_64 random(4);
   const json good = small_json(random, 6);
   const auto refused = [](const std::string& text, const std::string& part) {
@@ -277,7 +277,7 @@ TEST(ByteBpe, IsRefusedWhereTheFileIsWrong) {
   refused(missing.dump(), "model.vocab: 日: not written in");
 }
 
-TEST(ByteBpe, IsRefusedWhereTheOlderFilesAreWrong) {
+TEST(ByteBpe, IsRejectedIfTheOlderFilesAreWrong) {
   const auto merges = [](const char* text, const char* part) {
     expect_error(Code::data, {"merges.txt: ", part}, [&] { json_of_gpt2(std::nullopt, text, "v", "merges.txt"); });
   };

@@ -98,7 +98,7 @@ TEST(ByteSource, ReadsOnFromAPlaceAndKeepsItsWindow) {
   }
 }
 
-TEST(ByteSource, RefusesDamagedDataWithItsPlace) {
+TEST(ByteSource, RejectsDamagedDataWithItsPlace) {
   TempFolder folder;
   const auto refused = [&](const std::string& file, const std::string& bytes, std::vector<std::string> parts) {
     parts.push_back(file);

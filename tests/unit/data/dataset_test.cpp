@@ -91,7 +91,7 @@ std::shared_ptr<const TokenStream> counting_stream(const TempFolder& folder, int
   return std::make_shared<TokenStream>(std::vector{write(folder / "count.bin", packed<uint16_t>(ids))});
 }
 
-TEST(TokenDataset, CutsWindowsThatShareOneToken) {
+TEST(TokenDataset, MakesWindowsThatShareOneToken) {
   TempFolder folder;
   const auto stream = counting_stream(folder, 1000);
   for (const int64_t seq_len : {1, 3, 10, 16, 333, 999}) {

@@ -80,7 +80,7 @@ TEST_F(Source, TakesValidationFilesOfTheirOwn) {
   expect_error(Code::data, {"val.bin", "fewer than one window", "33"}, [&] { open(); });
 }
 
-TEST_F(Source, GoesWithoutValidationWhenTold) {
+TEST_F(Source, SkipsValidationOnRequest) {
   use_text(novel().substr(0, 40'000), 400);
   config_.data.val_fraction = 0;
   const Datasets data = open();
@@ -117,7 +117,7 @@ TEST_F(Source, OpensTokenFilesWithoutATokenizer) {
     expect_error(Code::config, {"x.toml:3:14: data.vocab_size: 50304", "gpt2.bin has a vocabulary of 50257"}, look);
 }
 
-TEST_F(Source, RefusesAVocabularyThatTheGivenTokenizerDoesNotHave) {
+TEST_F(Source, RejectsAVocabularyThatTheGivenTokenizerDoesNotHave) {
   const std::string model = write(folder_ / "my.model", small_tokenizer().bytes());
   config_.data.train = {write(folder_ / "a.txt", novel().substr(0, 20'000))};
   config_.data.tokenizer = model;
@@ -128,7 +128,7 @@ TEST_F(Source, RefusesAVocabularyThatTheGivenTokenizerDoesNotHave) {
     expect_error(Code::config, {"data.vocab_size", "my.model has a vocabulary of", "vocab_multiple"}, look);
 }
 
-TEST_F(Source, RefusesTokensOfAnotherTokenizer) {
+TEST_F(Source, RejectsTokensOfAnotherTokenizer) {
   const std::string text = write(folder_ / "a.txt", novel().substr(0, 20'000));
   tokenize_files({text}, small_tokenizer(), folder_ / "a.bin", {});
   const Tokenizer other = Tokenizer::train({text}, 500);
@@ -141,7 +141,7 @@ TEST_F(Source, RefusesTokensOfAnotherTokenizer) {
   EXPECT_EQ(open().vocab, 600);
 }
 
-TEST_F(Source, RefusesCombinationsThatMakeNoSense) {
+TEST_F(Source, RejectsCombinationsThatMakeNoSense) {
   const std::string text = write(folder_ / "a.txt", novel().substr(0, 20'000)),
                     tokens = write(folder_ / "a.bin", "abcdefgh");
   config_.data.train = {text};

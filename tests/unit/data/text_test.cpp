@@ -156,7 +156,7 @@ TEST(Text, NamesFileAndOffsetOfBadJsonLines) {
   refused("{\"text\": 5}", {"\"text\" is a number", "expected a string"});
 }
 
-TEST(Text, ReplacesOrRefusesBadUtf8) {
+TEST(Text, ReplacesOrRejectsBadUtf8) {
   TempFolder folder;
   const std::string plain = write(folder / "a.txt",
                                   "fine\nb\xFF"
@@ -188,7 +188,7 @@ TEST(Text, LeavesOutAByteOrderMark) {
                [&] { documents({write(folder / "empty.txt", mark)}, {}, 100); });
 }
 
-TEST(Text, RefusesWhatBeginsAsNoText) {
+TEST(Text, RejectsWhatDoesNotBeginAsText) {
   TempFolder folder;
   using namespace std::string_literals;
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -211,7 +211,7 @@ TEST(Text, RefusesWhatBeginsAsNoText) {
     EXPECT_EQ(documents({write(folder / "a.txt", text)}, {}, 100).size(), 1u) << text;
 }
 
-TEST(Text, RefusesOtherEncodingsUnderAnyFormat) {
+TEST(Text, RejectsOtherEncodingsUnderAnyFormat) {
   TempFolder folder;
   const std::string line = "abcdefghi\n";
   for (const auto format : {config::DataFormat::automatic, config::DataFormat::text, config::DataFormat::jsonl}) {
@@ -263,7 +263,7 @@ TEST(JsonLines, AreMendedWhereJsonForbidsWhatPythonWrites) {
     EXPECT_EQ(mended(same), Mended(same, 0));
 }
 
-TEST(JsonLines, SayWhereTheyAreNoJson) {
+TEST(JsonLines, ReportWhereTheyAreNotJson) {
   expect_parts(json_fault(R"({"a": 1, })"), {"column 10"});
   expect_parts(json_fault(R"({"a": 1e999})"), {"1e999"});
 }

@@ -170,7 +170,7 @@ TEST(TokenFile, JoinsFilesIntoOneStream) {
   EXPECT_EQ(counts, again);
 }
 
-TEST(TokenFile, RefusesToJoinDifferentTokenizers) {
+TEST(TokenFile, DoesNotJoinDifferentTokenizers) {
   TempFolder folder;
   const std::string a =
       write(folder / "a.bin", token_header({2, 300, 2, std::string(32, '1')}) + packed<uint16_t>(std::vector{1, 2}));
@@ -208,7 +208,7 @@ TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
   expect_error(Code::data, {"a.bin", "offset 5001024"}, [&] { stream.copy(2'499'995, window); });
 }
 
-TEST(TokenFile, RefusesDamagedFilesNamingFileAndOffset) {
+TEST(TokenFile, RejectsDamagedFilesNamingFileAndOffset) {
   TempFolder folder;
   const std::string ids = packed<uint16_t>(numbers(100, 300));
   const std::string good = token_header({100, 300, 2, ""}) + ids;
@@ -234,7 +234,7 @@ TEST(TokenFile, RefusesDamagedFilesNamingFileAndOffset) {
                [&] { TokenStream({folder.path().string()}); });
 }
 
-TEST(TokenFile, RefusesDamagedIndexes) {
+TEST(TokenFile, RejectsDamagedIndexes) {
   TempFolder folder;
   const std::string ids = packed<uint16_t>(numbers(60, 300));
   const std::string good = megatron_index({10, 20, 30}, 8, 2);

@@ -179,7 +179,7 @@ TEST(Tokenize, ReusesFinishedOutputOnlyForTheSameInput) {
   EXPECT_TRUE(tokenize_files(files, other, output, options).reused);
 }
 
-TEST(Tokenize, CountsReplacedBytesAndSaysWhereTheFirstIs) {
+TEST(Tokenize, CountsReplacedBytesAndReportsWhereTheFirstIs) {
   TempFolder folder;
   const std::string a = write(folder / "a.txt", "fine\n"), b = write(folder / "b.txt",
                                                                      "fine\nfine\nb\xFF\xFE"
@@ -207,7 +207,7 @@ TEST(Tokenize, ReportsTheFirstMistakeWhateverTheThreads) {
   }
 }
 
-TEST(Tokenize, RefusesInputWithoutText) {
+TEST(Tokenize, RejectsInputWithoutText) {
   TempFolder folder;
   const std::string empty = write(folder / "empty.txt", ""), blank = write(folder / "blank.txt", "\n \n\n");
   const auto run = [&](const std::string& file) {

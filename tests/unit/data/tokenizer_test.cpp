@@ -33,7 +33,7 @@ std::string foreign_model(std::unordered_map<std::string, std::string> settings)
   return read_file(folder / "m.model");
 }
 
-TEST(Tokenizer, HasTheVocabularyAskedForAndItsSpecialTokens) {
+TEST(Tokenizer, HasTheRequestedVocabularyAndItsSpecialTokens) {
   const Tokenizer& t = small_tokenizer();
   EXPECT_EQ(t.vocab_size(), 600);
   EXPECT_EQ(t.eos(), 2);
@@ -135,7 +135,7 @@ TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
   expect_error(Code::data, {"at most"}, [&] { Tokenizer::train({file}, most + 1); });
 }
 
-TEST(Tokenizer, RefusesFilesThatAreNoModel) {
+TEST(Tokenizer, RejectsFilesThatAreNotModels) {
   TempFolder folder;
   expect_error(Code::data, {"none.model", "cannot open"}, [&] { Tokenizer::load((folder / "none.model").string()); });
   const std::string model = small_tokenizer().bytes();
@@ -152,7 +152,7 @@ TEST(Tokenizer, RefusesFilesThatAreNoModel) {
                [&] { static_cast<void>(small_tokenizer().decode(std::vector{600})); });
 }
 
-TEST(Tokenizer, RefusesTextThatItsModelDoesNotCover) {
+TEST(Tokenizer, RejectsTextThatItsModelDoesNotCover) {
   const std::string paragraph = "\xC2\xA7", control_symbol = "\n\x06\n\x02" + paragraph + "\x18\x03";
   const Tokenizer t = Tokenizer::from_bytes(small_tokenizer().bytes() + control_symbol, "odd.model");
   EXPECT_EQ(t.encode("The same."), small_tokenizer().encode("The same."));

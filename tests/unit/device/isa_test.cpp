@@ -20,7 +20,7 @@ constexpr CpuFeatures kSapphireRapids{
     .avx2 = true, .avx512 = true, .avx512bf16 = true, .matrix_unit = true, .tiles_permitted = true};
 constexpr CpuFeatures kWithoutPermission{.avx2 = true, .avx512 = true, .avx512bf16 = true, .matrix_unit = true};
 
-TEST(Isa, TheBestSetFollowsFromTheFlagsAlone) {
+TEST(Isa, TheBestSetFollowsFromTheFlagsOnly) {
   EXPECT_EQ(best_isa(kOld), Isa::plain);
   EXPECT_EQ(best_isa(kZen3), Isa::avx2);
   EXPECT_EQ(best_isa(kSkylake), Isa::avx512);
@@ -88,7 +88,7 @@ TEST(Isa, TheVariableChoosesAnySetTheCpuHas) {
   EXPECT_EQ(detect_isa(), best_isa(cpu_features()));
 }
 
-TEST(Isa, AnUnknownSetIsRefusedByName) {
+TEST(Isa, AnUnknownSetIsRejectedByName) {
   const WithVariable variable("avx512_bf16");
   tests::expect_error(Code::usage, {"avx512bf16"}, [] { detect_isa(); });
 }

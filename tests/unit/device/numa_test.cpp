@@ -17,7 +17,7 @@ TEST(Numa, NodesWithMemoryAreCounted) {
   }
 }
 
-TEST(Numa, TheNodeBesideADeviceIsTheOneTheSystemNames) {
+TEST(Numa, TheNodeNextToADeviceIsTheOneTheSystemNames) {
   const tests::TempFolder sys;  // like /sys
   tests::write(sys / "bus/pci/devices/0000:3d:00.0/numa_node", "1");
   tests::write(sys / "bus/pci/devices/0000:17:00.0/numa_node", "-1");
@@ -27,7 +27,7 @@ TEST(Numa, TheNodeBesideADeviceIsTheOneTheSystemNames) {
   EXPECT_EQ(nodes->beside("0000:99:00.0"), std::nullopt);
 }
 
-TEST(Numa, PagesOfTheFirstNodeCanBeAskedForOrItIsSaidWhyNot) {
+TEST(Numa, PagesOfTheFirstNodeCanBeRequestedOrTheReasonIsReported) {
   constexpr int64_t kBytes = (int64_t{2} << 20) + 12345;
   std::byte* const memory = map_pages(kBytes);
   ASSERT_NE(memory, nullptr);

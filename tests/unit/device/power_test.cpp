@@ -5,7 +5,7 @@
 namespace trainer::device {
 namespace {
 
-TEST(PowerMeter, ReadsTheDeviceItWasAskedFor) {
+TEST(PowerMeter, ReadsTheRequestedDevice) {
   PowerMeter meter("0000:17:00.0", TRAINER_FAKE_NVML);
   const auto reading = meter.read();
   ASSERT_TRUE(reading.has_value());
@@ -15,7 +15,7 @@ TEST(PowerMeter, ReadsTheDeviceItWasAskedFor) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(meter.recent().value().watts, 612.5);
 }
 
-TEST(PowerMeter, HasNothingToSayOfAnotherDeviceOrWithoutTheLibrary) {
+TEST(PowerMeter, HasNothingToReportOfAnotherDeviceOrWithoutTheLibrary) {
   EXPECT_FALSE(PowerMeter("0000:18:00.0", TRAINER_FAKE_NVML).read().has_value());
   EXPECT_FALSE(PowerMeter("0000:17:00.0", "libno-such-library.so.1").read().has_value());
 }

@@ -54,7 +54,7 @@ TEST(Export, TurnsTheLinearsOfLlamaRound) {
   EXPECT_EQ(config["max_position_embeddings"], 10);
 }
 
-TEST(Export, CutsWeightsIntoFilesThatImportReads) {
+TEST(Export, SplitsWeightsIntoFilesThatImportReads) {
   TempFolder folder;
   save(folder / "run", llama());
   export_model(folder / "run", folder / "one");
@@ -72,7 +72,7 @@ TEST(Export, CutsWeightsIntoFilesThatImportReads) {
   EXPECT_EQ(files_in(folder / "again"), files_in(folder / "many"));
 }
 
-TEST(Export, RoundsToTheTypeAskedForOnce) {
+TEST(Export, RoundsToTheRequestedTypeOnce) {
   TempFolder folder;
   save(folder / "run", gpt2());
   save(folder / "wide", gpt2(), DType::f64);
@@ -105,7 +105,7 @@ TEST(Export, WritesZerosForTheBiasesThatGpt2AlwaysHas) {
   }
 }
 
-TEST(Export, RefusesWhatHuggingFaceCannotRepresent) {
+TEST(Export, RejectsWhatHuggingFaceCannotRepresent) {
   TempFolder folder;
   for (const auto& [arch, set] : {std::pair{"gpt2", "model.n_kv_head=3"}, {"llama", "model.bias=true"}}) {
     save(folder / set, config_of({std::string("model.arch=") + arch, set}));
@@ -116,7 +116,7 @@ TEST(Export, RefusesWhatHuggingFaceCannotRepresent) {
   }
 }
 
-TEST(Export, SaysWhichWeightIsTooLargeForFp16) {
+TEST(Export, ReportsWhichWeightIsTooLargeForFp16) {
   TempFolder folder;
   save(folder / "run", gpt2());
   export_model(folder / "run", folder / "hf");
@@ -127,7 +127,7 @@ TEST(Export, SaysWhichWeightIsTooLargeForFp16) {
   EXPECT_FALSE(fs::exists(folder / "half"));
 }
 
-TEST(Export, RefusesDamageAndAnOutputThatExists) {
+TEST(Export, RejectsDamageAndAnOutputThatExists) {
   TempFolder folder;
   const fs::path step = save(folder / "run", gpt2());
   fs::create_directory(folder / "there");

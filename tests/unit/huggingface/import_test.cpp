@@ -52,7 +52,7 @@ std::string with_field(const config::Config& config, const std::string& field, c
   return object.dump();
 }
 
-TEST(Import, RefusesFieldsThatItCannotRepresent) {
+TEST(Import, RejectsFieldsThatItCannotRepresent) {
   struct Case {
     config::Config config;
     const char* field;
@@ -121,7 +121,7 @@ TEST(Import, TakesNamesOfModelsWithoutAHeadMasksAndACopyOfTheTable) {
   EXPECT_EQ(files_in(folder / "again"), files_in(folder / "hf"));
 }
 
-TEST(Import, RefusesTensorsThatAreNotThoseOfTheModel) {
+TEST(Import, RejectsTensorsThatAreNotThoseOfTheModel) {
   TempFolder folder;
   save(folder / "run", gpt2());
   export_model(folder / "run", folder / "hf");

@@ -35,7 +35,7 @@ std::string refusal(F&& read) {
   return "";
 }
 
-TEST(Safetensors, AreWrittenAsTheFormatSays) {
+TEST(Safetensors, AreWrittenInTheFormat) {
   TempFolder folder;
   const fs::path path = folder / "a.safetensors";
   const float one[] = {1, 2, 3};
@@ -60,7 +60,7 @@ TEST(Safetensors, AreWrittenAsTheFormatSays) {
   EXPECT_EQ(last, 5);
 }
 
-TEST(Safetensors, TakeScalarsEmptyTensorsAndTypesThatAreNoWeights) {
+TEST(Safetensors, AcceptScalarsEmptyTensorsAndTypesOtherThanWeights) {
   const std::vector<TensorEntry> tensors = parse_safetensors_header(
       R"({"n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"e":{"dtype":"F16","shape":[0,7],"data_offsets":[8,8]},)"
       R"("m":{"dtype":"BOOL","shape":[3],"data_offsets":[8,11]}}  )",
@@ -70,7 +70,7 @@ TEST(Safetensors, TakeScalarsEmptyTensorsAndTypesThatAreNoWeights) {
   EXPECT_EQ(tensors[2].end, 11);
 }
 
-TEST(Safetensors, AreRefusedWhereTheHeaderIsWrong) {
+TEST(Safetensors, AreRejectedIfTheHeaderIsWrong) {
   struct Case {
     const char *header, *part;
   };
@@ -107,7 +107,7 @@ TEST(Safetensors, AreRefusedWhereTheHeaderIsWrong) {
   }
 }
 
-TEST(Safetensors, AreRefusedWhereTheFileIsShortOrItsHeaderHuge) {
+TEST(Safetensors, AreRejectedIfTheFileIsShortOrItsHeaderHuge) {
   TempFolder folder;
   const fs::path path = folder / "x.safetensors";
   const std::string whole = with_length(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
@@ -122,7 +122,7 @@ TEST(Safetensors, AreRefusedWhereTheFileIsShortOrItsHeaderHuge) {
   expect_parts(refusal([&] { SafetensorsFile file(system_calls(), folder / "none"); }), {"none"});
 }
 
-TEST(WeightIndex, SaysWhichFileHasATensor) {
+TEST(WeightIndex, ReportsWhichFileHasATensor) {
   const WeightIndex index{{"b", weights_file(0, 2)}, {"a", weights_file(1, 2)}};
   EXPECT_EQ(index[1].second, "model-00002-of-00002.safetensors");
   const WeightIndex again = parse_index_json(to_index_json(index, 77), "x");
@@ -130,7 +130,7 @@ TEST(WeightIndex, SaysWhichFileHasATensor) {
   expect_parts(to_index_json(index, 77), {"\"total_size\": 77"});
 }
 
-TEST(WeightIndex, IsRefusedWhereItNamesWhatIsNoFileOfWeights) {
+TEST(WeightIndex, IsRejectedIfItNamesSomethingOtherThanAFileOfWeights) {
   for (const auto& [text, part] : {std::pair{"{}", "weight_map: missing"},
                                    {"", "weight_map: missing"},
                                    {R"({"weight_map":{}})", "names no tensor"},
@@ -143,7 +143,7 @@ TEST(WeightIndex, IsRefusedWhereItNamesWhatIsNoFileOfWeights) {
   }
 }
 
-TEST(WeightFiles, AreRefusedWhereIndexAndFilesDisagree) {
+TEST(WeightFiles, AreRejectedIfIndexAndFilesDisagree) {
   TempFolder folder;
   const auto put = [&](const std::string& file, const std::string& tensor) {
     write(folder / file,

@@ -49,7 +49,7 @@ TEST(LayoutTables, GroupedHeadsSplitTheKeysOverOneFactorAndRepeatThemOverTheOthe
   EXPECT_EQ(owners, 2);  // counted once in the norm
 }
 
-TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero) {
+TEST(LayoutTables, OptimusSplitsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero) {
   const MeshShape mesh({{"data", 2}, {"row", 3}, {"col", 3}});
   const int64_t N = 36, H = 18, V = 100;
   const Layout residual = Layout(mesh, {N, H}).with("data", split(0)).with("row", split(0)).with("col", split(1));
@@ -79,7 +79,7 @@ TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero
   EXPECT_FALSE(bias.is_owner(3));
 }
 
-TEST(LayoutTables, AxonnCutsTheLocalBlockOfAWeightOverZ) {
+TEST(LayoutTables, AxonnSplitsTheLocalBlockOfAWeightOverZ) {
   const MeshShape mesh({{"data", 2}, {"z", 2}, {"x", 3}, {"y", 2}});
   const int64_t N = 32, H = 12, F = 48, P = 12;
   const Layout residual = Layout(mesh, {N, H}).with("data", split(0)).with("z", split(0)).with("y", split(1));

@@ -29,7 +29,7 @@ TEST(MeshShape, GroupsAlongOneAxisAndAlongSeveral) {
   EXPECT_EQ(shape.index(17, shape.set("data") | shape.set("x")), 5);
 }
 
-TEST(MeshShape, EveryRankIsWhereItsGroupSaysItIs) {
+TEST(MeshShape, EveryRankIsAtItsPlaceInItsGroup) {
   const MeshShape shape({{"a", 3}, {"b", 1}, {"c", 2}, {"d", 2}});
   for (AxisSet set = 0; set <= shape.all(); ++set)
     for (int rank = 0; rank < shape.world_size(); ++rank) {

@@ -34,7 +34,7 @@ TEST(Route, SendsTheGoldenFractionsOfTheTensor) {
   }
 }
 
-TEST(Route, SaysWhatItDoes) {
+TEST(Route, ReportsWhatItDoes) {
   const MeshShape mesh = mesh_of({2, 2});
   const auto text = [&](const std::string& from, const std::string& to) {
     return to_string(find_route(state(mesh, from), state(mesh, to)));
@@ -124,7 +124,7 @@ TEST(Route, GradientsReachFlatParameters) {
   EXPECT_EQ(to_string(find_route(gradient_of(weight, tokens), weight)), "reduce_scatter over z, all_reduce over data");
 }
 
-TEST(Route, LayoutsOfDifferentTensorsAreRefused) {
+TEST(Route, LayoutsOfDifferentTensorsAreRejected) {
   const MeshShape mesh = mesh_of({2});
   EXPECT_THROW(find_route(Layout(mesh, {4, 4}), Layout(mesh, {4, 8})), Error);
   EXPECT_THROW(find_route(Layout(mesh, {4, 4}), Layout(mesh, {4, 4}).transposed()), Error);

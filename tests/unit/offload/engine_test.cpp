@@ -173,7 +173,7 @@ TEST(Engine, AnOperationThatFailsEndsTheRunUntilACheckpointIsLoaded) {
     }
 }
 
-TEST(Engine, WeightsWrittenByOthersReplaceWhatSlotsHold) {
+TEST(Engine, WeightsWrittenElsewhereReplaceTheContentsOfSlots) {
   Rig rig(DType::bf16);
   rig.with_offload({.device_share = {1, 1}, .slots = 3, .resident = 1}, {.subgroup = 128, .poison = true});
   for (int64_t t = 1; t <= 3; ++t) rig.step(t);

@@ -161,7 +161,7 @@ TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
   }
 }
 
-TEST(LossChecks, RefuseATargetOutsideTheVocabulary) {
+TEST(LossChecks, RejectATargetOutsideTheVocabulary) {
   device::CpuDevice device(1);
   Arena arena(device, Arena::Mode::heap);
   Meter meter;

@@ -141,7 +141,7 @@ TYPED_TEST(Embedding, ShardsAddUpToTheWholeTable) {
       [](const std::vector<Grid>&) {});
 }
 
-TEST(EmbeddingChecks, RefuseATokenOutsideTheTable) {
+TEST(EmbeddingChecks, RejectATokenOutsideTheTable) {
   device::CpuDevice device(1);
   Arena arena(device, Arena::Mode::heap);
   Meter meter;

@@ -131,7 +131,7 @@ TEST_F(Gemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
 }
 
 // More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them.
-TEST_F(Gemm, CutsLargeOperandsIntoChunks) {
+TEST_F(Gemm, SplitsLargeOperandsIntoChunks) {
   SKIP_ON_CUDA("packed weights and the sizes of a CPU's caches");
   const Isa isa = device::detect_isa();
   for (const auto& [m, n, k] :

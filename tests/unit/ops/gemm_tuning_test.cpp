@@ -61,7 +61,7 @@ TEST(GemmTuning, NamesThePlaceOfAMistake) {
   }
 }
 
-TEST(GemmTuning, IsNoUseToACpu) {
+TEST(GemmTuning, IsUselessOnACpu) {
   const device::CpuDevice cpu(1);
   EXPECT_THROW(use_gemm_tuning(cpu, example()), Error);
 }

@@ -135,7 +135,7 @@ TYPED_TEST(RopeOf, KeepsNormsAndInvertsToRounding) {
     ASSERT_NEAR(static_cast<double>(x[i]), static_cast<double>(original[i]), 24 * unit_roundoff<T>()) << i;
 }
 
-TEST_F(Rope, ScoresDependOnDistanceAlone) {
+TEST_F(Rope, ScoresDependOnDistanceOnly) {
   SKIP_ON_CUDA("fp64");
   const int64_t positions = 200, head_dim = 32;
   Machine cpu(1);
@@ -167,7 +167,7 @@ TYPED_TEST(RopeOf, DoesNotDependOnTheThreadCount) {
   }
 }
 
-TEST_F(Rope, RefusesPositionsBeyondItsTable) {
+TEST_F(Rope, RejectsPositionsBeyondItsTable) {
   Machine cpu(1);
   std::vector<float> table = table_of<float>(8, 4), x(12 * 4);
   EXPECT_THROW(run(cpu.ex, ops::Rope{view(x, 12, 4), view(table, 8, 4), 4, 12, 0, false}), Error);

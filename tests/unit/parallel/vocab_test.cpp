@@ -153,7 +153,7 @@ TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
     }
 }
 
-TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRefused) {
+TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRejected) {
   EXPECT_THROW(vocabulary({{{"z", 2}}, {}, {}, {}, {}, {"z"}}, 1, true, 1), Error);
 }
 
@@ -208,7 +208,7 @@ TEST(Norms, OverColumnsThatRanksShareEqualThoseOfWholeRows) {
   }
 }
 
-TEST(HeadChunks, AreEqualAndGrowWithTheMemoryOfAGpuThatIsAlone) {
+TEST(HeadChunks, AreEqualAndGrowWithTheMemoryOfASingleGpu) {
   constexpr int64_t kRows = 32768, kPadded = 50304;
   const auto gpu = [](int64_t gib) {
     device::cuda::Facts facts;

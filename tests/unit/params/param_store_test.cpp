@@ -28,7 +28,7 @@ struct Store {
   int qkv, gain, table;
 };
 
-TEST(ParamStore, InitialValuesDependOnNameAndGlobalIndexAlone) {
+TEST(ParamStore, InitialValuesDependOnNameAndGlobalIndexOnly) {
   device::CpuDevice device(2);
   Store s(device, DType::f64);
   s.store.initialize(99);

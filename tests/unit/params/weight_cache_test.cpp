@@ -222,7 +222,7 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
     });
 }
 
-TEST(GradSink, SaysWhenAGroupIsReduced) {
+TEST(GradSink, ReportsWhenAGroupIsReduced) {
   for (const bool zero : {false, true})
     for (const int replicas : {1, 2, 3})
       comm::run_on_threads(replicas, {}, [&](comm::World& world) {

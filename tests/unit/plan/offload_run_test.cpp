@@ -54,7 +54,7 @@ double expect_predicted(const Emulated& e, const char* share) {
   return 1e6 * report.emulated_ms / static_cast<double>(report.share.total());
 }
 
-TEST(OffloadRun, UpdatesTakeWhatThePlanSays) {
+TEST(OffloadRun, UpdatesTakeWhatThePlanPredicts) {
   for (const Emulated& e : {kA100, kH100})
     for (const char* share : {"0", "1/3", "1/2", "1", "auto"}) expect_predicted(e, share);
 }

@@ -168,7 +168,7 @@ TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
   EXPECT_LT(best, 1e30);
 }
 
-TEST(Planner, SaysWhyNothingFits) {
+TEST(Planner, ReportsWhyNothingFits) {
   Cluster cluster = cluster_file("frontera-rtx");
   cluster.memory_bytes = 1 << 20;
   const Plan plan = planned(small(), 4, cluster);

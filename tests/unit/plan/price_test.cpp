@@ -166,7 +166,7 @@ class Play : public testing::Test {
   Cluster cluster_ = toy();
 };
 
-TEST_F(Play, HidesWhatRunsUnderCompute) {
+TEST_F(Play, OverlapsCommunicationWithCompute) {
   const int64_t gathered = gather(4);
   compute(2e-3);
   wait(gathered);
@@ -194,7 +194,7 @@ TEST_F(Play, RunsAChannelInOrderAndSharesALink) {
   EXPECT_NEAR(played().total(), 6.026e-3, 1e-12);
 }
 
-TEST_F(Play, SlowsComputeBesideCommunication) {
+TEST_F(Play, SlowsComputeNextToCommunication) {
   cluster_.intra.slowdown = 0.5;
   const int64_t gathered = gather(4);
   compute(1e-3);  // takes 2 ms under the gather
@@ -209,7 +209,7 @@ TEST_F(Play, SlowsComputeBesideCommunication) {
   EXPECT_NEAR(time.comm.at("x").exposed, 0, 1e-12);
 }
 
-TEST_F(Play, SlowsCommunicationBesideCompute) {
+TEST_F(Play, SlowsCommunicationNextToCompute) {
   cluster_.intra.progress = 0.5;
   const int64_t gathered = gather(4);
   compute(2e-3);  // 1 ms of the gather passes under it
@@ -221,7 +221,7 @@ TEST_F(Play, SlowsCommunicationBesideCompute) {
   EXPECT_NEAR(time.total(), 4.013e-3, 1e-12);
 }
 
-TEST_F(Play, ExchangesScalarsBesideAnyQueue) {
+TEST_F(Play, ExchangesScalarsNextToAnyQueue) {
   cluster_.lanes = 1;
   const int64_t gathered = gather(4);
   const int64_t scalar = recorder_.add_collective({mesh::kControlAxes, CommOp::all_reduce, DType::f64},
@@ -233,7 +233,7 @@ TEST_F(Play, ExchangesScalarsBesideAnyQueue) {
   EXPECT_NEAR(time.total(), 3.013e-3, 0.02e-3);
 }
 
-TEST_F(Play, AddsToComputeWhatTheClosedFormSays) {
+TEST_F(Play, AddsTheClosedFormToCompute) {
   for (const double slowdown : {0.0, 0.3, 0.9})
     for (const double progress : {0.2, 1.0})
       for (const double seconds : {1e-4, 3e-3, 0.1}) {
@@ -321,7 +321,7 @@ TEST(ClusterFile, ReadsBackWhatItWrites) {
   EXPECT_EQ(again.operators, c.operators);
 }
 
-TEST(ClusterFile, SaysWhatIsWrongAndWhere) {
+TEST(ClusterFile, ReportsWhatIsWrongAndWhere) {
   const std::string norms = "[[operator]]\nkind = \"norm\"\ngb_per_s = 1\n";
   struct Case {
     std::string from, to;

@@ -156,7 +156,7 @@ TEST(Search, BreaksTiesBySmallestChoices) {
   EXPECT_EQ(search(p).choices, (std::vector<int>{0, 1}));
 }
 
-TEST(Search, SaysWhenNothingFits) {
+TEST(Search, ReportsWhenNothingFits) {
   SearchProblem p;
   p.nodes = {{1, 2}, {1, 2}};
   p.edges = {{0, 1, {0, 0, 0, 0}}};

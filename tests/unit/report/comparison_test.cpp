@@ -51,7 +51,7 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
   expect_texts(text, "\nvalidation loss", " 2.5 ", " 5\n");
 }
 
-TEST_F(Comparison, OfEqualRunsSaysSo) {
+TEST_F(Comparison, OfEqualRunsReportsNoDifferences) {
   const std::string a = run("a", 5, 1, "[optim]\nlr = 1e-3\n"), b = run("b", 5, 1, "[optim]\nlr = 0.001\n");
   const std::string page = comparison_html(read_runs(named_runs({a, b})));
   EXPECT_EQ(faults(page), "");

@@ -46,7 +46,7 @@ TEST_F(ReadHistory, GivesStepsAsSharesOfTheBestPeakThatTheirProcessKnew) {
   EXPECT_EQ(history.peak.unit, "AVX2 fma");
 }
 
-TEST_F(ReadHistory, OfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsLeftAlone) {
+TEST_F(ReadHistory, OfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsUnchanged) {
   const std::string steps = R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625}
 {"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25}
 )";
@@ -137,7 +137,7 @@ TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
   EXPECT_EQ(read(file_), kept);
 }
 
-TEST_F(ReadHistory, OfAMissingFileIsEmptyAndAFolderIsNoFile) {
+TEST_F(ReadHistory, OfAMissingFileIsEmptyAndAFolderIsNotAFile) {
   truncate_after_step(file_, 5);
   EXPECT_FALSE(fs::exists(file_));
   EXPECT_TRUE(read_history(file_).steps.empty());

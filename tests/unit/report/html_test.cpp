@@ -28,7 +28,7 @@ TEST_F(Report, PageIsWellFormedAndHoldsTheNumbers) {
   EXPECT_EQ(text.find("<script"), std::string::npos);
 }
 
-TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
+TEST_F(Report, ShowsCommunicationNextToItsPredictionAndWhatHappened) {
   History history = full_history();
   EXPECT_EQ(page(history).find("Communication"), std::string::npos);
   for (StepReport& step : history.steps) step.comm_wait_ms = {{"data", {{"all_reduce", 0.25}}}};
@@ -45,7 +45,7 @@ TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
                "step 120: validation loss 2.5000");
 }
 
-TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionBesideTheRun) {
+TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
   History history = full_history();
   EXPECT_EQ(page(history).find("Predicted and measured"), std::string::npos);  // no profile, no prediction of time
   for (StepReport& step : history.steps) {
@@ -115,7 +115,7 @@ TEST_F(Report, JsonHasTheSameNumbers) {
   for (const auto& [at, value] : expected.items()) EXPECT_EQ(json.at(Json::json_pointer(at)), value) << at;
 }
 
-TEST_F(Report, IsMadeAnewFromARunFolder) {
+TEST_F(Report, IsRegeneratedFromARunFolder) {
   const History made = full_history();
   MetricsLog log(file_);
   log.write(to_json(*made.start));

@@ -140,7 +140,7 @@ TEST(Progress, WritesPlainLinesAtTheFirstTheLastAndEveryIntervalStep) {
             first + "step 10/25" + fields + "  30 s left\nstep 20/25" + fields + "  10 s left\n" + last);
 }
 
-TEST(Progress, SaysSoWhenTheLossIsNotFiniteAndLeavesOutWhatIsUnknown) {
+TEST(Progress, ReportsALossThatIsNotFiniteAndOmitsWhatIsUnknown) {
   FakeTerminal screen;
   screen.is_tty = false;
   Progress progress(ProgressMode::automatic, 0, 5, 1, screen.terminal());

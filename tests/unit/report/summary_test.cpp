@@ -36,7 +36,7 @@ TEST(Summary, HasMediansWithoutTheWarmUp) {
   EXPECT_DOUBLE_EQ(summary.last_loss, (4.0 + 4.1 + 4.2 + 4.3) / 4);
 }
 
-TEST(Summary, HasMediansOfTheLastSetupAlone) {
+TEST(Summary, HasMediansOfTheLastSetupOnly) {
   History history = finished_run();
   history.setup_from = 30;  // of steps 31 to 40
   const Summary summary = summarize(history, {});

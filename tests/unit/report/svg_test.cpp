@@ -120,7 +120,7 @@ TEST(LineChart, DrawsGapsAsSeparatePieces) {
   EXPECT_EQ(count(out, "nan") + count(out, "inf"), 0);
 }
 
-TEST(LineChart, SaysWhenThereIsNothingToDraw) {
+TEST(LineChart, ReportsWhenThereIsNothingToDraw) {
   LineChart chart{.id = "c", .title = "T", .x_name = "step"};
   EXPECT_EQ(count(line_chart(chart), "no data"), 1);
   chart.logarithmic = true;

@@ -16,7 +16,7 @@ TEST(Duration, ReadsUnitsAndPlainSeconds) {
   EXPECT_EQ(parse_duration("1h0m5s"), 3605);
 }
 
-TEST(Duration, RefusesWhatIsNoDurationAsAUsageErrorThatQuotesIt) {
+TEST(Duration, RejectsOtherTextAsAUsageErrorThatQuotesIt) {
   for (const char* text : {"", "h", "1x", "1h30", "30m1h", "1h1h", "-5", "-1h", "nan", "inf", "0", "0s", "1h ", " 1h",
                            "1e3", "1:30", "10 s"})
     tests::expect_error(Code::usage, {"\"" + std::string(text) + "\""}, [&] { parse_duration(text); });

@@ -27,7 +27,7 @@ TEST(Proof, IsALossNearTheOneBefore) {
   EXPECT_FALSE(proves(std::numeric_limits<double>::infinity(), saved_at(4), 50257));
 }
 
-TEST(Proof, IsNoLossFarAboveAUniformGuess) {
+TEST(Proof, IsNotALossFarAboveAUniformGuess) {
   EXPECT_TRUE(proves(11.8, saved_at(11.8), 50257)) << "ln 50257 = 10.82";
   EXPECT_FALSE(proves(11.9, saved_at(11.9), 50257)) << "near the one before, as all losses of exploded weights";
   EXPECT_FALSE(proves(500, saved_at(kUnknownLoss), 50257));

@@ -112,7 +112,7 @@ TEST(MultipleChoice, RanksFindWhatOneFinds) {
   EXPECT_NEAR(one.loss, four.loss, 1e-11 * one.loss);
 }
 
-TEST(MultipleChoice, StopsWhenAsked) {
+TEST(MultipleChoice, StopsOnRequest) {
   Tiny run(tiny_config(), DType::f32, 1);
   int64_t calls = 0;
   EXPECT_TRUE(run::answer_questions(run.trainer, random_questions(30), [&](int64_t, int64_t all) {

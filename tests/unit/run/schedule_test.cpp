@@ -99,7 +99,7 @@ TEST(Schedule, ServesRunsOfOneStepAndRunsShorterThanTheWarmUp) {
   }
 }
 
-TEST(Schedule, RefusesStepZero) { EXPECT_THROW(learning_rate(make(config::Schedule::cosine, 0), 10, 0), Error); }
+TEST(Schedule, RejectsStepZero) { EXPECT_THROW(learning_rate(make(config::Schedule::cosine, 0), 10, 0), Error); }
 
 }  // namespace
 }  // namespace trainer::run

@@ -22,7 +22,7 @@ int status_of(Body body) {
   return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-TEST(Signals, AskForAStopAndSayWhichOneItWas) {
+TEST(Signals, AskForAStopAndReportWhichOneItWas) {
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
     const SignalGuard guard;
     EXPECT_FALSE(stop_requested());

@@ -21,7 +21,7 @@ config::Config config_on(config::DeviceChoice device, config::Compute compute = 
 }
 setup::Machine choose(const config::Config& c) { return setup::choose_machine(c, *comm::solo_world()); }
 
-TEST(Machine, TakesAGpuWhereThereIsOneAndTheCpuWhenAsked) {
+TEST(Machine, TakesAGpuWhereThereIsOneAndTheCpuOnRequest) {
   const bool gpu = !device::cuda::devices().empty();
   const setup::Machine machine = choose(config_on(config::DeviceChoice::automatic));
   EXPECT_EQ(machine.gpu.has_value(), gpu);
@@ -33,7 +33,7 @@ TEST(Machine, TakesAGpuWhereThereIsOneAndTheCpuWhenAsked) {
   EXPECT_EQ(setup::make_dry_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
 }
 
-TEST(Machine, SaysWhyThereIsNoGpu) {
+TEST(Machine, ReportsWhyThereIsNoGpu) {
   if (!device::cuda::devices().empty()) GTEST_SKIP() << "there is one";
   expect_error(Code::config, {"run.device = \"cuda\"", device::cuda::no_device_reason()},
                [] { choose(config_on(config::DeviceChoice::cuda)); });

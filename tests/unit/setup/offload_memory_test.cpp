@@ -69,7 +69,7 @@ struct OffloadMemoryOfAGpu : testing::Test {
   }
 };
 
-TEST_F(OffloadMemoryOfAGpu, TheTableSaysWhatFits) {
+TEST_F(OffloadMemoryOfAGpu, TheTableReportsWhatFits) {
   const config::Config c = tiny_config();
   setup::Machine machine = machine_of(DType::bf16);
   const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
@@ -98,7 +98,7 @@ std::string refusal(const config::Config& c, const setup::Machine& machine) {
 /// A change named by a refusal does fit.
 void expect_fits(const config::Config& c, const setup::Machine& machine) { EXPECT_EQ(refusal(c, machine), ""); }
 
-TEST_F(OffloadMemoryOfAGpu, SlotsThatDoNotFitTheDeviceAreRefusedWithTheKeysToChange) {
+TEST_F(OffloadMemoryOfAGpu, SlotsThatDoNotFitTheDeviceAreRejectedWithTheKeysToChange) {
   config::Config c = offloaded(
       tiny_config(), {.optimizer = OffloadOptimizer::interleaved, .gpu_fraction = "1/2", .subgroup = 1024, .slots = 4});
   setup::Machine machine = machine_of(DType::bf16);
@@ -127,7 +127,7 @@ TEST_F(OffloadMemoryOfAGpu, SlotsThatDoNotFitTheDeviceAreRefusedWithTheKeysToCha
   expect_fits(smaller, machine);
 }
 
-TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRefusedWithNumbersAndTheKeysToChange) {
+TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRejectedWithNumbersAndTheKeysToChange) {
   config::Config c = offloaded(tiny_config(), {.optimizer = OffloadOptimizer::cpu, .subgroup = 1 << 20});
   setup::Machine machine = machine_of(DType::bf16);
   const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
@@ -152,7 +152,7 @@ TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRefusedWithNumbersAndTheKeysToC
       << refusal(c, machine);
 }
 
-TEST_F(OffloadMemoryOfAGpu, ReplicasThatCouldSplitTheStateAreToldTo) {
+TEST_F(OffloadMemoryOfAGpu, ReplicasThatCouldShardTheStateAreAdvisedTo) {
   config::Config c = offloaded(tiny_config(), {.optimizer = OffloadOptimizer::cpu, .subgroup = 4096});
   c.parallel.data = 4;
   c.train.global_batch = 8;
@@ -166,7 +166,7 @@ TEST_F(OffloadMemoryOfAGpu, ReplicasThatCouldSplitTheStateAreToldTo) {
   expect_fits(split, machine);
 }
 
-TEST_F(OffloadMemoryOfAGpu, ARunThatDoesNotFitItsGpuIsToldToOffload) {
+TEST_F(OffloadMemoryOfAGpu, ARunThatDoesNotFitItsGpuIsAdvisedToOffload) {
   config::Config c = tiny_config();
   c.train.recompute = config::Recompute::full;
   c.train.micro_batch = 1;
@@ -178,7 +178,7 @@ TEST_F(OffloadMemoryOfAGpu, ARunThatDoesNotFitItsGpuIsToldToOffload) {
   expect_fits(on_host, machine);
 }
 
-TEST(OffloadMemory, ARunOnACpuIsToldToLeaveItsStateOnTheDevice) {
+TEST(OffloadMemory, ARunOnACpuIsAdvisedToLeaveItsStateOnTheDevice) {
   const config::Config c = offloaded(tiny_config(), {.optimizer = OffloadOptimizer::cpu});
   setup::Machine machine = machine_of(DType::bf16, 1, false);
   const int64_t none = setup::plan_run(tiny_config(), kTinyVocab, machine, true).total;

@@ -32,7 +32,7 @@ struct Machinery {
   }
 };
 
-TEST(Peak, IsTheBestOfAllWindowsAndKnowsTheirSpread) {
+TEST(Peak, IsTheBestOfAllWindowsAndReportsTheirSpread) {
   Machinery machine{.rates = {0.5, 0.25, 0.75, 0.5}};
   PeakTracker peak = machine.tracker();
   EXPECT_TRUE(std::isnan(peak.flops()));
@@ -106,7 +106,7 @@ TEST(Peak, AVisitThatWasDisturbedIsPaidForBeforeTheNext) {
   EXPECT_TRUE(peak.is_due());
 }
 
-TEST(Peak, IsRaisedByWhatWasReachedAndSaysSoOnce) {
+TEST(Peak, IsRaisedByWhatWasReachedAndReportsItOnce) {
   Machinery machine{.rates = {1}};
   PeakTracker peak = machine.tracker();
   peak.measure(3);
@@ -139,7 +139,7 @@ TEST(Peak, OfAStepThatRaisesItUtilisationIsOneWithoutRounding) {
   }
 }
 
-TEST(Peak, ThatWasGivenStaysAndSaysOnceThatItIsTooLow) {
+TEST(Peak, ThatWasGivenStaysAndReportsOnceThatItIsTooLow) {
   for (const auto& [origin, advice] :
        {std::pair{"user", "set by hardware.peak_tflops"}, {"data sheet", "of the data sheet"}}) {
     PeakTracker peak(1e12, origin);
@@ -157,7 +157,7 @@ TEST(Peak, ThatWasGivenStaysAndSaysOnceThatItIsTooLow) {
   EXPECT_EQ(product.flops(), 2e12);
 }
 
-TEST(Peak, SaysWhereItComesFrom) {
+TEST(Peak, ReportsWhereItComesFrom) {
   tests::expect_parts(to_string(PeakReport{.flops = 989.4e12, .origin = "data sheet"}), {"989 TFLOP/s", "data sheet"});
   PeakReport measured{.flops = 0.19e12, .origin = "measured", .unit = "AVX2 fma", .windows = 60};
   tests::expect_parts(to_string(measured), {"0.19 TFLOP/s", "AVX2 fma", "60 windows"});

@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(RunPlan, PlanOfARun,
                                   std::string(name_of(std::get<1>(info.param)));
                          });
 
-TEST(RunPlan, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
+TEST(RunPlan, MemoryThatDoesNotFitIsRejectedWithAChangeThatDoes) {
   config::Config c = tiny_config();
   c.train.micro_batch = 4;
   setup::Machine machine{
@@ -67,7 +67,7 @@ TEST(RunPlan, CountsTheCopyOfBackgroundSavesWhereItFits) {
   EXPECT_FALSE(setup::plan_run(c, kTinyVocab, machine, false).memory.contains(setup::kSnapshotMemory));
 }
 
-TEST(RunPlan, AllRanksRefuseWhenOneOfThemIsShortOfMemory) {
+TEST(RunPlan, AllRanksRejectWhenOneOfThemIsShortOfMemory) {
   config::Config c = tiny_config();
   c.parallel.data = 3;
   c.train.global_batch *= 3;

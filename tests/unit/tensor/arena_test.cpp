@@ -80,7 +80,7 @@ TEST(Arena, NamesWhatDiffersFromTheRecord) {
   EXPECT_THROW(arena.end(), Error);
 }
 
-TEST(Arena, RefusesTakesOutsidePrograms) {
+TEST(Arena, RejectsTakesOutsidePrograms) {
   device::CpuDevice device(1);
   Arena arena(device);
   EXPECT_THROW(arena.take("a", {1}, DType::f32), Error);

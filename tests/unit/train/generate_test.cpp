@@ -61,7 +61,7 @@ TEST(TokenSampler, DrawsAmongTheAllowedOnly) {
   }
 }
 
-TEST(TokenSampler, RefusesValuesOutOfRange) {
+TEST(TokenSampler, RejectsValuesOutOfRange) {
   EXPECT_THROW(train::validate({.temperature = -1}), Error);
   EXPECT_THROW(train::validate({.temperature = NAN}), Error);
   EXPECT_THROW(train::validate({.top_k = -1}), Error);
@@ -143,7 +143,7 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
   EXPECT_EQ(more, word + generator.complete(tokenizer, "She had " + word, 2, {.temperature = 0}));
 }
 
-TEST(Generator, RefusesTokensOutsideTheVocabulary) {
+TEST(Generator, RejectsTokensOutsideTheVocabulary) {
   Tiny run(tiny_config(), DType::f32, 1);
   train::Generator generator(run.trainer);
   EXPECT_THROW(generator.run({99}, 1, {}, -1, [](int32_t) { return true; }), Error);

@@ -86,7 +86,7 @@ TEST(OffloadTraining, TwoHundredStepsLearnAsWithout) {
   for (const size_t plan : {0, 1, 3}) EXPECT_EQ(losses_of(kOffloadPlans[plan]), expected) << "plan " << plan;
 }
 
-TEST(OffloadCheckpoint, KnowsNoPlanAndContinuesUnderAnother) {
+TEST(OffloadCheckpoint, DoesNotDependOnThePlanAndResumesUnderADifferentOne) {
   const config::Config c = tiny_config();
   const Ran expected = run_alone(c, DType::bf16, 5);
   config::Offload none;

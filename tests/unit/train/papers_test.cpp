@@ -209,7 +209,7 @@ TEST(ClosedForms, OfOptimus) {
         }
 }
 
-TEST(Memory, OfMegatronIsTwoWholeTensorsAtMostBesideTheShards) {
+TEST(Memory, OfMegatronIsTwoWholeTensorsAtMostNextToTheShards) {
   // With sequence parallelism what has all token rows and all of H lives only while it is gathered or summed.
   const Sizes g{2, 8, 32, 8, 3, 64};
   config::Config c = configure(g, "megatron-1d");

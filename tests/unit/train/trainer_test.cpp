@@ -93,7 +93,7 @@ TEST_P(EveryRun, AllocatesNothingFromTheThirdStepOn) {
   EXPECT_EQ(allocations, 1) << "the counter counts";
 }
 
-TEST_P(EveryRun, AllocatesNothingBesideAnOffloadedOptimizerEither) {
+TEST_P(EveryRun, AllocatesNothingNextToAnOffloadedOptimizerEither) {
   config::Config c = tiny_config(arch());
   c.offload = {.optimizer = config::OffloadOptimizer::interleaved,
                .gpu_fraction = "1/2",
@@ -153,7 +153,7 @@ TEST(Trainer, TrainsAlikeInBf16OnEveryInstructionSet) {
   }
 }
 
-TEST(Trainer, AStopBetweenMicroStepsLeavesTheStateAlone) {
+TEST(Trainer, AStopBetweenMicroStepsLeavesTheStateUnchanged) {
   Tiny run(tiny_config(), DType::f32, 1);
   run.step(1);
   const auto before = run.state();
