@@ -7,9 +7,9 @@ namespace trainer::ops {
 
 const GemmTable& gemm_table(device::Isa isa);
 
-/// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway, and no
-/// linear layer's GEMM became faster by it. Scratch "gemm": a function of shapes, dtypes, threads and table; also taken
-/// on a dry device, which computes nothing.
+/// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway, and
+/// no linear layer's GEMM became faster by it. Scratch "gemm": a function of shapes, dtypes, threads and table; also
+/// taken on a dry device, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
 /// True if GEMMs of bf16 panels with op(A) [m, k] pack columns of B strip by strip while multiplying them. Such a GEMM
