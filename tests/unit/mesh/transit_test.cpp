@@ -43,7 +43,7 @@ TEST(Transit, RunsItsFirstCollectiveUntilItIsFinishedAndNoOther) {
   });
 }
 
-TEST(Transit, LeavesItsResultWhereItIsWanted) {
+TEST(Transit, LeavesItsResultWhereTheCallerRequestsIt) {
   const MeshShape shape = mesh_of({2, 2});
   const std::vector<Layout> states = all_states(shape, {8, 8});
   comm::run_on_threads(4, {}, [&](comm::World& world) {
@@ -100,7 +100,7 @@ TEST(Transit, ReplacesItsInputBetweenAllStatesOfEqualShape) {
   }
 }
 
-TEST(Transit, ThatReplacesItsInputRefusesAnotherShape) {
+TEST(Transit, ThatReplacesItsInputRejectsAnotherShape) {
   const MeshShape shape = mesh_of({2, 2});
   const auto world = comm::dry_world(4);
   Rank rank(*world, shape);
