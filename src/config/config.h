@@ -39,9 +39,21 @@ struct Model {
   std::string init_from;
 };
 
+/// A table [[data.validation]]: files with a name. What it leaves open is as in [data].
+struct FileSet {
+  std::string name;
+  std::vector<std::string> files;
+  std::optional<DataFormat> format;
+  std::string text_key;
+  std::optional<Document> document;
+  std::optional<bool> strict;
+  int64_t line = 0;  // of the file, for messages
+};
+
 struct Data {
   std::vector<std::string> train, val;
-  double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with `val`
+  std::vector<FileSet> validation;            // instead of `val`: sets with names
+  double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with other sets
   DataFormat format = DataFormat::automatic;  // of the files, if their names do not determine it
   std::string tokenizer;                      // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
@@ -131,6 +143,7 @@ struct Checkpoint {
   std::string dir;  // empty: RUN_DIR/checkpoints
   int64_t interval = 0, keep = 0, keep_every = 0;
   bool keep_best = false, async = false;
+  std::string best;               // validation set that keep_best follows; empty: the first
   std::string resume;             // auto | must | never | PATH
   bool allow_other_data = false;  // resume although tokenizer or data hashes differ
 };

@@ -1,5 +1,6 @@
 #pragma once
 // Helpers with which keys.cpp and keys_parallel.cpp declare keys: each call binds one key to one struct member.
+#include <algorithm>
 #include <initializer_list>
 #include <type_traits>
 #include <utility>
@@ -22,6 +23,35 @@ struct Extra {
   Value example = {};
   std::string belongs_to = {};
 };
+
+/// A member of the tables of a key, bound to a member of T.
+template <typename T>
+struct Member : Field {
+  std::function<Value(const T&)> get;
+  std::function<void(T&, const Value&)> set;
+};
+template <typename T, typename V>
+Member<T> member(const char* name, Type type, V T::*at, Range range = {}) {
+  return {{name, type, Value(V()), range, {}},
+          [at](const T& t) { return Value(t.*at); },
+          [at](T& t, const Value& value) { t.*at = std::get<V>(value); }};
+}
+/// One that may be absent.
+template <typename T, typename V>
+Member<T> member(const char* name, Type type, std::optional<V> T::*at, Range range = {}) {
+  return {{name, type, Value(), range, {}},
+          [at](const T& t) { return t.*at ? Value(*(t.*at)) : Value(); },
+          [at](T& t, const Value& value) { t.*at = std::get<V>(value); }};
+}
+/// An enum, as in Declare::choice(), that may be absent.
+template <typename T, typename Enum>
+Member<T> choice_member(const char* name, std::optional<Enum> T::*at, const StringList& names) {
+  return {{name, Type::choice, Value(), {}, names},
+          [at, names](const T& t) { return t.*at ? Value(names[static_cast<size_t>(*(t.*at))]) : Value(); },
+          [at, names](T& t, const Value& value) {
+            t.*at = static_cast<Enum>(std::ranges::find(names, std::get<std::string>(value)) - names.begin());
+          }};
+}
 
 /// Declares the keys of one section, whose values are members of `Struct`, itself a member of Config.
 template <typename Struct>
@@ -68,8 +98,32 @@ class Declare {
   void integers(const char* name, IntegerList Struct::*member, IntegerList initial, Extra extra, const char* help) {
     bind<IntegerList>(add(name, Type::integers, std::move(initial), help, std::move(extra)), member);
   }
-  void layers(const char* name, LayerList Struct::*member, Extra extra, const char* help) {
-    bind<LayerList>(add(name, Type::layers, LayerList{}, help, std::move(extra)), member);
+  /// Tables [[section.name]] with these members.
+  template <typename T>
+  void tables(const char* name, std::vector<T> Struct::*list, const std::vector<Member<T>>& members, Extra extra,
+              const char* help) {
+    Key& key = add(name, Type::tables, TableList{}, help, std::move(extra));
+    key.members.assign(members.begin(), members.end());
+    key.get = [part = part_, list, members](const Config& c) {
+      TableList tables;
+      for (const T& each : c.*part.*list) {
+        Table& table = tables.emplace_back();
+        if constexpr (requires { each.line; }) table.line = each.line;
+        for (const Member<T>& member : members)
+          if (Value value = member.get(each); value != member.initial)
+            table.members.push_back({member.name, std::move(value)});
+      }
+      return Value(std::move(tables));
+    };
+    key.set = [part = part_, list, members](Config& c, const Value& value) {
+      (c.*part.*list).clear();
+      for (const Table& table : std::get<TableList>(value)) {
+        T& each = (c.*part.*list).emplace_back();
+        if constexpr (requires { each.line; }) each.line = table.line;
+        for (const TableMember& given : table.members)
+          std::ranges::find(members, given.name, &Member<T>::name)->set(each, given.value);
+      }
+    };
   }
   /// Declares a string key whose value must be one of `names`.
   void choice(const char* name, std::string Struct::*member, StringList names, const char* help, Extra extra = {}) {

@@ -60,6 +60,17 @@ void declare_model(std::vector<Key>& keys) {
       "Checkpoint whose weights a new run starts from (a step, checkpoints or run folder); empty: random weights.");
 }
 
+const StringList kFormats = {"auto", "text", "jsonl", "tokens"}, kDocuments = {"file", "line", "block"};
+
+std::vector<Member<FileSet>> file_set_members() {
+  return {member("name", Type::string, &FileSet::name),
+          member("files", Type::list, &FileSet::files),
+          choice_member("format", &FileSet::format, kFormats),
+          member("text_key", Type::string, &FileSet::text_key),
+          choice_member("document", &FileSet::document, kDocuments),
+          member("strict", Type::boolean, &FileSet::strict)};
+}
+
 void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
@@ -67,10 +78,15 @@ void declare_data(std::vector<Key>& keys) {
             "(.jsonl, .ndjson), both also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required.");
   data.list("val", &Data::val, {},
             "Validation files, in the same formats; empty: val_fraction of the training tokens.");
+  data.tables("validation", &Data::validation, file_set_members(), {},
+              "Tables [[data.validation]] instead of val: validation sets with a name and files each, evaluated one by "
+              "one. format, text_key, document and strict are those of [data] unless a table has them. --set "
+              "data.validation.NAME.files=... changes the table of that name.");
   data.choice(
-      "format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"},
+      "format", &Data::format, DataFormat::automatic, kFormats,
       "Format of the files; auto: by their extensions (upper or lower case), and other extensions are rejected.");
-  data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 with data.val"},
+  data.number("val_fraction", &Data::val_fraction, -1,
+              {.range = fraction(), .derived = "0.05, or 0 with data.val or data.validation"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
   data.string("tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
               "Tokenizer. \"train\": train one on the training files; else a file or its folder: SentencePiece's "
@@ -83,7 +99,7 @@ void declare_data(std::vector<Key>& keys) {
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
   data.string("text_key", &Data::text_key, "text", {}, "Member with the text in each line's JSON object.");
-  data.choice("document", &Data::document, Document::file, {"file", "line", "block"},
+  data.choice("document", &Data::document, Document::file, kDocuments,
               "Documents of a text file: the whole file, each line, or each block between blank lines.");
   data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; false: it is replaced and counted.");
 }
@@ -169,6 +185,8 @@ void declare_checkpoint(std::vector<Key>& keys) {
                      "Checkpoints at multiples of this are never deleted; 0: off.");
   checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
                      "Also keep the checkpoint with the lowest validation loss, of those saved at an evaluated step.");
+  checkpoint.string("best", &Checkpoint::best, "", {},
+                    "Name of the validation set that keep_best follows and that reports begin with; empty: the first.");
   checkpoint.boolean("async", &Checkpoint::async, false,
                      "Write checkpoints in the background, from a copy of weights and optimizer state in host memory, "
                      "instead of between steps. Set it where saves take a noticeable share of the time.");

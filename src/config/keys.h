@@ -15,11 +15,26 @@ namespace trainer::config {
 
 using StringList = std::vector<std::string>;
 using IntegerList = std::vector<int64_t>;
-using LayerList = std::vector<LayerTags>;
-/// A TOML value; monostate: none.
-using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList, LayerList>;
+struct Table;
+using TableList = std::vector<Table>;
+/// A TOML value; monostate: none. An inline table is a list of one.
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList, TableList>;
 
-enum class Type { boolean, integer, number, string, choice, list, integers, layers, any };
+/// A value in a table, with its place in the file.
+struct TableMember {
+  std::string name;
+  Value value = {};        // monostate: of a type no key has
+  std::string shown = {};  // "the integer 5"
+  int64_t line = 0, column = 0;
+  bool operator==(const TableMember& other) const { return name == other.name && value == other.value; }
+};
+struct Table {
+  std::vector<TableMember> members;
+  int64_t line = 0;
+  bool operator==(const Table& other) const { return members == other.members; }
+};
+
+enum class Type { boolean, integer, number, string, choice, list, integers, tables, any };
 
 /// The range of numbers that a key accepts; bounds are included unless open.
 struct Range {
@@ -32,16 +47,22 @@ struct Range {
   std::string text() const;
 };
 
-struct Key {
-  std::string section, name;  // a name may belong to a table within the section: "overlap.all_reduce"
+/// The values that a key, or a member of a key's tables, accepts.
+struct Field {
+  std::string name;  // may belong to a table within the section: "overlap.all_reduce"
   Type type = Type::any;
-  Value initial;        // the initial value
-  std::string derived;  // how the value follows from others if the key is absent (`initial` then only marks absence)
-  Value example;        // shown in the reference instead of a default that could not run
+  Value initial;  // the initial value
   Range range;
   StringList names;  // the values of a choice
+};
+
+struct Key : Field {
+  std::string section;
+  std::string derived;  // how the value follows from others if the key is absent (`initial` then only marks absence)
+  Value example;        // shown in the reference instead of a default that could not run
   std::string unit, help;
-  std::string belongs_to;  // a strategy's name, or two, or offload: otherwise the key is ignored with a warning
+  std::string belongs_to;      // a strategy's name, or two, or offload: otherwise the key is ignored with a warning
+  std::vector<Field> members;  // of tables
   std::function<Value(const Config&)> get;
   std::function<void(Config&, const Value&)> set;
 

@@ -1,6 +1,7 @@
 // The keys of [parallel] and [offload]: how ranks and the host share the work.
 #include "base/format.h"
 #include "config/declare.h"
+#include "config/tags.h"
 
 namespace trainer::config {
 
@@ -68,7 +69,10 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
                     "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "
                     "one letter per axis.");
-  parallel.layers("layer", &Parallel::layer, {.belongs_to = kAutoddl},
+  std::vector<Member<LayerTags>> tags = {member("layers", Type::integer, &LayerTags::layers)};
+  for (const TagMember& each : kTagMembers)
+    tags.push_back(member(std::string(each.name).c_str(), Type::string, each.member));
+  parallel.tables("layer", &Parallel::layer, tags, {.belongs_to = kAutoddl},
                   "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (default: "
                   "all remaining). A sharding spec has one letter per mesh axis: what the axis splits. stream, "
                   "attention and hidden (between up and down): r rows, c columns, - nothing; the linears qkv, out, up "

@@ -329,7 +329,7 @@ std::string layout_text(const Config& config) {
   std::string text = format("{} {}", extents_key(config).name, fmt::join(extents(config), " x "));
   for_own_keys(config, [&](const Key& key) {
     const Value value = key.get(config);
-    if (&key == &extents_key(config) || value == key.initial || key.type == Type::layers || key.type == Type::string)
+    if (&key == &extents_key(config) || value == key.initial || key.type == Type::tables || key.type == Type::string)
       return;
     std::string shown = to_toml(value);
     std::erase(shown, '"');

@@ -1,12 +1,12 @@
 #include "config/load.h"
 
 #include <algorithm>
-#include <cmath>
 #include <sstream>
 
 #include "base/files.h"
 #include "base/join.h"
 #include "base/log.h"
+#include "config/fit.h"
 #include "config/foreign_names.h"
 #include "config/keys.h"
 #include "config/mistakes.h"
@@ -34,6 +34,13 @@ class Loader {
  private:
   const Key* find(const TomlNode& node, const Origin& at);
   void apply(const Key& key, const TomlNode& node, const Origin& at);
+  /// Fits the members of each table. False, after noting the mistakes, when some do not fit.
+  bool check_members(const Key& key, TableList& tables, const Origin& at);
+  /// Returns the value that a word of --set stands for; nothing, after noting the mistake, when it is none.
+  std::optional<TomlNode> read_word(const Field& field, const std::string& path, const std::string& word,
+                                    const Origin& at);
+  /// Sets a member of the table of a name: "web.files".
+  void set_in_table(const Key& key, const std::string& member, const std::string& word, const Origin& at);
   void replace_length();
   void warn_of_idle_keys() const;
   void warn_of_switched_off_keys() const;
@@ -45,86 +52,11 @@ class Loader {
   StringList idle_;
 };
 
-/// Returns the value converted to the key's type, or nothing. An integer may become a number, a whole number an
-/// integer, and a string a list with one element.
-Value fitted(const Key& key, const Value& value) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53
-  const auto* integer = std::get_if<int64_t>(&value);
-  const auto* number = std::get_if<double>(&value);
-  const auto* text = std::get_if<std::string>(&value);
-  switch (key.type) {
-    case Type::boolean:
-      return std::holds_alternative<bool>(value) ? value : Value();
-    case Type::integer:
-      if (number && std::abs(*number) <= kExact && *number == std::floor(*number)) return static_cast<int64_t>(*number);
-      return integer ? value : Value();
-    case Type::number:
-      if (integer) return static_cast<double>(*integer);
-      return number && std::isfinite(*number) ? value : Value();
-    case Type::string:
-    case Type::choice:
-      return text ? value : Value();
-    case Type::list:
-      if (text) return StringList{*text};
-      return std::holds_alternative<StringList>(value) ? value : Value();
-    case Type::integers:
-      if (integer) return IntegerList{*integer};
-      if (value == Value(StringList()) && key.initial == Value(IntegerList())) return IntegerList();
-      return std::holds_alternative<IntegerList>(value) ? value : Value();
-    case Type::layers:
-      if (value == Value(StringList())) return LayerList();  // an empty list is of any type
-      return std::holds_alternative<LayerList>(value) ? value : Value();
-    case Type::any:
-      return value;
-  }
-  return {};
-}
-
-std::string expected(const Key& key) {
-  const std::string range = key.range.text().empty() ? "" : " " + key.range.text();
-  switch (key.type) {
-    case Type::boolean:
-      return "true or false";
-    case Type::integer:
-      return "an integer" + range;
-    case Type::number:
-      return "a number" + range;
-    case Type::string:
-      return "a string in quotes";
-    case Type::list:
-      return "a list of strings";
-    case Type::integers:
-      return "a list of integers" + range;
-    case Type::choice:
-      return "one of " + format("{}", fmt::join(key.names, ", "));
-    case Type::layers:
-      return "tables [[" + key.path() + "]] of tags";
-    case Type::any:
-      break;
-  }
-  return "a value";
-}
-
-bool in_range(const Key& key, const Value& value) {
-  if (const auto* integer = std::get_if<int64_t>(&value)) return key.range.contains(static_cast<double>(*integer));
-  if (const auto* number = std::get_if<double>(&value)) return key.range.contains(*number);
-  if (const auto* list = std::get_if<IntegerList>(&value))
-    return std::ranges::all_of(*list, [&](int64_t each) { return key.range.contains(static_cast<double>(each)); });
-  return true;
-}
-
 /// True if a word looks like a TOML string or list, and therefore must be one. A pattern such as [ab]*.txt is neither.
 bool begins_as_quoted(const std::string& word) {
   if (word.starts_with('"') || word.starts_with('\'')) return true;
   return word.starts_with('[') &&
          (word.find_first_of("\"',") != std::string::npos || word.find(']') == std::string::npos);
-}
-
-/// Returns the end of a message such as "found the number 1e+19, which is too large".
-std::string too_large(const Key& key, const Value& value) {
-  const auto* number = std::get_if<double>(&value);
-  const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
-  return large ? ", which is too large" : "";
 }
 
 const Key* Loader::find(const TomlNode& node, const Origin& at) {
@@ -157,19 +89,33 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
   return nullptr;
 }
 
+bool Loader::check_members(const Key& key, TableList& tables, const Origin& at) {
+  StringList known;
+  for (const Field& field : key.members) known.push_back(field.name);
+  bool good = true;
+  for (Table& table : tables) {
+    const auto name = std::ranges::find(table.members, "name", &TableMember::name);
+    const auto* text = name == table.members.end() ? nullptr : std::get_if<std::string>(&name->value);
+    const std::string whose =
+        key.path() + (text != nullptr ? format(" \"{}\"", *text) : format(" {}", &table - tables.data() + 1));
+    for (TableMember& member : table.members) {
+      const Origin where = at.set.empty() ? Origin{at.file, member.line, member.column, {}} : at;
+      const auto field = std::ranges::find(key.members, member.name, &Field::name);
+      if (field == key.members.end())
+        mistakes_.add(where, whose, format("unknown key \"{}\"{}", member.name, did_you_mean(member.name, known)));
+      else
+        member.value = checked(*field, whose + ": " + member.name, member.value, member.shown, where, mistakes_);
+      good &= field != key.members.end() && member.value != Value();
+    }
+  }
+  if (!good) mistakes_.involve(key.path());
+  return good;
+}
+
 void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
-  const Value value = fitted(key, node.value);
-  if (value == Value() || !in_range(key, value)) {
-    mistakes_.add(at, key.path(),
-                  format("expected {}, found {}{}", expected(key), node.shown, too_large(key, node.value)));
-    return;
-  }
-  if (const auto* name = std::get_if<std::string>(&value);
-      key.type == Type::choice && std::ranges::count(key.names, *name) == 0) {
-    mistakes_.add(at, key.path(),
-                  format("expected {}, found \"{}\"{}", expected(key), *name, did_you_mean(*name, key.names)));
-    return;
-  }
+  Value value = checked(key, key.path(), node.value, node.shown, at, mistakes_);
+  if (value == Value()) return;
+  if (auto* tables = std::get_if<TableList>(&value); tables != nullptr && !check_members(key, *tables, at)) return;
   key.set(config_, value);
   config_.origins[key.path()] = at;
   if (!key.belongs_to.empty()) idle_.push_back(key.path());
@@ -228,12 +174,48 @@ void Loader::set(const std::string& text, const std::string& option) {
     mistakes_.add(at, section, format("unknown section \"{}\"{}", section, did_you_mean(section, names)));
     return;
   }
+  if (const Key* tables = find_key(section, name.substr(0, name.find('.')));
+      tables != nullptr && tables->type == Type::tables && name != tables->name)
+    return set_in_table(*tables, name.substr(tables->name.size() + 1), word, at);
   TomlNode asked;
   asked.section = section;
   asked.name = name;
   const Key* key = find(asked, at);
   if (key == nullptr) return;
+  if (const auto node = read_word(*key, key->path(), word, at)) apply(*key, *node, at);
+}
 
+void Loader::set_in_table(const Key& key, const std::string& member, const std::string& word, const Origin& at) {
+  const size_t dot = member.find('.');
+  const std::string table_name = member.substr(0, dot), name = dot == std::string::npos ? "" : member.substr(dot + 1);
+  TableList tables = std::get<TableList>(key.get(config_));
+  StringList tables_known, members_known;
+  for (const Table& each : tables)
+    for (const TableMember& m : each.members)
+      if (m.name == "name") tables_known.push_back(std::get<std::string>(m.value));
+  for (const Field& field : key.members) members_known.push_back(field.name);
+  const auto table = std::ranges::find_if(tables, [&](const Table& each) {
+    return std::ranges::count(each.members, TableMember{"name", table_name}) > 0;
+  });
+  const auto field = std::ranges::find(key.members, name, &Field::name);
+  const std::string path = format("{} \"{}\"", key.path(), table_name);
+  if (table == tables.end())
+    return mistakes_.add(at, path, "there is no such table" + did_you_mean(table_name, tables_known));
+  if (field == key.members.end())
+    return mistakes_.add(at, path,
+                         format("unknown key \"{}\"; expected one of {}", name, fmt::join(members_known, ", ")));
+  const auto node = read_word(*field, path + ": " + name, word, at);
+  if (!node) return;
+  Value value = checked(*field, path + ": " + name, node->value, node->shown, at, mistakes_);
+  if (value == Value()) return;
+  std::erase_if(table->members, [&](const TableMember& m) { return m.name == name; });
+  table->members.push_back({name, std::move(value)});
+  key.set(config_, Value(std::move(tables)));
+  config_.origins[key.path()] = at;
+}
+
+std::optional<TomlNode> Loader::read_word(const Field& field, const std::string& path, const std::string& word,
+                                          const Origin& at) {
   // A word that is not a TOML value is a string; so is a number if the key takes strings (run.name=2024).
   TomlNode node;
   const auto as_string = [&] {
@@ -245,28 +227,29 @@ void Loader::set(const std::string& text, const std::string& option) {
   };
   try {
     node = read_toml_value(word);
-    const bool wants_text = key->type == Type::string || key->type == Type::choice || key->type == Type::list;
-    if (wants_text && fitted(*key, node.value) == Value()) node = as_string();
+    const bool wants_text = field.type == Type::string || field.type == Type::choice || field.type == Type::list;
+    if (wants_text && fitted(field, node.value) == Value()) node = as_string();
   } catch (const TomlMistake& mistake) {
-    const bool number = (key->type == Type::integer || key->type == Type::number) &&
+    const bool number = (field.type == Type::integer || field.type == Type::number) &&
                         mistake.text.find("too large") != std::string::npos;
     if (number || begins_as_quoted(word)) {
       mistakes_.add(
-          at, key->path(),
+          at, path,
           number ? mistake.text : format("{}: a quote or bracket that is not closed, or text after it", word));
-      return;
+      return std::nullopt;
     }
     node = as_string();
   }
   if (word.empty()) {
-    mistakes_.add(at, key->path(), format("expected {} after =", expected(*key)));
-  } else if (node.value == Value() && key->type != Type::any) {
+    mistakes_.add(at, path, format("expected {} after =", expected(field)));
+  } else if (node.value == Value() && field.type != Type::any) {
     mistakes_.add(
-        at, key->path(),
-        format("expected {}, found {}", expected(*key), node.shown.empty() ? "bytes that are not UTF-8" : node.shown));
+        at, path,
+        format("expected {}, found {}", expected(field), node.shown.empty() ? "bytes that are not UTF-8" : node.shown));
   } else {
-    apply(*key, node, at);
+    return node;
   }
+  return std::nullopt;
 }
 
 void Loader::warn_of_idle_keys() const {
@@ -287,7 +270,7 @@ void Loader::warn_of_idle_keys() const {
 /// Warns about keys that have no effect because of a different key's value.
 void Loader::warn_of_switched_off_keys() const {
   const Config& c = config_;
-  const bool validates = !c.data.val.empty() || c.data.val_fraction > 0;
+  const bool validates = !c.data.val.empty() || !c.data.validation.empty() || c.data.val_fraction > 0;
   const struct {
     bool off;
     const char *section, *name, *why;

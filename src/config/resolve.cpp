@@ -27,7 +27,7 @@ void each_path(Config& config, F fn) {
   for (std::string* path : {&config.run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
                             &config.checkpoint.resume, &config.hardware.gemm_tuning, &config.hardware.profile})
     fn(*path);
-  for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
+  for (std::vector<std::string>* paths : file_lists(config.data))
     for (std::string& path : *paths) fn(path);
 }
 
@@ -65,12 +65,41 @@ void resolve(Config& config) {
   resolve_homes(config);
   resolve_run(config);
   resolve_model(config.model);
-  if (config.data.val_fraction < 0) config.data.val_fraction = config.data.val.empty() ? kDefaultValFraction : 0;
+  if (config.data.val_fraction < 0)
+    config.data.val_fraction = config.data.val.empty() && config.data.validation.empty() ? kDefaultValFraction : 0;
   if (config.train.steps == 0 && config.train.tokens == 0) config.train.steps = kDefaultSteps;
   if (!config.log.jsonl && !config.origins.contains("log.report")) config.log.report = false;
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
   if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);
+}
+
+std::vector<std::vector<std::string>*> file_lists(Data& data) {
+  std::vector<std::vector<std::string>*> lists = {&data.train, &data.val};
+  for (FileSet& set : data.validation) lists.push_back(&set.files);
+  return lists;
+}
+
+Data data_of(const Data& data, const FileSet& set) {
+  Data own = data;
+  own.train = set.files;
+  own.format = set.format.value_or(data.format);
+  own.document = set.document.value_or(data.document);
+  own.strict = set.strict.value_or(data.strict);
+  if (!set.text_key.empty()) own.text_key = set.text_key;
+  return own;
+}
+
+std::vector<std::string> validation_names(const Data& data) {
+  std::vector<std::string> names;
+  for (const FileSet& set : data.validation) names.push_back(set.name);
+  return names;
+}
+
+size_t followed_set(const Config& config) {
+  const std::vector<std::string> names = validation_names(config.data);
+  const auto found = std::ranges::find(names, config.checkpoint.best);
+  return found == names.end() ? 0 : static_cast<size_t>(found - names.begin());
 }
 
 int64_t fewest_ranks(const Config& config) {

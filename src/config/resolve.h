@@ -1,5 +1,8 @@
 #pragma once
 // Values that follow from others.
+#include <string>
+#include <vector>
+
 #include "config/config.h"
 
 namespace trainer::config {
@@ -7,6 +10,15 @@ namespace trainer::config {
 /// Fills in keys that were not given: run.name and {name} in paths, n_kv_head, d_ff, tie_embeddings, bias,
 /// val_fraction, steps, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
+
+/// Returns all lists of data files, to change their paths.
+std::vector<std::vector<std::string>*> file_lists(Data& data);
+/// Returns [data] for the files of one of its tables, as data.train, and with its settings.
+Data data_of(const Data& data, const FileSet& set);
+/// Returns the names of the validation sets; none where the only set has no name.
+std::vector<std::string> validation_names(const Data& data);
+/// Returns the place of the set that checkpoint.best means among the validation sets.
+size_t followed_set(const Config& config);
 
 /// Returns the smallest number of ranks for the configuration; the only one if parallel.data is set.
 int64_t fewest_ranks(const Config& config);

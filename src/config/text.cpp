@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "base/join.h"
-#include "config/tags.h"
 
 namespace trainer::config {
 namespace {
@@ -52,13 +51,11 @@ std::string number(double value) {
   return out;
 }
 
-StringList members_of(const LayerTags& tags) {
+std::string inline_table(const Table& table) {
   StringList members;
-  if (tags.layers > 0) members.push_back(format("layers = {}", tags.layers));
-  for (const TagMember& member : kTagMembers)
-    if (member.letters != nullptr || !(tags.*member.member).empty())
-      members.push_back(format("{} = {}", member.name, toml_string(tags.*member.member)));
-  return members;
+  for (const TableMember& member : table.members)
+    members.push_back(format("{} = {}", member.name, to_toml(member.value)));
+  return format("{{ {} }}", fmt::join(members, ", "));
 }
 
 /// Calls line(key, text of its value) for all keys of a section that have a value.
@@ -128,11 +125,10 @@ std::string to_toml(const Value& value) {
                           return "[" + out + "]";
                         },
                         [](const IntegerList& list) { return format("[{}]", fmt::join(list, ", ")); },
-                        [](const LayerList& list) {
-                          std::string out;
-                          for (const LayerTags& tags : list)
-                            out += (out.empty() ? "" : ", ") + format("{{ {} }}", fmt::join(members_of(tags), ", "));
-                          return "[" + out + "]";
+                        [](const TableList& list) {
+                          StringList tables;
+                          for (const Table& table : list) tables.push_back(inline_table(table));
+                          return format("[{}]", fmt::join(tables, ", "));
                         },
                     },
                     value);
@@ -155,7 +151,7 @@ std::string show(const Config& config) {
     size_t name_width = 0, value_width = 0;
     each_value(config, section.name, [&](const Key& key, const std::string& value) {
       name_width = std::max(name_width, key.name.size());
-      constexpr size_t kWidest = 60;  // longer ones, such as tables of tags, have no column
+      constexpr size_t kWidest = 60;  // longer ones, such as tables, have no column
       if (value.size() <= kWidest) value_width = std::max(value_width, value.size());
     });
     if (name_width == 0) continue;

@@ -24,8 +24,6 @@
 #include <cctype>
 
 #include "base/format.h"
-#include "config/suggest.h"
-#include "config/tags.h"
 #include "config/text.h"
 
 namespace trainer::config {
@@ -33,39 +31,15 @@ namespace {
 
 void read_value(const toml::node& node, TomlNode& out);
 
-/// Reads tables of tags. The message shows the first that is invalid.
-void read_layers(const toml::array& array, TomlNode& out) {
-  StringList known = {"layers"};
-  for (const TagMember& member : kTagMembers) known.emplace_back(member.name);
-  LayerList list;
-  for (const toml::node& element : array) {
-    LayerTags layer;
-    for (const auto& [name, value] : *element.as_table()) {
-      TomlNode member;
-      read_value(value, member);
-      const auto tags = std::ranges::find(kTagMembers, name.str(), &TagMember::name);
-      const bool is_tags = tags != kTagMembers.end();
-      const auto* text = std::get_if<std::string>(&member.value);
-      const auto* count = std::get_if<int64_t>(&member.value);
-      if (is_tags && text != nullptr) {
-        layer.*tags->member = *text;
-      } else if (name.str() == "layers" && count != nullptr) {
-        layer.layers = *count;
-      } else {
-        out.value = {};
-        out.shown = is_tags || name.str() == "layers"
-                        ? format("{} for {} in table {}", member.shown, name.str(), list.size() + 1)
-                        : format("the unknown key \"{}\" in table {}{}", name.str(), list.size() + 1,
-                                 did_you_mean(std::string(name.str()), known));
-        out.value_line = value.source().begin.line;
-        out.value_column = value.source().begin.column;
-        return;
-      }
-    }
-    list.push_back(std::move(layer));
+Table read_table(const toml::table& content) {
+  Table table{.members = {}, .line = content.source().begin.line};
+  for (const auto& [name, value] : content) {
+    TomlNode node;
+    read_value(value, node);
+    table.members.push_back(
+        {std::string(name.str()), std::move(node.value), std::move(node.shown), node.value_line, node.value_column});
   }
-  out.shown = format("{} tables", list.size());
-  out.value = std::move(list);
+  return table;
 }
 
 void read_value(const toml::node& node, TomlNode& out) {
@@ -85,7 +59,13 @@ void read_value(const toml::node& node, TomlNode& out) {
     out.shown = "the string " + to_toml(out.value);
   } else if (const auto* tables = node.as_array();
              tables != nullptr && !tables->empty() && tables->is_array_of_tables()) {
-    read_layers(*tables, out);
+    TableList list;
+    for (const toml::node& element : *tables) list.push_back(read_table(*element.as_table()));
+    out.shown = format("{} tables", list.size());
+    out.value = std::move(list);
+  } else if (const auto* table = node.as_table()) {
+    out.shown = "a table";
+    out.value = TableList{read_table(*table)};
   } else if (const auto* array = node.as_array()) {
     StringList list;
     IntegerList integers;
@@ -111,7 +91,7 @@ void read_value(const toml::node& node, TomlNode& out) {
     out.shown = list.empty() ? "an empty list" : format("a list of {} strings", list.size());
     out.value = std::move(list);
   } else {
-    out.shown = node.is_table() ? "a table" : "a date or time";
+    out.shown = "a date or time";
   }
 }
 
@@ -157,7 +137,7 @@ std::vector<TomlNode> read_toml(std::string_view text) {
     TomlNode header = node_of(section);
     header.section = section.str();
     header.is_section = content.is_table();
-    read_value(content, header);
+    if (!header.is_section) read_value(content, header);
     nodes.push_back(header);
     if (!header.is_section) continue;
     for (const auto& [name, value] : *content.as_table()) {

@@ -1,52 +1,19 @@
 #include "config/validate.h"
 
-#include <glob.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <initializer_list>
-#include <span>
 
 #include "base/join.h"
 #include "base/units.h"
-#include "config/file_kind.h"
-#include "config/layouts.h"
+#include "config/checker.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
 #include "config/text.h"
 
 namespace trainer::config {
 namespace {
-
-class Checker {
- public:
-  Checker(const Config& config, Mistakes& mistakes) : config_(config), mistakes_(mistakes) {}
-
-  /// Adds an error unless `ok`. `keys` are all keys on which the condition depends; the first is the likely cause. The
-  /// error is placed at the first one that was given. Nothing is added if one of them already has an error.
-  template <typename... Args>
-  void require(bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text, Args&&... args) {
-    require_as(Code::config, ok, keys, text, std::forward<Args>(args)...);
-  }
-  template <typename... Args>
-  void require_as(Code code, bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text,
-                  Args&&... args) {
-    if (!ok) add(code, std::span(keys.begin(), keys.size()), fmt::format(text, std::forward<Args>(args)...));
-  }
-  void add(const BrokenRule& rule) { add(Code::config, rule.keys, rule.text); }
-
- private:
-  void add(Code code, std::span<const char* const> keys, const std::string& text) {
-    if (std::ranges::any_of(keys, [&](const char* key) { return mistakes_.involves(key); })) return;
-    const auto given = std::ranges::find_if(keys, [&](const char* key) { return config_.origins.contains(key); });
-    const std::string key = given == keys.end() ? keys.front() : *given;
-    mistakes_.add(given == keys.end() ? Origin() : config_.origins.at(key), key, text, code);
-  }
-  const Config& config_;
-  Mistakes& mistakes_;
-};
 
 /// Returns the "{word}" in a path after {name} was replaced, or an empty string.
 std::string place_holder(const std::string& path) {
@@ -69,7 +36,7 @@ void check_place_holders(const Config& config, Checker& checker) {
   check("checkpoint.dir", config.checkpoint.dir);
 }
 
-/// Checks names of folders and files. They cannot contain a NUL, and a line end or an escape sequence is an error.
+/// Checks names of folders and files.
 void check_names(const Config& config, Checker& checker) {
   for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
                            "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning", "hardware.profile"}) {
@@ -77,10 +44,8 @@ void check_names(const Config& config, Checker& checker) {
     const Value value = find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->get(config);
     const auto* one = std::get_if<std::string>(&value);
     for (const std::string& text : one != nullptr ? StringList{*one} : std::get<StringList>(value)) {
-      const auto bad = std::ranges::find_if(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-      checker.require(bad == text.end(), {path},
-                      "{}: names cannot contain control characters, found one at position {}", to_toml(Value(text)),
-                      bad - text.begin() + 1);
+      const std::string mistake = bad_characters(text);
+      checker.require(mistake.empty(), {path}, "{}", mistake);
     }
   }
 }
@@ -136,79 +101,12 @@ void check_schedule(const Config& config, Checker& checker) {
       optim.warmup_steps, decay, steps, optim.decay_fraction);
 }
 
-bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != std::string::npos; }
-
-bool matches_a_file(const std::string& pattern) {
-  glob_t found{};
-  const bool any = glob(pattern.c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
-  globfree(&found);
-  return any;
-}
-
-/// Checks that files exist. `tokens` is the manifest of tokens that an earlier start may have made from these texts and
-/// that replace missing texts.
-void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
-                 const std::filesystem::path& tokens, Checker& checker) {
-  std::vector<std::string> lost;
-  for (const std::string& path : paths) {
-    std::error_code ignored;
-    checker.require_as(Code::data, path != "-", {key}, "{}", kPipeRemedy);
-    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
-                       (file_kind(path, stated) != FileKind::tokens && std::filesystem::exists(tokens, ignored));
-    const bool prefix = std::filesystem::exists(path + ".bin", ignored);  // Megatron's options omit the extension
-    if (!there && path != "-")
-      lost.push_back(format("\"{}\"{}", path, prefix ? format(" (did you mean \"{}.bin\"?)", path) : ""));
-  }
-  std::error_code ignored;
-  const std::string here = std::filesystem::current_path(ignored).string();
-  checker.require_as(Code::data, lost.empty(), {key}, "{} not found (relative paths are relative to {})",
-                     fmt::join(lost, ", "), here);
-}
-
-/// Checks names, but not the files that patterns match: opening the data checks those.
-void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
-  for (const std::string& path : paths)
-    checker.require_as(Code::data, path == "-" || is_pattern(path) || file_kind(path, stated), {key}, "{}",
-                       unknown_kind(path));
-}
-
-void check_data(const Config& config, bool files, Checker& checker) {
-  const Data& data = config.data;
-  const bool trained = data.tokenizer == "train";
-  checker.require(data.val.empty() || data.val_fraction == 0, {"data.val_fraction", "data.val"},
-                  "val_fraction = {} and data.val both set the validation data; remove one of them", data.val_fraction);
-  checker.require(!trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
-                  "\"train\" needs data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
-  checker.require(!data.text_key.empty(), {"data.text_key"}, "expected the name of a member, found an empty string");
-  if (!files) return;
-  checker.require(!data.train.empty(), {"data.train"},
-                  "missing; give the training files, as in train = [\"data/*.txt\"] under [data]");
-  const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
-  check_paths("data.train", data.train, data.format, tokens / "train.json", checker);
-  check_paths("data.val", data.val, data.format, tokens / "val.json", checker);
-  check_kinds("data.train", data.train, data.format, checker);
-  check_kinds("data.val", data.val, data.format, checker);
-  if (data.train.empty()) return;
-  const auto text = std::ranges::find_if(
-      data.train, [&](const std::string& path) { return file_kind(path, data.format) != FileKind::tokens; });
-  if (data.tokenizer.empty()) {
-    checker.require(
-        text == data.train.end(), {"data.tokenizer", "data.train"},
-        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\", or to the file or folder of one",
-        text == data.train.end() ? "" : *text);
-  } else if (trained) {
-    checker.require(
-        text != data.train.end(), {"data.tokenizer", "data.train"},
-        "\"train\" needs text, but data.train lists token files only; give the tokenizer they were made with, or \"\"");
-  } else {
-    std::error_code ignored;
-    checker.require_as(Code::data, std::filesystem::exists(data.tokenizer, ignored), {"data.tokenizer"},
-                       "\"{}\" not found; expected \"train\", or the file or folder of a tokenizer{}", data.tokenizer,
-                       did_you_mean(data.tokenizer, {"train"}));
-  }
-}
-
 void check_checkpoints(const Config& config, bool files, Checker& checker) {
+  const std::string& best = config.checkpoint.best;
+  const std::vector<std::string> sets = validation_names(config.data);
+  checker.require(best.empty() || std::ranges::count(sets, best) > 0, {"checkpoint.best", "data.validation"},
+                  "no validation set is called \"{}\"{}", best,
+                  sets.empty() ? "; sets have names in [[data.validation]]" : did_you_mean(best, sets));
   const std::string& resume = config.checkpoint.resume;
   checker.require(!resume.empty(), {"checkpoint.resume"},
                   "expected auto, must, never or a path, found an empty string");

@@ -8,6 +8,7 @@
 
 #include "config/foreign_names.h"
 #include "config/keys.h"
+#include "config/resolve.h"
 #include "config/text.h"
 #include "rigs/files.h"
 #include "rigs/messages.h"
@@ -69,6 +70,33 @@ TEST(Load, ReadsSetValuesAsTomlAndBareWordsAsStrings) {
   EXPECT_EQ(config.optim.lr, 1e-3);
   EXPECT_FALSE(config.log.jsonl);
   EXPECT_EQ(config.model.rope_theta, 5.0);
+}
+
+TEST(Load, TablesOfFilesHaveNamesThatSetKnows) {
+  const std::string text =
+      "[data]\ntext_key = \"body\"\n[[data.validation]]\nname = \"web\"\nfiles = \"a.txt\"\n[[data.validation]]\n"
+      "name = \"code\"\nfiles = [\"b.jsonl\", \"c.jsonl\"]\ndocument = \"line\"\nstrict = true\n";
+  const Config config =
+      load_text(text, "x.toml", {"data.validation.web.files=d.txt", "data.validation.web.format=text"}, kNoFiles);
+  ASSERT_EQ(config.data.validation.size(), 2u);
+  const Data web = data_of(config.data, config.data.validation[0]),
+             code = data_of(config.data, config.data.validation[1]);
+  EXPECT_EQ(web.train, StringList{"d.txt"});
+  EXPECT_EQ(web.format, DataFormat::text);
+  EXPECT_EQ(web.document, Document::file);
+  EXPECT_EQ(web.text_key, "body");
+  EXPECT_EQ(code.train, (StringList{"b.jsonl", "c.jsonl"}));
+  EXPECT_EQ(code.format, DataFormat::automatic);
+  EXPECT_EQ(code.document, Document::line);
+  EXPECT_TRUE(code.strict);
+  EXPECT_EQ(config.data.val_fraction, 0);
+  EXPECT_EQ(followed_set(config), 0u);
+  EXPECT_EQ(followed_set(load_text(text, "x.toml", {"checkpoint.best=code"}, kNoFiles)), 1u);
+  const std::string whole = to_toml(config);
+  EXPECT_NE(whole.find("{ name = \"code\", files = [\"b.jsonl\", \"c.jsonl\"], document = \"line\", strict = true }"),
+            std::string::npos)
+      << whole;
+  EXPECT_EQ(to_toml(load_text(whole, "x.toml", {}, kNoFiles)), whole);
 }
 
 TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {

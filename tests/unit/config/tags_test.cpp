@@ -88,8 +88,8 @@ TEST(Tags, OfHeadAndTableFollowTheLastLayer) {
 }
 
 TEST(Tags, ReportWhatIsWrong) {
-  expect_mistake("qkv = \"fc\"", "qkvs = \"fc\"", {"\"qkvs\" in table 1", "did you mean \"qkv\""});
-  expect_mistake("layers = 2", "layers = \"2\"", {"string \"2\"", "layers in table 1"});
+  expect_mistake("qkv = \"fc\"", "qkvs = \"fc\"", {"parallel.layer 1: unknown key \"qkvs\"", "did you mean \"qkv\""});
+  expect_mistake("layers = 2", "layers = \"2\"", {"parallel.layer 1: layers: ", "string \"2\""});
   expect_mistake("out = \"rk\"", "out = \"rv\"", {"table 2: out = \"rv\"", "2 of the letters \"rckf-\""});
   expect_mistake("hidden = \"rc\"\nqkv = \"rc\"", "qkv = \"rc\"", {"table 2: hidden = \"\""});
   expect_mistake("layers = 2", "layers = 7", {"7 layers", "n_layer = 6"});

@@ -1,0 +1,144 @@
+// Checks of [data]: its files, and the tables of them.
+#include <glob.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/join.h"
+#include "config/checker.h"
+#include "config/file_kind.h"
+#include "config/suggest.h"
+#include "config/text.h"
+
+namespace trainer::config {
+namespace {
+
+bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != std::string::npos; }
+
+bool matches_a_file(const std::string& pattern) {
+  glob_t found{};
+  const bool any = glob(pattern.c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
+  globfree(&found);
+  return any;
+}
+
+/// Returns which files do not exist, or that standard input is none; empty: all exist. `tokens` is the manifest of
+/// tokens that an earlier start may have made from these texts and that replace missing texts.
+std::string missing_files(const std::vector<std::string>& paths, DataFormat stated,
+                          const std::filesystem::path& tokens) {
+  if (std::ranges::count(paths, "-") > 0) return kPipeRemedy;
+  std::vector<std::string> lost;
+  for (const std::string& path : paths) {
+    std::error_code ignored;
+    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
+                       (file_kind(path, stated) != FileKind::tokens && std::filesystem::exists(tokens, ignored));
+    const bool prefix = std::filesystem::exists(path + ".bin", ignored);  // Megatron's options omit the extension
+    if (!there) lost.push_back(format("\"{}\"{}", path, prefix ? format(" (did you mean \"{}.bin\"?)", path) : ""));
+  }
+  std::error_code ignored;
+  if (lost.empty()) return {};
+  return format("{} not found (relative paths are relative to {})", fmt::join(lost, ", "),
+                std::filesystem::current_path(ignored).string());
+}
+
+/// Returns the first name of an unknown kind and the remedy; empty: none. Opening the data checks the files that
+/// patterns match.
+std::string unknown_file(const std::vector<std::string>& paths, DataFormat stated) {
+  const auto unknown = [&](const std::string& path) {
+    return path != "-" && !is_pattern(path) && !file_kind(path, stated);
+  };
+  const auto found = std::ranges::find_if(paths, unknown);
+  return found == paths.end() ? "" : unknown_kind(*found);
+}
+
+void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
+                 const std::filesystem::path& tokens, Checker& checker) {
+  const std::string missing = missing_files(paths, stated, tokens), unknown = unknown_file(paths, stated);
+  checker.require_as(Code::data, missing.empty(), {key}, "{}", missing);
+  checker.require_as(Code::data, unknown.empty(), {key}, "{}", unknown);
+}
+
+/// Returns what is wrong with the name of a table of files; empty: nothing.
+std::string bad_name(const std::string& name) {
+  constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
+  if (name.empty()) return "name: missing";
+  const bool good = name.size() <= 40 && name.find_first_not_of(std::string(kLetters) + "_-") == std::string::npos &&
+                    name[0] != '_' && name[0] != '-';
+  return good ? ""
+              : format("name = {}: expected at most 40 lowercase letters, digits, - and _, a letter or digit first",
+                       to_toml(Value(name)));
+}
+
+/// Checks tables of files. `extension` is that of the manifests of their tokens in `tokens`.
+void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Data& data, bool files,
+                     const std::filesystem::path& tokens, const char* extension, Checker& checker) {
+  for (const FileSet& set : sets) {
+    const auto number = &set - sets.data() + 1;
+    const std::string table = set.name.empty() ? format("{}", number) : to_toml(Value(set.name));
+    const auto check = [&](const std::string& mistake, Code code = Code::config) {
+      checker.require_in(code, mistake.empty(), key, table, set.line, mistake);
+      return mistake.empty();
+    };
+    const auto same = std::ranges::find(sets, set.name, &FileSet::name);
+    if (!check(bad_name(set.name))) continue;
+    check(&*same == &set ? "" : format("the name is given twice (lines {} and {})", same->line, set.line));
+    if (!check(set.files.empty() ? "files: missing; give paths or globs" : "")) continue;
+    for (const std::string& path : set.files)
+      if (!check(bad_characters(path))) return;
+    if (!files) continue;
+    const DataFormat format = set.format.value_or(data.format);
+    check(missing_files(set.files, format, tokens / (set.name + extension)), Code::data);
+    check(unknown_file(set.files, format), Code::data);
+  }
+}
+
+}  // namespace
+
+std::string bad_characters(const std::string& name) {
+  const auto bad = std::ranges::find_if(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  return bad == name.end() ? ""
+                           : format("{}: names cannot contain control characters, found one at position {}",
+                                    to_toml(Value(name)), bad - name.begin() + 1);
+}
+
+void check_data(const Config& config, bool files, Checker& checker) {
+  const Data& data = config.data;
+  const bool trained = data.tokenizer == "train";
+  checker.require(data.val.empty() || data.val_fraction == 0, {"data.val_fraction", "data.val"},
+                  "val_fraction = {} and data.val both set the validation data; remove one of them", data.val_fraction);
+  checker.require(data.validation.empty() || data.val_fraction == 0, {"data.val_fraction", "data.validation"},
+                  "val_fraction = {} and data.validation both set the validation data; remove one of them",
+                  data.val_fraction);
+  checker.require(data.validation.empty() || data.val.empty(), {"data.val", "data.validation"},
+                  "data.val and data.validation both set the validation data; remove one of them");
+  checker.require(!trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
+                  "\"train\" needs data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
+  checker.require(!data.text_key.empty(), {"data.text_key"}, "expected the name of a member, found an empty string");
+  const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
+  check_file_sets("data.validation", data.validation, data, files, tokens, ".val.json", checker);
+  if (!files) return;
+  checker.require(!data.train.empty(), {"data.train"},
+                  "missing; give the training files, as in train = [\"data/*.txt\"] under [data]");
+  check_paths("data.train", data.train, data.format, tokens / "train.json", checker);
+  check_paths("data.val", data.val, data.format, tokens / "val.json", checker);
+  if (data.train.empty()) return;
+  const auto text = std::ranges::find_if(
+      data.train, [&](const std::string& path) { return file_kind(path, data.format) != FileKind::tokens; });
+  if (data.tokenizer.empty()) {
+    checker.require(
+        text == data.train.end(), {"data.tokenizer", "data.train"},
+        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\", or to the file or folder of one",
+        text == data.train.end() ? "" : *text);
+  } else if (trained) {
+    checker.require(
+        text != data.train.end(), {"data.tokenizer", "data.train"},
+        "\"train\" needs text, but data.train lists token files only; give the tokenizer they were made with, or \"\"");
+  } else {
+    std::error_code ignored;
+    checker.require_as(Code::data, std::filesystem::exists(data.tokenizer, ignored), {"data.tokenizer"},
+                       "\"{}\" not found; expected \"train\", or the file or folder of a tokenizer{}", data.tokenizer,
+                       did_you_mean(data.tokenizer, {"train"}));
+  }
+}
+
+}  // namespace trainer::config
