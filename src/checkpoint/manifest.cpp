@@ -107,17 +107,19 @@ void merge_part(Manifest& manifest, const Manifest& part) {
 }
 
 json to_json(const TrainState& state) {
-  return {{"step", state.step},
-          {"adam_step", state.adam_step},
-          {"samples_seen", state.samples_seen},
-          {"tokens_seen", state.tokens_seen},
-          {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
-          {"best_step", state.best_step},
-          {"proven_step", state.proven_step},
-          {"loss", std::isfinite(state.loss) ? json(state.loss) : json()},
-          {"origin", state.origin},
-          {"skipped_in_row", state.skipped_in_row},
-          {"finite_weights", state.finite_weights}};
+  json out = {{"step", state.step},
+              {"adam_step", state.adam_step},
+              {"samples_seen", state.samples_seen},
+              {"tokens_seen", state.tokens_seen},
+              {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
+              {"best_step", state.best_step},
+              {"proven_step", state.proven_step},
+              {"loss", std::isfinite(state.loss) ? json(state.loss) : json()},
+              {"origin", state.origin},
+              {"skipped_in_row", state.skipped_in_row},
+              {"finite_weights", state.finite_weights}};
+  if (!state.best_set.empty()) out["best_set"] = state.best_set;
+  return out;
 }
 
 std::string to_json(const Manifest& manifest) {

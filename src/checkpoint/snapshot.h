@@ -28,6 +28,7 @@ struct TrainState {
   int64_t samples_seen = 0, tokens_seen = 0;
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
+  std::string best_set;      // the validation set that was followed; empty: one without a name
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
   int64_t origin = 0;  // in a branch: the sequence (manifest.h) of the other run's checkpoint from which it started

@@ -19,7 +19,7 @@ std::vector<std::string> computing_sets(const comm::World& world, const std::str
     const std::string key = set.substr(0, set.find_first_of(" ="));
     if (key.starts_with("hardware.") || std::ranges::count(computing, key) > 0)
       taken.push_back(set);
-    else if (std::ranges::count(uses, key) == 0)
+    else if (std::ranges::none_of(uses, [&](const auto& use) { return key == use || key.starts_with(use + "."); }))
       idle.push_back(key);
   }
   if (world.first() && !idle.empty())

@@ -35,6 +35,7 @@ struct EvalOptions {
   std::string checkpoint;
   std::vector<std::string> data;
   std::string format = "auto";       // the format of `data`
+  std::vector<std::string> sets;     // names of validation sets; empty: all
   int64_t batches = 0;               // number of groups of global_batch windows; 0: all
   int64_t stride = 0;                // stride of sliding windows; 0: consecutive, non-overlapping windows
   std::vector<std::string> choices;  // files of questions; empty: evaluate the loss

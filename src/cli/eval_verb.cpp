@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/join.h"
 #include "base/log.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -94,13 +95,31 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   return 0;
 }
 
+/// Keeps the sets of these names, or all. Returns the place of the one whose numbers come first: `best`, or the first.
+size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::string>& names,
+                  const std::string& best) {
+  std::vector<std::string> known;
+  for (const data::NamedDataset& set : sets)
+    if (!set.name.empty()) known.push_back(set.name);
+  for (const std::string& name : names)
+    if (std::ranges::count(known, name) == 0)
+      throw Error(Code::usage, format("--set-name {}: there is no such validation set; {}", name,
+                                      known.empty() ? "the run's only set has no name"
+                                                    : format("the run has {}", fmt::join(known, ", "))))
+          .on(Scope::all_ranks);
+  if (!names.empty())
+    std::erase_if(sets, [&](const data::NamedDataset& set) { return std::ranges::count(names, set.name) == 0; });
+  const auto found = std::ranges::find(sets, best, &data::NamedDataset::name);
+  return found == sets.end() ? 0 : static_cast<size_t>(found - sets.begin());
+}
+
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
   const run::SignalGuard signals;
   const std::vector<std::string> sets =
       computing_sets(world, "eval", o.config,
-                     {"run.name", "run.dir", "data.train", "data.val", "checkpoint.dir", "checkpoint.allow_other_data",
-                      "parallel.transport", "parallel.timeout"});
+                     {"run.name", "run.dir", "data.train", "data.val", "data.validation", "checkpoint.dir",
+                      "checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"});
   run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 0, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
@@ -115,18 +134,20 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   if (o.checkpoint.empty()) {  // a run folder that was moved: the checkpoint has its old paths
     model.config.data.train = config.data.train;
     model.config.data.val = config.data.val;
+    model.config.data.validation = config.data.validation;
   }
   data::EvalData source;
   world.control().run_on_all_ranks([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
-    if (source.dataset) require_same_data(model, source, config.checkpoint.allow_other_data);
+    if (!source.sets.empty()) require_same_data(model, source, config.checkpoint.allow_other_data);
   });
-  double missing = source.dataset ? 0 : 1;
+  double missing = source.sets.empty() ? 1 : 0;
   world.control().sum({&missing, 1});
   if (missing > 0) return stopped(world, "evaluation");
+  const size_t followed = keep_named(source.sets, o.sets, model.config.checkpoint.best);
   const run::Evaluation result =
-      run::evaluate(*model.trainer, *source.dataset, {.groups = o.batches, .stride = o.stride}, tokenizer,
-                    show_progress(world, "windows"));
+      run::evaluate_sets(*model.trainer, source.sets, followed, {.groups = o.batches, .stride = o.stride}, tokenizer,
+                         show_progress(world, "windows"));
   if (result.interrupted) return stopped(world, "evaluation");
   const report::EvalReport& report = result.report;
   const bool finite = std::isfinite(report.loss);
@@ -137,6 +158,12 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
         {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
     if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
     if (o.stride > 0) document["stride"] = o.stride;
+    if (!report.set.empty()) document["set"] = report.set;
+    for (const report::SetReport& set : report.sets) {
+      nlohmann::json& one = document["sets"][set.name];
+      one = {{"loss", set.loss}, {"perplexity", set.perplexity}, {"bits_per_byte", nullptr}, {"tokens", set.tokens}};
+      if (set.bits_per_byte) one["bits_per_byte"] = *set.bits_per_byte;
+    }
     if (!finite) document["reason"] = kNotFinite;
     print(document.dump() + "\n");
   } else {
@@ -146,6 +173,9 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
                : "not finite";
     print(format("checkpoint     {}\nstep           {}\nloss           {}\ntokens         {}\n", model.folder.string(),
                  model.step, loss, report.tokens));
+    for (const report::SetReport& set : report.sets)
+      print(format("{:<14} {:.6f}{}\n", set.name, set.loss,
+                   set.bits_per_byte ? format(" ({:.4f} bits per byte)", *set.bits_per_byte) : ""));
   }
   if (!finite) throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
   return 0;

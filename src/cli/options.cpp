@@ -156,11 +156,14 @@ void add_eval(CLI::App& verb, EvalOptions& o) {
   add_path(verb, "--data", o.data, "FILES", "evaluate on these files (default: the validation data of the run)");
   add_choice(verb, "--format", o.format, {"auto", "text", "jsonl", "tokens"},
              "set the format of FILES; auto: by their extensions");
+  verb.add_option("--set-name", o.sets, "evaluate only the validation set of this name (repeatable; default: all)")
+      ->type_name("NAME")
+      ->excludes("--data");
   add_number(verb, "--batches", o.batches, 0, "evaluate N groups of train.global_batch windows; 0: all");
   add_number(verb, "--stride", o.stride, 1, "slide windows by N tokens, at most model.seq_len (default: no overlap)");
   CLI::Option* choices = add_path(verb, "--choices", o.choices, "FILES",
                                   "evaluate multiple-choice questions instead: HellaSwag JSON lines or llm.c's .bin")
-                             ->excludes("--data", "--stride", "--batches");
+                             ->excludes("--data", "--set-name", "--stride", "--batches");
   add_number(verb, "--questions", o.questions, 1, "with --choices: evaluate only the first N questions")
       ->needs(choices);
   add_json(verb, o.json);

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "config/file_kind.h"
 #include "config/mistakes.h"
+#include "config/resolve.h"
 #include "data/file_list.h"
 #include "data/input_key.h"
 #include "data/statistics.h"
@@ -177,8 +178,41 @@ int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Co
   return implied > 0 ? implied : asked;
 }
 
-std::string validation_hash(const TokenDataset& val) {
-  return to_string(checksum_of(fmt::format("{} {}", val.stream().fingerprint(), val.begin())));
+std::string validation_hash(const std::vector<NamedDataset>& sets) {
+  std::string facts;
+  for (const auto& [name, set] : sets) {
+    const std::string hash = to_string(checksum_of(fmt::format("{} {}", set.stream().fingerprint(), set.begin())));
+    if (name.empty()) return hash;
+    facts += fmt::format("{} {}\n", name, hash);
+  }
+  return sets.empty() ? "" : to_string(checksum_of(facts));
+}
+
+/// A list of data files, as data.train, with its settings, its name, and that of its tokens in the cache.
+struct FilePart {
+  std::string name;
+  config::Data data;
+  std::string tokens;
+};
+
+/// Returns the validation sets that have files of their own.
+std::vector<FilePart> validation_parts(const config::Data& data) {
+  std::vector<FilePart> parts;
+  if (!data.val.empty()) parts.push_back({"", config::data_of(data, {.files = data.val}), "val.bin"});
+  for (const config::FileSet& set : data.validation)
+    parts.push_back({set.name, config::data_of(data, set), set.name + ".val.bin"});
+  return parts;
+}
+
+/// Returns act() with the name of the set in its errors.
+template <typename F>
+auto naming(const char* key, const std::string& name, F&& act) {
+  try {
+    return act();
+  } catch (Error& error) {
+    if (!name.empty()) error.add_context(fmt::format("{} \"{}\"", key, name));
+    throw;
+  }
 }
 
 /// Checks that val_fraction leaves at least one window each for validation and training.
@@ -203,11 +237,12 @@ fs::path token_cache(const config::Config& config) { return fs::path(config.run.
 
 void adopt_staged(const fs::path& cache) {
   std::error_code none;
-  for (const char* name : {"train", "val"}) {
-    if (!fs::exists(cache / kStaged / fmt::format("{}.json", name), none)) continue;
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : fs::directory_iterator(cache / kStaged, none))
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  for (const std::string& name : names)
     for (const char* part : {"docs", "bin", "json"})  // the manifest last, since it marks the other files as complete
       publish(cache / kStaged / fmt::format("{}.{}", name, part), cache / fmt::format("{}.{}", name, part));
-  }
   drop_staged(cache);
 }
 
@@ -228,13 +263,13 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const std::vector<std::string> files = present_or_known(data.train, cache / "train.bin", data.format);
   if (files.empty()) throw Error(Code::config, "data.train: no training files");
   Datasets result;
-  const auto open = [&](const std::vector<std::string>& list, const char* name) {
+  const auto open = [&](const std::vector<std::string>& list, const config::Data& settings, const std::string& name) {
     const auto place = [&] {
       if (!options.stage || !fs::exists(cache / name)) return cache / name;
       result.staged = true;
       return cache / kStaged / name;
     };
-    return open_stream(list, data, result.tokenizer ? &*result.tokenizer : nullptr, cache / name, place, options);
+    return open_stream(list, settings, result.tokenizer ? &*result.tokenizer : nullptr, cache / name, place, options);
   };
   if (data.tokenizer == "train" && all_token_files(files, data.format))
     throw Error(Code::config, fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
@@ -247,7 +282,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
   }
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
-  const auto train = open(files, "train.bin");
+  const auto train = open(files, data, "train.bin");
   if (!train) return result;
   result.vocab =
       tokenizer != nullptr ? tokenizer->vocab_size() : vocabulary_of(train->info().vocab_size, train->name(), config);
@@ -256,48 +291,64 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const int64_t seq_len = config.model.seq_len;
   const auto seed = static_cast<uint64_t>(config.run.seed);
   int64_t train_end = train->tokens();
-  if (!data.val.empty()) {
-    const auto val = open(present_or_known(data.val, cache / "val.bin", data.format), "val.bin");
-    if (!val) return result;
-    require_vocabulary(*val, tokenizer, result.vocab, options.threads);
-    result.val.emplace(val, seq_len, seed);
-  } else if (data.val_fraction > 0) {
+  for (const FilePart& part : validation_parts(data)) {
+    const bool finished = naming("data.validation", part.name, [&] {
+      const auto val =
+          open(present_or_known(part.data.train, cache / part.tokens, part.data.format), part.data, part.tokens);
+      if (!val) return false;
+      require_vocabulary(*val, tokenizer, result.vocab, options.threads);
+      result.val.push_back({part.name, TokenDataset(val, seq_len, seed)});
+      return true;
+    });
+    if (!finished) return result;
+  }
+  if (data.val_fraction > 0) {
     train_end = validation_begin(*train, data.val_fraction);
     require_windows(*train, train_end, config);
-    result.val.emplace(train, seq_len, seed, train_end);
+    result.val.push_back({"", TokenDataset(train, seq_len, seed, train_end)});
   }
   result.train.emplace(train, seq_len, seed, 0, train_end);
   result.data_hash = to_string(checksum_of(fmt::format("{} {}", train->fingerprint(), train_end)));
-  if (result.val) result.val_hash = validation_hash(*result.val);
-  if (result.val) result.unigram_entropy = unigram_entropy(*result.train, *result.val, result.vocab, options.threads);
+  result.val_hash = validation_hash(result.val);
+  result.followed = config::followed_set(config);
+  if (!result.val.empty())
+    result.unigram_entropy =
+        unigram_entropy(*result.train, result.val[result.followed].dataset, result.vocab, options.threads);
   return result;
 }
 
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
                         int64_t vocab, const OpenOptions& options) {
   const config::Data& data = config.data;
-  const bool tail = files.empty() && data.val.empty();
+  std::vector<FilePart> parts;
+  if (files.empty()) parts = validation_parts(data);
+  const bool tail = files.empty() && parts.empty();
   if (tail && data.val_fraction <= 0) {
     throw Error(Code::config, "the model was trained without validation data; give the files to evaluate on");
   }
-  const fs::path output = cache_folder(config, options) / (tail ? "train.bin" : "val.bin");
-  std::optional<TemporaryFolder> temporary;  // for text whose tokens the run does not have
-  const auto place = [&] { return temporary.emplace().path() / "tokens.bin"; };
-  const auto list = files.empty() ? present_or_known(tail ? data.train : data.val, output, data.format)
-                                  : expand_files(files, data.format, "--format");
-  for (const std::string& file : list)
-    if (files.empty() && file_kind(file, data.format) == FileKind::tokens && !fs::exists(file))
-      throw Error(Code::data, fmt::format("{} not found, where the checkpoint's data was; give its current path with "
-                                          "--data, or a --config with that path",
-                                          file));
-  const auto stream = open_stream(list, data, tokenizer, output, place, options);
+  if (tail) parts.push_back({"", data, "train.bin"});
+  if (!files.empty()) parts.push_back({"", config::data_of(data, {.files = files}), "val.bin"});
   EvalData result;
-  if (!stream) return result;
-  require_vocabulary(*stream, tokenizer, vocab, options.threads);
-  result.dataset.emplace(stream, config.model.seq_len, static_cast<uint64_t>(config.run.seed),
-                         tail ? validation_begin(*stream, data.val_fraction) : 0);
-  result.name = list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
-  if (files.empty()) result.hash = validation_hash(*result.dataset);
+  for (const FilePart& part : parts) {
+    const fs::path output = cache_folder(config, options) / part.tokens;
+    std::optional<TemporaryFolder> temporary;  // for text whose tokens the run does not have
+    const auto place = [&] { return temporary.emplace().path() / "tokens.bin"; };
+    const auto list = files.empty() ? present_or_known(part.data.train, output, part.data.format)
+                                    : expand_files(files, part.data.format, "--format");
+    for (const std::string& file : list)
+      if (files.empty() && file_kind(file, part.data.format) == FileKind::tokens && !fs::exists(file))
+        throw Error(Code::data, fmt::format("{} not found, where the checkpoint's data was; give its current path with "
+                                            "--data, or a --config with that path",
+                                            file));
+    const auto stream = open_stream(list, part.data, tokenizer, output, place, options);
+    if (!stream) return {};
+    require_vocabulary(*stream, tokenizer, vocab, options.threads);
+    result.sets.push_back({part.name, TokenDataset(stream, config.model.seq_len, static_cast<uint64_t>(config.run.seed),
+                                                   tail ? validation_begin(*stream, data.val_fraction) : 0)});
+    if (result.name.empty())
+      result.name = list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
+  }
+  if (files.empty()) result.hash = validation_hash(result.sets);
   return result;
 }
 

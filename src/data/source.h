@@ -27,15 +27,22 @@ struct OpenOptions {
   std::function<void(const TokenizeProgress&)> progress;  // called while tokenizing
 };
 
+struct NamedDataset {
+  std::string name;  // empty: the only one
+  TokenDataset dataset;
+};
+
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
-  std::optional<TokenDataset> train, val;  // empty train: stopped
-  std::string data_hash;                   // hash of the training tokens and their end position
-  std::string val_hash;  // hash of the validation tokens and their start position; empty without validation
-  bool staged = false;   // some tokens are still staged
+  std::optional<TokenDataset> train;  // empty: stopped
+  std::vector<NamedDataset> val;      // in the order of the file
+  size_t followed = 0;                // the one of them that checkpoint.best means
+  std::string data_hash;              // hash of the training tokens and their end position
+  std::string val_hash;               // hash of the validation tokens, their starts and names; empty without
+  bool staged = false;                // some tokens are still staged
   double unigram_entropy =
-      std::numeric_limits<double>::quiet_NaN();  // nats per token, see statistics.h; NaN without val
+      std::numeric_limits<double>::quiet_NaN();  // nats per token of the followed set, see statistics.h; NaN without
 };
 
 /// Opens the training and validation data of a resolved configuration. Training windows are permuted by run.seed.
@@ -50,12 +57,12 @@ void drop_staged(const std::filesystem::path& cache);
 std::filesystem::path token_cache(const config::Config& config);
 
 struct EvalData {
-  std::optional<TokenDataset> dataset;  // empty: stopped
-  std::string name;                     // for messages
-  std::string hash;  // comparable with the Datasets::val_hash of training; empty if `files` were given
+  std::vector<NamedDataset> sets;  // empty: stopped
+  std::string name;                // for messages
+  std::string hash;                // comparable with the Datasets::val_hash of training; empty if `files` were given
 };
-/// Opens data to evaluate a trained model on: `files`, which are paths or globs. Without files it is the validation
-/// data of the configuration that the model was trained with. Text needs `tokenizer` (may be null otherwise); tokens
+/// Opens data to evaluate a trained model on: `files`, which are paths or globs. Without files it is all validation
+/// sets of the configuration that the model was trained with. Text needs `tokenizer` (may be null otherwise); tokens
 /// must be < vocab. Writes nothing into the cache: tokens that are not complete there are written to a temporary
 /// folder.
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,

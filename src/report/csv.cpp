@@ -43,9 +43,14 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
       step = at;
       row = {{"run", quoted(run.name)}, {"step", quoted(to_text(at))}};
     }
-    for (const char* key : {"event", "step"}) event.erase(key);
-    flatten(event, kind == "eval" ? "validation." : "", '.',
-            [&](const std::string& name, const Json& value) { row.emplace_back(name, quoted(to_text(value))); });
+    const std::string prefix = kind == "eval" ? "validation." : "";
+    const auto add = [&](const std::string& name, const Json& value) {
+      row.emplace_back(name, quoted(to_text(value)));
+    };
+    const Json sets = event.value("sets", Json::object());  // of an evaluation: columns validation.NAME.loss
+    for (const char* key : {"event", "step", "set", "sets"}) event.erase(key);
+    flatten(event, prefix, '.', add);
+    flatten(sets, prefix, '.', add);
   }
   end_row();
 }

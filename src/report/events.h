@@ -1,6 +1,7 @@
 #pragma once
 // Events of a run: one struct per event of metrics.jsonl. Times are milliseconds where the name says ms, else seconds;
 // losses are nats per token; NaN stands for "not known" and becomes null.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -54,11 +55,28 @@ struct StepReport {
   std::optional<device::PowerMeter::Reading> gpu = {};  // of rank 0's GPU, at most a second old; empty: not known
 };
 
+/// How well a validation set with a name is predicted.
+struct SetReport {
+  std::string name;
+  double loss = kUnknown, perplexity = kUnknown;
+  std::optional<double> bits_per_byte = {};
+  int64_t tokens = 0;
+};
+
 struct EvalReport {
   int64_t step = 0;  // after this step's update
   double loss = kUnknown, perplexity = kUnknown;
   std::optional<double> bits_per_byte = {};  // empty without a tokenizer
   int64_t tokens = 0;                        // number of predicted tokens
+  std::string set = {};                      // whose numbers these are; empty: the only set, which has no name
+  std::vector<SetReport> sets = {};          // of all sets with names, in the order of the configuration
+
+  /// Returns the loss of the set of that name; nothing when it was not evaluated.
+  std::optional<double> loss_of(const std::string& name) const {
+    if (name == set) return loss;
+    const auto found = std::ranges::find(sets, name, &SetReport::name);
+    return found == sets.end() ? std::nullopt : std::optional(found->loss);
+  }
 };
 
 struct CheckpointReport {

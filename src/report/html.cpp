@@ -72,13 +72,27 @@ void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vec
   chart.series.push_back({name, svg::smooth(points)});
 }
 
+/// Returns the names of the validation sets in the order of the last evaluation; none where the set has no name.
+std::vector<std::string> set_names(const History& history) {
+  std::vector<std::string> names;
+  if (!history.evals.empty())
+    for (const SetReport& set : history.evals.back().sets) names.push_back(set.name);
+  return names;
+}
+
 std::string loss_chart(const Summary& summary, const History& history) {
   svg::LineChart chart{
       .id = "loss", .title = "Loss", .x_name = "step", .y_name = "nats per token", .width = 1000, .height = 360};
   add_smoothed(chart, "training", curve(history, &StepReport::loss));
-  svg::Series validation{"validation", {}, 1, svg::Series::Style::dotted};
-  for (const EvalReport& eval : history.evals) validation.points.push_back({static_cast<double>(eval.step), eval.loss});
-  if (!validation.points.empty()) chart.series.push_back(std::move(validation));
+  const std::vector<std::string> names = set_names(history);
+  int colour = 0;
+  for (const std::string& name : names.empty() ? std::vector<std::string>{""} : names) {
+    svg::Series validation{name.empty() ? "validation" : name, {}, 1 + colour++ % 7, svg::Series::Style::dotted};
+    for (const EvalReport& eval : history.evals)
+      validation.points.push_back(
+          {static_cast<double>(eval.step), eval.loss_of(name).value_or(names.empty() ? eval.loss : kUnknown)});
+    if (!validation.points.empty()) chart.series.push_back(std::move(validation));
+  }
   if (std::isfinite(summary.start.unigram_entropy)) {
     chart.levels.push_back({summary.start.unigram_entropy, "loss of a unigram model"});
   }
@@ -200,6 +214,27 @@ Rows result_rows(const Summary& summary, const History& history) {
                        : format("{}, the last: {}", history.warnings.size(), history.warnings.back().message)}};
 }
 
+/// Returns a table with the first, best and last loss of each validation set; nothing where the set has no name.
+std::string validation_sets(const History& history) {
+  page::Grid grid{.head = {"first", "best", "at step", "last", "bits per byte"}, .rows = {}};
+  for (const std::string& name : set_names(history)) {
+    double first = kUnknown, best = kUnknown;
+    int64_t best_step = 0;
+    for (const EvalReport& eval : history.evals) {
+      const double loss = eval.loss_of(name).value_or(kUnknown);
+      if (std::isnan(first)) first = loss;
+      if (!std::isfinite(loss) || loss >= best) continue;
+      best = loss;
+      best_step = eval.step;
+    }
+    const auto last = std::ranges::find(history.evals.back().sets, name, &SetReport::name);
+    grid.rows.push_back({.name = name,
+                         .cells = {loss_number(first), loss_number(best), format("{}", best_step),
+                                   loss_number(last->loss), loss_number(last->bits_per_byte.value_or(kUnknown))}});
+  }
+  return grid.rows.empty() ? "" : "<h2>Validation sets</h2>" + table(grid);
+}
+
 Rows environment_rows(const Environment& env) {
   return {{"version", env.commit.empty() ? env.version : format("{} ({})", env.version, env.commit)},
           {"device", env.device},
@@ -249,6 +284,7 @@ std::string report_html(const Summary& summary, const History& history, const st
                          count_text(start.parameters), summary.outcome, summary.step, start.total_steps));
   html += tiles(summary);
   html += page::section(loss_chart(summary, history));
+  html += page::section(validation_sets(history));
   html += samples_section(summary.samples);
   html +=
       page::side_by_side({throughput_chart(history), norm_chart(history), rate_chart(history), time_split(summary)});

@@ -135,7 +135,8 @@ std::string time_line(const History& history) {
   for (const EndReport& end : history.ends)
     processes.marks.push_back({at(end.step), format("{} at step {}", end.outcome, end.step)});
   for (const EvalReport& eval : history.evals)
-    evaluations.marks.push_back({at(eval.step), format("step {}: validation loss {:.4f}", eval.step, eval.loss)});
+    evaluations.marks.push_back({at(eval.step), format("step {}: validation loss {:.4f}{}", eval.step, eval.loss,
+                                                       eval.set.empty() ? "" : " (" + eval.set + ")")});
   for (const CheckpointReport& saved : history.checkpoints)
     checkpoints.marks.push_back(
         {at(saved.step), format("step {}: {} in {:.2f} s{}", saved.step, page::bytes_text(saved.bytes), saved.seconds,

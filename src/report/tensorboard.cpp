@@ -58,6 +58,12 @@ void TensorBoardLog::write(const StepReport& step) {
 void TensorBoardLog::write(const EvalReport& eval) {
   Scalars scalars = {{"loss/validation", eval.loss}, {"validation/perplexity", eval.perplexity}};
   if (eval.bits_per_byte) scalars.emplace_back("validation/bits_per_byte", *eval.bits_per_byte);
+  for (const SetReport& set : eval.sets) {
+    const std::string group = "validation/" + set.name + "/";
+    scalars.emplace_back(group + "loss", set.loss);
+    scalars.emplace_back(group + "perplexity", set.perplexity);
+    if (set.bits_per_byte) scalars.emplace_back(group + "bits_per_byte", *set.bits_per_byte);
+  }
   file_.write(scalar_event(seconds_since_1970(), eval.step, scalars));
 }
 

@@ -77,4 +77,21 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
   return result;
 }
 
+Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedDataset>& sets, size_t followed,
+                         const EvalWindows& windows, const data::Tokenizer* tokenizer,
+                         const std::function<bool(int64_t, int64_t)>& progress) {
+  Evaluation result;
+  std::vector<report::SetReport> each;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const Evaluation one = evaluate(trainer, sets[i].dataset, windows, tokenizer, progress);
+    if (one.interrupted) return one;
+    if (i == followed) result = one;
+    const report::EvalReport& r = one.report;
+    if (!sets[i].name.empty()) each.push_back({sets[i].name, r.loss, r.perplexity, r.bits_per_byte, r.tokens});
+  }
+  if (!each.empty()) result.report.set = sets[followed].name;
+  result.report.sets = std::move(each);
+  return result;
+}
+
 }  // namespace trainer::run

@@ -3,7 +3,7 @@
 // or slide by less than their length, so that each token except the first ones is predicted from more context.
 #include <functional>
 
-#include "data/tokenizer.h"
+#include "data/source.h"
 #include "report/events.h"
 #include "train/trainer.h"
 
@@ -28,5 +28,10 @@ struct EvalWindows {
 Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& windows,
                     const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);
+
+/// Does so for each set. The report has the numbers of sets[followed] and, where the sets have names, those of each.
+Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedDataset>& sets, size_t followed,
+                         const EvalWindows& windows, const data::Tokenizer* tokenizer,
+                         const std::function<bool(int64_t done, int64_t windows)>& progress);
 
 }  // namespace trainer::run

@@ -69,7 +69,9 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   loaded.tokenizer_hash = header.tokenizer_hash;
   // Validation on the tail of the training data uses the hash of the training data, the only one that older versions
   // saved.
-  loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
+  const config::Data& data = loaded.config.data;
+  loaded.val_hash =
+      header.val_hash.empty() && data.val.empty() && data.validation.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(
         data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));

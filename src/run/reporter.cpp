@@ -169,6 +169,13 @@ void Reporter::evaluation(const report::EvalReport& eval) {
   if (tensorboard_) tensorboard_->write(eval);
   if (!std::isfinite(eval.loss))
     return warn(eval.step, format("step {}: the validation loss is not finite", eval.step));
+  if (!eval.sets.empty()) {
+    std::string text;
+    for (const report::SetReport& set : eval.sets)
+      text += format("{} {} {:.4f}{}", text.empty() ? "" : ",", set.name, set.loss,
+                     set.bits_per_byte ? format(" ({:.4f} bits per byte)", *set.bits_per_byte) : "");
+    return log::info("step {}: validation{}", eval.step, text);
+  }
   log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
             eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
 }

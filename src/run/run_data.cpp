@@ -52,9 +52,12 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
 }
 
 void warn_of_overlap(const data::Datasets& datasets) {
-  if (!datasets.train || !datasets.val || &datasets.train->stream() == &datasets.val->stream()) return;
-  if (const std::string overlap = data::overlap_of(*datasets.train, *datasets.val); !overlap.empty())
-    log::warning("data.val: {}", overlap);
+  if (!datasets.train) return;
+  for (const auto& [name, val] : datasets.val) {
+    if (&datasets.train->stream() == &val.stream()) continue;
+    if (const std::string overlap = data::overlap_of(*datasets.train, val); !overlap.empty())
+      log::warning("{}: {}", name.empty() ? "data.val" : format("data.validation \"{}\"", name), overlap);
+  }
 }
 
 }  // namespace
@@ -76,15 +79,17 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   world.control().run_on_all_ranks([&] {
     if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads, .tokenizer = tokenizer});
   });
+  int64_t val_tokens = 0;
+  for (const data::NamedDataset& set : datasets.val) val_tokens += set.dataset.tokens();
   comm::require_same(world,
                      {{"the vocabulary", format("{}", datasets.vocab)},
                       {"the number of training tokens", format("{}", datasets.train->tokens())},
-                      {"the number of validation tokens", format("{}", datasets.val ? datasets.val->tokens() : 0)},
+                      {"the number of validation tokens", format("{}", val_tokens)},
                       {"the hash of the training data", datasets.data_hash},
                       {"the hash of the validation data", datasets.val_hash}},
                      Code::data,
-                     "all ranks must find the same files under data.train and data.val: start them in one "
-                     "folder, or copy the files again");
+                     "all ranks must find the same training and validation files: start them in one folder, or copy "
+                     "the files again");
   return datasets;
 }
 

@@ -7,6 +7,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/model_keys.h"
 #include "checkpoint/param_slices.h"
+#include "config/resolve.h"
 #include "config/text.h"
 #include "run/fallback.h"
 
@@ -89,8 +90,8 @@ std::string config_for_anywhere(config::Config config) {
     const fs::path absolute = fs::absolute(path, failed);
     if (!failed) path = absolute.lexically_normal().string();
   };
-  for (std::string& path : config.data.train) whole(path);
-  for (std::string& path : config.data.val) whole(path);
+  for (std::vector<std::string>* files : config::file_lists(config.data))
+    for (std::string& path : *files) whole(path);
   if (!config.data.tokenizer.empty() && config.data.tokenizer != "train") whole(config.data.tokenizer);
   return config::to_toml(config);
 }

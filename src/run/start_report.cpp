@@ -26,7 +26,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.data_replicas = trainer.replicas() / config::sharding_of(config).depth();
   start.train_tokens = datasets.train->tokens();
   start.windows = datasets.train->windows();
-  start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
+  for (const data::NamedDataset& set : datasets.val) start.val_tokens += set.dataset.tokens();
   start.unigram_entropy = datasets.unigram_entropy;
   start.flops = plan.flops;
   // Ranks that are threads share a process, and so its memory as the system reports it. A GPU's memory is each rank's

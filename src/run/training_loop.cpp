@@ -116,6 +116,14 @@ void TrainingLoop::prepare() {
     saved_ = resumed->folder;
     proven_ = saved_.parent_path() / checkpoint::step_name(state_.proven_step);
     total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
+    if (state_.best_step >= 0 && state_.best_set != followed_set()) {
+      log::info(
+          "checkpoint.best: the best checkpoint so far, of step {}, followed a different validation set and no "
+          "longer counts",
+          state_.best_step);
+      state_.best_step = -1;
+      state_.best_val_loss = kUnknown;
+    }
   }
 }
 
@@ -199,19 +207,20 @@ bool TrainingLoop::is_evaluation_missing() {
       report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
   const auto eval = std::ranges::find(evals, state_.step, &report::EvalReport::step);
   if (eval == evals.end()) return true;
-  loss_of_last_ = std::isfinite(eval->loss) ? eval->loss : kNotFinite;
+  if (const std::optional<double> loss = eval->loss_of(followed_set()))
+    loss_of_last_ = std::isfinite(*loss) ? *loss : kNotFinite;
   return false;
 }
 
 bool TrainingLoop::evaluate_now() {
-  if (!open_.datasets.val) return true;
+  if (open_.datasets.val.empty()) return true;
   const TraceScope traced(trainer_.meter().trace, "evaluation");
-  Evaluation result =
-      evaluate(trainer_, *open_.datasets.val, {.groups = config_.train.eval_batches},
-               open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
-                 reporter_.status(format("evaluating {}/{}", done, windows));
-                 return !stop_requested() && !deadline_.has_passed();
-               });
+  Evaluation result = evaluate_sets(
+      trainer_, open_.datasets.val, open_.datasets.followed, {.groups = config_.train.eval_batches},
+      open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
+        reporter_.status(format("evaluating {}/{}", done, windows));
+        return !stop_requested() && !deadline_.has_passed();
+      });
   if (result.interrupted) {
     if (!stop_requested_on_any())
       reporter_.warn(
@@ -230,6 +239,11 @@ void TrainingLoop::note_best(checkpoint::TrainState& state) const {
   if (!std::isfinite(loss_of_last_) || state.best_val_loss <= loss_of_last_ || !state.is_sound()) return;
   state.best_val_loss = loss_of_last_;
   state.best_step = state.step;
+  state.best_set = followed_set();
+}
+
+std::string TrainingLoop::followed_set() const {
+  return open_.datasets.val.empty() ? "" : open_.datasets.val[open_.datasets.followed].name;
 }
 
 void TrainingLoop::sample_now() {
@@ -343,7 +357,8 @@ void TrainingLoop::require_convergence() {
   if (state_.step > 0 && state_.adam_step == 0)
     give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
   if (trainer_.scalars().is_true_on_any_rank(bad_loss))
-    give_up(format("step {}: the {} loss is not finite", state_.step, open_.datasets.val ? "validation" : "training"));
+    give_up(format("step {}: the {} loss is not finite", state_.step,
+                   open_.datasets.val.empty() ? "training" : "validation"));
   if (!train::weights_are_finite(trainer_)) give_up(format("step {}: weights are not finite", state_.step));
 }
 
@@ -352,7 +367,7 @@ void TrainingLoop::require_whole_data() {
   save_last_step();
   world_.control().run_on_all_ranks([&] {
     open_.datasets.train->stream().require_whole();
-    if (open_.datasets.val) open_.datasets.val->stream().require_whole();
+    for (const data::NamedDataset& set : open_.datasets.val) set.dataset.stream().require_whole();
   });
 }
 

@@ -69,6 +69,8 @@ class TrainingLoop {
   bool evaluate_now();
   /// Makes the step of `state` the best of those with a checkpoint, if it has the lowest validation loss.
   void note_best(checkpoint::TrainState& state) const;
+  /// Returns the name of the validation set that is followed; empty for a set without a name.
+  std::string followed_set() const;
   void sample_now();
 
   bool is_save_due();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -40,12 +41,13 @@ class Source : public ::testing::Test {
 TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
   use_text(novel().substr(0, 80'000), 500);
   const Datasets first = open();
-  ASSERT_TRUE(first.train && first.val && first.tokenizer);
+  ASSERT_TRUE(first.train && first.val.size() == 1 && first.tokenizer);
   EXPECT_EQ(first.vocab, 500);
   EXPECT_EQ(first.train->begin(), 0);
-  EXPECT_EQ(first.train->end(), first.val->begin());
-  EXPECT_EQ(first.val->end(), first.val->stream().tokens());
-  EXPECT_NEAR(static_cast<double>(first.val->tokens()), 0.1 * static_cast<double>(first.val->stream().tokens()), 1);
+  EXPECT_EQ(first.train->end(), first.val.front().dataset.begin());
+  EXPECT_EQ(first.val.front().dataset.end(), first.val.front().dataset.stream().tokens());
+  EXPECT_NEAR(static_cast<double>(first.val.front().dataset.tokens()),
+              0.1 * static_cast<double>(first.val.front().dataset.stream().tokens()), 1);
   EXPECT_EQ(logged_.lines.size(), 2u);
   const Datasets second = open();
   EXPECT_EQ(logged_.lines.size(), 2u) << "nothing is made anew: " << logged_.lines.back();
@@ -62,10 +64,11 @@ TEST_F(Source, ValidationStartsAtADocument) {
   config_.data.document = config::Document::block;
   const Datasets data = open();
   std::vector<int32_t> before(1);
-  data.train->stream().copy(data.val->begin() - 1, before);
+  data.train->stream().copy(data.val.front().dataset.begin() - 1, before);
   EXPECT_EQ(before[0], data.tokenizer->eos());
-  EXPECT_NEAR(static_cast<double>(data.val->tokens()), 0.1 * static_cast<double>(data.val->stream().tokens()),
-              0.01 * static_cast<double>(data.val->stream().tokens()));
+  EXPECT_NEAR(static_cast<double>(data.val.front().dataset.tokens()),
+              0.1 * static_cast<double>(data.val.front().dataset.stream().tokens()),
+              0.01 * static_cast<double>(data.val.front().dataset.stream().tokens()));
 }
 
 TEST_F(Source, TakesValidationFilesOfTheirOwn) {
@@ -74,17 +77,52 @@ TEST_F(Source, TakesValidationFilesOfTheirOwn) {
   config_.data.val_fraction = 0;
   const Datasets data = open();
   EXPECT_EQ(data.train->end(), data.train->stream().tokens());
-  EXPECT_EQ(data.val->begin(), 0);
-  EXPECT_NE(&data.val->stream(), &data.train->stream());
+  EXPECT_EQ(data.val.front().dataset.begin(), 0);
+  EXPECT_NE(&data.val.front().dataset.stream(), &data.train->stream());
   config_.data.val = {write(folder_ / "tiny.txt", "too short")};
   expect_error(Code::data, {"val.bin", "fewer than one window", "33"}, [&] { open(); });
+}
+
+TEST_F(Source, OpensEachValidationSetWithItsOwnSettings) {
+  use_text(novel().substr(0, 80'000), 500);
+  config_.data.val_fraction = 0;
+  const std::string web = novel().substr(300'000, 20'000), lines = R"({"body": "She had never."})"
+                                                                   "\n";
+  std::string code;
+  for (int i = 0; i < 60; ++i) code += lines;
+  config_.data.validation = {{.name = "web", .files = {write(folder_ / "web.txt", web)}},
+                             {.name = "code", .files = {write(folder_ / "code.jsonl", code)}, .text_key = "body"}};
+  config_.checkpoint.best = "code";
+  const Datasets data = open();
+  ASSERT_EQ(data.val.size(), 2u);
+  EXPECT_EQ(data.val[0].name, "web");
+  EXPECT_EQ(data.followed, 1u);
+  std::vector<int32_t> ids(data.val[0].dataset.tokens());
+  data.val[0].dataset.stream().copy(0, ids);
+  EXPECT_EQ(data.tokenizer->decode(ids), web);
+  ids.resize(data.val[1].dataset.tokens());
+  data.val[1].dataset.stream().copy(0, ids);
+  EXPECT_EQ(data.tokenizer->decode(ids).substr(0, 14), "She had never.");
+  EXPECT_EQ(std::ranges::count(ids, data.tokenizer->eos()), 60);
+  EXPECT_TRUE(fs::exists(folder_ / "run/tokens/web.val.bin") && fs::exists(folder_ / "run/tokens/code.val.json"));
+  const double entropy = unigram_entropy(*data.train, data.val[1].dataset, 500, 1);
+  EXPECT_EQ(data.unigram_entropy, entropy);
+
+  const EvalData own = open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {});
+  ASSERT_EQ(own.sets.size(), 2u);
+  EXPECT_EQ(own.sets[1].name, "code");
+  EXPECT_EQ(own.hash, data.val_hash);
+  config_.data.validation[0].name = "net";
+  EXPECT_NE(open().val_hash, data.val_hash);
+  config_.data.validation[1].files = {write(folder_ / "tiny.txt", "too short")};
+  expect_error(Code::data, {"data.validation \"code\"", "fewer than one window", "33"}, [&] { open(); });
 }
 
 TEST_F(Source, SkipsValidationOnRequest) {
   use_text(novel().substr(0, 40'000), 400);
   config_.data.val_fraction = 0;
   const Datasets data = open();
-  EXPECT_FALSE(data.val);
+  EXPECT_TRUE(data.val.empty());
   EXPECT_TRUE(std::isnan(data.unigram_entropy));
 }
 
@@ -175,9 +213,9 @@ TEST_F(Source, StopsWhileTokenizingAndGoesOn) {
 TEST_F(Source, CountsTheBytesThatEvaluationPredicts) {
   use_text(novel().substr(0, 80'000) + "日本", 500);
   const Datasets data = open();
-  const int64_t windows = data.val->windows();
+  const int64_t windows = data.val.front().dataset.windows();
   TokenBatch batch;
-  data.val->eval_batch(0, windows + 2, batch);
+  data.val.front().dataset.eval_batch(0, windows + 2, batch);
   const std::vector<int32_t> targets(batch.targets.begin(), batch.targets.begin() + windows * 32);
   EXPECT_EQ(evaluated_bytes(*data.tokenizer, batch), static_cast<int64_t>(data.tokenizer->decode(targets).size()));
 }
@@ -186,31 +224,33 @@ TEST_F(Source, UnigramEntropyIsThatOfTheSmoothedCounts) {
   use_text(novel().substr(0, 80'000), 500);
   const Datasets data = open();
   std::map<int32_t, double> counts;
-  std::vector<int32_t> train(data.train->tokens()), val(data.val->windows() * 32);
+  std::vector<int32_t> train(data.train->tokens()), val(data.val.front().dataset.windows() * 32);
   data.train->stream().copy(0, train);
-  data.val->stream().copy(data.val->begin() + 1, val);
+  data.val.front().dataset.stream().copy(data.val.front().dataset.begin() + 1, val);
   for (const int32_t id : train) ++counts[id];
   double nats = 0;
   for (const int32_t id : val) nats -= std::log((counts[id] + 1) / (static_cast<double>(train.size()) + 500));
   nats /= static_cast<double>(val.size());
   EXPECT_NEAR(data.unigram_entropy, nats, 1e-12 * static_cast<double>(val.size()));
-  EXPECT_EQ(unigram_entropy(*data.train, *data.val, 500, 1), unigram_entropy(*data.train, *data.val, 500, 3));
+  EXPECT_EQ(unigram_entropy(*data.train, data.val.front().dataset, 500, 1),
+            unigram_entropy(*data.train, data.val.front().dataset, 500, 3));
 }
 
 TEST_F(Source, EvaluatesOnTheRunsOwnDataOrOnOtherFiles) {
   use_text(novel().substr(0, 80'000), 500);
   const Datasets data = open();
   const EvalData own = open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {});
-  EXPECT_EQ(own.dataset->begin(), data.val->begin());
-  EXPECT_EQ(own.dataset->windows(), data.val->windows());
+  EXPECT_EQ(own.sets.front().dataset.begin(), data.val.front().dataset.begin());
+  EXPECT_EQ(own.sets.front().dataset.windows(), data.val.front().dataset.windows());
   const std::string other = write(folder_ / "other.txt", novel().substr(500'000, 10'000));
   const EvalData given = open_eval_data(config_, {other}, &*data.tokenizer, data.vocab, {});
-  EXPECT_EQ(given.dataset->begin(), 0);
-  std::vector<int32_t> ids(given.dataset->tokens());
-  given.dataset->stream().copy(0, ids);
+  EXPECT_EQ(given.sets.front().dataset.begin(), 0);
+  std::vector<int32_t> ids(given.sets.front().dataset.tokens());
+  given.sets.front().dataset.stream().copy(0, ids);
   EXPECT_EQ(data.tokenizer->decode(ids), read_file(other));
   fs::remove_all(config_.run.dir);  // the checkpoint was moved to where the run is not: the text is tokenized again
-  EXPECT_EQ(open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {}).dataset->begin(), data.val->begin());
+  EXPECT_EQ(open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {}).sets.front().dataset.begin(),
+            data.val.front().dataset.begin());
   EXPECT_FALSE(fs::exists(config_.run.dir));
   expect_error(Code::config, {"other.txt", "tokenizer"},
                [&] { open_eval_data(config_, {other}, nullptr, data.vocab, {}); });

@@ -33,6 +33,15 @@ TEST_F(Csv, HasARowForEachStepAndTheEvaluationAfterIt) {
             "one,2,,true,,,,,,\"w, \"\"q\"\"\",64\n");
 }
 
+TEST_F(Csv, ValidationSetsHaveColumnsOfTheirNames) {
+  const std::string one = run("one", R"({"event":"step","step":1,"loss":2}
+{"event":"eval","step":1,"loss":3,"set":"web","sets":{"web":{"loss":3,"tokens":8},"math":{"loss":4,"tokens":16}}}
+)");
+  EXPECT_EQ(table({one}),
+            "run,step,loss,validation.loss,validation.web.loss,validation.web.tokens,validation.math.loss,"
+            "validation.math.tokens\none,1,2,3,3,8,4,16\n");
+}
+
 TEST_F(Csv, SeveralRunsShareTheColumns) {
   const std::string a = run("a/run", R"({"event":"step","step":1,"loss":1,"lr":0.5})"
                                      "\n");

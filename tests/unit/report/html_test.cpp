@@ -45,6 +45,23 @@ TEST_F(Report, ShowsCommunicationNextToItsPredictionAndWhatHappened) {
                "step 120: validation loss 2.5000");
 }
 
+TEST_F(Report, HasACurveAndARowForEachValidationSet) {
+  History history = full_history();
+  EXPECT_EQ(page(history).find("Validation sets"), std::string::npos);
+  for (EvalReport& eval : history.evals) {
+    eval.set = "web";
+    eval.sets = {{"web", eval.loss, eval.perplexity, eval.bits_per_byte, 4096},
+                 {"c<d", 2 * eval.loss, 99, std::nullopt, 64}};
+  }
+  history.evals[0].sets.pop_back();  // a set that was added later
+  expect_texts(
+      page(history),
+      "<tr><th scope=\"row\">web</th><td>2.3750</td><td>2.3750</td><td>60</td><td>2.5000</td>"
+      "<td>1.6250</td></tr>",
+      "<tr><th scope=\"row\">c&lt;d</th><td>5.0000</td><td>5.0000</td><td>120</td><td>5.0000</td><td>-</td></tr>",
+      "step 120: validation loss 2.5000 (web)", "c&lt;d: from ");
+}
+
 TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
   History history = full_history();
   EXPECT_EQ(page(history).find("Predicted and measured"), std::string::npos);  // no profile, no prediction of time

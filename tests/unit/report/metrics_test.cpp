@@ -44,6 +44,15 @@ TEST(Events, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(again<EvalReport>(eval), eval);
     EXPECT_EQ(from_json<EvalReport>(Json::parse(eval)).bits_per_byte.has_value(), bits != std::string("null"));
   }
+  const std::string named =
+      R"({"event":"eval","step":50,"loss":1.5,"perplexity":4.5,"bits_per_byte":null,"tokens":4096,"set":"web","sets":)"
+      R"({"web":{"loss":1.5,"perplexity":4.5,"bits_per_byte":null,"tokens":4096},)"
+      R"("code":{"loss":2.5,"perplexity":12.25,"bits_per_byte":1.25,"tokens":64}}})";
+  EXPECT_EQ(again<EvalReport>(named), named);
+  const auto eval = from_json<EvalReport>(Json::parse(named));
+  EXPECT_EQ(eval.loss_of("web"), 1.5);
+  EXPECT_EQ(eval.loss_of("code"), 2.5);
+  EXPECT_FALSE(eval.loss_of(""));
   const std::string saved =
       R"({"event":"checkpoint","step":6,"path":"checkpoints/step-00000006","bytes":99,"seconds":0.5,"wait_seconds":0.25,)"
       R"("best":true})";
