@@ -19,12 +19,13 @@ void TokenBatch::resize(int64_t sequences_, int64_t length) {
 }
 
 TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin,
-                           int64_t end)
+                           int64_t end, std::string permutation)
     : stream_(std::move(stream)),
       seq_len_(seq_len),
       begin_(begin),
       end_(end < 0 ? stream_->tokens() : end),
-      seed_(seed) {
+      seed_(seed),
+      permutation_(std::move(permutation)) {
   TRAINER_CHECK(seq_len > 0 && 0 <= begin_ && begin_ <= end_ && end_ <= stream_->tokens(),
                 "seq_len {}, tokens [{}, {}) of {}", seq_len, begin_, end_, stream_->tokens());
   if (windows() < 1) {
@@ -37,7 +38,7 @@ TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t se
 
 int64_t TokenDataset::window_of(int64_t sample) const {
   const auto n = static_cast<uint64_t>(windows()), s = static_cast<uint64_t>(sample);
-  return static_cast<int64_t>(FeistelPermutation(n, seed_, s / n)(s % n));
+  return static_cast<int64_t>(FeistelPermutation(n, seed_, s / n, permutation_)(s % n));
 }
 
 void TokenDataset::train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const {
@@ -72,11 +73,11 @@ void TokenDataset::fill(int64_t window, int64_t row, TokenBatch& out) const {
   stream_->copy(first + seq_len_, targets.last(1));
 }
 
-FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch) : n_(n) {
+FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch, std::string_view stream) : n_(n) {
   TRAINER_CHECK(n > 0, "a permutation has at least one element");
   // The network permutes [0, 2^(2·half_bits)), the smallest such range that holds n. It is at most four times as large.
   half_bits_ = std::max(1, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
-  const PhiloxKey key = philox_key(seed, "data.permutation");
+  const PhiloxKey key = philox_key(seed, stream);
   for (int round = 0; round < kRounds; ++round) {
     keys_[round] = philox_at(key, epoch * kRounds + static_cast<uint64_t>(round));
   }

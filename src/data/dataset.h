@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/token_file.h"
@@ -22,10 +23,11 @@ struct TokenBatch {
 
 class TokenDataset {
  public:
-  /// `stream` has the formats of token_file.h; `begin` and `end` bound the tokens used (end < 0: to the end). Throws
-  /// Code::data naming the file when less than one window (seq_len + 1 tokens) is left.
+  /// `stream` has the formats of token_file.h; `begin` and `end` bound the tokens used (end < 0: to the end). Training
+  /// windows are permuted by the random stream `permutation` of the seed. Throws Code::data naming the file when less
+  /// than one window (seq_len + 1 tokens) is left.
   TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin = 0,
-               int64_t end = -1);
+               int64_t end = -1, std::string permutation = "data.permutation");
 
   int64_t tokens() const { return end_ - begin_; }
   int64_t seq_len() const { return seq_len_; }
@@ -43,6 +45,8 @@ class TokenDataset {
   /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity. Throws Code::data
   /// when a token file was truncated, as eval_batch() does.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
+  /// Fills one sequence of `out` with that sample, without checking whether files were truncated.
+  void fill_sample(int64_t sample, int64_t row, TokenBatch& out) const { fill(window_of(sample), row, out); }
   /// Fills consecutive windows beginning with `window`, in file order; windows past the end have mask 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;
   /// Asks the system to read ahead the windows of the next samples.
@@ -54,12 +58,18 @@ class TokenDataset {
   std::shared_ptr<const TokenStream> stream_;
   int64_t seq_len_, begin_, end_;
   uint64_t seed_;
+  std::string permutation_;
+};
+
+struct NamedDataset {
+  std::string name;  // empty: the only one
+  TokenDataset dataset;
 };
 
 /// A permutation of [0, n) by a Feistel network with cycle walking: O(1), without a table.
 class FeistelPermutation {
  public:
-  FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch);
+  FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch, std::string_view stream = "data.permutation");
   /// Requires index < n.
   uint64_t operator()(uint64_t index) const;
 

@@ -27,11 +27,6 @@ struct OpenOptions {
   std::function<void(const TokenizeProgress&)> progress;  // called while tokenizing
 };
 
-struct NamedDataset {
-  std::string name;  // empty: the only one
-  TokenDataset dataset;
-};
-
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;

@@ -1,0 +1,84 @@
+#pragma once
+// Mixture: which source of weighted training data a sample is from, a pure function of (weights, sample). It does not
+// depend on the length of the run, and weights may change at any sample. At every sample each source has its share of
+// the samples since the last change, less than one more or less, and goes through its windows in order of time.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace trainer::data {
+
+/// Weights are rounded to whole slots, so many of them together.
+inline constexpr int64_t kMixtureSlots = 100'000;
+
+/// Values by the name of a source. Their order, bytewise, settles ties.
+using SlotsByName = std::map<std::string, int64_t>;
+using WeightsByName = std::map<std::string, double>;
+
+/// Returns the slots of each source with a positive weight, by largest remainder, at least one each.
+SlotsByName slots_of(const WeightsByName& weights);
+
+/// The weights of the samples from `first_sample` on.
+struct WeightChange {
+  int64_t first_sample = 0;
+  WeightsByName weights;
+};
+
+/// The same in whole numbers, as a checkpoint has it: the slots of each source, and its samples before the phase.
+struct MixturePhase {
+  int64_t first_sample = 0;
+  SlotsByName slots, start;
+  bool operator==(const MixturePhase&) const = default;
+};
+
+/// One period of a phase. Sample j of a source with m of B slots may take the slots from floor(j·B/m) to
+/// ceil((j + 1)·B/m) − 1; each slot goes to the source, of those that may take it, whose last such slot comes first.
+class MixturePattern {
+ public:
+  /// `slots`: of each source, in the order of names; 0: it has none.
+  explicit MixturePattern(std::vector<int64_t> slots);
+
+  int64_t period() const { return static_cast<int64_t>(source_.size()); }
+  size_t source(int64_t sample) const { return source_[static_cast<size_t>(sample % period())]; }
+  /// Returns how many samples before this one, since the phase began, are from the same source.
+  int64_t index(int64_t sample) const;
+  /// Returns how many of the first `samples` are from each source.
+  std::vector<int64_t> before(int64_t samples) const;
+
+ private:
+  std::vector<int64_t> count_;    // slots of a period by source
+  std::vector<uint16_t> source_;  // by slot
+  std::vector<uint32_t> rank_;    // by slot: earlier ones of the period with the same source
+};
+
+class Mixture {
+ public:
+  /// The phases of a run that is at sample `from`. Those of `past` that begin before it stay as they are. Then
+  /// `changes` count, in ascending order, the first at sample 0.
+  Mixture(std::vector<MixturePhase> past, int64_t from, const std::vector<WeightChange>& changes);
+
+  /// All sources of all phases, in order.
+  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<MixturePhase>& phases() const { return phases_; }
+
+  struct Place {
+    size_t source;  // of names()
+    int64_t index;  // samples of this source before this one
+  };
+  Place at(int64_t sample) const;
+  /// Returns how many samples before this one are from each source.
+  SlotsByName samples_before(int64_t sample) const;
+
+ private:
+  void add(MixturePhase phase);
+  /// Returns the number of the phase that a sample belongs to; the first, for samples before any.
+  size_t phase_of(int64_t sample) const;
+
+  std::vector<std::string> names_;
+  std::vector<MixturePhase> phases_;
+  std::vector<MixturePattern> patterns_;     // by phase
+  std::vector<std::vector<int64_t>> start_;  // by phase and source
+};
+
+}  // namespace trainer::data
