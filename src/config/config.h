@@ -39,7 +39,7 @@ struct Model {
   std::string init_from;
 };
 
-/// A table [[data.validation]]: files with a name. What it leaves open is as in [data].
+/// A table [[data.source]] or [[data.validation]]: files with a name. What it leaves open is as in [data].
 struct FileSet {
   std::string name;
   std::vector<std::string> files;
@@ -47,11 +47,22 @@ struct FileSet {
   std::string text_key;
   std::optional<Document> document;
   std::optional<bool> strict;
-  int64_t line = 0;  // of the file, for messages
+  std::optional<double> weight;  // of a source, like the next
+  int64_t max_epochs = 0;        // 0: any number
+  int64_t line = 0;              // of the file, for messages
+};
+
+/// A table [[data.phase]]: the weights of sources from some training token on; those not named have 0.
+struct DataPhase {
+  int64_t from_tokens = 0;
+  std::map<std::string, double> weights;
+  int64_t line = 0;
 };
 
 struct Data {
   std::vector<std::string> train, val;
+  std::vector<FileSet> source;                // instead of `train`: a weighted mixture
+  std::vector<DataPhase> phase;               // changes of their weights, in order of time
   std::vector<FileSet> validation;            // instead of `val`: sets with names
   double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with other sets
   DataFormat format = DataFormat::automatic;  // of the files, if their names do not determine it

@@ -53,6 +53,21 @@ Member<T> choice_member(const char* name, std::optional<Enum> T::*at, const Stri
           }};
 }
 
+/// An inline table of numbers by name.
+template <typename T>
+Member<T> weights_member(const char* name, std::map<std::string, double> T::*at) {
+  return {{name, Type::weights, Value(TableList{Table{}}), {}, {}},
+          [at](const T& t) {
+            Table table;
+            for (const auto& [key, weight] : t.*at) table.members.push_back({key, weight});
+            return Value(TableList{table});
+          },
+          [at](T& t, const Value& value) {
+            for (const TableMember& member : std::get<TableList>(value).front().members)
+              (t.*at)[member.name] = std::get<double>(member.value);
+          }};
+}
+
 /// Declares the keys of one section, whose values are members of `Struct`, itself a member of Config.
 template <typename Struct>
 class Declare {

@@ -53,6 +53,16 @@ Value fitted(const Field& key, const Value& value) {
     case Type::tables:
       if (value == Value(StringList())) return TableList();  // an empty list is of any type
       return std::holds_alternative<TableList>(value) ? value : Value();
+    case Type::weights: {
+      TableList table = std::holds_alternative<TableList>(value) ? std::get<TableList>(value) : TableList();
+      if (table.size() != 1) return {};
+      for (TableMember& member : table.front().members) {
+        member.value = fitted({.name = {}, .type = Type::number}, member.value);
+        const auto* weight = std::get_if<double>(&member.value);
+        if (weight == nullptr || !kWeights.contains(*weight)) return {};
+      }
+      return table;
+    }
     case Type::any:
       return std::holds_alternative<TableList>(value) ? Value() : value;
   }
@@ -78,6 +88,8 @@ std::string expected(const Field& key) {
       return "one of " + format("{}", fmt::join(key.names, ", "));
     case Type::tables:
       return "a list of tables";
+    case Type::weights:
+      return "a table of numbers " + kWeights.text() + ", as in { web = 0.7, code = 0.3 }";
     case Type::any:
       break;
   }

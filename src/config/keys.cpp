@@ -75,7 +75,25 @@ void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
             "Training files, paths or globs, relative to the working directory: text (.txt, .text, .md), JSON lines "
-            "(.jsonl, .ndjson), both also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required.");
+            "(.jsonl, .ndjson), both also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required, unless "
+            "there are sources.");
+  std::vector<Member<FileSet>> source = file_set_members();
+  source.push_back(member("weight", Type::number, &FileSet::weight, kWeights));
+  source.push_back(member("max_epochs", Type::integer, &FileSet::max_epochs, at_least(0)));
+  data.tables("source", &Data::source, source, {},
+              "Tables [[data.source]] instead of train: a mixture of sources with a name and files each. At every step "
+              "each has its share of the samples, by weight, to within one sample. weight: of all sources or of none "
+              "(then all have as many epochs). max_epochs: refuse a run that takes more of it; 0: any number. format, "
+              "text_key, document and strict are those of [data] unless a table has them. --set "
+              "data.source.NAME.weight=0.5 changes the table of that name.");
+  data.tables(
+      "phase", &Data::phase,
+      {member("from_tokens", Type::integer, &DataPhase::from_tokens, between(1, 1e18)),
+       weights_member("weights", &DataPhase::weights)},
+      {},
+      "Tables [[data.phase]], in order of time: other weights of the sources, as in weights = { web = 0.4, math "
+      "= 0.6 }, from from_tokens training tokens on. Sources not named get no samples. Weights also change where "
+      "a resumed run has others; no window is repeated within an epoch of its source.");
   data.list("val", &Data::val, {},
             "Validation files, in the same formats; empty: val_fraction of the training tokens.");
   data.tables("validation", &Data::validation, file_set_members(), {},

@@ -34,7 +34,7 @@ struct Table {
   bool operator==(const Table& other) const { return members == other.members; }
 };
 
-enum class Type { boolean, integer, number, string, choice, list, integers, tables, any };
+enum class Type { boolean, integer, number, string, choice, list, integers, tables, weights, any };
 
 /// The range of numbers that a key accepts; bounds are included unless open.
 struct Range {
@@ -46,6 +46,9 @@ struct Range {
   /// Returns ">= 1", "> 0 and < 1"; empty if every number is accepted.
   std::string text() const;
 };
+
+/// The weights of sources: their sum stays finite.
+inline const Range kWeights{.min = 0, .max = 1e18};
 
 /// The values that a key, or a member of a key's tables, accepts.
 struct Field {

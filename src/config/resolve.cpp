@@ -76,7 +76,8 @@ void resolve(Config& config) {
 
 std::vector<std::vector<std::string>*> file_lists(Data& data) {
   std::vector<std::vector<std::string>*> lists = {&data.train, &data.val};
-  for (FileSet& set : data.validation) lists.push_back(&set.files);
+  for (auto* sets : {&data.source, &data.validation})
+    for (FileSet& set : *sets) lists.push_back(&set.files);
   return lists;
 }
 
@@ -92,7 +93,8 @@ Data data_of(const Data& data, const FileSet& set) {
 
 std::vector<std::string> validation_names(const Data& data) {
   std::vector<std::string> names;
-  for (const FileSet& set : data.validation) names.push_back(set.name);
+  const bool tails = data.validation.empty() && data.val.empty() && data.val_fraction > 0;
+  for (const FileSet& set : tails ? data.source : data.validation) names.push_back(set.name);
   return names;
 }
 

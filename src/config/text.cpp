@@ -53,8 +53,11 @@ std::string number(double value) {
 
 std::string inline_table(const Table& table) {
   StringList members;
-  for (const TableMember& member : table.members)
-    members.push_back(format("{} = {}", member.name, to_toml(member.value)));
+  for (const TableMember& member : table.members) {
+    const auto* inner = std::get_if<TableList>(&member.value);
+    members.push_back(
+        format("{} = {}", member.name, inner != nullptr ? inline_table(inner->front()) : to_toml(member.value)));
+  }
   return format("{{ {} }}", fmt::join(members, ", "));
 }
 

@@ -81,6 +81,9 @@ void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Da
     };
     const auto same = std::ranges::find(sets, set.name, &FileSet::name);
     if (!check(bad_name(set.name))) continue;
+    if (!check(set.name == "val" || set.name == "tokenizer" ? "the name is that of a file of every run; use another"
+                                                            : ""))
+      continue;
     check(&*same == &set ? "" : format("the name is given twice (lines {} and {})", same->line, set.line));
     if (!check(set.files.empty() ? "files: missing; give paths or globs" : "")) continue;
     for (const std::string& path : set.files)
@@ -89,6 +92,57 @@ void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Da
     const DataFormat format = set.format.value_or(data.format);
     check(missing_files(set.files, format, tokens / (set.name + extension)), Code::data);
     check(unknown_file(set.files, format), Code::data);
+  }
+}
+
+/// Returns the first file that is text; empty: none.
+std::string first_text(const std::vector<std::string>& paths, DataFormat stated) {
+  const auto text =
+      std::ranges::find_if(paths, [&](const std::string& path) { return file_kind(path, stated) != FileKind::tokens; });
+  return text == paths.end() ? "" : *text;
+}
+
+/// Checks the tables of a mixture: its sources, their weights and the phases.
+void check_sources(const Data& data, bool files, const std::filesystem::path& tokens, Checker& checker) {
+  constexpr size_t kMostSources = 1000, kMostPhases = 64;
+  const char *source = "data.source", *phase = "data.phase";
+  checker.require(data.source.empty() || data.train.empty(), {source, "data.train"},
+                  "data.train is given too: training files come from one of them");
+  checker.require(data.source.size() <= kMostSources, {source}, "{} sources; {} are possible", data.source.size(),
+                  kMostSources);
+  checker.require(data.phase.size() <= kMostPhases, {phase}, "{} phases; {} are possible", data.phase.size(),
+                  kMostPhases);
+  checker.require(data.phase.empty() || !data.source.empty(), {phase, source},
+                  "phases change the weights of [[data.source]], but there are none");
+  check_file_sets(source, data.source, data, files, tokens, ".json", checker);
+
+  std::vector<std::string> names;
+  for (const FileSet& set : data.source) names.push_back(set.name);
+  const auto weighted = [](const FileSet& set) { return set.weight.has_value(); };
+  const bool some = std::ranges::any_of(data.source, weighted);
+  for (const FileSet& set : data.source)
+    checker.require_in(Code::config, !some || set.weight, source, to_toml(Value(set.name)), set.line,
+                       "weight: missing; give one to every source, or to none");
+  checker.require(!some || std::ranges::any_of(data.source, [](const FileSet& set) { return set.weight > 0.0; }),
+                  {source}, "every weight is 0; expected one above 0");
+  for (size_t i = 0; i < data.phase.size() && !names.empty(); ++i) {
+    const DataPhase& now = data.phase[i];
+    const auto check = [&](bool ok, const std::string& mistake) {
+      checker.require_in(Code::config, ok, phase, format("{}", i + 1), now.line, mistake);
+    };
+    check(now.from_tokens > 0, "from_tokens: missing; give the number of training tokens before it");
+    if (i > 0)
+      check(now.from_tokens > data.phase[i - 1].from_tokens,
+            format("from_tokens = {} is not after that of phase {} ({})", now.from_tokens, i,
+                   data.phase[i - 1].from_tokens));
+    bool positive = false;
+    for (const auto& [name, weight] : now.weights) {
+      check(std::ranges::count(names, name) > 0,
+            format("weights: no source \"{}\"{}", name, did_you_mean(name, names)));
+      positive |= weight > 0;
+    }
+    check(positive, now.weights.empty() ? "weights: missing, as in weights = { web = 0.4, math = 0.6 }"
+                                        : "weights: every weight is 0; expected one above 0");
   }
 }
 
@@ -115,24 +169,25 @@ void check_data(const Config& config, bool files, Checker& checker) {
                   "\"train\" needs data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
   checker.require(!data.text_key.empty(), {"data.text_key"}, "expected the name of a member, found an empty string");
   const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
+  check_sources(data, files, tokens, checker);
   check_file_sets("data.validation", data.validation, data, files, tokens, ".val.json", checker);
   if (!files) return;
-  checker.require(!data.train.empty(), {"data.train"},
+  checker.require(!data.train.empty() || !data.source.empty(), {"data.train", "data.source"},
                   "missing; give the training files, as in train = [\"data/*.txt\"] under [data]");
   check_paths("data.train", data.train, data.format, tokens / "train.json", checker);
   check_paths("data.val", data.val, data.format, tokens / "val.json", checker);
-  if (data.train.empty()) return;
-  const auto text = std::ranges::find_if(
-      data.train, [&](const std::string& path) { return file_kind(path, data.format) != FileKind::tokens; });
+  if (data.train.empty() && data.source.empty()) return;
+  std::string text = first_text(data.train, data.format);
+  for (const FileSet& set : data.source)
+    if (text.empty()) text = first_text(set.files, set.format.value_or(data.format));
   if (data.tokenizer.empty()) {
     checker.require(
-        text == data.train.end(), {"data.tokenizer", "data.train"},
-        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\", or to the file or folder of one",
-        text == data.train.end() ? "" : *text);
+        text.empty(), {"data.tokenizer", "data.train", "data.source"},
+        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\", or to the file or folder of one", text);
   } else if (trained) {
-    checker.require(
-        text != data.train.end(), {"data.tokenizer", "data.train"},
-        "\"train\" needs text, but data.train lists token files only; give the tokenizer they were made with, or \"\"");
+    checker.require(!text.empty(), {"data.tokenizer", "data.train", "data.source"},
+                    "\"train\" needs text, but the training files are token files only; give the tokenizer they were "
+                    "made with, or \"\"");
   } else {
     std::error_code ignored;
     checker.require_as(Code::data, std::filesystem::exists(data.tokenizer, ignored), {"data.tokenizer"},

@@ -99,6 +99,27 @@ TEST(Load, TablesOfFilesHaveNamesThatSetKnows) {
   EXPECT_EQ(to_toml(load_text(whole, "x.toml", {}, kNoFiles)), whole);
 }
 
+TEST(Load, SourcesHaveWeightsThatSetAndPhasesChange) {
+  const std::string text =
+      "[[data.source]]\nname = \"web\"\nfiles = [\"a.txt\"]\nweight = 0.7\nmax_epochs = 4\n[[data.source]]\n"
+      "name = \"math\"\nfiles = [\"b.txt\"]\nweight = 1\n[[data.phase]]\nfrom_tokens = 8_000_000_000\n"
+      "weights = { web = 0.4, math = 1 }\n";
+  const Config config = load_text(text, "x.toml", {"data.source.web.weight=0.5"}, kNoFiles);
+  ASSERT_EQ(config.data.source.size(), 2u);
+  EXPECT_EQ(config.data.source[0].weight, 0.5);
+  EXPECT_EQ(config.data.source[0].max_epochs, 4);
+  EXPECT_EQ(config.data.source[1].weight, 1.0);
+  ASSERT_EQ(config.data.phase.size(), 1u);
+  EXPECT_EQ(config.data.phase[0].from_tokens, 8'000'000'000);
+  EXPECT_EQ(config.data.phase[0].weights, (std::map<std::string, double>{{"math", 1.0}, {"web", 0.4}}));
+  EXPECT_EQ(validation_names(config.data), (StringList{"web", "math"}));
+  const std::string whole = to_toml(config);
+  EXPECT_NE(whole.find("phase = [{ from_tokens = 8000000000, weights = { math = 1.0, web = 0.4 } }]"),
+            std::string::npos)
+      << whole;
+  EXPECT_EQ(to_toml(load_text(whole, "x.toml", {}, kNoFiles)), whole);
+}
+
 TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
   Warnings warnings;
   load_text(
