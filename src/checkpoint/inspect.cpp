@@ -73,6 +73,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
                {"bytes", manifest.tensor_bytes()},
                {"files", files},
                {"tensors", tensors}};
+  if (!header.mixture.phases.empty()) info["mixture"] = to_json(header.mixture);
   info.update(to_json(header.state));
   return info;
 }
@@ -87,6 +88,11 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
   out += format("  {:<16} {}\n", "size", format_bytes(info["bytes"].get<int64_t>()));
+  if (info.contains("mixture")) {
+    for (const json& phase : info["mixture"]["phases"])
+      out += format("  {:<16} from sample {}: slots {}, samples before {}\n", "mixture", phase["first_sample"].dump(),
+                    phase["slots"].dump(), phase["start"].dump());
+  }
   out += "model\n";
   for (const auto& [key, value] : info["model"].items()) out += format("  {:<16} {}\n", key, text_of(value));
   out += format("tensors ({})\n", info["tensors"].size());

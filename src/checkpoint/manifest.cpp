@@ -122,6 +122,15 @@ json to_json(const TrainState& state) {
   return out;
 }
 
+json to_json(const MixtureState& mixture) {
+  json phases = json::array(), sources = json::object();
+  for (const data::MixturePhase& phase : mixture.phases)
+    phases.push_back({{"first_sample", phase.first_sample}, {"slots", phase.slots}, {"start", phase.start}});
+  for (const auto& [name, source] : mixture.sources)
+    sources[name] = {{"windows", source.windows}, {"hash", source.hash}};
+  return {{"parts", data::kMixtureSlots}, {"phases", phases}, {"sources", sources}};
+}
+
 std::string to_json(const Manifest& manifest) {
   const Snapshot& header = manifest.header;
   json root = {
@@ -138,6 +147,7 @@ std::string to_json(const Manifest& manifest) {
       {"chunk_bytes", manifest.chunk_bytes},
       {"files", json::array()},
   };
+  if (!header.mixture.phases.empty()) root["mixture"] = to_json(header.mixture);
   for (const StoredFile& file : manifest.files) {
     root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});
   }

@@ -75,6 +75,7 @@ struct Manifest {
 };
 
 nlohmann::json to_json(const TrainState& state);
+nlohmann::json to_json(const MixtureState& mixture);
 std::string to_json(const Manifest& manifest);
 
 /// Parses and checks everything that can be checked without the shards: types, ranges, overlaps, coverage. `origin`

@@ -80,10 +80,21 @@ class Value {
     }
     return name;
   }
-  std::map<std::string, std::string> texts() const {
+  std::vector<std::pair<std::string, Value>> members() const {
     if (!json_.is_object()) fail("expected an object");
+    std::vector<std::pair<std::string, Value>> values;
+    for (const auto& [key, value] : json_.items())
+      values.emplace_back(key, Value(value, format("{}: {}", place_, key)));
+    return values;
+  }
+  std::map<std::string, std::string> texts() const {
     std::map<std::string, std::string> values;
-    for (const auto& [key, value] : json_.items()) values[key] = Value(value, format("{}: {}", place_, key)).text();
+    for (const auto& [key, value] : members()) values[key] = value.text();
+    return values;
+  }
+  std::map<std::string, int64_t> integers(int64_t least, int64_t most) const {
+    std::map<std::string, int64_t> values;
+    for (const auto& [key, value] : members()) values[key] = value.integer(least, most);
     return values;
   }
 
@@ -91,6 +102,26 @@ class Value {
   const json& json_;
   std::string place_;
 };
+
+/// Returns the mixture, checked to be one that a run continues: phases in order, each with all slots.
+MixtureState mixture_of(const Value& value) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 4;
+  MixtureState mixture;
+  value["parts"].integer(data::kMixtureSlots, data::kMixtureSlots);
+  for (const Value& entry : value["phases"].list()) {
+    data::MixturePhase phase{entry["first_sample"].integer(0, kMost), {}, entry["start"].integers(0, kMost)};
+    if (!mixture.phases.empty() && phase.first_sample <= mixture.phases.back().first_sample)
+      entry.fail("phases are not in ascending order");
+    phase.slots = entry["slots"].integers(1, data::kMixtureSlots);
+    int64_t sum = 0;
+    for (const auto& [name, slots] : phase.slots) sum += slots;
+    if (sum != data::kMixtureSlots) entry.fail(format("{} slots, expected {}", sum, data::kMixtureSlots));
+    mixture.phases.push_back(std::move(phase));
+  }
+  for (const auto& [name, source] : value["sources"].members())
+    mixture.sources[name] = {source["windows"].integer(1, kMost), source["hash"].text()};
+  return mixture;
+}
 
 Snapshot header_of(const Value& root) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
@@ -116,6 +147,7 @@ Snapshot header_of(const Value& root) {
   const auto tuning = root.if_there("gemm_tuning_hash");
   header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();
+  if (const auto mixture = root.if_there("mixture")) header.mixture = mixture_of(*mixture);
   return header;
 }
 

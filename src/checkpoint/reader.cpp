@@ -179,6 +179,16 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
                                          listed(problems)));
   }
   require_same_tokenizer(stored, run, folder, allow_other_data);
+  const auto& sources = run.mixture.sources;
+  if (!stored.mixture.sources.empty() && !sources.empty()) {  // one by one, since some may be added
+    for (const auto& [name, source] : stored.mixture.sources) {
+      const auto now = sources.find(name);
+      compare(format("data.source \"{}\" differs from that of checkpoint {}", name, folder.string()), source.hash,
+              now == sources.end() ? "none" : now->second.hash,
+              "restore its files and data.val_fraction, or start a new run in a different run.dir", allow_other_data);
+    }
+    return;
+  }
   compare(
       format("the training data differs from that of checkpoint {}", folder.string()), stored.data_hash, run.data_hash,
       "restore the files of data.train, data.val_fraction and data.document, or start a new run in a different run.dir",

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "data/mixture.h"
 #include "device/device.h"
 #include "mesh/runs.h"
 #include "tensor/tensor.h"
@@ -40,8 +41,19 @@ struct TrainState {
   bool is_sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 
+/// The mixture of the training data; empty: there is a single source without a name.
+struct MixtureState {
+  struct Source {
+    int64_t windows = 0;
+    std::string hash;
+  };
+  std::vector<data::MixturePhase> phases;  // in ascending order
+  std::map<std::string, Source> sources;
+};
+
 struct Snapshot {
   TrainState state;
+  MixtureState mixture;
   std::string config_toml;  // with all values in force
   std::string tokenizer;    // serialized, may be empty
   std::string tokenizer_hash, data_hash;

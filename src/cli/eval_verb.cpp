@@ -118,8 +118,8 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   const run::SignalGuard signals;
   const std::vector<std::string> sets =
       computing_sets(world, "eval", o.config,
-                     {"run.name", "run.dir", "data.train", "data.val", "data.validation", "checkpoint.dir",
-                      "checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"});
+                     {"run.name", "run.dir", "data.train", "data.val", "data.validation", "data.source",
+                      "checkpoint.dir", "checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"});
   run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 0, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
@@ -134,6 +134,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   if (o.checkpoint.empty()) {  // a run folder that was moved: the checkpoint has its old paths
     model.config.data.train = config.data.train;
     model.config.data.val = config.data.val;
+    model.config.data.source = config.data.source;
     model.config.data.validation = config.data.validation;
   }
   data::EvalData source;

@@ -66,7 +66,7 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
 int64_t vocabulary(const config::Config& config) {
   const config::Data& data = config.data;
   if (data.vocab_size > 0) return data.vocab_size;
-  if (data.tokenizer.empty() && data.train.empty())
+  if (data.tokenizer.empty() && data.train.empty() && data.source.empty())
     throw Error(Code::config,
                 "data.vocab_size: missing; a plan needs the size of the vocabulary, or a tokenizer or token files that "
                 "imply it");

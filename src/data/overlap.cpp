@@ -9,7 +9,7 @@ namespace trainer::data {
 namespace {
 
 constexpr int64_t kProbes = 8, kLongestProbe = 64, kShortestProbe = 16;
-constexpr int64_t kMostSearched = int64_t{1} << 27, kBlock = int64_t{1} << 20;
+constexpr int64_t kBlock = int64_t{1} << 20;
 
 using Tokens = std::vector<int32_t>;
 
@@ -25,11 +25,11 @@ std::vector<Tokens> probes_of(const TokenDataset& val) {
 
 }  // namespace
 
-std::string overlap_of(const TokenDataset& train, const TokenDataset& val) {
+std::string overlap_of(const TokenDataset& train, const TokenDataset& val, int64_t most) {
   std::vector<Tokens> probes = probes_of(val);
   if (probes.empty()) return {};
   const auto length = static_cast<int64_t>(probes.front().size());
-  const int64_t end = std::min(train.end(), train.begin() + kMostSearched);
+  const int64_t end = std::min(train.end(), train.begin() + most);
   int64_t found = 0;
   Tokens block;
   for (int64_t begin = train.begin(); begin + length <= end && !probes.empty(); begin += kBlock - length + 1) {
@@ -42,7 +42,7 @@ std::string overlap_of(const TokenDataset& train, const TokenDataset& val) {
   if (2 * found < kProbes) return {};
   return fmt::format(
       "validation text is part of the training text: {} of {} sampled passages were found there, so validation loss "
-      "measures memorization; remove those files from data.train, or set data.val_fraction instead of data.val",
+      "measures memorization; remove those files from the training files, or set data.val_fraction instead",
       found, kProbes);
 }
 

@@ -6,9 +6,11 @@
 
 namespace trainer::data {
 
-/// Looks for samples of the validation tokens in the first 128 M training tokens. Returns a sentence for the user if at
-/// least half of them occur there, else an empty string. Reads the training tokens once; takes at most some tenths of a
-/// second.
-std::string overlap_of(const TokenDataset& train, const TokenDataset& val);
+/// The most training tokens that are searched, which takes some tenths of a second.
+inline constexpr int64_t kMostSearched = int64_t{1} << 27;
+
+/// Looks for samples of the validation tokens in the first `most` training tokens. Returns a sentence for the user if
+/// at least half of them occur there, else an empty string. Reads the training tokens once.
+std::string overlap_of(const TokenDataset& train, const TokenDataset& val, int64_t most = kMostSearched);
 
 }  // namespace trainer::data

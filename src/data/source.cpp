@@ -15,29 +15,17 @@
 #include "config/mistakes.h"
 #include "config/resolve.h"
 #include "data/file_list.h"
-#include "data/input_key.h"
+#include "data/file_parts.h"
 #include "data/statistics.h"
 
 namespace trainer::data {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked while they are read
 
 using config::FileKind;
-
-bool all_token_files(const std::vector<std::string>& files, config::DataFormat stated) {
-  return std::ranges::all_of(files, [&](const auto& file) { return file_kind(file, stated) == FileKind::tokens; });
-}
-
-TextOptions text_options(const config::Data& data) {
-  return {.text_key = data.text_key.empty() ? "text" : data.text_key,
-          .document = data.document,
-          .strict = data.strict,
-          .format = data.format};
-}
 
 constexpr const char* kStaged = "next";  // folder in a cache
 
@@ -69,33 +57,6 @@ class TemporaryFolder {
  private:
   fs::path path_;
 };
-
-/// Returns the tokenizer trained on these files, from the cache if files and settings are the same.
-Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
-  const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
-  const json known = read_json_or_null(manifest);
-  std::vector<std::string> gone;
-  const json inputs = describe_inputs(files, text_options(data), inputs_in(known), gone);
-  const std::string key = input_key(inputs, text_options(data), fmt::format("tokenizer-1 {}", data.vocab_size));
-  if (text_in(known, "key") == key && fs::exists(model)) {
-    const std::string before = text_in(known, "hash");
-    if (before.empty() || before == hash_file(model)) return Tokenizer::load(model.string());
-    log::warning("{}: its checksum differs from that in {}: the file is damaged or was edited", model.string(),
-                 manifest.string());
-  }
-  if (!gone.empty())
-    throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer trained on it; restore the text",
-                                        gone.front(), cache.string()));
-  const double start = now_seconds();
-  Tokenizer tokenizer = Tokenizer::train(files, data.vocab_size, text_options(data));
-  log::info("tokenizer: trained {} tokens in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
-  std::error_code failed;
-  fs::create_directories(cache, failed);
-  if (failed) throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", cache.string(), failed.message()));
-  replace_file(model, tokenizer.bytes());
-  replace_file(manifest, json{{"key", key}, {"inputs", inputs}, {"hash", tokenizer.hash()}}.dump(2) + "\n");
-  return tokenizer;
-}
 
 /// Opens token files as one stream. Files with a manifest next to them must match it.
 std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
@@ -147,9 +108,10 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-/// Rejects tokens of a different tokenizer, and tokens outside the vocabulary. Short streams are checked immediately,
-/// long ones later in copy().
-void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
+/// Rejects tokens of a different tokenizer, and tokens outside the vocabulary. Streams of at most `most` tokens are
+/// checked immediately, longer ones later in copy().
+void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads,
+                        int64_t most = kScannedAtStart) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
     throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, but data.tokenizer "
@@ -157,7 +119,22 @@ void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t
                                         stream.name(), info.tokenizer_hash, tokenizer->hash()));
   }
   stream.limit_vocabulary(vocab);
-  if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
+  if (stream.tokens() <= most) stream.check_vocabulary(vocab, threads);
+}
+
+/// Rejects sources whose tokens are of different tokenizers.
+void require_one_tokenizer(const std::vector<FilePart>& parts,
+                           const std::vector<std::shared_ptr<TokenStream>>& streams) {
+  const TokenFileInfo& first = streams.front()->info();
+  for (size_t i = 1; i < streams.size(); ++i) {
+    const TokenFileInfo& info = streams[i]->info();
+    if (info.vocab_size == first.vocab_size && info.tokenizer_hash == first.tokenizer_hash) continue;
+    throw Error(Code::data,
+                fmt::format("data.source \"{}\": {}: its vocabulary ({}) or tokenizer ({}) differs from that of "
+                            "data.source \"{}\": {} ({}, {}); sources of different tokenizers cannot be mixed",
+                            parts[i].name, streams[i]->name(), info.vocab_size, info.tokenizer_hash, parts[0].name,
+                            streams[0]->name(), first.vocab_size, first.tokenizer_hash));
+  }
 }
 
 /// Returns the vocabulary size implied by `name`, a tokenizer or token files (0: none). data.vocab_size must not
@@ -186,33 +163,6 @@ std::string validation_hash(const std::vector<NamedDataset>& sets) {
     facts += fmt::format("{} {}\n", name, hash);
   }
   return sets.empty() ? "" : to_string(checksum_of(facts));
-}
-
-/// A list of data files, as data.train, with its settings, its name, and that of its tokens in the cache.
-struct FilePart {
-  std::string name;
-  config::Data data;
-  std::string tokens;
-};
-
-/// Returns the validation sets that have files of their own.
-std::vector<FilePart> validation_parts(const config::Data& data) {
-  std::vector<FilePart> parts;
-  if (!data.val.empty()) parts.push_back({"", config::data_of(data, {.files = data.val}), "val.bin"});
-  for (const config::FileSet& set : data.validation)
-    parts.push_back({set.name, config::data_of(data, set), set.name + ".val.bin"});
-  return parts;
-}
-
-/// Returns act() with the name of the set in its errors.
-template <typename F>
-auto naming(const char* key, const std::string& name, F&& act) {
-  try {
-    return act();
-  } catch (Error& error) {
-    if (!name.empty()) error.add_context(fmt::format("{} \"{}\"", key, name));
-    throw;
-  }
 }
 
 /// Checks that val_fraction leaves at least one window each for validation and training.
@@ -257,10 +207,29 @@ int64_t validation_begin(const TokenStream& stream, double fraction) {
   return stream.document_end_near(cut, wanted / 2).value_or(cut);
 }
 
+std::vector<WeightChange> weight_changes(const config::Config& config, const TrainingData& train) {
+  const config::Data& data = config.data;
+  WeightsByName weights;
+  for (const auto& [name, source] : train.sources()) weights[name] = static_cast<double>(source.windows());
+  for (const config::FileSet& set : data.source)
+    if (set.weight) weights[set.name] = *set.weight;
+  std::vector<WeightChange> changes = {{0, weights}};
+  for (const config::DataPhase& phase : data.phase) {
+    const int64_t sample = (phase.from_tokens - 1) / config.model.seq_len + 1;
+    if (changes.back().first_sample == sample) changes.pop_back();
+    changes.push_back({sample, phase.weights});
+  }
+  return changes;
+}
+
 Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const config::Data& data = config.data;
   const fs::path cache = cache_folder(config, options);
-  const std::vector<std::string> files = present_or_known(data.train, cache / "train.bin", data.format);
+  std::vector<FilePart> parts = training_parts(data);
+  for (FilePart& part : parts)
+    naming("data.source", part.name,
+           [&] { part.files = present_or_known(part.data.train, cache / part.tokens, part.data.format); });
+  const std::vector<std::string>& files = parts.front().files;
   if (files.empty()) throw Error(Code::config, "data.train: no training files");
   Datasets result;
   const auto open = [&](const std::vector<std::string>& list, const config::Data& settings, const std::string& name) {
@@ -271,26 +240,34 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     };
     return open_stream(list, settings, result.tokenizer ? &*result.tokenizer : nullptr, cache / name, place, options);
   };
-  if (data.tokenizer == "train" && all_token_files(files, data.format))
+  const auto only_tokens = [](const FilePart& part) { return all_token_files(part.files, part.data.format); };
+  if (data.tokenizer == "train" && std::ranges::all_of(parts, only_tokens))
     throw Error(Code::config, fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
   if (!options.tokenizer.empty()) {
     result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer");
   } else if (data.tokenizer == "train") {
-    result.tokenizer = trained_tokenizer(data, files, cache);
+    result.tokenizer = trained_tokenizer(data, parts, cache);
   } else if (!data.tokenizer.empty()) {
     result.tokenizer = Tokenizer::load(data.tokenizer);
     vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
   }
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
-  const auto train = open(files, data, "train.bin");
-  if (!train) return result;
-  result.vocab =
-      tokenizer != nullptr ? tokenizer->vocab_size() : vocabulary_of(train->info().vocab_size, train->name(), config);
-  require_vocabulary(*train, tokenizer, result.vocab, options.threads);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (const FilePart& part : parts) {
+    streams.push_back(naming("data.source", part.name, [&] { return open(part.files, part.data, part.tokens); }));
+    if (!streams.back()) return result;
+  }
+  result.vocab = tokenizer != nullptr
+                     ? tokenizer->vocab_size()
+                     : vocabulary_of(streams.front()->info().vocab_size, streams.front()->name(), config);
+  const int64_t most = kScannedAtStart / static_cast<int64_t>(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i)
+    naming("data.source", parts[i].name,
+           [&] { require_vocabulary(*streams[i], tokenizer, result.vocab, options.threads, most); });
+  require_one_tokenizer(parts, streams);
 
   const int64_t seq_len = config.model.seq_len;
   const auto seed = static_cast<uint64_t>(config.run.seed);
-  int64_t train_end = train->tokens();
   for (const FilePart& part : validation_parts(data)) {
     const bool finished = naming("data.validation", part.name, [&] {
       const auto val =
@@ -302,13 +279,34 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     });
     if (!finished) return result;
   }
-  if (data.val_fraction > 0) {
-    train_end = validation_begin(*train, data.val_fraction);
-    require_windows(*train, train_end, config);
-    result.val.push_back({"", TokenDataset(train, seq_len, seed, train_end)});
+  const bool tails = result.val.empty() && data.val_fraction > 0;
+  std::vector<NamedDataset> sources;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string& name = parts[i].name;
+    const std::shared_ptr<TokenStream>& stream = streams[i];
+    naming("data.source", name, [&] {
+      int64_t end = stream->tokens();
+      if (tails) {
+        end = validation_begin(*stream, data.val_fraction);
+        require_windows(*stream, end, config);
+        result.val.push_back({name, TokenDataset(stream, seq_len, seed, end)});
+      }
+      const std::string permutation = name.empty() ? "data.permutation" : "data.permutation/" + name;
+      sources.push_back({name, TokenDataset(stream, seq_len, seed, 0, end, permutation)});
+      result.source_hashes[name] = to_string(checksum_of(fmt::format("{} {}", stream->fingerprint(), end)));
+    });
   }
-  result.train.emplace(train, seq_len, seed, 0, train_end);
-  result.data_hash = to_string(checksum_of(fmt::format("{} {}", train->fingerprint(), train_end)));
+  std::ranges::sort(sources, {}, &NamedDataset::name);
+  result.train.emplace(std::move(sources));
+  result.data_hash = result.source_hashes.begin()->second;
+  if (result.train->is_mixed()) {
+    std::string facts;
+    for (const auto& [name, hash] : result.source_hashes) facts += fmt::format("{} {}\n", name, hash);
+    result.data_hash = to_string(checksum_of(facts));
+    result.train->set_mixture({{}, 0, weight_changes(config, *result.train)});
+  } else {
+    result.source_hashes.clear();
+  }
   result.val_hash = validation_hash(result.val);
   result.followed = config::followed_set(config);
   if (!result.val.empty())
@@ -326,7 +324,7 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   if (tail && data.val_fraction <= 0) {
     throw Error(Code::config, "the model was trained without validation data; give the files to evaluate on");
   }
-  if (tail) parts.push_back({"", data, "train.bin"});
+  if (tail) parts = training_parts(data);
   if (!files.empty()) parts.push_back({"", config::data_of(data, {.files = files}), "val.bin"});
   EvalData result;
   for (const FilePart& part : parts) {
@@ -357,7 +355,8 @@ int64_t planned_vocab(const config::Config& config) {
   if (data.tokenizer == "train") return data.vocab_size;
   if (!data.tokenizer.empty())
     return vocabulary_of(Tokenizer::load(data.tokenizer).vocab_size(), data.tokenizer, config);
-  const TokenStream stream(expand_files(data.train, data.format));
+  const config::Data first = training_parts(data).front().data;  // all sources have the same tokenizer
+  const TokenStream stream(expand_files(first.train, first.format));
   return vocabulary_of(stream.info().vocab_size, stream.name(), config);
 }
 

@@ -5,14 +5,15 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "config/config.h"
-#include "data/dataset.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
+#include "data/training_data.h"
 
 namespace trainer::data {
 
@@ -30,12 +31,13 @@ struct OpenOptions {
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
-  std::optional<TokenDataset> train;  // empty: stopped
-  std::vector<NamedDataset> val;      // in the order of the file
-  size_t followed = 0;                // the one of them that checkpoint.best means
-  std::string data_hash;              // hash of the training tokens and their end position
-  std::string val_hash;               // hash of the validation tokens, their starts and names; empty without
-  bool staged = false;                // some tokens are still staged
+  std::optional<TrainingData> train;                 // empty: stopped
+  std::map<std::string, std::string> source_hashes;  // of each named source
+  std::vector<NamedDataset> val;                     // in the order of the file
+  size_t followed = 0;                               // the one of them that checkpoint.best means
+  std::string data_hash;                             // hash of the training tokens and their end positions
+  std::string val_hash;  // hash of the validation tokens, their starts and names; empty without
+  bool staged = false;   // some tokens are still staged
   double unigram_entropy =
       std::numeric_limits<double>::quiet_NaN();  // nats per token of the followed set, see statistics.h; NaN without
 };
@@ -44,6 +46,9 @@ struct Datasets {
 /// Throws Code::data, naming file and offset, for anything wrong with the files. Throws Code::config for text without a
 /// tokenizer, a tokenizer to train without text, or an unknown vocabulary.
 Datasets open_data(const config::Config& config, const OpenOptions& options);
+
+/// Returns the weights of the sources as the configuration has them: from the first sample on, and by phase.
+std::vector<WeightChange> weight_changes(const config::Config& config, const TrainingData& train);
 
 /// Moves staged tokens to their final place in a cache folder; drop_staged() removes them.
 void adopt_staged(const std::filesystem::path& cache);

@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t kMostCounted = int64_t{1} << 28, kBlockTokens = int64_t{1} << 20;  // tokens
 
-/// Counts tokens [begin, end) of the stream: all of them, or evenly spaced blocks of 2^20.
+/// Counts tokens [begin, end) of the stream: all of them, or `most` in evenly spaced blocks of 2^20.
 std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int64_t end, int64_t vocab_size,
-                                  int threads) {
-  const int64_t total = end - begin, blocks = (std::min(total, kMostCounted) + kBlockTokens - 1) / kBlockTokens;
+                                  int threads, int64_t most) {
+  const int64_t total = end - begin, blocks = (std::min(total, most) + kBlockTokens - 1) / kBlockTokens;
   const double distance = static_cast<double>(total) / static_cast<double>(blocks);
   const auto workers = static_cast<size_t>(std::max(threads, 1));
   std::vector<std::vector<int64_t>> counts(workers, std::vector<int64_t>(static_cast<size_t>(vocab_size)));
@@ -25,8 +25,8 @@ std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int6
   const auto work = [&](size_t worker) {
     try {
       for (auto block = static_cast<int64_t>(worker); block < blocks; block += static_cast<int64_t>(workers)) {
-        const int64_t from = begin + (total > kMostCounted ? static_cast<int64_t>(distance * static_cast<double>(block))
-                                                           : block * kBlockTokens);
+        const int64_t from =
+            begin + (total > most ? static_cast<int64_t>(distance * static_cast<double>(block)) : block * kBlockTokens);
         stream.count(from, std::min(from + kBlockTokens, end), counts[worker]);
       }
     } catch (...) {
@@ -51,15 +51,34 @@ std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int6
 
 }  // namespace
 
-double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64_t vocab_size, int threads) {
-  const auto seen = token_counts(train.stream(), train.begin(), train.end(), vocab_size, threads);
+double unigram_entropy(const TrainingData& train, const TokenDataset& val, int64_t vocab_size, int threads) {
+  // The probability of a token is the sum over sources of share · (count + 1) / total.
+  std::vector<double> frequency(static_cast<size_t>(vocab_size), 0.0);
+  double total = 1;
+  for (const auto& [name, source] : train.sources()) {
+    double share = 1;
+    if (train.mixture() != nullptr) {
+      const SlotsByName& slots = train.mixture()->phases().back().slots;
+      const auto found = slots.find(name);
+      if (found == slots.end()) continue;
+      share = static_cast<double>(found->second) / static_cast<double>(kMixtureSlots);
+    }
+    const auto seen = token_counts(source.stream(), source.begin(), source.end(), vocab_size, threads,
+                                   kMostCounted / static_cast<int64_t>(train.sources().size()));
+    double seen_total = static_cast<double>(vocab_size);
+    for (const int64_t count : seen) seen_total += static_cast<double>(count);
+    if (train.mixture() == nullptr) total = seen_total;
+    const double scale = train.mixture() == nullptr ? 1 : share / seen_total;
+    for (size_t token = 0; token < seen.size(); ++token)
+      frequency[token] += scale * static_cast<double>(seen[token] + 1);
+  }
   const int64_t first = val.begin() + 1;  // the first token is never predicted
-  const auto asked = token_counts(val.stream(), first, first + val.windows() * val.seq_len(), vocab_size, threads);
-  double seen_total = static_cast<double>(vocab_size), asked_total = 0, nats = 0;
-  for (const int64_t count : seen) seen_total += static_cast<double>(count);
+  const auto asked =
+      token_counts(val.stream(), first, first + val.windows() * val.seq_len(), vocab_size, threads, kMostCounted);
+  double asked_total = 0, nats = 0;
   for (size_t token = 0; token < asked.size(); ++token) {
     const auto weight = static_cast<double>(asked[token]);
-    nats += weight * (std::log(seen_total) - std::log(static_cast<double>(seen[token] + 1)));
+    nats += weight * (std::log(total) - std::log(frequency[token]));
     asked_total += weight;
   }
   return nats / asked_total;

@@ -25,6 +25,13 @@ namespace trainer::data {
 class TextEncoder;
 class TokenizerModel;
 
+/// Text to train a tokenizer on, and its share of the sample.
+struct TrainingText {
+  std::vector<std::string> files;
+  TextOptions options;
+  double share = 1;
+};
+
 class Tokenizer {
  public:
   /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there
@@ -38,6 +45,9 @@ class Tokenizer {
   /// function of the texts and of `vocab_size`. Throws Code::data, naming the limit, when the text is too small for a
   /// vocabulary of this size.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
+                         int64_t max_bytes = int64_t{64} << 20);
+  /// Does the same for a sample with these shares of the texts.
+  static Tokenizer train(const std::vector<TrainingText>& texts, int64_t vocab_size,
                          int64_t max_bytes = int64_t{64} << 20);
 
   std::vector<int32_t> encode(std::string_view text) const;

@@ -46,8 +46,19 @@ int64_t distinct_characters(const std::vector<std::string>& lines) {
 
 Tokenizer Tokenizer::train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options,
                            int64_t max_bytes) {
-  const std::vector<std::string> lines = sample_lines(files, options, max_bytes, kLongestSentence);
-  const std::string first = files.empty() ? "no file given" : files.front();
+  return train({TrainingText{files, options}}, vocab_size, max_bytes);
+}
+
+Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab_size, int64_t max_bytes) {
+  std::vector<std::string> lines;
+  std::string first;
+  for (const TrainingText& text : texts) {
+    if (first.empty()) first = text.files.empty() ? "no file given" : text.files.front();
+    const auto bytes = static_cast<int64_t>(text.share * static_cast<double>(max_bytes));
+    if (bytes == 0) continue;
+    std::vector<std::string> sample = sample_lines(text.files, text.options, bytes, kLongestSentence);
+    lines.insert(lines.end(), std::make_move_iterator(sample.begin()), std::make_move_iterator(sample.end()));
+  }
   if (lines.empty()) throw Error(Code::data, fmt::format("{}: no text to train a tokenizer on", first));
   const int64_t least = kFixedPieces + distinct_characters(lines);
   if (vocab_size < least) {

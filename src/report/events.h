@@ -46,12 +46,13 @@ struct StepReport {
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
   PhaseMs phase_ms;
-  CommBytes comm_bytes;                       // of this step
-  WaitMs comm_wait_ms;                        // of this rank, by axis and operation: the parts of comm_exposed
-  BytesByCategory memory_bytes;               // peaks so far
-  int64_t data_position = 0;                  // samples seen
-  double epoch = kUnknown;                    // samples seen / windows of the training data
-  std::optional<OffloadReport> offload = {};  // empty: the optimizer state is on the device
+  CommBytes comm_bytes;                         // of this step
+  WaitMs comm_wait_ms;                          // of this rank, by axis and operation: the parts of comm_exposed
+  BytesByCategory memory_bytes;                 // peaks so far
+  int64_t data_position = 0;                    // samples seen
+  std::map<std::string, int64_t> sources = {};  // of a mixture: samples seen of each
+  double epoch = kUnknown;                      // samples seen / windows of the training data; NaN for a mixture
+  std::optional<OffloadReport> offload = {};    // empty: the optimizer state is on the device
   std::optional<device::PowerMeter::Reading> gpu = {};  // of rank 0's GPU, at most a second old; empty: not known
 };
 
@@ -122,6 +123,7 @@ struct StartReport {
   int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
   int64_t windows = 0;                                                             // training windows in one epoch
+  std::map<std::string, int64_t> sources = {};                                     // of a mixture: tokens of each
   double unigram_entropy = kUnknown;                                               // data::unigram_entropy()
   config::FlopsPerToken flops;
   setup::PeakReport peak;  // so far

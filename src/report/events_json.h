@@ -203,6 +203,7 @@ void fields(V& v, In<V, StartReport>& s) {
   v("compute", s.compute, "parameters", s.parameters, "total_steps", s.total_steps, "global_batch", s.global_batch);
   v("micro_batch", s.micro_batch, "accumulation", s.accumulation, "data_replicas", s.data_replicas);
   v("train_tokens", s.train_tokens, "val_tokens", s.val_tokens, "windows", s.windows);
+  if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   v("unigram_entropy", s.unigram_entropy, "flops_per_token", s.flops);
   peak_field(v, s.peak);
   v("predicted", s.predicted, "environment", s.environment, "config", config_json(s.config_toml));
@@ -215,6 +216,7 @@ void fields(V& v, In<V, StepReport>& s) {
   v("tflops_per_device", s.tflops_per_device, "mfu", s.mfu, "mfu_causal", s.mfu_causal, "hfu", s.hfu);
   v("peak_tflops", s.peak_tflops, "phase_ms", s.phase_ms, "comm_bytes", s.comm_bytes, "comm_wait_ms", s.comm_wait_ms);
   v("memory_bytes", s.memory_bytes, "data_position", s.data_position, "epoch", s.epoch);
+  if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
   v("offload", s.offload, "gpu", s.gpu);
 }

@@ -18,6 +18,7 @@ void add_step(History& history, StepReport step) {
   }
   step.memory_bytes.clear();
   step.comm_bytes.clear();
+  step.sources.clear();
   history.steps.push_back(std::move(step));
 }
 

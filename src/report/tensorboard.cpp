@@ -47,6 +47,7 @@ void TensorBoardLog::write(const StepReport& step) {
                  {"wait_ms", step.comm_wait_ms},
                  {"comm_bytes", step.comm_bytes},
                  {"memory_bytes", step.memory_bytes}};
+  if (!step.sources.empty()) groups["data"]["samples"] = step.sources;
   if (step.gpu) groups["gpu"] = to_json(*step.gpu);
   Scalars scalars = {{"loss/train", step.loss}};
   flatten(groups, "", '/', [&](const std::string& tag, const Json& value) {

@@ -64,8 +64,8 @@ report::OffloadReport offload_report(offload::Engine& engine) {
 }  // namespace
 
 Reporter::Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
-                   const MemoryProbe& memory, setup::PeakTracker& peak, bool first)
-    : config_(config), plan_(plan), machine_(machine), peak_(peak), first_(first), memory_(memory) {}
+                   const data::TrainingData& data, const MemoryProbe& memory, setup::PeakTracker& peak, bool first)
+    : config_(config), plan_(plan), machine_(machine), data_(data), peak_(peak), first_(first), memory_(memory) {}
 
 void Reporter::open(int64_t step) {
   if (!first_) return;
@@ -130,8 +130,10 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
     for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
   r.memory_bytes = trainer.memory();
   r.data_position = state.samples_seen;
-  r.epoch =
-      start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows) : kUnknown;
+  if (const data::Mixture* mixture = data_.mixture())
+    r.sources = mixture->samples_before(state.samples_seen);
+  else if (start_.windows > 0)
+    r.epoch = static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows);
   if (trainer.offload() != nullptr) r.offload = offload_report(*trainer.offload());
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(to_json(r));

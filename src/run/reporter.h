@@ -8,6 +8,7 @@
 #include "base/memory_probe.h"
 #include "checkpoint/snapshot.h"
 #include "config/config.h"
+#include "data/training_data.h"
 #include "report/html.h"
 #include "report/metrics.h"
 #include "report/progress.h"
@@ -21,10 +22,10 @@ namespace trainer::run {
 /// Rank 0 reports for all: on other ranks every call does nothing. No call waits for a different rank.
 class Reporter {
  public:
-  /// config, plan, machine and peak must outlive it. `memory` was started before the run allocated any; `first`: this
-  /// rank prints.
+  /// config, plan, machine, data and peak must outlive it. `memory` was started before the run allocated any; `first`:
+  /// this rank prints.
   Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
-           const MemoryProbe& memory, setup::PeakTracker& peak, bool first);
+           const data::TrainingData& data, const MemoryProbe& memory, setup::PeakTracker& peak, bool first);
 
   /// Truncates metrics.jsonl to `step` and appends from there. Throws Code::io.
   void open(int64_t step);
@@ -61,6 +62,7 @@ class Reporter {
   const config::Config& config_;
   const setup::RunPlan& plan_;
   const setup::Machine& machine_;
+  const data::TrainingData& data_;
   setup::PeakTracker& peak_;
   const bool first_;
   double started_ = 0;

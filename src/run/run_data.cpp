@@ -1,5 +1,8 @@
 #include "run/run_data.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/agreement.h"
@@ -51,13 +54,31 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
   return data::open_data(config, options);
 }
 
-void warn_of_overlap(const data::Datasets& datasets) {
-  if (!datasets.train) return;
-  for (const auto& [name, val] : datasets.val) {
-    if (&datasets.train->stream() == &val.stream()) continue;
-    if (const std::string overlap = data::overlap_of(*datasets.train, val); !overlap.empty())
-      log::warning("{}: {}", name.empty() ? "data.val" : format("data.validation \"{}\"", name), overlap);
-  }
+/// Warns of validation sets whose text is in a source too. Tails of the sources are not compared.
+void warn_of_overlap(const config::Config& config, const data::Datasets& datasets) {
+  if (!datasets.train || config.data.val_fraction > 0) return;
+  const std::vector<data::NamedDataset>& sources = datasets.train->sources();
+  const auto pairs = static_cast<int64_t>(std::max<size_t>(1, sources.size() * datasets.val.size()));
+  for (const auto& [name, val] : datasets.val)
+    for (const auto& [source, train] : sources) {
+      const int64_t most = source.empty() ? data::kMostSearched : data::kMostSearched / pairs;
+      const std::string overlap = data::overlap_of(train, val, most);
+      if (overlap.empty()) continue;
+      log::warning("{}{}: {}", name.empty() ? "data.val" : format("data.validation \"{}\"", name),
+                   source.empty() ? "" : format(" and data.source \"{}\"", source), overlap);
+    }
+}
+
+const data::TokenDataset& dataset_of(const data::TrainingData& train, const std::string& name) {
+  return std::ranges::find(train.sources(), name, &data::NamedDataset::name)->dataset;
+}
+
+std::string slots_text(const data::TrainingData& train) {
+  std::string text;
+  if (train.mixture() != nullptr)
+    for (const auto& phase : train.mixture()->phases())
+      for (const auto& [name, slots] : phase.slots) text += format("{} {} {} ", phase.first_sample, name, slots);
+  return text;
 }
 
 }  // namespace
@@ -69,7 +90,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     datasets = open_first(config, machine, deadline);
-    warn_of_overlap(datasets);
+    warn_of_overlap(config, datasets);
     if (datasets.tokenizer) tokenizer = datasets.tokenizer->bytes();
   });
   double ready[] = {datasets.train ? 1.0 : 0.0};
@@ -86,11 +107,65 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                       {"the number of training tokens", format("{}", datasets.train->tokens())},
                       {"the number of validation tokens", format("{}", val_tokens)},
                       {"the hash of the training data", datasets.data_hash},
+                      {"the slots of the sources", slots_text(*datasets.train)},
                       {"the hash of the validation data", datasets.val_hash}},
                      Code::data,
                      "all ranks must find the same training and validation files: start them in one folder, or copy "
                      "the files again");
   return datasets;
+}
+
+std::string continue_mixture(comm::World& world, const config::Config& config, data::TrainingData& train,
+                             std::vector<data::MixturePhase> past, int64_t from, int64_t samples) {
+  if (!train.is_mixed()) return {};
+  train.set_mixture({std::move(past), from, data::weight_changes(config, train)});
+  const data::Mixture& mixture = *train.mixture();
+  const data::SlotsByName taken = mixture.samples_before(samples);
+  for (const config::FileSet& source : config.data.source) {
+    const int64_t windows = dataset_of(train, source.name).windows(), most = source.max_epochs;
+    const auto count = static_cast<double>(taken.at(source.name)), all = static_cast<double>(samples);
+    if (most == 0 || taken.at(source.name) <= most * windows) continue;
+    std::string remedy = "lower its weights, or shorten the run";
+    const double share = static_cast<double>(most * windows - 1) / all;  // a count is up to one sample above its share
+    double others = 0;
+    for (const auto& [name, weight] : data::weight_changes(config, train).front().weights)
+      if (name != source.name) others += weight;
+    if (mixture.phases().size() == 1 && share > 0 && share < 1 && others > 0) {
+      const double weight = others * share / (1 - share), digit = std::pow(10, std::floor(std::log10(weight)) - 1);
+      remedy = format("a weight of {:.2g} stays below", std::floor(weight / digit) * digit);
+    }
+    throw Error(Code::data, format("data.source \"{}\": this run takes {:.3g} epochs of it, max_epochs = {}; {}",
+                                   source.name, count / static_cast<double>(windows), most, remedy))
+        .on(Scope::all_ranks);
+  }
+  if (world.first())
+    for (const data::MixturePhase& phase : mixture.phases())
+      if (phase.first_sample >= samples)
+        log::warning("data.phase: the one from token {} on has no effect: the run ends at token {}",
+                     phase.first_sample * config.model.seq_len, samples * config.model.seq_len);
+  return mixture_table(config, train, samples);
+}
+
+std::string mixture_table(const config::Config& config, const data::TrainingData& train, int64_t samples) {
+  if (!train.is_mixed()) return {};
+  const data::Mixture& mixture = *train.mixture();
+  const data::SlotsByName taken = mixture.samples_before(samples);
+  const data::SlotsByName& slots = mixture.phases().back().slots;
+  const data::WeightsByName weights = data::weight_changes(config, train).back().weights;
+  double total = 0;
+  for (const auto& [name, weight] : weights) total += weight;
+  std::string table =
+      format("{:<16} {:>8} {:>9} {:>7} {:>10} {:>7}", "source", "tokens", "share", "slots", "samples", "epochs");
+  for (const auto& [name, dataset] : train.sources()) {
+    const auto weight = weights.find(name);
+    const auto count = slots.find(name);
+    table +=
+        format("\n{:<16} {:>8} {:>9} {:>7} {:>10} {:>7.2f}", name, format_count(static_cast<double>(dataset.tokens())),
+               format_percent(weight == weights.end() ? 0.0 : weight->second / total),
+               count == slots.end() ? 0 : count->second, taken.at(name),
+               static_cast<double>(taken.at(name)) / static_cast<double>(dataset.windows()));
+  }
+  return table;
 }
 
 }  // namespace trainer::run

@@ -14,4 +14,13 @@ namespace trainer::run {
 data::Datasets open_run_data(comm::World& world, const config::Config& config, const setup::Machine& machine,
                              const Deadline& deadline);
 
+/// Continues the mixture of a run at sample `from`, if it has one. The phases of `past`, those of the checkpoint, stay
+/// as they were; weights that differ from them count from there on. Then it refuses a run of `samples` that takes more
+/// epochs of a source than its max_epochs (Code::data, on all ranks) and, on the first rank, warns of phases that begin
+/// after its end. Returns a table of the sources, with their shares at that time, for the log.
+std::string continue_mixture(comm::World& world, const config::Config& config, data::TrainingData& train,
+                             std::vector<data::MixturePhase> past, int64_t from, int64_t samples);
+/// Returns the same table after so many samples; empty for a single source without a name.
+std::string mixture_table(const config::Config& config, const data::TrainingData& train, int64_t samples);
+
 }  // namespace trainer::run

@@ -1,7 +1,6 @@
 #include "run/run_state.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "base/log.h"
 #include "checkpoint/folder.h"
@@ -9,6 +8,7 @@
 #include "checkpoint/param_slices.h"
 #include "config/resolve.h"
 #include "config/text.h"
+#include "config/toml_reader.h"
 #include "run/fallback.h"
 
 namespace trainer::run {
@@ -65,8 +65,8 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
                 {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
     const checkpoint::Snapshot& stored = reader.header();
-    resumed = {folder,         reader.manifest().sequence, stored.state, stored.config_toml, stored.gemm_tuning_hash,
-               stored.val_hash};
+    resumed = {folder,          reader.manifest().sequence, stored.state, stored.config_toml, stored.gemm_tuning_hash,
+               stored.val_hash, stored.mixture.phases};
   });
   if (damage.empty()) trainer.store().refresh_compute();
   return damage;
@@ -108,6 +108,10 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
   }
   snapshot.data_hash = datasets.data_hash;
   snapshot.val_hash = datasets.val_hash;
+  for (const auto& [name, hash] : datasets.source_hashes) {
+    const auto source = std::ranges::find(datasets.train->sources(), name, &data::NamedDataset::name);
+    snapshot.mixture.sources[name] = {source->dataset.windows(), hash};
+  }
   snapshot.model_keys = checkpoint::model_keys(config.model, datasets.vocab);
   snapshot.tied = config.model.tie_embeddings.value();
   snapshot.compute = name_of(compute);
@@ -154,15 +158,22 @@ std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& read
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml) {
   const auto values = [](const std::string& toml) {
     std::map<std::string, std::string> keys;
-    std::istringstream lines(toml);
-    std::string line, section;
-    while (std::getline(lines, line)) {
-      if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
-      const size_t equals = line.find(" = ");
-      if (equals == std::string::npos || line.starts_with('#')) continue;
-      std::string key = line.substr(0, equals);
-      key.erase(std::remove(key.begin(), key.end(), ' '), key.end());
-      keys[section + "." + key] = line.substr(line.find_first_not_of(' ', equals + 3));
+    for (const config::TomlNode& node : config::read_toml(toml)) {
+      const std::string key = node.section + "." + node.name;
+      const auto* tables = std::get_if<config::TableList>(&node.value);
+      const auto name_of = [](const config::Table& table) {
+        const auto name = std::ranges::find(table.members, "name", &config::TableMember::name);
+        return name == table.members.end() ? "" : std::get<std::string>(name->value);
+      };
+      if (tables == nullptr ||
+          std::ranges::any_of(*tables, [&](const auto& table) { return name_of(table).empty(); })) {
+        if (!node.is_section) keys[key] = config::to_toml(node.value);
+        continue;
+      }
+      for (const config::Table& table : *tables)
+        for (const config::TableMember& member : table.members)
+          if (member.name != "name")
+            keys[key + "." + name_of(table) + "." + member.name] = config::to_toml(member.value);
     }
     return keys;
   };
@@ -182,8 +193,12 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
 }
 
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
-  for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml))
-    log::info("changed since: {}", change);
+  for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml)) {
+    const bool weights = (change.starts_with("data.source.") && change.find(".weight: ") != std::string::npos) ||
+                         change.starts_with("data.phase: ");
+    log::info("changed since: {}{}", change,
+              weights ? format(", from sample {} on", resumed.state.samples_seen) : std::string());
+  }
   if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
     log::info("changed since: the validation data; earlier validation losses are not comparable");
   if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)

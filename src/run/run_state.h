@@ -37,6 +37,7 @@ struct Resumed {
   std::string config_toml;
   std::optional<std::string> gemm_tuning_hash;
   std::string val_hash;
+  std::vector<data::MixturePhase> phases;  // of its mixture
 };
 /// Loads weights, moments and state from the checkpoint that checkpoint.resume selects, and refreshes the compute
 /// weights. Returns an empty result if the run starts from scratch. "auto" skips damaged checkpoints of `folder`, with
@@ -57,7 +58,8 @@ std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::pa
 std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
                                   const checkpoint::Snapshot& expected);
 
-/// Returns the keys of a resumed run that have changed, for one notice: "optim.lr: 0.0006 -> 0.0003".
+/// Returns the keys of a resumed run that have changed, for one notice: "optim.lr: 0.0006 -> 0.0003". Tables with names
+/// are named: "data.source.web.weight: 0.7 -> 0.5".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
 /// Logs the changes since the resumed run was saved.
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);

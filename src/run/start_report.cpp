@@ -25,6 +25,8 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.accumulation = trainer.accumulation();
   start.data_replicas = trainer.replicas() / config::sharding_of(config).depth();
   start.train_tokens = datasets.train->tokens();
+  if (datasets.train->is_mixed())
+    for (const auto& [name, dataset] : datasets.train->sources()) start.sources[name] = dataset.tokens();
   start.windows = datasets.train->windows();
   for (const data::NamedDataset& set : datasets.val) start.val_tokens += set.dataset.tokens();
   start.unigram_entropy = datasets.unigram_entropy;
@@ -62,11 +64,14 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
             environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
             environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
-  log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
+  const double samples =
+      static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch);
+  log::info("memory: {} predicted; data: {} training and {} validation tokens{}",
             format_bytes(static_cast<double>(start.predicted.memory_bytes)),
             format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)),
-            static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch) /
-                static_cast<double>(start.windows));
+            start.sources.empty()
+                ? format("; the run is {:.3g} epochs", samples / static_cast<double>(start.windows))
+                : format(" in {} source{}", start.sources.size(), start.sources.size() == 1 ? "" : "s"));
 }
 
 }  // namespace trainer::run

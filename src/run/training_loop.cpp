@@ -14,6 +14,7 @@
 #include "run/divergence.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
+#include "run/run_data.h"
 #include "run/run_folder.h"
 #include "run/run_state.h"
 #include "run/schedule.h"
@@ -49,7 +50,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
              {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}, system_calls(),
              &world),
       peak_(setup::make_peak(*device_, open_.machine.compute, config_, world)),
-      reporter_(config_, open_.plan, open_.machine, memory_, peak_, world.first()),
+      reporter_(config_, open_.plan, open_.machine, *open_.datasets.train, memory_, peak_, world.first()),
       tracer_(world, config_, trainer_),
       batches_([&data = *open_.datasets.train](int64_t sample, int64_t sequences, data::TokenBatch& out) {
         data.train_batch(sample, sequences, out);
@@ -110,7 +111,9 @@ void TrainingLoop::prepare() {
     const PlanningWatch watch(world_, config_.model.n_layer);
     trainer_.plan();
   }
+  std::vector<data::MixturePhase> phases;
   if (const auto resumed = fill_model(trainer_, checkpoint_folder(config_), header_)) {
+    phases = resumed->phases;
     state_ = resumed->state;
     saved_step_ = state_.step;
     saved_ = resumed->folder;
@@ -125,6 +128,8 @@ void TrainingLoop::prepare() {
       state_.best_val_loss = kUnknown;
     }
   }
+  const int64_t samples = state_.samples_seen + (total_steps_ - state_.step) * config_.train.global_batch;
+  mixture_table_ = continue_mixture(world_, config_, *open_.datasets.train, phases, state_.samples_seen, samples);
 }
 
 void TrainingLoop::begin() {
@@ -140,6 +145,7 @@ void TrainingLoop::begin() {
   start.config_toml = header_.config_toml;
   std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
   notes.push_back(setup::offload_note(trainer_, open_.plan, config_, open_.machine));
+  notes.push_back(mixture_table_);
   reporter_.start(start, world_.transport(), notes);
   if (!config_.checkpoint.async) return;
   asynchronous_ = !trainer_.scalars().is_true_on_any_rank(!open_.plan.memory.contains(setup::kSnapshotMemory));
@@ -276,6 +282,7 @@ void TrainingLoop::save(bool background) {
   save_.began = now_seconds();
   checkpoint::Snapshot& snapshot = save_.snapshot = header_;
   snapshot.state = state_;
+  if (const data::Mixture* mixture = open_.datasets.train->mixture()) snapshot.mixture.phases = mixture->phases();
   snapshot.state.finite_weights = train::weights_are_finite(trainer_);
   note_best(snapshot.state);
   snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
@@ -366,7 +373,7 @@ void TrainingLoop::require_whole_data() {
   if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_are_whole())) return;
   save_last_step();
   world_.control().run_on_all_ranks([&] {
-    open_.datasets.train->stream().require_whole();
+    open_.datasets.train->require_whole();
     for (const data::NamedDataset& set : open_.datasets.val) set.dataset.stream().require_whole();
   });
 }
@@ -379,6 +386,8 @@ int TrainingLoop::finish(bool in_time) {
                               : is_finished() ? "finished"
                                               : "stopped after --max-steps";
   reporter_.end(state_, outcome, trainer_);
+  const std::string table = mixture_table(config_, *open_.datasets.train, state_.samples_seen);
+  if (world_.first() && !table.empty()) log::info("{}", table);
   return stopped ? kStoppedBySignal : 0;
 }
 

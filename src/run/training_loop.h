@@ -119,6 +119,7 @@ class TrainingLoop {
   Tracer tracer_;
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
+  std::string mixture_table_;  // of the whole run, for its start
   checkpoint::TrainState state_;
   bool asynchronous_ = false;       // checkpoint.async, where the memory suffices
   int64_t saved_step_ = -1;         // or being saved

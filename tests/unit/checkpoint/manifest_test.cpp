@@ -66,6 +66,28 @@ struct Mistake {
   const char* says;
 };
 
+/// A mixture with two phases; the second begins at sample 5.
+json mixture(int64_t parts, const json& slots, int64_t first) {
+  return {{"parts", parts},
+          {"phases",
+           {{{"first_sample", first}, {"slots", slots}, {"start", json::object()}},
+            {{"first_sample", 5}, {"slots", {{"a", 1}, {"b", 99'999}}}, {"start", {{"a", 5}, {"b", 0}}}}}},
+          {"sources", {{"a", {{"windows", 3}, {"hash", "12ab"}}}}}};
+}
+
+TEST(Manifest, KeepsTheMixture) {
+  TempFolder folder;
+  json document = json::parse(content_of(save_step(folder, 1) / kManifestFile));
+  EXPECT_FALSE(document.contains("mixture"));
+  EXPECT_TRUE(parse_manifest(document.dump(), "m").header.mixture.phases.empty());
+  document["mixture"] = mixture(100'000, {{"a", 100'000}}, 0);
+  const MixtureState kept = parse_manifest(document.dump(), "m").header.mixture;
+  ASSERT_EQ(kept.phases.size(), 2u);
+  EXPECT_EQ(kept.phases[1], (data::MixturePhase{5, {{"a", 1}, {"b", 99'999}}, {{"a", 5}, {"b", 0}}}));
+  EXPECT_EQ(kept.sources.at("a").windows, 3);
+  EXPECT_EQ(to_json(kept), document["mixture"]);
+}
+
 TEST(Manifest, NamesThePlaceOfEachMistake) {
   TempFolder folder;
   const json sound = json::parse(content_of(save_step(folder, 1) / kManifestFile));
@@ -111,6 +133,11 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
       {"/tensors/0/pieces/0/runs/0", json{0, 3, 2, 26}, "outside"},
       {"/tensors/0/pieces/0/runs", json{{0, 40}, {39, 39}}, "not in ascending order"},
       {"/tensors/0/pieces/0/xxh3", json::array(), "0 checksums, expected 1"},
+      {"/mixture", json::object(), "\"parts\" is missing"},
+      {"/mixture", mixture(7, {{"a", 100'000}}, 0), "parts: 7 is outside"},
+      {"/mixture", mixture(100'000, {{"a", 99'999}}, 0), "phases[0]: 99999 slots, expected 100000"},
+      {"/mixture", mixture(100'000, json::object(), 0), "phases[0]: 0 slots"},
+      {"/mixture", mixture(100'000, {{"a", 100'000}}, 5), "phases[1]: phases are not in ascending order"},
   };
   parse_manifest(sound.dump(), "m");
   for (const Mistake& mistake : mistakes) {

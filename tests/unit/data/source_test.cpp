@@ -43,8 +43,8 @@ TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
   const Datasets first = open();
   ASSERT_TRUE(first.train && first.val.size() == 1 && first.tokenizer);
   EXPECT_EQ(first.vocab, 500);
-  EXPECT_EQ(first.train->begin(), 0);
-  EXPECT_EQ(first.train->end(), first.val.front().dataset.begin());
+  EXPECT_EQ(first.train->sources().front().dataset.begin(), 0);
+  EXPECT_EQ(first.train->sources().front().dataset.end(), first.val.front().dataset.begin());
   EXPECT_EQ(first.val.front().dataset.end(), first.val.front().dataset.stream().tokens());
   EXPECT_NEAR(static_cast<double>(first.val.front().dataset.tokens()),
               0.1 * static_cast<double>(first.val.front().dataset.stream().tokens()), 1);
@@ -64,7 +64,7 @@ TEST_F(Source, ValidationStartsAtADocument) {
   config_.data.document = config::Document::block;
   const Datasets data = open();
   std::vector<int32_t> before(1);
-  data.train->stream().copy(data.val.front().dataset.begin() - 1, before);
+  data.train->sources().front().dataset.stream().copy(data.val.front().dataset.begin() - 1, before);
   EXPECT_EQ(before[0], data.tokenizer->eos());
   EXPECT_NEAR(static_cast<double>(data.val.front().dataset.tokens()),
               0.1 * static_cast<double>(data.val.front().dataset.stream().tokens()),
@@ -76,9 +76,9 @@ TEST_F(Source, TakesValidationFilesOfTheirOwn) {
   config_.data.val = {write(folder_ / "val.txt", novel().substr(300'000, 20'000))};
   config_.data.val_fraction = 0;
   const Datasets data = open();
-  EXPECT_EQ(data.train->end(), data.train->stream().tokens());
+  EXPECT_EQ(data.train->sources().front().dataset.end(), data.train->sources().front().dataset.stream().tokens());
   EXPECT_EQ(data.val.front().dataset.begin(), 0);
-  EXPECT_NE(&data.val.front().dataset.stream(), &data.train->stream());
+  EXPECT_NE(&data.val.front().dataset.stream(), &data.train->sources().front().dataset.stream());
   config_.data.val = {write(folder_ / "tiny.txt", "too short")};
   expect_error(Code::data, {"val.bin", "fewer than one window", "33"}, [&] { open(); });
 }
@@ -116,6 +116,61 @@ TEST_F(Source, OpensEachValidationSetWithItsOwnSettings) {
   EXPECT_NE(open().val_hash, data.val_hash);
   config_.data.validation[1].files = {write(folder_ / "tiny.txt", "too short")};
   expect_error(Code::data, {"data.validation \"code\"", "fewer than one window", "33"}, [&] { open(); });
+}
+
+TEST_F(Source, OpensTheSourcesOfAMixture) {
+  const auto source = [&](const std::string& name, size_t at, double weight) {
+    return config::FileSet{
+        .name = name, .files = {write(folder_ / (name + ".txt"), novel().substr(at, 40'000))}, .weight = weight};
+  };
+  config_.data.source = {source("web", 0, 0.75), source("math", 200'000, 0.25)};
+  config_.data.tokenizer = "train";
+  config_.data.vocab_size = 500;
+  const Datasets data = open();
+  ASSERT_TRUE(data.train && data.train->is_mixed());
+  ASSERT_EQ(data.train->sources().size(), 2u);
+  EXPECT_EQ(data.train->sources()[0].name, "math") << "in the order of names";
+  EXPECT_EQ(data.val[0].name, "web") << "in the order of the configuration";
+  EXPECT_EQ(data.train->mixture()->phases().at(0).slots, (SlotsByName{{"math", 25'000}, {"web", 75'000}}));
+  EXPECT_TRUE(fs::exists(folder_ / "run/tokens/web.bin") && fs::exists(folder_ / "run/tokens/math.bin"));
+
+  const TokenDataset &math = data.train->sources()[0].dataset, &web = data.train->sources()[1].dataset;
+  TokenBatch batch, expected;
+  data.train->train_batch(0, 8, batch);
+  for (int64_t row = 0, web_seen = 0, math_seen = 0; row < 8; ++row) {
+    expected.resize(1, 32);
+    const bool is_math = data.train->mixture()->names()[data.train->mixture()->at(row).source] == "math";
+    is_math ? math.train_batch(math_seen++, 1, expected) : web.train_batch(web_seen++, 1, expected);
+    EXPECT_TRUE(std::equal(expected.ids.begin(), expected.ids.end(), batch.ids.begin() + row * 32)) << row;
+    EXPECT_TRUE(std::equal(expected.targets.begin(), expected.targets.end(), batch.targets.begin() + row * 32)) << row;
+  }
+  const FeistelPermutation permutation(static_cast<uint64_t>(web.windows()), 3, 0, "data.permutation/web");
+  EXPECT_EQ(web.window_of(5), static_cast<int64_t>(permutation(5)));
+
+  std::map<int32_t, double> frequency;  // of the mixture: 3/4 web, 1/4 math, with one added to each count
+  for (const auto& [set, share] : {std::pair(&math, 0.25), {&web, 0.75}}) {
+    std::vector<int32_t> ids(set->tokens());
+    set->stream().copy(0, ids);
+    for (int32_t token = 0; token < 500; ++token)
+      frequency[token] += share * static_cast<double>(std::count(ids.begin(), ids.end(), token) + 1) /
+                          static_cast<double>(ids.size() + 500);
+  }
+  const TokenDataset& val = data.val[0].dataset;
+  std::vector<int32_t> ids(val.windows() * 32);
+  val.stream().copy(val.begin() + 1, ids);
+  double nats = 0;
+  for (const int32_t id : ids) nats -= std::log(frequency[id]);
+  EXPECT_NEAR(data.unigram_entropy, nats / static_cast<double>(ids.size()), 1e-9);
+
+  const std::string hash = data.data_hash;
+  std::swap(config_.data.source[0], config_.data.source[1]);
+  EXPECT_EQ(open().data_hash, hash) << "the order of the file does not count";
+  for (config::FileSet& set : config_.data.source) set.weight.reset();
+  const Datasets even = open();
+  EXPECT_EQ(even.data_hash, hash) << "weights are no data";
+  const SlotsByName& slots = even.train->mixture()->phases().at(0).slots;
+  EXPECT_NEAR(static_cast<double>(slots.at("web")) / static_cast<double>(web.windows()),
+              static_cast<double>(slots.at("math")) / static_cast<double>(math.windows()), 1);
 }
 
 TEST_F(Source, SkipsValidationOnRequest) {
@@ -225,7 +280,7 @@ TEST_F(Source, UnigramEntropyIsThatOfTheSmoothedCounts) {
   const Datasets data = open();
   std::map<int32_t, double> counts;
   std::vector<int32_t> train(data.train->tokens()), val(data.val.front().dataset.windows() * 32);
-  data.train->stream().copy(0, train);
+  data.train->sources().front().dataset.stream().copy(0, train);
   data.val.front().dataset.stream().copy(data.val.front().dataset.begin() + 1, val);
   for (const int32_t id : train) ++counts[id];
   double nats = 0;

@@ -1,0 +1,41 @@
+#pragma once
+// TrainingData: the training sequences of a run, from one set of files or from several by a mixture.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/mixture.h"
+
+namespace trainer::data {
+
+class TrainingData {
+ public:
+  /// A single source without a name, or several with names, in order, which need set_mixture() before the first batch.
+  explicit TrainingData(std::vector<NamedDataset> sources);
+  TrainingData(TrainingData&&) = default;
+  TrainingData& operator=(TrainingData&&) = default;
+
+  const std::vector<NamedDataset>& sources() const { return sources_; }
+  bool is_mixed() const { return !sources_.front().name.empty(); }
+  int64_t tokens() const;
+  /// Returns the windows of all sources.
+  int64_t windows() const;
+
+  /// Sources of the mixture that are not there must not be drawn from any more.
+  void set_mixture(Mixture mixture);
+  /// Null for a single source without a name.
+  const Mixture* mixture() const { return mixture_ ? &*mixture_ : nullptr; }
+
+  /// As those of TokenDataset.
+  void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
+  void prefetch(int64_t sample, int64_t sequences) const;
+  void require_whole() const;
+
+ private:
+  std::vector<NamedDataset> sources_;
+  std::optional<Mixture> mixture_;
+  std::vector<const TokenDataset*> by_place_;  // of the mixture's names; null: not there
+};
+
+}  // namespace trainer::data

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Mixtures of weighted sources: what is drawn, in any layout, across resumes, and when weights change."""
+import collections
+import json
+import struct
+
+import rig
+
+# Each source has tokens of its own, so that a batch shows where it is from by the loss alone: none needs to be read back.
+SOURCES = """[[data.source]]
+name = "web"
+files = ["web.bin"]
+weight = 0.7
+[[data.source]]
+name = "code"
+files = ["code.bin"]
+weight = 0.2
+[[data.source]]
+name = "math"
+files = ["math.bin"]
+weight = 0.1
+"""
+SLOTS = {"web": 70000, "code": 20000, "math": 10000}
+
+
+def token_file(tokens):
+    """The llm.c layout, with the vocabulary in the header."""
+    return struct.pack("<256i", 20240520, 1, len(tokens), 0, 320, *[0] * 251) + struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+class Mixtures(rig.Runs):
+    def setUp(self):
+        super().setUp()
+        for i, (name, windows) in enumerate((("web", 60), ("code", 11), ("math", 7))):
+            tokens = [100 * i + (j * j + j // 7) % 97 for j in range(32 * windows + 1)]
+            (self.folder / f"{name}.bin").write_bytes(token_file(tokens))
+        config = self.folder / "config.toml"
+        text = config.read_text().replace('train = ["tokens/tokens.bin"]\ntokenizer = "tokens/tokenizer.model"\n', "")
+        config.write_text(text.replace("val_fraction = 0.1", "val_fraction = 0") + SOURCES)
+
+    def manifest(self, step, run="run"):
+        return json.loads((self.step_folder(step, run) / "manifest.json").read_text())
+
+    def test_every_step_has_its_share(self):
+        stderr = self.train()
+        steps = self.events("step")
+        for event in steps:
+            taken = event["sources"]
+            self.assertEqual(sum(taken.values()), event["data_position"])
+            self.assertIsNone(event["epoch"])
+            for name, slots in SLOTS.items():
+                self.assertLess(abs(taken[name] - event["data_position"] * slots / 100000), 1)
+        self.assertNotIn("  epoch ", stderr)
+        self.assertIn("3 sources", stderr)
+        self.assertRegex(stderr, r"source +tokens +share +slots +samples +epochs\n.*code ")
+        self.assertRegex(stderr, r"math +225 +10\.0 % +10000 +3 +0\.43")
+        mixture = self.manifest(8)["mixture"]
+        self.assertEqual(mixture["parts"], 100000)
+        self.assertEqual(mixture["phases"], [{"first_sample": 0, "slots": SLOTS, "start": {}}])
+        self.assertEqual({name: source["windows"] for name, source in mixture["sources"].items()},
+                         {"web": 60, "code": 11, "math": 7})
+        self.assertEqual(self.events("start")[0]["sources"], {"web": 1921, "code": 353, "math": 225})
+
+    def test_layouts_draw_the_same_samples(self):
+        sets = ["precision.compute=fp64", "model.dropout=0"]
+        self.train(*sets, "run.dir=alone")
+        self.train_on(2, *sets, "parallel.data=2", "run.threads=1")
+        self.assert_follows("run", "alone")
+        self.train(*sets, "run.dir=small", "train.micro_batch=1")
+        self.assert_follows("small", "alone")
+        self.train(*sets, "run.dir=large", "train.global_batch=8", "train.steps=4")
+        self.assertEqual([e["sources"] for e in self.events("step", "large")], [e["sources"] for e in self.events("step", "alone")][1::2])
+
+    def test_the_order_of_the_file_does_not_count(self):
+        self.train("run.dir=first")
+        config = self.folder / "config.toml"
+        tables = SOURCES.split("[[data.source]]\n")[1:]
+        config.write_text(config.read_text().replace(SOURCES, "".join("[[data.source]]\n" + table for table in reversed(tables))))
+        self.train()
+        self.assert_same_run(8, "run", "first")
+
+    def test_stopped_and_resumed_it_has_the_same_bits(self):
+        (self.folder / "config.toml").write_text((self.folder / "config.toml").read_text() +
+                                                 "[[data.phase]]\nfrom_tokens = 500\nweights = { web = 0.5, math = 0.5 }\n")
+        self.train("run.dir=whole")
+        for steps in (3, 1, 2):  # sample 16, of 512 tokens, begins the phase: after step 4
+            self.train(max_steps=steps)
+        self.train()
+        self.assert_same_run(8, "run", "whole")
+        self.assertEqual(self.manifest(8)["mixture"], self.manifest(8, "whole")["mixture"])
+        phases = self.manifest(8)["mixture"]["phases"]
+        self.assertEqual([phase["first_sample"] for phase in phases], [0, 16])
+        self.assertEqual(phases[1]["slots"], {"math": 50000, "web": 50000})
+        self.assertEqual(sum(phases[1]["start"].values()), 16)
+        self.assertEqual(self.events("step")[-1]["sources"]["code"], phases[1]["start"]["code"])
+
+    def test_a_longer_run_leaves_earlier_samples(self):
+        self.train("run.dir=short", "optim.schedule=constant")
+        self.train("optim.schedule=constant", "train.steps=12")
+        self.assertEqual(self.losses()[0][:8], self.losses("short")[0])
+
+    def test_weights_change_on_resume(self):
+        stderr = self.train(max_steps=4)
+        stderr = self.train("data.source.math.weight=0.5")
+        self.assertIn("changed since: data.source.math.weight: 0.1 -> 0.5, from sample 16 on", stderr)
+        phases = self.manifest(8)["mixture"]["phases"]
+        self.assertEqual([phase["first_sample"] for phase in phases], [0, 16])
+        self.assertEqual(phases[1]["start"], self.events("step")[3]["sources"])
+        self.assertEqual(phases[1]["slots"], {"code": 14286, "math": 35714, "web": 50000})
+        taken = collections.Counter(self.events("step")[-1]["sources"])
+        taken.subtract(phases[1]["start"])
+        for name, slots in phases[1]["slots"].items():
+            self.assertLess(abs(taken[name] - 16 * slots / 100000), 1)
+        shown = self.trainer("checkpoint", "inspect", "--checkpoint", "run", stdout=True)
+        self.assertIn("from sample 0: slots", shown)
+        self.assertIn("from sample 16: slots", shown)
+        # The same weights go on as before: no new phase.
+        self.train("data.source.math.weight=0.5", "train.steps=12")
+        self.assertEqual(len(self.manifest(12)["mixture"]["phases"]), 2)
+
+    def test_sources_come_and_go(self):
+        self.train(max_steps=4)
+        config = self.folder / "config.toml"
+        text = config.read_text()
+        (self.folder / "extra.bin").write_bytes((self.folder / "web.bin").read_bytes())
+        config.write_text(text + '[[data.source]]\nname = "extra"\nfiles = ["extra.bin"]\nweight = 1\n')
+        self.train(max_steps=2)
+        self.assertEqual(self.events("step")[-1]["sources"]["extra"], 4)  # half of two steps of 4
+        config.write_text(text)
+        self.assertIn('data.source "extra"', self.train(status=5))
+        self.train("checkpoint.allow_other_data=true")
+        self.assertEqual(self.events("step")[-1]["sources"]["extra"], 4)
+        (self.folder / "math.bin").write_bytes(token_file([j % 90 for j in range(300)]))
+        self.assertIn('data.source "math" differs', self.train("train.steps=10", status=5))
+        self.train("train.steps=10", "checkpoint.allow_other_data=true")
+
+    def test_without_weights_all_have_as_many_epochs(self):
+        config = self.folder / "config.toml"
+        config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("weight")) + "\n")
+        self.train("train.steps=39", "train.global_batch=2")  # 78 windows together
+        self.assertEqual(self.events("step")[-1]["sources"], {"web": 60, "code": 11, "math": 7})
+
+    def test_limits_of_epochs(self):
+        self.assertIn('data.source "math": this run takes 3.43 epochs of it, max_epochs = 2; a weight of 0.0',
+                      self.train("data.source.math.max_epochs=2", "train.steps=60", status=4))
+        stderr = self.train("data.source.math.max_epochs=2", "train.steps=60", "data.source.math.weight=0.05", max_steps=1)
+        self.assertNotIn("max_epochs", stderr)
+
+    def test_a_phase_after_the_end_is_a_warning(self):
+        config = self.folder / "config.toml"
+        config.write_text(config.read_text() + "[[data.phase]]\nfrom_tokens = 99_999\nweights = { web = 1 }\n")
+        self.assertIn("has no effect: the run ends at token 1024", self.train())
+
+    def test_tails_of_sources_are_validation_sets(self):
+        self.train("data.val_fraction=0.3", "checkpoint.best=code")
+        event = self.events("eval")[-1]
+        self.assertEqual((event["set"], list(event["sets"])), ("code", ["web", "code", "math"]))
+        evaluated = json.loads(self.trainer("eval", "--checkpoint", "run", "--json", stdout=True))
+        self.assertEqual(sorted(evaluated["sets"]), ["code", "math", "web"])
+
+    def test_a_single_list_of_files_is_as_it_was(self):
+        self.train("data.source=[]", "data.train=web.bin")
+        self.assertNotIn("mixture", self.manifest(8))
+        self.assertNotIn("sources", self.events("step")[0])
+        self.assertIsNotNone(self.events("step")[0]["epoch"])
+        self.assertIn("training data differs", self.train("train.steps=9", status=5))
+
+    def test_text_is_tokenized_by_source(self):
+        text = (self.folder / "text.txt").read_text()
+        for name in ("web", "code", "math"):
+            (self.folder / f"{name}.txt").write_text(text.replace("cat", name))
+        sets = [f"data.source.{name}.files={name}.txt" for name in ("web", "code", "math")]
+        self.train(*sets, "data.tokenizer=train", "data.vocab_size=320", max_steps=2)
+        self.assertEqual(sorted(path.name for path in (self.folder / "run/tokens").glob("*.bin")), ["code.bin", "math.bin", "web.bin"])
+        self.assertNotIn("tokenizer: trained", self.train(*sets, "data.tokenizer=train", "data.vocab_size=320"))
+
+    def test_mistakes_in_the_files(self):
+        (self.folder / "math.bin").write_bytes(token_file([1] * 20))
+        self.assertIn('data.source "math": math.bin: 20 tokens', self.train(status=4))
+        tokens = token_file([1] * 400)
+        (self.folder / "math.bin").write_bytes(tokens[:16] + struct.pack("<i", 400) + tokens[20:])
+        stderr = self.train(status=4)
+        self.assertIn('data.source "math": math.bin: its vocabulary (400)', stderr)
+        self.assertIn('data.source "web": web.bin', stderr)
+
+
+if __name__ == "__main__":
+    rig.main()
