@@ -90,8 +90,8 @@ void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Da
       if (!check(bad_characters(path))) return;
     if (!files) continue;
     const DataFormat format = set.format.value_or(data.format);
-    check(missing_files(set.files, format, tokens / (set.name + extension)), Code::data);
-    check(unknown_file(set.files, format), Code::data);
+    if (check(missing_files(set.files, format, tokens / (set.name + extension)), Code::data))
+      check(unknown_file(set.files, format), Code::data);
   }
 }
 

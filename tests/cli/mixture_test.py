@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Mixtures of weighted sources: what is drawn, in any layout, across resumes, and when weights change."""
 import collections
+import gzip
 import json
 import struct
 
@@ -93,6 +94,11 @@ class Mixtures(rig.Runs):
         self.assertEqual(phases[1]["slots"], {"math": 50000, "web": 50000})
         self.assertEqual(sum(phases[1]["start"].values()), 16)
         self.assertEqual(self.events("step")[-1]["sources"]["code"], phases[1]["start"]["code"])
+        # A save in the background has the same mixture.
+        self.train("run.dir=background", "checkpoint.async=true", "checkpoint.interval=3")
+        self.assert_same_run(8, "background", "whole")
+        for step in (3, 6):
+            self.assertEqual(self.manifest(step, "background")["mixture"], self.manifest(8)["mixture"])
 
     def test_a_longer_run_leaves_earlier_samples(self):
         self.train("run.dir=short", "optim.schedule=constant")
@@ -173,6 +179,11 @@ class Mixtures(rig.Runs):
         self.train(*sets, "data.tokenizer=train", "data.vocab_size=320", max_steps=2)
         self.assertEqual(sorted(path.name for path in (self.folder / "run/tokens").glob("*.bin")), ["code.bin", "math.bin", "web.bin"])
         self.assertNotIn("tokenizer: trained", self.train(*sets, "data.tokenizer=train", "data.vocab_size=320"))
+        # Compressed text gives the same tokens.
+        (self.folder / "web.txt.gz").write_bytes(gzip.compress((self.folder / "web.txt").read_bytes()))
+        self.train(*sets, "data.source.web.files=web.txt.gz", "data.tokenizer=train", "data.vocab_size=320", "run.dir=packed", max_steps=2)
+        for name in ("web", "code"):
+            self.assertEqual((self.folder / f"packed/tokens/{name}.bin").read_bytes(), (self.folder / f"run/tokens/{name}.bin").read_bytes())
 
     def test_mistakes_in_the_files(self):
         (self.folder / "math.bin").write_bytes(token_file([1] * 20))
