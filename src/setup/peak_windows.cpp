@@ -68,7 +68,7 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
       unit_(peak_unit(device.isa(), compute)),
       first_lane_(local_rank * device.threads()),
       lanes_of_host_(local_size * device.threads()) {
-  // Operands are random: the CPU's clock frequency depends on the data, and may be higher for zeros or constants.
+  // Operands are random, like those of a training step: the clock frequency may depend on the data.
   std::vector<double> draws(static_cast<size_t>(ops::kPeakOperandBytes / size_of(unit_.operands)));
   ops::fill_normals(device, philox_key(1, "peak"), 0, static_cast<int64_t>(draws.size() / 4), draws.data());
   for (int thread = 0; thread < device.threads(); ++thread) {
