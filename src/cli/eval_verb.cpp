@@ -103,7 +103,7 @@ size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::
     if (!set.name.empty()) known.push_back(set.name);
   for (const std::string& name : names)
     if (std::ranges::count(known, name) == 0)
-      throw Error(Code::usage, format("--set-name {}: there is no such validation set; {}", name,
+      throw Error(Code::usage, format("--set-name {}: unknown validation set; {}", name,
                                       known.empty() ? "the run's only set has no name"
                                                     : format("the run has {}", fmt::join(known, ", "))))
           .on(Scope::all_ranks);

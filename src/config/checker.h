@@ -1,5 +1,5 @@
 #pragma once
-// What validation shares: the collection of mistakes that follow from several keys.
+// Checker: collects the mistakes that follow from several keys; validate.cpp and validate_data.cpp share it.
 #include <algorithm>
 #include <initializer_list>
 #include <span>

@@ -36,14 +36,14 @@ Member<T> member(const char* name, Type type, V T::*at, Range range = {}) {
           [at](const T& t) { return Value(t.*at); },
           [at](T& t, const Value& value) { t.*at = std::get<V>(value); }};
 }
-/// One that may be absent.
+/// An optional value.
 template <typename T, typename V>
 Member<T> member(const char* name, Type type, std::optional<V> T::*at, Range range = {}) {
   return {{name, type, Value(), range, {}},
           [at](const T& t) { return t.*at ? Value(*(t.*at)) : Value(); },
           [at](T& t, const Value& value) { t.*at = std::get<V>(value); }};
 }
-/// An enum, as in Declare::choice(), that may be absent.
+/// An optional enum, as in Declare::choice().
 template <typename T, typename Enum>
 Member<T> choice_member(const char* name, std::optional<Enum> T::*at, const StringList& names) {
   return {{name, Type::choice, Value(), {}, names},

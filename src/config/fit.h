@@ -1,5 +1,5 @@
 #pragma once
-// Values of the types that keys take.
+// Fits values from TOML and --set to the types of keys.
 #include <string>
 
 #include "config/keys.h"
@@ -12,7 +12,7 @@ namespace trainer::config {
 Value fitted(const Field& key, const Value& value);
 /// Returns what the key takes: "an integer >= 1".
 std::string expected(const Field& key);
-/// Returns the value fitted to the key; nothing, after noting the mistake of `path`, when it does not fit.
+/// Returns the value fitted to the key. Records the mistake in `path` and returns nothing if it does not fit.
 Value checked(const Field& key, const std::string& path, const Value& found, const std::string& shown, const Origin& at,
               Mistakes& mistakes);
 

@@ -34,9 +34,9 @@ class Loader {
  private:
   const Key* find(const TomlNode& node, const Origin& at);
   void apply(const Key& key, const TomlNode& node, const Origin& at);
-  /// Fits the members of each table. False, after noting the mistakes, when some do not fit.
+  /// Fits the members of each table. Records the mistakes and returns false if some do not fit.
   bool check_members(const Key& key, TableList& tables, const Origin& at);
-  /// Returns the value that a word of --set stands for; nothing, after noting the mistake, when it is none.
+  /// Returns the value that a word of --set stands for. Records the mistake and returns nothing if it is invalid.
   std::optional<TomlNode> read_word(const Field& field, const std::string& path, const std::string& word,
                                     const Origin& at);
   /// Sets a member of the table of a name: "web.files".
@@ -199,8 +199,7 @@ void Loader::set_in_table(const Key& key, const std::string& member, const std::
   });
   const auto field = std::ranges::find(key.members, name, &Field::name);
   const std::string path = format("{} \"{}\"", key.path(), table_name);
-  if (table == tables.end())
-    return mistakes_.add(at, path, "there is no such table" + did_you_mean(table_name, tables_known));
+  if (table == tables.end()) return mistakes_.add(at, path, "unknown table" + did_you_mean(table_name, tables_known));
   if (field == key.members.end())
     return mistakes_.add(at, path,
                          format("unknown key \"{}\"; expected one of {}", name, fmt::join(members_known, ", ")));

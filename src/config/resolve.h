@@ -17,7 +17,7 @@ std::vector<std::vector<std::string>*> file_lists(Data& data);
 Data data_of(const Data& data, const FileSet& set);
 /// Returns the names of the validation sets; none where the only set has no name.
 std::vector<std::string> validation_names(const Data& data);
-/// Returns the place of the set that checkpoint.best means among the validation sets.
+/// Returns the index of the validation set that checkpoint.best names; 0 if it names none.
 size_t followed_set(const Config& config);
 
 /// Returns the smallest number of ranks for the configuration; the only one if parallel.data is set.

@@ -17,7 +17,7 @@ struct FilePart {
   config::Data data;  // data.train: the files, as they were given
   std::string tokens;
   std::optional<double> weight = {};
-  std::vector<std::string> files = {};  // found
+  std::vector<std::string> files = {};  // data.train with globs expanded
 };
 
 /// Returns the training files, or the sources, in the order of the configuration.

@@ -9,7 +9,7 @@
 
 namespace trainer::data {
 
-/// Weights are rounded to whole slots, so many of them together.
+/// Total number of slots that the weights of a mixture are rounded to.
 inline constexpr int64_t kMixtureSlots = 100'000;
 
 /// Values by the name of a source. Their order, bytewise, settles ties.
@@ -25,7 +25,7 @@ struct WeightChange {
   WeightsByName weights;
 };
 
-/// The same in whole numbers, as a checkpoint has it: the slots of each source, and its samples before the phase.
+/// The same in integers, as stored in checkpoints: the slots of each source, and its samples before the phase.
 struct MixturePhase {
   int64_t first_sample = 0;
   SlotsByName slots, start;
@@ -49,7 +49,7 @@ class MixturePattern {
  private:
   std::vector<int64_t> count_;    // slots of a period by source
   std::vector<uint16_t> source_;  // by slot
-  std::vector<uint32_t> rank_;    // by slot: earlier ones of the period with the same source
+  std::vector<uint32_t> rank_;    // by slot: number of earlier slots of the period with the same source
 };
 
 class Mixture {
@@ -63,7 +63,7 @@ class Mixture {
   const std::vector<MixturePhase>& phases() const { return phases_; }
 
   struct Place {
-    size_t source;  // of names()
+    size_t source;  // index in names()
     int64_t index;  // samples of this source before this one
   };
   Place at(int64_t sample) const;
@@ -72,7 +72,7 @@ class Mixture {
 
  private:
   void add(MixturePhase phase);
-  /// Returns the number of the phase that a sample belongs to; the first, for samples before any.
+  /// Returns the index of the phase that a sample belongs to; 0 for samples before the first phase.
   size_t phase_of(int64_t sample) const;
 
   std::vector<std::string> names_;

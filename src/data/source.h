@@ -34,7 +34,7 @@ struct Datasets {
   std::optional<TrainingData> train;                 // empty: stopped
   std::map<std::string, std::string> source_hashes;  // of each named source
   std::vector<NamedDataset> val;                     // in the order of the file
-  size_t followed = 0;                               // the one of them that checkpoint.best means
+  size_t followed = 0;                               // index of the set that checkpoint.best names
   std::string data_hash;                             // hash of the training tokens and their end positions
   std::string val_hash;  // hash of the validation tokens, their starts and names; empty without
   bool staged = false;   // some tokens are still staged

@@ -22,7 +22,7 @@ class TrainingData {
   /// Returns the windows of all sources.
   int64_t windows() const;
 
-  /// Sources of the mixture that are not there must not be drawn from any more.
+  /// The mixture may name sources of earlier phases that are not open; no later sample may be drawn from them.
   void set_mixture(Mixture mixture);
   /// Null for a single source without a name.
   const Mixture* mixture() const { return mixture_ ? &*mixture_ : nullptr; }
@@ -35,7 +35,7 @@ class TrainingData {
  private:
   std::vector<NamedDataset> sources_;
   std::optional<Mixture> mixture_;
-  std::vector<const TokenDataset*> by_place_;  // of the mixture's names; null: not there
+  std::vector<const TokenDataset*> by_place_;  // by index in the mixture's names(); null: not open
 };
 
 }  // namespace trainer::data

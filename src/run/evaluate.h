@@ -29,7 +29,7 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
                     const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);
 
-/// Does so for each set. The report has the numbers of sets[followed] and, where the sets have names, those of each.
+/// Evaluates each set. The report has the numbers of sets[followed] and, if the sets have names, those of each.
 Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedDataset>& sets, size_t followed,
                          const EvalWindows& windows, const data::Tokenizer* tokenizer,
                          const std::function<bool(int64_t done, int64_t windows)>& progress);

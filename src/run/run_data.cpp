@@ -134,14 +134,15 @@ std::string continue_mixture(comm::World& world, const config::Config& config, d
       const double weight = others * share / (1 - share), digit = std::pow(10, std::floor(std::log10(weight)) - 1);
       remedy = format("a weight of {:.2g} stays below", std::floor(weight / digit) * digit);
     }
-    throw Error(Code::data, format("data.source \"{}\": this run takes {:.3g} epochs of it, max_epochs = {}; {}",
-                                   source.name, count / static_cast<double>(windows), most, remedy))
+    throw Error(Code::data,
+                format("data.source \"{}\": this run would take {:.3g} epochs of this source, but max_epochs = {}; {}",
+                       source.name, count / static_cast<double>(windows), most, remedy))
         .on(Scope::all_ranks);
   }
   if (world.first())
     for (const data::MixturePhase& phase : mixture.phases())
       if (phase.first_sample >= samples)
-        log::warning("data.phase: the one from token {} on has no effect: the run ends at token {}",
+        log::warning("data.phase: the phase that starts at token {} has no effect: the run ends at token {}",
                      phase.first_sample * config.model.seq_len, samples * config.model.seq_len);
   return mixture_table(config, train, samples);
 }

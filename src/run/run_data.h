@@ -20,7 +20,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
 /// after its end. Returns a table of the sources, with their shares at that time, for the log.
 std::string continue_mixture(comm::World& world, const config::Config& config, data::TrainingData& train,
                              std::vector<data::MixturePhase> past, int64_t from, int64_t samples);
-/// Returns the same table after so many samples; empty for a single source without a name.
+/// Returns the same table after `samples` samples; empty for a single source without a name.
 std::string mixture_table(const config::Config& config, const data::TrainingData& train, int64_t samples);
 
 }  // namespace trainer::run

@@ -121,8 +121,8 @@ void TrainingLoop::prepare() {
     total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
     if (state_.best_step >= 0 && state_.best_set != followed_set()) {
       log::info(
-          "checkpoint.best: the best checkpoint so far, of step {}, followed a different validation set and no "
-          "longer counts",
+          "checkpoint.best: the best checkpoint so far, of step {}, was chosen by a different validation set and is "
+          "ignored",
           state_.best_step);
       state_.best_step = -1;
       state_.best_val_loss = kUnknown;

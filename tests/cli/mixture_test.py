@@ -147,8 +147,8 @@ class Mixtures(rig.Runs):
         self.assertEqual(self.events("step")[-1]["sources"], {"web": 60, "code": 11, "math": 7})
 
     def test_limits_of_epochs(self):
-        self.assertIn('data.source "math": this run takes 3.43 epochs of it, max_epochs = 2; a weight of 0.0',
-                      self.train("data.source.math.max_epochs=2", "train.steps=60", status=4))
+        self.assertRegex(self.train("data.source.math.max_epochs=2", "train.steps=60", status=4),
+                         'data.source "math": .* 3.43 epochs .* max_epochs = 2; a weight of 0[.]0')
         stderr = self.train("data.source.math.max_epochs=2", "train.steps=60", "data.source.math.weight=0.05", max_steps=1)
         self.assertNotIn("max_epochs", stderr)
 

@@ -204,7 +204,7 @@ const Case kCases[] = {
     {"", "model.arch=gpt3", {"gpt2, llama", "found \"gpt3\"", "did you mean \"gpt2\""}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt']",
      "data.validation.wbe.files=b.txt",
-     {"no such table", "did you mean \"web\""}},
+     {"unknown table", "did you mean \"web\""}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt']",
      "data.validation.web.flies=b.txt",
      {"unknown key \"flies\"", "name, files, format"}},
