@@ -253,17 +253,24 @@ std::optional<TomlNode> Loader::read_word(const Field& field, const std::string&
 
 void Loader::warn_of_idle_keys() const {
   StringList named;
+  bool offload = false, strategy = false;
   for (const std::string& path : idle_) {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = key->get(config_) != key->initial;
     const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps the value
-    if (changed && !kept && !key->belongs(config_.parallel.strategy) && std::ranges::count(named, path) == 0)
-      named.push_back(format("{} ({})", path, key->belongs_to));
+    if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
+    (key->belongs_to == "offload" ? offload : strategy) = true;
+    std::string name = format("{} ({})", path, key->belongs_to);
+    if (std::ranges::count(named, name) == 0) named.push_back(std::move(name));
   }
   if (named.empty()) return;
-  log::warning("{}: no effect with parallel.strategy = \"{}\" and without offload: {}", config_.path,
-               config_.parallel.strategy, fmt::join(named, ", "));
+  StringList causes;
+  if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", config_.parallel.strategy));
+  if (offload) causes.push_back("offload.optimizer = \"none\"");
+  log::warning("{}: no effect with {}: {}; change {}, or remove {}", config_.path, fmt::join(causes, " and "),
+               fmt::join(named, ", "), causes.size() > 1 ? "these values" : "this value",
+               named.size() > 1 ? "the keys" : "the key");
 }
 
 /// Warns about keys that have no effect because of a different key's value.
