@@ -61,7 +61,8 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.setup_changed = history.setup_from > 0;
     const auto alike = history.last_setup();
     summary.medians_from = alike.empty() ? 0 : alike.front().step;
-    const auto warm = alike.subspan(alike.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0);
+    summary.warm_up_counts = alike.size() <= 2 * kWarmUpSteps;
+    const auto warm = alike.subspan(summary.warm_up_counts ? 0 : kWarmUpSteps);
     summary.step_ms = median_of(warm, &StepReport::step_ms);
     summary.tokens_per_s = median_of(warm, &StepReport::tokens_per_s);
     summary.tflops_per_device = median_of(warm, &StepReport::tflops_per_device);
@@ -161,6 +162,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
         format("{} tokens/s, {:.1f} ms/step (medians)", format_count(summary.tokens_per_s), summary.step_ms);
     if (summary.setup_changed) text += format(" since step {}, where the setup changed", summary.medians_from);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
+    if (summary.warm_up_counts) text += "; too few steps to leave out the first two, which are slower";
     if (std::isfinite(summary.predicted_step_ms))
       text += format("; {:.1f} ms predicted ({:.2f}x)", summary.predicted_step_ms,
                      summary.step_ms / summary.predicted_step_ms);

@@ -22,8 +22,9 @@ struct Summary {
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
   std::optional<EvalReport> last_eval, best_eval;
-  int64_t medians_from = 0;    // the first step in the setup of the last process; 0: it made none
-  bool setup_changed = false;  // earlier steps ran in a different setup
+  int64_t medians_from = 0;     // the first step in the setup of the last process; 0: it made none
+  bool setup_changed = false;   // earlier steps ran in a different setup
+  bool warm_up_counts = false;  // so few steps in that setup that the first two are not left out of the medians
   // Medians over the steps in that setup without the first two, which warm up.
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;

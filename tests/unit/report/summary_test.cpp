@@ -79,6 +79,10 @@ TEST(Summary, ServesNoStepsAndOne) {
   const Summary one = summarize(example_history(1), {});
   EXPECT_DOUBLE_EQ(one.step_ms, 101);
   EXPECT_DOUBLE_EQ(one.last_loss, 7.9);
+  for (const int64_t steps : {1, 4, 5}) {
+    const std::string text = joined(summary_lines(summarize(example_history(steps), {}), "/nowhere"));
+    EXPECT_EQ(text.find("too few steps to leave out the first two") != std::string::npos, steps < 5) << text;
+  }
 }
 
 TEST_F(RunFolder, SummaryLinesHaveTheNumbersAndTheFilesThatExist) {
