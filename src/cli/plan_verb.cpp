@@ -49,6 +49,13 @@ json to_json(const plan::PlannedRun& run) {
           {"fits", run.fits}};
 }
 
+/// Explains the columns of the table.
+constexpr const char* kLegend =
+    "ms/step = compute (matmuls, attention, other operators) + waits (communication that is not overlapped)\n"
+    "          + optimizer (update and offload)\n"
+    "batch: train.micro_batch; memory: peak of one rank; wire bytes: sent per step, by one group of ranks per axis;\n"
+    "tokens/s: of all ranks; slower by: largest difference from the first row\n";
+
 /// Removes the values of the keys of --free, so that the planner searches them.
 void free_keys(config::Config& config, std::vector<std::string> free) {
   if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
@@ -109,7 +116,7 @@ int plan_command(const PlanOptions& o) {
     log::info("wrote {}", o.emit);
   }
   const auto words = [&](bool explained) {
-    std::string text = plan::to_text(plan, cluster, static_cast<size_t>(o.top));
+    std::string text = plan::to_text(plan, cluster, static_cast<size_t>(o.top)) + kLegend;
     if (explained) text += plan::explain(plan, cluster, request);
     return text;
   };
