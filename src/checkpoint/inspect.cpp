@@ -93,8 +93,12 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
       out += format("  {:<16} from sample {}: slots {}, samples before {}\n", "mixture", phase["first_sample"].dump(),
                     phase["slots"].dump(), phase["start"].dump());
   }
-  out += "model\n";
-  for (const auto& [key, value] : info["model"].items()) out += format("  {:<16} {}\n", key, text_of(value));
+  // In the syntax of a configuration, so that a run can be initialized from the checkpoint (model.init_from).
+  out += "configuration of the model\n[model]\n";
+  for (const auto& [key, value] : info["model"].items())
+    if (key != "vocab_size") out += format("{} = {}\n", key, value.dump());
+  if (info["model"].contains("vocab_size"))
+    out += format("[data]\nvocab_size = {}\n", info["model"]["vocab_size"].dump());
   out += format("tensors ({})\n", info["tensors"].size());
   size_t width = 0;
   for (const json& tensor : info["tensors"])

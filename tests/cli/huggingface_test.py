@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import tomllib
 
 import rig
 import safetensors_reader as safetensors
@@ -65,6 +66,17 @@ class HuggingFace(rig.Runs):
         self.assertIn("weights of back, fresh optimizer", started)
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - loss), 0.3)
         self.train("run.dir=other", "model.init_from=back", "model.d_model=64", status=CHECKPOINT)
+
+    def test_inspection_prints_the_configuration_of_an_imported_model(self):
+        self.train(*LLAMA, "train.steps=4", "model.tie_embeddings=true")
+        self.export("run", "hf")
+        self.import_("hf", "back")
+        shown = self.trainer("checkpoint", "inspect", "--checkpoint", "back", stdout=True)
+        block = tomllib.loads(shown[shown.index("[model]\n"):shown.index("tensors (")])
+        self.assertEqual((block["model"]["arch"], block["model"]["n_kv_head"], block["data"]["vocab_size"]), ("llama", 2, 320))
+        self.assertIs(block["model"]["tie_embeddings"], True)
+        values = [f"{section}.{key}={json.dumps(value)}" for section, keys in block.items() for key, value in keys.items()]
+        self.train("run.dir=next", "model.init_from=back", "train.steps=4", *values)
 
     def test_weights_are_rejected_where_they_mean_something_else(self):
         """Keys that no tensor's shape shows."""

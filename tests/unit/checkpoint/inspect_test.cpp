@@ -24,8 +24,8 @@ TEST(Inspect, ReportsStateModelAndTensors) {
   ASSERT_EQ(info["tensors"].size(), 7u);
   EXPECT_EQ(info["tensors"][0],
             (nlohmann::json{{"name", "wte"}, {"dtype", "fp32"}, {"shape", {13, 6}}, {"bytes", 312}}));
-  expect_parts(inspect_text(step), {"step             100", "n_layer          2", "gemm_tuning_hash ghi",
-                                    "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"});
+  expect_parts(inspect_text(step), {"step             100", "[model]\nd_model = 6\nn_layer = 2\n",
+                                    "gemm_tuning_hash ghi", "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"});
 }
 
 TEST(Verify, FindsNothingInAWholeCheckpoint) {
