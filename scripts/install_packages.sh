@@ -11,8 +11,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
   libpcre2-dev libxxhash-dev zlib1g-dev libzstd-dev libopenmpi-dev openmpi-bin)
-# The build works without these: host memory on the NUMA node of its GPU (0.3 MB, and Open MPI brings it along), faster rebuilds.
-optional=(libnuma-dev ccache)
+optional=(ccache)  # faster rebuilds
 
 for argument in "$@"; do
   case $argument in

@@ -50,21 +50,6 @@ foreach(library sentencepiece sentencepiece_train)
   target_link_libraries(trainer_sentencepiece INTERFACE "${TRAINER_${library}_LIBRARY}")
 endforeach()
 
-# Found by hand: it has no package description of CMake's.
-if(NOT TRAINER_NUMA STREQUAL "OFF")
-  find_path(TRAINER_numa_INCLUDE numaif.h)
-  find_library(TRAINER_numa_LIBRARY numa)
-  if(TRAINER_numa_INCLUDE AND TRAINER_numa_LIBRARY)
-    add_library(trainer_numa INTERFACE)
-    target_include_directories(trainer_numa SYSTEM INTERFACE "${TRAINER_numa_INCLUDE}")
-    target_link_libraries(trainer_numa INTERFACE "${TRAINER_numa_LIBRARY}")
-  elseif(TRAINER_NUMA STREQUAL "ON")
-    message(FATAL_ERROR "TRAINER_NUMA=ON, but libnuma was not found (Debian: libnuma-dev)")
-  else()
-    message(STATUS "libnuma was not found: host memory for a GPU may be on a different NUMA node")
-  endif()
-endif()
-
 # The C interface only; the module comm is the only one that sees it.
 if(NOT TRAINER_MPI STREQUAL "OFF")
   set(MPI_CXX_SKIP_MPICXX ON)

@@ -1,6 +1,5 @@
 #pragma once
-// NUMA nodes of a host: finding the node of a device, and allocating pages on it. Uses libnuma if the program was built
-// with it.
+// NUMA nodes of a host: finding the node of a device, and allocating pages on it.
 #include <filesystem>
 #include <memory>
 #include <optional>
