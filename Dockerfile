@@ -29,7 +29,7 @@ RUN cmake --preset release -DTRAINER_CUDA=ON -DTRAINER_NCCL=ON -DTRAINER_CUDNN=O
 
 FROM debian:bookworm-slim AS runtime
 RUN apt-get update \
- && apt-get install -y --no-install-recommends libfmt9 libopenmpi3 libpcre2-8-0 libsentencepiece0 openmpi-bin libstdc++6 \
+ && apt-get install -y --no-install-recommends libfmt9 libopenmpi3 libsentencepiece0 openmpi-bin libstdc++6 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 trainer \
  && install -d -o trainer -g trainer /home/trainer/runs

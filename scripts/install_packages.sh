@@ -11,11 +11,11 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
   libpcre2-dev libxxhash-dev zlib1g-dev libzstd-dev libopenmpi-dev openmpi-bin)
-optional=(ccache)  # faster rebuilds
+optional=(ccache)  # faster rebuilds; for tests also MPICH
 
 for argument in "$@"; do
   case $argument in
-    --tests) packages+=(libgtest-dev) ;;
+    --tests) packages+=(libgtest-dev) optional+=(libmpich-dev mpich) ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install_packages.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
   esac

@@ -10,6 +10,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_SCAN_FOR_MODULES OFF)  # there are none; from CMake 3.28 on each file would be scanned for them
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
+set(CMAKE_BUILD_RPATH "\$ORIGIN")  # where MPI modules are
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -19,6 +20,12 @@ endif()
 
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
+# A portable program needs only the C library of the system that it runs on; TrainerPackage.cmake packs the rest.
+set(TRAINER_FMT fmt::fmt)
+if(TRAINER_PORTABLE)
+  set(TRAINER_FMT fmt::fmt-header-only)
+  add_compile_options("-ffile-prefix-map=${PROJECT_BINARY_DIR}=build" "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.")  # the same bytes in every folder
+endif()
 
 # Libraries without a usable package description get a target each, so that a module says what it uses.
 function(trainer_header_library name header package)
@@ -36,9 +43,9 @@ trainer_header_library(cli11 CLI/CLI.hpp libcli11-dev)
 # No pkg-config: Debian 13's description of SentencePiece requires protobuf's development files, which nothing uses.
 trainer_header_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
 trainer_header_library(pcre2 pcre2.h libpcre2-dev)
-find_library(TRAINER_pcre2_LIBRARY pcre2-8 REQUIRED)
+# Static archives where there are some: the program then runs without these packages. They add 0.8 MB.
+find_library(TRAINER_pcre2_LIBRARY NAMES libpcre2-8.a pcre2-8 REQUIRED)
 target_link_libraries(trainer_pcre2 INTERFACE "${TRAINER_pcre2_LIBRARY}")
-# Static archives where there are some: the program then runs without these packages. They add 0.3 MB.
 trainer_header_library(zlib zlib.h zlib1g-dev)
 find_library(TRAINER_zlib_LIBRARY NAMES libz.a z REQUIRED)
 target_link_libraries(trainer_zlib INTERFACE "${TRAINER_zlib_LIBRARY}")
@@ -50,13 +57,39 @@ foreach(library sentencepiece sentencepiece_train)
   target_link_libraries(trainer_sentencepiece INTERFACE "${TRAINER_${library}_LIBRARY}")
 endforeach()
 
-# The C interface only; the module comm is the only one that sees it.
-if(NOT TRAINER_MPI STREQUAL "OFF")
+# The C interface only; src/comm/mpi/mpi_module.cpp is the only file that sees it. ON links the program with the MPI
+# library that CMake finds. MODULE compiles that file once per mpi.h, and the program loads the one that fits its mpirun
+# (src/comm/mpi/mpi_load.cpp). A module is not linked with its library, whose name differs between installations.
+# TRAINER_MPI_LAUNCHERS: the commands that tests start ranks with.
+set(TRAINER_MPI_LAUNCHERS "")
+if(TRAINER_MPI STREQUAL "MODULE")
+  find_path(TRAINER_openmpi_INCLUDE mpi.h NO_DEFAULT_PATH PATHS "/usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openmpi/include"
+            "/usr/include/openmpi-${CMAKE_SYSTEM_PROCESSOR}")
+  find_path(TRAINER_mpich_INCLUDE mpi.h NO_DEFAULT_PATH PATHS "/usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/mpich"
+            "/usr/include/mpich-${CMAKE_SYSTEM_PROCESSOR}")
+  find_program(TRAINER_openmpi_MPIRUN NAMES mpirun.openmpi mpirun HINTS "${TRAINER_openmpi_INCLUDE}/../bin")
+  find_program(TRAINER_mpich_MPIRUN NAMES mpiexec.mpich mpiexec.hydra)
+  set(TRAINER_MPI_MODULES "")
+  foreach(mpi openmpi mpich)
+    if(TRAINER_${mpi}_INCLUDE)
+      list(APPEND TRAINER_MPI_MODULES ${mpi})
+      if(TRAINER_${mpi}_MPIRUN)
+        list(APPEND TRAINER_MPI_LAUNCHERS ${mpi})
+      endif()
+    endif()
+  endforeach()
+  if(NOT TRAINER_MPI_MODULES)
+    message(FATAL_ERROR "TRAINER_MPI=MODULE, but no mpi.h was found (Debian: libopenmpi-dev, libmpich-dev); name its folder "
+                        "with TRAINER_openmpi_INCLUDE or TRAINER_mpich_INCLUDE")
+  endif()
+elseif(NOT TRAINER_MPI STREQUAL "OFF")
   set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI QUIET COMPONENTS CXX)
   if(MPI_CXX_FOUND)
     add_library(trainer_mpi INTERFACE)
     target_link_libraries(trainer_mpi INTERFACE MPI::MPI_CXX)
+    set(TRAINER_MPI_LAUNCHERS openmpi)
+    set(TRAINER_openmpi_MPIRUN "${MPIEXEC_EXECUTABLE}")
   elseif(TRAINER_MPI STREQUAL "ON")
     message(FATAL_ERROR "TRAINER_MPI=ON, but MPI was not found (Debian: libopenmpi-dev)")
   endif()
@@ -247,6 +280,25 @@ function(trainer_optional module library)
   endif()
 endfunction()
 
+# trainer_mpi_modules(MODULE): trainer_mpi_NAME.so for each of TRAINER_MPI_MODULES, next to the program.
+function(trainer_mpi_modules module)
+  if(NOT TRAINER_MPI_MODULES)
+    return()
+  endif()
+  foreach(mpi IN LISTS TRAINER_MPI_MODULES)
+    add_library(trainer_mpi_${mpi} MODULE "${PROJECT_SOURCE_DIR}/src/${module}/mpi/mpi_module.cpp")
+    set_target_properties(trainer_mpi_${mpi} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
+    target_include_directories(trainer_mpi_${mpi} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+    target_include_directories(trainer_mpi_${mpi} SYSTEM PRIVATE "${TRAINER_${mpi}_INCLUDE}")
+    target_compile_definitions(trainer_mpi_${mpi} PRIVATE TRAINER_MPI_MODULE=1 OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1)
+    target_compile_options(trainer_mpi_${mpi} PRIVATE ${TRAINER_FLAGS} ${TRAINER_WARNINGS})
+    target_link_options(trainer_mpi_${mpi} PRIVATE -Wl,-z,undefs)
+    add_dependencies(trainer_${module} trainer_mpi_${mpi})
+  endforeach()
+  list(JOIN TRAINER_MPI_MODULES ", " names)
+  target_compile_definitions(trainer_${module} PRIVATE "TRAINER_MPI_MODULES=\"${names}\"")
+endfunction()
+
 # Flags of our .cu files. constexpr functions (bf16, Philox) also run on the device.
 # The checks of format strings at compile time are beyond nvcc.
 set(TRAINER_CUDA_FLAGS -std=c++20 --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEVAL=0)
@@ -284,7 +336,7 @@ function(trainer_cuda_sources module)
     add_library(trainer_${module}_cuda OBJECT ${kernels})
     set_target_properties(trainer_${module}_cuda PROPERTIES UNITY_BUILD OFF)
     target_include_directories(trainer_${module}_cuda PRIVATE "${PROJECT_SOURCE_DIR}/src")
-    target_link_libraries(trainer_${module}_cuda PRIVATE fmt::fmt)
+    target_link_libraries(trainer_${module}_cuda PRIVATE ${TRAINER_FMT})
     target_compile_options(trainer_${module}_cuda PRIVATE ${TRAINER_CUDA_FLAGS} -Xcompiler=-Wall,-Wextra,-Wshadow)
     target_sources(trainer_${module} PRIVATE $<TARGET_OBJECTS:trainer_${module}_cuda>)
   endif()

@@ -4,8 +4,22 @@
 include(GNUInstallDirs)
 set(TRAINER_SHARE "${CMAKE_INSTALL_DATADIR}/trainer")
 
-set_target_properties(trainer PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)  # CUDA's libraries are where the loader does not look
-install(TARGETS trainer RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+if(TRAINER_PORTABLE)
+  # bin/trainer is a start script; lib/trainer has the program and the libraries that a system may lack or have too old.
+  # $ORIGIN/..: where an environment of Python packages has its MPI.
+  set_target_properties(trainer PROPERTIES INSTALL_RPATH "\$ORIGIN;\$ORIGIN/..")
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/start.sh" DESTINATION "${CMAKE_INSTALL_BINDIR}" RENAME trainer)
+  install(TARGETS trainer RUNTIME_DEPENDENCY_SET libraries RUNTIME DESTINATION lib/trainer)
+  install(RUNTIME_DEPENDENCY_SET libraries DESTINATION lib/trainer
+          PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|pthread|rt)\\.so")
+else()
+  # CUDA's libraries are where the loader does not look.
+  set_target_properties(trainer PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib/trainer" INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS trainer RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
+foreach(mpi IN LISTS TRAINER_MPI_MODULES)
+  install(TARGETS trainer_mpi_${mpi} LIBRARY DESTINATION lib/trainer)
+endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" "${PROJECT_SOURCE_DIR}/data" DESTINATION "${TRAINER_SHARE}"
         PATTERN large EXCLUDE)
 install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/slurm_job.sh" DESTINATION "${TRAINER_SHARE}/scripts")
@@ -52,6 +66,10 @@ string(TOLOWER "${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" platform)
 set(CPACK_PACKAGE_FILE_NAME "trainer-${TRAINER_VERSION}-${platform}")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # the packages of the libraries that the program uses
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS openmpi-bin)
+if(TRAINER_PORTABLE)
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6 (>= 2.36)")
+else()
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # the packages of the libraries that the program uses
+endif()
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "openmpi-bin | mpich")
 include(CPack)

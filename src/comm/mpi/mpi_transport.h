@@ -7,7 +7,7 @@
 
 namespace trainer::comm {
 
-/// Makes the MPI transport, once per process. open() throws Code::comm if MPI does not start.
+/// Makes the MPI transport, once per process. Throws as mpi_table(); open() throws Code::comm if MPI does not start.
 std::unique_ptr<Transport> mpi_transport();
 
 /// MPI's own all-reduce over all ranks, in place, for comparison. Must be called on the progress thread of an

@@ -1,28 +1,24 @@
-#ifdef TRAINER_HAS_MPI
-#include <mpi.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <climits>
 
 #include "comm/engine_world.h"
+#include "comm/mpi/mpi_table.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/world.h"
 
 namespace trainer::comm {
 
-std::optional<std::string> mpi_version() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING];
-  int length = 0;
-  MPI_Get_library_version(text, &length);  // MPI allows this call before MPI_Init
-  const std::string_view all(text, static_cast<size_t>(length));
-  return std::string(all.substr(0, all.find_first_of(",\n")));
-}
-
 std::unique_ptr<World> mpi_world(const WorldOptions& options) {
-  int started = 0;
-  MPI_Initialized(&started);
-  TRAINER_CHECK(started == 0, "MPI starts once in a process");
+  TRAINER_CHECK(mpi_table().started() == 0, "MPI starts once in a process");
   auto engine = std::make_unique<Engine>(mpi_transport(), options);
+  // The library of another MPI than the launcher's does not find the other ranks: each would train alone.
+  if (const int launched = launched_ranks().value_or(engine->size()); launched != engine->size())
+    throw Error(Code::usage,
+                format("{} ranks were started, but {} finds {}: it is not the MPI library of this mpirun; set "
+                       "TRAINER_MPI to openmpi, mpich or the path of its libmpi.so",
+                       launched, mpi_version().value_or("MPI"), engine->size()));
   auto control = EngineWorld::make_control(*engine);
 
   char host[HOST_NAME_MAX + 1] = {};
@@ -42,4 +38,3 @@ std::unique_ptr<World> mpi_world(const WorldOptions& options) {
 }
 
 }  // namespace trainer::comm
-#endif
