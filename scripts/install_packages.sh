@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages the trainer is built from; does nothing when all are present.
 #
-#   scripts/install_packages.sh [--tests] [--help]
+#   scripts/install_packages.sh [--tests] [--release] [--help]
 #
-#   --tests   also what the test suite needs
+#   --tests     also what the test suite needs
+#   --release   also what scripts/release.sh needs
 #
 # Debian 12 or Ubuntu 24.04 and newer. Uses sudo only when not root. Only what is missing is installed, and it is
 # printed first; a machine that has everything needs no network.
@@ -15,6 +16,7 @@ optional=(ccache)  # faster rebuilds; for tests also MPICH
 
 for argument in "$@"; do
   case $argument in
+    --release) packages+=(libmpich-dev binutils dpkg-dev git zstd) ;;
     --tests) packages+=(libgtest-dev) optional+=(libmpich-dev mpich) ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install_packages.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
