@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/join.h"
 #include "base/limits.h"
+#include "base/spin.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
@@ -134,7 +135,7 @@ Pending* Engine::start(Channel& channel, const Collective& collective) {
 Interval Engine::wait(Operation& operation) {
   uint32_t state = operation.state.load(std::memory_order_acquire);
   for (const double begin = now_seconds(); state == Operation::kRunning && now_seconds() - begin < kComputeSpin;) {
-    __builtin_ia32_pause();
+    spin_pause();
     state = operation.state.load(std::memory_order_acquire);
   }
   if (state == Operation::kRunning) {

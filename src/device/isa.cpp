@@ -1,8 +1,10 @@
 #include "device/isa.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <cstdlib>
 
@@ -21,6 +23,7 @@ constexpr bool is_built(Isa isa) {
   return isa >= Isa::plain;
 }
 
+#if defined(__x86_64__)
 bool permit_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -40,6 +43,9 @@ CpuFeatures find_features() {
   }
   return cpu;
 }
+#else
+CpuFeatures find_features() { return {}; }  // the kernels of `plain` are vectors of 16 bytes, which are NEON's on ARM64
+#endif
 
 }  // namespace
 

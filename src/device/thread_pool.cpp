@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/futex.h"
 #include "base/limits.h"
+#include "base/spin.h"
 
 namespace trainer::device {
 namespace {
@@ -29,7 +30,7 @@ uint32_t wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<
     for (int i = 0; i < 64; ++i) {
       const uint32_t value = word.load(std::memory_order_acquire);
       if (value != old) return value;
-      __builtin_ia32_pause();
+      spin_pause();
     }
     if (now_seconds() - start > kSpinSeconds) break;
   }

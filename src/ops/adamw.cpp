@@ -1,6 +1,8 @@
 #include "ops/adamw.h"
 
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 #include "ops/cpu/adamw_kernels.h"
 #include "ops/cuda/ops.h"
@@ -17,11 +19,17 @@ size_t state_index(DType dtype, const char* name) {
 
 /// Throws if this thread rounds differently from others: results would depend on which thread had which element.
 void require_usual_rounding() {
-  constexpr unsigned kFlushes = 0x8040, kRounding = 0x6000;  // FTZ and DAZ; rounding modes other than to nearest
+#if defined(__x86_64__)
+  constexpr unsigned kUnusual = 0x8040 | 0x6000;  // MXCSR: FTZ and DAZ; rounding modes other than to nearest
   const unsigned control = _mm_getcsr();
-  TRAINER_CHECK((control & (kFlushes | kRounding)) == 0,
-                "a thread that updates weights has FTZ, DAZ or a rounding mode set (MXCSR {:#x}): a library set it, as "
-                "libraries linked with -ffast-math do",
+#elif defined(__aarch64__)
+  constexpr uint64_t kUnusual = 1u << 24 | 3u << 22;  // FPCR: FZ; rounding modes other than to nearest
+  uint64_t control = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+#endif
+  TRAINER_CHECK((control & kUnusual) == 0,
+                "a thread that updates weights flushes subnormals or has a rounding mode set (MXCSR or FPCR {:#x}): a "
+                "library set it, as libraries linked with -ffast-math do",
                 control);
 }
 

@@ -4,6 +4,13 @@
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/tiles.h"
 
+// Constraint of an operand of inline assembly in a vector register.
+#if defined(__aarch64__)
+#define TRAINER_VECTOR_OPERAND(x) "+w"(x)
+#else
+#define TRAINER_VECTOR_OPERAND(x) "+v"(x)
+#endif
+
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
@@ -30,7 +37,9 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
 #pragma GCC unroll 8
       for (int i = 0; i < kLeft; ++i) {
         Vec<T> xi = load(x + i * L);
-        asm("" : "+v"(xi));  // loaded once: as a memory operand of all three it costs more than the multiplications
+        asm(""
+            : TRAINER_VECTOR_OPERAND(
+                xi));  // loaded once: as a memory operand of all three it costs more than the multiplications
         acc[i][0] = fmadd(xi, y0, acc[i][0]);
         acc[i][1] = fmadd(xi, y1, acc[i][1]);
         acc[i][2] = fmadd(xi, y2, acc[i][2]);

@@ -7,6 +7,8 @@
 #include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "base/dtype.h"
@@ -64,12 +66,14 @@ template <typename T>
   for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-/// a·b + c, rounded once if the set has FMA (plain: twice; canonical arithmetic must call __builtin_fma itself).
+/// a·b + c, rounded once if the set has FMA (plain on x86: twice; canonical arithmetic must call __builtin_fma itself).
 [[gnu::always_inline]] inline Vec<float> fmadd(Vec<float> a, Vec<float> b, Vec<float> c) {
 #if defined(__AVX512F__)
   return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
   return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -79,6 +83,8 @@ template <typename T>
   return (Vec<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #elif defined(__AVX2__)
   return (Vec<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+  return (Vec<double>)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 #else
   return a * b + c;
 #endif
