@@ -106,8 +106,9 @@ def wheel(prefix, version, sbom, out):
     """A wheel whose command is bin/trainer; Python only unpacks it (PEP 427; the SBOM's place: PEP 770)."""
     name, tag = f"trainer_llm-{version}", f"py3-none-{PLATFORM}"
     files = {}
+    linked = {path.resolve() for path in prefix.rglob("*") if path.is_symlink()}  # zip files have no links: one name suffices
     for path in sorted(prefix.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not (path in linked and not path.is_symlink()):
             inner = path.relative_to(prefix)
             to = f"{name}.data/scripts/trainer" if str(inner) == "bin/trainer" else f"{name}.data/data/{inner}"
             files[to] = (path.read_bytes(), path.stat().st_mode & 0o111)
@@ -134,7 +135,7 @@ def wheel(prefix, version, sbom, out):
 
 
 def main():
-    prefix, version, out = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+    prefix, version, out = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathlib.Path(sys.argv[3])
     program = prefix / "lib/trainer/trainer"
     sbom = json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
                        "metadata": {"timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH)),
