@@ -1,5 +1,5 @@
 #pragma once
-// XXH3-128 checksums: they find damage, not forgery.
+// XXH3-128 checksums: they detect corruption, not tampering.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,7 +21,7 @@ Checksum checksum_of(std::span<const std::byte> bytes);
 Checksum checksum_of(std::string_view bytes);
 /// Returns the checksum of the whole file.
 Checksum checksum_of(const File& file);
-/// Computes the checksum of bytes that come in parts.
+/// Computes a checksum incrementally.
 class RunningChecksum {
  public:
   RunningChecksum();
@@ -31,7 +31,7 @@ class RunningChecksum {
  private:
   std::shared_ptr<void> state_;
 };
-/// Returns 32 lower-case hexadecimal digits; parse_checksum accepts nothing else.
+/// Returns 32 lower-case hexadecimal digits, the only form that parse_checksum accepts.
 std::string to_string(const Checksum& checksum);
 std::optional<Checksum> parse_checksum(std::string_view text);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Element types. Compute types are f64 (the CPU reference), f32 and bf16; the rest carries tokens and flags.
+// Element types. Compute types are f64 (the CPU reference), f32 and bf16; the integer types store tokens and flags.
 #include <bit>
 #include <cstdint>
 #include <string_view>
@@ -15,8 +15,7 @@ constexpr int64_t size_of(DType type) {
 }
 std::string_view name_of(DType type);
 
-/// bfloat16 storage. Rounding is to nearest even in integer arithmetic, so that every device agrees; NaN becomes
-/// 0x7fff.
+/// bfloat16 storage. Rounds to nearest even in integer arithmetic, so that every device agrees; NaN becomes 0x7fff.
 struct bf16 {
   uint16_t bits;
 
@@ -46,7 +45,7 @@ struct DTypeOf {
                                                                : DType::u8;
   static_assert(sizeof(T) == size_of(value));
 };
-/// Calls fn(value of the element type): the type of its argument is that of the elements.
+/// Calls fn with a value-initialized element, whose C++ type corresponds to `type`.
 template <typename F>
 void with_type(DType type, F&& fn) {
   switch (type) {

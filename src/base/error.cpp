@@ -10,7 +10,7 @@ int exit_status(Code code) {
 
 void check_failed(const char* condition, const std::string& message, std::source_location where) {
   throw Error(Code::internal,
-              format("{} does not hold at {}:{}: {}", condition, where.file_name(), where.line(), message));
+              format("{}:{}: check failed: {}: {}", where.file_name(), where.line(), condition, message));
 }
 
 }  // namespace trainer

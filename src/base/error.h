@@ -1,6 +1,6 @@
 #pragma once
-// Errors of the trainer. Wrong input throws Error with a Code that cli/ turns into the exit status; a broken invariant
-// (a bug) goes through TRAINER_CHECK. Outer layers add context: `catch (Error& e) { e.add_context("block 17"); throw;
+// The trainer's errors. Wrong input throws Error with a Code that cli/ turns into the exit status; TRAINER_CHECK
+// reports a broken invariant (a bug). Outer layers add context: `catch (Error& e) { e.add_context("block 17"); throw;
 // }`.
 #include <source_location>
 #include <stdexcept>
@@ -31,7 +31,7 @@ class Error : public std::runtime_error {
     scope_ = scope;
     return *this;
   }
-  /// Prefixes "context: " to the message.
+  /// Prepends "context: " to the message.
   void add_context(const std::string& context) { message_ = context + ": " + message_; }
 
  private:

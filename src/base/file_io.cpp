@@ -46,10 +46,11 @@ namespace {
 // Opens without waiting for the writer of a FIFO.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
-/// A transfer is at most this long, so that a stop request never waits for a long call.
+/// Longer transfers are split into calls of this many bytes, so that a stop request never waits for a long call.
 constexpr size_t kLongestTransfer = size_t{16} << 20;
 
-/// Transfers all of `bytes`: call(done, length) transfers some of them.
+/// Writes `bytes` bytes. call(done, length) writes up to `length` of them, starting at `done`, and returns the number
+/// written.
 template <typename Call>
 void write_all(const fs::path& path, size_t bytes, Call call) {
   for (size_t done = 0; done < bytes;) {
@@ -129,13 +130,13 @@ size_t File::read_at(int64_t offset, void* out, size_t bytes) const {
 
 void File::read(int64_t offset, std::span<std::byte> bytes) const {
   if (const size_t got = read_at(offset, bytes.data(), bytes.size()); got < bytes.size())
-    throw Error(Code::checkpoint, format("{}: ends at byte {}, {} more were expected: the file is truncated",
+    throw Error(Code::checkpoint, format("{}: ends at byte {}, but {} more bytes were expected: the file is truncated",
                                          path_.string(), offset + static_cast<int64_t>(got), bytes.size() - got));
 }
 
 int64_t File::size() const {
   struct stat status {};
-  if (::fstat(fd_, &status) != 0) fail_to("examine", path_, errno);
+  if (::fstat(fd_, &status) != 0) fail_to("get its size", path_, errno);
   return status.st_size;
 }
 
@@ -165,7 +166,7 @@ std::string read_file(SystemCalls& calls, const fs::path& path, int64_t limit) {
   const File file = File::open(calls, path);
   const int64_t size = file.size();
   if (size > limit) {
-    throw Error(Code::checkpoint, format("{}: {} bytes, at most {} were expected", path.string(), size, limit));
+    throw Error(Code::checkpoint, format("{}: the file has {} bytes; expected at most {}", path.string(), size, limit));
   }
   std::string bytes(static_cast<size_t>(size), '\0');
   file.read(0, std::as_writable_bytes(std::span(bytes)));
@@ -178,7 +179,7 @@ void sync_folder(SystemCalls& calls, const fs::path& path) {
   const int result = uninterrupted([&] { return calls.fsync(fd); });
   const int error = errno;
   calls.close(fd);
-  // Some network file systems have no sync for folders and return EINVAL. Their renames are durable without it.
+  // Some network file systems cannot sync folders and return EINVAL. Their renames are durable without it.
   if (result != 0 && error != EINVAL && error != ENOTSUP) fail_to("sync", path, error);
 }
 

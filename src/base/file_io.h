@@ -1,7 +1,7 @@
 #pragma once
-// Files whose errors name a remedy. Every call that a checkpoint's save makes goes through SystemCalls, so that a test
-// can fail, truncate or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued
-// here.
+// File I/O whose error messages include a remedy. All system calls that save a checkpoint go through SystemCalls, so
+// that a test can make the Nth call fail, transfer less or stop. Interrupted calls (EINTR) are retried and short
+// transfers are completed here.
 #include <sys/types.h>
 
 #include <cerrno>
@@ -17,7 +17,7 @@
 
 namespace trainer {
 
-/// Repeats a system call that a signal interrupted.
+/// Retries a system call for as long as signals interrupt it.
 template <typename Call>
 auto uninterrupted(Call call) {
   for (;;) {
@@ -48,12 +48,12 @@ class SystemCalls {
 SystemCalls& system_calls();
 
 /// An open file. All functions throw Code::io, or Code::checkpoint for a missing or truncated file that is read. The
-/// message has the path, the operation, the system's reason and the remedy.
+/// message contains the path, the operation, the system's reason and the remedy.
 class File {
  public:
   /// Creates a file for writing; the name must not exist.
   static File create(SystemCalls& calls, const std::filesystem::path& path);
-  /// Opens a file for reading and writing; creates it if it is missing and keeps its content.
+  /// Opens a file for reading and writing. Creates it if it is missing; otherwise keeps its content.
   static File open_to_write(const std::filesystem::path& path);
   /// Creates or empties a file for writing; its errors name `shown`.
   static File overwrite(const std::filesystem::path& path, const std::filesystem::path& shown);
@@ -94,7 +94,7 @@ class File {
 void write_file(SystemCalls& calls, const std::filesystem::path& path, std::string_view bytes);
 /// Returns all bytes of a file of at most `limit` bytes.
 std::string read_file(SystemCalls& calls, const std::filesystem::path& path, int64_t limit);
-/// Makes the names created, renamed and removed in the folder durable.
+/// Makes the creation, renaming and removal of names in the folder durable.
 void sync_folder(SystemCalls& calls, const std::filesystem::path& path);
 /// Makes a folder; returns false if the name exists already.
 bool make_folder(SystemCalls& calls, const std::filesystem::path& path);
@@ -103,10 +103,10 @@ void make_folders(SystemCalls& calls, const std::filesystem::path& path);
 void rename(SystemCalls& calls, const std::filesystem::path& from, const std::filesystem::path& to);
 /// Swaps two names; returns false if the file system cannot.
 bool exchange(SystemCalls& calls, const std::filesystem::path& one, const std::filesystem::path& other);
-/// Removes a file or a folder with everything in it; does nothing if it does not exist. Links are removed, not
+/// Removes a file, or a folder with everything in it; does nothing if `path` does not exist. Links are removed, not
 /// followed.
 void remove_tree(SystemCalls& calls, const std::filesystem::path& path);
-/// Returns the names in a folder, sorted; empty if it does not exist.
+/// Returns the names in a folder, sorted; none if the folder does not exist.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 }  // namespace trainer

@@ -29,7 +29,7 @@ const char* remedy(int error) {
       return "; grant this user access or choose a different folder";
     case EMFILE:
     case ENFILE:
-      return "; raise the limit of open files (ulimit -n)";
+      return "; raise the limit on open files (ulimit -n)";
     case EIO:
       return "; the disk or the network reported an I/O error: see the kernel log (dmesg)";
     default:
@@ -37,7 +37,7 @@ const char* remedy(int error) {
   }
 }
 
-/// Returns the kind of object that is there instead of a file, or null.
+/// Returns the kind of object that the type denotes if it is not a regular file, or null.
 const char* not_a_file(fs::file_type type) {
   switch (type) {
     case fs::file_type::directory:
@@ -54,11 +54,11 @@ const char* not_a_file(fs::file_type type) {
   }
 }
 
-/// Returns the file that new bytes replace: for a link, its target. Throws if it is not a regular file.
+/// Returns the file to replace: `path`, or its target if it is a link. Throws if that exists but is not a regular file.
 fs::path replaced_by(const fs::path& path) {
   std::error_code error;
   if (const char* found = not_a_file(fs::status(path, error).type()))
-    throw Error(Code::io, format("{}: {}; expected a regular file, which is overwritten, or an unused name",
+    throw Error(Code::io, format("{}: {}; expected a regular file (which is overwritten) or an unused name",
                                  path.string(), found));
   if (!fs::is_symlink(path, error) || !fs::exists(path, error)) return path;
   const fs::path target = fs::canonical(path, error);

@@ -1,6 +1,6 @@
 #pragma once
-// Helpers for all modules that read or write files: system errors with their remedies, text files that the user names,
-// and atomic replacement of files.
+// Helpers for all modules that read or write files: system errors with remedies, text files that the user names, and
+// atomic replacement of files.
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -13,7 +13,7 @@ namespace trainer {
 /// …".
 std::string system_reason(int error);
 
-/// Replaces a leading "~" or "~/" by the user's home folder (HOME), as shells do; other paths are returned unchanged.
+/// Replaces a leading "~" or "~/" with the user's home folder (HOME), as shells do; other paths are returned unchanged.
 std::string expand_home(const std::string& path);
 
 /// Returns the text of a file that the user named, or of standard input ("-"). "~" is expanded. Texts larger than 64
@@ -27,7 +27,7 @@ void publish(const std::filesystem::path& from, const std::filesystem::path& to)
 
 /// Writes a temporary file next to `path`, syncs it and publishes it. A reader of `path` finds either the old or the
 /// whole new content, even after a power failure. If an operation fails, the old file stays and the temporary one is
-/// removed. A link is kept and its target is replaced; a folder, a device, a pipe or a socket is rejected. Throws
+/// removed. If `path` is a link, its target is replaced; a folder, a device, a pipe or a socket is rejected. Throws
 /// Code::io with the path, the reason and the remedy.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Text formatting by {fmt}, since GCC 12 has no std::format. In src/ only this header and join.h include {fmt}. Nearly
-// every file includes this one, so it includes {fmt}'s core only, which is quicker to compile.
+// Text formatting with {fmt}, since GCC 12 has no std::format. In src/ only this header and join.h include {fmt}.
+// Nearly every file includes this one, so it includes {fmt}'s core only, which is quicker to compile.
 #include <fmt/core.h>
 
 #include <string>

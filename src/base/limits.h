@@ -1,5 +1,5 @@
 #pragma once
-// Threads and memory that the system may refuse: limits of users and containers are not bugs in the program.
+// Errors for threads and memory that the system refuses: the limits of a user or container are not bugs in the program.
 #include <exception>
 #include <new>
 #include <string>
@@ -23,13 +23,13 @@ inline Code code_of(const std::exception& exception) {
 
 /// Returns the error for a thread that the system refused to start.
 inline Error no_more_threads(const std::string& what, const std::error_code& reason) {
-  return {Code::plan, format("{}: the system cannot create another thread: {}; use fewer, or raise the limits of "
-                             "processes (ulimit -u, pids.max of a container) and memory (ulimit -v)",
+  return {Code::plan, format("{}: the system cannot create another thread: {}; use fewer threads, or raise the limits "
+                             "on processes (ulimit -u; pids.max in a container) and memory (ulimit -v)",
                              what, reason.message())};
 }
 
-/// A thread that runs `work`. Throws Code::plan if the system refuses it; `what` names its purpose: "thread 7 of
-/// run.threads = 8".
+/// Starts a thread that runs `work`. Throws Code::plan if the system refuses it; `what` describes the thread in the
+/// message: "thread 7 of run.threads = 8".
 template <typename Thread = std::jthread, typename F>
 Thread start_thread(const std::string& what, F&& work) {
   try {

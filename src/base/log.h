@@ -1,6 +1,6 @@
 #pragma once
-// Log lines for users, on stderr. Results go to stdout and are printed by cli/ only. Information comes from rank 0
-// only; warnings and errors of other ranks name their rank.
+// Log lines for users, on stderr; only cli/ prints results, to stdout. Only rank 0 logs info lines; warnings from other
+// ranks are prefixed with the rank.
 #include <functional>
 #include <string>
 
@@ -10,8 +10,8 @@ namespace trainer::log {
 
 enum class Level { info, warning };
 
-/// Sets the destination of lines; the default writes "warning: …" or the bare line to stderr. The progress bar installs
-/// its own sink so that lines do not corrupt it. Thread-safe; returns the previous sink.
+/// Sets the destination of lines; the default writes lines to stderr, warnings prefixed with "warning: ". The progress
+/// bar installs its own sink so that lines do not corrupt it. Thread-safe; returns the previous sink.
 using Sink = std::function<void(Level, const std::string&)>;
 Sink set_sink(Sink sink);
 void write(Level level, const std::string& line);

@@ -29,7 +29,7 @@ int64_t anonymous_bytes() {
 
 int64_t bytes_in_use() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  malloc_trim(0);  // a sanitizer replaces the C library's allocator, which threads would race to set up
+  malloc_trim(0);  // sanitizers replace glibc's allocator; trimming would initialize the unused one, in a data race
 #endif
   return anonymous_bytes();
 }

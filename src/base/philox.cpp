@@ -28,8 +28,8 @@ double portable_log(double x) {
 }
 
 SinCos portable_sincos_2pi(double x) {
-  // Splits off quarter turns: x = (q + r)/4 with |r| <= 1/2. Taylor series give sin and cos of angle = r·π/2, |angle|
-  // <= π/4.
+  // Splits off quarter turns: x = (q + r)/4 with |r| <= 1/2. Taylor series compute sin and cos of angle = r·π/2,
+  // |angle| <= π/4.
   const double turns = 4.0 * x;
   const int q = static_cast<int>(turns + 0.5);
   const double angle = (turns - q) * 1.5707963267948966, z = angle * angle;

@@ -1,6 +1,6 @@
 #pragma once
 // Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). A draw is a pure function of (seed, name, global
-// index, step). So weights and dropout masks do not depend on the layout, the thread or the device. The constexpr
+// index, step), so weights and dropout masks do not depend on the layout, the thread or the device. The constexpr
 // functions here also run inside CUDA kernels.
 #include <array>
 #include <cstdint>
@@ -37,8 +37,8 @@ constexpr uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
   return philox_block(key, index / 4, step)[index % 4];
 }
 
-/// Computes log(x) for x in (0, 1], and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, which give
-/// identical bits on every device. The absolute error is below 1e-15.
+/// Computes log(x) for x in (0, 1], and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, so results
+/// are bitwise identical on every device. The absolute error is below 1e-15.
 double portable_log(double x);
 struct SinCos {
   double sin, cos;

@@ -19,7 +19,7 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<int64_t> extents) : Shape(std::span(extents.begin(), extents.size())) {}
   explicit Shape(std::span<const int64_t> extents) {
-    TRAINER_CHECK(extents.size() <= kMaxDims, "{} dims, at most {}", extents.size(), kMaxDims);
+    TRAINER_CHECK(extents.size() <= kMaxDims, "a shape has at most {1} dimensions, not {0}", extents.size(), kMaxDims);
     for (int64_t extent : extents) extents_[static_cast<size_t>(dims_++)] = extent;
   }
 

@@ -1,12 +1,12 @@
 #pragma once
-// Human-readable numbers, in the same form in progress lines, the summary and the report. NaN and infinity become "-".
+// Human-readable numbers, formatted alike in progress lines, the summary and the report. NaN and infinity become "-".
 #include <concepts>
 #include <cstdint>
 #include <string>
 
 namespace trainer {
 
-/// Formats three significant digits with k, M, G, T: "950", "12.3k", "124M".
+/// Formats a value with three significant digits and a suffix k, M, G, T or P: "950", "12.3k", "124M".
 std::string format_count(double value);
 template <std::integral T>
 std::string format_count(T value) {
@@ -20,9 +20,9 @@ std::string format_bytes(T bytes) {
 }
 /// Formats a fraction as a percentage: "41.2 %".
 std::string format_percent(double share);
-/// Formats at most two units: "8.2 s", "3m05s", "2h07m", "3d04h".
+/// Formats a duration in at most two units: "8.2 s", "3m05s", "2h07m", "3d04h".
 std::string format_duration(double seconds);
-/// Formats `digits` significant digits, without an exponent if that is short: "3.214", "0.00012", "3e-08".
+/// Formats a value with `digits` significant digits, without an exponent if that is short: "3.214", "0.00012", "3e-08".
 std::string format_number(double value, int digits = 4);
 
 /// Returns "1 rank", "2 ranks".

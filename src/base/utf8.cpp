@@ -9,7 +9,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 bool continues(char c) { return (static_cast<uint8_t>(c) & 0xC0) == 0x80; }
 
-/// Returns the length that the lead byte announces; 0 if no character starts with it.
+/// Returns the length of a character with this lead byte; 0 if no character starts with it.
 size_t announced(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xC2) return 0;

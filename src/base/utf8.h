@@ -6,19 +6,19 @@
 
 namespace trainer {
 
-/// Returns the length in bytes of the first character of `text`, or 0 if its first byte starts no valid character.
+/// Returns the length in bytes of the first character of `text`, or 0 if `text` does not start with a valid character.
 size_t utf8_character(std::string_view text);
 
 /// Returns the number of bytes at the end of `text` that begin a character but do not complete it (0 to 3).
 size_t utf8_unfinished(std::string_view text);
 
 /// Returns the position of the first byte at or after `from` that is not part of a valid character; text.size() if
-/// there is none.
+/// every byte is.
 size_t utf8_first_invalid(std::string_view text, size_t from = 0);
 
 struct Utf8Repair {
   int64_t replaced = 0;  // invalid bytes, each replaced by U+FFFD
-  size_t first = 0;      // position of the first one
+  size_t first = 0;      // position of the first invalid byte
 };
 /// Replaces every invalid byte of `text` with U+FFFD. Valid text is neither changed nor copied.
 Utf8Repair utf8_repair(std::string& text);

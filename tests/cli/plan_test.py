@@ -162,7 +162,7 @@ class Plan(rig.Runs):
         for option in ("--emit", "--html"):
             for name, what in (("taken", "a folder"), ("pipe", "a pipe"), ("link", "a pipe")):
                 message = self.plan("--devices", "1", option, name, status=5, stdout=False)
-                self.assertIn(f"{name}: {what}; expected a regular file, which is overwritten, or an unused name", message)
+                self.assertIn(f"{name}: {what}; expected a regular file (which is overwritten) or an unused name", message)
         self.assertTrue((self.folder / "taken").is_dir())
         self.assertTrue((self.folder / "pipe").is_fifo())
         self.assertTrue((self.folder / "link").is_symlink())
