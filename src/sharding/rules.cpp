@@ -9,7 +9,7 @@ namespace {
 
 using Rule = Violation::Rule;
 
-/// The name of an extent, and what it counts.
+/// The name and the unit of an extent.
 struct Words {
   const char *name, *unit;
 };
@@ -28,20 +28,22 @@ constexpr const char* kSiteNames[] = {"qkv", "out", "up", "down"};
 
 /// Message texts, indexed by Rule.
 constexpr const char* kTexts[] = {
-    "{where}{name} = {value}{unit} do{es} not divide over {ranks} ranks along {axes}, which {what}{site}",
-    "the sharding has {value} layers, not n_layer",
-    "{where}n_kv_head = {value} heads neither divide over {ranks} ranks along {axes} nor can as many ranks share each",
-    "the table is in flat pieces along {axes}, whose ranks do not all have rows of their own at the head (rows are cut "
-    "along {others})",
-    "embedding and head share one table, but rows are cut along {axes} at the embedding and along {others} at the "
-    "head; tie_embeddings = false makes two tables",
-    "{axes} cuts both the table and rows at the head, and is outside of {others}, which cuts rows only",
-    "{where}the ring schedule of {site} takes a square of ranks: one side splits rows and the weight's shards, the "
+    "{where}{name} = {value}{unit} cannot be split evenly over {ranks} ranks along {axes}, which {what}{site}",
+    "the sharding describes {value} layers instead of n_layer",
+    "{where}n_kv_head = {value} heads can neither be split evenly over {ranks} ranks along {axes} nor each be shared "
+    "by the same number of ranks",
+    "the table is stored in flat shards along {axes}, which requires that these axes also split the rows at the head "
+    "(split along {others})",
+    "embedding and head share one table, but rows are split along {axes} at the embedding and along {others} at the "
+    "head; set tie_embeddings = false to use two tables",
+    "{axes} splits both the table and rows at the head, so it must come after {others}, which splits rows only",
+    "{where}the ring schedule of {site} requires a square of ranks: one side splits rows and the weight's shards, the "
     "other columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} "
     "and {others}",
-    "{where}{site} is cut in two ways along {axes}"};
+    "{where}{site} is split in conflicting ways along {axes}: an axis may split rows, columns or the contraction, and "
+    "may shard the weight only if it splits rows"};
 
-/// Checks the rules in order and calls found(violation) for each that does not hold, until it returns true.
+/// Checks the rules in order and calls found(violation) for each violated rule until found() returns true.
 template <typename Found>
 class Check {
  public:
@@ -56,7 +58,7 @@ class Check {
     }
     layer_ = -1;
     require(layers == e_.n_layer, {.rule = Rule::layers, .extent = Extent::n_layer, .value = layers});
-    stream(s_.head, "cut rows at the head", "cut columns at the head");
+    stream(s_.head, "split rows at the head", "split columns at the head");
     table();
   }
 
@@ -88,22 +90,22 @@ class Check {
     require(kv % sharers == 0 || shares_evenly(attention.cols),
             {.rule = Rule::shares_heads, .extent = Extent::n_kv_head, .value = kv, .axes = attention.cols});
     divides(Extent::micro_batch, e_.micro_batch, attention.rows | (s_.data() & ~AxisSet{1}), "hold whole sequences");
-    stream(layer.stream, "cut rows of the residual stream", "cut columns of the residual stream");
-    token_rows(hidden.rows, "cut rows between up and down");
-    width(true, hidden.cols, "cut columns between up and down");
+    stream(layer.stream, "split rows of the residual stream", "split columns of the residual stream");
+    token_rows(hidden.rows, "split rows between up and down");
+    width(true, hidden.cols, "split columns between up and down");
 
     for (const Site site : kSites) {
       const LinearSharding& linear = layer.at(site);
       const char* const name = kSiteNames[static_cast<size_t>(site)];
-      // Along axes that split attention's heads, qkv's columns and out's contraction, ranks divide the heads or share
-      // them.
+      // If the same axes split attention's heads and qkv's columns or out's contraction, the rules on heads apply
+      // instead of those on widths.
       const bool own_cols = site != Site::qkv || linear.cols != attention.cols;
-      if (own_cols) width(site == Site::up, linear.cols, "cut columns of ", name);
+      if (own_cols) width(site == Site::up, linear.cols, "split columns of ", name);
       const int64_t keys = e_.n_head == 0 ? 0 : e_.d_model / e_.n_head * kv;
-      if (own_cols && site == Site::qkv) divides(Extent::key_width, keys, linear.cols, "cut columns of ", name);
+      if (own_cols && site == Site::qkv) divides(Extent::key_width, keys, linear.cols, "split columns of ", name);
       if (site != Site::out || linear.contraction != attention.cols)
-        width(site == Site::down, linear.contraction, "cut the contraction of ", name);
-      token_rows(linear.rows, "cut rows of ", name);
+        width(site == Site::down, linear.contraction, "split the contraction of ", name);
+      token_rows(linear.rows, "split rows of ", name);
       const AxisSet twice = (linear.rows & linear.cols) | (linear.rows & linear.contraction) |
                             (linear.cols & linear.contraction) | (linear.flat & ~linear.rows);
       require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .site = name});
@@ -111,8 +113,8 @@ class Check {
     }
   }
 
-  /// SUMMA needs a square of ranks that holds blocks of all three matrices. If the contraction is split, the input is
-  /// stationary and the result is communicated.
+  /// SUMMA requires a square of ranks that stores blocks of all three matrices. If the contraction is split, the input
+  /// is stationary and the result is communicated.
   void ring(const Layer& layer, const LinearSharding& linear, Site site, const char* name) {
     const AxisSet rows = s_.wide(linear.rows), cols = s_.wide(linear.cols), contraction = s_.wide(linear.contraction);
     const AxisSet other = cols | contraction;
@@ -121,10 +123,10 @@ class Check {
     require(one_side && s_.ranks(rows) == s_.ranks(other) && s_.wide(linear.flat) == rows && on_square(layer.stream) &&
                 on_square(layer.inside(site)),
             {.rule = Rule::ring, .axes = linear.rows, .others = linear.cols | linear.contraction, .site = name});
-    width(site == Site::down && contraction == 0, rows, "cut rows of the weight blocks");
+    width(site == Site::down && contraction == 0, rows, "split rows of the weight blocks");
   }
 
-  /// True if axes, each of which may be split in two, make as many groups of ranks as there are key/value heads.
+  /// True if the axes of `cols`, each of which may be split in two, form exactly n_kv_head groups of ranks.
   bool shares_evenly(AxisSet cols) const {
     const int64_t kv = e_.n_kv_head;
     int64_t groups = 1;
@@ -139,17 +141,17 @@ class Check {
   void table() {
     const VocabSpread& table = s_.table;
     const Spread first = s_.layers.empty() ? s_.head : s_.layers.front().stream, last = s_.head;
-    if (e_.vocab_multiple > 0) divides(Extent::vocab_multiple, e_.vocab_multiple, table.vocab, "cut the vocabulary");
-    width(false, table.hidden, "cut columns of the table");
+    if (e_.vocab_multiple > 0) divides(Extent::vocab_multiple, e_.vocab_multiple, table.vocab, "split the vocabulary");
+    width(false, table.hidden, "split columns of the table");
     require((s_.wide(table.flat) & ~last.rows) == 0,
             {.rule = Rule::flat_table, .axes = table.flat, .others = last.rows});
     const AxisSet cut = table.vocab | table.hidden;
     const AxisSet at_first = s_.wide((first.rows | table.flat) & ~cut), at_last = s_.wide(last.rows & ~cut);
-    token_rows(at_first, "cut rows at the embedding's table");
+    token_rows(at_first, "split rows at the embedding's table");
     require(!e_.tied || at_first == at_last,
             {.rule = Rule::one_table, .extent = Extent::tied, .axes = at_first, .others = at_last});
-    // A chunk of the head holds the same number of rows of every rank along axes that split both, so these are inner
-    // axes.
+    // A chunk of the head contains equally many rows from every rank along the axes that split both the table and rows,
+    // so these axes must be the inner ones.
     const AxisSet shared = s_.wide(last.rows & cut);
     require(shared == 0 || (shared & (~shared + 1)) > at_last,
             {.rule = Rule::nested_table, .axes = shared, .others = at_last});
@@ -169,9 +171,9 @@ std::string Violation::text(const ModelSharding& s) const {
   return fmt::format(fmt::runtime(kTexts[static_cast<size_t>(rule)]),
                      fmt::arg("where", layer < 0 || s.layers.size() < 2 ? "" : format("blocks.{}: ", layer)),
                      fmt::arg("name", name), fmt::arg("value", value), fmt::arg("unit", unit),
-                     fmt::arg("es", *unit == 0 ? "es" : ""), fmt::arg("ranks", s.ranks(axes)),
-                     fmt::arg("axes", s.name_of(axes)), fmt::arg("other_ranks", s.ranks(others)),
-                     fmt::arg("others", s.name_of(others)), fmt::arg("what", what), fmt::arg("site", site));
+                     fmt::arg("ranks", s.ranks(axes)), fmt::arg("axes", s.name_of(axes)),
+                     fmt::arg("other_ranks", s.ranks(others)), fmt::arg("others", s.name_of(others)),
+                     fmt::arg("what", what), fmt::arg("site", site));
 }
 
 std::string Violation::remedy(const ModelSharding& s) const {

@@ -1,5 +1,5 @@
 #pragma once
-// The requirements of a sharding on the model and the batch: every split must leave equal parts.
+// A sharding's requirements on the model and the batch: every split must produce equal parts.
 #include <optional>
 
 #include "sharding/sharding.h"
@@ -26,25 +26,25 @@ enum class Extent : uint8_t {
   tied
 };
 
-/// A rule that does not hold, as plain data, so that a search over many shardings formats no text.
+/// A violated rule, as plain data, so that a search over many shardings formats no text.
 struct Violation {
   enum class Rule : uint8_t { divides, layers, shares_heads, flat_table, one_table, nested_table, ring, disjoint };
   Rule rule = Rule::divides;
   Extent extent = Extent::d_model;
-  int64_t value = 0;                  // of the extent
+  int64_t value = 0;                  // the extent's value
   AxisSet axes = 0, others = 0;       // the axes that the rule concerns
-  const char *what = "", *site = "";  // "cut columns of ", "up"
-  int64_t layer = -1;                 // the first layer that breaks it; -1: outside of layers
+  const char *what = "", *site = "";  // "split columns of ", "up"
+  int64_t layer = -1;                 // the first layer that violates the rule; -1: the violation is outside the layers
 
   /// Returns the message text without a remedy.
   std::string text(const ModelSharding& sharding) const;
-  /// Returns values of the extent that would divide: "d_ff = 70 or 75 fits"; empty if no value would.
+  /// Returns values of the extent that satisfy the rule: "d_ff = 70 or 75 fits"; empty if it cannot suggest any.
   std::string remedy(const ModelSharding& sharding) const;
 };
 
-/// Returns the first rule that does not hold. Allocates nothing.
+/// Returns the first violation. Allocates nothing.
 std::optional<Violation> first_violation(const ModelSharding& sharding, const Extents& extents);
-/// Returns all rules that do not hold; for each extent and set of axes only the first.
+/// Returns all violations, but only the first for each rule, extent and set of axes.
 std::vector<Violation> violations(const ModelSharding& sharding, const Extents& extents);
 
 }  // namespace trainer::sharding

@@ -5,7 +5,7 @@
 namespace trainer::sharding {
 namespace {
 
-/// Replaces every set of axes in the value by map(set).
+/// Calls map(set) on every set of axes in `s`; map may change the set.
 template <typename Map>
 void for_each_set(ModelSharding& s, const Map& map) {
   const auto spread = [&](Spread& at) {
@@ -24,10 +24,10 @@ void for_each_set(ModelSharding& s, const Map& map) {
 
 constexpr AxisSet below(size_t axis) { return (AxisSet{1} << axis) - 1; }
 
-/// Splits an axis into an outer factor of `outer` ranks and the rest.
+/// Splits an axis into an outer axis of `outer` ranks and an inner axis of the remaining factor.
 void split_axis(ModelSharding& s, size_t axis, int64_t outer) {
   const Axis whole = s.axes[axis];
-  for_each_set(s, [&](AxisSet& set) {  // bits above the axis move up by one; its own bit is doubled
+  for_each_set(s, [&](AxisSet& set) {  // bits above the axis move up by one; the bit of the axis itself is duplicated
     const AxisSet own = set >> axis & 1;
     set = (set & below(axis)) | own << axis | own << (axis + 1) | (set & ~below(axis + 1)) << 1;
   });
@@ -73,7 +73,7 @@ const Layer& ModelSharding::layer(int64_t index) const {
     if (index < layer.count) return layer;
     index -= layer.count;
   }
-  TRAINER_CHECK(false, "a layer {} past the last one", index);
+  TRAINER_CHECK(false, "layer {} is past the last one", index);
 }
 
 bool ModelSharding::gathers_weights() const {

@@ -1,9 +1,9 @@
 #pragma once
 // ModelSharding: the sharding of a model over ranks, as one value. Rules, the planner, checkpoints and the trainer read
-// it; config/strategies.h makes it from the keys of a named strategy or from tables of letters.
+// it; config/strategies.h creates it from the keys of a named strategy or from sharding specs (tables of letters).
 //
-// A pipeline stage would be one more member of Layer, axes that split tokens within a sequence one more set in Spread,
-// and an axis of experts one more set in LinearSharding.
+// Possible extensions: pipeline stages would add a member to Layer, context parallelism an axis set to Spread, and
+// expert parallelism an axis set to LinearSharding.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -34,8 +34,8 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// The schedule for communicating blocks of operands: all before one GEMM, or step by step (SUMMA), each overlapped
-/// with the previous GEMM.
+/// When blocks of operands are communicated: all before a single GEMM, or step by step (SUMMA), each step overlapped
+/// with the previous step's GEMM.
 enum class GemmSchedule : uint8_t { at_once, ring };
 
 /// The dimensions of a linear's GEMM Y[m, n] = X[m, k] · W[k, n] that the axes split. The first three sets are
@@ -44,30 +44,31 @@ struct LinearSharding {
   AxisSet rows = 0, cols = 0, contraction = 0;  // m, n, k
   AxisSet flat = 0;                             // subset of rows over which W is stored in flat shards
   GemmSchedule schedule = GemmSchedule::at_once;
-  bool keep = false;  // a gathered W stays in memory until the weights change
+  bool keep = false;  // keeps a gathered W in memory until the weights change
   bool operator==(const LinearSharding&) const = default;
 };
 
-/// The sharding of the table [V, H] of an embedding or a head: its rows are split over `vocab`, its columns over
-/// `hidden`. The remaining block is split into equal shards over `flat` and gathered for use.
+/// The sharding of the table [V, H] of an embedding or a head: rows are split over `vocab`, columns over `hidden`. Each
+/// resulting block is split into equal shards over `flat` and gathered for use.
 struct VocabSpread {
   AxisSet vocab = 0, hidden = 0, flat = 0;
   bool operator==(const VocabSpread&) const = default;
 };
 
-/// The linears of a block. qkv and up read the residual stream; out and down write it, by adding to it.
+/// The linears of a block. qkv and up read the residual stream; out and down add to it.
 enum class Site : uint8_t { qkv, out, up, down };
 inline constexpr std::array<Site, 4> kSites = {Site::qkv, Site::out, Site::up, Site::down};
 constexpr bool reads_residual(Site site) { return site == Site::qkv || site == Site::up; }
 
 struct Layer {
-  Spread stream, attention, hidden;       // the residual stream and norms; q, k, v by whole heads; between up and down
+  Spread stream, attention, hidden;       // residual stream and norms; q, k, v (whole heads); between up and down
   std::array<LinearSharding, 4> linears;  // by Site
-  int64_t count = 1;                      // how many consecutive layers are sharded like this
+  int64_t count = 1;                      // number of consecutive layers with this sharding
 
   const LinearSharding& at(Site site) const { return linears[static_cast<size_t>(site)]; }
   LinearSharding& at(Site site) { return linears[static_cast<size_t>(site)]; }
-  /// Returns the spread of a linear's activations on the side away from the residual stream.
+  /// Returns the spread of the linear's activations that are not the residual stream: its output if it reads the
+  /// stream, else its input.
   const Spread& inside(Site site) const { return site == Site::qkv || site == Site::out ? attention : hidden; }
   Spread& inside(Site site) { return site == Site::qkv || site == Site::out ? attention : hidden; }
   bool operator==(const Layer&) const = default;
@@ -80,24 +81,24 @@ struct ModelSharding {
   std::vector<Layer> layers = {Layer()};
   Spread head;  // the residual stream at the final norm and the head
   VocabSpread table;
-  bool overlap = true;  // false: activations' collectives block immediately (no overlap)
+  bool overlap = true;  // false: collectives on activations block immediately (no overlap)
 
   /// Returns the product of these axes' sizes.
   int64_t ranks(AxisSet set) const;
   AxisSet all() const { return (AxisSet{1} << axes.size()) - 1; }
-  /// Returns the axis or group of this name; 0 when there is none.
+  /// Returns the axis or group with this name, or 0 if there is none.
   AxisSet find(std::string_view name) const;
   /// Returns the name of a group or axis, or the names of the axes joined by "+".
   std::string name_of(AxisSet set) const;
   /// Returns the axes in `set` that have more than one rank.
   AxisSet wide(AxisSet set) const;
 
-  /// Returns the axes whose ranks have sequences of their own and reduce the gradients of all weights.
+  /// Returns the axes whose ranks process different sequences; the gradients of all weights are reduced over them.
   AxisSet data() const { return find("data"); }
-  /// Returns the number of ranks of one replica of the model: the product of all axes but the first.
+  /// Returns the number of ranks in one replica of the model: the product of the sizes of all axes but the first.
   int64_t ranks_of_replica() const { return ranks(all() & ~AxisSet{1}); }
-  /// Returns the number of parts of a replica that have the same weights but sequences of their own (the depth of a
-  /// 2.5D mesh).
+  /// Returns the number of parts of a replica that have the same weights but process different sequences (the depth of
+  /// a 2.5D mesh).
   int64_t depth() const { return ranks(data() & ~AxisSet{1}); }
   const Layer& layer(int64_t index) const;
   /// True if any linear's weights are gathered from flat shards for use.
@@ -106,13 +107,14 @@ struct ModelSharding {
   bool operator==(const ModelSharding&) const = default;
 };
 
-/// Returns the same sharding with the axes of a run's mesh: every axis along which ranks share key/value heads is split
-/// in two. Ranks along the outer factor hold different heads, those along the inner one the same; groups "kv" and "rep"
-/// name them. Sets omit axes of one rank.
+/// Returns the same sharding on the axes of a run's mesh: an axis along which ranks share key/value heads is split in
+/// two. Ranks along the outer factor hold different heads, ranks along the inner factor the same heads; groups "kv" and
+/// "rep" name the outer and inner axes. Sets omit axes of size 1.
 ModelSharding on_mesh(ModelSharding sharding, int64_t n_kv_head);
 
-/// Returns the same sharding without axes of one rank, except for the first, and without names of the other axes and of
-/// groups. Two such values are equal if ranks hold and compute the same under both.
+/// Returns the same sharding in a canonical form: without axes of size 1 (except the first axis), and without the names
+/// of groups other than "data" and of axes other than the first. Two canonical values are equal if each rank holds and
+/// computes the same under both.
 ModelSharding anonymous(const ModelSharding& sharding);
 
 }  // namespace trainer::sharding

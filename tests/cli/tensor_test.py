@@ -97,7 +97,7 @@ class Tensor(rig.Runs):
             (("model.d_ff=66",), 4, 2, r"d_ff = 66 .* 4 ranks along tensor"),
             (("model.vocab_multiple=97",), 2, 2, r"vocab_multiple = 97 .* 2 ranks along tensor"),
             (("model.n_head=12", "model.d_model=48", "model.n_kv_head=6", "model.arch=llama"), 4, 2,
-             r"n_kv_head = 6 heads neither divide over 4 ranks along tensor.* nor"),
+             r"n_kv_head = 6 heads can neither be split evenly over 4 ranks along tensor.* nor"),
             (("model.seq_len=31", "train.micro_batch=1"), 2, 2,
              r"31 token rows .* 2 ranks along tensor.*; sequence_parallel = false fits"),
             (("parallel.data=3",), 2, 3, r"tensor = 2 x data = 3 does not make 2 ranks"),

@@ -190,7 +190,8 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
             4 + 3 + 2)
       << "replicas of one rank have no sequences to split, and are there under either value";
   EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
-  EXPECT_NE(broken.find("n_head = 8 heads do not divide over 3 ranks along tensor"), std::string::npos) << broken;
+  EXPECT_NE(broken.find("n_head = 8 heads cannot be split evenly over 3 ranks along tensor"), std::string::npos)
+      << broken;
   // For tables alone: every named layout as tables, replicas only among them, beside what is left to the search.
   const auto tables = count({"parallel.strategy=autoddl"}, 4);
   EXPECT_EQ(tables.size(), 1u);
