@@ -15,9 +15,10 @@ std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
   std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
   if (memory == nullptr && bytes != 0 && !dry_)
-    throw Error(Code::plan, format("out of memory: {} needs {} more; {} are in use. Lower train.micro_batch "
-                                   "or model.seq_len, or set train.recompute = \"full\"",
-                                   category, format_bytes(bytes), format_bytes(memory_total())));
+    throw Error(Code::plan,
+                format("out of memory: {} needs {} more, and {} are in use already; lower train.micro_batch "
+                       "or model.seq_len, or set train.recompute = \"full\"",
+                       category, format_bytes(bytes), format_bytes(memory_total())));
   MemoryUse& use = memory_[category];
   use.current += bytes;
   use.peak = std::max(use.peak, use.current);
@@ -36,14 +37,14 @@ int64_t Device::memory_total() const {
 }
 
 const cuda::Facts& Device::gpu() const {
-  TRAINER_CHECK(kind_ == Kind::cuda, "only a CUDA device has the properties of a GPU");
+  TRAINER_CHECK(kind_ == Kind::cuda, "only a CUDA device has GPU properties");
   return gpu_;
 }
 
 ThreadPool& Device::host_pool() { check_failed("host_pool()", "a dry device has no threads", std::source_location()); }
 
 std::unique_ptr<Mirror> Device::make_mirror() {
-  check_failed("make_mirror()", "its memory is the host's", std::source_location());
+  check_failed("make_mirror()", "only a GPU has mirrors", std::source_location());
 }
 std::unique_ptr<Graph> Device::record(const std::function<void()>&) {
   check_failed("record()", "only a GPU has graphs", std::source_location());
@@ -110,7 +111,7 @@ std::unique_ptr<Device> make_dry(const Device& device) {
 }
 
 ThreadPool& pool_of(Device& device) {
-  TRAINER_CHECK(device.kind() == Kind::cpu && !device.dry(), "kernels run on a CPU device");
+  TRAINER_CHECK(device.kind() == Kind::cpu && !device.dry(), "CPU kernels run on a CPU device that is not dry");
   return device.host_pool();
 }
 

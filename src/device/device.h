@@ -1,7 +1,7 @@
 #pragma once
 // A device runs kernels and owns memory. A CPU computes synchronously on a thread pool. A CUDA device computes in the
 // order of its compute stream; only kernels and the copies below may touch its memory. A dry device computes nothing
-// and allocates nothing. It represents a GPU, or a CPU with a given number of threads and instruction set. One pass on
+// and allocates nothing. It represents a GPU, or a CPU with a given number of threads and instruction set; one pass on
 // it yields the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
@@ -18,26 +18,26 @@ namespace trainer::device {
 
 enum class Kind { cpu, cuda };
 
-/// Bytes held, by category ("weights", "gradients", …); `peak` is the largest value each category has had.
+/// Allocated bytes of one category ("weights", "gradients", …), now and at their peak.
 struct MemoryUse {
   int64_t current = 0, peak = 0;
 };
 
-/// Pinned host memory of a GPU. The device copies to and from it while host and compute stream continue.
+/// Pinned host memory for a GPU. Copies between it and the device overlap with the host and the compute stream.
 class Mirror {
  public:
   virtual ~Mirror() = default;
-  /// Returns at least `bytes` of memory; the previous content is lost. Waits for the copies that were started.
+  /// Returns at least `bytes` of memory; the previous content is lost. Waits for copies in flight.
   virtual std::byte* memory(int64_t bytes) = 0;
   /// Starts a copy to memory() + at, after the work already queued on the device and concurrent with later work.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
   /// True if the copy that fetch() started has completed. Thread-safe.
   virtual bool is_fetched() const = 0;
-  /// Copies from memory() + at, in stream order with the operators of the device.
+  /// Copies from memory() + at, in stream order with the device's operators.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
 };
 
-/// Recorded work of a device, which runs again on the same memory with the same arguments.
+/// Recorded device work, which can be replayed on the same memory with the same arguments.
 class Graph {
  public:
   virtual ~Graph() = default;
@@ -45,13 +45,14 @@ class Graph {
   virtual void run() = 0;
 };
 
-/// A library that operators call on a GPU: its handle, and the algorithms chosen for the run.
+/// A library that GPU operators call: its handle, and the algorithms chosen for the run.
 class Library {
  public:
   virtual ~Library() = default;
 };
-/// The libraries of a rank's GPU, which ops/cuda fills in. A device and the dry ones that represent it share them,
-/// since a library's memory is planned before it runs. Like the device, they are used by one thread at a time.
+/// The libraries of a rank's GPU, which ops/cuda fills in. A device shares them with the dry devices that represent it,
+/// since a library's workspace is planned before the library runs. Like the device, they are used by one thread at a
+/// time.
 struct Libraries {
   std::unique_ptr<Library> gemm;
   std::unique_ptr<Library> attention;  // null: the built-in kernels
@@ -65,10 +66,10 @@ class Device {
 
   Kind kind() const { return kind_; }
   bool dry() const { return dry_; }
-  /// Host threads of this rank. A CPU's kernels run on them; with a GPU they make initial values and checkpoints.
+  /// Host threads of this rank. CPU kernels run on them; with a GPU they compute initial values and write checkpoints.
   int threads() const { return threads_; }
-  Isa isa() const { return isa_; }  // of the CPU's kernels
-  /// Facts of the GPU that this device is or represents; an internal error on a CPU.
+  Isa isa() const { return isa_; }  // instruction set of the CPU kernels
+  /// Returns the properties of the GPU that this device is or represents; an internal error on a CPU.
   const cuda::Facts& gpu() const;
   const std::shared_ptr<Libraries>& libraries() const { return libraries_; }  // null on a CPU
   /// Returns the host threads; an internal error on a dry device.
@@ -81,23 +82,24 @@ class Device {
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
   int64_t memory_total() const;
-  /// Every offset and length that is returned, or planned inside a block, is a multiple of this many bytes.
+  /// Every address and length that is returned, or planned inside a block, is a multiple of this many bytes.
   int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
 
-  /// Copies in order with earlier operators; does nothing on a dry device. When copy_to_host returns, the bytes have
-  /// arrived; when copy_to_device returns, `from` may be reused.
+  /// Copies in stream order with the operators; does nothing on a dry device. When copy_to_host returns, the copy is
+  /// complete; when copy_to_device returns, `from` may be reused.
   void copy_to_host(void* to, const std::byte* from, int64_t bytes);
   void copy_to_device(std::byte* to, const void* from, int64_t bytes);
-  /// Copies inside the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; a single row may have any pitch.
+  /// Copies within the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; the pitch of a single row is
+  /// ignored.
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
                  int64_t width);
   void clear(std::byte* to, int64_t bytes);
-  /// Returns when all work queued before is done.
+  /// Returns when all work enqueued so far is done.
   virtual void synchronize() {}
   /// GPU only; an internal error on other devices.
   virtual std::unique_ptr<Mirror> make_mirror();
-  /// Runs the host's part of `work`, and records the device's part (operators and copies inside the device) instead of
-  /// running it. Throws Code::device for operations that cannot be captured, such as waiting. GPU only; an internal
+  /// Calls `work`, whose host code runs; its device work (operators and copies within the device) is recorded instead
+  /// of executed. Throws Code::device for operations that cannot be captured, such as waiting. GPU only; an internal
   /// error on other devices.
   virtual std::unique_ptr<Graph> record(const std::function<void()>& work);
 
@@ -154,10 +156,10 @@ class DryDevice final : public Device {
   void release_impl(std::byte*, int64_t) noexcept override {}
 };
 
-/// Makes a dry device that represents the same CPU or GPU as `device`.
+/// Creates a dry device that represents the same CPU or GPU as `device`.
 std::unique_ptr<Device> make_dry(const Device& device);
 
-/// Returns the pool that kernels of a CPU device run on; an internal error on any other device.
+/// Returns the pool on which a CPU device's kernels run; an internal error on any other device.
 ThreadPool& pool_of(Device& device);
 
 }  // namespace trainer::device

@@ -38,7 +38,7 @@ CpuFeatures find_features() {
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
     cpu.matrix_unit = (d >> 24 & 1u) != 0 && (d >> 22 & 1u) != 0;  // AMX-TILE, AMX-BF16
     cpu.tiles_permitted = cpu.matrix_unit && permit_tiles();
-    // EAX of leaf 7 is the number of its subleaves.
+    // EAX of leaf 7 contains the highest subleaf.
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) cpu.avx512bf16 = (a >> 5 & 1u) != 0;
   }
   return cpu;
@@ -65,7 +65,7 @@ bool has(const CpuFeatures& cpu, Isa isa) {
     case Isa::avx512bf16:
       return cpu.avx512 && cpu.avx512bf16;
     case Isa::amx:
-      return cpu.avx512 && cpu.avx512bf16 && cpu.tiles_permitted;  // reductions of tiles are rounded by AVX512-BF16
+      return cpu.avx512 && cpu.avx512bf16 && cpu.tiles_permitted;  // AVX512-BF16 instructions round the tiles' results
   }
   return false;
 }
@@ -89,7 +89,8 @@ Isa detect_isa() {
   for (const Isa isa : kIsas) {
     if (name_of(isa) != wanted) continue;
     if (!available(isa))
-      throw Error(Code::usage, format("TRAINER_ISA={}: this CPU and this build support {}", wanted, isa_summary()));
+      throw Error(Code::usage,
+                  format("TRAINER_ISA={}: not available; this CPU and this build support {}", wanted, isa_summary()));
     return isa;
   }
   throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512, avx512bf16 or amx", wanted));

@@ -1,16 +1,16 @@
 #pragma once
-// Instruction sets of the CPU kernels. Dispatch looks at CPUID feature flags, never at model names.
+// Instruction sets of the CPU kernels. Dispatch depends on CPUID feature flags, never on model names.
 #include <string>
 #include <string_view>
 
 namespace trainer::device {
 
 /// avx512bf16: avx512 and dot products of bf16 pairs; amx: avx512 and bf16 matrix tiles. Operators without kernels for
-/// these two use their avx512 kernels. Of the remaining sets, each contains those before it.
+/// these two use their avx512 kernels. Each of plain, avx2 and avx512 contains the sets before it.
 enum class Isa { plain, avx2, avx512, avx512bf16, amx };
 inline constexpr Isa kIsas[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
 
-/// Inputs for choosing an ISA: flags of the CPU, and features that the OS kernel lets this process use.
+/// Inputs to the choice of an ISA: CPU flags, and features that the OS kernel lets this process use.
 struct CpuFeatures {
   bool avx2 = false;             // with fma and bmi2
   bool avx512 = false;           // f, bw, dq and vl
@@ -22,9 +22,9 @@ struct CpuFeatures {
 const CpuFeatures& cpu_features();
 
 bool has(const CpuFeatures& cpu, Isa isa);
-/// Returns the set to run if TRAINER_ISA does not name one. Dot products of bf16 pairs are twice as fast as fp32 on
-/// CPUs without a matrix unit and half as fast on those with one. So they are never chosen on CPUs with a matrix unit,
-/// even if tiles are not permitted.
+/// Returns the set to use if TRAINER_ISA does not name one. Dot products of bf16 pairs are twice as fast as fp32 on
+/// CPUs without a matrix unit, but half as fast as fp32 on CPUs with one, so avx512bf16 is never chosen on a CPU with a
+/// matrix unit, even if the process may not use tiles.
 Isa best_isa(const CpuFeatures& cpu);
 /// True if bf16 GEMMs with this ISA are faster than fp32 GEMMs.
 bool fast_bf16(const CpuFeatures& cpu, Isa isa);
@@ -32,7 +32,7 @@ bool fast_bf16(const CpuFeatures& cpu, Isa isa);
 /// True if this CPU, OS kernel and process can run the set, and this build has kernels for it.
 bool available(Isa isa);
 /// Returns the best available set, or the one named by the environment variable TRAINER_ISA (plain, avx2, avx512,
-/// avx512bf16, amx). Throws Code::usage if the variable names an unknown set or one this CPU lacks.
+/// avx512bf16, amx). Throws Code::usage if the variable names an unknown set or one that is not available.
 Isa detect_isa();
 std::string_view name_of(Isa isa);
 

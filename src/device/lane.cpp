@@ -11,7 +11,7 @@ std::unique_ptr<Mark> make_mark(Device& device) {
 }
 
 std::unique_ptr<Device> make_lane(Device& device, HostMemory memory) {
-  TRAINER_CHECK(!device.dry(), "a dry device does nothing");
+  TRAINER_CHECK(!device.dry(), "a dry device has no work queues");
   if (device.kind() == Kind::cuda) return cuda::make_lane(device, memory == HostMemory::staged);
   return std::make_unique<CpuDevice>(1, device.isa());
 }

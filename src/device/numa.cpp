@@ -33,7 +33,7 @@ class SystemNodes final : public MemoryNodes {
   }
 
   std::optional<int> beside(const std::string& pci_bus_id) const override {
-    std::string name = pci_bus_id;  // CUDA writes it in upper case, the system does not
+    std::string name = pci_bus_id;  // CUDA writes the ID in upper case, sysfs in lower case
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     int node = -1;
     if (!(std::ifstream(sys_ / "bus/pci/devices" / name / "numa_node") >> node) || node < 0) return std::nullopt;

@@ -14,7 +14,7 @@ constexpr int64_t kPage = 4096;
 }  // namespace
 
 std::byte* map_pages(int64_t bytes) {
-  // The mapping is larger and then trimmed, so that the block starts on a huge page.
+  // Maps one huge page more and trims both ends, so that the block starts on a huge page.
   const int64_t size = round_up(bytes, kPage), mapped = size + kHugePage;
   void* raw = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,5 +1,5 @@
 #pragma once
-// Large blocks of host memory: untouched pages, so that the caller can choose their placement.
+// Large blocks of host memory. Their pages are untouched at first, so that the caller can choose the NUMA node.
 #include <cstddef>
 #include <cstdint>
 
@@ -7,12 +7,12 @@
 
 namespace trainer::device {
 
-/// Blocks of at least this size are mapped on pages of their own, huge pages if the system has them.
+/// Blocks of at least this size get pages of their own, huge pages if the system has them.
 inline constexpr int64_t kHugePage = int64_t{2} << 20;
 
-/// Maps zeroed pages that begin on a huge page; nullptr: the system is out of memory.
+/// Maps zeroed pages, aligned to a huge page. Returns nullptr if the system is out of memory.
 std::byte* map_pages(int64_t bytes);
-/// Touches every page with the threads that will use them, so that later work has no page faults.
+/// Touches every page, from the pool's threads, so that later work has no page faults.
 void touch_pages(ThreadPool& pool, std::byte* memory, int64_t bytes);
 void unmap_pages(std::byte* memory, int64_t bytes) noexcept;
 

@@ -7,7 +7,7 @@
 namespace trainer::device {
 namespace {
 
-// Values from nvml.h: success, the clock of the multiprocessors, the temperature sensor of the GPU.
+// Values from nvml.h: success, the multiprocessor clock, the GPU's temperature sensor.
 constexpr int kSuccess = 0, kClockSm = 1, kTemperatureGpu = 0;
 
 }  // namespace

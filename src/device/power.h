@@ -1,6 +1,6 @@
 #pragma once
-// Power, clock and temperature of a GPU, read through NVML. It comes with the driver, is loaded at run time and is
-// optional.
+// Power, clock and temperature of a GPU, read through NVML. The library comes with the driver, is loaded at run time
+// and is optional.
 #include <optional>
 #include <string>
 
@@ -11,7 +11,7 @@ class PowerMeter {
   struct Reading {
     double watts = 0, sm_mhz = 0, celsius = 0;
   };
-  /// `pci_bus_id` is as reported by the CUDA runtime. Without the library or the device, read() returns nothing.
+  /// `pci_bus_id` is as reported by the CUDA runtime. If the library or the device is missing, read() returns nothing.
   explicit PowerMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
   ~PowerMeter();
   PowerMeter(const PowerMeter&) = delete;
@@ -19,7 +19,7 @@ class PowerMeter {
 
   /// Takes up to a millisecond.
   std::optional<Reading> read() const;
-  /// Returns the last reading, at most a second old: cheap enough for every step of a run.
+  /// Returns a reading that is at most a second old; cheap enough for every step of a run.
   std::optional<Reading> recent();
 
  private:
@@ -29,7 +29,7 @@ class PowerMeter {
   std::optional<Reading> last_;
   double last_read_ = -1;
   void* library_ = nullptr;
-  void* handle_ = nullptr;  // of the device
+  void* handle_ = nullptr;  // NVML's handle of the device
   int (*power_)(void*, unsigned*) = nullptr;
   int (*clock_)(void*, int, unsigned*) = nullptr;
   int (*temperature_)(void*, int, unsigned*) = nullptr;

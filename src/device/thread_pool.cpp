@@ -22,8 +22,7 @@ namespace {
 constexpr double kSpinSeconds = 30e-6;
 thread_local bool inside_task = false;
 
-/// Returns once `word` differs from `old`: spins briefly, then sleeps. `sleepers` lets the other side skip the wake-up
-/// call.
+/// Returns once `word` differs from `old`: spins briefly, then sleeps. `sleepers` lets publish() skip the wake-up call.
 uint32_t wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& sleepers) {
   const double start = now_seconds();
   for (;;) {
@@ -54,7 +53,7 @@ struct ThreadPool::State {
   int threads = 1;
   std::vector<std::thread> workers;
 
-  // The job. The caller writes it before `epoch` changes, workers read it after.
+  // The job. The caller writes it before it changes `epoch`; workers read it after that.
   Call call = nullptr;
   void* context = nullptr;
   int64_t tasks = 0;
@@ -63,8 +62,7 @@ struct ThreadPool::State {
   std::exception_ptr error;
 
   alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
-  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{
-                                                     0};  // finished: incremented once, when the last worker is done
+  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{0};
   alignas(64) std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 

@@ -1,6 +1,6 @@
 #pragma once
-// A pool of threads, one per rank. Waiting threads spin for a few microseconds and then sleep in a futex, so that ranks
-// that share cores do not starve each other. Inside of it, libraries are called with one thread.
+// The thread pool of a rank. Waiting threads spin for some microseconds and then sleep on a futex, so that ranks that
+// share cores do not starve each other. Libraries called from a task must use one thread.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,8 +10,7 @@ namespace trainer::device {
 
 class ThreadPool {
  public:
-  /// `threads` in total, including the caller; at least 1. Throws Code::plan if the system does not provide that many
-  /// threads.
+  /// `threads` counts the caller too, so it is at least 1. Throws Code::plan if the system refuses a thread.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -19,9 +18,9 @@ class ThreadPool {
 
   int threads() const;
 
-  /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). Tasks are claimed as
-  /// threads become free: which worker runs a task is not fixed, so a task's result must not depend on it. Returns when
-  /// all are done, and rethrows the first exception. Called from inside a task, it runs serially as worker 0.
+  /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). Threads claim tasks as
+  /// they become free, so the result of a task must not depend on which worker runs it. Returns when all tasks are
+  /// done, and rethrows the first exception. A call from inside a task runs serially as worker 0.
   template <typename F>
   void parallel_for(int64_t tasks, F&& fn) {
     auto call = [](void* context, int64_t task, int worker) {
@@ -43,7 +42,7 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-/// Returns cores / local ranks, at least 1, or the size of the affinity mask if that is smaller.
+/// Returns cores / local ranks, at least 1.
 int share_of_cores(int local_ranks);
 int default_threads(int local_ranks = 1);
 

@@ -11,11 +11,10 @@
 namespace trainer::device::cuda {
 namespace {
 
-/// Copies between host and device use pinned buffers, so that they overlap with kernels and with memcpy.
+/// Copies between host and device go through pinned buffers, so that they overlap with kernels and with memcpy.
 constexpr int kStages = 4;
 constexpr int64_t kStageBytes = int64_t{4} << 20;
 
-/// Returns a device attribute.
 int64_t attribute(int ordinal, cudaDeviceAttr which) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, which, ordinal), "properties of a CUDA device");
@@ -39,12 +38,12 @@ Facts facts_at(int ordinal) {
 
 class CudaDevice final : public Device {
  public:
-  /// `direct`: copies from and to host memory are not staged; they block.
+  /// `direct`: copies from and to host memory are blocking and not staged.
   CudaDevice(Facts facts, int host_threads, std::shared_ptr<Libraries> libraries, bool direct = false)
       : Device(std::move(facts), false, host_threads, std::move(libraries)), pool_(host_threads), direct_(direct) {
     activate();
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "compute stream");
-    check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream of copies");
+    check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "copy stream");
     for (Stage& stage : stages_) {
       if (direct_) break;
       check(cudaMallocHost(reinterpret_cast<void**>(&stage.memory), kStageBytes), "pinned host memory");
@@ -72,11 +71,11 @@ class CudaDevice final : public Device {
  private:
   struct Stage {
     std::byte* memory = nullptr;
-    cudaEvent_t done = nullptr;  // the last copy that used the buffer
+    cudaEvent_t done = nullptr;  // completes with the last copy that used the buffer
   };
 
   void activate() const { check(cudaSetDevice(gpu().ordinal), "selecting the CUDA device"); }
-  /// Copies in chunks, so that a short copy of another lane does not wait for a long one.
+  /// Copies in chunks, so that a short copy on another stream does not wait for a long copy.
   void copy_directly(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, const char* what) {
     constexpr int64_t kPiece = int64_t{64} << 20;
     for (int64_t at = 0; at < bytes; at += kPiece)
@@ -109,7 +108,7 @@ class CudaDevice final : public Device {
     cudaFree(memory);
   }
   void clear_impl(std::byte* to, int64_t bytes) override {
-    check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream_), "clearing of device memory");
+    check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream_), "clearing device memory");
   }
   void copy_rows_impl(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
                       int64_t width) override {
@@ -141,7 +140,8 @@ class CudaDevice final : public Device {
     if (direct_) return copy_directly(to, from, bytes, cudaMemcpyDeviceToHost, "copy to the host");
     const int64_t chunks = (bytes + kStageBytes - 1) / kStageBytes;
     std::array<Stage*, kStages> in_flight{};
-    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is copied out
+    for (int64_t i = 0; i < chunks + kStages - 1;
+         ++i) {  // starts chunk i, then copies chunk i − kStages + 1 out of its buffer
       if (const int64_t done = i - kStages + 1; done >= 0) {
         const Stage& stage = *in_flight[static_cast<size_t>(done % kStages)];
         check(cudaEventSynchronize(stage.done), "CUDA device");

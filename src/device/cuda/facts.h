@@ -1,6 +1,6 @@
 #pragma once
-// Properties of a GPU on which launch geometry, scratch sizes and messages depend. They need no CUDA header, so that
-// dry devices and plans can represent a GPU that this machine lacks.
+// The GPU properties on which launch geometry, scratch sizes and messages depend. They require no CUDA header, so that
+// dry devices and plans can represent a GPU that this machine does not have.
 #include <cstdint>
 #include <string>
 
@@ -11,7 +11,7 @@ struct Facts {
   std::string name, pci_bus_id;
   int multiprocessors = 0;
   int capability = 0;            // 80, 90: major·10 + minor
-  int64_t shared_per_block = 0;  // bytes: the maximum that a kernel may request
+  int64_t shared_per_block = 0;  // bytes: the maximum that a kernel may use
   int64_t memory_bytes = 0;
 };
 

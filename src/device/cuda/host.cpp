@@ -1,4 +1,4 @@
-// The host of a CUDA device as a device: a CPU whose memory is pinned and on the GPU's NUMA node, so that copies run at
+// The host of a CUDA device, as a CPU device whose memory is pinned and on the GPU's NUMA node, so that copies run at
 // link speed and overlap with kernels.
 #include <algorithm>
 #include <cstring>
@@ -13,16 +13,17 @@
 namespace trainer::device::cuda {
 namespace {
 
-constexpr const char* kPinAdvice = "; `ulimit -l` prints the limit of pinned memory";
-constexpr int64_t kPiece = int64_t{4} << 30;    // bytes per registration
-constexpr int64_t kStages = int64_t{64} << 20;  // memory that the queues pin for copies of pageable memory
+constexpr const char* kPinAdvice = "; check the limit on pinned memory (ulimit -l)";
+constexpr int64_t kPiece = int64_t{4} << 30;  // bytes per registration
+constexpr int64_t kStages =
+    int64_t{64} << 20;  // total size of the pinned buffers through which queues copy pageable memory
 
-/// The origin of a block. Each is tried when the previous one fails:
+/// How a block was allocated. If one way fails, the next one is tried:
 ///   registered  huge pages of the GPU's NUMA node, touched by the host's threads, then pinned; for large blocks
-///   runtime     allocated and pinned by CUDA, at the exact size
+///   runtime     allocated and pinned by CUDA
 ///   pageable    large blocks: the same pages, not pinned
 ///   plain       small blocks: allocated by a CPU device
-/// Results are the same; copies of pageable memory are slower.
+/// All ways give the same results, but copies of pageable memory are slower.
 enum class Origin : uint8_t { registered, runtime, pageable, plain };
 
 class PinnedHost final : public Device {
@@ -77,7 +78,7 @@ class PinnedHost final : public Device {
     std::byte* const memory = pages(bytes);
     return memory == nullptr ? nullptr : keep(memory, Origin::pageable);
   }
-  /// Returns pages on the GPU's NUMA node, touched; nullptr if there is no memory left.
+  /// Maps pages on the GPU's NUMA node and touches them. Returns nullptr if the system is out of memory.
   std::byte* pages(int64_t bytes) {
     std::byte* const memory = map_pages(bytes);
     if (memory == nullptr) return nullptr;
@@ -92,7 +93,7 @@ class PinnedHost final : public Device {
     blocks_[memory] = origin;
     return memory;
   }
-  /// Pins all of a block, or nothing.
+  /// Pins the whole block; if that fails, pins nothing and returns false.
   bool pin(std::byte* memory, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += kPiece) {
       const auto size = static_cast<size_t>(std::min(kPiece, bytes - at));
@@ -105,7 +106,7 @@ class PinnedHost final : public Device {
     }
     return true;
   }
-  /// Warns once per message.
+  /// Warns once per kind of problem.
   void tell(const std::string& what, int64_t bytes, const std::string& reason, const char* advice = kPinAdvice) {
     if (std::exchange(told_[what], true)) return;
     log::warning("{} of host memory {} ({}): copies to the GPU may be slower{}", format_bytes(bytes), what, reason,
@@ -140,7 +141,7 @@ class PinnedHost final : public Device {
   bool pins_;
   CpuDevice cpu_;
   std::unique_ptr<MemoryNodes> nodes_;
-  std::optional<int> node_;  // the GPU's NUMA node; empty: any node, or unknown
+  std::optional<int> node_;  // the GPU's NUMA node; empty: unknown, or the host has only one
   std::map<std::byte*, Origin> blocks_;
   std::map<std::string, bool> told_;
 };

@@ -82,8 +82,8 @@ std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStrea
 
 std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>& work) {
   cudaGraph_t graph = nullptr;
-  // Captures only this thread: others may query events and allocate meanwhile.
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "start of a CUDA graph");
+  // Captures this thread's work only: other threads may query events and allocate meanwhile.
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "start of CUDA graph capture");
   try {
     work();
   } catch (...) {
@@ -91,7 +91,7 @@ std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>&
     cudaGetLastError();
     throw;
   }
-  check(cudaStreamEndCapture(stream, &graph), "end of a CUDA graph");
+  check(cudaStreamEndCapture(stream, &graph), "end of CUDA graph capture");
   const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, void (*)(cudaGraph_t)> owner(
       graph, [](cudaGraph_t g) { cudaGraphDestroy(g); });
   return std::make_unique<CudaGraph>(graph, stream);

@@ -1,5 +1,5 @@
 #pragma once
-// Services of a CUDA device other than its compute stream.
+// Mirrors and graphs of a CUDA device.
 #include <cuda_runtime.h>
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace trainer::device::cuda {
 
-/// `copies`: the stream of its copies to the host. Both streams must outlive the mirror.
+/// `copies` is the stream for copies to the host. Both streams must outlive the mirror.
 std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStream_t copies);
 
 /// Captures the work that `work` enqueues on `stream`.

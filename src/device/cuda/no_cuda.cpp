@@ -1,4 +1,4 @@
-// This file is compiled instead of the CUDA device if there is no CUDA compiler.
+// Compiled instead of the CUDA device in builds without CUDA.
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// The CUDA runtime for device/cuda, ops/cuda and comm/nccl; nothing else includes it.
+// Helpers on the CUDA runtime for device/cuda, ops/cuda and comm/nccl; nothing else includes CUDA's headers.
 #include <cuda_runtime.h>
 
 #include <utility>
@@ -13,7 +13,7 @@ void check(cudaError_t status, const char* what);
 
 /// Returns the compute stream of a CUDA device; an internal error on any other device.
 cudaStream_t stream_of(Device& device);
-/// Returns the facts of a GPU, or of the GPU that a dry device represents.
+/// Returns the properties of the GPU that the device is or represents.
 inline const Facts& facts_of(const Device& device) { return device.gpu(); }
 
 struct Grid {
