@@ -62,7 +62,7 @@ struct ThreadPool::State {
   std::exception_ptr error;
 
   alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
-  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{0};
+  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{0};  // finished: counts the completed jobs
   alignas(64) std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 

@@ -23,7 +23,7 @@ void Scratch::reset() noexcept {
 }
 
 void Arena::record(const std::string& key, const std::function<void()>& body) {
-  TRAINER_CHECK(state_ == State::idle, "recording {} inside {}", key, current_key_);
+  TRAINER_CHECK(state_ == State::idle, "program {} cannot be recorded within program {}", key, current_key_);
   if (is_recorded(key) || mode_ == Mode::heap) return;
   Program program;
   current_ = &program;
@@ -37,7 +37,7 @@ void Arena::record(const std::string& key, const std::function<void()>& body) {
     current_ = nullptr;
     throw;
   }
-  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not released", alive_, key);
+  TRAINER_CHECK(alive_ == 0, "program {1} did not release {0} of its tensors", alive_, key);
   state_ = State::idle;
   current_ = nullptr;
   pack(program);
@@ -46,12 +46,12 @@ void Arena::record(const std::string& key, const std::function<void()>& body) {
 
 void Arena::pack(Program& program) {
   auto& all = program.intervals;
-  // Places the largest interval first. Each takes the lowest gap that is large enough among the intervals that overlap
-  // it in time.
+  // Places the intervals largest first, each in the lowest sufficient gap between the intervals that overlap it in
+  // time.
   std::vector<size_t> order(all.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a].bytes > all[b].bytes; });
-  // Time is counted in allocations. An interval is alive from its own take to the last one before its end.
+  // Time is counted in takes. An interval is alive from its own take to the last take before its end.
   Occupancy occupied(static_cast<int64_t>(all.size()));
   for (const size_t index : order) {
     Interval& item = all[index];
@@ -78,16 +78,16 @@ int64_t Arena::largest_program() const {
 }
 
 void Arena::seal() {
-  TRAINER_CHECK(state_ == State::idle, "sealing inside program {}", current_key_);
+  TRAINER_CHECK(state_ == State::idle, "the arena cannot be sealed within program {}", current_key_);
   const int64_t bytes = largest_program();
   if (mode_ == Mode::heap || bytes <= capacity()) return;
-  block_ = Buffer();  // frees the old block first: both together may not fit
+  block_ = Buffer();  // frees the old block first: there may not be room for both
   block_ = Buffer(device_, "activations", {bytes}, DType::u8);
 }
 
 void Arena::begin(const std::string& key) {
   if (mode_ == Mode::heap) return;
-  TRAINER_CHECK(state_ == State::idle, "program {} begins inside {}", key, current_key_);
+  TRAINER_CHECK(state_ == State::idle, "program {} cannot begin within program {}", key, current_key_);
   const auto it = programs_.find(key);
   TRAINER_CHECK(it != programs_.end(), "program {} was not recorded", key);
   TRAINER_CHECK(it->second.peak <= capacity(), "program {} was recorded after the arena was sealed", key);
@@ -99,11 +99,11 @@ void Arena::begin(const std::string& key) {
 
 void Arena::end() {
   if (mode_ == Mode::heap) return;
-  TRAINER_CHECK(state_ == State::replaying, "no program to end");
+  TRAINER_CHECK(state_ == State::replaying, "there is no program to end");
   state_ = State::idle;
-  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not released", alive_, current_key_);
+  TRAINER_CHECK(alive_ == 0, "program {1} did not release {0} of its tensors", alive_, current_key_);
   TRAINER_CHECK(next_ == static_cast<int64_t>(current_->intervals.size()),
-                "program {} took {} ranges, {} were recorded", current_key_, next_, current_->intervals.size());
+                "program {} took {} tensors, but {} were recorded", current_key_, next_, current_->intervals.size());
 }
 
 Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
@@ -116,19 +116,19 @@ Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
     ++alive_;
     return {this, next_++, tensor};
   }
-  TRAINER_CHECK(state_ != State::idle, "\"{}\" is taken outside a program", tag);
+  TRAINER_CHECK(state_ != State::idle, "\"{}\" was taken outside any program", tag);
   const int64_t id = next_++;
   ++alive_;
   if (state_ == State::recording) {
     current_->intervals.push_back({std::string(tag), bytes, clock_++, 0, 0});
     return {this, id, tensor};
   }
-  TRAINER_CHECK(id < static_cast<int64_t>(current_->intervals.size()), "program {} takes \"{}\" past its record",
-                current_key_, tag);
+  TRAINER_CHECK(id < static_cast<int64_t>(current_->intervals.size()),
+                "program {} took \"{}\" after the last recorded tensor", current_key_, tag);
   const Interval& interval = current_->intervals[static_cast<size_t>(id)];
   TRAINER_CHECK(interval.tag == tag && interval.bytes == bytes,
-                "program {}: take {} is \"{}\" of {} bytes, recorded was \"{}\" of {}", current_key_, id, tag, bytes,
-                interval.tag, interval.bytes);
+                "program {}: tensor {} is \"{}\" of {} bytes, but \"{}\" of {} bytes was recorded", current_key_, id,
+                tag, bytes, interval.tag, interval.bytes);
   tensor.data = block_.tensor().data + interval.offset;
   return {this, id, tensor};
 }

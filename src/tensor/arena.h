@@ -1,7 +1,8 @@
 #pragma once
-// Arena: memory of a micro-step. The first pass of a program runs dry, and its takes are recorded as intervals. They
-// are packed into offsets of one block, and every later pass replays the record. The code is its own memory plan:
-// nothing is allocated in the loop, addresses repeat, and the peak is known before training starts.
+// Arena: the memory of a micro-step. The first pass of a program runs on a dry device, and its takes are recorded as
+// intervals. The intervals are packed into one block, and every later pass replays the record. So the code is its own
+// memory plan: nothing is allocated in the training loop, addresses repeat, and the peak is known before training
+// starts.
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,7 +27,7 @@ class Scratch {
   explicit operator bool() const { return static_cast<bool>(tensor_); }
   operator const Tensor&() const { return tensor_; }
   const Tensor& tensor() const { return tensor_; }
-  /// Releases the range now.
+  /// Releases the memory now.
   void reset() noexcept;
 
  private:
@@ -39,7 +40,7 @@ class Scratch {
 
 class Arena {
  public:
-  /// An interval is one take of a recorded program, alive during events [first, last).
+  /// One take of a recorded program, alive during events [first, last).
   struct Interval {
     std::string tag;
     int64_t bytes = 0, first = 0, last = 0, offset = 0;
@@ -47,16 +48,16 @@ class Arena {
   struct Program {
     std::vector<Interval> intervals;
     int64_t peak = 0;        // bytes of the packed block
-    int64_t live_bound = 0;  // largest sum of live bytes: a lower bound for any packing
+    int64_t live_bound = 0;  // the most bytes alive at once: a lower bound for any packing
   };
 
-  /// `planned`: memory is taken inside programs only. `heap`: every take allocates; for tests and tools.
+  /// `planned`: memory can be taken only within programs. `heap`: every take allocates; for tests and tools.
   enum class Mode { planned, heap };
   explicit Arena(device::Device& device, Mode mode = Mode::planned) : device_(device), mode_(mode) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Runs `body` once and records it under `key`; `body` must use a dry device. Skips keys that are recorded already.
+  /// Runs `body`, which must use a dry device, and records it under `key`. Does nothing if `key` is already recorded.
   void record(const std::string& key, const std::function<void()>& body);
   bool is_recorded(const std::string& key) const { return programs_.contains(key); }
   /// Allocates (or grows) the block for all recorded programs; no Scratch may be alive.
@@ -66,8 +67,8 @@ class Arena {
   void begin(const std::string& key);
   void end();
 
-  /// Takes memory, aligned as the device requires, with undefined contents. An internal error if tag or size differ
-  /// from the record.
+  /// Takes memory, aligned as the device requires, with undefined contents. It is an internal error if tag or size
+  /// differ from the record.
   Scratch take(std::string_view tag, Shape shape, DType dtype);
 
   const std::map<std::string, Program>& programs() const { return programs_; }
@@ -87,7 +88,7 @@ class Arena {
   Mode mode_;
   std::map<std::string, Program> programs_;
   Buffer block_;
-  std::map<int64_t, Buffer> heap_;  // heap mode: bytes taken
+  std::map<int64_t, Buffer> heap_;  // heap mode: the memory of each take
   enum class State { idle, recording, replaying } state_ = State::idle;
   Program* current_ = nullptr;
   std::string current_key_;

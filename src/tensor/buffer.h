@@ -1,5 +1,5 @@
 #pragma once
-// Buffer: memory that outlives a micro-step (weights, gradients, optimizer state, tables), counted under a category.
+// Buffer: memory that outlives a micro-step (weights, gradients, optimizer state, tables), accounted under a category.
 #include <string>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace trainer {
 class Buffer {
  public:
   Buffer() = default;
-  /// Allocates zeroed memory; throws Code::plan if it does not fit.
+  /// Allocates zeroed memory; throws Code::plan if the device is out of memory.
   Buffer(device::Device& device, std::string category, Shape shape, DType dtype)
       : device_(&device), category_(std::move(category)), tensor_{nullptr, shape, dtype, 0} {
     tensor_.data = device.allocate(category_, tensor_.bytes());

@@ -11,14 +11,14 @@ namespace trainer {
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 using BytesByCategory = std::map<std::string, int64_t>;
-/// Wire bytes by mesh axis and operation, total over the ranks of one group of the axis.
+/// Wire bytes by mesh axis and operation, summed over the ranks of one group along the axis.
 using CommBytes = std::map<std::string, std::map<std::string, int64_t>>;
 using WaitMs = std::map<std::string, std::map<std::string, double>>;
-/// Returns "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
+/// Returns text such as "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
 std::string comm_text(const CommBytes& bytes);
 
-/// Wall time of a step by phase, one after the other. comm_exposed is the part of the total spent waiting for
-/// communication.
+/// Wall time of a step's phases, which do not overlap. comm_exposed is the part of their total that was spent waiting
+/// for communication.
 struct PhaseMs {
   double data = 0, forward = 0, backward = 0, optimizer = 0, comm_exposed = 0;
 };

@@ -1,5 +1,6 @@
 #pragma once
-// Exec: the context of an operator: its device and its scratch memory. Passed first, everywhere; there are no globals.
+// Exec: an operator's context: its device, scratch memory and meter. It is passed first, everywhere; there are no
+// globals.
 #include "device/device.h"
 #include "tensor/arena.h"
 #include "tensor/meter.h"

@@ -3,7 +3,8 @@
 namespace trainer {
 
 const Tensor& HostCopy::get(device::Device& device, const Tensor& tensor) {
-  TRAINER_CHECK(tensor.packed(), "a copy of rows that are {} apart, {} long", tensor.ld(), tensor.cols());
+  TRAINER_CHECK(tensor.packed(), "a host copy requires a packed tensor, not rows of {1} elements at a pitch of {0}",
+                tensor.ld(), tensor.cols());
   device_ = &device;
   there_ = here_ = tensor;
   if (device.kind() == device::Kind::cpu || device.dry()) return here_;

@@ -1,6 +1,6 @@
 #pragma once
-// HostCopy: a tensor's elements where host code can access them: the tensor itself on a CPU, a copy on any other
-// device. The memory of the copy is kept for the next one.
+// HostCopy gives host code access to a tensor's elements: to the tensor itself on a CPU, to a copy on any other device.
+// The copy's memory is reused for the next copy.
 #include <vector>
 
 #include "device/device.h"
@@ -11,13 +11,12 @@ namespace trainer {
 class HostCopy {
  public:
   HostCopy() = default;
-  /// Calls get().
   HostCopy(device::Device& device, const Tensor& tensor) { get(device, tensor); }
 
-  /// Returns the packed `tensor` as left by the preceding operators; valid until the next get().
+  /// Returns the elements of the packed `tensor` after all preceding operators; valid until the next get().
   const Tensor& get(device::Device& device, const Tensor& tensor);
   const Tensor& tensor() const { return here_; }
-  /// Copies what was written to tensor() to the device.
+  /// Copies tensor(), which the caller has changed, back to the device.
   void put();
 
  private:

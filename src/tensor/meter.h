@@ -1,6 +1,6 @@
 #pragma once
-// Meter: the work of the operators by kind (calls, FLOPs, bytes of memory traffic, seconds), and communication by mesh
-// axis and operation. Real and dry runs fill it in the same way.
+// Meter: the operators' work by kind (calls, FLOPs, bytes of memory traffic, seconds), and communication by mesh axis
+// and operation. Real and dry runs fill it in the same way.
 #include <array>
 #include <compare>
 #include <cstdint>
@@ -40,7 +40,7 @@ enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast,
 inline constexpr int kCommOps = 7;
 std::string_view name_of(CommOp op);
 
-/// `axes` is the set of mesh axes along which the group runs, as bits (mesh/mesh_shape.h).
+/// `axes` is the set of mesh axes that the group spans, as bits (mesh/mesh_shape.h).
 struct CommKey {
   uint32_t axes = 0;
   CommOp op = CommOp::all_reduce;
@@ -49,9 +49,9 @@ struct CommKey {
 };
 struct CommCount {
   int64_t calls = 0;
-  int64_t elements = 0;     // payload: the bytes counted by the tables of the strategies (comm/bytes.h)
-  int64_t wire_bytes = 0;   // total over the ranks of one group
-  double wait_seconds = 0;  // exposed: spent in Ticket::join
+  int64_t elements = 0;     // payload, as counted in the tables of strategies (comm/bytes.h)
+  int64_t wire_bytes = 0;   // summed over the ranks of one group
+  double wait_seconds = 0;  // exposed communication time, spent in Ticket::join
 };
 
 /// Sizes of a GEMM: op(a) [m, k] · op(b) [k, n]. All 0: not a GEMM.
@@ -60,7 +60,7 @@ struct ProductShape {
   bool trans_a = false, trans_b = false;
 };
 
-/// Sizes of attention, per head.
+/// Sizes of attention for one head.
 struct AttentionExtents {
   int64_t length = 0, head_dim = 0;  // length: number of keys
   bool backward = false;
@@ -72,12 +72,12 @@ struct OpCall {
   Cost cost;
   ProductShape product;
   AttentionExtents attention;
-  bool recomputed = false;  // recomputes an earlier pass, to save memory
+  bool recomputed = false;  // repeats work of the forward pass, to save memory
   double seconds = 0;       // see Meter::timed
 };
 
-/// Receives the operations of a pass in order: operators, and collectives when they start and when they are joined. A
-/// dry pass records the program of the real one, whose time can then be predicted.
+/// Receives the operations of a pass in order: operators, and the starts and joins of collectives. A dry pass records
+/// the operations of the real pass, whose time can then be predicted.
 class Recorder {
  public:
   virtual ~Recorder() = default;
@@ -94,11 +94,11 @@ class Meter {
     double flops = 0, bytes = 0, seconds = 0;
   };
   const Entry& of(OpKind kind) const { return entries_[static_cast<size_t>(kind)]; }
-  /// Return the FLOPs of GEMMs and attention, and those of them that recomputation repeated.
+  /// Return the FLOPs of GEMMs and attention, and the part of them that is recomputation.
   double matmul_flops() const { return of(OpKind::gemm).flops + of(OpKind::attention).flops; }
   double recomputed_flops() const { return recomputed_; }
   const std::map<CommKey, CommCount>& comm() const { return comm_; }
-  /// Zeroes everything; communication keys stay, so that counting the same operations again allocates nothing.
+  /// Zeroes all counts; communication keys stay, so that counting the same operations again allocates nothing.
   void reset() {
     entries_ = {};
     recomputed_ = 0;
@@ -111,7 +111,8 @@ class Meter {
     count.elements += elements;
     count.wire_bytes += wire_bytes;
   }
-  /// Records that the compute thread waited for an operation that was in flight during `flight` and sent `wire_bytes`.
+  /// Records that the compute thread waited during `wait` for an operation that was in flight during `flight` and sent
+  /// `wire_bytes`.
   void add_wait(const CommKey& key, Interval wait, Interval flight, int64_t wire_bytes) {
     comm_[key].wait_seconds += wait.end - wait.begin;
     if (trace == nullptr) return;
@@ -131,11 +132,11 @@ class Meter {
     if (recomputing && (kind == OpKind::gemm || kind == OpKind::attention)) recomputed_ += cost.flops;
   }
 
-  /// If set, operators on this device are timed to completion, which prevents overlap. Otherwise the seconds of an
-  /// operator on a GPU are those of its launch.
+  /// If set, operators on this device are timed to completion, which prevents overlap. If not set, a GPU operator's
+  /// seconds are those of its launch.
   device::Device* timed = nullptr;
   Trace* trace = nullptr;        // set while a step is traced
-  Recorder* recorder = nullptr;  // set: receives the counts
+  Recorder* recorder = nullptr;  // if set, receives every operation
   bool recomputing = false;      // set while a block's forward pass runs again for its backward pass
 
  private:

@@ -50,7 +50,7 @@ int64_t Occupancy::lowest_gap(int64_t first, int64_t last, int64_t bytes) {
   int64_t address = 0;
   for (size_t free = 0, next = 0; free < met_.size(); next = (next + 1) % met_.size()) {
     const int64_t behind = met_[next]->pass(address, address + bytes);
-    free = behind == address ? free + 1 : 0;  // consecutive; a new address is checked against all again
+    free = behind == address ? free + 1 : 0;  // a new address is checked against all sets again
     address = behind;
   }
   return address;

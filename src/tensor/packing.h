@@ -1,5 +1,5 @@
 #pragma once
-// Occupancy: which addresses are in use at which times. Arena uses it to pack its intervals in slightly more than
+// Occupancy tracks which addresses are in use at which times. With it, Arena packs its intervals in little more than
 // linear time.
 #include <cstddef>
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace trainer {
 
-/// A segment tree over `moments` points in time. Each node has two sets of addresses: those in use at any time below
-/// it, and those in use at all times below it. The latter belong to intervals that do not cover its parent. Both are
-/// sets of ranges, merged where they touch, so that they stay small.
+/// A segment tree over `moments` points in time. Each node has two sets of addresses: `any` has those in use at any
+/// time in its subtree; `whole` has those of the intervals that cover its whole subtree but not its parent's. Both are
+/// sets of ranges; adjacent ranges are merged, so that the sets stay small.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);
@@ -25,7 +25,7 @@ class Occupancy {
   class Ranges {
    public:
     void add(int64_t begin, int64_t end);
-    /// Returns the end of the first range that overlaps [begin, end), or `begin` when none does.
+    /// Returns the end of the first range that overlaps [begin, end), or `begin` if none does.
     int64_t pass(int64_t begin, int64_t end) const;
 
    private:
@@ -35,13 +35,14 @@ class Occupancy {
     Ranges any, whole;
   };
 
-  /// Calls act(node, whether [first, last) covers all its times) on the way down to those nodes.
+  /// Descends to the nodes whose times [first, last) covers, and calls act(node, covered) on every node on the way;
+  /// `covered` is true for the covered nodes, where the descent ends.
   template <typename F>
   void visit(size_t node, int64_t begin, int64_t end, int64_t first, int64_t last, const F& act);
 
   int64_t leaves_ = 1;
   std::vector<Node> nodes_;
-  std::vector<const Ranges*> met_;  // during a look-up
+  std::vector<const Ranges*> met_;  // scratch for lowest_gap(): the sets to check
 };
 
 }  // namespace trainer

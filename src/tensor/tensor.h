@@ -8,8 +8,8 @@
 
 namespace trainer {
 
-/// Row-major. `pitch` is the distance between rows (the last dim is a row) in elements; 0 means packed rows. On the dry
-/// device `data` is null: test presence with `if (tensor)`, never by looking at `data`.
+/// Row-major. `pitch` is the distance between rows (the last dim is a row) in elements; 0: the rows are packed. On a
+/// dry device `data` is null, so test with `if (tensor)` whether a tensor is present.
 struct Tensor {
   std::byte* data = nullptr;
   Shape shape;
@@ -27,13 +27,15 @@ struct Tensor {
   /// Returns a typed pointer to the first element; the dtype must match.
   template <typename T>
   T* as() const {
-    TRAINER_DCHECK(dtype == DTypeOf<T>::value, "requested {}, holds {}", name_of(DTypeOf<T>::value), name_of(dtype));
+    TRAINER_DCHECK(dtype == DTypeOf<T>::value, "requested {}, but the tensor is {}", name_of(DTypeOf<T>::value),
+                   name_of(dtype));
     return reinterpret_cast<T*>(data);
   }
   /// Returns all elements of a packed tensor.
   template <typename T>
   std::span<T> span() const {
-    TRAINER_CHECK(packed(), "a span of rows that are {} apart, {} long", ld(), cols());
+    TRAINER_CHECK(packed(), "a span requires a packed tensor, not rows of {1} elements at a pitch of {0}", ld(),
+                  cols());
     return {as<T>(), static_cast<size_t>(count())};
   }
 
@@ -41,7 +43,8 @@ struct Tensor {
   Tensor reshape(Shape next) const;
   /// Returns elements [begin, begin + n) of a packed tensor as [n]; empty if the tensor is empty.
   Tensor range(int64_t begin, int64_t n) const;
-  /// Returns rows [begin, begin + n) as [n, cols]; columns [begin, begin + n) as [rows, n] with the pitch kept.
+  /// Return rows [begin, begin + n) as [n, cols], and columns [begin, begin + n) as [rows, n]; the pitch stays the
+  /// same.
   Tensor row_range(int64_t begin, int64_t n) const;
   Tensor col_range(int64_t begin, int64_t n) const;
 };

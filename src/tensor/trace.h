@@ -1,5 +1,5 @@
 #pragma once
-// Trace: a timeline of this rank in the steps of log.trace. Operators, tickets and TraceScope fill it;
+// Trace: this rank's timeline in the steps that log.trace selects. Operators, tickets and TraceScope fill it;
 // report/trace_json.h writes it to a file. Used only by the compute thread.
 #include <cstdint>
 #include <string_view>
@@ -11,15 +11,15 @@ namespace trainer {
 
 /// One activity of a rank.
 struct Span {
-  /// compute: the compute thread; its spans are nested. input: reading batches. host_link: copies between host and GPU.
-  /// axis: collectives in flight along the axes `axes`; several at a time.
+  /// compute: the compute thread; spans are nested. input: reading batches. host_link: copies between host and GPU.
+  /// axis: collectives in flight along `axes`, several at a time.
   enum class Lane : uint8_t { compute, input, host_link, axis };
 
   Lane lane = Lane::compute;
-  std::string_view name = {};  // must live as long as the program
+  std::string_view name = {};  // must have static storage duration
   Interval time = {};
-  int64_t number = -1;  // of a step or a layer; -1: none
-  uint32_t axes = 0;    // of a collective, as bits; on the compute lane: of the collective that the rank waits for
+  int64_t number = -1;  // of a step or layer; -1: none
+  uint32_t axes = 0;    // of a collective, as bits; on the compute lane: of the collective waited for
   double flops = 0, bytes = 0;
 };
 
@@ -33,7 +33,7 @@ class Trace {
   std::vector<Span> spans_;
 };
 
-/// Adds a span from its construction to its destruction. `trace` null: tracing is off.
+/// Adds a span that lasts from construction to destruction. If `trace` is null, tracing is off.
 class TraceScope {
  public:
   TraceScope(Trace* trace, std::string_view name, int64_t number = -1, Span::Lane lane = Span::Lane::compute)

@@ -140,8 +140,8 @@ class CudaDevice final : public Device {
     if (direct_) return copy_directly(to, from, bytes, cudaMemcpyDeviceToHost, "copy to the host");
     const int64_t chunks = (bytes + kStageBytes - 1) / kStageBytes;
     std::array<Stage*, kStages> in_flight{};
-    for (int64_t i = 0; i < chunks + kStages - 1;
-         ++i) {  // starts chunk i, then copies chunk i − kStages + 1 out of its buffer
+    // Iteration i copies chunk i − kStages + 1 out of its buffer and starts chunk i.
+    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {
       if (const int64_t done = i - kStages + 1; done >= 0) {
         const Stage& stage = *in_flight[static_cast<size_t>(done % kStages)];
         check(cudaEventSynchronize(stage.done), "CUDA device");

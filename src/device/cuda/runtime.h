@@ -1,5 +1,5 @@
 #pragma once
-// Helpers on the CUDA runtime for device/cuda, ops/cuda and comm/nccl; nothing else includes CUDA's headers.
+// The CUDA runtime for device/cuda, ops/cuda and comm/nccl; nothing else includes this header.
 #include <cuda_runtime.h>
 
 #include <utility>
