@@ -30,14 +30,14 @@ std::pair<std::string, Facts> unpacked(const std::string& text) {
   return {words.front(), facts};
 }
 
-/// Describes the first difference: "train.steps is 7, that of the first rank 8". Empty if there is none.
+/// Describes the first difference: "train.steps is 7, but 8 on rank 0". Empty if there is none.
 std::string first_difference(const Facts& mine, const Facts& first) {
   const auto [at, there] = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end());
   if (at == mine.end() && there == first.end()) return {};
   if (at == mine.end() || (there != first.end() && at->first != there->first))
-    return format("it has no {}, rank 0 has {}", there->first, there->second);
-  if (there == first.end()) return format("{} is {}, rank 0 has none", at->first, at->second);
-  return format("{} is {}, on rank 0 {}", at->first, at->second, there->second);
+    return format("it has no {}, which is {} on rank 0", there->first, there->second);
+  if (there == first.end()) return format("{} is {}, but rank 0 has none", at->first, at->second);
+  return format("{} is {}, but {} on rank 0", at->first, at->second, there->second);
 }
 
 }  // namespace
@@ -50,7 +50,8 @@ void require_same(World& world, const Facts& facts, Code code, const std::string
     const auto [host, others] = unpacked(all[rank]);
     const std::string difference = first_difference(others, first);
     if (difference.empty()) continue;
-    throw Error(code, format("rank {} on {} belongs to a different job: {}; {}", rank, host, difference, remedy))
+    throw Error(code,
+                format("rank {} on {} belongs to a different job than rank 0: {}; {}", rank, host, difference, remedy))
         .on(Scope::all_ranks);
   }
 }

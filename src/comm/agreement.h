@@ -1,5 +1,5 @@
 #pragma once
-// Facts that must be the same on all ranks of a job: every rank's facts are compared with rank 0's.
+// Facts that must be equal on all ranks of a job: every rank's facts are compared with rank 0's.
 #include <string>
 #include <utility>
 #include <vector>

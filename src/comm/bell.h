@@ -13,7 +13,7 @@ class Bell {
     if (sleeping_.load()) futex_wake(count_);
   }
   uint32_t count() const { return count_.load(std::memory_order_acquire); }
-  /// Returns when the bell has been rung since count() returned `seen`, or after `seconds`. For one thread only.
+  /// Returns once the bell has been rung after count() returned `seen`, or after `seconds`. For one thread only.
   void wait(uint32_t seen, double seconds) {
     sleeping_.store(true);
     if (count_.load() == seen) futex_wait(count_, seen, seconds);

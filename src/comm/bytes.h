@@ -6,14 +6,15 @@
 
 namespace trainer::comm {
 
-/// Reductions of at most this many elements gather everything and add in rank order, in f64. Larger ones use a ring.
+/// Reductions of at most this many elements exchange all inputs and add them in rank order, in f64. Larger ones use a
+/// ring.
 inline constexpr int64_t kDirectElements = 4096;
 
-/// Returns the elements on the wire of one operation, summed over the g ranks of its group. The payload n counts
+/// Returns the number of elements that one operation sends, summed over the g ranks of its group. The payload n counts
 ///   - for all_reduce, broadcast and reduce the elements of the tensor;
 ///   - for all_gather the elements of the gathered tensor;
 ///   - for reduce_scatter, all_to_all and send_recv the elements that each rank passes in.
-/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  send_recv g·n;  every other (g−1)·n.  g = 1: nothing.
+/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  send_recv g·n;  all others (g−1)·n.  g = 1: 0.
 constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
   if (g <= 1) return 0;
   switch (op) {
@@ -26,7 +27,7 @@ constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
   }
 }
 
-/// Elements [begin, begin + count) of n that belong to member i of g: [⌊n·i/g⌋, ⌊n·(i+1)/g⌋).
+/// The elements [begin, begin + count) of n that belong to member i of g: [⌊n·i/g⌋, ⌊n·(i+1)/g⌋).
 struct Chunk {
   int64_t begin = 0, count = 0;
   bool operator==(const Chunk&) const = default;

@@ -36,7 +36,7 @@ struct Piece {
   int64_t count;
 };
 
-/// The common state of the algorithms below: positions in the group and the flow's part of a piece.
+/// Helpers for the algorithms below: positions in the group, and the flow's part of an array.
 struct View {
   const Flow& flow;
   const Collective& c;
@@ -70,8 +70,8 @@ struct View {
   }
 };
 
-/// In the first size − 1 steps, partial sums are sent: rank r sends chunks r − 1, r − 2, … So the reduction of chunk i
-/// starts at rank i + 1 and ends at rank i. In size − 1 more steps, finished chunks are sent: r, r − 1, …
+/// In the first size − 1 steps, ranks send partial sums: rank r sends chunks r − 1, r − 2, … So the reduction of chunk
+/// i starts at rank i + 1 and ends at rank i. In size − 1 more steps, ranks send finished chunks: r, r − 1, …
 bool ring(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
@@ -129,12 +129,12 @@ bool chain(Flow& flow, Post& post) {
   }
 }
 
-/// Every rank sends to those that need its elements, and they add in rank order. A step handles as many senders as fit
-/// into the staging memory.
+/// Every rank sends its elements to the ranks that reduce them, which add all inputs in rank order. A step handles as
+/// many senders as fit into the staging memory.
 bool direct_reduce(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
-  const auto needed = [&](int place) {  // the part of every rank's `in` that the rank at `place` needs
+  const auto needed = [&](int place) {  // the part of every rank's `in` that the rank at `place` reduces
     if (c.op == CommOp::reduce_scatter) return v.chunk(place);
     return c.op == CommOp::reduce && place != c.root ? Chunk{0, 0} : Chunk{0, c.n};
   };

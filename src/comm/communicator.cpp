@@ -33,19 +33,20 @@ Ticket Communicator::all_reduce(Exec& ex, const Tensor& inout, Reduce reduce) {
 
 Ticket Communicator::reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce) {
   const Chunk mine = chunk(in.count());
-  TRAINER_CHECK(out.count() == mine.count, "reduce_scatter of {} into {}, the chunk of rank {} of {} has {} elements",
-                to_string(in), to_string(out), rank(), size(), mine.count);
+  TRAINER_CHECK(out.count() == mine.count,
+                "reduce_scatter of {} into {}, but the chunk of rank {} of {} has {} elements", to_string(in),
+                to_string(out), rank(), size(), mine.count);
   TRAINER_CHECK(in_place_or_apart(out, in, mine.begin),
-                "reduce_scatter writes to this rank's chunk of its input or to separate memory");
+                "reduce_scatter must write to this rank's chunk of its input or to separate memory");
   return submit(ex, {CommOp::reduce_scatter, reduce, in, out}, in.count());
 }
 
 Ticket Communicator::all_gather(Exec& ex, const Tensor& in, const Tensor& out) {
   const Chunk mine = chunk(out.count());
-  TRAINER_CHECK(in.count() == mine.count, "all_gather of {} into {}, the chunk of rank {} of {} has {} elements",
+  TRAINER_CHECK(in.count() == mine.count, "all_gather of {} into {}, but the chunk of rank {} of {} has {} elements",
                 to_string(in), to_string(out), rank(), size(), mine.count);
   TRAINER_CHECK(in_place_or_apart(in, out, mine.begin),
-                "all_gather reads from this rank's chunk of its output or from separate memory");
+                "all_gather must read from this rank's chunk of its output or from separate memory");
   return submit(ex, {CommOp::all_gather, Reduce::sum, in, out}, out.count());
 }
 
@@ -58,26 +59,29 @@ Ticket Communicator::reduce(Exec& ex, const Tensor& inout, int root, Reduce redu
 }
 
 Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out) {
-  TRAINER_CHECK(in.count() == out.count() && in.count() % size() == 0, "all_to_all of {} into {} among {} ranks",
-                to_string(in), to_string(out), size());
-  TRAINER_CHECK(!overlap(in, out), "the input and output of all_to_all do not overlap");
+  TRAINER_CHECK(
+      in.count() == out.count() && in.count() % size() == 0,
+      "all_to_all of {} into {} over {} ranks requires equal counts that are divisible by the number of ranks",
+      to_string(in), to_string(out), size());
+  TRAINER_CHECK(!overlap(in, out), "the input and output of all_to_all must not overlap");
   return submit(ex, {CommOp::all_to_all, Reduce::sum, in, out}, in.count());
 }
 
 Ticket Communicator::send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift) {
-  TRAINER_CHECK(send.count() == recv.count(), "send_recv of {} into {}", to_string(send), to_string(recv));
-  TRAINER_CHECK(!overlap(send, recv), "the input and output of send_recv do not overlap");
+  TRAINER_CHECK(send.count() == recv.count(), "send_recv of {} into {} requires equal counts", to_string(send),
+                to_string(recv));
+  TRAINER_CHECK(!overlap(send, recv), "the input and output of send_recv must not overlap");
   return submit(ex, {CommOp::send_recv, Reduce::sum, send, recv, ((shift % size()) + size()) % size()}, send.count());
 }
 
 Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
   const bool reduces = r.op == CommOp::all_reduce || r.op == CommOp::reduce_scatter || r.op == CommOp::reduce;
   TRAINER_CHECK(r.in && r.out && r.in.dtype == r.out.dtype && r.in.packed() && r.out.packed(),
-                "{} along {} of {} into {}: tensors are contiguous and of one type", name_of(r.op), group_.name,
+                "{} along {} of {} into {}: tensors must be packed and of one type", name_of(r.op), group_.name,
                 to_string(r.in), to_string(r.out));
-  TRAINER_CHECK(!reduces || is_reduced(r.in.dtype), "{} along {} of {}: elements of this type can be reduced",
+  TRAINER_CHECK(!reduces || is_reduced(r.in.dtype), "{} along {} of {}: elements of this type cannot be reduced",
                 name_of(r.op), group_.name, to_string(r.in));
-  TRAINER_CHECK(r.op == CommOp::send_recv || (r.root >= 0 && r.root < size()), "{} with root {} among {} ranks",
+  TRAINER_CHECK(r.op == CommOp::send_recv || (r.root >= 0 && r.root < size()), "{} with root {} in a group of {} ranks",
                 name_of(r.op), r.root, size());
 
   const CommKey key{group_.control ? kControlGroup : group_.axes, r.op, r.in.dtype};

@@ -1,11 +1,11 @@
 #pragma once
 // Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), on one lane.
 //
-// An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again.
-// Operations of one communicator run in the order they were started, which must be the same on all its ranks.
-// Operations of different channels are independent. Reductions have a fixed order that depends on neither the transport
-// nor timing: results are bitwise identical on every run, with threads and with processes. NCCL has its own order
-// (comm/nccl/nccl_world.h).
+// An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again. The
+// operations of one communicator run in the order in which they were started, which must be the same on all its ranks.
+// Operations on different channels (a group and a lane; see WorldOptions::lanes) are independent. The order of a
+// reduction depends on neither the transport nor timing, so results are bitwise identical in every run, with threads
+// and with processes. NCCL has its own order (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@ namespace trainer::comm {
 enum class Reduce : uint8_t { sum, max };
 
 /// The purpose of an operation.
-///   critical  activations on the path of the step
+///   critical  activations, on the critical path of the step
 ///   weights   all-gathers of weights before their use
 ///   grads     gradient reductions
 ///   control   scalars and agreement, not part of the cost formulas
@@ -27,13 +27,14 @@ enum class Lane : uint8_t { critical, weights, grads, control };
 inline constexpr int kLanes = 4;
 std::string_view name_of(Lane lane);
 
-/// Represents all ranks in place of a set of axes, for host data (Control). The mesh calls it kControlAxes.
+/// The value of Group::axes for the group of all ranks that exchanges host data (Control). The mesh calls it
+/// kControlAxes.
 inline constexpr uint32_t kControlGroup = ~uint32_t{0};
 
 /// The ranks that a communicator connects: `members` are world ranks in group order, `index` is the caller's position
 /// among them.
 struct Group {
-  uint32_t axes = 0;  // for counting and as the channel; groups that share a rank have different axes
+  uint32_t axes = 0;  // selects the counters and the channel; groups that share a rank have different axes
   std::string name;   // "tensor", "data", "control", for messages
   std::vector<int> members;
   int index = 0;
@@ -41,23 +42,23 @@ struct Group {
   Lane lane = Lane::critical;
 };
 
-/// A started operation from the engine's point of view (engine.h).
+/// A started operation, as the engine implements it (engine.h).
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Returns when the operation is complete, with the time from its first message to its end, as far as it is known.
-  /// Throws Code::comm naming the operation, the axis, its ranks and those that are missing.
+  /// Blocks until the operation is complete; returns the time from its first message to its end, if known. Throws
+  /// Code::comm with the operation, the axis and the missing ranks.
   virtual Interval wait() = 0;
-  /// Called instead of wait() when an exception unwinds: returns once no memory of the operation is touched any more.
+  /// Called instead of wait() when an exception unwinds: returns once the operation no longer accesses any memory.
   virtual void abandon() noexcept = 0;
 };
 
-/// A ticket is a collective in flight and is joined exactly once. Destroying an unjoined ticket is an internal error,
+/// A collective in flight, which must be joined exactly once. Destroying an unjoined ticket is an internal error,
 /// except while an exception unwinds.
 class [[nodiscard]] Ticket {
  public:
-  Ticket() = default;  // holds no collective: not open, never joined
-  /// `recorded`: its number in the meter's recorder; negative: none.
+  Ticket() = default;  // holds no collective: not open, must not be joined
+  /// `recorded`: the operation's number in the meter's recorder; negative: none.
   Ticket(Pending* pending, const CommKey& key, int64_t recorded = -1, int64_t wire_bytes = 0)
       : pending_(pending),
         key_(key),
@@ -69,15 +70,16 @@ class [[nodiscard]] Ticket {
   Ticket& operator=(Ticket&& other);
   ~Ticket() noexcept(false);
 
-  /// Makes the ticket own memory that the operation uses, until it is joined. At most two calls.
+  /// Makes the ticket own memory that the operation uses, until the ticket is joined. At most two calls.
   void keep(Scratch&& scratch);
   /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Releases the scratch memory. Returns
-  /// the time from its first message to its end; zeros if a GPU stream runs it or there was nothing to do.
+  /// the time from the operation's first message to its end; zeros if it runs on a GPU stream or there was nothing to
+  /// do.
   Interval join(Exec& ex);
   bool is_open() const { return open_; }
 
  private:
-  Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
+  Pending* pending_ = nullptr;  // null: already complete (a group of one, a dry run)
   CommKey key_;
   int64_t recorded_ = -1;
   int64_t wire_bytes_ = 0;
@@ -88,12 +90,13 @@ class [[nodiscard]] Ticket {
 
 class Staged;
 
-/// A communicator starts collectives; n is a count of elements.
+/// Starts collectives; n is a number of elements.
 ///   - Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type otherwise.
 ///   - bf16 is rounded after each addition.
 ///   - Operands in GPU memory go through the host, unless NCCL carries them.
-///   - Memory must stay in place until the ticket is joined.
-///   - Every call of a group of two or more is counted in ex.meter under its axes. A dry device only counts.
+///   - Memory must stay valid until the ticket is joined.
+///   - Every call in a group of two or more is counted in ex.meter under the group's axes. On a dry device, calls are
+///   only counted.
 ///   - A group of one copies immediately and counts nothing. Shapes are checked (internal error).
 class Communicator {
  public:
@@ -103,7 +106,7 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   int size() const { return static_cast<int>(group_.members.size()); }
-  int rank() const { return group_.index; }  // within the group
+  int rank() const { return group_.index; }  // position in the group
   const Group& group() const { return group_; }
   Chunk chunk(int64_t n) const { return chunk_of(n, size(), rank()); }
 
@@ -111,38 +114,39 @@ class Communicator {
   /// modulo the group size; for n ≤ kDirectElements it is x_0 + x_1 + … in f64 (i64 for integers).
   Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
   /// in [n] → out [chunk(n).count], the rank's chunk of the same reduction as all_reduce (bit-identical). `out` may be
-  /// that chunk of `in`. The rest of `in` is only read.
+  /// that chunk of `in`. The rest of `in` is not changed.
   Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum);
   /// in [chunk(n).count] → out [n]. `in` may be that chunk of `out`.
   Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);
   /// inout [n] of `root` is copied to every rank.
   Ticket broadcast(Exec& ex, const Tensor& inout, int root);
-  /// inout [n] of `root` becomes the reduction; on other ranks inout is only read. The sum is ((x_{root+1} +
+  /// inout [n] of `root` becomes the reduction; on other ranks inout is not changed. The sum is ((x_{root+1} +
   /// x_{root+2}) + …) + x_root, or as in all_reduce for n ≤ kDirectElements.
   Ticket reduce(Exec& ex, const Tensor& inout, int root, Reduce reduce = Reduce::sum);
-  /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. They must not overlap.
+  /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. `in` and `out` must not
+  /// overlap.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out);
-  /// send [n] is sent to rank() + shift, recv [n] received from rank() − shift (modulo the group size). They must not
-  /// overlap. A shift by a multiple of the group size copies and counts nothing.
+  /// Sends send [n] to rank() + shift and receives recv [n] from rank() − shift (modulo the group size). The two must
+  /// not overlap. A shift by a multiple of the group size only copies, and is not counted.
   Ticket send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift);
 
  protected:
   struct Request {
     CommOp op;
     Reduce reduce = Reduce::sum;
-    Tensor in, out;                            // equal for in-place operations
+    Tensor in, out;                            // the same tensor for in-place operations
     int root = 0;                              // root, or the shift of send_recv
     const device::Mirror* arriving = nullptr;  // `in` is ready when this has been fetched
   };
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
-  /// pointer lives until wait() or abandon(); null: complete.
+  /// pointer is valid until wait() or abandon(); null: already complete.
   virtual Pending* start(const Request& request) = 0;
   /// True if start() accepts operands in GPU memory without staging.
   virtual bool can_reach_gpus() const { return false; }
 
  private:
   Ticket submit(Exec& ex, const Request& request, int64_t payload);
-  /// Starts a request whose operands are in GPU memory, through the host.
+  /// Starts a request whose operands are in GPU memory, and copies them through the host.
   Pending* start_staged(device::Device& device, Request request);
   Group group_;
   std::vector<std::unique_ptr<Staged>> staged_;

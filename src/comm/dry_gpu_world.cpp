@@ -1,5 +1,4 @@
-// The dry version of a world whose GPUs are connected by NCCL: it counts the memory that NCCL uses in addition to the
-// run's tensors.
+// The dry version of an NCCL world: it counts the GPU memory that NCCL uses in addition to the run's tensors.
 #include <map>
 
 #include "comm/gpu_transport.h"
@@ -36,7 +35,7 @@ class DryNcclWorld final : public World {
 }  // namespace
 
 std::unique_ptr<World> dry_nccl_world(World& dry, device::Device& device, int lanes) {
-  TRAINER_CHECK(device.dry(), "the memory of NCCL is counted on a dry device");
+  TRAINER_CHECK(device.dry(), "NCCL's memory is counted only on a dry device");
   return std::make_unique<DryNcclWorld>(dry, device, lanes);
 }
 

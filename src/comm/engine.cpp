@@ -16,15 +16,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kComputeSpin = 10e-6;   // spinning before a compute thread sleeps
+constexpr double kComputeSpin = 10e-6;   // a compute thread spins for this long before it sleeps
 constexpr int kStillTurns = 20;          // polls without progress before the progress thread yields
 constexpr int kSpinTurns = 50;           // polls without progress before the progress thread sleeps
-constexpr double kShortNap = 200e-6;     // polling interval while messages are in flight without a notification
-constexpr double kLongNap = 1e-3;        // the interval after 0.1 s of short naps
+constexpr double kShortNap = 200e-6;     // polling interval while messages are in flight and peers do not ring the bell
+constexpr double kLongNap = 1e-3;        // longest polling interval, reached after 0.1 s without progress
 constexpr double kRungNap = 50e-3;       // if peers ring the bell, only timers need the thread
-constexpr double kExpectantNap = 50e-6;  // while a device copies data to send, since it does not ring the bell
-constexpr double kIdleNap = 0.25;        // interval of polling for control messages when no operation is in flight
-constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
+constexpr double kExpectantNap = 50e-6;  // while a device copies data to be sent: devices do not ring the bell
+constexpr double kIdleNap = 0.25;        // polling interval for control messages while no operation is in flight
+constexpr double kAbandonSeconds = 1;    // grace period for operations whose ticket was lost to an exception
 
 }  // namespace
 
@@ -52,7 +52,7 @@ class Engine::Poster final : public Post {
 Engine::Engine(std::unique_ptr<Transport> transport, const WorldOptions& options)
     : transport_(std::move(transport)),
       options_(options),
-      thread_(start_thread<std::thread>("the progress thread of a rank", [this] { run(); })) {
+      thread_(start_thread<std::thread>("a rank's progress thread", [this] { run(); })) {
   std::unique_lock lock(mutex_);
   answered_.wait(lock, [this] { return opened_; });
   if (!open_error_) return;
@@ -84,18 +84,18 @@ Engine::Channel& Engine::channel(const Group& group, Lane lane) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Channel>& slot = channels_[{group.axes, queue}];
   if (!slot) {
-    // Tag 0 is for control messages. The group of all ranks comes first, for host data.
+    // Tag 0 is for control messages. The next tags are for the group of all ranks (host data).
     const int64_t axes = group.axes == kControlGroup ? 0 : int64_t{group.axes};
     const int64_t tag = 1 + (axes * kLanes + queue) * kFlows;
-    TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} need message tags above {}", group.axes,
-                  transport_->max_tag());
+    TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} require message tags above the limit of {}",
+                  group.axes, transport_->max_tag());
     slot = std::make_unique<Channel>();
     slot->group = group;
     slot->lane = lane;
     slot->tag = static_cast<int>(tag);
   }
-  TRAINER_CHECK(slot->group.members == group.members, "two groups along {}: ranks {} and {}", group.name,
-                fmt::join(slot->group.members, " "), fmt::join(group.members, " "));
+  TRAINER_CHECK(slot->group.members == group.members, "groups along {} must have the same ranks, not {} and {}",
+                group.name, fmt::join(slot->group.members, " "), fmt::join(group.members, " "));
   return *slot;
 }
 
@@ -187,7 +187,7 @@ bool Engine::wait_for_all_ranks(double seconds) noexcept try {
 
 void Engine::run() {
   prctl(PR_SET_NAME, "progress");
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds of timer slack: short naps stay short
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // timer slack in nanoseconds, so that short naps stay short
   try {
     transport_->open();
     came_.resize(static_cast<size_t>(transport_->size()));
@@ -326,7 +326,7 @@ bool Engine::advance_channel(Channel& channel) {
       if (++operation.begun == operation.segments.count) channel.filling = operation.next;
       again = true;
     }
-    // Operations end in order, so that the first one in the queue is the one that blocks.
+    // Operations end in order, so an operation that does not complete is always the first in its queue.
     while (channel.first != nullptr && channel.first->ended == channel.first->segments.count) {
       Operation& done = *std::exchange(channel.first, channel.first->next);
       channel.finished_at = now_seconds();
@@ -352,7 +352,7 @@ void Engine::send(int peer, int tag, const std::byte* data, int64_t bytes, int* 
 }
 
 bool Engine::send_delayed(double now) {
-  // A slot has at most one message to each peer, so sending in any order preserves the order of a tag.
+  // A slot has at most one message per peer in flight, so any sending order preserves the order within a tag.
   return std::erase_if(delayed_, [&](const Delayed& d) {
            if (d.due > now) return false;
            transport_->send(d.peer, d.tag, d.data, d.bytes, d.open);

@@ -1,7 +1,8 @@
 #pragma once
-// Engine: the progress thread of a rank. It takes operations from the compute thread and runs them as flows of messages
-// (collective.h) over a transport. It also watches them: when an operation times out, the engine queries the group and
-// fails with an error that names the missing ranks. It sleeps while it waits.
+// Engine: a rank's progress thread. It takes operations from the compute thread and runs them as flows of messages
+// (collective.h) over a transport. It also watches them: when an operation times out, the engine queries the other
+// ranks of the group and fails with an error that names the missing ranks. The thread sleeps while there is nothing to
+// do.
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -23,7 +24,7 @@ namespace trainer::comm {
 
 class Engine {
  public:
-  /// Opens the transport on the new progress thread; throws its exceptions.
+  /// Opens the transport on the new progress thread; rethrows the transport's exceptions.
   Engine(std::unique_ptr<Transport> transport, const WorldOptions& options);
   /// Closes the transport cleanly if all ranks have called wait_for_all_ranks().
   ~Engine();
@@ -32,20 +33,20 @@ class Engine {
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
-  /// Must be called before any channel except that of control messages is made.
+  /// Must be called before any channel except the control channel is created.
   void configure(const WorldOptions& options);
   /// Sets the names of ranks in messages: "rank 3 (host a, process 4711)".
   void set_names(std::vector<std::string> names);
 
-  /// The queue of operations of one group on one lane. Members and lane are the same on all its ranks.
+  /// The queue of a group's operations on one lane. Members and lane are the same on all ranks of the group.
   struct Channel;
   Channel& channel(const Group& group, Lane lane);
-  /// Throws Code::comm once the world has failed. The memory of the collective must stay valid until it has been waited
-  /// for.
+  /// Starts an operation. Throws Code::comm if the world has failed. The collective's memory must stay valid until
+  /// wait() returns.
   Pending* start(Channel& channel, const Collective& collective);
 
-  /// Starts to watch an operation that runs outside of the engine, for example in NCCL. Throws as start() does.
-  /// mark_ended() ends it from any thread. All operations of a channel are of one kind.
+  /// Starts to watch an operation that runs outside the engine, for example in NCCL. Throws like start(). mark_ended()
+  /// ends the watch, from any thread. The operations of a channel are either all watched or all run by the engine.
   struct Operation;
   Operation* watch(Channel& channel, CommOp op);
   void mark_ended(Operation& operation) noexcept;
@@ -56,12 +57,12 @@ class Engine {
   void fail(Code code, const std::string& why) noexcept;
   /// Fails with this rank's own error, which main() prints, and notifies the other ranks.
   void fail(const Error& error) noexcept;
-  /// Ends all operations of this rank; a call of fail() has given the reason.
+  /// Ends all operations of this rank without notifying the other ranks, which fail() does.
   void end_all_operations() noexcept;
   const WorldOptions& options() const { return options_; }
   /// Implements World::wait_for_all_ranks().
   bool wait_for_all_ranks(double seconds) noexcept;
-  /// Runs the job on the transport's thread, between messages, and waits for it.
+  /// Runs the job on the progress thread, between messages, and waits until it is done.
   void run_on_progress_thread(const std::function<void()>& job);
   /// Returns the number of bytes that this rank has sent in all operations so far.
   int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
@@ -76,10 +77,10 @@ class Engine {
     int* open;
   };
   struct Probe {
-    Channel* channel = nullptr;  // the channel that the probe is about; null: no probe is in flight
+    Channel* channel = nullptr;  // the probed channel; null: no probe is in flight
     int64_t number = 0;
     double asked = 0, until = 0;
-    std::vector<int64_t> answers;  // by position in the group: the number of operations started there; -1: no answer
+    std::vector<int64_t> answers;  // by position in the group: operations started by the rank; -1: no answer
     std::vector<double> waits;     // ControlMessage::waits of those ranks
   };
 
@@ -99,15 +100,16 @@ class Engine {
   // The watchdog, which runs on the progress thread as well.
   void watch(double now);
   void conclude_probe(double now);
-  /// True if a control operation may wait longer: all its ranks are alive, and a missing rank is busy or waits for a
-  /// busy one. False if all missing ranks wait for other ranks themselves, or if none is missing.
+  /// Decides whether a control operation whose ranks are all alive may wait longer. True if a missing rank is busy or
+  /// may be waiting for a busy rank. False if all missing ranks have themselves waited too long; if no rank is missing,
+  /// true only the first time.
   bool may_wait_longer(double now);
   /// Returns this rank's value for ControlMessage::waits.
   double waits_since(double now) const;
   std::string describe_missing();
   bool receive_control_messages();
   void send_to_all_ranks(const ControlMessage& message) noexcept;
-  /// Ends all operations of this rank with the error; `tell`: also those of the other ranks.
+  /// Ends all operations of this rank with the error. `tell`: notifies the other ranks, which then end theirs.
   void fail_here(const Error& error, bool tell) noexcept;
   void serve_meeting();
 
@@ -122,7 +124,7 @@ class Engine {
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> watched_{0};  // watched operations that have not ended
 
-  std::mutex mutex_;  // guards the members below, up to the mark
+  std::mutex mutex_;  // guards the members below, down to the comment that ends them
   std::condition_variable answered_;
   std::map<std::pair<uint32_t, int>, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Operation>> pool_;
@@ -141,7 +143,7 @@ class Engine {
   std::vector<Delayed> delayed_;
   std::vector<bool> came_;  // ranks that called wait_for_all_ranks()
   bool failed_ = false, told_failure_ = false, told_met_ = false;
-  bool expecting_ = false;  // true while a device copies data to send
+  bool expecting_ = false;  // true while a device is copying data to be sent
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// State of the engine per operation and per queue, shared by engine.cpp and watchdog.cpp.
+// The engine's state per operation and per channel, shared by engine.cpp and watchdog.cpp.
 #include <array>
 
 #include "comm/engine.h"
@@ -7,7 +7,8 @@
 namespace trainer::comm {
 
 struct Engine::Operation final : Pending {
-  // Values of `state`. A sleeping waiter adds kSleeping, so that the cost of a wake-up is paid only then.
+  // Values of `state`. A waiter sets kSleeping before it sleeps, so that the system call for a wake-up is made only if
+  // necessary.
   static constexpr uint32_t kRunning = 0, kDone = 1, kFailed = 2, kSleeping = 4;
 
   explicit Operation(Engine& owner) : engine(owner) {}
@@ -17,21 +18,21 @@ struct Engine::Operation final : Pending {
   Engine& engine;
   Collective collective;
   Channel* channel = nullptr;
-  int64_t number = 0;  // on its channel, counted from 1
+  int64_t number = 0;  // position on its channel, from 1
   double started = 0;
   Interval flight;  // from its first message to its end; owned by the progress thread until the operation has ended
   Segments segments;
-  int64_t begun = 0, ended = 0;  // numbers of segments
+  int64_t begun = 0, ended = 0;  // number of segments started and ended
   Operation* next = nullptr;     // in the pool, the list of submitted operations, or the channel
   std::atomic<uint32_t> state{kRunning};
-  bool watched = false;  // runs outside of the engine, which sets:
+  bool watched = false;  // runs outside the engine; mark_ended() sets `over`
   std::atomic<bool> over{false};
 };
 
 struct Engine::Channel {
   struct Running : Flow {
     Operation* operation = nullptr;  // null: the slot is free
-    int open = 0;                    // messages of this step that are not complete
+    int open = 0;                    // incomplete messages of this step
   };
 
   Group group;
@@ -44,8 +45,8 @@ struct Engine::Channel {
   std::array<Running, kFlows> flows;
   int64_t next_flow = 0;
   int64_t taken = 0;       // number of operations taken from the submitted list
-  int64_t excused = 0;     // number of the operation that waits for a busy rank
-  int64_t stalled = 0;     // number of the operation that all ranks have started but that does not end
+  int64_t excused = 0;     // number of the operation that is waiting for a busy rank
+  int64_t stalled = 0;     // number of the operation that all ranks have started but that has not ended
   double finished_at = 0;  // when the last operation ended, or the watchdog last extended the wait
 };
 

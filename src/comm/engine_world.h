@@ -7,7 +7,7 @@ namespace trainer::comm {
 
 class EngineWorld final : public World {
  public:
-  /// Makes a Control over the engine, usable before there is a world.
+  /// Creates a Control over the engine, usable before the world exists.
   static std::unique_ptr<Control> make_control(Engine& engine);
 
   /// `farewell`: seconds for which the destructor waits for the other ranks.

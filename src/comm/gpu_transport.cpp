@@ -43,8 +43,8 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
   if (asked == "nccl") {
     if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
     if (!obstacle.empty())
-      throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL needs one GPU per rank; start fewer "
-                                     "ranks, or use \"mpi\", which copies through the host",
+      throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL requires one GPU per rank; start fewer "
+                                     "ranks, or set parallel.transport = \"mpi\", which copies through the host",
                                      obstacle))
           .on(Scope::all_ranks);
     return {true, format("{}, as requested", *nccl_version())};

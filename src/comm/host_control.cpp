@@ -92,7 +92,7 @@ std::vector<std::string> HostControl::gather(const std::string& bytes) {
 }
 
 void HostControl::sum(std::span<double> values) {
-  // Each piece is small enough that all_reduce adds it in rank order.
+  // Each all_reduce is small enough to add in rank order.
   for (size_t begin = 0; begin < values.size(); begin += kDirectElements)
     all_->all_reduce(ex_, tensor_of(values.subspan(begin, std::min<size_t>(kDirectElements, values.size() - begin))))
         .join(ex_);

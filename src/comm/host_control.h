@@ -11,7 +11,7 @@ Group control_group(int rank, int size);
 
 class HostControl final : public Control {
  public:
-  /// `make` builds the communicator on this object's device, which holds its staging memory.
+  /// `make` creates the communicator; its staging memory is on the device that this object passes to `make`.
   HostControl(const std::function<std::unique_ptr<Communicator>(device::Device&)>& make);
 
   void barrier() override;

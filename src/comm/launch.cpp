@@ -7,8 +7,8 @@
 namespace trainer::comm {
 
 std::optional<int> launched_ranks() {
-  // Open MPI's mpirun sets the first, PMI (MPICH's mpiexec, srun --mpi=pmi2) the second. PMIx provides no size, but
-  // Slurm does.
+  // Open MPI's mpirun sets the first variable, PMI (MPICH's mpiexec, srun --mpi=pmi2) the second. PMIx sets no size,
+  // but Slurm does.
   const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
   if (size == nullptr) size = std::getenv("PMI_SIZE");
   if (size == nullptr && std::getenv("PMIX_RANK") != nullptr) size = std::getenv("SLURM_NTASKS");

@@ -6,7 +6,7 @@
 namespace trainer::comm {
 namespace {
 
-/// Completes operations of one rank immediately, and only counts those of larger groups.
+/// Completes operations in a group of one immediately; operations of larger groups are only counted.
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {

@@ -1,6 +1,6 @@
 #pragma once
-// Element loops of reductions, compiled per instruction set (reduce_kernels.isa.cpp). Tables are indexed by dtype: f64,
-// f32, bf16, i32, i64. Integers wrap around; a maximum with NaN is NaN.
+// The element loops of reductions, compiled per instruction set (reduce_kernels.isa.cpp). Tables are indexed by dtype:
+// f64, f32, bf16, i32, i64. Integers wrap around; a maximum with NaN is NaN.
 #include <cstdint>
 
 #include "base/dtype.h"

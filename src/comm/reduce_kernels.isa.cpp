@@ -1,7 +1,7 @@
 #include "comm/reduce_kernels.h"
 
-// Plain loops, which the compiler vectorizes for each instruction set. `ivdep`: `out` may be `a` or `b`, but not
-// overlap them otherwise.
+// Plain loops, which the compiler vectorizes for each instruction set. `ivdep`: `out` may be `a` or `b`, but must not
+// overlap them in any other way.
 namespace trainer::comm::TRAINER_ISA {
 namespace {
 
@@ -25,14 +25,15 @@ struct BF16 {
   using Acc = double;
   static Value get(Stored x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
   static Stored put(Value x) { return static_cast<Stored>(rounded(x) >> 16); }
-  /// Rounds into the upper half; the caller drops the lower half. NaN becomes 0x7fff, as in base/dtype.h.
+  /// Returns the rounded value in the upper half; the caller drops the lower half. NaN becomes 0x7fff, as in
+  /// base/dtype.h.
   static uint32_t rounded(Value x) {
     const uint32_t u = __builtin_bit_cast(uint32_t, x);
     return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fff0000u : u + 0x7fffu + ((u >> 16) & 1u);
   }
 };
 
-/// Returns a where a > b or a is NaN, else b. Integers compare as signed.
+/// Returns a if a > b or a is NaN, else b. Integers compare as signed.
 template <typename A>
 [[gnu::always_inline]] inline A larger(A a, A b) {
   return a > b || a != a ? a : b;
@@ -53,8 +54,8 @@ void max(const void* va, const void* vb, void* vout, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = larger(a[i], b[i]);
 }
 
-/// Two bf16 as the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
-struct [[gnu::packed, gnu::may_alias]] Pair {  // at any address
+/// Two bf16 values in one word, so that all work is in 32-bit lanes, without packing and unpacking.
+struct [[gnu::packed, gnu::may_alias]] Pair {  // may be unaligned
   uint32_t word;
 };
 template <typename F>
@@ -81,7 +82,7 @@ void max_bf16(const void* a, const void* b, void* out, int64_t n) {
   each_pair(a, b, out, n, [](float x, float y) { return larger(x, y); });
 }
 
-/// Converts between the stored type and the accumulator: f64 for floating point, i64 for integers.
+/// widen and narrow convert between the stored type and the accumulator type: f64 for floating point, i64 for integers.
 template <typename T>
 [[gnu::always_inline]] inline typename T::Acc widen(typename T::Stored x) {
   if constexpr (sizeof(x) == 2) {

@@ -8,7 +8,7 @@ namespace trainer::comm {
 const device::Mirror* Staged::stage(Tensor& in, Tensor& out) {
   operation_ = nullptr;
   out_ = out;
-  // Operands that overlap form one range of device memory; otherwise they are placed back to back.
+  // Operands that overlap keep their relative position; others are placed back to back.
   int64_t in_at = 0, out_at = round_up(in.bytes(), 64);
   if (in.data < out.data + out.bytes() && out.data < in.data + in.bytes()) {
     const std::byte* first = std::min(in.data, out.data);

@@ -1,6 +1,6 @@
 #pragma once
-// Staged: an operation on device memory that is copied through the host, for transports that support host memory only.
-// Starting it blocks neither the host nor the compute stream; the host blocks when it is joined.
+// Staged: an operation on device memory whose operands are copied through the host, for transports that support host
+// memory only. Its start blocks neither the host nor the compute stream; the host blocks in join().
 #include <memory>
 
 #include "comm/communicator.h"
@@ -11,9 +11,10 @@ class Staged final : public Pending {
  public:
   explicit Staged(device::Device& device) : mirror_(device.make_mirror()) {}
   bool is_busy() const { return busy_; }
-  /// Starts copying `in` to the host, and replaces both operands by their host copies, which overlap in the same way.
+  /// Starts to copy `in` to the host, and replaces both operands with host copies that overlap in the same way. Returns
+  /// the mirror to wait for.
   const device::Mirror* stage(Tensor& in, Tensor& out);
-  /// Sets the operation that runs on the copies. Waiting for it copies the result to the device.
+  /// Sets the operation that runs on the host copies. wait() waits for it and copies the result to the device.
   void follow(Pending* operation) { operation_ = operation; }
   Interval wait() override;
   void abandon() noexcept override;

@@ -1,6 +1,6 @@
 #pragma once
-// Transport: messages between ranks, point to point. All collectives are built on it (collective.h), so threads and
-// processes run the same schedules. It is used by one thread only, the progress thread of its rank (engine.h).
+// Transport: point-to-point messages between ranks. All collectives are built on it (collective.h), so threads and
+// processes run the same schedules. Only its rank's progress thread uses it (engine.h).
 #include <cstddef>
 #include <cstdint>
 
@@ -8,14 +8,15 @@
 
 namespace trainer::comm {
 
-/// A control message can reach any rank at any time, independently of all operations.
+/// A message that can be sent to any rank at any time, independently of all operations.
 struct ControlMessage {
   enum class Kind : int32_t { probe, answer, failed, meet };
   Kind kind = Kind::probe;
   int32_t from = 0;
-  int32_t tag = 0;     // probe, answer: the channel in question
-  int64_t number = 0;  // probe: number of the operation that waits; answer: operations started there; failed: the Code
-  /// Answer: seconds that the rank itself has waited for ranks none of which is busy; negative: it does not wait.
+  int32_t tag = 0;     // probe, answer: the probed channel
+  int64_t number = 0;  // probe: number of the waiting operation; answer: operations started; failed: the Code
+  /// Answer: seconds for which the rank has itself been waiting in a control operation; negative: it is not waiting, or
+  /// is waiting for a busy rank.
   double waits = -1;
   char text[1000] = {};  // failed: the message
 };
@@ -24,20 +25,20 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  /// Called first (open) and last (close). `clean`: all ranks have reached the end, so no message follows.
+  /// The first and the last call on a transport. `clean`: all ranks have reached the end, so no message will follow.
   virtual void open() {}
   virtual void close(bool /*clean*/) noexcept {}
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int max_tag() const { return INT32_MAX; }
 
-  /// Start a message. *open is decremented in progress() when the memory may be reused (send) or is filled (receive).
+  /// Start a message. progress() decrements *open when the memory may be reused (send) or has been filled (receive).
   /// Messages with the same sender, receiver and tag are matched in order; their sizes must agree (internal error).
   virtual void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open) = 0;
   virtual void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) = 0;
-  /// Makes progress on messages; returns true if any was completed.
+  /// Makes progress on messages; returns true if any message completed.
   virtual bool progress() = 0;
-  /// Cancels everything that was started. Afterwards this rank's memory is no longer written.
+  /// Cancels all messages that were started. Afterwards no message writes to this rank's memory.
   virtual void cancel() noexcept = 0;
 
   virtual void send_control(int peer, const ControlMessage& message) noexcept = 0;
@@ -45,7 +46,7 @@ class Transport {
   /// True if all control messages have been sent.
   virtual bool control_sent() { return true; }
 
-  /// Returns the bell, which is rung when an operation starts and, if peers_ring(), whenever progress() has work to do.
+  /// Returns the bell. It is rung when an operation starts and, if peers_ring(), whenever progress() has work to do.
   virtual Bell& bell() = 0;
   virtual bool peers_ring() const = 0;
 };

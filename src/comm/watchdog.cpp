@@ -1,5 +1,5 @@
-// The watchdog of the engine detects operations that do not end. It exchanges control messages about these and about
-// other failures with other ranks.
+// The engine's watchdog. It detects operations that do not end, and exchanges control messages with other ranks about
+// them and about other failures.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -13,15 +13,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kAnswerSeconds = 2;  // time for other ranks to answer, within the timeout
-constexpr double kMarginSeconds = 1;  // how much earlier a waiting rank must have ended its own probe
+constexpr double kAnswerSeconds = 2;  // time for other ranks to answer a probe, part of the timeout
+constexpr double kMarginSeconds = 1;  // see may_wait_longer()
 
 }  // namespace
 
 Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
   Operation& operation = submit(channel, {.op = op}, true);
-  // While operations are watched, the progress thread wakes up periodically, so that no bell needs to be rung, which
-  // would cost the compute thread time.
+  // While operations are watched, the progress thread wakes up periodically. So the compute thread need not ring the
+  // bell for further ones, which would cost it time.
   if (watched_.fetch_add(1) == 0) transport_->bell().ring();
   return &operation;
 }
@@ -48,12 +48,12 @@ void Engine::check() {
 
 void Engine::fail(Code code, const std::string& why) noexcept try {
   fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
-} catch (...) {  // for example out of memory: the other ranks notice by the timeout
+} catch (...) {  // for example out of memory: the other ranks then fail at the timeout
 }
 
 void Engine::fail(const Error& error) noexcept try {
   std::unique_lock lock(mutex_);
-  if (failure_ && !gave_up_) return;  // all ranks have been notified
+  if (failure_ && !gave_up_) return;  // all ranks have been notified already
   stop_reason_ = error;
   transport_->bell().ring();
   answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
@@ -108,8 +108,8 @@ void Engine::drop_ended() {
 
 void Engine::conclude_probe(double now) {
   Channel& channel = *probe_.channel;
-  // Host data may have to wait long for a rank that is busy preparing it, as long as that rank is alive and has not
-  // ended.
+  // An exchange of host data may wait longer for a rank that is busy preparing the data, if that rank is alive and has
+  // not ended.
   bool lost = false;
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
@@ -119,11 +119,11 @@ void Engine::conclude_probe(double now) {
     return;
   }
   const Operation& operation = *channel.first;
-  fail_here(Error(Code::comm,
-                  format("rank {}: {} along {} (operation {} there, channel {}) did not complete within {:.3g} s: {}",
-                         rank(), name_of(operation.collective.op), channel.group.name, operation.number,
-                         name_of(channel.lane), options_.timeout_s, describe_missing())),
-            true);
+  fail_here(
+      Error(Code::comm, format("rank {}: {} along {} (operation {} of channel {}) did not complete within {:.3g} s: {}",
+                               rank(), name_of(operation.collective.op), channel.group.name, operation.number,
+                               name_of(channel.lane), options_.timeout_s, describe_missing())),
+      true);
 }
 
 bool Engine::may_wait_longer(double now) {
@@ -144,11 +144,12 @@ bool Engine::may_wait_longer(double now) {
     return true;
   }
   channel.excused = 0;
-  if (!missing) {  // messages may be in flight: wait once more
+  if (!missing) {  // messages may still be in flight: wait once more
     channel.finished_at = now;
     return std::exchange(channel.stalled, probe_.number) != probe_.number;
   }
-  // All missing ranks wait. Each finds out whether it waits for a busy rank once it has waited for the timeout.
+  // All missing ranks are waiting themselves. Only after its own timeout does a rank find out whether it is waiting for
+  // a busy rank, so this rank fails only if all of them have waited for longer than the timeout plus a margin.
   const double enough = options_.timeout_s + std::min(kMarginSeconds, options_.timeout_s / 4);
   if (least >= enough) return false;
   channel.finished_at = now - options_.timeout_s + (enough - least);
@@ -173,15 +174,15 @@ std::string Engine::describe_missing() {
     const std::string name = member < names_.size() ? names_[member] : format("rank {}", member);
     const int64_t answer = probe_.answers[place];
     if (answer < 0) {
-      missing.push_back(format("{} does not respond: it is stopped, dead or unreachable", name));
+      missing.push_back(format("{} does not respond: it has stopped, died or become unreachable", name));
     } else if (answer < probe_.number) {
       const double waits = probe_.waits[place];
-      missing.push_back(format("{} {} (it has started {} there){}", name,
-                               came_[member] ? "has ended before it" : "has not reached it", answer,
+      missing.push_back(format("{} {} (operations that it has started on this channel: {}){}", name,
+                               came_[member] ? "has ended without starting it" : "has not started it", answer,
                                waits < 0 ? "" : format(" and has itself been waiting for {:.3g} s", waits)));
     }
   }
-  if (missing.empty()) return "all its ranks have started it and respond, but messages do not arrive";
+  if (missing.empty()) return "all ranks of its group have started it and respond, but messages are not arriving";
   return format("{}", fmt::join(missing, "; "));
 }
 

@@ -137,10 +137,10 @@ class Ranks(rig.Runs):
 
     def test_ranks_with_different_configurations_are_not_a_job(self):
         stderr = self.two_ranks(["--set", "optim.lr=1e-3"], ["--set", "optim.lr=2e-3"], status=2)
-        self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job: optim.lr is 0.002, on rank 0 0.001")
+        self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job than rank 0: optim.lr is 0.002, but 0.001 on rank 0")
         self.assertEqual(stderr.count("belongs to a different job"), 1, stderr)
         stderr = self.two_ranks(["--max-steps", "2"], ["--max-steps", "3"], status=2)
-        self.assertIn("--max-steps is 3, on rank 0 2", stderr)
+        self.assertIn("--max-steps is 3, but 2 on rank 0", stderr)
         self.assertFalse((self.folder / "run/metrics.jsonl").exists())
 
     def test_ranks_with_other_files_for_their_configuration_are_not_a_job(self):
@@ -153,7 +153,7 @@ class Ranks(rig.Runs):
             self.launcher = [*rig.MPIRUN, "-np", "1", rig.TRAINER, "--config", "config.toml", *named, ":", "-np", "1"]
             stderr = self.trainer("--config", file, *named, status=status)
         self.launcher = []
-        self.assertIn("train.steps is 9, on rank 0 8", stderr)
+        self.assertIn("train.steps is 9, but 8 on rank 0", stderr)
 
     def test_ranks_with_different_data_are_not_a_job(self):
         other = self.folder / "other"
@@ -163,7 +163,7 @@ class Ranks(rig.Runs):
         self.trainer("tokenize", "--input", "other/text.txt", "--output", "other/tokens", "--tokenizer",
                      "tokens/tokenizer.model")
         stderr = self.two_ranks([], [], status=4, folder="other")
-        self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job: the number of training tokens is \d+, on rank 0")
+        self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job than rank 0: the number of training tokens is \d+, but \d+ on rank 0")
         # A tokenizer that is trained is the first rank's, on whichever text.
         text = ["--set", "data.train=text.txt", "--set", "data.tokenizer=train", "--set", "data.vocab_size=320"]
         stderr = self.two_ranks(text, text, status=4, folder="other")
@@ -212,7 +212,7 @@ class Ranks(rig.Runs):
         result = subprocess.run([*rig.MPIRUN, "-np", "1", rig.TRAINER, *generate, "5", ":", "-np", "1", rig.TRAINER, *generate, "7"],
                                 cwd=self.folder, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("--tokens is 7, on rank 0 5", result.stderr)
+        self.assertIn("--tokens is 7, but 5 on rank 0", result.stderr)
 
     def test_a_dry_run_needs_none_of_its_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "parallel.data=4",

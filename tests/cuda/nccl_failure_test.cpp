@@ -38,10 +38,10 @@ TEST_F(NcclFailure, TheWatchdogNamesTheRankThatDoesNotComeAndEndsTheWait) {
     });
   });
   EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(contains(
-      error.what(),
-      "reduce_scatter along tensor (operation 2 there, channel critical) did not complete within 0.5 s: rank 1 "
-      "has not reached it (it has started 1 there)"))
+  EXPECT_TRUE(
+      contains(error.what(),
+               "reduce_scatter along tensor (operation 2 of channel critical) did not complete within 0.5 s: rank 1 "
+               "has not started it (operations that it has started on this channel: 1)"))
       << error.what();
 }
 
@@ -61,8 +61,8 @@ TEST_F(NcclFailure, AnOperationThatHangsOnTheDeviceIsReported) {
   });
   EXPECT_EQ(error.code(), Code::comm);
   EXPECT_TRUE(contains(error.what(),
-                       "all_reduce along data (operation 2 there, channel grads) did not complete within 0.4 s: all "
-                       "its ranks have started it and respond"))
+                       "all_reduce along data (operation 2 of channel grads) did not complete within 0.4 s: all "
+                       "ranks of its group have started it and respond"))
       << error.what();
 }
 
@@ -89,7 +89,7 @@ TEST_F(NcclFailure, ABrokenCommunicatorEndsAllRanks) {
   EXPECT_EQ(error.code(), Code::comm);
   EXPECT_TRUE(contains(error.what(), "rank 1: ")) << error.what();
   EXPECT_TRUE(contains(error.what(),
-                       "along data by NCCL: remote process exited or there was a network error: emulated "
+                       "along data: remote process exited or there was a network error: emulated "
                        "details (set NCCL_DEBUG=INFO"))
       << error.what();
   EXPECT_EQ(left, 2);
@@ -132,7 +132,7 @@ TEST_F(NcclFailure, RanksThatCannotBeReachedAreAnErrorAfterTheTimeout) {
   emulator::set_nccl_faults({.never_connects = true});
   const Error error = error_of([] { on_gpus(2, {.timeout_s = 0.3}, [](World&, GpuRank&) {}); });
   EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(contains(error.what(), "connection of 2 ranks by NCCL did not complete within 0.3 s")) << error.what();
+  EXPECT_TRUE(contains(error.what(), "NCCL did not complete the connection of 2 ranks within 0.3 s")) << error.what();
 }
 
 TEST(NcclFailureOfUse, CommunicatorsAreConnectedFirst) {

@@ -15,9 +15,9 @@
 namespace trainer::comm::nccl {
 namespace {
 
-constexpr double kGlance = 20e-3;        // interval of checks for ended or failed operations
-constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
-constexpr double kFarewellSeconds = 10;  // grace for communicators that are finalized
+constexpr double kGlance = 20e-3;        // interval at which the watcher checks for ended or failed operations
+constexpr double kAbandonSeconds = 1;    // grace period for operations whose ticket was lost to an exception
+constexpr double kFarewellSeconds = 10;  // grace period for finalizing communicators
 constexpr double kSpin =
     200e-6;  // NCCL's thread usually enqueues an operation within this time, unless ranks have yet to connect
 constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
@@ -26,7 +26,7 @@ void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<dou
 
 ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // a blocking call that waits for a lost rank could not be aborted
+  config.blocking = 0;  // a blocking call could not be aborted while it waits for a lost rank
   return config;
 }
 
@@ -56,7 +56,8 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
   ncclUniqueId id{};
   control.run_on_all_ranks([&] {
     if (engine.rank() != 0) return;
-    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) fail("unique id", result, nullptr);
+    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
+      fail("ncclGetUniqueId", result, nullptr);
   });
   std::string bytes(id.internal, sizeof(id.internal));
   control.broadcast(bytes);
@@ -64,7 +65,7 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
   watcher_ = std::thread([this] { watch(); });
   try {
     ncclConfig_t config = configuration();
-    carry_out(all_, format("connection of {} ranks", engine.size()), [&] {
+    carry_out(all_, format("the connection of {} ranks", engine.size()), [&] {
       const ncclResult_t result = ncclCommInitRankConfig(&all_, engine.size(), id, engine.rank(), &config);
       if (all_ != nullptr) made_.push_back({all_, "all ranks"});
       return result;
@@ -85,11 +86,11 @@ void Fabric::end() noexcept {
   ending_changed_.notify_all();
   watcher_.join();
   if (engine_.failed()) abort_all();
-  // Nothing is in flight now. Child communicators are finalized before the one that they were split from.
+  // Nothing is in flight now. Child communicators are finalized before the communicator from which they were split.
   const double until = now_seconds() + kFarewellSeconds;
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);
-    state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected or failed
+    state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected, or failed
     while (state == ncclSuccess || state == ncclInProgress) {
       if (state = state_of(made->comm); state != ncclInProgress || now_seconds() > until) break;
       nap(kLongNap);
@@ -107,8 +108,8 @@ void Fabric::end() noexcept {
 
 void Fabric::fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const {
   const std::string details = ncclGetLastError(comm);
-  throw Error(Code::comm, format("rank {}: {} by NCCL: {}{}{} (set NCCL_DEBUG=INFO for details)", engine_.rank(), what,
-                                 ncclGetErrorString(result), details.empty() ? "" : ": ", details));
+  throw Error(Code::comm, format("rank {}: NCCL failed in {}: {}{}{} (set NCCL_DEBUG=INFO for details)", engine_.rank(),
+                                 what, ncclGetErrorString(result), details.empty() ? "" : ": ", details));
 }
 
 ncclResult_t Fabric::state_of(ncclComm_t comm) {
@@ -130,7 +131,7 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
     const double waited = now_seconds() - begin;
     if (engine_.failed()) engine_.check();
     if (waited > engine_.options().timeout_s)
-      throw Error(Code::comm, format("rank {}: {} by NCCL did not complete within {:.3g} s", engine_.rank(), what,
+      throw Error(Code::comm, format("rank {}: NCCL did not complete {} within {:.3g} s", engine_.rank(), what,
                                      engine_.options().timeout_s));
     if (waited < kSpin) {
       sched_yield();
@@ -142,11 +143,11 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
 }
 
 ncclComm_t Fabric::split(int color, int key, const std::string& name) {
-  // One of NCCL's threads fills it in before the parent is ready again. It must stay valid even if the split is
-  // abandoned.
+  // An NCCL thread stores the handle before the parent is ready again, so the variable must stay valid even if this
+  // rank gives up on the split.
   ncclComm_t& made = splits_.emplace_back(nullptr);
   ncclConfig_t config = configuration();
-  const std::string what = format("connection along {}", name);
+  const std::string what = format("the connection along {}", name);
   carry_out(all_, what, [&] { return ncclCommSplit(all_, color, key, &made, &config); });
   if (made == nullptr) return nullptr;
   {
@@ -202,7 +203,7 @@ void Fabric::abandon(Launched& launched) noexcept {
     return over();
   };
   if (!wait(kAbandonSeconds)) {
-    engine_.end_all_operations();  // the watcher sees it and aborts
+    engine_.end_all_operations();  // the watcher then aborts the communicators
     wait(kFarewellSeconds);
   }
   const std::lock_guard lock(mutex_);

@@ -1,5 +1,6 @@
 #pragma once
-// Fabric: state shared by all NCCL communicators of a rank: streams, events, the watchdog thread, and their shutdown.
+// Fabric: the state that all NCCL communicators of a rank share (streams, events, the watcher thread), and their
+// shutdown.
 #include <nccl.h>
 
 #include <atomic>
@@ -20,7 +21,7 @@ namespace trainer::comm::nccl {
 
 class Fabric;
 
-/// An operation on its stream.
+/// An operation enqueued on its stream.
 struct Launched final : Pending {
   Launched(Fabric& owner, int lane);
   ~Launched() override;
@@ -50,8 +51,8 @@ class Fabric {
   /// Collective.
   ncclComm_t split(int color, int key, const std::string& name);
 
-  /// Enqueues `calls` of one communicator on the channel's stream, after the work enqueued so far on the compute
-  /// stream.
+  /// Makes the NCCL calls of `calls`, for one communicator, on the lane's stream, after the work enqueued so far on the
+  /// compute stream.
   Launched* launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
                    const std::function<ncclResult_t(cudaStream_t)>& calls);
 
@@ -62,7 +63,7 @@ class Fabric {
     std::string name;
   };
 
-  /// Makes a non-blocking NCCL call, and returns when the communicator has completed it.
+  /// Makes a non-blocking NCCL call, and returns once the communicator has completed it.
   void carry_out(ncclComm_t& comm, const std::string& what, const std::function<ncclResult_t()>& call);
   ncclResult_t state_of(ncclComm_t comm);
   [[noreturn]] void fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const;
@@ -80,7 +81,7 @@ class Fabric {
   cudaEvent_t ready_ = nullptr;  // an event on the compute stream
   std::vector<cudaStream_t> streams_;
 
-  std::mutex mutex_;  // guards the members below and the NCCL calls, which return immediately
+  std::mutex mutex_;  // guards the members below, and NCCL calls (all non-blocking)
   std::condition_variable ending_changed_;
   ncclComm_t all_ = nullptr;
   std::vector<Made> made_;

@@ -1,5 +1,5 @@
 #pragma once
-// The operations of a run that NCCL executes, the communicators they use, and the memory of a communicator.
+// Which operations of a run NCCL executes, which communicators they use, and how much memory a communicator takes.
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -11,19 +11,18 @@ namespace trainer::comm::nccl {
 /// Returns the number of NCCL streams for `lanes` (parallel.lanes, 0: NCCL's default). Channels may share a stream.
 inline int streams_of(int lanes) { return lanes > 1 ? 3 : 1; }
 
-/// Returns the identity of an NCCL communicator: the axes of its group and its stream. None if the underlying world
-/// executes the operations: those of a single rank, and control.
+/// Returns the identity of an NCCL communicator: the axes of its group, and its stream. Empty if the underlying world
+/// executes the operations, as it does for a group of one and for control.
 inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Lane lane, int streams) {
   if (group.members.size() == 1 || lane == Lane::control) return std::nullopt;
   return std::pair{group.axes, streams == 1 ? 0 : static_cast<int>(lane)};
 }
 
-/// Bytes of GPU memory that a communicator may use with NCCL's defaults: at most 32 channels (maxCTAs of its
-/// configuration), each with a connection to both neighbours of a ring. A connection has buffers of 4 MiB
-/// (NCCL_BUFFSIZE), 4.7 and 0.5 MiB for its three protocols, which are mapped as 10 MiB, and 2 MiB of flags. For four
-/// A100 with 24 channels over NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this estimate
-/// is 576 MiB there. GPUs connected by PCIe use fewer channels. Not counted: the communicator of all ranks, which never
-/// transfers anything.
+/// Bytes of GPU memory that a communicator may use with NCCL's defaults: at most 32 channels (maxCTAs in ncclConfig_t),
+/// each with connections to both neighbours in a ring. A connection has buffers of 4 MiB (NCCL_BUFFSIZE), 4.7 and 0.5
+/// MiB for its three protocols, which are mapped as 10 MiB, and 2 MiB of flags. For four A100 with 24 channels over
+/// NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this estimate is 576 MiB there. GPUs
+/// connected by PCIe use fewer channels. Not counted: the communicator of all ranks, which never transfers anything.
 inline constexpr int64_t kChannels = 32, kBytesOfCommunicator = kChannels * 2 * (int64_t{12} << 20);
 
 }  // namespace trainer::comm::nccl

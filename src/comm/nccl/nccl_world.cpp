@@ -11,7 +11,7 @@
 namespace trainer::comm::nccl {
 namespace {
 
-/// Returns the NCCL type for a sum or maximum. Data that is only copied is sent as bytes.
+/// Returns the NCCL type for reductions. Data that is only copied is sent as bytes.
 ncclDataType_t type_of(DType type) {
   switch (type) {
     case DType::f64:
@@ -29,13 +29,13 @@ ncclDataType_t type_of(DType type) {
   }
 }
 
-/// Keeps the first error of several calls.
+/// A group of NCCL calls, from ncclGroupStart to end(); keeps the first error.
 class Calls {
  public:
   void add(ncclResult_t result) {
     if (result_ == ncclSuccess && result != ncclInProgress) result_ = result;
   }
-  /// Closes the group that the constructor opened.
+  /// Calls ncclGroupEnd; returns the first error of the group.
   ncclResult_t end() {
     const ncclResult_t ended = ncclGroupEnd();
     return result_ == ncclSuccess ? ended : result_;
@@ -64,7 +64,7 @@ class NcclCommunicator final : public Communicator {
   bool can_reach_gpus() const override { return true; }
 
   Pending* start(const Request& r) override {
-    TRAINER_CHECK(link_->comm != nullptr, "the communicator along {} is used before the world is connected",
+    TRAINER_CHECK(link_->comm != nullptr, "the communicator along {} was used before the world is connected",
                   group().name);
     return fabric_.launch(queue_, link_->comm, channel_, r.op, group().name,
                           [&](cudaStream_t stream) { return calls(r, stream); });
@@ -100,8 +100,8 @@ class NcclCommunicator final : public Communicator {
     return group.end();
   }
 
-  // NCCL does not support chunks of different lengths, so each chunk is an operation, all in one NCCL group. Padding
-  // would need memory for the whole padded tensor, and copies on both sides.
+  // NCCL does not support chunks of different lengths, so each chunk is one operation, and all of them form an NCCL
+  // group. Padding would require memory for the whole padded tensor, and copies on both sides.
   ncclResult_t scatter_unevenly(const Request& r, ncclDataType_t type, ncclRedOp_t op, cudaStream_t stream) const {
     Calls group;
     for (int root = 0; root < size(); ++root) {
@@ -150,7 +150,9 @@ class NcclWorld final : public World {
 
   std::string_view transport() const override { return "nccl"; }
   Control& control() override { return below_.control(); }
-  void configure(const WorldOptions&) override { TRAINER_CHECK(false, "a world is configured before NCCL joins it"); }
+  void configure(const WorldOptions&) override {
+    TRAINER_CHECK(false, "a world must be configured before NCCL is added to it");
+  }
   void fail(Code code, const std::string& why) noexcept override { below_.fail(code, why); }
   bool wait_for_all_ranks(double seconds) noexcept override { return below_.wait_for_all_ranks(seconds); }
   int64_t bytes_sent() const override { return below_.bytes_sent(); }
@@ -164,7 +166,8 @@ class NcclWorld final : public World {
   }
 
   void connect() override {
-    // Every rank takes part in every split. All ranks split in the same order, given by the union of their requests.
+    // Every rank must take part in every split, and in the same order. So all ranks gather the union of their requests
+    // and split in its order.
     std::string wanted;
     for (const auto& [key, link] : links_)
       if (link->comm == nullptr) wanted += format("{} {}\n", key.first, key.second);
@@ -176,10 +179,10 @@ class NcclWorld final : public World {
     for (const auto& key : all) {
       const auto found = links_.find(key);
       if (found == links_.end()) {
-        fabric_.split(NCCL_SPLIT_NOCOLOR, 0, "groups of others");
+        fabric_.split(NCCL_SPLIT_NOCOLOR, 0, "other ranks' groups");
         continue;
       }
-      const Group& group = found->second->group;  // the group's lowest rank requests it
+      const Group& group = found->second->group;  // all ranks of the group pass the lowest one as color
       const int color = *std::min_element(group.members.begin(), group.members.end());
       found->second->comm = fabric_.split(color, group.index, group.name);
     }
@@ -203,7 +206,7 @@ std::optional<std::string> version() {
 std::unique_ptr<World> make_world(World& below, device::Device& device) {
   auto* world = dynamic_cast<EngineWorld*>(&below);
   TRAINER_CHECK(world != nullptr && device.kind() == device::Kind::cuda,
-                "NCCL joins a world of several ranks and GPUs");
+                "NCCL requires a world of several ranks, each on a GPU");
   return std::make_unique<NcclWorld>(*world, device);
 }
 

@@ -13,8 +13,8 @@
 namespace trainer::comm {
 namespace {
 
-/// A message that its sender has announced. The receiver claims it, copies it and reports completion. The sender may
-/// withdraw it before it is claimed.
+/// A message that its sender has announced. The receiver claims it, copies the data and marks it as done. The sender
+/// may withdraw an offer that has not been claimed.
 struct Offer {
   enum State : int { free, open, claimed, done, withdrawn };
   int from = 0, tag = 0;
@@ -25,9 +25,9 @@ struct Offer {
 
 struct Mailbox {
   std::mutex mutex;
-  std::vector<Offer*> offers;  // to this rank, in the order in which they were sent
+  std::vector<Offer*> offers;  // to this rank, in sending order
   std::vector<ControlMessage> control;
-  std::deque<Offer> made;  // made by this rank; they outlive every receiver that refers to them
+  std::deque<Offer> made;  // made by this rank; never freed before the world ends, since receivers refer to them
   Bell bell;
 };
 
@@ -134,7 +134,7 @@ class ThreadsTransport final : public Transport {
     int* open;
   };
 
-  /// Copies the oldest offer that matches; returns false if there is none.
+  /// Copies the data of the oldest matching offer; returns false if there is none.
   bool fetch(const Wanted& wanted) {
     for (auto it = offered_.begin(); it != offered_.end(); ++it) {
       Offer& offer = **it;
@@ -142,14 +142,14 @@ class ThreadsTransport final : public Transport {
       int state = Offer::open;
       const bool claimed = offer.state.compare_exchange_strong(state, Offer::claimed);
       offered_.erase(it);
-      if (!claimed) return false;  // withdrawn: the sender's world failed, which this rank will be notified of
+      if (!claimed) return false;  // withdrawn: the sender's world has failed, and this rank will be notified
       const int64_t bytes = offer.bytes;
       if (bytes == wanted.bytes) std::memcpy(wanted.data, offer.data, static_cast<size_t>(bytes));
       offer.state.store(Offer::done, std::memory_order_release);
       exchange_->boxes[static_cast<size_t>(wanted.from)].bell.ring();
       TRAINER_CHECK(bytes == wanted.bytes,
-                    "rank {} sent {} bytes to rank {}, which expects {}: they run different operations", wanted.from,
-                    bytes, rank_, wanted.bytes);
+                    "rank {} sent {} bytes to rank {}, which expects {} bytes: the ranks run different operations",
+                    wanted.from, bytes, rank_, wanted.bytes);
       --*wanted.open;
       return true;
     }

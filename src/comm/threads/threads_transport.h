@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of one process: a receiver copies directly from the sender's memory.
+// The transport for ranks that are threads of one process: a receiver copies directly from the sender's memory.
 #include <memory>
 
 #include "comm/transport.h"

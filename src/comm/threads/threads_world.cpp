@@ -14,7 +14,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
   std::vector<std::string> names;
   for (int rank = 0; rank < ranks; ++rank) names.push_back(format("rank {}", rank));
 
-  // All worlds live until all bodies have ended, since their progress threads answer other ranks' probes.
+  // All worlds live until all bodies have ended, since each world's progress thread answers other ranks' probes.
   std::vector<std::unique_ptr<EngineWorld>> worlds;
   for (int rank = 0; rank < ranks; ++rank) {
     auto engine = std::make_unique<Engine>(threads_transport(exchange, rank), options);
@@ -54,7 +54,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
       threads.push_back(
           start_thread<std::thread>(format("rank {} of {} (parallel.transport = \"threads\")", threads.size(), ranks),
                                     [&run, &world] { run(*world); }));
-  } catch (const Error& error) {  // ranks that have started must not wait for those that have not
+  } catch (const Error& error) {  // ranks that have started must not wait for ranks that have not
     {
       const std::lock_guard lock(mutex);
       first = std::current_exception();
