@@ -22,7 +22,7 @@ std::string to_string(Placement placement) {
 
 Layout Layout::with(AxisSet axes, Placement placement) const {
   TRAINER_CHECK(placement.kind != Placement::Kind::split || (placement.dim >= 0 && placement.dim < shape_.dims()),
-                "{} of a tensor {}", to_string(placement), trainer::to_string(shape_));
+                "placement {} does not fit a tensor {}", to_string(placement), trainer::to_string(shape_));
   Layout next = *this;
   for (int a = 0; a < mesh_.axes(); ++a)
     if ((axes >> a & 1) != 0 && mesh_.size(a) > 1) next.placements_[static_cast<size_t>(a)] = placement;
@@ -31,7 +31,7 @@ Layout Layout::with(AxisSet axes, Placement placement) const {
 }
 
 Layout Layout::padded(int dim, int64_t extent) const {
-  TRAINER_CHECK(dim >= 0 && dim < shape_.dims() && extent >= shape_[dim], "dim {} of {} padded to {}", dim,
+  TRAINER_CHECK(dim >= 0 && dim < shape_.dims() && extent >= shape_[dim], "dim {} of {} cannot be padded to {}", dim,
                 trainer::to_string(shape_), extent);
   Layout next = *this;
   next.padded_ = padded_.with(dim, extent);
@@ -40,7 +40,7 @@ Layout Layout::padded(int dim, int64_t extent) const {
 }
 
 Layout Layout::transposed() const {
-  TRAINER_CHECK(shape_.dims() == 2, "a tensor {} is not transposed", trainer::to_string(shape_));
+  TRAINER_CHECK(shape_.dims() == 2, "only matrices can be transposed, not a tensor {}", trainer::to_string(shape_));
   Layout next = *this;
   next.transposed_ = !transposed_;
   return next;
@@ -95,7 +95,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
   // Strides in memory along each global dim, and extents without padding.
   std::array<int64_t, Shape::kMaxDims> pitch{}, extent{};
   const auto at = [](auto& values, int dim) -> int64_t& { return values[static_cast<size_t>(dim)]; };
-  int64_t distance = 1, lines = 1;  // after the loop, `distance` is the size of the matrix
+  int64_t distance = 1, lines = 1;  // after the loop, `distance` is the size of the local matrix
   for (int i = dims - 1; i >= 0; --i) {
     const int dim = transposed_ ? dims - 1 - i : i;
     at(pitch, dim) = distance;
@@ -127,7 +127,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
 }
 
 bool Layout::is_owner(int rank) const {
-  TRAINER_CHECK(axes(kPartial) == 0, "no rank owns elements of {}", mesh::to_string(*this));
+  TRAINER_CHECK(axes(kPartial) == 0, "no rank owns elements of partial sums: {}", mesh::to_string(*this));
   return mesh_.index(rank, axes(kReplicate)) == 0;
 }
 

@@ -6,8 +6,8 @@ namespace trainer::mesh {
 
 Mesh::Mesh(comm::World& world, device::Device& device, MeshShape shape)
     : world_(world), device_(device), shape_(std::move(shape)) {
-  TRAINER_CHECK(shape_.world_size() == world.size(), "a mesh of {} ranks in a world of {}", shape_.world_size(),
-                world.size());
+  TRAINER_CHECK(shape_.world_size() == world.size(), "a mesh of {} ranks does not fit a world of {}",
+                shape_.world_size(), world.size());
 }
 
 comm::Communicator& Mesh::along(AxisSet axes, comm::Lane lane) {

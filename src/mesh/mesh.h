@@ -1,5 +1,5 @@
 #pragma once
-// Mesh: a rank's coordinates on the named axes and its communicators along them. Communicators are made on first use
+// Mesh: a rank's coordinates on the named axes and its communicators along them. Communicators are created on first use
 // (the dry pass that plans a run uses all of them), one for each set of axes and lane.
 #include <map>
 #include <memory>
@@ -25,7 +25,7 @@ class Mesh {
   comm::Communicator& along(AxisSet axes, comm::Lane lane);
   comm::Communicator& along(std::string_view name, comm::Lane lane) { return along(shape_.set(name), lane); }
   comm::Control& host() const { return world_.control(); }
-  /// Returns find_route(from, to), which is searched only once.
+  /// Returns find_route(from, to); the result is cached.
   const Route& route(const Layout& from, const Layout& to);
 
  private:

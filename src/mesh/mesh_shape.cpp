@@ -5,15 +5,15 @@
 namespace trainer::mesh {
 
 MeshShape::MeshShape(std::vector<MeshAxis> axes, std::vector<std::pair<std::string, AxisSet>> aliases) {
-  TRAINER_CHECK(axes.size() <= kMaxAxes, "{} axes, at most {}", axes.size(), kMaxAxes);
+  TRAINER_CHECK(axes.size() <= kMaxAxes, "a mesh of {} axes, but at most {} are supported", axes.size(), kMaxAxes);
   Names names;
   for (MeshAxis& axis : axes) {
-    TRAINER_CHECK(axis.size >= 1, "axis {} of size {}", axis.name, axis.size);
+    TRAINER_CHECK(axis.size >= 1, "the size of axis {} must be at least 1, not {}", axis.name, axis.size);
     TRAINER_CHECK(names.find(axis.name) == 0, "axis {} is declared twice", axis.name);
     names.axes.push_back(std::move(axis));
   }
   for (auto& [alias, joined] : aliases) {
-    TRAINER_CHECK(names.find(alias) == 0, "axis {} is declared twice", alias);
+    TRAINER_CHECK(names.find(alias) == 0, "axis or alias {} is declared twice", alias);
     TRAINER_CHECK(joined >> names.axes.size() == 0, "{} is an alias of axes that are not in the mesh", alias);
     names.aliases.emplace_back(std::move(alias), joined);
   }
@@ -76,7 +76,7 @@ std::vector<int> MeshShape::members(int rank, AxisSet set) const {
       for (int i = 0; i < size(a); ++i) more.push_back(other + (i - coordinate(rank, a)) * stride);
     ranks = std::move(more);
   }
-  return ranks;  // row-major in every subset of the axes, therefore ascending
+  return ranks;  // row-major over the axes of the set, therefore ascending
 }
 
 }  // namespace trainer::mesh

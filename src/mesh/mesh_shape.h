@@ -1,5 +1,5 @@
 #pragma once
-// The mesh as arithmetic: named axes, outermost first; world rank = row-major coordinate. Pure: no communication.
+// The arithmetic of a mesh: named axes, outermost first; ranks are numbered row-major. Pure: no communication.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,13 +20,13 @@ struct MeshAxis {
   bool operator==(const MeshAxis&) const = default;
 };
 
-/// A cheap value: copies share one description.
+/// A value that is cheap to copy: copies share one description.
 class MeshShape {
  public:
   static constexpr int kMaxAxes = 8;
 
-  /// `aliases` name sets of axes. An axis that some layout splits in two is declared as its factors ("kv", "rep") with
-  /// the alias "tensor" for both.
+  /// `aliases` name sets of axes. An axis that is split in two for some layout is declared as its two factors ("kv",
+  /// "rep"), and its name ("tensor") is an alias of both.
   explicit MeshShape(std::vector<MeshAxis> axes = {}, std::vector<std::pair<std::string, AxisSet>> aliases = {});
 
   int axes() const { return static_cast<int>(names_->axes.size()); }
@@ -34,10 +34,11 @@ class MeshShape {
   const std::string& name(int axis) const { return names_->axes[static_cast<size_t>(axis)].name; }
   AxisSet all() const { return (AxisSet{1} << axes()) - 1; }
 
-  /// Returns the axis or alias of this name; an internal error when there is none.
+  /// Returns the axes with this name or alias; an internal error if there are none.
   AxisSet set(std::string_view name) const;
   bool has(std::string_view name) const { return names_->find(name) != 0; }
-  /// Returns "tensor", "kv+rep", "control": the alias or axis if there is one, else the joined names.
+  /// Returns the name of the set if it is an alias or a single axis, else the axes' names joined: "tensor", "kv+rep",
+  /// "control".
   std::string name_of(AxisSet set) const;
   /// Returns the number of ranks in a group along `set`.
   int group_size(AxisSet set) const;
@@ -56,7 +57,7 @@ class MeshShape {
   struct Names {
     std::vector<MeshAxis> axes;
     std::vector<std::pair<std::string, AxisSet>> aliases;
-    AxisSet find(std::string_view name) const;  // 0: none
+    AxisSet find(std::string_view name) const;  // 0 if there is none
   };
   std::shared_ptr<const Names> names_;
 };

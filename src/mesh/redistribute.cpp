@@ -25,7 +25,7 @@ void fill_zeros(Exec& ex, const Tensor& tensor) {
 
 std::byte* at(const Tensor& tensor, int64_t byte) { return tensor.data == nullptr ? nullptr : tensor.data + byte; }
 
-/// Transposes [rows, cols, width] bytes to [cols, rows, width], in as few copies as possible.
+/// Transposes [rows, cols, width] bytes to [cols, rows, width], with as few copies as possible.
 void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int64_t cols, int64_t width) {
   if (cols <= rows) {
     for (int64_t col = 0; col < cols; ++col)
@@ -39,7 +39,7 @@ void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int6
 /// A tensor divided into `pieces` along one dim: [outer, pieces, inner] bytes.
 struct Cut {
   int64_t outer = 1, pieces = 1, inner = 1;
-  /// `layout` has the whole extent of `placement`'s dim.
+  /// `layout` is the one in which `placement`'s dim is not yet divided.
   Cut(const Layout& layout, Placement placement, int group, DType dtype) : pieces(group), inner(size_of(dtype)) {
     const Shape whole = layout.box();
     const int dim = layout.is_transposed() ? 1 - placement.dim : placement.dim;
@@ -52,7 +52,8 @@ struct Cut {
 
 }  // namespace
 
-/// Runs one step of a route on one rank: begin() runs a local step, or starts a collective; end() completes it.
+/// Runs one step of a route on one rank: begin() runs a local step or starts a collective; end() completes the
+/// collective.
 class Mover {
  public:
   Mover(Exec& ex, Transit& transit)
@@ -64,10 +65,10 @@ class Mover {
 
   static Transit start(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
                        Scratch&& owned, const Tensor& out, bool in_place = false) {
-    TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "input {} is the shard of rank {} in {}",
+    TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "input {} is not the shard of rank {} in {}",
                   to_string(in), mesh.rank(), to_string(from));
     TRAINER_CHECK(!out || (out.shape == to.local(mesh.rank()) && out.packed() && out.dtype == in.dtype),
-                  "output {} is the shard of rank {} in {}", to_string(out), mesh.rank(), to_string(to));
+                  "output {} is not the shard of rank {} in {}", to_string(out), mesh.rank(), to_string(to));
     Transit t;
     t.mesh_ = &mesh;
     t.lane_ = lane;
@@ -116,7 +117,7 @@ class Mover {
         t_.ticket_ = comm_.all_reduce(ex_, t_.received_);
         return;
       default:
-        TRAINER_CHECK(false, "no step does {}", name_of(*step_.op));
+        TRAINER_CHECK(false, "a route has no step {}", name_of(*step_.op));
     }
   }
 
@@ -124,7 +125,7 @@ class Mover {
     t_.packed_.reset();
     const bool pieces = (step_.op == CommOp::all_gather && step_.from != kFlat) || step_.op == CommOp::all_to_all;
     if (pieces && !received_cut().contiguous()) {
-      // The pieces have arrived one after another; the result has them side by side.
+      // The pieces were received back to back; the result has them side by side.
       t_.owned_.reset();
       const Tensor apart = std::exchange(t_.received_, {});
       const Scratch memory = std::move(t_.place_);
@@ -140,7 +141,7 @@ class Mover {
     t_.ticket_ = comm_.all_gather(ex_, t_.tensor_, t_.received_);
   }
 
-  /// Keeps this rank's part of a copy: B→S, B→flat.
+  /// Keeps this rank's part of a replicated tensor: B→S, B→flat.
   void keep_part() {
     receive_result();
     const Tensor out = t_.received_;
@@ -155,7 +156,8 @@ class Mover {
     arrive();
   }
 
-  /// Pads a tensor with zeros to a partial sum: B→P, S→P, flat→P. The sum over the ranks is the tensor.
+  /// Turns a tensor into partial sums, B→P, S→P, flat→P: fills what this rank does not contribute with zeros, so that
+  /// the sum over the ranks is the tensor.
   void fill_up() {
     const bool whole_here = step_.from == kReplicate;
     if (whole_here && first()) {
@@ -186,7 +188,7 @@ class Mover {
   Scratch take(Shape shape) const { return ex_.take("redistribute", shape, t_.tensor_.dtype); }
   Scratch take() const { return take(after_.local(t_.mesh_->rank())); }
 
-  /// Copies the pieces of the input so that they are contiguous, unless they already are.
+  /// Copies the input so that each piece is contiguous, unless it already is.
   void pack() {
     const Cut whole(*t_.before_, step_.to, step_.group, t_.tensor_.dtype);
     if (whole.contiguous()) return;
@@ -200,13 +202,13 @@ class Mover {
     t_.place_ = std::move(place);
     t_.received_ = t_.place_;
   }
-  /// Receives into new memory, or into the caller's memory for the result.
+  /// Receives into new memory; in the last step, into the caller's `out` if there is one.
   void receive_result() {
     if (!last() || !t_.out_) return receive(take());
     t_.received_ = t_.out_;
     t_.is_out_ = true;
   }
-  /// Receives into the input, or into a copy of it if the caller keeps it.
+  /// Receives into the input, or into a copy if the caller owns the input.
   void receive_over_input() {
     if (t_.owned_) return receive(std::move(t_.owned_));
     if (t_.is_out_) {

@@ -15,7 +15,8 @@ using Kind = Placement::Kind;
 
 constexpr int kMaxActive = 7;
 
-/// The collective that turns `from` into `to`. `possible` is false if one step is not enough.
+/// A step from one placement to another. `possible` is false if that takes more than one step; `op` is empty if it
+/// takes no communication.
 struct Transition {
   bool possible = false;
   std::optional<CommOp> op;
@@ -44,15 +45,16 @@ int64_t ring_volume(CommOp op, int group, int64_t payload) {
          comm::wire_elements(CommOp::all_gather, group, payload);
 }
 
-/// Dijkstra's algorithm over the placements of the axes. A state has one digit per axis larger than 1: an index into
-/// `symbols_`.
+/// Dijkstra's algorithm over the axes' placements. A state is a number with one digit per axis larger than 1; the digit
+/// is the index of the axis's placement in `symbols_`.
 class Search {
  public:
   Search(const Layout& from, const Layout& to) : from_(from), to_(to) {
     const MeshShape& mesh = from.mesh();
     for (int a = 0; a < mesh.axes(); ++a)
       if (mesh.size(a) > 1) axes_.push_back(a);
-    TRAINER_CHECK(axes_.size() <= kMaxActive, "{} axes, at most {}", axes_.size(), kMaxActive);
+    TRAINER_CHECK(axes_.size() <= kMaxActive, "a route over {} axes, but at most {} are supported", axes_.size(),
+                  kMaxActive);
     symbols_ = {kReplicate, kPartial};
     for (int dim = 0; dim < from.shape().dims(); ++dim) symbols_.push_back(split(dim));
     if ((from.axes(kFlat) | to.axes(kFlat)) != 0) symbols_.push_back(kFlat);
@@ -104,7 +106,7 @@ class Search {
   void expand(size_t code) {
     const State state = decode(code);
     for (size_t s = 0; s < symbols_.size(); ++s) {
-      unsigned same = 0;  // the axes that hold symbol s; every subset of them may change together
+      unsigned same = 0;  // the axes with placement s; every subset of them may change together
       for (size_t i = 0; i < axes_.size(); ++i)
         if (state[i] == symbols_[s]) same |= 1u << i;
       for (unsigned subset = same; subset != 0; subset = (subset - 1) & same)
@@ -118,7 +120,7 @@ class Search {
     if (!step) return;
     size_t next = code, weight = 1;
     for (size_t i = 0; i < axes_.size(); ++i, weight *= symbols_.size())
-      if ((subset >> i & 1) != 0) next += (t - s) * weight;  // unsigned, so that differences are correct modulo 2^64
+      if ((subset >> i & 1) != 0) next += (t - s) * weight;  // unsigned: a negative difference wraps around correctly
     Cost cost = best_[code].cost;
     if (step->op) {
       cost.elements += ring_volume(*step->op, step->group, step->payload) * (from_.mesh().world_size() / step->group);
@@ -131,13 +133,13 @@ class Search {
     }
   }
 
-  /// Returns an empty result if the step violates the order in which axes split a tensor, or if a dim does not divide.
+  /// Returns nothing if the step violates the order in which axes split a tensor, or if a dim cannot be split evenly.
   std::optional<Step> make_step(const State& state, unsigned subset, Placement from, Placement to) const {
     Step step;
     step.from = from;
     step.to = to;
-    std::array<int64_t, Shape::kMaxDims> blocks{1, 1, 1, 1};  // by splits along the other axes
-    int64_t pieces = 1;                                       // by flat shards along the other axes
+    std::array<int64_t, Shape::kMaxDims> blocks{1, 1, 1, 1};  // blocks per dim, split along the other axes
+    int64_t pieces = 1;                                       // flat shards along the other axes
     const bool sums_only =
         from.kind != Kind::flat && to.kind != Kind::flat && from.kind != Kind::split && to.kind != Kind::split;
     for (size_t i = 0; i < axes_.size(); ++i) {
@@ -149,12 +151,12 @@ class Search {
       }
       switch (state[i].kind) {
         case Kind::split:
-          // Axes split a dim in their order, so an axis that stays must be outside of all axes that change.
+          // Outer axes split a dim first, so an axis that keeps its split must be outside all axes that change.
           if ((state[i] == from || state[i] == to) && (subset & ((1u << i) - 1)) != 0) return std::nullopt;
           blocks[static_cast<size_t>(state[i].dim)] *= size;
           break;
         case Kind::flat:
-          // A flat sharding comes after all splits, so only reductions can change below it.
+          // Flat sharding is applied after all splits, so while it is in place only reductions are possible.
           if (!sums_only) return std::nullopt;
           pieces *= size;
           break;
@@ -195,7 +197,8 @@ class Search {
 void check_same_tensor(const Layout& from, const Layout& to) {
   TRAINER_CHECK(from.mesh() == to.mesh() && from.shape() == to.shape() && from.extents() == to.extents() &&
                     from.is_transposed() == to.is_transposed(),
-                "not the same tensor on the same mesh: {} and {}", to_string(from), to_string(to));
+                "a route requires two layouts of the same tensor on the same mesh, not {} and {}", to_string(from),
+                to_string(to));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// Route: the cheapest way from one layout of a tensor to another, as a list of steps. A pure computation, used by both
-// the planner and the runs.
+// Route: the cheapest way from one layout of a tensor to another, as a list of steps. A pure computation, used by the
+// planner and by runs.
 #include <optional>
 #include <vector>
 
@@ -9,10 +9,10 @@
 
 namespace trainer::mesh {
 
-/// A step changes some axes of one placement to another together: by one collective over the group along them, or
-/// without communication.
+/// A step changes several axes with the same placement to another placement at once: with one collective over the group
+/// along these axes, or without communication.
 ///   S→B, flat→B all_gather;  P→S, P→flat reduce_scatter;  P→B all_reduce;  S→S' all_to_all;
-///   B→S, B→flat keep a part;  B→P, S→P, flat→P fill up with zeros
+///   B→S, B→flat slice;  B→P, S→P, flat→P zero fill
 struct Step {
   AxisSet axes = 0;
   Placement from, to;
@@ -20,20 +20,20 @@ struct Step {
   int group = 1;             // number of ranks along `axes`
   int64_t payload = 0;       // elements, as defined in comm/bytes.h
 
-  /// Returns the total over the ranks of one group.
+  /// Returns the elements sent by all ranks of one group.
   int64_t wire_elements() const { return op ? comm::wire_elements(*op, group, payload) : 0; }
 };
 
 struct Route {
   Layout from, to;
   std::vector<Step> steps;  // empty if from == to
-  /// Elements sent by all ranks of the mesh together if every reduction is a ring.
+  /// Elements sent by all ranks of the mesh together, counting every reduction as a ring.
   int64_t ring_elements = 0;
 };
 
 /// Returns the route that sends the fewest elements; ties are broken by the fewest collectives, then by the fewest
-/// steps. Reductions of any size are counted as a ring, so that a route does not depend on the extents. Both layouts
-/// must be of the same tensor on one mesh, with at most seven axes larger than 1 (internal error).
+/// steps. Every reduction is counted as a ring, so that small and large tensors have the same route. Both layouts must
+/// be of the same tensor on the same mesh, with at most seven axes larger than 1 (internal error).
 Route find_route(const Layout& from, const Layout& to);
 
 /// Returns "all_gather over tensor, slice over z", for messages and reports.

@@ -1,6 +1,6 @@
 #pragma once
-// Runs: the mapping between a rank's local storage of a parameter and the global tensor. Initialization, checkpoints
-// and norm ownership all use runs, so none of them depends on how a strategy splits or places a tensor.
+// Runs map a rank's local storage of a parameter to the global tensor. Initialization, checkpoints and the gradient
+// norm all use runs, so none of them depends on how a strategy splits or places a tensor.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,11 +18,11 @@ struct Run {
 /// c. Adjacent rows merge.
 std::vector<Run> matrix_runs(int64_t rows, int64_t cols, int64_t local, int64_t pitch);
 
-/// Returns the runs within [begin, begin + count) of the local storage, with `begin` as the new origin. That is a
-/// rank's shard of a block that several ranks share, such as ZeRO's shard of a group's flat space.
+/// Returns the runs within [begin, begin + count) of the local storage, with `begin` as the new origin: the runs of a
+/// shard of that storage, such as ZeRO's shard of a group's flat buffer.
 std::vector<Run> clip_runs(const std::vector<Run>& runs, int64_t begin, int64_t count);
 
-/// Appends `run`, merging it with the last one if it continues that globally and locally.
+/// Appends `run`; merges it with the last run if it continues that run globally and locally.
 void append_run(std::vector<Run>& runs, const Run& run);
 
 }  // namespace trainer::mesh
