@@ -38,16 +38,23 @@ inside() {
   local solo two status=0
   solo=$(steps "$trainer")
   echo "ok: training without MPI, losses $solo"
-  OMPI_COMM_WORLD_SIZE=2 "$trainer" --config configs/quickstart.toml 2> /tmp/log || status=$?
-  expect "status of a launcher without MPI" 2 $status
-  grep -q "libmpi.so.40" /tmp/log || { cat /tmp/log; exit 1; }
+  if ! command -v mpirun > /dev/null; then  # not in a root that is used again
+    OMPI_COMM_WORLD_SIZE=2 "$trainer" --config configs/quickstart.toml 2> /tmp/log || status=$?
+    expect "status of a launcher without MPI" 2 $status
+    grep -q "libmpi.so.40" /tmp/log || { cat /tmp/log; exit 1; }
+  fi
 
   apt-get -qq update
   apt-get -qq install -y --no-install-recommends openmpi-bin python3-venv > /dev/null
-  two=$(steps mpirun -np 2 --oversubscribe --bind-to none "$trainer")
+  two=$(steps mpirun.openmpi -np 2 --oversubscribe --bind-to none "$trainer")
   echo "ok: 2 ranks of Open MPI, losses $two"
   apt-get -qq install -y --no-install-recommends mpich > /dev/null
-  expect "losses of 2 ranks of MPICH" "$two" "$(steps mpiexec.mpich -np 2 "$trainer")"
+  if grep -q noble /etc/os-release; then  # mpich 4.2.0-5build3 there finds one rank (pmodels/mpich#7064): refused
+    steps mpiexec.mpich -np 2 "$trainer" > /tmp/refused || true
+    expect "refusals of Ubuntu 24.04's MPICH" 2 "$(grep -c "2 ranks were started, but MPICH.* finds 1" /tmp/refused)"
+  else
+    expect "losses of 2 ranks of MPICH" "$two" "$(steps mpiexec.mpich -np 2 "$trainer")"
+  fi
 
   rm -rf /opt/venv && python3 -m venv /opt/venv
   find /opt/venv | sort > /tmp/before
