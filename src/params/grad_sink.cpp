@@ -89,7 +89,7 @@ GradSlot GradSink::slot(Exec& ex, SlotId id) {
 void GradSink::complete(Exec& ex, SlotId id) {
   if (!store_.is_sharded(id)) return;
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
-  TRAINER_CHECK(block, "the gradient of slot {} is complete before it was written", id);
+  TRAINER_CHECK(block, "complete() of slot {} must follow a write of its gradient", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);
   const Tensor home = store_.gradient(id), flat = block.tensor().reshape({block.tensor().count()});
   const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
@@ -100,7 +100,7 @@ void GradSink::complete(Exec& ex, SlotId id) {
     block = std::move(sent);
     flights_.push_back({id, group.reduce_scatter(ex, block, piece), std::move(piece), accumulate});
   } else {
-    // The gradient of earlier micro-batches is added to this rank's partial sum of its own piece.
+    // Adds the gradient of earlier micro-batches to this rank's partial sum of its own shard.
     const comm::Chunk piece = group.chunk(flat.count());
     const Tensor own = flat.range(piece.begin, piece.count);
     if (accumulate) ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
@@ -128,7 +128,7 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flight.ticket.join(ex);
   if (flight.piece) {
     const Tensor home = store_.gradient(flight.slot);
-    // Always taken, so that there is one program for all cases.
+    // Always taken, so that one recorded program fits all micro-batches.
     Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);
     ops::run(ex, ops::Cast{flight.piece, flight.accumulate ? wide.tensor() : home});
     if (flight.accumulate) ops::run(ex, ops::Add{.x = home, .other = wide, .y = home});
@@ -165,7 +165,7 @@ void GradSink::start_sums(Exec& ex, bool sharded) {
 void GradSink::start_replica_sum(Exec& ex) {
   if (finished_ < 0) return;
   while (has_gradient_in_flight(finished_)) join_oldest_flight(ex);
-  start_sums(ex, /*sharded=*/true);  // reduced over pieces whose reduce-scatter has just ended
+  start_sums(ex, /*sharded=*/true);  // all-reduces shards whose reduce-scatter has just ended
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(index)]) {
@@ -202,11 +202,11 @@ void GradSink::join_replica_sum(Exec& ex, int group) {
 void GradSink::end_micro(Exec& ex) {
   start_replica_sum(ex);
   TRAINER_CHECK(flights_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
-                "a gradient had more writes to come when the backward pass was over");
+                "the backward pass ended before complete() was called for a gradient");
 }
 
 GradNorm GradSink::finish(Exec& ex) {
-  // The reductions of groups end in the order in which they started: the last group first.
+  // The groups' reductions end in the order in which they started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
     join_replica_sum(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {

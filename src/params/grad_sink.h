@@ -1,13 +1,13 @@
 #pragma once
-// GradSink: where backward passes store weight gradients. The first write of a step overwrites; later ones (further
-// micro-batches, the second use of a tied table) add.
+// GradSink: the destination of weight gradients in backward passes. The first write in a step overwrites; later writes
+// (further micro-batches, the second use of a tied table) accumulate.
 //
 // Communication starts as early as possible and overlaps with the backward pass of preceding groups:
 //   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the shards in
-//     which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a
-//     third one waits.
-//   - In the last micro-batch, partial sums of slots that several ranks of a replica hold are added (Part::sum_over).
-//     One group later, the reduction of the group over the replicas starts.
+//   which the slot is stored. The reduce-scatter overlaps with the computation of the next gradient. At most two are in
+//   flight: a third one waits.
+//   - In the last micro-batch, partial sums that several ranks of a replica hold are all-reduced (Part::sum_over). One
+//   group later, the group's reduction over the replicas starts.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -18,17 +18,17 @@
 
 namespace trainer::params {
 
-/// The destination of the gradient of one use of a slot.
+/// The destination of a slot's gradient, for one use of the slot.
 struct GradSlot {
   Tensor tensor;            // accumulator type, local shape of the slot's matrix
-  bool accumulate = false;  // add instead of overwriting
+  bool accumulate = false;  // add to the tensor instead of overwriting it
 };
 
 struct GradNorm {
-  double norm = 0;         // of all gradients, before clipping
-  std::string bad_tensor;  // first tensor with a non-finite gradient, in declaration order
+  double norm = 0;         // norm of all gradients, before clipping
+  std::string bad_tensor;  // the first tensor, in declaration order, with a non-finite gradient
   bool is_finite() const { return bad_tensor.empty(); }
-  /// min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.
+  /// Returns min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0.
   double clip_factor(double max_norm) const { return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + 1e-6)); }
 };
 
@@ -36,53 +36,53 @@ class GradSink {
  public:
   struct Options {
     bool overlap = true;  // false: each reduce-scatter blocks, which shows its cost
-    /// The type in which gradients are reduce-scattered; none: the accumulator type.
+    /// The type in which gradients are reduce-scattered; the accumulator type if empty.
     std::optional<DType> scatters = {};
   };
   GradSink(ParamStore& store, const Options& options);
   explicit GradSink(ParamStore& store) : GradSink(store, Options()) {}
 
-  /// Allocates block sums, and sums over a replica's ranks; call before the first micro-batch.
+  /// Allocates memory for block sums and for reductions within a replica; call before the first micro-batch.
   void prepare(device::Device& device);
   void begin_step();
-  /// Begins a micro-batch. `last`: the gradients are complete after it.
+  /// Begins a micro-batch. `last`: the last one of the step, after which gradients are complete.
   void begin_micro(bool last) { last_ = last; }
-  /// Marks every gradient as written, after a graph has replayed the device work of a micro-step. Only for micro-steps
-  /// that communicate nothing.
+  /// Marks every gradient as written, after a graph has replayed a micro-step's device work. Only for micro-steps
+  /// without communication.
   void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
-  /// Returns the destination of a slot's gradient. For a sharded slot that is memory taken from ex.arena, the same for
-  /// all writes of a micro-batch; complete() must follow the last one.
+  /// Returns the destination of a slot's gradient. For a sharded slot it is memory taken from ex.arena, the same for
+  /// all writes in a micro-batch; complete() must follow the last write.
   GradSlot slot(Exec& ex, SlotId id);
-  /// Starts the reduce-scatter of a sharded slot's gradient, which this micro-batch has written. Does nothing for other
-  /// slots.
+  /// Starts the reduce-scatter of a sharded slot's gradient, after its last write in this micro-batch. Does nothing for
+  /// other slots.
   void complete(Exec& ex, SlotId id);
-  /// Returns the destination of the stored shard's gradient if the caller reduces it over the flat axes itself.
+  /// Returns the destination of the stored shard's gradient, for callers that reduce it over the flat axes themselves.
   GradSlot stored_slot(SlotId id);
-  /// Takes over such a reduction in flight, and joins it later, like the reduce-scatter of a gradient.
+  /// Takes over such a caller's reduction in flight, and joins it later, like the reduce-scatter of complete().
   void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
-  /// Ends a group: the backward pass of this micro-batch writes no more gradients of it. Waits for the reduce-scatters
-  /// of the previous group within its replica.
+  /// Ends a group: this micro-batch's backward pass will write no more gradients of the group. Waits for the previous
+  /// group's reduce-scatters within the replica.
   void end_group(Exec& ex, int group);
-  /// Sets `reduced`, which is called once per step for each group when its gradient is complete, in the order of the
-  /// backward pass. At that point, all micro-batches are summed over all ranks and replicas (with ZeRO-1, for the chunk
-  /// that this replica owns). The call is made in end_group(), one group after the reduction over the replicas has
-  /// started, or later.
+  /// Sets `reduced`, which is called once per step for each group, in the order of the backward pass, when the group's
+  /// gradient is complete: summed over all micro-batches, ranks and replicas (with ZeRO-1, for the chunk that this
+  /// replica owns). It is called by end_group(), one group after the group's reduction over the replicas has started,
+  /// or later.
   void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
-  /// Ends the backward pass: releases the memory taken from ex.arena.
+  /// Ends the micro-batch: waits for reduce-scatters and releases the memory taken from ex.arena.
   void end_micro(Exec& ex);
-  /// Joins the reductions over replicas (with ZeRO-1 a replica has the result for the chunk it owns) and returns the
+  /// Joins the reductions over the replicas (with ZeRO-1 a replica has the result for its own chunk) and returns the
   /// norm over all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, in the part of each
-  /// group's flat space that it owns and counts. Blocks, ranks and groups are added in order. The norm is the same on
-  /// every rank, and with or without ZeRO-1.
+  /// group's flat buffer that it owns and counts. Blocks, ranks and groups are added in order, so the norm is the same
+  /// on every rank, with or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
-  /// Partial sums of one group over some axes of a replica, side by side.
+  /// A group's partial sums over some axes of a replica, packed side by side.
   struct Sum {
     comm::Communicator* group;
-    bool sharded;  // for sharded slots: starts after their reduce-scatter
+    bool sharded;  // of sharded slots: starts after their reduce-scatter
     std::vector<Region> regions;
-    Buffer packed;  // memory for several regions; a single one is reduced in place
+    Buffer packed;  // a copy of the regions, if there are several; a single region is reduced in place
     comm::Ticket ticket;
     bool in_place() const { return regions.size() == 1 && regions.front().rows == 1; }
   };
@@ -90,11 +90,11 @@ class GradSink {
   struct Flight {
     SlotId slot;
     comm::Ticket ticket;
-    Scratch piece;  // receives it if it has a different type; cast, or added if `accumulate`, at the join
+    Scratch piece;  // receives the shard if its type differs; the join casts it, and adds it if `accumulate`
     bool accumulate = false;
   };
   static constexpr size_t kMostFlights = 2;
-  /// A piece of a group's flat space whose squares this rank counts, and the index of its first block sum.
+  /// A piece of a group's flat buffer whose squares this rank sums, and the index of its first block sum.
   struct Piece {
     Region region;
     int64_t block;
@@ -106,7 +106,7 @@ class GradSink {
     return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
   }
   void start_sums(Exec& ex, bool sharded);
-  /// Joins the group's reduction over the replicas, once a step.
+  /// Joins the group's reduction over the replicas, once per step.
   void join_replica_sum(Exec& ex, int group);
   /// Joins the finished group's reduce-scatters within its replica, and starts its reduction over the replicas.
   void start_replica_sum(Exec& ex);
@@ -121,10 +121,10 @@ class GradSink {
   std::vector<comm::Ticket> replica_sums_;  // by group
   std::vector<char> reduced_;               // by group: its gradient for this step is complete
   std::function<void(Exec&, int)> on_reduced_;
-  int finished_ = -1;                       // the group that waits for start_replica_sum()
-  int completed_ = -1;                      // the previously completed group
+  int finished_ = -1;                       // the group that waits for start_replica_sum(); -1: none
+  int completed_ = -1;                      // the last group whose reduction over the replicas has started
   std::vector<std::vector<Piece>> pieces_;  // by group
-  Buffer strided_;                          // packs a piece whose rows are not contiguous
+  Buffer strided_;                          // scratch to pack a piece whose rows are not contiguous
   Buffer blocks_;                           // [block sums of this rank] f64
   Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64

@@ -13,7 +13,7 @@ constexpr int64_t kInitChunk = 1 << 16;
 template <typename T>
 void fill_run(const device::Device& device, T* out, const mesh::Run& run, int64_t begin, int64_t end, const Init& init,
               PhiloxKey key) {
-  // Draws elements [begin, end) of the run, four normals per Philox block, counted by global index.
+  // Draws elements [begin, end) of the run. A Philox block yields the normals of four consecutive global indices.
   constexpr int64_t kBlocks = 256;
   double draws[4 * kBlocks];
   for (int64_t i = begin; i < end;) {
@@ -28,7 +28,7 @@ void fill_run(const device::Device& device, T* out, const mesh::Run& run, int64_
 template <typename T>
 void fill(device::Device& device, const Param& param, const std::vector<mesh::Run>& runs, T* flat, uint64_t seed) {
   const PhiloxKey key = philox_key(seed, param.name);
-  // Long runs are split into chunks. Short ones, such as columns of a shared slot, are grouped.
+  // Long runs are split into chunks, one task each.
   std::vector<std::pair<size_t, int64_t>> chunks;
   for (size_t r = 0; r < runs.size(); ++r)
     for (int64_t at = 0; at < runs[r].length; at += kInitChunk) chunks.emplace_back(r, at);

@@ -48,7 +48,7 @@ void ParamStore::allocate(bool training) {
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
   forget();
-  HostCopy master;  // drawn on the host for every device, so values are bitwise identical
+  HostCopy master;  // drawn on the host, so values are bitwise identical on every device
   for (const Group& group : groups_) {
     master.get(home(), group.master);
     const auto [begin, count] = group.master_range();
@@ -110,7 +110,7 @@ Tensor ParamStore::stored_in(const Tensor& flat, SlotId slot) const {
 }
 
 Tensor ParamStore::stored_weight(SlotId slot) const {
-  TRAINER_CHECK(!groups_.empty(), "weights of group {} are not allocated",
+  TRAINER_CHECK(!groups_.empty(), "the weights of group {} are not allocated",
                 slot_groups()[static_cast<size_t>(group_of(slot))].name);
   const Group& group = groups_[static_cast<size_t>(group_of(slot))];
   if (keeper_ != nullptr) keeper_->await(group_of(slot));
@@ -118,7 +118,7 @@ Tensor ParamStore::stored_weight(SlotId slot) const {
 }
 
 Tensor ParamStore::weight(SlotId slot) const {
-  TRAINER_CHECK(!is_sharded(slot), "{} is stored in pieces: hold it",
+  TRAINER_CHECK(!is_sharded(slot), "{} is sharded: WeightCache::hold() returns its matrix",
                 params()[static_cast<size_t>(params_of(slot).front())].name);
   return stored_weight(slot);
 }

@@ -2,13 +2,13 @@
 // ParamStore: the memory of the model's parameters (ParamTable).
 //
 // Each group has flat buffers:
-//   - compute weights and gradients of every element;
-//   - master weights in the accumulator type: the compute weights themselves when the types agree;
-//   - both moments.
+//   - compute weights and gradients of all elements;
+//   - master weights in the accumulator type; the same buffer as the compute weights if the types agree;
+//   - both moments of Adam.
 // With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments cover only the chunk that this replica owns.
 //
-// A slot may be sharded. Flat layouts (AxoNN's z, Optimus' rows) store a piece of its matrix on each rank. Then the
-// WeightCache gathers the matrix for use, and GradSink reduce-scatters its gradient.
+// A slot may be sharded: with a flat placement (AxoNN's z, Optimus' rows) each rank stores a shard of the slot's
+// matrix. WeightCache then gathers the matrix for use, and GradSink reduce-scatters its gradient.
 #include <vector>
 
 #include "comm/communicator.h"
@@ -19,27 +19,27 @@
 
 namespace trainer::params {
 
-/// The replicas of the model that train together, each on its own sequences: the mesh axis "data". The communicators
+/// The replicas of the model (mesh axis "data"), which train together, each on different sequences. The communicators
 /// connect the ranks that hold the same shards.
 struct Replicas {
   comm::Communicator* grads = nullptr;  // null: one replica
   comm::Communicator* weights = nullptr;
-  bool split_state = false;  // ZeRO-1: each keeps only the optimizer state of the elements that it owns
+  bool split_state = false;  // ZeRO-1: each replica stores the optimizer state of its own chunk only
   int count() const { return grads == nullptr ? 1 : grads->size(); }
   int index() const { return grads == nullptr ? 0 : grads->rank(); }
 };
 
-/// A flat space with its memory.
+/// A flat buffer with its memory.
 struct Group : SlotGroup {
-  comm::Chunk owned;     // this replica's share: for block sums, checkpoints and ZeRO-1
-  comm::Chunk held;      // elements with master weights and moments here: `owned` with ZeRO-1, else all
-  Buffer compute, grad;  // every element; compute is empty if the master weights serve as compute weights
-  Buffer master;         // every element if it serves as compute weights, else those of `held`
+  comm::Chunk owned;     // this replica's chunk: for block sums, checkpoints and ZeRO-1
+  comm::Chunk held;      // elements whose master weights and moments are stored here: `owned` with ZeRO-1, else all
+  Buffer compute, grad;  // all elements; `compute` is empty if `master` has the compute weights
+  Buffer master;         // all elements if it has the compute weights, else those of `held`
   Buffer m, v;           // elements of `held`
 
   comm::Chunk master_range() const { return compute ? held : comm::Chunk{0, elements}; }
 
-  /// Returns elements of `range` of the flat space, which must be stored here (master_range(), held).
+  /// Return the elements in `range` of the flat buffer, which must be stored here (master_range(), held).
   Tensor master_of(comm::Chunk range) const {
     return master.tensor().range(range.begin - master_range().begin, range.count);
   }
@@ -48,32 +48,33 @@ struct Group : SlotGroup {
 };
 
 /// The owner of master weights and moments that are stored elsewhere, which updates weights concurrently with the
-/// compute thread. Called by that thread.
+/// compute thread. Its functions are called by the compute thread.
 class Keeper {
  public:
   virtual ~Keeper() = default;
-  /// Returns once the group's compute weights are those of the last update.
+  /// Returns once the group's compute weights include the last update.
   virtual void await(int group) = 0;
-  /// Returns once master weights and moments in the groups' buffers are those of the last update, too.
+  /// Returns once the master weights and moments in the groups' buffers include the last update, too.
   virtual void settle() = 0;
-  /// Called before those buffers are overwritten: copies elsewhere become invalid.
+  /// Called before those buffers are overwritten: invalidates copies stored elsewhere.
   virtual void forget() = 0;
 };
 
 class ParamStore : public ParamTable {
  public:
-  /// Makes the store of this rank of `mesh`; without a mesh the rank holds everything. `split_state`: ZeRO-1 over the
+  /// Creates the store of this rank of `mesh`; without a mesh the rank holds everything. `split_state`: ZeRO-1 over the
   /// axis "data".
   ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh = nullptr, bool split_state = false);
 
   /// Stores master weights and moments in the memory of `home`, a CPU device that must outlive the store; compute
-  /// weights are then separate from them. Call before allocate().
+  /// weights are then stored separately. Call before allocate().
   void keep_state_on(device::Device& home) { home_ = &home; }
   /// Sets the keeper; null: none.
   void keep_with(Keeper* keeper) { keeper_ = keeper; }
   /// Returns the device whose memory holds master weights and moments.
   device::Device& home() const { return home_ == nullptr ? device_ : *home_; }
-  /// Call before reading master weights and moments in the groups' buffers, and before writing them.
+  /// Call settle() before reading the master weights and moments in the groups' buffers, and forget() before writing
+  /// them.
   void settle() const {
     if (keeper_ != nullptr) keeper_->settle();
   }
@@ -81,15 +82,15 @@ class ParamStore : public ParamTable {
     if (keeper_ != nullptr) keeper_->forget();
   }
 
-  /// Allocates memory for the parameters that were added: `training` adds gradients and moments.
+  /// Allocates memory for the parameters added so far; with `training`, for gradients and moments too.
   void allocate(bool training);
-  /// Sets initial values by (seed, name, global index); refreshes the compute weights.
+  /// Sets initial values, which depend on (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
-  /// Computes the compute weights from the master weights (after initialize, load); packed forms become stale.
+  /// Computes the compute weights from the master weights (after initialize() or loading); packed weights become stale.
   /// Collective over the replicas. Code that writes the master weights must call forget() first.
   void refresh_compute();
-  /// Starts the all-gather of a group's compute weights over the replicas, after each has written the chunk that it
-  /// owns (ZeRO-1).
+  /// Starts the all-gather of a group's compute weights over the replicas, after each replica has written its own chunk
+  /// (ZeRO-1).
   comm::Ticket gather_weights(Exec& ex, int group);
   /// Call after the optimizer has written master and compute weights.
   void weights_changed() { weights_.weights_changed(); }
@@ -102,22 +103,22 @@ class ParamStore : public ParamTable {
   /// Returns the groups; valid after allocate().
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
-  /// Returns the cache of matrices for GEMMs.
+  /// Returns the cache of gathered and packed matrices.
   WeightCache& weights() { return weights_; }
   /// Returns the matrix of a slot that is not sharded; compute type.
   Tensor weight(SlotId slot) const;
   /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type.
   Tensor stored_weight(SlotId slot) const;
-  Tensor gradient(SlotId slot) const;  // of the stored part; accumulator type
+  Tensor gradient(SlotId slot) const;  // gradient of the stored part; accumulator type
 
   /// Returns the mesh; null: a single rank.
   mesh::Mesh* mesh() const { return mesh_; }
 
  private:
-  /// Returns the stored part of a slot, in the flat space of its group.
+  /// Returns the stored part of a slot within its group's flat buffer `flat`.
   Tensor stored_in(const Tensor& flat, SlotId slot) const;
 
-  /// Copies the compute weights of a group whose state is stored elsewhere, through the host.
+  /// Computes a group's compute weights on the host, where its state is stored, and copies them to the device.
   void send_compute(const Group& group);
 
   device::Device& device_;
@@ -127,7 +128,7 @@ class ParamStore : public ParamTable {
   mesh::Mesh* mesh_;
   Replicas replicas_;
   std::vector<Group> groups_;
-  WeightCache weights_;  // after the groups: a gather that an exception leaves in flight reads their memory
+  WeightCache weights_;  // declared last: a gather that an exception leaves in flight reads the groups
 };
 
 }  // namespace trainer::params

@@ -5,7 +5,7 @@
 namespace trainer::params {
 namespace {
 
-// Slots begin on 64-byte lines in every element type.
+// In elements: slots begin on 64-byte boundaries with every element type.
 constexpr int64_t kSlotAlign = 32;
 
 }  // namespace
@@ -13,7 +13,7 @@ constexpr int64_t kSlotAlign = 32;
 std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
   const int64_t begin = chunk.begin - region.offset, end = chunk.begin + chunk.count - region.offset;
   const int64_t rows = region.rows, cols = region.cols, pitch = std::max<int64_t>(region.pitch, 1);
-  // Complete rows inside the chunk are [first, last).
+  // Rows [first, last) are completely inside the chunk.
   const int64_t first = begin <= 0 ? 0 : std::min(rows, divide_up(begin, pitch));
   const int64_t last = std::clamp(end < cols ? 0 : (end - cols) / pitch + 1, first, rows);
   std::vector<Region> inside;
@@ -34,7 +34,7 @@ int ParamTable::add_group(std::string name) {
 
 SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   SlotGroup& owner = slot_groups_.at(static_cast<size_t>(group));
-  TRAINER_CHECK(!closed_, "group {} is allocated", owner.name);
+  TRAINER_CHECK(!closed_, "group {} is allocated already: no slot can be added", owner.name);
   const mesh::Layout& first = parts.front().layout;
   const bool matrix = first.box().dims() == 2;
   int64_t cols = 0;
@@ -46,8 +46,8 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   slot.flat = first.axes(mesh::kFlat);
   slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
-  // Every rank has room for the largest piece. Equal offsets make equal chunks, so ranks that share elements compute
-  // identical bits.
+  // Every rank reserves memory for the largest shard, so that offsets, and with them chunks, are equal on all ranks. So
+  // ranks that hold the same elements compute bitwise identical results.
   owner.elements =
       round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
   const int here = rank_of_first_replica();
@@ -55,9 +55,10 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   for (const Part& part : parts) {
     const Shape box = part.layout.box();
     TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]),
-                  "{}: the box of this part, {}, has the rows of its slot, {}", part.name, to_string(box),
+                  "{}: the box of this part, {}, must have as many rows as its slot, {}", part.name, to_string(box),
                   to_string(slot.box));
-    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} is distributed as {}", part.name, parts.front().name);
+    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} must be sharded over the same flat axes as {}",
+                  part.name, parts.front().name);
     std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});
     for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));
@@ -120,7 +121,7 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
 std::vector<Region> ParamTable::counted_regions(int group) const {
   std::vector<Region> all;
   const int here = rank_of_first_replica();
-  bool whole_before = false;  // the previous slot is counted whole: one region covers both and their padding
+  bool whole_before = false;  // the previous slot is counted whole too: one region covers both slots and their padding
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
     const auto owned = [&](const Part& part) { return part.layout.is_owner(here); };

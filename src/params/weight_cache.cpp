@@ -6,7 +6,7 @@
 namespace trainer::params {
 
 void WeightCache::keep(SlotId id) {
-  TRAINER_CHECK(entries_.empty(), "slot {} is to be kept after the memory was taken", id);
+  TRAINER_CHECK(entries_.empty(), "keep() of slot {} must precede allocate()", id);
   if (store_.is_sharded(id)) keep_.push_back(id);
 }
 
@@ -20,7 +20,7 @@ void WeightCache::allocate() {
 }
 
 void WeightCache::record(const std::string& program, const std::function<void()>& body) {
-  TRAINER_CHECK(recording_ == nullptr && order_ == nullptr, "the order of {} is recorded within another program",
+  TRAINER_CHECK(recording_ == nullptr && order_ == nullptr, "program {} cannot be recorded within another program",
                 program);
   if (orders_.contains(program)) return;
   std::vector<SlotId> order;
@@ -36,7 +36,7 @@ void WeightCache::record(const std::string& program, const std::function<void()>
 }
 
 void WeightCache::begin(Exec& ex, const std::string& program) {
-  TRAINER_CHECK(order_ == nullptr, "{} begins inside another program", program);
+  TRAINER_CHECK(order_ == nullptr, "program {} cannot begin within another program", program);
   const auto found = orders_.find(program);
   if (found == orders_.end()) return;
   order_ = &found->second;
@@ -47,7 +47,7 @@ void WeightCache::begin(Exec& ex, const std::string& program) {
 
 void WeightCache::end() {
   if (order_ == nullptr) return;
-  TRAINER_CHECK(next_ == order_->size(), "{} weights were used, {} were recorded", next_, order_->size());
+  TRAINER_CHECK(next_ == order_->size(), "a program used {} weights, but {} were recorded", next_, order_->size());
   order_ = nullptr;
 }
 
@@ -69,10 +69,11 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
   if (!store_.is_sharded(id)) return {store_.stored_weight(id), nullptr, nullptr};
   if (recording_ != nullptr) recording_->push_back(id);
   TRAINER_CHECK(order_ == nullptr || (next_ < order_->size() && (*order_)[next_] == id),
-                "use {} of a program: slot {} is not the one that was recorded", next_, id);
+                "use {} of a program: slot {} is not the recorded slot", next_, id);
   if (!std::exchange(started_, false)) start(ex, id);
   if (order_ != nullptr) {
-    // The gather of the next matrix overlaps with the use of this one. If both are the same, the matrix stays.
+    // The gather of the next matrix overlaps with the use of this one. If the next use is of the same matrix, the
+    // matrix stays.
     ++next_;
     started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
     if (started_) start(ex, (*order_)[next_]);
@@ -94,7 +95,7 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {
     const int64_t bytes = ops::packed_bytes(store_.device(), compute, k, n);
     packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
   }
-  // A dry pass counts the cost of packing but does not pack.
+  // A dry pass counts the cost of packing without packing.
   int64_t& version = ex.device.dry() ? packed.counted : packed.version;
   if (version != version_)
     ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});

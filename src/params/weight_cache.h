@@ -1,10 +1,10 @@
 #pragma once
-// WeightCache: the matrices of slots in the form that GEMMs read. Sharded ones are all-gathered; some are packed.
+// WeightCache: the slots' matrices in the form that GEMMs read. Sharded matrices are all-gathered; some are packed.
 //
-// A gathered matrix lives from the use before it is held until it is released. A dry pass of a program records the
-// order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation, so
-// at most two matrices are in memory if one is held at a time. A matrix that is held or in flight is not gathered
-// again.
+// A dry pass of a program records the order in which it uses matrices. Afterwards each use prefetches the next matrix:
+// it starts that matrix's gather, across layers, passes and recomputation. A gathered matrix stays in memory from its
+// prefetch until it is released, so at most two are in memory if one is held at a time. A matrix that is held or in
+// flight is not gathered again.
 #include <functional>
 #include <limits>
 #include <map>
@@ -27,21 +27,21 @@ class WeightCache {
   /// Marks `id` to be gathered once after each change of the weights, into its own memory (AxoNN's cached layers). Must
   /// be called before ParamStore::allocate(). Does nothing for slots that are not sharded.
   void keep(SlotId id);
-  /// Sets whether gathers start one use ahead. If not, each gather blocks, which shows its cost. The gathers are the
-  /// same.
+  /// Sets whether matrices are prefetched. If not, each gather blocks, which shows its cost; the gathers are the same.
   void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
-  /// Sets how many GEMMs of a kind read a weight between two updates, which decides whether packing it pays off.
+  /// Sets the number of GEMMs of one kind that read a weight between two updates. It decides whether packing the weight
+  /// pays off.
   void expect_uses(int64_t uses) { uses_ = uses; }
 
-  /// Runs `body` on a dry device and records in which order it uses slots. Skips programs that are recorded already.
+  /// Runs `body`, which must use a dry device, and records the order in which it uses slots. Does nothing if the
+  /// program is already recorded.
   void record(const std::string& program, const std::function<void()>& body);
-  /// Begins a program, whose uses follow until end(), and starts its first gather. Uses outside of programs are not
-  /// gathered ahead.
+  /// Begins a program, which lasts until end(), and starts its first gather. Uses outside a program are not prefetched.
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// Keeps a slot's matrix on this rank until it is destroyed. Move-only.
+  /// Keeps a slot's matrix in memory until this object is destroyed. Move-only.
   class Held {
    public:
     Held(Held&& other) noexcept
@@ -59,8 +59,8 @@ class WeightCache {
     int* users_;  // null: not gathered
     Scratch* memory_;
   };
-  /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena.
-  /// Collective over the slot's flat axes: every rank calls in the same order.
+  /// Returns the slot's matrix, in the compute type; waits for its gather. Memory is taken from ex.arena. Collective
+  /// over the slot's flat axes: every rank must call in the same order.
   Held hold(Exec& ex, SlotId id);
   /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. It is
   /// packed on first use after each change of the weights. Empty if packing does not pay off, and for slots that are
@@ -69,16 +69,16 @@ class WeightCache {
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
-  /// Marks kept matrices to be gathered again, so that an evaluation in between does not change the communication of a
-  /// step.
+  /// Marks kept matrices to be gathered again, so that an evaluation between two steps does not change a step's
+  /// communication.
   void forget_kept();
 
  private:
   friend class ParamStore;
   struct Packed {
     Buffer buffer;
-    int64_t version = -1;  // of the packed weights,
-    int64_t counted = -1;  // and of those whose packing a dry pass has counted
+    int64_t version = -1;  // of the packed weights
+    int64_t counted = -1;  // of the weights whose packing a dry pass has counted
   };
   struct Entry {
     bool keep = false;
@@ -86,10 +86,10 @@ class WeightCache {
     int64_t version = -1;  // of the kept weights
     Scratch memory;        // of a matrix that is not kept
     comm::Ticket ticket;   // the gather in flight
-    int users = 0;         // users of the matrix, including the next one
+    int users = 0;         // users of the matrix, including a prefetch for the next use
     Packed packed[2];      // packed as b, and as bᵀ
   };
-  /// Makes the entries of all slots, and allocates the memory of kept ones.
+  /// Creates the entries of all slots, and allocates the memory of kept matrices.
   void allocate();
   void start(Exec& ex, SlotId id);
   Tensor gathered(const Entry& entry) const { return entry.keep ? entry.kept.tensor() : entry.memory.tensor(); }
