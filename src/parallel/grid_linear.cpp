@@ -57,7 +57,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const bool arrives = parts_.needs_move(rows, there, here), leaves = partial != home;
 
   Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, there, here, dy);
-  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // over the rows and columns to which the bias was added
+  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // in the spread in which the bias was added
   const Scratch dy_moved = dy_coming.finish(ex);
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
@@ -71,7 +71,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
 
   Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
   if (!arrives) weights_.add_bias_gradient(ex, dy, grads);
-  weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // overlaps the communication of dx
+  weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // overlaps with the communication of dx
   dx = dx_leaving.finish(ex);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;

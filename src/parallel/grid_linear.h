@@ -1,6 +1,6 @@
 #pragma once
-// GridLinear: the linear of every strategy that splits Y [m, n] = X [m, k] · W [k, n] by mesh axes only. Each axis
-// splits rows (m), columns (n) or the contraction (k), or none of them.
+// GridLinear: the linear Y [m, n] = X [m, k] · W [k, n] as one local GEMM per rank. Each mesh axis splits rows (m),
+// columns (n) or the contraction (k), or none of them.
 //
 //   axes that split   X            W                         Y            backward: dX        dW
 //   rows              rows         copies, or flat shards    rows         rows                partial
@@ -8,8 +8,8 @@
 //   contraction       columns      rows                      partial      columns             rows
 //
 // X and dX are in the spread of the previous layer (`from`), Y and dY in that of the next layer (`to`). mesh/route.h
-// finds the collectives in between. Bias, activation, residual and dropout are applied in `to`: after the reduction, or
-// in the GEMM's epilogue if no communication is needed.
+// finds the collectives between these spreads and the table's. Bias, activation, residual and dropout are applied in
+// `to`: after the reduction, or in the GEMM's epilogue if no communication is needed.
 #include "parallel/parts.h"
 #include "parallel/weights.h"
 
@@ -19,7 +19,7 @@ class GridLinear final : public Linear {
  public:
   struct Place {
     sharding::LinearSharding grid;
-    Spread from, to;  // spreads of X and dX; of Y and dY
+    Spread from, to;  // the spread of X and dX; the spread of Y and dY
   };
   GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
 
@@ -28,7 +28,8 @@ class GridLinear final : public Linear {
                    GradSink& grads) override;
 
  private:
-  /// The spread of Y after the GEMM, with partial sums, and the one in which the next layer reads it.
+  /// Return the spread of Y after the GEMM, as partial sums along `partial`, and the spread in which the next layer
+  /// reads Y.
   PartSpread product_spread(AxisSet partial) const;
   PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
 

@@ -6,9 +6,9 @@
 
 namespace trainer::parallel {
 
-/// Softmax cross-entropy of rows whose logits are split by columns over `ranks`; null, or one rank: this rank has all
-/// columns. `loss` [m] f64 is the same on all of these ranks. dlogits (may be empty) are this rank's columns.
-/// `weights`, `scale` and `vocabulary` are as in ops::ShardLoss. Sends 3·m elements and blocks.
+/// Softmax cross-entropy of m rows whose logits are split by columns over `ranks`; if `ranks` is null or a single rank,
+/// this rank has all columns. `loss` [m] f64 is the same on all of these ranks. `dlogits` (may be empty) has this
+/// rank's columns. `weights`, `scale` and `vocabulary` are as in ops::ShardLoss. Blocks; all-reduces 3·m elements.
 struct ShardedLoss {
   ops::CrossEntropyShard shard;
   Tensor weights, loss, dlogits;
@@ -17,7 +17,7 @@ struct ShardedLoss {
 };
 void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op);
 
-/// Returns Σ losses, added in order; 0 on a dry device. Blocks until the device has computed them.
+/// Returns the sum of `losses`, added in order; 0 on a dry device. Blocks until the device has computed them.
 double sum_of_losses(Exec& ex, const Tensor& losses);
 
 }  // namespace trainer::parallel

@@ -18,7 +18,7 @@ Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormS
 Scratch Norm::forward(Exec& ex, const Tensor& x, NormStats* stats) {
   Scratch y = ex.take("norm.y", x.shape, x.dtype);
   const bool known = stats != nullptr && stats->rstd;
-  NormStats passing;  // two passes over split columns need them, even if the caller does not keep them
+  NormStats passing;  // split columns require statistics even if the caller does not keep them
   NormStats* const kept = stats == nullptr && is_split() ? &passing : stats;
   if (kept != nullptr && !known) {
     const DType type = accumulator_of(x.dtype);

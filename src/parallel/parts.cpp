@@ -14,7 +14,8 @@ Parts::Parts(const Ranks& ranks, const std::vector<LinearPart>& parts) : ranks_(
       kinds_.push_back({part, 1});
     }
   }
-  TRAINER_CHECK(kinds_.size() <= Moving::kMostKinds, "{} kinds of parts", kinds_.size());
+  TRAINER_CHECK(kinds_.size() <= Moving::kMostKinds, "{} kinds of parts are more than a redistribution supports",
+                kinds_.size());
 }
 
 AxisSet Parts::cut_axes(const LinearPart& part, const PartSpread& where) const {
@@ -22,8 +23,9 @@ AxisSet Parts::cut_axes(const LinearPart& part, const PartSpread& where) const {
   if (!where.by_heads || part.heads == 0 || part.heads % ranks_.size(cols) == 0) return cols;
   AxisSet sharing = 0;  // the outer axes, along which ranks have different heads
   for (AxisSet axis = 1; axis <= cols && ranks_.size(sharing) < part.heads; axis <<= 1) sharing |= cols & axis;
-  TRAINER_CHECK(ranks_.size(sharing) == part.heads, "{} heads of {} for {} ranks: no outer axes of them make {} groups",
-                part.heads, part.name, ranks_.size(cols), part.heads);
+  TRAINER_CHECK(ranks_.size(sharing) == part.heads,
+                "{} heads of {} over {} ranks: no outer axes of these ranks form {} groups", part.heads, part.name,
+                ranks_.size(cols), part.heads);
   return sharing;
 }
 
@@ -33,7 +35,7 @@ int64_t Parts::width(const PartSpread& where) const {
   return width;
 }
 
-// A single part is a matrix of its own, however it is split.
+// A single part without heads is one matrix, however it is split.
 bool Parts::moves_as_one(const PartSpread& from, const PartSpread& to) const {
   const bool one = kinds_.size() == 1 && kinds_[0].count == 1 && kinds_[0].part.heads == 0;
   return one || (from.spread.cols == to.spread.cols && from.by_heads == to.by_heads);
@@ -78,7 +80,7 @@ Parts::Moving Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, co
     const int64_t cols = kind.count * here.box()[2];
     out.first_col = col_there;
     out.cols = kind.count * there.box()[2];
-    if (kinds_.size() == 1) {  // a single kind has all columns: no copy is needed
+    if (kinds_.size() == 1) {  // a single kind has all columns, so no copy is necessary
       out.transit =
           ranks_.start_move(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
     } else {

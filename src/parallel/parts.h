@@ -1,10 +1,10 @@
 #pragma once
-// Activations whose columns are parts side by side on every rank: q ‖ k ‖ v, gate ‖ up; and their redistribution
+// Activations whose columns on every rank are parts side by side (q ‖ k ‖ v, gate ‖ up), and their redistribution
 // between spreads.
 //
-// As long as columns stay on their ranks, all parts are redistributed as one matrix. When the split of columns changes,
-// blocks of the whole matrix would not be blocks of its parts. Then parts of equal width are redistributed together, as
-// [rows, parts, width].
+// If the split of the columns does not change, all parts are redistributed as one matrix. If it changes, column blocks
+// of that matrix would not be blocks of its parts, so parts of equal width are redistributed together, as [rows, parts,
+// width].
 #include <array>
 
 #include "parallel/strategy.h"
@@ -12,32 +12,32 @@
 namespace trainer::parallel {
 
 /// The distribution of parts over ranks. `by_heads`: ranks along spread.cols have whole heads. If there are more ranks
-/// than heads of a part, several ranks hold the same head. Each of them then has a partial sum of its gradient, that of
-/// its own query heads.
+/// than key/value heads, several ranks hold the same head, and each has a partial sum of the head's gradient, from its
+/// own query heads.
 struct PartSpread {
   Spread spread;
   bool by_heads = false;
-  AxisSet partial = 0;  // along these axes, ranks hold partial sums of everything
+  AxisSet partial = 0;  // along these axes, ranks hold partial sums of all parts
 };
 
 class Parts {
  public:
   Parts(const Ranks& ranks, const std::vector<LinearPart>& parts);
 
-  /// Returns the axes that split a part in a spread. They are all of spread.cols, or its outer ones that make as many
-  /// groups as there are heads. Ranks along the rest hold the same columns.
+  /// Returns the axes that split a part: all of spread.cols, or only its outer axes, if these form one group of ranks
+  /// per head. Ranks along the remaining axes hold the same columns.
   AxisSet cut_axes(const LinearPart& part, const PartSpread& where) const;
-  /// Returns the number of a rank's columns of all parts.
+  /// Returns the number of columns that a rank holds, of all parts together.
   int64_t width(const PartSpread& where) const;
 
-  /// True if a rank has different elements in the two spreads.
+  /// True if ranks hold different elements in the two spreads.
   bool needs_move(Rows rows, const PartSpread& from, const PartSpread& to) const;
 
-  /// A redistribution in flight. The first collective of each kind of part runs until finish(), overlapped with
-  /// computation in between.
+  /// A redistribution in flight. The first collective for each kind of part overlaps with the computation before
+  /// finish().
   class [[nodiscard]] Moving {
    public:
-    /// Returns x in its new spread; empty when no communication was needed.
+    /// Returns x in its new spread; empty if no communication was necessary.
     Scratch finish(Exec& ex);
 
    private:
@@ -53,14 +53,13 @@ class Parts {
     size_t count_ = 0;
     Scratch source_, result_;
   };
-  /// Starts to redistribute values: ranks along axes that do not split x hold copies of it. `x` stays in place until
-  /// finish().
+  /// Starts to redistribute values: ranks along axes that do not split x hold copies of it.
   Moving start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
-  /// Starts to redistribute gradients: ranks along axes that share heads hold partial sums. The caller keeps dx.
+  /// Starts to redistribute gradients: ranks that share heads hold partial sums. `dx` must stay valid until finish().
   Moving start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
 
  private:
-  /// A group of neighbouring parts of equal width and heads.
+  /// Consecutive parts of equal width and number of heads.
   struct Kind {
     LinearPart part;
     int64_t count = 1;

@@ -10,7 +10,7 @@ comm::Communicator& Ranks::along(AxisSet axes, comm::Lane lane) const {
   return mesh_->along(axes, lane);
 }
 
-// Replicas have rows of their own, so in the whole mesh the data axis splits the rows as well.
+// Replicas have different rows, so on the whole mesh the data axis splits rows as well.
 Layout Ranks::layout(Spread spread, Rows rows, int64_t width, int64_t parts) const {
   const int64_t count = rows.count * size(replicas());
   const Shape shape = parts > 0 ? Shape{count, parts, width} : Shape{count, width};
@@ -32,7 +32,7 @@ Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, 
   return start_move(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
 }
 
-// On a single rank all layouts are the same: data is copied only if the caller passes another destination.
+// On a single rank all layouts are equal, so there is nothing to move.
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));
   TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");

@@ -1,10 +1,10 @@
 #pragma once
-// The distribution of activations over the ranks of a replica, as sets of mesh axes, and redistribution between such
-// spreads.
+// The distribution of activations over the ranks of a replica, as sets of mesh axes (Spread), and redistribution
+// between spreads.
 //
-// Between the layers of a model, token rows and their gradients are complete. A rank that holds an element holds its
-// value, never a partial sum of it. Partial sums exist within linears, the embedding and the head only. Hence the
-// backward pass of a redistribution is the redistribution in the other direction.
+// Between the layers of a model, activations and their gradients are complete: a rank that holds an element holds the
+// element's value, never a partial sum. Partial sums exist only within linears, the embedding and the head. So the
+// backward pass of a redistribution is the redistribution in the opposite direction.
 #include "mesh/redistribute.h"
 #include "sharding/sharding.h"
 
@@ -14,8 +14,7 @@ using mesh::AxisSet;
 using sharding::Spread;
 using sharding::VocabSpread;
 
-/// The token rows of a pass. If they are not split (generation, which has one row at a time), every spread means all
-/// rows.
+/// The token rows of a pass. If `cut` is false (generation, one row at a time), rows are not split in any spread.
 struct Rows {
   int64_t count = 0;
   bool cut = true;
@@ -26,13 +25,13 @@ struct Tile {
   int64_t first_row = 0, rows = 0, first_col = 0, cols = 0;
 };
 
-/// The whole sequences and whole heads whose attention a rank computes.
+/// The sequences and heads for which a rank computes attention.
 struct AttentionTile {
   int64_t first_sequence = 0, sequences = 0;
   int64_t first_head = 0, heads = 0, kv_heads = 0;
 };
 
-/// This rank and the other ranks of the mesh; a single rank needs no mesh.
+/// This rank and the other ranks of the mesh. A single rank requires no mesh.
 class Ranks {
  public:
   Ranks() = default;
@@ -45,17 +44,17 @@ class Ranks {
   /// Returns the communicator along these axes. Requires a mesh.
   comm::Communicator& along(AxisSet axes, comm::Lane lane = comm::Lane::critical) const;
 
-  /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in this spread; tile()
-  /// returns this rank's part of it. Throws Code::config when it does not divide. `parts`: the number of such matrices
-  /// side by side, as [rows, parts, width]; each is split over the columns.
+  /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in `spread`; tile() returns
+  /// this rank's part of the matrix. Throws Code::config if the matrix cannot be split evenly. With `parts`, the layout
+  /// is that of several matrices side by side, [rows, parts, width], each split by columns.
   mesh::Layout layout(Spread spread, Rows rows, int64_t width, int64_t parts = 0) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
 
-  /// Redistributes x, a part of a matrix [rows, width], from one spread to another. Does nothing when they are the
-  /// same.
+  /// Redistributes x, a part of a matrix [rows, width], from one spread to another. Does nothing if the spreads are
+  /// equal.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
-  /// Starts a redistribution between any layouts, including those of partial sums; mesh::start_move documents `out`.
-  /// The first collective runs until finish(), unless overlap is off.
+  /// Starts a redistribution between any layouts, including partial sums; mesh::start_move documents `out`. Without
+  /// overlap, waits for the first collective.
   mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
                            const Tensor& out = {}) const;
   mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,

@@ -47,7 +47,7 @@ std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec
   const Spread features = stream(n_layer);
   if (!tied)
     return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, sharding_.table, features), false);
-  TRAINER_CHECK(table_.has_value(), "a tied head is made after its embedding");
+  TRAINER_CHECK(table_.has_value(), "a tied head must be created after its embedding");
   return std::make_unique<Head>(table_->with_stream(features), true);
 }
 
@@ -55,8 +55,9 @@ AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t he
   const Spread spread = sharding_.layer(layer).attention;
   const AxisSet cut = batch.cut ? spread.rows : AxisSet{0};
   const int64_t groups = ranks_.size(cut), sharers = ranks_.size(spread.cols);
-  TRAINER_CHECK(batch.sequences % groups == 0 && heads % sharers == 0, "{} sequences x {} heads over {} x {} ranks",
-                batch.sequences, heads, groups, sharers);
+  TRAINER_CHECK(batch.sequences % groups == 0 && heads % sharers == 0,
+                "{} sequences x {} heads cannot be split evenly over {} x {} ranks", batch.sequences, heads, groups,
+                sharers);
   const int64_t sequences = batch.sequences / groups;
   return {.first_sequence = ranks_.index(cut) * sequences,
           .sequences = sequences,

@@ -7,7 +7,7 @@ using params::GradSlot;
 
 namespace {
 
-/// Casts x to `type`; returns x itself when it has that type.
+/// Casts x to `type`; returns x itself if it has that type already.
 Scratch cast_to(Exec& ex, Scratch&& x, DType type) {
   if (x.tensor().dtype == type) return std::move(x);
   Scratch y = ex.take("linear.sum", x.tensor().shape, type);
@@ -89,7 +89,7 @@ void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Su
     const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
     ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
     if (d == nullptr) continue;
-    const bool add = accumulate && d->is_own();  // the rank that holds the existing values adds them
+    const bool add = accumulate && d->is_own();  // only the rank that stores the existing values adds them
     ops::run(ex, ops::Gemm{.a = a_l, .b = x, .c = d->next(ex), .trans_a = true, .accumulate = add});
     d->start_sum(ex);
   }
@@ -124,7 +124,7 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
       weights_(
           store, group, spec,
           [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
-            // The flat shards of a column's matrix are its blocks: all have the same number of rows.
+            // The flat shards of a column of ranks are the blocks of W: all have the same number of rows.
             if (input_stays_) return {whole.with(col_, split(0)).transposed().with(row_, mesh::kFlat)};
             const AxisSet cols = parts_.cut_axes(part, columns());
             return {whole.with(cols, split(1)).with(row_, mesh::kFlat), col_ & ~cols};
@@ -133,7 +133,8 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
             const AxisSet cols = parts_.cut_axes(part, columns());
             return {whole.with(cols, split(0)), row_ | (col_ & ~cols)};
           }) {
-  TRAINER_CHECK(!input_stays_ || spec.parts.size() == 1, "a stationary input has one part, not {}", spec.parts.size());
+  TRAINER_CHECK(!input_stays_ || spec.parts.size() == 1, "a linear with a stationary input must have one part, not {}",
+                spec.parts.size());
 }
 
 Panels SummaLinear::weight_panels(Exec& ex) const {
@@ -163,7 +164,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
                               GradSink& grads) {
   Panels weights = weight_panels(ex);
   Panels moving = input_stays_ ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
-  weights_.add_bias_gradient(ex, dy, grads);  // overlaps the broadcast of the first blocks
+  weights_.add_bias_gradient(ex, dy, grads);  // overlaps with the broadcast of the first blocks
   const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;
@@ -175,7 +176,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
     dx = ex.take("linear.dx", x.shape, dy.dtype);
     Sums sums(row_line(), dx, "summa.partial", ranks_.overlap());
     summa_abt(ex, dy, std::move(weights), sums);
-    summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // overlaps the last reductions of dx
+    summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // overlaps with the last reductions of dx
     sums.finish(ex);
   }
   dw.finish_later(ex, grads, weights_.slot());

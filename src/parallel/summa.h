@@ -1,15 +1,15 @@
 #pragma once
 // SUMMA (van de Geijn & Watts 1997): GEMMs of matrices that are split into q × q blocks over a square of ranks. Block
 // (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices are broadcast or reduced along lines of
-// ranks, and the third is stationary:
+// ranks; the third matrix is stationary:
 //
 //   GEMM        along a row of ranks          along a column of ranks       stays    elements in messages of a rank
 //   C = A·B     blocks of A are broadcast     blocks of B are broadcast     C        MK/q + KN/q
 //   C = A·Bᵀ    blocks of C are reduced       blocks of B are broadcast     A        MN/q + NK/q
 //   C = Aᵀ·B    blocks of A are broadcast     blocks of C are reduced       B        KM/q + MN/q
 //
-// The derivatives of each are two of the three, so the set is closed. A block is broadcast one step before it is used,
-// and reduced while the next one is computed. So both are overlapped with a GEMM.
+// The backward pass of each form consists of the other forms, so these three are sufficient. A block is broadcast one
+// step before it is used, and reduced while the next block is computed, so both overlap with a GEMM.
 #include <array>
 
 #include "comm/communicator.h"
@@ -18,17 +18,17 @@
 
 namespace trainer::parallel {
 
-/// The blocks of one operand along a line of ranks, broadcast one after the other. A rank uses its own block in place.
+/// The blocks of one operand along a line of ranks, broadcast one after another. A rank uses its own block in place.
 class Panels {
  public:
-  /// Starts the first broadcast. `own`: this rank's block, packed, in place until the last step. `overlap` false: each
-  /// broadcast is waited for immediately.
+  /// Starts the first broadcast. `own`: this rank's block, packed; it is read in place, so it must stay valid and
+  /// unchanged until the last step. `overlap` false: each broadcast blocks immediately.
   Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap);
   int64_t steps() const { return line_.size(); }
-  /// Starts the broadcast of the block after the next one, into the memory of the previous block. Call it for all
-  /// operands of a step, then next() for each.
+  /// Starts the broadcast of the block after the one that next() returns, into the memory of the block before it. Call
+  /// prefetch() for all operands of a step, then next() for each.
   void prefetch(Exec& ex);
-  /// Returns the next block, beginning with block 0, once it has arrived.
+  /// Waits for the next block, starting with block 0, and returns it.
   const Tensor& next(Exec& ex);
 
  private:
@@ -36,7 +36,7 @@ class Panels {
   struct Slot {
     Scratch memory;
     Tensor panel;
-    comm::Ticket ticket;  // declared last, so that the memory outlives its use
+    comm::Ticket ticket;  // declared last, so that the memory outlives the broadcast
   };
   comm::Communicator& line_;
   const Tensor own_;
@@ -52,11 +52,11 @@ class Sums {
  public:
   /// `result`: this rank's own block, packed. Blocks are computed and reduced in its type.
   Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool overlap);
-  /// Returns the memory for this rank's partial sum of the next block: the result itself for its own block.
+  /// Returns the memory for this rank's partial sum of the next block: the result itself for this rank's own block.
   Tensor next(Exec& ex);
   /// True if the next block is this rank's own.
   bool is_own() const { return step_ == line_.rank(); }
-  /// Starts the reduction of the block that was written.
+  /// Starts the reduction of the block that next() returned.
   void start_sum(Exec& ex);
   /// Waits for the reductions in flight to complete.
   void finish(Exec& ex);
@@ -80,18 +80,18 @@ class Sums {
 
 // These functions consume their panels and do not wait for the reductions.
 
-/// Computes c = A·B; a along the row of ranks, b along the column. c [m, n] has the accumulator type. With `d`, also
-/// computes D = Aᵀ·x, d along the column, from one broadcast of A; `accumulate`: D += Aᵀ·x.
+/// Computes c = A·B, with `a` along the row of ranks and `b` along the column. c [m, n] has the accumulator type. With
+/// `d`, also computes D = Aᵀ·x from the same broadcasts of A, with `d` along the column; `accumulate`: D += Aᵀ·x.
 void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x = {}, Sums* d = nullptr,
               bool accumulate = false);
-/// Computes C = a·Bᵀ; b along the column of ranks, c along the row.
+/// Computes C = a·Bᵀ, with `b` along the column of ranks and `c` along the row.
 void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c);
-/// Computes C = Aᵀ·b; a along the row of ranks, c along the column. `accumulate`: C += Aᵀ·b.
+/// Computes C = Aᵀ·b, with `a` along the row of ranks and `c` along the column. `accumulate`: C += Aᵀ·b.
 void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = false);
 
-/// The linear of a square of ranks. All matrices are split into blocks, rows over the axes that split rows, columns
-/// over those that split columns or the contraction. If columns are split, Y is stationary and W is [in, out]; if the
-/// contraction is split, X is stationary and W is [out, in].
+/// The linear on a square of ranks. All matrices are split into blocks: rows over the axes that split rows, columns
+/// over the axes that split columns or the contraction. If columns are split, Y is stationary and W is stored as [in,
+/// out]; if the contraction is split, X is stationary and W is stored as [out, in].
 class SummaLinear final : public Linear {
  public:
   SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec,
@@ -103,7 +103,7 @@ class SummaLinear final : public Linear {
 
  private:
   PartSpread columns() const { return {.spread = {row_, col_}, .by_heads = true}; }
-  /// The ranks of this rank's row, and of its column.
+  /// Return the communicators along this rank's row and along its column.
   comm::Communicator& row_line() const { return ranks_.along(col_); }
   comm::Communicator& col_line() const { return ranks_.along(row_); }
   Panels along_row(Exec& ex, const Tensor& own, const char* tag) const {

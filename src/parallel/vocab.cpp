@@ -19,7 +19,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
              VocabSpread spread_over, Spread activations)
     : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
   const AxisSet rows = spread_at_table().rows;
-  TRAINER_CHECK((spread.flat & cut()) == 0, "one axis cuts {} in two ways", name);
+  TRAINER_CHECK((spread.flat & cut()) == 0, "an axis must not both shard {} and split its rows or columns", name);
   const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
   const mesh::Layout layout = store.replicated({vocab, width})
                                   .padded(0, round_up(vocab, multiple))
@@ -33,7 +33,7 @@ Table Table::with_stream(Spread other) const {
   Table table = *this;
   table.stream = other;
   TRAINER_CHECK(table.spread_at_table().rows == spread_at_table().rows,
-                "the rows of both uses of a table are split in the same way");
+                "rows must be split in the same way at both uses of a tied table");
   return table;
 }
 
@@ -49,7 +49,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
-  const bool at_once = from == to && near.rows == rows.count;  // then each row is looked up on its own rank
+  const bool at_once = from == to && near.rows == rows.count;  // then this rank looks up all rows itself
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.weights().hold(ex, t.slot);
@@ -97,7 +97,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
 
 Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
   TRAINER_CHECK((table.spread.flat & ~table.stream.rows) == 0,
-                "flat pieces of a head over ranks that hold the same rows");
+                "a head's table can be in flat shards only over ranks that have different rows");
 }
 
 void Head::loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses) {
@@ -111,7 +111,7 @@ void Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Te
 }
 
 Scratch Head::logits(Exec& ex, const Tensor& x) {
-  TRAINER_CHECK(x.rows() == 1, "logits of {} rows are not gathered", x.rows());
+  TRAINER_CHECK(x.rows() == 1, "logits can be gathered for one row only, not {}", x.rows());
   const Rows row{.count = 1, .cut = false};
   const Scratch moved = table_.ranks.start_move(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
   Scratch own;
@@ -140,8 +140,8 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
   return out;
 }
 
-/// Picks from a vector over all token rows. For each rank whose rows are in the chunk it takes elements [first, first +
-/// count). Returns an empty tensor when these are the vector's own rows [first, first + count).
+/// Picks elements from a vector over all token rows: elements [first, first + count) of each rank that contributes to
+/// the chunk. Returns an empty tensor if rows are not split, so that no copy is necessary.
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
   const AxisSet cut = row_axes(rows), shared = shared_axes(rows);
@@ -149,7 +149,7 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
   const int64_t wide = ranks.size(shared), each = all.count() / ranks.size(cut);
   const int64_t begin = ranks.index(cut & ~shared) * wide;
   TRAINER_CHECK(ranks.index(cut) == begin + ranks.index(shared),
-                "axes that split both the table and the rows are inside of all other axes that split rows");
+                "axes that split both the table and rows must be inside all other axes that split rows");
   Scratch picked = ex.take("head.rows", {wide * count}, all.dtype);
   for (int64_t r = 0; r < wide; ++r)
     ops::run(ex, ops::Copy{all.range((begin + r) * each + first, count), picked.tensor().range(r * count, count)});
@@ -174,9 +174,9 @@ std::vector<int64_t> Head::rows_of_losses(const device::Device& device, Rows row
   return found;
 }
 
-/// A chunk of rows that the head processes, with their features and gradients, and the destination of their dx.
+/// A chunk of rows that the head processes: the rows' features and logit gradients, and the destination of dx.
 struct Head::Chunk {
-  Rows rows;  // counts the rows of all ranks over which rows are split
+  Rows rows;  // the rows of all ranks over which rows are split
   Tensor features, dlogits, dx;
   bool last = false;
 };
@@ -192,7 +192,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
   comm::Communicator* const sharers =
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
-  TRAINER_CHECK(losses.count() == loss_rows(all), "{} losses of {} rows", losses.count(), loss_rows(all));
+  TRAINER_CHECK(losses.count() == loss_rows(all), "there must be one loss per row, but there are {} losses and {} rows",
+                losses.count(), loss_rows(all));
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
@@ -203,7 +204,7 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
     const Scratch targets = pick(ex, all, batch.targets, first, count),
                   rows = pick(ex, all, batch.weights, first, count);
     const Scratch scores = own_logits(ex, table, at.features);
-    Scratch own;  // memory for dlogits when they cannot overwrite the logits
+    Scratch own;  // memory for dlogits if they cannot overwrite the logits
     if (grads != nullptr && sums != x.dtype) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
     if (grads != nullptr) at.dlogits = own ? own.tensor() : scores.tensor();
     run(ex, sharers,
@@ -223,10 +224,10 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   }
 }
 
-// df = Σ over the vocabulary's shards of dlogits·E. This reduction is overlapped with dE (+)= dlogitsᵀ·f.
+// Computes df = dlogits·E, summed over the vocabulary's shards. That reduction overlaps with dE (+)= dlogitsᵀ·f.
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  // This reduction is the only rounding between the loss and the final norm, so it is done in the accumulator type.
+  // Nothing else is rounded between the loss and the final norm, so the reduction is done in the accumulator type.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
   const bool in_place = !wide && table_.near_layout(chunk.rows) == home;
   Scratch apart;
@@ -245,21 +246,22 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
           .a = chunk.dlogits, .b = chunk.features, .c = table.tensor, .trans_a = true, .accumulate = table.accumulate});
   const Scratch dx = sum.finish(ex);
   if (wide) ops::run(ex, ops::Cast{dx, chunk.dx});
-  if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // a tied table's gradient is completed by the embedding
+  if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // the embedding completes a tied table's gradient
 }
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {
   constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
   const bool gpu = device.kind() == device::Kind::cuda;
-  // Each chunk reads the table twice, and reads and writes its gradient once. The faster GEMMs are, the more rows must
-  // share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
-  // instruction set. It depends on a GPU's memory only for a single rank: ranks that share a table exchange chunks, and
-  // their GPUs may differ.
+  // Each chunk reads the table twice, and reads and writes the table's gradient once. The faster GEMMs are, the more
+  // rows must share that traffic; a GPU also requires thousands of rows to be fully busy. The chunk does not depend on
+  // the instruction set. It depends on a GPU's memory only if the rank does not share its table: ranks that share one
+  // exchange chunks, and their GPUs may differ.
   int64_t bytes = (gpu ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
   if (gpu && alone) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
   const int64_t most = std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / kStep * kStep);
   if (!gpu || rows <= most) return std::min(rows, most);
-  return round_up(divide_up(rows, divide_up(rows, most)), kStep);  // of equal size: a short one leaves a GPU idle
+  // Chunks of equal size: a short last one would leave the GPU partly idle.
+  return round_up(divide_up(rows, divide_up(rows, most)), kStep);
 }
 
 }  // namespace trainer::parallel

@@ -2,12 +2,12 @@
 // The embedding and the output head of every strategy. The rows of their table [V, H] may be split over some axes, its
 // columns over others, and it may be stored in flat shards. Activations may be in any spread.
 //
-//   axes: R of the activations' rows, C of their columns; the table's V, H and F (VocabSpread)
-//   at the table, a rank has activations of the rows that R and F split without V and H, columns split over H:
-//     embedding   looks its tokens up; rows of other ranks count as zero, so that reducing over V is exact; → [R, C]
+//   Axes: R splits the activations' rows, C their columns; V, H and F are those of the table (VocabSpread).
+//   At the table, rows are split over the axes of R and F that are not in V or H, and columns over H:
+//     embedding   looks up this rank's tokens; other tokens are zero, so reducing over V is exact; → [R, C]
 //     head        x is gathered; logits reduced over H; cross-entropy over V (loss.h); dx reduced over V; → [R, C]
-//   Gradients of the table are partial sums along these R and F. They are reduce-scattered over F, and
-//   all-reduced over the rest once a step. At the head, F is within R.
+//   Gradients of the table are partial sums along these row axes. They are reduce-scattered over F, and
+//   all-reduced over the other axes once per step. At the head, F must be within R.
 #include <memory>
 
 #include "parallel/batch.h"
@@ -17,28 +17,28 @@ namespace trainer::parallel {
 
 struct EmbeddingSpec {
   int64_t vocab = 0, d_model = 0;
-  int64_t positions = 0;       // learned positions; 0: none
-  int64_t vocab_multiple = 0;  // the vocabulary is padded to a multiple of it; 0: of 128 × the ranks that share it
+  int64_t positions = 0;       // number of learned positions; 0: none
+  int64_t vocab_multiple = 0;  // the vocabulary is padded to a multiple of this; 0: of 128 × the ranks that share it
   double init_std = 0.02;
 };
 
-/// A table in the store, used with activations that are distributed as `stream`.
+/// A table in the store, used with activations in the spread `stream`.
 struct Table {
   /// Adds a slot for the table to the store.
   Table(const Ranks& ranks, params::ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec,
         VocabSpread spread, Spread stream);
-  /// Returns the same slot for activations in another spread (internal error if its gradient would then be reduced over
-  /// other axes).
+  /// Returns the same slot for activations in another spread (internal error if the slot's gradient would then be
+  /// reduced over different axes).
   Table with_stream(Spread other) const;
 
   /// Returns the spread of activations at the table (see above).
   Spread spread_at_table() const { return {(stream.rows | spread.flat) & ~cut(), spread.hidden}; }
-  /// Returns the axes whose ranks have different elements of the table and process the same rows.
+  /// Returns the axes along which ranks hold different elements of the table and process the same rows.
   AxisSet cut() const { return spread.vocab | spread.hidden; }
   int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
   mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
   mesh::Layout near_layout(Rows rows) const { return ranks.layout(spread_at_table(), rows, width); }
-  /// Returns the layout of partial sums along the axes that split the vocabulary.
+  /// Returns near_layout() with partial sums along the axes that split the vocabulary.
   mesh::Layout partial_layout(Rows rows) const { return near_layout(rows).with(spread.vocab, mesh::kPartial); }
 
   const Ranks ranks;
@@ -62,27 +62,29 @@ class Embedding {
 };
 
 /// The output head with softmax cross-entropy. It processes rows in chunks and computes the logits, the loss and both
-/// gradients of a chunk together, so that the logits of the whole batch never exist. Hence the backward pass returns
-/// the loss. If rows are split over axes that share the vocabulary, a chunk has the same number of rows of every rank.
+/// gradients of a chunk together, so that the logits of the whole batch are never in memory. So the backward pass
+/// returns the loss. If rows are split over axes that also split the table, a chunk contains the same number of rows
+/// from every rank along these axes.
 class Head {
  public:
-  /// `tied`: the table is an embedding's, whose backward pass completes its gradient. Internal error if the table is in
-  /// flat shards over ranks that have the same rows.
+  /// `tied`: the table is an embedding's, whose backward pass completes the table's gradient. Internal error if the
+  /// table is in flat shards over ranks that have the same rows.
   Head(const Table& table, bool tied);
 
-  /// Returns the axes that split the rows whose losses a rank has; and the number of these rows.
+  /// Return the axes over which the rows are split when losses are computed, and the number of a rank's rows then.
   AxisSet loss_axes() const { return table_.spread_at_table().rows; }
   int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
   /// Returns the token row of each loss that loss() and loss_backward() write.
   std::vector<int64_t> rows_of_losses(const device::Device& device, Rows rows) const;
-  /// losses [loss_rows] f64 ← weights[r]·loss[r] of this rank's rows, not scaled. Does not block; sum_of_losses() does.
+  /// Sets losses [loss_rows] f64 to weights[r]·loss[r] of this rank's rows, not scaled. Does not block; sum_of_losses()
+  /// does.
   void loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses);
-  /// Writes the same losses. dx, in the spread of x, is the gradient of loss_scale·Σ over all rows. Weight gradients
-  /// are passed to the sink.
+  /// Sets the same losses. dx, in the spread of x, becomes the gradient of loss_scale · (sum of losses over all rows).
+  /// Passes weight gradients to the sink.
   void loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
                      params::GradSink& grads);
-  /// Returns the logits of one row, [1, vocabulary padded], on every rank in the accumulator type. x is this rank's
-  /// columns of that row's features.
+  /// Returns the logits of one row, [1, padded vocabulary], in the accumulator type, on every rank. x has this rank's
+  /// columns of the row's features.
   Scratch logits(Exec& ex, const Tensor& x);
 
  private:
@@ -90,9 +92,9 @@ class Head {
   void run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, const Tensor& dx,
                      params::GradSink* grads);
   Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
-  /// Returns how many rows a chunk has of each rank whose rows are in it.
+  /// Returns the number of rows that each rank contributes to a chunk.
   int64_t chunk_rows(const device::Device& device, Rows rows) const;
-  /// Returns the axes that split the rows, and those of them whose ranks have rows in the same chunk.
+  /// Return the axes that split the rows, and those among them along which ranks contribute to the same chunk.
   AxisSet row_axes(Rows rows) const { return rows.cut ? table_.stream.rows : AxisSet{0}; }
   AxisSet shared_axes(Rows rows) const { return row_axes(rows) & table_.cut(); }
   Scratch pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const;
@@ -101,9 +103,10 @@ class Head {
   const bool tied_;
 };
 
-/// Returns how many of `rows` rows of logits, with `padded` columns, a head computes at a time: enough that a GEMM
-/// amortises reading the table, and few enough to take a minor part of memory: 1/32 of a GPU's for a rank that does not
-/// share its table (`alone`). Otherwise the number is the same on all devices of a kind.
+/// Returns the number of rows of logits (of `rows`, with `padded` columns) that a head computes at a time: enough to
+/// amortise reading the table in a GEMM, but few enough to take only a small part of memory. The number is the same on
+/// all devices of a kind, except for a rank that does not share its table (`alone`), which may use 1/32 of its GPU's
+/// memory.
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone);
 
 }  // namespace trainer::parallel

@@ -1,6 +1,6 @@
 #pragma once
-// The local computation of the linears of all schedules: GEMMs with the weights and their epilogues. The parts (q, k,
-// v; gate, up) are stored side by side in one local matrix, and their biases in one vector.
+// The local computation of all linears: GEMMs with the weights, and their epilogues. The parts (q, k, v; gate, up) are
+// stored side by side in one local matrix, and their biases in one vector.
 #include <vector>
 
 #include "ops/activation.h"
@@ -11,13 +11,13 @@ namespace trainer::parallel {
 
 class Weights {
  public:
-  /// The layout in which a part is stored, and the axes along which ranks have partial sums of its gradient.
+  /// The layout in which a part is stored, and the axes along which ranks have partial sums of the part's gradient.
   struct Placed {
     mesh::Layout layout;
     AxisSet sum_over = 0;
   };
-  /// `place_weight(part, whole)` and `place_bias(part, whole)` return the placement of a part, given its layout on one
-  /// rank.
+  /// `place_weight(part, whole)` and `place_bias(part, whole)` return a part's placement, given the replicated layout
+  /// `whole`.
   template <typename PlaceWeight, typename PlaceBias>
   Weights(ParamStore& store, int group, const LinearSpec& spec, PlaceWeight place_weight, PlaceBias place_bias)
       : store_(store) {
@@ -34,15 +34,15 @@ class Weights {
     if (spec.bias) bias_ = store.add_slot(group, biases);
   }
 
-  /// Keeps a sharded matrix in memory once it is gathered, until the weights change.
+  /// Makes a sharded matrix, once gathered, stay in memory until the weights change.
   void keep() const { store_.weights().keep(weight_); }
 
   int64_t in() const { return store_.box(weight_)[0]; }
   int64_t out() const { return store_.box(weight_)[1]; }
   params::SlotId slot() const { return weight_; }
-  /// Returns the rows that this rank stores of a matrix in `pieces` flat shards, each of whole rows.
+  /// Returns this rank's shard of a matrix in `pieces` flat shards, each of which must be whole rows.
   Tensor piece(int64_t pieces) const { return rows_of(store_.stored_weight(weight_), pieces); }
-  /// Returns the destination of those rows' gradient; the caller reduces it over the ranks.
+  /// Returns the destination of that shard's gradient, which the caller must reduce over the ranks.
   params::GradSlot piece_gradient(params::GradSink& grads, int64_t pieces) const {
     params::GradSlot slot = grads.stored_slot(weight_);
     slot.tensor = rows_of(slot.tensor, pieces);
@@ -61,7 +61,7 @@ class Weights {
                            .epilogue = epilogue,
                            .packed_b = store_.weights().packed(ex, weight_, transposed, a.rows())});
   }
-  /// Computes y = act(x·W + b), or y = residual + dropout(x·W + b); x·W + b is kept in fusion.pre.
+  /// Computes y = act(x·W + b), or y = residual + dropout(x·W + b); stores x·W + b in fusion.pre.
   Scratch multiply_and_finish(Exec& ex, const Tensor& x, const ForwardFusion& fusion) const {
     const Shape shape{x.rows(), out()};
     if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
@@ -73,11 +73,12 @@ class Weights {
     if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
     return y;
   }
-  /// Does the same with a GEMM's result that ranks have reduced: y ← act(y + b), y + b kept in fusion.pre; or y ←
-  /// residual + dropout(y + b).
+  /// Does the same for a GEMM result y that has been reduced over ranks: y ← act(y + b), with y + b stored in
+  /// fusion.pre; or y ← residual + dropout(y + b).
   void finish(Exec& ex, const Tensor& y, const ForwardFusion& fusion) const {
     const bool activates = fusion.act != ops::Activation::none || fusion.pre != nullptr;
-    TRAINER_CHECK(!activates || (!fusion.residual && !fusion.dropout), "an activation on the way into the stream");
+    TRAINER_CHECK(!activates || (!fusion.residual && !fusion.dropout),
+                  "a linear that writes the residual stream cannot apply an activation");
     if (activates) {
       if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", y.shape, y.dtype);
       const Tensor pre = fusion.pre != nullptr ? fusion.pre->tensor() : Tensor{};
