@@ -24,7 +24,7 @@ Generator::Generator(Trainer& trainer)
       chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
   ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
   Meter nobodys;
-  // Scratch memory depends on the cache's capacity, not on how much of it is filled.
+  // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
   const auto record = [&](const std::string& key, int64_t rows) {
     const auto extend = [&](Exec& ex) {
       cache_.used = 0;
@@ -74,7 +74,8 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   if (text.empty()) text.push_back(std::max(eos, 0));
   for (const int32_t id : text)
     if (id < 0 || id >= trainer_.vocab())
-      throw Error(Code::data, format("token {} of the prompt: the model's vocabulary has {}", id, trainer_.vocab()));
+      throw Error(Code::data,
+                  format("token {} of the prompt is not in the model's vocabulary of {} tokens", id, trainer_.vocab()));
   const int64_t capacity = cache_.capacity;
   bool noticed = false;
   const auto keep_last_half = [&] {
@@ -112,7 +113,7 @@ int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prom
       ids, tokens, sampling, tokenizer.eos(),
       [&](int32_t id) {
         std::string text = decoder.push(id);
-        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt already shows it
+        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt has that space
         return emit(text);
       },
       first);

@@ -1,5 +1,5 @@
 #pragma once
-// Text generation with a cache of keys and values.
+// Text generation with a KV cache.
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,23 +15,23 @@ namespace trainer::train {
 class Generator {
  public:
   /// Records the generation programs of `trainer` and allocates their memory (outside any step). Every rank of a
-  /// replica must construct a Generator and call the same functions; only the value that `emit` returns on the
-  /// replica's first rank is used.
+  /// replica must construct a Generator and call the same functions; the value that `emit` returns counts only on the
+  /// replica's first rank.
   explicit Generator(Trainer& trainer);
 
-  /// Appends up to `tokens` tokens to the prompt; `emit` receives each as it is chosen and returns false to stop. Ends
-  /// at `eos` (not emitted; -1: never). An empty prompt starts from `eos`. If the text exceeds the context window
-  /// (seq_len), its last half is kept, which is logged once. `first` [vocab]: the allowed first tokens (empty: any).
-  /// Throws Code::nonfinite on all ranks of the replica if the logits are not finite.
+  /// Appends up to `tokens` tokens to the prompt; `emit` receives each token as it is chosen and returns false to stop.
+  /// Stops at `eos` (not emitted; -1: never). An empty prompt starts from `eos`. If the text exceeds the context window
+  /// (seq_len), its last half is kept; this is logged once. `first` [vocab]: the tokens allowed as the first one
+  /// (empty: all). Throws Code::nonfinite on all ranks of the replica if the logits are not finite.
   void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 
-  /// Passes the text that follows `prompt` to `emit`, token by token (false: stop); returns the number of tokens.
-  /// Tokens include the space before a word, so a trailing space of the prompt is left to the first token, which must
-  /// begin with one.
+  /// Passes the text that follows `prompt` to `emit`, token by token (returning false stops); returns the number of
+  /// tokens. Tokens include the space before a word, so a trailing space is removed from the prompt, and the first
+  /// token must begin with a space.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
-  /// Returns the same text as one string. `stop` is polled after each token and ends the text if it returns true.
+  /// Returns the same text as one string. `stop` is called after each token; returning true ends the text.
   std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                        const Sampling& sampling, bool (*stop)() = nullptr);
 

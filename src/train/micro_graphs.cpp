@@ -9,7 +9,8 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
   if (device.kind() != device::Kind::cuda) {
     text_ = "none: the device is a CPU";
   } else if (config.offload.optimizer != config::OffloadOptimizer::none) {
-    text_ = "none: optimizer offload starts a copy of each gradient as the backward pass completes it";
+    text_ =
+        "none: with optimizer offload, each gradient is copied to the host as soon as the backward pass completes it";
   } else if (config.model.dropout > 0) {
     text_ = "none: the masks of model.dropout depend on the step number, a kernel argument";
   } else if (communicates) {
@@ -38,7 +39,7 @@ void MicroGraphs::record(const Kind& kind, const std::function<void()>& work) {
   try {
     slot_of(kind).graph = device_.record(work);
   } catch (Error& error) {
-    error.add_context("while a micro-step was captured; train.cuda_graph = false runs without graphs");
+    error.add_context("while capturing a micro-step (set train.cuda_graph = false to run without graphs)");
     throw;
   }
 }

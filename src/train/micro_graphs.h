@@ -1,7 +1,7 @@
 #pragma once
-// MicroGraphs: a GPU's micro-steps as CUDA graphs (train.cuda_graph). The arena gives a micro-step the same addresses
-// each time, so the arguments of its kernels stay valid for every micro-step of its kind. The first of a kind is
-// launched as usual, since libraries choose algorithms and allocate memory in it. The second is recorded, and from then
+// MicroGraphs: a GPU's micro-steps as CUDA graphs (train.cuda_graph). The arena returns the same addresses in every
+// micro-step, so kernel arguments stay valid for all micro-steps of the same kind. The first micro-step of a kind is
+// launched as usual, since libraries choose algorithms and allocate memory in it. The second is captured, and from then
 // on the graph is replayed.
 #include <functional>
 #include <map>
@@ -15,26 +15,27 @@ namespace trainer::train {
 
 class MicroGraphs {
  public:
-  /// The conditions, other than the data, on which kernels of a micro-step depend.
+  /// The conditions, other than the data, on which a micro-step's kernels depend.
   struct Kind {
-    bool first = false, last = false;  // of the step: the first overwrites gradients; the last starts reductions
+    bool first = false, last = false;  // in the step: the first overwrites gradients, the last starts reductions
     double loss_scale = 1;
   };
 
-  /// `communicates`: true if ranks communicate within micro-steps before the last one, and within the last one.
+  /// `communicates`: ranks communicate within micro-steps other than the last one; `last_communicates`: within the last
+  /// one.
   MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
 
-  /// Returns a log line: why there are no graphs, or which micro-steps run as graphs. Empty if they are not enabled.
+  /// Returns a log line: why there are no graphs, or which micro-steps run as graphs. Empty if graphs are not enabled.
   const std::string& text() const { return text_; }
 
-  /// The way in which the next micro-step of this kind runs on the device.
+  /// How the next micro-step of a kind runs on the device.
   enum class Next {
-    launch,  // no graph: if operators are timed, in the first of a kind and after its loss scale has changed
-    record,  // record() its kernels, then run()
+    launch,  // without a graph: the first of a kind, after a change of the loss scale, or if operators are timed
+    record,  // capture the kernels with record(), then run()
     repeat,  // run()
   };
   Next next(const Exec& ex, const Kind& kind);
-  /// Captures the kernels that `work` launches. Its errors mention the capture.
+  /// Captures the kernels that `work` launches. Errors mention the capture.
   void record(const Kind& kind, const std::function<void()>& work);
   /// Replays the graph of this kind.
   void run(const Kind& kind);
@@ -44,7 +45,7 @@ class MicroGraphs {
  private:
   struct Slot {
     double loss_scale = 0;
-    int64_t runs = 0;  // since the scale or the memory changed
+    int64_t runs = 0;  // micro-steps since the loss scale or the memory changed
     const std::byte* memory = nullptr;
     std::unique_ptr<device::Graph> graph;
   };

@@ -1,6 +1,6 @@
 #pragma once
-// RankScalars: the few numbers that ranks exchange between micro-steps: sums of losses, requests to stop, choices that
-// must be the same on all ranks.
+// RankScalars: the numbers that ranks exchange between micro-steps: sums of losses, requests to stop, choices that must
+// be the same on all ranks.
 #include <cstdint>
 #include <span>
 
@@ -11,31 +11,31 @@ namespace trainer::train {
 
 class RankScalars {
  public:
-  /// Along `loss_axes` the ranks of a replica have the losses of different rows. Device, arena, meter and mesh must
+  /// Along `loss_axes`, the ranks of a replica have the losses of different rows. Device, arena, meter and mesh must
   /// outlive this object.
   RankScalars(device::Device& device, Arena& arena, Meter& meter, mesh::Mesh& mesh, mesh::AxisSet loss_axes);
 
-  /// Makes the communicators. Scalars may be exchanged at any time, so their memory is allocated from the start.
+  /// Creates the communicators. Scalars may be exchanged at any time, so this memory is allocated at the start.
   void make_communicators();
 
-  /// Records the exchanges of a step on a dry device, which has no values: the request to stop before each micro-step,
-  /// and the sum of its losses.
+  /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, and
+  /// the sum of the step's losses.
   void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), comm::Reduce::max); }
   void record_loss(Exec& dry) { record(dry, row_axes(), comm::Reduce::sum); }
 
   // The following functions are collective and take at most kMost values. On a GPU the host waits for the result.
   static constexpr int64_t kMost = 5;
-  /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
+  /// values ← Σ over the ranks, of all replicas, that have the losses of different rows; added in rank order.
   void sum_over_rows(std::span<double> values);
   /// values ← the maximum over all ranks, element by element.
   void max_over_ranks(std::span<double> values);
-  /// True if `flag` holds on any rank.
+  /// True if `flag` is true on any rank.
   bool is_true_on_any_rank(bool flag);
-  /// Returns the value of this replica's first rank on all its ranks: for choices that ranks might round differently.
+  /// Returns, on all ranks of a replica, the value of the replica's first rank; for choices that depend on rounding.
   int64_t broadcast_from_first_rank(int64_t value);
 
-  /// True if this is the first of its replica's ranks with losses of different rows. That rank contributes the values
-  /// that count once for all rows. Not collective.
+  /// True if this is the first among its replica's ranks that have the losses of different rows. That rank contributes
+  /// the values that must be counted once per replica. Not collective.
   bool is_first_of_replica() const;
 
  private:

@@ -13,7 +13,7 @@ std::string hash_of(std::span<const T> values) {
   return to_string(checksum_of(std::as_bytes(values)));
 }
 
-/// Describes the elements of a parameter that this rank holds, and their contents, as two hashes of equal width.
+/// Returns two hashes of equal width: of which elements of a parameter this rank holds, and of their values.
 std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
   std::vector<int64_t> which;
   scratch.clear();
@@ -41,7 +41,7 @@ void check_replicas(Trainer& trainer, int64_t step) {
   std::string own;
   std::vector<std::byte> scratch;
   HostCopy weights;
-  int here = -1;  // the group that `weights` has now
+  int here = -1;  // the group whose weights are in `weights`
   for (const params::Param& param : store.params()) {
     const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
     if (std::exchange(here, param.group) != param.group)
@@ -57,10 +57,11 @@ void check_replicas(Trainer& trainer, int64_t step) {
       const std::string_view which = entry.substr(0, width / 2), contents = entry.substr(width / 2);
       const auto [first, is_new] = holders.try_emplace(which, contents, rank);
       if (is_new || first->second.first == contents) continue;
-      throw Error(Code::internal,
-                  format("step {}: {} of rank {} differs from that of rank {}: one replica computed a wrong result. "
-                         "Check the hardware of its host; the last checkpoint was saved before this check",
-                         step, store.params()[p].name, rank, first->second.second))
+      throw Error(
+          Code::internal,
+          format("step {}: {} on rank {} differs from the copy on rank {}: one of these ranks computed a wrong result; "
+                 "check the hardware of their hosts. The last checkpoint was saved before this check",
+                 step, store.params()[p].name, rank, first->second.second))
           .on(Scope::all_ranks);
     }
   }

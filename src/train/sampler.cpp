@@ -14,7 +14,7 @@ void validate(const Sampling& s) {
     throw Error(Code::usage, format("--temperature {}: expected 0 (greedy) or more", s.temperature));
   if (s.top_k < 0) throw Error(Code::usage, format("--top-k {}: expected 0 (all tokens) or more", s.top_k));
   if (!(s.top_p > 0 && s.top_p <= 1))
-    throw Error(Code::usage, format("--top-p {}: expected above 0, at most 1", s.top_p));
+    throw Error(Code::usage, format("--top-p {}: expected a value above 0 and at most 1", s.top_p));
 }
 
 TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
@@ -23,7 +23,7 @@ TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
 }
 
 int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed) {
-  TRAINER_CHECK(logits.cols() >= vocab_, "logits {} for {} tokens", to_string(logits), vocab_);
+  TRAINER_CHECK(logits.cols() >= vocab_, "logits {} do not cover a vocabulary of {} tokens", to_string(logits), vocab_);
   for (size_t i = 0; i < scores_.size(); ++i)
     scores_[i] = logits.dtype == DType::f64 ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
   if (!std::ranges::all_of(scores_, [](double score) { return std::isfinite(score); })) return -1;
@@ -53,7 +53,7 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   }
   const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
   double left = static_cast<double>(draw) * 0x1p-32 * total;
-  int64_t chosen = 0;  // if rounding leaves a remainder, the last token with a probability is chosen
+  int64_t chosen = 0;  // if rounding leaves a remainder, the last token with a nonzero probability is chosen
   for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
     const double share = weight(rank);
     if (!(share > 0)) continue;

@@ -1,5 +1,5 @@
 #pragma once
-// Choosing the next token from logits. Random draws are counter-based: they depend only on (seed, position).
+// Chooses the next token from logits. Random draws are counter-based: they depend only on (seed, position).
 #include <cstdint>
 #include <vector>
 
@@ -9,8 +9,8 @@ namespace trainer::train {
 
 struct Sampling {
   double temperature = 1;  // 0: always the most likely token
-  int64_t top_k = 0;       // 0: all
-  double top_p = 1;        // smallest set of most likely tokens whose probability reaches top_p
+  int64_t top_k = 0;       // 0: all tokens
+  double top_p = 1;        // draws from the smallest set of most likely tokens whose total probability reaches top_p
   uint64_t seed = 0;
 };
 /// Throws Code::usage naming the value that is out of range.
@@ -19,8 +19,8 @@ void validate(const Sampling& sampling);
 class TokenSampler {
  public:
   TokenSampler(const Sampling& sampling, int64_t vocab);
-  /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties go to the smaller id. `allowed` [vocab]: only
-  /// these tokens, at least one (empty: all). Returns -1 if a logit is not finite.
+  /// Returns a token, or -1 if a logit is not finite. logits [1, >= vocab] f32 or f64; `position` is the number of the
+  /// draw. Ties go to the smaller id. `allowed` [vocab]: the tokens to choose from, at least one (empty: all).
   int32_t choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed = {});
 
  private:

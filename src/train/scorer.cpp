@@ -9,7 +9,8 @@ namespace trainer::train {
 
 Scorer::Scorer(Trainer& trainer, int64_t longest)
     : trainer_(trainer), sequences_(trainer.micro_batch()), length_(trainer.model().seq_len()) {
-  // Twice the sequences of half the length: the same number of rows as an evaluation, with the same divisibility.
+  // Halving the length and doubling the number of sequences keeps the number of rows, and so divisibility, as in an
+  // evaluation.
   while (length_ % 2 == 0 && length_ / 2 >= longest) {
     length_ /= 2;
     sequences_ *= 2;
@@ -21,8 +22,9 @@ Scorer::Scorer(Trainer& trainer, int64_t longest)
   weights_ = Buffer(device, "data", rows, trainer.store().state_dtype());
   losses_ = Buffer(device, "data", {trainer.model().loss_rows({rows.count()})}, DType::f64);
   rows_ = trainer.model().rows_of_losses(device, {rows.count()});
-  TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(), "{} losses of {} rows",
-                losses_.tensor().count(), rows_.size());
+  TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(),
+                "there must be one loss per row, but there are {} losses and {} rows", losses_.tensor().count(),
+                rows_.size());
   Meter nobodys;
   trainer.record(
       key_, [&](Exec& ex) { trainer_.model().loss(ex, batch(), losses_); }, nobodys);

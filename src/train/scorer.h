@@ -1,5 +1,5 @@
 #pragma once
-// Scorer: the likelihood of single sequences, to choose among several texts.
+// Scorer: computes the likelihood of each sequence, to choose among several texts.
 #include <vector>
 
 #include "train/trainer.h"
@@ -8,16 +8,16 @@ namespace trainer::train {
 
 class Scorer {
  public:
-  /// Records the program of `trainer` for sequences of at most `longest` tokens and allocates its memory, as much as an
-  /// evaluation needs. Every rank makes one and calls the same functions.
+  /// Records a program of `trainer` for sequences of at most `longest` tokens and allocates memory, as much as for an
+  /// evaluation. Every rank must construct a Scorer and call the same functions.
   Scorer(Trainer& trainer, int64_t longest);
 
-  /// Return the shape of a batch of one replica: sequences, and their tokens (at least `longest`, unless the context
-  /// window is shorter).
+  /// Return the shape of one replica's batch: the number of sequences and their length (at least `longest`, unless the
+  /// context window is shorter).
   int64_t sequences() const { return sequences_; }
   int64_t length() const { return length_; }
 
-  /// Evaluates each replica's batch of sequences() · length() rows. Returns Σ weights · loss (in nats, f64) of each
+  /// Evaluates each replica's batch of sequences() · length() rows. Returns Σ weights · loss (in nats, f64) for each
   /// sequence of all replicas, in replica order, on every rank. Collective.
   std::vector<double> losses(const data::TokenBatch& batch);
 

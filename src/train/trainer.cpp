@@ -18,13 +18,13 @@ namespace {
 std::string_view name_of(double PhaseMs::*phase) {
   if (phase == &PhaseMs::data) return "data";
   if (phase == &PhaseMs::forward) return "forward";
-  return phase == &PhaseMs::backward ? "backward" : "update";  // "optimizer" is an operator
+  return phase == &PhaseMs::backward ? "backward" : "update";  // the trace uses "optimizer" for the operator
 }
 
 }  // namespace
 
-/// Charges the time since the last call to a phase. A GPU's work counts in the phase that launched it, which waits for
-/// the GPU.
+/// Charges the time since the last call to a phase. Waits for the GPU first, so its work is charged to the phase that
+/// launched it.
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
@@ -78,7 +78,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
                                                 config_.offload.grad_transport == config::GradTransport::bf16);
     return;
   }
-  world.control().barrier();  // ranks of a host measure its rates at the same time
+  world.control().barrier();  // so that all ranks of a host measure its rates at the same time
   std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
@@ -127,7 +127,7 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
 }
 
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
-  if (device_.kind() != device::Kind::cuda) return;  // a CPU draws with the compute threads
+  if (device_.kind() != device::Kind::cuda) return;  // on a CPU, the compute threads would have to draw the batch
   batches(first_sample, micro_batch(), host_);
   ahead_ = first_sample;
 }
@@ -139,7 +139,7 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
     if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
   }
   parallel::Batch batch = upload(host_);
-  batch.first_sample = first - work.first_sample;  // relative to the step's batch
+  batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
   batch.dropout = true;
@@ -239,10 +239,11 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // From here on, a whole step is counted.
+  // The rest counts a whole step.
   store_.weights().weights_changed();
   grads_->begin_step();
-  // Counts the communication of the micro-steps before the last one. Only the first of them gathers the kept matrices.
+  // Counts the communication of the micro-steps before the last one. Of these, only the first gathers the kept
+  // matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
   first.recorder = recorders.first;
@@ -310,7 +311,7 @@ parallel::Batch Trainer::upload(const data::TokenBatch& host) {
 
 void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
   const auto rows = static_cast<size_t>(to.ids.count());
-  TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
+  TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows does not fit buffers of {} rows", host.ids.size(), rows);
   const TraceScope copying(device_.kind() == device::Kind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
                            Span::Lane::host_link);
   device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());

@@ -1,5 +1,5 @@
 #pragma once
-// Trainer: the model, its optimizer state and the step. On a dry device it plans a run: the same code counts memory and
+// Trainer: the model, the optimizer state and the step. On a dry device it plans a run: the same code counts memory and
 // FLOPs without computing.
 #include <functional>
 #include <map>
@@ -19,23 +19,23 @@
 
 namespace trainer::train {
 
-/// The part of a step that varies, decided once at its start.
+/// The parameters of a step, fixed at its start.
 struct StepWork {
   int64_t step = 0;          // 1-based
   int64_t first_sample = 0;  // samples seen before the step
-  int64_t adam_step = 0;     // number of this update, 1-based (skipped steps do not count)
+  int64_t adam_step = 0;     // number of this update, 1-based (skipped steps are not counted)
   int64_t micro_batches = 0;
   double lr = 0;
-  /// Tokens that count in the loss, of all micro-batches and replicas; 0: all. Gradients are divided by it, so it must
-  /// be known before the first micro-batch.
+  /// The number of tokens that count in the loss, in all micro-batches and replicas; 0: all. Gradients are divided by
+  /// this number, so it must be known before the first micro-batch.
   int64_t unmasked_tokens = 0;
 };
 
-/// Fills sequences [first_sample, first_sample + sequences) of the training order into `out`.
+/// Copies sequences [first_sample, first_sample + sequences) of the training order to `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
-/// Receive the operations of the micro-steps that differ, on a dry device: the first one, one in between, and the last
-/// one with the update.
+/// Receive the operations of the different kinds of micro-step, on a dry device: of the first one, of one in between,
+/// and of the last one with the update.
 struct StepRecorders {
   Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
 };
@@ -43,27 +43,27 @@ struct StepRecorders {
 class Trainer {
  public:
   /// `config` must be resolved for a world of this size. `training` false: weights only, for evaluation and generation.
-  /// Every rank makes one and calls the same functions in the same order. `sharding`, on this world's mesh, replaces
-  /// the configured one.
+  /// Every rank must construct a Trainer and call the same functions in the same order. `sharding`, on this world's
+  /// mesh, replaces the configured sharding.
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
           bool training, std::optional<sharding::ModelSharding> sharding = {});
 
-  /// Records the programs of training and evaluation and allocates the memory. Must be called before the first step.
-  /// `recorders`: receive the programs of training.
+  /// Records the programs of training and evaluation and allocates their memory. Must be called before the first step.
+  /// `recorders` receive the operations of training.
   void plan(const StepRecorders& recorders = {});
 
-  /// Runs a program on a dry device, to record the order of its gathers and then its memory; the caller then calls
-  /// seal(). Its costs are added to `meter`. Skips programs that are already recorded.
+  /// Runs a program on a dry device, to record the order of its gathers and then its memory, and adds its costs to
+  /// `meter`. The caller then calls seal(). Does nothing if the program is already recorded.
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   /// Allocates the memory of all recorded programs.
   void seal();
-  /// Begin and end a recorded program: the operators in between must be those of the program.
+  /// Begin and end a recorded program; the operators in between must be those of the program.
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// Runs one optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips
-  /// the update. Returns early with `interrupted` when `stop` returns true on any rank between micro-steps; the partial
-  /// step is discarded.
+  /// Runs one optimizer step over micro_batches · micro_batch sequences per replica. If the gradient is not finite, the
+  /// update is skipped. If `stop` returns true on any rank between micro-steps, the partial step is discarded and
+  /// `interrupted` is set.
   struct Outcome {
     double loss = 0;  // mean over the step's unmasked tokens
     params::GradNorm norm;
@@ -73,10 +73,10 @@ class Trainer {
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
-  /// Returns Σ loss over the rows of this replica's micro-batch whose losses this rank has, without dropout. Masked
-  /// rows count as 0. Waits for the device.
+  /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
+  /// has. Masked rows count as 0. Waits for the device.
   double loss_sum(const data::TokenBatch& batch);
-  /// The tensors of a batch on the device, each [rows]; weights have the data type of the state.
+  /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state.
   struct BatchTensors {
     Tensor ids, targets, weights;
   };
@@ -93,26 +93,26 @@ class Trainer {
   device::Device& device() { return device_; }
   const config::Config& config() const { return config_; }
   int64_t vocab() const { return model_->vocab(); }
-  /// Returns the number of sequences in a micro-step: several replicas of the store may share train.micro_batch.
+  /// Returns the number of sequences in a micro-step: train.micro_batch / ModelSharding::depth().
   int64_t micro_batch() const { return micro_batch_; }
   mesh::Mesh& mesh() { return mesh_; }
-  /// Return the number of replicas that have sequences of their own, and the index of this rank's replica.
+  /// Return the number of replicas that process different sequences, and the index of this rank's replica.
   int64_t replicas() const { return store_.replicas().count(); }
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
-  /// Returns the wire bytes counted by a meter, by names of axes and operations, without control messages.
+  /// Returns the wire bytes that a meter counted, by axis and operation name, without control messages.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Returns the graphs of micro-steps; after plan(), those of training.
   const MicroGraphs& graphs() const { return *graphs_; }
 
-  /// Null if the optimizer state is in the device's memory.
+  /// Returns the offload engine; null if the optimizer state is in device memory.
   offload::Engine* offload() const { return offload_; }
 
-  /// Returns the run's memory by category, in bytes; activations are those of the largest program. Tags of host memory
-  /// begin with "host_".
+  /// Returns the run's memory by category, in bytes; activations are those of the largest program. Categories of host
+  /// memory begin with "host_".
   BytesByCategory memory() const;
 
  private:
@@ -120,18 +120,18 @@ class Trainer {
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
-  /// Returns the position in the training order of this rank's micro-batch number `micro` of the step. The one after
-  /// the last is the next step's first.
+  /// Returns the position in the training order of this rank's micro-batch number `micro` in the step. The micro-batch
+  /// after the last one is the first one of the next step.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
-  /// Draws a micro-batch in advance, while the device is busy.
+  /// Prefetches a micro-batch while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
-  /// Loads this rank's micro-batch onto the device. `tokens` tokens of the step count in its loss.
+  /// Copies this rank's micro-batch to the device. `tokens` tokens of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
-  /// Computes the micro-batch and its gradients, with a graph if there is one.
+  /// Computes losses and gradients of a micro-batch, with a graph if there is one.
   void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
-  /// Launches the micro-step's operators. `clock`: charged with the forward pass; null: they are only recorded.
+  /// Launches the micro-step's operators. `clock` is charged with the forward pass; null while a graph is captured.
   void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);
-  /// Runs forward and backward outside of a program.
+  /// Runs the forward and backward passes, without beginning a program.
   void forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock = nullptr);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;
@@ -143,7 +143,7 @@ class Trainer {
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;
-  std::unique_ptr<device::Device> state_home_;  // device of the optimizer state; null: in the device's memory
+  std::unique_ptr<device::Device> state_home_;  // the host, which stores the optimizer state; null: device_ stores it
   params::ParamStore store_;
   parallel::Strategy strategy_;
   std::unique_ptr<model::Transformer> model_;
@@ -155,7 +155,7 @@ class Trainer {
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
-  std::optional<int64_t> ahead_;  // position in the training order of the batch in host_ that was drawn ahead
+  std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };

@@ -35,7 +35,7 @@ CASES = [
     usage("seed beyond 64 bits", ["generate", "--checkpoint", "c", "--prompt", "x", "--seed", "18446744073709551616"],
           "--seed", "18446744073709551616"),
     usage("top-p above one", ["generate", "--checkpoint", "c", "--prompt", "x", "--top-p", "1.5"],
-          "--top-p 1.5: expected above 0, at most 1"),
+          "--top-p 1.5: expected a value above 0 and at most 1"),
     usage("temperature below zero", ["generate", "--checkpoint", "c", "--prompt", "x", "--temperature", "-1"],
           "--temperature -1: expected 0 (greedy) or more"),
     usage("stop at nothing", ["generate", "--checkpoint", "c", "--prompt", "x", "--stop", ""], "--stop: an empty text"),
