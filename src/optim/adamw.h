@@ -1,5 +1,5 @@
 #pragma once
-// AdamW with its state in device memory: one canonical pass over every group's flat space.
+// AdamW with its state in device memory: one pass over every group's flat buffer.
 #include "config/config.h"
 #include "ops/adamw.h"
 #include "optim/decay_ranges.h"
@@ -7,7 +7,7 @@
 
 namespace trainer::optim {
 
-/// Returns the host scalars of update number t (1-based; skipped steps do not count), in double.
+/// Returns the scalars of an update, computed on the host in double precision.
 /// Reference: Loshchilov & Hutter 2019, algorithm 2, with bias corrections folded into step and denominator.
 ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update, bool decay);
 
@@ -16,8 +16,8 @@ class AdamW final : public Optimizer {
   /// `store` and `optim` must outlive this object. `round_gradients`: round gradients to bf16 first, to match runs that
   /// send them to the host in bf16.
   AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients = false);
-  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates the part it owns; its
-  /// all-gather overlaps with the update of the next group. All gathers have ended on return.
+  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates its own chunk; the chunks'
+  /// all-gather overlaps with the update of the next group. On return all gathers are complete.
   void step(Exec& ex, const Update& update) override;
 
  private:

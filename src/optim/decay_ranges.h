@@ -1,6 +1,7 @@
 #pragma once
-// DecayRanges: each group's flat space as ranges of equal weight decay, so that an update is few calls. They cover all
-// of it, padding too: tensors written together with the weights, such as copies in a different type, are written whole.
+// DecayRanges splits each group's flat buffer into ranges of uniform weight decay, so that an update takes few calls.
+// The ranges cover the whole buffer with its padding, so that tensors written together with the weights, such as copies
+// in a different type, are written completely.
 #include <vector>
 
 #include "params/param_store.h"
@@ -11,7 +12,7 @@ class DecayRanges {
  public:
   explicit DecayRanges(const params::ParamStore& store);
 
-  /// Calls fn(chunk, decay) for the parts of the ranges within `part` of the group, in order.
+  /// Calls fn(chunk, decay) for the part of each range that is within `part`, in order.
   template <typename F>
   void each(int group, comm::Chunk part, F&& fn) const {
     const int64_t end = part.begin + part.count;
