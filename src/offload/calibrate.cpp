@@ -43,12 +43,12 @@ double seconds_while(const std::function<void()>& call, const std::atomic<bool>&
   return std::max(1e-9, (now_seconds() - start) / calls);
 }
 
-/// Returns the seconds of each call while all are repeated concurrently, the first on this thread.
+/// Repeats all calls concurrently, the first one on this thread; returns the seconds per call of each.
 std::vector<double> seconds_together(const std::vector<std::function<void()>>& calls) {
   std::atomic<bool> ended = false;
   std::vector<double> seconds(calls.size());
   std::vector<std::jthread> threads;
-  struct End {  // before the threads are joined, even if an exception is thrown
+  struct End {  // runs before the threads are joined, even if an exception is thrown
     std::atomic<bool>& ended;
     ~End() { ended = true; }
   } const at_the_end{ended};
@@ -87,7 +87,7 @@ void update(device::Device& where, const State& state) {
   where.synchronize();
 }
 
-/// Returns the bytes/s of host memory, by all threads of the host.
+/// Returns the host's memory bandwidth in bytes/s, using all host threads.
 double memory_rate(device::Device& host, const State& state) {
   const int64_t bytes = state.memory.tensor().bytes();
   constexpr int64_t kPiece = 1 << 18;
@@ -103,7 +103,7 @@ double memory_rate(device::Device& host, const State& state) {
   Meter meter;
   Exec ex{host, none, meter};
   const ops::TrafficLoop traffic = ops::peak_loops(ex.device.isa()).traffic;
-  const int64_t floats = bytes / 16;  // in each of four arrays
+  const int64_t floats = bytes / 16;  // elements of each of four arrays
   const auto array = [&](int64_t which) { return reinterpret_cast<float*>(data) + which * floats; };
   const double loop = 28.0 * static_cast<double>(floats) / seconds_of([&] {
                         ops::for_row_blocks(ex, floats, ops::kTaskElements, [&](int64_t first, int64_t n) {
@@ -143,7 +143,7 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   const State here = on(host), sent = on(host), received = on(host);  // kStatesOnHost
   const State there = on(device), back = on(device);                  // kStatesOnDevice
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
-  device.synchronize();  // this memory is zeroed before lanes write to it
+  device.synchronize();  // the memory must be zeroed before lanes write to it
   const std::unique_ptr<device::Device> in = device::make_lane(device), out = device::make_lane(device);
   const auto count = static_cast<double>(n), bytes = static_cast<double>(here.memory.tensor().bytes());
   const auto copy_in = [&] {

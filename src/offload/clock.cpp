@@ -11,16 +11,16 @@ constexpr size_t kResources = 5;
 using Amounts = std::array<double, kResources>;
 
 struct Work {
-  Amounts amounts{};    // of each resource, in its unit
-  double seconds = 0;   // if it runs on its own, without its start-up
+  Amounts amounts{};    // amount of each resource, in the resource's unit
+  double seconds = 0;   // time if nothing else runs, without the start-up time
   double progress = 0;  // from 0 to 1
-  double starts = 0;    // seconds of its start-up that remain
+  double starts = 0;    // remaining seconds of the start-up time
 };
 
 /// A running operation.
 struct Active {
   Work* work;
-  double left;  // seconds of work left in its queue if it runs on its own
+  double left;  // remaining seconds of work in its lane, if nothing else runs
 };
 
 Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes) {
@@ -46,9 +46,9 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
   return a;
 }
 
-/// Speeds, as fractions of the speed that each operation has on its own. If a resource does not suffice for all, they
-/// share it in proportion to the work left in their queues: then all end together, and the resource is busy until the
-/// end.
+/// Computes the speed of each running operation, as a fraction of its speed if nothing else ran. Operations that
+/// together demand more of a resource than there is share it in proportion to the remaining work in their lanes: then
+/// all end together, and the resource is busy until the end.
 void share_out(const std::vector<Active>& active, const Amounts& capacity, std::vector<double>& speeds) {
   speeds.assign(active.size(), 0);
   std::vector<char> fixed(active.size());
@@ -82,9 +82,9 @@ void share_out(const std::vector<Active>& active, const Amounts& capacity, std::
 double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
             bool hidden) {
   const Amounts capacity{rates.to_device, rates.to_host, rates.host, rates.device, rates.memory};
-  double weights = 0;  // time when the last weights are updated
+  double weights = 0;  // time at which the last weights are updated
   std::vector<char> done(ops.size());
-  std::vector<char> later(ops.size());  // waits for the norm
+  std::vector<char> later(ops.size());  // true if the operation waits for the norm
   std::vector<Work> work(ops.size());
   std::array<std::vector<size_t>, kLanes> lanes;
   std::array<char, kLanes> lane_later{};

@@ -7,7 +7,7 @@ namespace trainer::offload {
 
 double host_traffic(const Rates& rates, const Sizes& sizes) {
   if (rates.host_bytes > 0) return rates.host_bytes;
-  // Otherwise the refresh reads the master weights themselves.
+  // Without bounce buffers the refresh reads the master weights themselves.
   const int64_t written = sizes.bounces() ? sizes.compute : 0;
   return static_cast<double>(sizes.gradient + 6 * sizes.state + written + sizes.compute);
 }

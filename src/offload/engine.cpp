@@ -29,10 +29,10 @@ Engine::Engine(params::ParamStore& store, const config::Optim& optim, const Plan
   if (store.replicas().split_state) gathers_.emplace(store);
   store_.keep_with(this);
   if (dry()) return;
-  store.device().synchronize();  // the memory above is zeroed before lanes write to it
+  store.device().synchronize();  // the memory above must be zeroed before lanes write to it
   for (size_t g = 0; g < store.groups().size(); ++g) marks_.push_back(device::make_mark(store.device()));
   host_memory_ = device::memory_of(store.device(), store.home());
-  if (host_memory_ == device::HostMemory::pageable) {  // copies of the state would be slow, twice a step
+  if (host_memory_ == device::HostMemory::pageable) {  // streaming would be slow: it copies the state twice per step
     plan_.device_share = {0, 1};
     places_ = places(plan_, static_cast<int>(subgroups_.size()));
   }
@@ -86,7 +86,7 @@ int64_t Engine::start(const Schedule& schedule, const Turn& turn) {
 void Engine::begin_step() {
   exposed_s_ = 0;
   if (dry()) return;
-  TRAINER_CHECK(open_ == nullptr, "a step begins before the last one was updated or discarded");
+  TRAINER_CHECK(open_ == nullptr, "a step must not begin before the previous step was updated or discarded");
   open_ = &lists_[loaded_];
   begun_ = start(open_->schedule, {{}, updates_ + 1});
 }
@@ -100,7 +100,7 @@ void Engine::gradient_complete(Exec& ex, int group) {
 
 void Engine::step(Exec& ex, const optim::Update& update) {
   if (!ex.device.dry()) {
-    TRAINER_CHECK(open_ != nullptr, "an update without the beginning of its step");
+    TRAINER_CHECK(open_ != nullptr, "step() must follow begin_step()");
     turn_of(begun_).update = update;
     ++updates_;
     loaded_ = true;
@@ -135,7 +135,7 @@ void Engine::await(int group) {
 }
 
 void Engine::settle() {
-  discard();  // a step that an error interrupted
+  discard();  // a step may have been interrupted by an error
   if (dry() || stepped_ < 0) return;
   lanes_->wait_for_all(stepped_);
   if (!std::exchange(loaded_, false)) return;

@@ -1,26 +1,26 @@
 #pragma once
-// Engine: the optimizer state in host memory, updated there or on the device, concurrently with the steps.
+// Engine: keeps the optimizer state in host memory and updates it there or on the device, concurrently with the steps.
 //
 // Placement. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on). There
 // is one copy, whichever device updates it. Compute weights and gradients of all groups stay in device memory. The
-// device provides slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit,
-// and three bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after
-// construction.
+// device has slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and
+// three bounce buffers if the compute weights' type differs from the master weights'. All of this is allocated at
+// construction, and nothing later.
 //
 // Schedule. A step's update is a list of operations, a pure function of the plan and of whether residents are in their
-// slots (schedule.h). It is started at the beginning of the step. Filling slots overlaps with the forward pass, copies
-// of gradients to the host with the backward pass as groups become complete, and updates begin when the norm is known.
-// The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains may end
-// even later. Only the waits between operations ensure that data is in place. There are five queues: to the host, to
-// the device, compute weights to the device, updates on the device, updates on the host. Each is a thread with its own
-// order on the device (device::make_lane), so that CPU and GPU do not differ here.
+// slots (schedule.h). The list is started at the beginning of the step. Slots are filled during the forward pass,
+// gradients are copied to the host during the backward pass as groups become complete, and updates begin when the norm
+// is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains
+// may end even later. Only the waits between operations ensure that data is in place. There are five lanes: to the
+// host, to the device, compute weights to the device, updates on the device, updates on the host. Each lane is a thread
+// with its own work queue on the device (device::make_lane), so the code is the same for CPU and GPU.
 //
-// Versions. Each subgroup's host copy and each slot have the number of their last update. An update requires the state
-// of the previous update, or the program stops. A checkpoint is written from the groups' buffers after settle(), so
-// that it does not depend on the plan.
+// Versions. Each subgroup's host copy and each slot record the number of their last update. It is an internal error if
+// an update finds any state but that of the previous update. A checkpoint is written from the groups' buffers after
+// settle(), so it does not depend on the plan.
 //
-// Time on an emulated device (debug.emulate_device) is that of a virtual clock that simulates the same list at given
-// rates (clock.h). The operations are actually executed, but their time on this machine says nothing about the emulated
+// On an emulated device (debug.emulate_device), time is that of a virtual clock, which simulates the same list at given
+// rates (clock.h). The operations are executed, but the time they take on this machine says nothing about the emulated
 // device.
 #include <memory>
 #include <optional>
@@ -33,32 +33,32 @@
 
 namespace trainer::offload {
 
-/// Report on the step whose update began last.
+/// A report on the step whose update began last.
 struct Report {
   Share share;
   config::Fraction device_share;
-  Bytes bytes{};                         // copied by its list, by kind
-  double exposed_ms = 0;                 // time that the computing thread waited for updates since the step began
-  double update_ms = 0;                  // from gradient norm to updated weights, for the last completed list; 0: none
-  double predicted_ms = 0;               // update_seconds(), at the rates in use; 0: rates unknown
-  double emulated_ms = 0;                // on the virtual clock; 0: no device is emulated
-  std::array<double, kLanes> busy_ms{};  // busy time on this machine, for the last completed list
-  double memory_share = 0;               // updates on the host: share of the measured memory rate; 0: unknown
+  Bytes bytes{};                         // bytes copied in that step, by kind of operation
+  double exposed_ms = 0;                 // time that the compute thread has waited for updates since the step began
+  double update_ms = 0;                  // from known gradient norm to updated weights; last completed list; 0: none
+  double predicted_ms = 0;               // update_seconds() at the rates in use; 0: rates unknown
+  double emulated_ms = 0;                // the same on the virtual clock; 0: no device is emulated
+  std::array<double, kLanes> busy_ms{};  // busy time on this machine; last completed list
+  double memory_share = 0;               // updates on the host: share of the measured memory bandwidth; 0: unknown
 };
 
 class Engine final : public optim::Optimizer, public params::Keeper {
  public:
   struct Options {
     int64_t subgroup = 100'000'000;   // maximum number of elements
-    bool round_gradients = false;     // to bf16, in which they are sent to the host
+    bool round_gradients = false;     // rounds gradients to bf16, the type in which they are sent to the host
     std::optional<Rates> rates = {};  // used to predict update times
     bool emulated = false;            // the rates are those of the emulated device
-    /// Tests: called before each operation, on its lane's thread; an exception is the operation's.
+    /// For tests: called before each operation, on the thread of its lane; an exception counts as the operation's.
     std::function<void(const Operation&)> before = {};
-    bool poison = false;  // tests: overwrites memory that must no longer be read
+    bool poison = false;  // for tests: overwrites memory that must no longer be read
   };
-  /// store and optim must outlive the engine. The store must be allocated, with its state in the memory of
-  /// store.home(). On a dry device memory is counted and nothing is done.
+  /// `store` and `optim` must outlive the engine. The store must be allocated, with its state in the memory of
+  /// store.home(). On a dry device, memory is only counted.
   Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options);
   ~Engine() override;
 
@@ -78,9 +78,9 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   const Sizes& sizes() const { return sizes_; }
   device::HostMemory host_memory() const { return host_memory_; }
   Report report();
-  /// Starts or stops recording when operations begin and end.
+  /// Starts or stops recording the times at which operations begin and end.
   void record(bool on);
-  /// Returns the recorded operations, once the newest update is done, and clears them.
+  /// Waits for the newest update; returns the recorded operations and clears them.
   std::vector<Done> recorded();
 
  private:
@@ -96,9 +96,9 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   bool dry() const { return store_.device().dry(); }
   void make_slots();
   void make_lists();
-  /// Returns p, m or v (0, 1, 2) of a slot's subgroup, or all three.
+  /// Returns p, m or v (0, 1, 2) of a slot's subgroup.
   Tensor part_of(const Slot& slot, int which, int64_t count) const;
-  /// A step's list.
+  /// The list of operations for a step.
   struct List {
     Schedule schedule;
     double emulated_s = 0;
@@ -106,7 +106,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   /// The update that a list performs.
   struct Turn {
     optim::Update update;
-    int64_t number = 0;  // counted from the start
+    int64_t number = 0;  // from the start of the run
   };
   Turn& turn_of(int64_t list) { return turns_[static_cast<size_t>(list) % turns_.size()]; }
   int64_t start(const Schedule& schedule, const Turn& turn);
@@ -131,25 +131,25 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   Sizes sizes_;
   std::vector<Place> places_;
 
-  std::vector<Slot> slots_;                  // slots for streaming, then those of residents
-  std::vector<Buffer> gradients_, bounces_;  // on the host: this rank's gradients, by group; compute weights
-  Buffer rounded_;                           // on the device: a subgroup's gradient as it is sent
-  std::vector<int64_t> versions_;            // of the host's copies, by subgroup: number of the update since the start
+  std::vector<Slot> slots_;                  // slots for streaming, then the residents' slots
+  std::vector<Buffer> gradients_, bounces_;  // on the host: this rank's gradients by group; compute weights in transit
+  Buffer rounded_;                           // on the device: a subgroup's gradient in the type in which it is sent
+  std::vector<int64_t> versions_;            // by subgroup: number of the last update of the host's copy
   int64_t updates_ = 0;                      // number of updates begun
-  std::array<Turn, 3> turns_;                // of the lists that may be running, and of the next
+  std::array<Turn, 3> turns_;                // of the two lists that may be running, and of the next list
   device::HostMemory host_memory_ = device::HostMemory::plain;
-  std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: its gradient is complete
+  std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: the group's gradient is complete
   std::array<std::unique_ptr<device::Device>, kLanes> lane_devices_;  // null: the host
-  std::array<List, 2> lists_;                                         // a step's list, by loaded_
-  const List* newest_ = nullptr;                                      // list of the last update
-  const List* open_ = nullptr;                                        // started, and its update has not begun
-  std::vector<char> fresh_;  // by group: its compute weights are those of the last update
+  std::array<List, 2> lists_;                                         // the lists of a step, by loaded_
+  const List* newest_ = nullptr;                                      // the list of the last update
+  const List* open_ = nullptr;                                        // the list that has started without its update
+  std::vector<char> fresh_;  // by group: the compute weights include the last update
   std::optional<LazyGathers> gathers_;
   int64_t started_ = 0;                // number of lists started
   int64_t begun_ = -1, stepped_ = -1;  // the lists of this step and of the last update
-  bool loaded_ = false;                // the state of residents is in their slots, after the updates begun so far
+  bool loaded_ = false;                // the residents' state will be in their slots after the updates begun so far
   double exposed_s_ = 0;
-  std::unique_ptr<Lanes> lanes_;  // last: its threads use all of the above
+  std::unique_ptr<Lanes> lanes_;  // declared last, since its threads use all of the above
 };
 
 }  // namespace trainer::offload

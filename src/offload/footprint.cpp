@@ -27,7 +27,7 @@ Footprint footprint(std::span<const Extent> groups, DType compute, const config:
   }
   bytes.device = elements * (compute_bytes + state_bytes);  // compute weights and gradients
   if (offload.optimizer == config::OffloadOptimizer::none) {
-    bytes.device += (compute == state ? 2 : 3) * held * state_bytes;  // the master weights may serve as compute weights
+    bytes.device += (compute == state ? 2 : 3) * held * state_bytes;  // the compute weights may be the master weights
     return bytes;
   }
   const std::vector<Subgroup> subgroups = cut(all_held, offload.subgroup);

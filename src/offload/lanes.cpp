@@ -10,7 +10,7 @@ namespace trainer::offload {
 Lanes::Lanes(Work work, std::span<const Subgroup> subgroups, int groups)
     : work_(std::move(work)), subgroups_(subgroups.begin(), subgroups.end()), groups_(static_cast<size_t>(groups)) {
   for (int lane = 0; lane < kLanes; ++lane)
-    threads_.push_back(start_thread(format("lane \"{}\" of the optimizer", name_of(static_cast<Lane>(lane))),
+    threads_.push_back(start_thread(format("the optimizer's lane \"{}\"", name_of(static_cast<Lane>(lane))),
                                     [this, lane] { work_all(static_cast<Lane>(lane)); }));
 }
 
@@ -90,7 +90,7 @@ void Lanes::wait_for_gradient(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
-// Even after an error, no thread still works on the list on return, so it may be destroyed.
+// On return, even after an error, no thread is working on the list any more, so it may be destroyed.
 void Lanes::wait_for_all(int64_t list) {
   std::unique_lock lock(mutex_);
   if (list < started_ - 2) return;

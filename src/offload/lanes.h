@@ -1,7 +1,7 @@
 #pragma once
-// Lanes: runs lists of operations concurrently with the compute thread, one thread per queue. An operation is done when
-// its function returns. Nothing is waited for except that and the events of a step (schedule.h), so a CPU, an emulated
-// device and a GPU differ only in that function.
+// Lanes: runs lists of operations concurrently with the compute thread, one thread per lane. An operation is done when
+// its function returns. Operations wait only for other operations and for the events of a step (schedule.h), so CPU,
+// emulated device and GPU differ only in that function.
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -16,7 +16,7 @@ namespace trainer::offload {
 /// The times of a list.
 struct Measured {
   Seconds busy{};       // busy time
-  double update_s = 0;  // from when the norm is known until the last compute weights are updated
+  double update_s = 0;  // time from knowing the norm until the last compute weights are updated
 };
 
 /// A completed operation.
@@ -28,32 +28,32 @@ struct Done {
 
 class Lanes {
  public:
-  /// The functions that run operations. Both are called on the thread of the operation's queue.
+  /// The functions that run operations. Both are called on the thread of the operation's lane.
   struct Work {
-    std::function<void(const Operation&)> prepare;                // waits for the device; this time is not counted
+    std::function<void(const Operation&)> prepare;                // waits for the device; not counted as busy time
     std::function<void(const Operation&, int64_t list)> perform;  // performs the operation
   };
   Lanes(Work work, std::span<const Subgroup> subgroups, int groups);
-  /// Completes operations that have begun, and drops the rest.
+  /// Completes the operations that have begun, and drops the others.
   ~Lanes();
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // The functions that follow must be called from one thread.
+  // The following functions must all be called from the same thread.
 
-  /// Starts the list, which must outlive its run, once the previous one is done. Waits for the list before the previous
-  /// one. Returns the number of the list.
+  /// Queues a list, which starts when the previous list is done and must stay valid until its own end. Blocks until the
+  /// list before the previous one is done. Returns the number of the list.
   int64_t start(const Schedule& schedule);
-  /// Signal an event of the list started last: the group's gradient is complete; the norm is known.
+  /// Signal events of the list started last: a group's gradient is complete; the norm is known.
   void gradient_complete(int group);
   void norm_known();
-  /// Drops operations of the list started last that have not begun, and waits for the rest.
+  /// Drops the operations of the list started last that have not begun, and waits for the others.
   void cancel();
-  /// Calls cancel() and discards exceptions of operations.
+  /// Calls cancel() and discards the exceptions of operations.
   void recover();
 
-  // These functions wait, and rethrow the exception of an operation in that list. Its other operations are then
-  // dropped, as are all later lists until recover().
+  // These functions block, and rethrow the exception of an operation in that list. The list's other operations are then
+  // dropped, and so are all later lists until recover().
 
   void wait_for_weights(int64_t list, int group);
   void wait_for_gradient(int64_t list, int group);  // on the host
@@ -70,17 +70,17 @@ class Lanes {
   struct Run {
     const Schedule* schedule = nullptr;
     std::vector<char> done;                       // by operation
-    std::vector<char> gradients;                  // by group: complete
+    std::vector<char> gradients;                  // by group: true if the gradient is complete
     std::vector<int> weights_left, flushes_left;  // by group
     bool norm_known = false, cancelled = false;
     int lanes_left = 0;
-    double norm_at = 0, weights_at = 0;  // times
+    double norm_at = 0, weights_at = 0;  // on the clock of now_seconds()
     Seconds busy{};
     std::exception_ptr error;
   };
   Run& run(int64_t list) { return runs_[static_cast<size_t>(list % 2)]; }
   int group_of(const Operation& op) const { return subgroups_[static_cast<size_t>(op.subgroup)].group; }
-  /// Updates the remaining-wait counts of everything that waits for the operation.
+  /// Adds `change` to the counts of remaining operations that include `op`.
   void count(Run& run, const Operation& op, int change) const;
   bool is_ready(const Run& run, const Operation& op) const;
   void work_all(Lane lane);
@@ -94,7 +94,7 @@ class Lanes {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::array<Run, 2> runs_;
-  int64_t started_ = 0, finished_ = 0;  // number of lists
+  int64_t started_ = 0, finished_ = 0;  // numbers of lists
   Measured measured_;
   bool recording_ = false;
   std::vector<Done> recorded_;

@@ -21,12 +21,13 @@ LazyGathers::~LazyGathers() {
   try {
     drop();
   } catch (const Error& error) {
-    log::warning("weights of the last update did not arrive: {}", error.what());
+    log::warning("the all-gather of the last update's weights failed: {}", error.what());
   }
 }
 
 void LazyGathers::begin(Exec& ex) {
-  TRAINER_CHECK(std::ranges::none_of(tickets_, &comm::Ticket::is_open), "an update begins while weights are gathered");
+  TRAINER_CHECK(std::ranges::none_of(tickets_, &comm::Ticket::is_open),
+                "an update must not begin while weights are being gathered");
   started_ = 0;
   Exec counting{*dry_, none_dry_, ex.meter};
   for (int group = 0; group < static_cast<int>(tickets_.size()); ++group)

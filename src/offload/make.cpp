@@ -28,7 +28,7 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Con
   Plan plan{.resident = interleaved ? static_cast<int>(offload.resident) : 0, .blocking = !config.debug.overlap};
   if (interleaved && !chosen) plan.device_share = *config::fraction_of(offload.gpu_fraction);
   const std::vector<Subgroup> subgroups = cut(store.groups(), offload.subgroup);
-  const bool streams = chosen || plan.device_share.num > 0;  // possibly streams some
+  const bool streams = chosen || plan.device_share.num > 0;  // some subgroups may be streamed
   plan.slots = streams ? static_cast<int>(std::min<int64_t>(offload.slots, std::ssize(subgroups))) : 0;
   Engine::Options options{.subgroup = offload.subgroup,
                           .round_gradients = offload.grad_transport == config::GradTransport::bf16,
@@ -58,11 +58,11 @@ std::string to_string(const Engine& engine) {
              memory[static_cast<size_t>(engine.host_memory())]);
   if (!engine.options().rates || engine.options().emulated) return text;
   const Rates& rates = *engine.options().rates;
-  return text +
-         format(
-             "; measured: {:.1f} GB/s to the device, {:.1f} to the host, {:.1f} of host memory, updates of {:.2f} "
-             "billion parameters/s on the host and {:.2f} on the device",
-             rates.to_device * 1e-9, rates.to_host * 1e-9, rates.memory * 1e-9, rates.host * 1e-9, rates.device * 1e-9);
+  return text + format(
+                    "; measured: {:.1f} GB/s to the device, {:.1f} GB/s to the host, {:.1f} GB/s host memory "
+                    "bandwidth, updates of {:.2f} billion parameters/s on the host and {:.2f} on the device",
+                    rates.to_device * 1e-9, rates.to_host * 1e-9, rates.memory * 1e-9, rates.host * 1e-9,
+                    rates.device * 1e-9);
 }
 
 }  // namespace trainer::offload

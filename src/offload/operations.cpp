@@ -1,4 +1,4 @@
-// The operations of an engine, each run on the thread of its queue.
+// The operations of an engine. Each runs on the thread of its lane.
 #include <vector>
 
 #include "offload/engine.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kPoison = 0x7fc0dead;
 
-/// An Exec for a queue: its arena and its meter are unused.
+/// An Exec for a lane, whose arena and meter are unused.
 struct LaneExec {
   explicit LaneExec(device::Device& device) : none(device, Arena::Mode::heap), ex{device, none, meter} {}
   Arena none;
@@ -30,8 +30,9 @@ void Engine::ruin(device::Device& device, const Tensor& tensor) const {
 }
 
 void Engine::expect_version(const Operation& op, int64_t version, const Turn& turn) const {
-  TRAINER_CHECK(version == turn.number - 1, "subgroup {} of {}: update {} finds the state of update {}", op.subgroup,
-                group_of(subgroups_[static_cast<size_t>(op.subgroup)]).name, turn.number, version);
+  TRAINER_CHECK(version == turn.number - 1,
+                "subgroup {} of {}: update {} requires the state of the previous update, but found that of update {}",
+                op.subgroup, group_of(subgroups_[static_cast<size_t>(op.subgroup)]).name, turn.number, version);
 }
 
 void Engine::flush(const Subgroup& subgroup, const Tensor& gradient, const Tensor& on_host) {
@@ -60,7 +61,7 @@ void Engine::update(device::Device& device, const Turn& turn, const Subgroup& su
   });
 }
 
-// Work that the compute thread queued on the device must have completed.
+// Waits for the work that the compute thread has queued on the device.
 void Engine::prepare(const Operation& op) {
   const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
   if (op.kind == Kind::flush || op.kind == Kind::update_device) marks_[group]->wait();
@@ -93,8 +94,8 @@ void Engine::perform(const Operation& op, int64_t list) {
       slot->version = versions_[index];
       break;
     case Kind::update_device: {
-      TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} holds subgroup {}, expected {}", op.slot, slot->subgroup,
-                    op.subgroup);
+      TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} has the state of subgroup {}; expected subgroup {}",
+                    op.slot, slot->subgroup, op.subgroup);
       expect_version(op, slot->version, turn);
       const Tensor parts[] = {part_of(*slot, 0, count), part_of(*slot, 1, count), part_of(*slot, 2, count)};
       update(lane, turn, subgroup, parts, gradient, sizes_.bounces() ? compute : Tensor{});

@@ -12,7 +12,7 @@ std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest
 
 std::vector<Subgroup> cut(std::span<const comm::Chunk> groups, int64_t largest) {
   constexpr int64_t kAlign = 64;
-  TRAINER_CHECK(largest >= kAlign, "subgroups of {} elements", largest);
+  TRAINER_CHECK(largest >= kAlign, "subgroups must have at least 64 elements, not {}", largest);
   std::vector<Subgroup> all;
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto [begin, count] = groups[g];

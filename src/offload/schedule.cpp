@@ -6,7 +6,7 @@
 namespace trainer::offload {
 namespace {
 
-/// Writes the list of a step.
+/// Computes the list of a step.
 class Writer {
  public:
   explicit Writer(const Situation& s) : s_(s), drained_(static_cast<size_t>(s.slots), -1), bounces_(kBounces, -1) {
@@ -43,12 +43,12 @@ class Writer {
     return add({.kind = Kind::load, .subgroup = i, .slot = slot, .after = {drained}});
   }
   int update_in(int i, int slot, int loaded) {
-    // A different update has waited for it.
+    // An earlier update has waited for this load or a later one.
     if (loaded <= std::exchange(loaded_, std::max(loaded, loaded_))) loaded = -1;
     return add({.kind = Kind::update_device, .subgroup = i, .slot = slot, .after = {loaded}});
   }
 
-  /// Fills every slot that is free, or will be free after a drain in the list.
+  /// Adds loads into every slot that is free, or that a drain in the list will free.
   void load_ahead() {
     while (loads_.size() < std::min(streamed_.size(), updated_ + drained_.size())) {
       const size_t slot = loads_.size() % drained_.size();
@@ -68,7 +68,7 @@ class Writer {
   void update_host(int i) {
     const int bounce = s_.bounce ? next_bounce_++ % kBounces : -1;
     const int sent_before = bounce < 0 ? -1 : bounces_[static_cast<size_t>(bounce)];
-    const int flushed = std::exchange(flushed_, -1);  // its gradient arrives last, so later updates need not wait
+    const int flushed = std::exchange(flushed_, -1);  // the first update waits for all flushes, so later ones need not
     const int updated =
         add({.kind = Kind::update_host, .subgroup = i, .bounce = bounce, .after = {flushed, sent_before}});
     const int sent = add({.kind = Kind::refresh, .subgroup = i, .bounce = bounce, .after = {updated}});
@@ -79,11 +79,11 @@ class Writer {
   Schedule out_;
   int flushed_ = -1;           // the last flush
   std::vector<int> streamed_;  // subgroups
-  std::vector<int> loads_;     // their loads
+  std::vector<int> loads_;     // loads of the streamed subgroups
   int loaded_ = -1;            // the last load that an update waits for
-  size_t updated_ = 0;         // number of them
-  std::vector<int> drained_;   // by slot: the last drain
-  std::vector<int> bounces_;   // the last refresh from each
+  size_t updated_ = 0;         // number of streamed subgroups updated
+  std::vector<int> drained_;   // by slot: its last drain
+  std::vector<int> bounces_;   // by bounce buffer: the last refresh from it
   int next_bounce_ = 0;
 };
 

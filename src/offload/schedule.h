@@ -1,12 +1,11 @@
 #pragma once
-// The update of one step as a list of operations, made by a pure function. The same list is executed (lanes.h), timed
-// on a virtual clock (clock.h), counted, and searched for missing waits (tests/unit/offload/races.h).
+// The update of one step as a list of operations, computed by a pure function. The same list is executed (lanes.h),
+// timed on a virtual clock (clock.h), counted, and searched for missing waits (tests/unit/offload/races.h).
 //
-// Each operation belongs to a lane. A lane runs its operations in the order of the list, one after the other. An
-// operation also waits for those named in `after`, which come earlier in the list. A flush waits until the gradient of
-// its group is complete, an update until the norm is known. Waits that queues and other waits imply are left out. Steps
-// follow each other: no operation begins before the previous step's list is done. Only the state of residents in their
-// slots persists to the next step.
+// Each operation belongs to a lane. A lane runs its operations one after another, in the order of the list. An
+// operation also waits for the earlier operations named in `after`. A flush waits until its group's gradient is
+// complete, an update until the norm is known. Waits that lanes and other waits imply are left out. No operation begins
+// before the previous step's list is done. From one step to the next, only the residents' state stays in slots.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -20,9 +19,9 @@ namespace trainer::offload {
 enum class Kind : uint8_t {
   flush,          // copies the subgroup's gradient from the device to the host
   load,           // copies master weights and moments from the host to a slot
-  update_device,  // in a slot; also updates the compute weights
+  update_device,  // updates the state in a slot, and the compute weights
   drain,          // copies a slot to the host
-  update_host,    // in host memory; compute weights of a different type go to a bounce buffer
+  update_host,    // updates the state in host memory; writes compute weights of a different type to a bounce buffer
   refresh         // copies compute weights from the host to the device
 };
 inline constexpr int kKinds = 6;
@@ -31,7 +30,7 @@ inline constexpr int kLanes = 5;
 std::string_view name_of(Kind kind);
 std::string_view name_of(Lane lane);
 Lane lane_of(Kind kind);
-/// True if compute weights on the device are up to date when such an operation is done.
+/// True if the subgroup's compute weights on the device are up to date when such an operation is done.
 constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
 /// True if such an operation waits until the norm is known.
 constexpr bool is_update(Kind kind) { return kind == Kind::update_host || kind == Kind::update_device; }
@@ -49,13 +48,13 @@ struct Operation {
 };
 using Schedule = std::vector<Operation>;
 
-/// The inputs of a list.
+/// The inputs from which a list is computed.
 struct Situation {
   std::span<const Place> places;  // by subgroup
-  int slots = 0;                  // for streaming; the slots of residents come after them
+  int slots = 0;                  // slots for streaming; the residents' slots come after them
   bool blocking = false;
   bool bounce = false;  // the compute weights' type differs from the master weights'
-  bool loaded = false;  // residents' state has been in their slots since an earlier step, and only there
+  bool loaded = false;  // the residents' state is in their slots since an earlier step, and only there
 };
 Schedule schedule(const Situation& situation);
 
@@ -65,7 +64,7 @@ Schedule homecoming(std::span<const Place> places, int slots);
 /// Busy seconds by kind of operation.
 using Seconds = std::array<double, kKinds>;
 
-/// Bytes per element of the state (one of p, m, v), of compute weights, of gradients.
+/// Bytes per element: of the state (each of p, m, v), of compute weights, of gradients.
 struct Sizes {
   int64_t state = 4, compute = 2, gradient = 4;
   /// True if the compute weights' type differs from the master weights', so that they go through bounce buffers.
@@ -73,7 +72,7 @@ struct Sizes {
 };
 /// Returns the sizes for a store's parameters; gradients are copied to the host unchanged, or rounded to bf16.
 Sizes sizes_of(const params::ParamStore& store, bool round_gradients);
-/// Bytes between host and device by kind.
+/// Bytes copied between host and device, by kind of operation.
 using Bytes = std::array<int64_t, kKinds>;  // 0 for updates
 int64_t bytes_of(Kind kind, int64_t elements, const Sizes& sizes);
 Bytes bytes_of(const Schedule& schedule, std::span<const Subgroup> subgroups, const Sizes& sizes);
