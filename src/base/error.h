@@ -45,7 +45,7 @@ class Error : public std::runtime_error {
 }  // namespace trainer
 
 /// Checks an invariant, in release builds too. The message is a format string with its arguments: TRAINER_CHECK(a == b,
-/// "{} against {}", a, b).
+/// "{} is not {}", a, b).
 #define TRAINER_CHECK(condition, ...)                                                                   \
   do {                                                                                                  \
     if (!(condition)) [[unlikely]]                                                                      \

@@ -72,9 +72,9 @@ class [[nodiscard]] Ticket {
 
   /// Makes the ticket own memory that the operation uses, until the ticket is joined. At most two calls.
   void keep(Scratch&& scratch);
-  /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Releases the scratch memory. Returns
-  /// the time from the operation's first message to its end; zeros if it runs on a GPU stream or there was nothing to
-  /// do.
+  /// Waits for the operation; the waiting time is charged to the operation's axis in ex.meter. Releases the scratch
+  /// memory. Returns the time from the operation's first message to its end; zeros if it runs on a GPU stream or there
+  /// was nothing to do.
   Interval join(Exec& ex);
   bool is_open() const { return open_; }
 

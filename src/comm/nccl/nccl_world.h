@@ -25,7 +25,7 @@ namespace trainer::comm::nccl {
 std::optional<std::string> version();
 /// The error text if NCCL is not compiled in.
 inline constexpr const char* kMissing =
-    "this trainer was built without NCCL (configure it with -DTRAINER_NCCL=ON where nccl.h is found)";
+    "this trainer was built without NCCL (configure it with -DTRAINER_NCCL=ON, which requires nccl.h)";
 
 /// Creates a world over `below` that uses NCCL for operations among its ranks' GPUs. No other rank may use `device`.
 /// `below` and `device` must outlive the world. World::connect() must be called before the first operation. Collective;

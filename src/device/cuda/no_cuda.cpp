@@ -7,7 +7,7 @@ namespace trainer::device::cuda {
 std::optional<std::string> version() { return std::nullopt; }
 std::vector<Facts> devices() { return {}; }
 std::string no_device_reason() {
-  return "this trainer was built without CUDA (configure it with -DTRAINER_CUDA=ON where nvcc is installed)";
+  return "this trainer was built without CUDA (configure it with -DTRAINER_CUDA=ON, which requires nvcc)";
 }
 int64_t free_memory(int) { return 0; }
 std::unique_ptr<Device> make_device(int, int, std::shared_ptr<Libraries>) {
