@@ -1,8 +1,8 @@
 #pragma once
-// What a loop does between two looks at a variable that another thread will change.
+// The pause in a loop that polls a variable until another thread changes it.
 namespace trainer {
 
-/// Lets the other thread of this core run, and saves power.
+/// Lets this core's other hardware thread run, and saves power.
 inline void spin_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

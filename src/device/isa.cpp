@@ -44,7 +44,7 @@ CpuFeatures find_features() {
   return cpu;
 }
 #else
-CpuFeatures find_features() { return {}; }  // the kernels of `plain` are vectors of 16 bytes, which are NEON's on ARM64
+CpuFeatures find_features() { return {}; }  // `plain` kernels use 16-byte vectors: NEON on ARM64
 #endif
 
 }  // namespace

@@ -41,7 +41,7 @@ class SystemNodes final : public MemoryNodes {
   }
 
   std::string prefer(std::byte* memory, int64_t bytes, int node) override {
-    // A system call: glibc has no mbind, and libnuma would be a library for this line alone.
+    // A direct system call: glibc does not wrap mbind, and libnuma would be a dependency for this line only.
     constexpr size_t kBits = 8 * sizeof(unsigned long);
     std::vector<unsigned long> nodes(static_cast<size_t>(node) / kBits + 1);
     nodes.back() = 1ul << (static_cast<size_t>(node) % kBits);
