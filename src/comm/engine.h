@@ -81,7 +81,7 @@ class Engine {
     int64_t number = 0;
     double asked = 0, until = 0;
     std::vector<int64_t> answers;  // by position in the group: operations started by the rank; -1: no answer
-    std::vector<double> waits;     // ControlMessage::waits of those ranks
+    std::vector<double> waits;     // by position in the group: ControlMessage::waits
   };
 
   // The progress thread.

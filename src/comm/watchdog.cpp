@@ -20,8 +20,8 @@ constexpr double kMarginSeconds = 1;  // see may_wait_longer()
 
 Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
   Operation& operation = submit(channel, {.op = op}, true);
-  // While operations are watched, the progress thread wakes up periodically. So the compute thread need not ring the
-  // bell for further ones, which would cost it time.
+  // While operations are watched, the progress thread wakes up periodically, so the compute thread need not spend time
+  // on ringing the bell for each of them.
   if (watched_.fetch_add(1) == 0) transport_->bell().ring();
   return &operation;
 }
