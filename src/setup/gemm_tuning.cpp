@@ -16,7 +16,8 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   std::string text;
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
-    text = read_text_file(path, "the table of hardware.gemm_tuning; `trainer bench gemm --write-tuning` makes one");
+    text =
+        read_text_file(path, "the table of hardware.gemm_tuning; create one with `trainer bench gemm --write-tuning`");
   });
   world.control().broadcast(text);
   std::optional<ops::GemmTuning> tuning;
@@ -26,12 +27,12 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
       tuning = ops::parse_gemm_tuning(text);
     } catch (const Error& error) {
       throw Error(error.code(),
-                  format("hardware.gemm_tuning = \"{}\": {}; `trainer bench gemm --write-tuning` makes one", path,
+                  format("hardware.gemm_tuning = \"{}\": {}; create one with `trainer bench gemm --write-tuning`", path,
                          error.what()));
     }
     misfit = ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
-  // All ranks use the table, or none does, so that a run uses only one table.
+  // All ranks use the table or none does: a run never mixes tuned and default algorithms.
   const std::vector<std::string> misfits = world.control().gather(misfit);
   const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
   if (first == misfits.end()) {
@@ -39,7 +40,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
     return to_string(checksum_of(text));
   }
   if (world.first())
-    log::warning("{} is ignored: {}{}", path,
+    log::warning("hardware.gemm_tuning: {} is ignored: {}{}", path,
                  first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);
   return {};
 }

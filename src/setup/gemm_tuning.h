@@ -7,9 +7,10 @@
 
 namespace trainer::setup {
 
-/// Makes GEMMs on a GPU use the algorithms and forms of hardware.gemm_tuning. Rank 0 reads it for all ranks. A table
-/// made for a device or library that differs from any rank's is ignored by all ranks, with a warning. Call it before
-/// memory is planned; `device` may be a dry one. Returns the hash of the table in use, empty for none. Collective.
+/// Makes GEMMs on a GPU use the algorithms and forms in the table hardware.gemm_tuning, which rank 0 reads and
+/// broadcasts. If the table was made for a device or library other than any rank's, all ranks ignore it, with a
+/// warning. Call this before memory is planned; `device` may be a dry one. Returns the hash of the table in use, empty
+/// if there is none. Collective.
 std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device);
 
 }  // namespace trainer::setup

@@ -10,8 +10,8 @@
 namespace trainer::setup {
 
 std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
-  // TFLOP/s in bf16, and in fp32 without TF32. A device matches the entry with the longest name that its own name
-  // contains.
+  // Dense TFLOP/s in bf16, and in fp32 without TF32. A device uses the entry with the longest name that occurs in the
+  // device's name.
   struct Part {
     std::string_view name;
     double bf16, fp32;
@@ -34,8 +34,8 @@ std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
 }
 
 double best_product_flops(device::Device& device, DType dtype) {
-  TRAINER_CHECK(device.kind() == device::Kind::cuda, "the peak of a CPU is measured");
-  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // large enough to fill every multiprocessor many times
+  TRAINER_CHECK(device.kind() == device::Kind::cuda, "best_product_flops() requires a GPU");
+  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // large enough for many tiles on every multiprocessor
   Arena arena(device, Arena::Mode::heap);
   Meter meter;
   Exec ex{device, arena, meter};

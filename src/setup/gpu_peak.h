@@ -11,8 +11,8 @@ namespace trainer::setup {
 /// Returns the dense FLOP/s of a GPU from its data sheet, in fp32 without TF32; empty for an unknown GPU.
 std::optional<double> data_sheet_peak(const std::string& name, DType compute);
 
-/// Measures the FLOP/s of a GPU's library in GEMMs of large square matrices, the median of several. This is the peak of
-/// a GPU without a known data sheet.
+/// Measures several GEMMs of large square matrices with a GPU's library, and returns their median FLOP/s: the peak of a
+/// GPU whose data sheet is not known.
 double best_product_flops(device::Device& device, DType dtype);
 
 }  // namespace trainer::setup

@@ -23,14 +23,16 @@ int64_t available_memory() {
   return bytes;
 }
 
-/// Returns the GPU of this rank. The ranks of a host are assigned its devices round-robin, and share devices if there
-/// are more ranks than devices.
+/// Returns this rank's GPU; empty: it uses the CPU. The ranks of a host are assigned the host's devices round-robin,
+/// and share devices if there are more ranks than devices.
 std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
   const bool asked = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
   if (config.run.device == config::DeviceChoice::cpu || (fp64 && !asked)) return std::nullopt;
   if (fp64)
-    throw Error(Code::config, "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is computed on CPUs only");
+    throw Error(Code::config,
+                "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is supported on CPUs only; use "
+                "run.device = \"cpu\"");
   const std::vector<device::cuda::Facts> devices = device::cuda::devices();
   if (devices.empty()) {
     if (!asked) return std::nullopt;
@@ -40,8 +42,8 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Returns cuDNN if it computes attention on that GPU; null: the built-in kernels are used. `say`: logs the reason for
-/// a default.
+/// Returns cuDNN if it computes attention on this GPU; null: the built-in kernels do. `say`: log the reason if "auto"
+/// selects the built-in kernels.
 std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu,
                                                   bool say) {
   if (wanted == config::AttentionKernels::own) return nullptr;
@@ -51,19 +53,19 @@ std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wante
   } catch (const Error& error) {
     if (error.code() != Code::usage) throw;
     if (!automatic)
-      throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"auto\"", error.what()));
+      throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; set it to \"auto\"", error.what()));
     if (say) log::info("attention uses the built-in kernels: {}", error.what());
     return nullptr;
   }
 }
 
-/// Returns the reason why the default type on a CPU is bf16, or why it is not.
+/// Returns why bf16 is, or is not, the default compute type on this CPU.
 std::string bf16_reason(device::Isa isa) {
   const device::CpuFeatures& cpu = device::cpu_features();
   if (isa == device::Isa::amx) return "default: this CPU has AMX";
-  if (device::fast_bf16(cpu, isa)) return "default: this CPU has AVX512-BF16, twice as fast as fp32";
+  if (device::fast_bf16(cpu, isa)) return "default: this CPU's AVX512-BF16 is twice as fast as fp32";
   if (isa == device::Isa::avx512bf16) return "default: AVX512-BF16 is no faster than fp32 on CPUs with AMX";
-  return "default: no matrix unit for bf16 here";
+  return "default: this CPU has no fast bf16 unit";
 }
 
 }  // namespace
@@ -94,7 +96,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
   if (config.run.threads == 0 && threads < share && world.local_rank() == 0)
     log::warning(
-        "this process may use {} of the {} cores that are its share; start it with mpirun --bind-to none, or set "
+        "this process may use only {} of its share of {} cores; start it with mpirun --bind-to none, or set "
         "run.threads",
         threads, share);
   const int64_t at_once = int64_t{machine.threads} * world.local_size();
@@ -129,8 +131,8 @@ void require_one_compute(comm::World& world, const Machine& machine) {
   const auto other = std::find_if(types.begin(), types.end(), [&](const auto& type) { return type != types.front(); });
   world.control().run_on_all_ranks([&] {
     if (!world.first() || other == types.end()) return;
-    throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each the default of its machine; set "
-                                   "precision.compute to one of them",
+    throw Error(Code::plan, format("rank {} would compute in {} but rank 0 in {}, each its machine's default; set "
+                                   "precision.compute to one of these types",
                                    other - types.begin(), *other, types.front()));
   });
 }

@@ -15,25 +15,24 @@ struct Machine {
   int threads = 1;
   device::Isa isa = device::Isa::plain;
   DType compute = DType::f32;
-  std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
-  int64_t memory_limit = 0;  // bytes: hardware.memory_limit, else this rank's share of the memory that is available now
-  /// Bytes of the host's memory: this rank's share of the memory that is available now; 0: not known.
-  int64_t host_limit = 0;
-  int ranks = 1, rank = 0;                      // the number of ranks of the run, and this one
+  std::string compute_reason;  // "default: this CPU has no fast bf16 unit"
+  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, or else this rank's share of the memory available now
+  int64_t host_limit = 0;      // bytes: this rank's share of the host memory available now; 0: not known
+  int ranks = 1, rank = 0;     // the number of ranks in the run, and this rank's index
   std::optional<device::cuda::Facts> gpu = {};  // empty: the CPU
   /// The GPU's libraries, shared by all devices made from this machine.
   std::shared_ptr<device::Libraries> libraries = std::make_shared<device::Libraries>();
   bool nccl = false;  // NCCL transfers tensors between the ranks' GPUs
 };
-/// Returns precision.compute; empty if the machine decides.
+/// Returns the type that precision.compute sets; empty for "auto", which leaves the choice to the machine.
 std::optional<DType> given_compute(const config::Config& config);
-/// Chooses this rank's device: the GPU with its local index if one is requested and found, else the CPU. Throws
-/// Code::config for a device that is not found, and for fp64 on a GPU.
+/// Chooses this rank's device, a GPU or the CPU, by run.device and the GPUs found. Throws Code::config if a requested
+/// GPU is not found, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
 /// Throws Code::plan if ranks would compute in different types, which can happen when each rank uses its machine's
 /// default. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
-/// Makes the device, or a dry one that represents it.
+/// Creates the machine's device, or a dry device that stands for it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
 /// Returns "avx2" or "H200, sm_90", for messages and profiles.

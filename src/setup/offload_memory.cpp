@@ -12,10 +12,10 @@ using config::OffloadOptimizer;
 
 std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
 
-/// Returns host memory other than tensors.
+/// Returns the bytes of host memory other than tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
-/// Returns the memory of the planned run, with its parameters distributed as `extents`.
+/// Returns the planned run's memory, with `extents` and `offload` in place of its own.
 offload::Footprint memory_with(const RunPlan& plan, const config::Config& config,
                                const std::vector<offload::Extent>& extents, const config::Offload& offload,
                                const Machine& machine) {
@@ -88,7 +88,7 @@ std::string offload_change_that_fits(const RunPlan& plan, const config::Config& 
   tried.optimizer = OffloadOptimizer::cpu;
   if (now_fits()) return "offload.optimizer = \"cpu\" fits";
   tried.grad_transport = config::GradTransport::bf16;
-  return now_fits() ? "offload.optimizer = \"cpu\" with offload.grad_transport = \"bf16\" fits, which rounds gradients"
+  return now_fits() ? "offload.optimizer = \"cpu\" fits with offload.grad_transport = \"bf16\", which rounds gradients"
                     : "";
 }
 
@@ -99,7 +99,7 @@ std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, con
   if (trainer.offload()->options().emulated) {
     text += "; update times are those of an emulated device on a virtual clock";
   } else if (!machine.gpu) {
-    text += "; the device is the CPU, whose memory is the host's";
+    text += "; the device is the CPU, so both share the host's memory";
   }
   return text + "; " + fits_without_offload(plan, config, machine);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Memory saved and used by optimizer offload, for every placement, computed from one plan.
+// Device and host memory for every placement of the optimizer state, computed from one plan.
 #include <string>
 
 #include "setup/run_plan.h"
@@ -7,17 +7,18 @@
 
 namespace trainer::setup {
 
-/// Returns the bytes of tensors on the device, and of its state on the host.
+/// Returns the bytes of tensors on the device, and of those that the plan places in host memory.
 offload::Footprint memory_of(const RunPlan& plan);
-/// Returns the same for the run of `plan` and `config`, if it kept the optimizer state as in `offload`.
+/// Returns what memory_of() would be if the run placed its optimizer state as `offload` says.
 offload::Footprint memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
                                const Machine& machine);
 
-/// Returns the smallest change of the placement of the optimizer state that makes the run fit, with the keys to set:
-/// "offload.slots = 2 fits". Empty: there is none.
+/// Returns the smallest change to the placement of the optimizer state that makes the run fit, as keys to set:
+/// "offload.slots = 2 fits". Empty: no such change does.
 std::string offload_change_that_fits(const RunPlan& plan, const config::Config& config, const Machine& machine);
 
-/// Returns a log line: the place of the optimizer state, and whether offload was needed. Empty: on the device.
+/// Returns a log line: where the optimizer state is, and whether the run would fit without offload. Empty if nothing
+/// is offloaded.
 std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, const config::Config& config,
                          const Machine& machine);
 

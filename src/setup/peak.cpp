@@ -19,7 +19,7 @@ PeakTracker::PeakTracker(std::string unit, Windows windows, Clock clock)
       windows_(std::move(windows)),
       clock_(std::move(clock)),
       started_(clock_()) {
-  rates_.reserve(2048);  // room for more than a second of windows, so that no memory is allocated between steps
+  rates_.reserve(2048);  // for two seconds of windows, so that no memory is allocated between steps
 }
 
 PeakReport PeakTracker::report() const {
@@ -43,7 +43,7 @@ double PeakTracker::measure(int count) {
   const double seconds = clock_() - start;
   visit_seconds_ = std::min(visit_seconds_, seconds * kBetweenSteps / count);
   for (const double rate : fresh) {
-    if (rate <= flops_) continue;  // true also when either is NaN
+    if (rate <= flops_) continue;  // false while flops_ is unknown (NaN)
     flops_ = rate;
     raised_by_.clear();
   }
@@ -65,9 +65,9 @@ std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   const bool first = !std::exchange(told_, true);
   if (!is_measured()) {
     if (!first) return {};
-    return faster + (origin_ == "user" ? " set by hardware.peak_tflops: utilisation above 100 % means that it is too "
-                                         "low; remove the key to have it measured"
-                                       : " of the data sheet: set hardware.peak_tflops to this device's peak");
+    return faster + (origin_ == "user" ? " set by hardware.peak_tflops: that value is too low, so utilisation may "
+                                         "exceed 100 %; remove the key to have the peak measured"
+                                       : " from the data sheet; set hardware.peak_tflops to this device's peak");
   }
   flops_ = flops;
   raised_by_ = what;
@@ -75,13 +75,13 @@ std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   const std::string shown = rates_.empty()
                                 ? " measured before"
                                 : format(" measured in {} windows, which were probably disturbed", rates_.size());
-  return faster + shown + ": it is raised to that rate, and the utilisation of earlier steps was lower than printed";
+  return faster + shown + ": the peak is raised to that rate; utilisation printed for earlier steps is too high";
 }
 
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world) {
   if (config.hardware.peak_tflops > 0) return {config.hardware.peak_tflops * 1e12, "user"};
-  // All ranks run windows, or none does: a rank with a GPU has no microbenchmark to run concurrently with the other
-  // ranks.
+  // Either all ranks run windows between steps or none does, since a rank with a GPU has no microbenchmark to join in
+  // with.
   const bool gpu = device.kind() == device::Kind::cuda;
   double gpus[] = {gpu ? 1.0 : 0.0};
   world.control().sum(gpus);
@@ -97,7 +97,8 @@ PeakTracker make_peak(device::Device& device, DType compute, const config::Confi
     loop->run(rates);
     return {*std::max_element(rates.begin(), rates.end()), "measured", unit};
   }
-  // If ranks have more threads than the host has cores, they take turns, and a window may fit within one turn.
+  // If the ranks' threads outnumber the host's cores, they time-share them, and a window may fit into one time slice.
+  // Its rate is then scaled down by the share of the cores that each rank gets.
   const double share = std::min(1.0, static_cast<double>(cores) / (local * std::min(cores, device.threads())));
   PeakTracker peak(unit, [loop, share, &world](std::span<double> rates) {
     if (world.size() > 1) world.control().barrier();
@@ -113,7 +114,7 @@ std::string to_string(const PeakReport& peak) {
   std::string text = format("{:.3g} TFLOP/s ({}", peak.flops * 1e-12, peak.origin);
   if (!peak.unit.empty()) text += ": " + peak.unit;
   if (!peak.raised_by.empty()) {
-    text += ", raised to what " + peak.raised_by + " reached";
+    text += ", raised to the rate of " + peak.raised_by;
   } else if (peak.windows > 0) {
     text += format(", best of {} windows", peak.windows);
   }

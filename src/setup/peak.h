@@ -1,6 +1,6 @@
 #pragma once
-// The peak to which utilisation is relative: the user's, a data sheet's, or measured. A measured one is the best of
-// many short windows, at start-up and between the first steps, since other load can only make a window slower. An
+// The peak that utilisation is relative to: set by the user, from a data sheet, or measured. A measured peak is the
+// best of many short windows, at start-up and between the first steps, since other load can only slow a window down. An
 // operator or a step that runs faster raises it.
 #include <functional>
 #include <span>
@@ -18,9 +18,9 @@ namespace trainer::setup {
 struct PeakReport {
   double flops = kUnknown;
   std::string origin = {};                                  // "measured", "data sheet", "user"
-  std::string unit = {};                                    // measured: the unit, "AVX2 fma"
-  int64_t windows = 0;                                      // number of measured windows of that unit
-  double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
+  std::string unit = {};                                    // the unit that was measured: "AVX2 fma"
+  int64_t windows = 0;                                      // number of windows measured
+  double median_flops = kUnknown, lowest_flops = kUnknown;  // over the windows; the highest is `flops`, unless raised
   std::string raised_by = {};  // what ran faster than every window, "the GEMMs of step 3"; empty: none
 };
 /// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
@@ -28,34 +28,35 @@ std::string to_string(const PeakReport& peak);
 
 class PeakTracker {
  public:
-  /// Fills `rates` with the FLOP/s of one device, one per window.
+  /// Fills `rates` with the FLOP/s of one device in consecutive windows.
   using Windows = std::function<void(std::span<double> rates)>;
   using Clock = std::function<double()>;
 
-  /// The number of windows measured at start-up, and in a sample between steps.
+  /// The number of windows at start-up, and per sample between steps.
   static constexpr int kAtStart = 24, kBetweenSteps = 4;
   /// Samples between steps take at most this share of the run, and this many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
 
-  /// Makes a tracker of a known peak: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
+  /// Creates a tracker of a known peak. `origin`: "user", "data sheet", or "measured" (on `unit`).
   PeakTracker(double flops, std::string origin, std::string unit = {});
-  /// Makes a tracker whose peak is not known before the first measure().
+  /// Creates a tracker whose peak is unknown until the first measure().
   PeakTracker(std::string unit, Windows windows, Clock clock = now_seconds);
 
-  /// Returns the best peak so far, with the median and the lowest of the windows.
+  /// Returns the highest peak so far, with the median and lowest rate of the windows.
   PeakReport report() const;
   double flops() const { return flops_; }
   bool is_measured() const { return origin_ == "measured"; }
 
-  /// Runs windows and returns the seconds they took; does nothing if the peak was not measured by windows. Not counted
-  /// as a sample between steps.
+  /// Runs `count` windows and returns the seconds that they took; does nothing if the peak is not measured in windows.
+  /// The time does not count towards the samples between steps.
   double measure(int count = kAtStart);
   /// True if the run has lasted long enough for another sample.
   bool is_due() const;
+  /// Takes that sample.
   void visit();
 
-  /// Raises a measured peak to `flops`, the FLOP/s of one device with which `what` ("its GEMMs") ran, if that is
-  /// higher. Returns a message about it the first time; else an empty one.
+  /// Raises a measured peak to `flops`, the FLOP/s per device at which `what` ("the GEMMs of step 3") ran, if that is
+  /// higher. Returns a message the first time that a rate exceeds the peak, an empty string after that.
   std::string raise_to_rate(double flops, std::string_view what);
 
  private:
@@ -65,13 +66,13 @@ class PeakTracker {
   Clock clock_;
   double started_ = 0;
   double visits_seconds_ = 0;   // seconds of all samples
-  double visit_seconds_ = 1e9;  // seconds of an undisturbed sample
+  double visit_seconds_ = 1e9;  // seconds of an undisturbed sample: the shortest so far
   std::vector<double> rates_;   // rates of all windows
   bool told_ = false;
 };
 
-/// Finds this device's peak in this compute type, by windows if it is measured on CPUs. measure() and visit() of such a
-/// tracker are collective and return the same rates on all ranks, means over the ranks. Collective. Device and world
+/// Determines this device's peak for this compute type; on CPUs, it is measured in windows. measure() and visit() of
+/// such a tracker are collective, and record the mean rates over the ranks on all ranks. Collective. Device and world
 /// must outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
 

@@ -37,8 +37,8 @@ struct PeakWindows::Lane {
 
 namespace {
 
-/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Threads
-/// beyond the last CPU start again at the first, since ranks may have their own CPUs.
+/// Pins the thread to one of its allowed CPUs, unless there are more than `wanted`: the system then finds free ones.
+/// The index wraps around at the number of CPUs, since each rank may be restricted to CPUs of its own.
 void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
   const int count = CPU_COUNT(&allowed);
   if (count == 0 || count > wanted) return;
@@ -79,8 +79,8 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
     : unit_.operands == DType::f32 ? store<float>(draws, to)
                                    : store<bf16>(draws, to);
   }
-  // One thread determines the rounds of a window from the fastest of five: a disturbed one would make all windows too
-  // short.
+  // One thread calibrates the rounds per window with the fastest of five trials: a disturbed trial would make all
+  // windows too short.
   double seconds = 0;
   for (rounds_ = 8; seconds < kSeconds / 8; rounds_ *= 2) {
     seconds = kSeconds;
@@ -98,7 +98,7 @@ void PeakWindows::run_on_all_lanes(const std::function<void(Lane&)>& work) {
   const auto lanes = static_cast<int>(lanes_.size());
   std::atomic<int> arrived = 0;
   device_.host_pool().parallel_for(lanes, [&](int64_t, int worker) {
-    ++arrived;  // a waiting worker takes no second task, so each thread has one
+    ++arrived;  // a worker that waits here takes no second task, so each thread gets exactly one
     while (arrived.load() < lanes) sched_yield();
     work(*lanes_[static_cast<size_t>(worker)]);
   });
@@ -123,14 +123,14 @@ void PeakWindows::run(std::span<double> rates) {
     sched_getaffinity(0, sizeof(lane.allowed), &lane.allowed);
     take_one_cpu(lane.allowed, first_lane_ + lane.index, lanes_of_host_);
   });
-  seconds_of(rounds_);  // not counted: the clock frequency settles, and other ranks start
+  seconds_of(rounds_);  // not counted: lets the clock frequency settle and other ranks start
   for (double& rate : rates) {
     const double seconds = seconds_of(rounds_);
     double flops = 0;
     for (const auto& lane : lanes_) flops += lane->flops;
     rate = flops / seconds;
   }
-  // Other ranks may still be in their last window.
+  // Keeps the load up for other ranks that are still in their last window.
   if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);
   run_on_all_lanes([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
 }

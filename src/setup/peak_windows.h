@@ -23,33 +23,34 @@ struct PeakUnit {
 /// Returns the unit that GEMMs in this compute type can use on a CPU of this instruction set.
 PeakUnit peak_unit(device::Isa isa, DType compute);
 
-/// Runs windows of the peak microbenchmark on all threads of a CPU device at the same time. It holds operands and
-/// results for each thread, which stay in L1.
+/// Runs windows of the peak microbenchmark on all threads of a CPU device at the same time. Each thread has its own
+/// operands and results, which stay in L1.
 class PeakWindows {
  public:
   static constexpr double kSeconds = 1e-3;  // approximate length of a window
 
-  /// Takes some milliseconds to calibrate how often the loop runs in a window. `local_rank` and `local_size`: this rank
-  /// and the number of ranks on the host, each with the same number of threads. The device must outlive this object.
+  /// Takes some milliseconds to calibrate the number of rounds in a window. `local_rank` and `local_size`: this rank's
+  /// index among the ranks on the host, and their number; all have the same number of threads. The device must outlive
+  /// this object.
   PeakWindows(device::Device& device, DType compute, int local_rank = 0, int local_size = 1);
   ~PeakWindows();
 
   std::string_view unit() const { return unit_.name; }
   /// rates ← FLOP/s of consecutive windows: the work of all threads divided by the time from the first start to the
-  /// last end. Meanwhile, if the threads occupy all CPUs that they may use, each is pinned to one CPU, since the system
-  /// is slow to spread threads that wake up only briefly. Ranks that begin together within a millisecond run
-  /// concurrently.
+  /// last end. If the threads occupy all CPUs that they may use, each is pinned to one CPU meanwhile, since the system
+  /// is slow to spread threads that wake up only briefly. Ranks that begin within a millisecond of each other run their
+  /// windows concurrently.
   void run(std::span<double> rates);
 
  private:
   struct Lane;
   void run_on_all_lanes(const std::function<void(Lane&)>& work);
-  double seconds_of(int64_t rounds);  // of all threads
+  double seconds_of(int64_t rounds);  // runs the loop on all threads: from the first start to the last end
 
   device::Device& device_;
   PeakUnit unit_;
   int first_lane_, lanes_of_host_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // of the threads
+  std::vector<std::unique_ptr<Lane>> lanes_;  // one per thread
   int64_t rounds_ = 0;                        // rounds of the loop in a window
 };
 

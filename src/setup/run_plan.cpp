@@ -17,9 +17,9 @@
 namespace trainer::setup {
 namespace {
 
-/// Returns the bytes of a run other than its tensors: tables of runs and of recorded programs, touched stacks, and
-/// those of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed amount covers
-/// logs and everything else.
+/// Returns the host memory of a run other than its tensors: the tables of mesh::Runs and of recorded programs, the
+/// threads' stacks, and the memory of a save, which takes one chunk and a copy of the Runs for weights and each moment.
+/// A fixed amount covers logs and everything else.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 224 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;
@@ -39,7 +39,7 @@ int64_t host_total(const RunPlan& plan) {
   return total;
 }
 
-/// Adds the copy of weights and state that background saves take, if it fits.
+/// Adds the copy of weights and optimizer state that a background save writes from, if it fits.
 void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine) {
   const int64_t bytes = checkpoint::bytes_of_copies(checkpoint::slices_to_save(trainer.store(), /*moments=*/true));
   const int64_t limit = machine.gpu ? machine.host_limit : machine.memory_limit;
@@ -48,7 +48,7 @@ void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine
   if (!machine.gpu) plan.total += bytes;
 }
 
-/// Returns the smallest change of the micro-batch and of recomputation that fits; empty: there is none.
+/// Returns the smallest change to the micro-batch and recomputation that makes the run fit; empty: there is none.
 std::string working_change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
   const auto fits = [&](const config::Config& changed) {
     return plan_run(changed, vocab, machine, true).total <= machine.memory_limit;
@@ -69,7 +69,8 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
   return {};
 }
 
-/// If offload is configured, it is changed first; else it is the last resort if smaller micro-steps do not fit.
+/// Returns the change to suggest. If offload is configured, its settings are tried first; if not, offload is the last
+/// resort, after smaller micro-batches and more recomputation.
 std::string change_that_fits(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
   const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
   std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";
@@ -117,7 +118,8 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
-  // The recomputed FLOPs come from the run's own code, not the closed form: a recomputed block skips its last GEMM.
+  // The recomputed FLOPs are those that the dry run counted, since the closed form does not know that a recomputed
+  // block skips its last GEMM.
   const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
   plan.flops.recomputed =
       plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
@@ -140,21 +142,22 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
              format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
   if (std::isfinite(plan.step_seconds))
-    text += format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), by {}\n",
-                   plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
+    text +=
+        format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), predicted from {}\n",
+               plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
   text += "memory\n";
   for (const auto& [category, bytes] : plan.memory) text += format("  {:<20}{:>12}\n", category, format_bytes(bytes));
   text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(plan.total),
                  format_bytes(machine.memory_limit));
   text +=
-      format("activations at their peak (block {}, live bytes {})\n",
+      format("activations at their peak (arena {}, live tensors {})\n",
              format_bytes(static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
              format_bytes(plan.arena_bound));
   std::vector<std::pair<int64_t, std::string>> tags;
   for (const auto& [tag, bytes] : plan.activations) tags.emplace_back(bytes, tag);
   std::sort(tags.rbegin(), tags.rend());
   for (const auto& [bytes, tag] : tags) text += format("  {:<20}{:>12}\n", tag, format_bytes(bytes));
-  text += format("communication of a step over {} (bytes on the wire, all ranks of a group)\n",
+  text += format("communication of a step over {} (bytes on the wire, summed over the ranks of a group)\n",
                  counted(machine.ranks, "rank"));
   for (const auto& [axis, operations] : plan.comm_bytes)
     for (const auto& [operation, bytes] : operations)
@@ -169,16 +172,16 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
     const std::pair<const std::string, int64_t>* largest = nullptr;
     for (const auto& entry : plan.memory)
       if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
-    throw Error(Code::plan, format("the run needs {} of {}, {} are available ({}); the largest part is {} with {}; {}",
-                                   format_bytes(needed), memory, format_bytes(available), limit, largest->first,
-                                   format_bytes(largest->second), change));
+    throw Error(Code::plan,
+                format("the run needs {} of {}, but only {} is available ({}); the largest part is {}, {}; {}",
+                       format_bytes(needed), memory, format_bytes(available), limit, largest->first,
+                       format_bytes(largest->second), change));
   };
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   const int64_t on_host = host_total(plan);
   if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
     const std::string change = offload_change_that_fits(plan, config, machine);
-    refuse("host memory", on_host, machine.host_limit, "this rank's share of the memory that is available now",
-           is_of_host,
+    refuse("host memory", on_host, machine.host_limit, "this rank's share of the memory available now", is_of_host,
            !change.empty() ? change
                            : "the optimizer state fits neither on the device nor in host memory: split it over more "
                              "replicas (parallel.zero_stage = 1), or the model over more ranks");
@@ -186,7 +189,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   if (plan.total > machine.memory_limit)
     refuse(
         "memory", plan.total, machine.memory_limit,
-        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "the memory that is available now",
+        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "the memory available now",
         [&](const std::string& category) { return !machine.gpu || !is_of_host(category); },
         change_that_fits(plan, config, vocab, machine));
 }

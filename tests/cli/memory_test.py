@@ -60,7 +60,7 @@ class Memory(rig.Runs):
         sets = ["--set", "model.d_model=8192", "model.n_head=64", "model.n_layer=80"]
         args = ["train", "--dry-run", "--config", "config.toml", *sets]
         self.assertRegex(self.trainer(*args, status=3, stdout=True), r"(?s)weights.*total")
-        self.assertRegex(self.trainer(*args, status=3), r"the run needs .* are available .*hardware\.memory_limit .*plan --cluster")
+        self.assertRegex(self.trainer(*args, status=3), r"the run needs .* only .*hardware\.memory_limit .*plan --cluster")
 
     def test_the_size_of_the_quickstart(self):
         self.holds("model.n_layer=4", "model.d_model=256", "model.n_head=4", "model.seq_len=256", "train.micro_batch=4",

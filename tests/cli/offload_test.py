@@ -126,7 +126,7 @@ class Offload(rig.Runs):
                 self.assertRegex(text, rf"\n  {row} +[\d.]+ \w+ +[\d.]+ \w+{end}\n")
             self.assertRegex(text, r"\n  fits without offload: yes, [\d.]+ \w+ of [\d.]+ \w+\n")
         little = self.trainer("train", "--dry-run", *self.train_args(["hardware.memory_limit=0.0001"], {}), status=3)
-        self.assertIn("are available (hardware.memory_limit)", little)
+        self.assertIn("available (hardware.memory_limit)", little)
 
 
 if __name__ == "__main__":

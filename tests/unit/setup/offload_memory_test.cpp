@@ -138,11 +138,10 @@ TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRejectedWithNumbersAndTheKeysTo
   machine.host_limit = needed - 1;
   const std::string said = refusal(c, machine);
   const auto number = [](int64_t bytes) { return format_bytes(bytes); };
-  EXPECT_NE(said.find("needs " + number(needed) + " of host memory, " + number(needed - 1) + " are available"),
-            std::string::npos)
+  EXPECT_NE(said.find("needs " + number(needed) + " of host memory, but only " + number(needed - 1)), std::string::npos)
       << said;
   EXPECT_NE(said.find("the largest part is host"), std::string::npos) << said;
-  EXPECT_NE(said.find("offload.grad_transport = \"bf16\" fits"), std::string::npos) << said;
+  EXPECT_NE(said.find("offload.grad_transport = \"bf16\""), std::string::npos) << said;
   machine.memory_limit = int64_t{1} << 40;
   EXPECT_NE(refusal(c, machine).find("offload.optimizer = \"none\" fits"), std::string::npos) << refusal(c, machine);
   machine.memory_limit = plan.total + (1 << 16);

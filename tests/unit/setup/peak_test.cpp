@@ -141,7 +141,7 @@ TEST(Peak, OfAStepThatRaisesItUtilisationIsOneWithoutRounding) {
 
 TEST(Peak, ThatWasGivenStaysAndReportsOnceThatItIsTooLow) {
   for (const auto& [origin, advice] :
-       {std::pair{"user", "set by hardware.peak_tflops"}, {"data sheet", "of the data sheet"}}) {
+       {std::pair{"user", "set by hardware.peak_tflops"}, {"data sheet", "data sheet"}}) {
     PeakTracker peak(1e12, origin);
     peak.measure();
     EXPECT_FALSE(peak.is_due());
