@@ -8,7 +8,7 @@ namespace trainer::bench {
 /// FLOPs as counted by cost(), for visible pairs only: 4·D per pair forward and 10·D backward (five GEMMs). Model
 /// FLOPs, which exclude recomputed scores, would be 8·D.
 struct AttentionRate {
-  double forward_seconds = 0, backward_seconds = 0;  // backward 0: not supported if q_len != k_len
+  double forward_seconds = 0, backward_seconds = 0;  // backward: 0 if q_len != k_len, which is not supported
   double forward_gflops = 0, backward_gflops = 0;
 };
 

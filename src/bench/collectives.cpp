@@ -118,7 +118,8 @@ double CollectiveTimer::slowest_median(std::vector<double> times) {
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats) {
   if (world.size() < 2)
-    throw Error(Code::usage, "`bench collectives` needs two ranks or more: mpirun -np 2 trainer bench collectives");
+    throw Error(Code::usage,
+                "`bench collectives` requires at least two ranks; run `mpirun -np 2 trainer bench collectives`");
   TRAINER_CHECK(repeats >= 1 && !payloads.empty(), "{} repeats of {} payloads", repeats, payloads.size());
   const auto elements = [&](int64_t bytes) {
     const int64_t g = world.size();

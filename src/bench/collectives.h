@@ -12,15 +12,15 @@ namespace trainer::bench {
 
 struct CollectiveRate {
   CommOp op = CommOp::all_reduce;
-  int64_t bytes = 0;        // payload, as comm/bytes.h counts it, in fp32
+  int64_t bytes = 0;        // fp32 payload, as comm/bytes.h counts it
   double microseconds = 0;  // on the slowest rank, from start to join; median of the repeats
   double bus_gbps = 0;      // 10⁹ bytes per second that each rank sends on average: wire bytes / ranks / time
-  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, measured after ours
+  std::optional<double> mpi_microseconds;  // MPI_Allreduce, to compare with an all_reduce under MPI
 };
 
 /// Measures every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at
-/// least one element per rank). Collective; every rank gets the same results. Requires at least two ranks
-/// (Code::usage).
+/// least one element per rank). Collective; every rank gets the same results. Throws Code::usage if there is only one
+/// rank.
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats);
 

@@ -18,7 +18,7 @@ struct ElementwiseRates {
   std::vector<ElementwiseRate> operators;
 };
 
-/// Measures norms, activations, RoPE, dropout, sums over rows, casts, loss and AdamW in the compute type, on operands
+/// Measures norms, activations, dropout, the bias gradient, RoPE, casts and the loss in the compute type, on operands
 /// of `bytes` each. Returns medians over `repeats`.
 ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int repeats);
 

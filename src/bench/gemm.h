@@ -19,7 +19,7 @@ struct GemmRate {
   double forward = 0, dx = 0, dw = 0;
 };
 
-/// Measures GEMMs on normally distributed operands. Uses the device of ex, not its arena: scratch is planned as in
+/// Measures GEMMs on normally distributed operands. Uses ex's device but not its arena, since scratch is planned as in
 /// training. Requires at least one repeat. Throws Code::plan if the operands do not fit into memory.
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, const ops::Timing& timing);
 

@@ -72,7 +72,7 @@ offload::Rates rates_of(const config::Config& config, device::Device& device, DT
 
 std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {
   const Ladder ladder(work);
-  offload::Rates pageable = work.rates;  // of B1, which copies only gradients to the host
+  offload::Rates pageable = work.rates;  // for B1, which copies only gradients to the host
   if (pageable.pageable > 0) pageable.to_host = pageable.pageable;
   return {ladder.rung("B0", "on the device, without offload", ladder.plan({}, {1, 1})),
           ladder.rung("B1", "blocking, all on the host, pageable gradients", ladder.blocking(), pageable),

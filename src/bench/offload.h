@@ -13,10 +13,10 @@ struct OffloadRung {
   config::Fraction streamed;  // as a fraction of the elements that are not resident
   config::Fraction resident;  // as a fraction of all subgroups
   double played_s = 0;        // from the end of the backward pass until all weights are updated, on the virtual clock
-  double predicted_s = 0;     // by the closed form; 0: it does not cover blocking
+  double predicted_s = 0;     // by the closed form; 0 for blocking updates, which it does not cover
 };
 
-/// The size of one rank's update.
+/// The update of one rank: its size, and the rates at which it runs.
 struct OffloadCase {
   int64_t parameters = 0, subgroup = 0;  // elements
   int slots = 3;
@@ -24,12 +24,12 @@ struct OffloadCase {
   offload::Sizes sizes;
 };
 
-/// Returns the rates of debug.emulate_device if set; otherwise measures those of a device and its host over at most
-/// `elements` parameters (offload/calibrate.h).
+/// Returns the rates of debug.emulate_device if it is set; if not, measures those of the device and its host over at
+/// most `elements` parameters (offload/calibrate.h).
 offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements);
 
-/// Returns the rungs, slowest first if the device is far from the host:
-///   B0   all on the device, which has room for the state
+/// Returns the rungs: B0 for comparison, then slowest first if the link between device and host is slow:
+///   B0   all on the device, no offload
 ///   B1   all on the host, gradients through pageable memory tensor by tensor, blocking on each copy
 ///   B1p  the same with gradients through pinned memory
 ///   B2   all on the host, gradient flushes overlapped with the backward pass

@@ -24,7 +24,7 @@ struct Arrays {
 
 float* at(const Buffer& x, int64_t first) { return x.tensor().as<float>() + first; }
 
-/// Moves the 28 bytes per parameter that an update moves, and computes nothing.
+/// Moves the same 28 bytes per parameter as an update, and computes nothing.
 void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
   if (ex.device.kind() == device::Kind::cuda) {  // as copies of 8 bytes per element
     for (int i = 0; i < 3; ++i) ops::run(ex, ops::Copy{arrays.p, arrays.m});
@@ -87,7 +87,7 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
       first += n;
     }
   };
-  /// The rates in parameters per second, over all passes except the first.
+  // All four take turns; the first pass is not counted.
   const std::function<void()> works[] = {[&] { update(false); }, [&] { move(ex, arrays, parameters); },
                                          [&] { update(true); }, [&] { read(ex, arrays, parameters); }};
   std::vector<double> seconds[std::size(works)];

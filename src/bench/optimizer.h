@@ -1,5 +1,5 @@
 #pragma once
-// AdamW's rate, compared with that of its memory traffic only.
+// AdamW's rate, compared with that of a loop that only causes the same memory traffic.
 #include <span>
 #include <vector>
 
@@ -9,10 +9,10 @@
 namespace trainer::bench {
 
 struct OptimizerRate {
-  double parameters_per_s = 0;          // parameters that AdamW updates, with fp32 state
-  double gb_per_s = 0;                  // at AdamW's 28 bytes per parameter
-  double traffic_parameters_per_s = 0;  // of a loop that reads and writes the same bytes and computes nothing
-  double copying_parameters_per_s = 0;  // parameters that AdamW updates while it writes a bf16 copy of the weights
+  double parameters_per_s = 0;          // rate of AdamW with fp32 state
+  double gb_per_s = 0;                  // the same, at AdamW's 28 bytes per parameter
+  double traffic_parameters_per_s = 0;  // rate of a loop that reads and writes the same bytes and computes nothing
+  double copying_parameters_per_s = 0;  // rate of AdamW if it also writes a bf16 copy of the weights
   /// Rate of a loop that reads the 16 bytes of p, m, v and the gradient and writes nothing: an upper bound for updates
   /// in place. 0 on a GPU.
   double read_parameters_per_s = 0;
@@ -24,8 +24,8 @@ struct OptimizerRate {
 /// Returns the sizes of the ranges in which the trainer updates the model; weight decay is uniform within each.
 std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine);
 
-/// Returns medians over `repeats` passes of each loop, which take turns, over arrays with as many elements as all
-/// pieces together (18 bytes of memory per element). Every piece is a separate update.
+/// Returns each loop's median over `repeats` passes; the loops take turns. The arrays have as many elements as all
+/// pieces together (18 bytes of memory per element). Every piece is updated separately.
 OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats);
 
 }  // namespace trainer::bench

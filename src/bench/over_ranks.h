@@ -1,5 +1,5 @@
 #pragma once
-// Values that all ranks of a job agree on. Collective.
+// The mean and the largest of the ranks' values, returned on every rank. Collective.
 #include <algorithm>
 #include <vector>
 

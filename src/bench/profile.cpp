@@ -116,7 +116,8 @@ class Profile {
     cluster_.memory_share = 0.8;
   }
 
-  /// Measures many head sizes: a score costs an exponential regardless of the cost of its GEMMs.
+  /// Measures several head sizes, since the cost of a score's GEMMs grows with the head size, but the cost of its
+  /// exponential does not.
   void attention() {
     std::vector<int64_t> lengths = {128, 1024};
     if (!cluster_.cpu) lengths.push_back(4096);
@@ -183,8 +184,8 @@ class Profile {
     }
   }
 
-  /// Returns the time of equal work on the slowest rank relative to the mean over the ranks. The times of ranks that
-  /// share cores vary with the load on them, and in a step all ranks wait for the slowest.
+  /// Returns the time of equal work on the slowest rank relative to the mean over the ranks. If ranks share cores,
+  /// their times vary with the load on those cores, and in a step all ranks wait for the slowest.
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, about the time between two collectives of a step
     const Work work(*device_, machine_.compute);
@@ -194,7 +195,7 @@ class Profile {
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
   }
 
-  /// Counts the members on the first member's node: ranks are numbered node by node.
+  /// Returns the number of members on the first member's node. Ranks are numbered node by node.
   int per_node_of(const comm::Communicator& group) const {
     const std::vector<int>& members = group.group().members;
     return static_cast<int>(std::ranges::count_if(
@@ -206,7 +207,7 @@ class Profile {
                             CommOp::reduce, CommOp::all_to_all})
       for (const int64_t payload : options_.payloads) {
         const int64_t n = std::max<int64_t>(1, payload / size_of(DType::f32) / group.size()) * group.size();
-        // Above a fixed time, one repetition is enough.
+        // One repetition is enough for a long operation.
         const double first = timer.seconds(group, op, n, 1);
         const double seconds = first > 0.2 ? first : timer.seconds(group, op, n, options_.repeats, 0);
         cluster_.collectives.push_back(
@@ -219,7 +220,7 @@ class Profile {
     if (options_.steps) measure_beside(link, timer, group, per_node);
   }
 
-  /// Fits the constants of a link to a group's all-gathers, for groups that were not measured.
+  /// Fits the constants of a link to a group's all-gathers. They predict the times of groups that were not measured.
   void fit(plan::Link& link, int ranks, int per_node) const {
     const plan::CollectivePoint *least = nullptr, *most = nullptr;
     for (const plan::CollectivePoint& point : cluster_.collectives)
@@ -233,8 +234,8 @@ class Profile {
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
   }
 
-  /// Measures how much all-reduces slow down concurrent steps of a small model, and how much longer steps slow down the
-  /// all-reduces: steps take memory bandwidth and cache from communication, which GEMMs on cached operands would not.
+  /// Measures how much all-reduces and concurrent steps of a small model slow each other down. Unlike GEMMs on cached
+  /// operands, steps compete with communication for memory bandwidth and cache.
   void measure_beside(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
     constexpr double kLongest = 0.15, kLonger = 4;  // longest all-reduce in seconds; compute time / all-reduce time
     int64_t n = 0;
@@ -245,8 +246,8 @@ class Profile {
     SmallModel model(*device_, machine_.compute, {"model.d_model=512", "model.n_head=8"});
     const double sum = timer.seconds(group, CommOp::all_reduce, n, options_.repeats);
     const double step = timer.slowest([&] { model.step(); }, options_.repeats);
-    // All ranks use the same counts. The more repetitions of the shorter one, the less it matters when the longer one
-    // ends.
+    // The shorter of the two is repeated until compute takes about kLonger times as long as communication. All ranks
+    // use the same counts.
     const auto steps = static_cast<int>(std::clamp(std::ceil(kLonger * sum / step), 1.0, 1000.0));
     const auto sums = static_cast<int>(std::clamp(steps * step / (kLonger * sum), 1.0, 1000.0));
     const auto compute = [&] {
@@ -269,7 +270,7 @@ class Profile {
       both.push_back(now_seconds() - begin);
     }
     const double beside = timer.slowest_median(communicated);
-    if (beside == 0) {  // the stream of a GPU does not say when an operation ended
+    if (beside == 0) {  // a GPU's stream does not report when an operation ended
       link.slowdown = std::clamp((timer.slowest_median(both) - alone) / all_sums, 0.0, 1.0);
       return;
     }
@@ -299,7 +300,7 @@ class Profile {
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device) {
   const bool linked = device.kind() == device::Kind::cuda || offload::rates_of(config.debug);
-  if (mean_over_ranks(world, linked ? 1 : 0) < 1) return {};  // ranks without a link would not measure
+  if (mean_over_ranks(world, linked ? 1 : 0) < 1) return {};  // some rank has no link to measure
   world.control().barrier();
   const offload::Rates rates = rates_of(config, device, machine.compute, config.offload.subgroup);
   std::array<double, 5> all{static_cast<double>(machine.host_limit), rates.memory, rates.to_device, rates.to_host,

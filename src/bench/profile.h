@@ -15,18 +15,18 @@ struct ProfileOptions {
   std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
 };
 
-/// Measures peak, memory, GEMMs of many shapes in three forms, attention with many head sizes, measure_in_steps(),
-/// measure_host(), every collective in groups of neighbours and of ranks far apart (all groups of a kind at once), and
-/// how steps and collectives slow each other down. All ranks measure steps, memory, hosts and collectives at the same
-/// time, so that shared resources are shared; on CPUs, only rank 0 measures GEMMs and attention. Collective; every rank
-/// gets the same profile.
+/// Measures the peak, memory bandwidth, GEMMs of many shapes in three forms, attention with several head sizes,
+/// operators in steps (measure_in_steps()), the host (measure_host()), every collective in groups of adjacent and of
+/// distant ranks (all groups of the same kind at once), and how much steps and collectives slow each other down. All
+/// ranks measure steps, memory, hosts and collectives at the same time, so that they compete for shared resources; on
+/// CPUs, only rank 0 measures GEMMs and attention. Collective; every rank gets the same profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
                               const ProfileOptions& options);
 
-/// Returns a rank's share of its host's rates for updating the optimizer state there: means over the ranks, which
-/// measure at the same time (offload/calibrate.h) unless debug.emulate_device sets the rates. Unknown if a rank
-/// computes on a CPU and no device is emulated: its state is in the same memory. Collective; every rank gets the same
-/// result.
+/// Returns a rank's share of its host's memory, and of the host's rates for updating optimizer state there: means over
+/// the ranks, which measure at the same time (offload/calibrate.h) unless debug.emulate_device sets the rates. Unknown
+/// if a rank computes on a CPU and no device is emulated, since that rank's optimizer state is in host memory anyway.
+/// Collective; every rank gets the same result.
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);
 

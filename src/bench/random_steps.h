@@ -10,11 +10,11 @@
 
 namespace trainer::bench {
 
-/// Draws tokens by position; each predicts the next. All steps use the same tokens, drawn at first use, so that drawing
-/// them is not part of a step.
+/// Returns a source of random tokens; the target of each is the next one. All steps use the same tokens, which are
+/// drawn at first use, so that only the first step includes the time to draw them.
 train::BatchSource random_batches(const config::Config& config);
 
-/// Returns the work of step `step`, counted from 1.
+/// Returns the work of a step. Steps count from 1.
 train::StepWork work_of(const config::Config& config, int64_t step);
 
 /// SmallModel trains on this rank only, independently of the other ranks: two layers, 4 sequences of 256 tokens per

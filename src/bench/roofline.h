@@ -1,6 +1,6 @@
 #pragma once
-// The roofline: no operator is faster than its FLOPs at the rate of GEMMs, nor than its bytes at the memory bandwidth
-// (Williams, Waterman, Patterson 2009).
+// The roofline: no operator takes less time than its FLOPs at the rate of GEMMs, or than its bytes at the memory
+// bandwidth (Williams, Waterman, Patterson 2009).
 #include "device/device.h"
 
 namespace trainer::bench {

@@ -19,7 +19,7 @@ namespace trainer::bench {
 
 StepCount count_step(const config::Config& whole, const setup::Machine& machine) {
   config::Config config = whole;
-  config.train.global_batch = whole.train.micro_batch;  // all micro-steps do the same work
+  config.train.global_batch = whole.train.micro_batch;  // one micro-step: they all do the same work
   const int64_t micro_steps = whole.train.global_batch / whole.train.micro_batch, vocab = config.data.vocab_size;
   const std::unique_ptr<comm::World> world = comm::solo_world();
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
@@ -50,7 +50,7 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
 }
 
 std::string to_text(const StepCount& count) {
-  std::string text = format("{} parameters, {} tokens per step, {}, {:.3g} model TFLOP per step; counted only\n",
+  std::string text = format("{} parameters, {} tokens per step, {}, {:.3g} model TFLOP per step; counted, not timed\n",
                             format_count(count.parameters), count.tokens, count.compute,
                             count.model_flops_per_token * static_cast<double>(count.tokens) * 1e-12);
   text += format("{:<14}{:>8}{:>12}{:>10}\n", "operator", "calls", "GFLOP", "GB");
@@ -96,7 +96,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
   std::vector<std::pair<double, const char*>> rates = {
       {flops.hardware() * static_cast<double>(bench.tokens) / fastest_ms * 1e3, "the fastest step"}};
-  if (!machine.gpu) {  // on a GPU operators are timed by their launch only
+  if (!machine.gpu) {  // on a GPU, only the launches of operators were timed
     for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the GEMMs"}, {OpKind::attention, "attention"}}) {
       const Meter::Entry& entry = trainer.meter().of(kind);
       if (entry.seconds > 0) rates.emplace_back(entry.flops / entry.seconds, what);
@@ -114,7 +114,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.copy_gb_per_s = roofline.bytes_per_s * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
-  if (machine.gpu) {  // timing operators prevents overlap, which makes steps longer, so they run once more
+  if (machine.gpu) {  // timing operators prevents overlap and makes steps longer, so it takes separate steps
     trainer.meter().reset();
     trainer.meter().timed = device.get();
     total = 0;
@@ -149,7 +149,8 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
   ops::measure_gemms(*device, most, repeats, /*forms=*/true);
   if (const int64_t needed = planned().total; needed > one.memory_limit) {
     log::warning(
-        "GEMMs are measured without transposed copies of their operands: with copies the step would need {} of {}",
+        "GEMMs are measured without transposed copies of their operands: with copies the step would need {}, but only "
+        "{} is available",
         format_bytes(needed), format_bytes(one.memory_limit));
     ops::measure_gemms(*device, most, repeats, /*forms=*/false);
   }
@@ -175,13 +176,13 @@ int64_t memory_of_steps(const config::Config& config, const setup::Machine& mach
 }
 
 std::string to_text(const StepBench& b) {
-  std::string text = format("{} parameters, {} tokens per step, {}, {} threads, matmul by {}\n",
+  std::string text = format("{} parameters, {} tokens per step, {}, {} threads, matmul with {}\n",
                             format_count(b.parameters), b.tokens, b.compute, b.threads, b.product_path);
   text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
                  b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), to_string(b.peak));
   text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s",
                  "GB/s", "of peak", "ideal ms", "of ideal");
-  double least_ms = 0, mean_ms = 0;  // operators are means over the steps
+  double least_ms = 0, mean_ms = 0;  // operators' times are means over the steps
   for (const OpShare& op : b.operators) mean_ms += op.ms;
   for (const OpShare& op : b.operators) {
     const double rate = op.gflops / op.ms * 1e3;
@@ -194,7 +195,8 @@ std::string to_text(const StepBench& b) {
                    given(op.least_ms, format("{:.2f}", op.least_ms)),
                    given(op.least_ms, format_percent(op.least_ms / op.ms)));
   }
-  text += format("ideal: {:.1f} ms in total, at peak FLOP/s and {:.1f} GB/s of copies\n", least_ms, b.copy_gb_per_s);
+  text +=
+      format("ideal: {:.1f} ms in total, at peak FLOP/s and the {:.1f} GB/s of copies\n", least_ms, b.copy_gb_per_s);
   return text;
 }
 

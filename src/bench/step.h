@@ -1,5 +1,5 @@
 #pragma once
-// `trainer bench step`: whole optimizer steps on random tokens, timed, with the time of each kind of operator.
+// `trainer bench step`: times whole optimizer steps on random tokens, and each kind of operator in them.
 #include <vector>
 
 #include "base/memory_probe.h"
@@ -30,22 +30,22 @@ struct StepBench {
   int threads = 0;
   std::string compute, product_path;
   std::vector<double> step_ms;  // every timed step
-  setup::PeakReport
-      peak;  // best window before, between and after the steps, or the rate of a step or its operators if higher
+  /// The best window before, between and after the steps, or the rate of a step or of its operators if that is higher.
+  setup::PeakReport peak;
   double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
   double mfu = 0, mfu_causal = 0, hfu = 0;  // for the median step
-  double copy_gb_per_s = 0;                 // the roofline's memory rate
+  double copy_gb_per_s = 0;                 // the roofline's memory bandwidth
   std::vector<OpShare> operators;           // slowest first; "other" is the time outside operators
   int64_t memory_bytes = 0;
 };
 /// Times `steps` steps after `warmup` steps, with fixed seeds. The configuration's data and tokenizer are not used, so
-/// it must set the vocabulary size (data.vocab_size).
+/// data.vocab_size must be set.
 StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
 /// Measures up to `most` algorithms for every GEMM of this configuration's step on a GPU, and returns the fastest.
 /// Operands, epilogues and workspace are those of one rank of the layout; the other ranks are not needed. Measures all
-/// forms, or only the plain one if there is not enough memory for the copies.
+/// forms, or only GemmForm::as_is if there is not enough memory for transposed copies.
 ops::MeasuredGemms tune_products(const config::Config& config, const setup::Machine& machine, int most, int repeats);
 
 /// Returns the growth of the process's anonymous memory in bytes since `probe` was made, after `steps` steps on random

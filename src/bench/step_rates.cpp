@@ -14,17 +14,18 @@
 namespace trainer::bench {
 namespace {
 
-/// Two widths, with the operators of both families.
+/// A model of each family, in two widths.
 const std::vector<std::string> kFamilies[] = {{"model.arch=gpt2", "model.d_model=512", "model.n_head=8"},
                                               {"model.arch=llama", "model.d_model=256", "model.n_head=4"}};
 
-/// Sums the times of the operators of steps.
+/// Sums the times and bytes of operators over steps.
 class Tally final : public Recorder {
  public:
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}
   void add_operator(const OpCall& call) override {
     const auto kind = static_cast<size_t>(call.kind);
-    const double seconds = std::max(call.seconds - cluster_.operator_seconds, 0.0);  // which is priced separately
+    const double seconds =
+        std::max(call.seconds - cluster_.operator_seconds, 0.0);  // the fixed cost is priced separately
     seconds_[kind] += seconds;
     bytes_[kind] += call.cost.bytes;
     const bool product = call.kind == OpKind::gemm;
@@ -49,7 +50,7 @@ class Tally final : public Recorder {
       bytes_[i] += other.bytes_[i];
     }
   }
-  /// Returns the bytes per second of a kind; 0 if nothing was measured.
+  /// Returns the bytes per second of a kind of operator; 0 if nothing was measured.
   double rate(OpKind kind) const {
     const auto i = static_cast<size_t>(kind);
     return seconds_[i] > 0 ? bytes_[i] / seconds_[i] : 0;

@@ -9,7 +9,7 @@
 namespace trainer::ops {
 namespace {
 
-/// Fills a tensor with the numbers of draw(block), four in each block.
+/// Fills a tensor with the numbers that draw(block) returns, four per block.
 template <typename Draw>
 void fill(device::Device& device, const Tensor& tensor, Draw draw) {
   constexpr int64_t kBlocks = 1 << 14;  // per task

@@ -1,5 +1,5 @@
 #pragma once
-// Timing of single operators, and the operands for it.
+// Timing of single operators on random operands.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -17,21 +17,21 @@ namespace trainer::ops {
 /// Options for timing calls of an operator.
 struct Timing {
   int repeats = 5;
-  /// If set: one window of `repeats` times this many seconds, on all ranks of a job at the same time. Ranks that share
-  /// cores take turns, so a short measurement of one rank is meaningless; the mean of all ranks over a long one is the
-  /// speed that each gets.
+  /// If set, calls are timed in one window of `repeats` times this many seconds, on all ranks of a job at the same
+  /// time. Ranks that share cores take turns, so a short measurement on one rank is meaningless; the mean of all ranks
+  /// over a long window is the speed that each gets.
   double window = 0;
-  /// Returns the largest value on any rank; collective. It makes ranks begin together, with windows of one length, so
-  /// that none measures while other ranks have stopped competing for its cores.
+  /// Returns the largest value on any rank; collective. Ranks call it so that they begin together, with windows of
+  /// equal length, and none still measures when other ranks have stopped competing for its cores.
   std::function<double(double)> largest_on_any_rank = [](double value) { return value; };
 };
 
-/// Returns the seconds of one call, after one that is not counted: the median of the repeats, or with a window the
-/// mean. Scratch is planned by a dry run, as in training. On a GPU ten calls in a row are timed, so that starting the
-/// first and waiting for the last hardly count.
+/// Returns the seconds per call, after an uncounted call: the median of the repeats, or the mean over a window. Scratch
+/// is planned by a dry run, as in training. On a GPU, calls are timed ten in a row, so that launching the first and
+/// waiting for the last hardly count.
 template <typename Op>
 double seconds_of(Exec& ex, const Op& op, const Timing& timing) {
-  constexpr double kLeastCalls = 5;  // per window: the ranks' windows end within a fifth of their length
+  constexpr double kLeastCalls = 5;  // per window, so that all ranks' windows end within a fifth of their length
   const int64_t in_a_row = ex.device.kind() == device::Kind::cuda ? 10 : 1;
   const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
   Arena arena(ex.device);
@@ -70,7 +70,7 @@ double median_seconds(Exec& ex, const Op& op, int repeats) {
   return seconds_of(ex, op, {.repeats = repeats});
 }
 
-/// Fill a tensor with random operands that depend only on the name: normal draws; uniform in [-1, 1).
+/// Fill a tensor with random values that depend only on the name: standard normal, and uniform in [-1, 1).
 void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name);
 void fill_uniform(device::Device& device, const Tensor& tensor, std::string_view name);
 

@@ -63,7 +63,7 @@ std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wante
 std::string bf16_reason(device::Isa isa) {
   const device::CpuFeatures& cpu = device::cpu_features();
   if (isa == device::Isa::amx) return "default: this CPU has AMX";
-  if (device::fast_bf16(cpu, isa)) return "default: this CPU's AVX512-BF16 is twice as fast as fp32";
+  if (device::fast_bf16(cpu, isa)) return "default: this CPU has AVX512-BF16, twice as fast as fp32";
   if (isa == device::Isa::avx512bf16) return "default: AVX512-BF16 is no faster than fp32 on CPUs with AMX";
   return "default: this CPU has no fast bf16 unit";
 }

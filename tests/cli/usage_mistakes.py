@@ -54,7 +54,7 @@ CASES = [
           ".: a folder; expected a description of a cluster, of which configs/clusters/ has some"),
     usage("plan by a profile that is not there", ["plan", "--config", "x.toml", "--profile", "no.toml"],
           "no.toml: cannot be read: No such file", "which `trainer bench all --write-profile FILE` writes"),
-    usage("bench of collectives alone", ["bench", "collectives"], "needs two ranks or more", "mpirun -np 2"),
+    usage("bench of collectives alone", ["bench", "collectives"], "at least two ranks", "mpirun -np 2"),
     usage("bench of all without a model", ["bench", "all"], "`bench all` needs --config FILE"),
     usage("bench of nothing known", ["bench", "matmul"], "matmul", "gemm"),
     usage("bench of nothing", ["bench"], "peak, gemm, attention"),
