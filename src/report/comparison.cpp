@@ -11,7 +11,7 @@
 namespace trainer::report {
 namespace {
 
-/// Returns the values in force by key; empty if the file is missing or damaged.
+/// Returns the effective configuration by key; empty if config.toml is missing or is not valid TOML.
 std::map<std::string, std::string> config_of(const std::filesystem::path& folder) {
   std::map<std::string, std::string> values;
   std::ifstream in(folder / "config.toml");
@@ -23,7 +23,7 @@ std::map<std::string, std::string> config_of(const std::filesystem::path& folder
 
 // --- curves ----------------------------------------------------------------------------------------------------------
 
-/// Draws a member of the steps of all runs, over steps or over tokens seen.
+/// Plots one StepReport field for all runs, against steps or tokens seen.
 std::string curves(const std::vector<ComparedRun>& runs, svg::LineChart chart, int64_t StepReport::*x,
                    double StepReport::*y) {
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -48,7 +48,8 @@ std::string validation(const std::vector<ComparedRun>& runs, svg::LineChart char
   return any ? svg::line_chart(std::move(chart)) : "";
 }
 
-/// Loss over tokens is more meaningful than loss over steps if the steps have different sizes.
+/// True if a step has the same number of tokens in all runs. If not, loss over tokens is more meaningful than loss over
+/// steps.
 bool have_steps_of_one_size(const std::vector<ComparedRun>& runs) {
   return std::ranges::all_of(runs, [&](const ComparedRun& run) {
     const StartReport &mine = run.summary.start, &first = runs.front().summary.start;
@@ -58,8 +59,8 @@ bool have_steps_of_one_size(const std::vector<ComparedRun>& runs) {
 
 // --- tables ----------------------------------------------------------------------------------------------------------
 
-/// A fact of a run: its value as text, "-" if it is not known, and as a number if its ratio to the first run's is
-/// meaningful.
+/// A fact about a run: its value as text, "-" if it is not known, and as a number if its ratio to the first run's value
+/// is meaningful.
 struct Fact {
   const char* name;
   std::string text;
@@ -103,7 +104,7 @@ std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-/// Returns the facts of all runs; speed and memory of the later ones with their ratio to the first.
+/// Returns the facts about all runs; speed and memory of later runs come with the ratio to the first run's.
 page::Grid facts(const std::vector<ComparedRun>& runs) {
   page::Grid grid{names_of(runs), {}};
   const std::vector<Fact> first = facts_of(runs.front());
@@ -122,7 +123,7 @@ page::Grid facts(const std::vector<ComparedRun>& runs) {
   return grid;
 }
 
-/// Returns the number of columns of a text: continuation bytes of UTF-8 take none.
+/// Returns the number of columns that a text takes. UTF-8 continuation bytes take none.
 size_t columns(const std::string& text) {
   return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
@@ -172,7 +173,7 @@ std::string comparison_html(const std::vector<ComparedRun>& runs) {
   std::string title;
   for (const ComparedRun& run : runs) title += (title.empty() ? "" : " – ") + run.name;
   std::string html = page::begin(title, format("{} runs compared", runs.size()),
-                                 "Curves are averaged over some steps; ratios are to the first run.");
+                                 "Curves are moving averages over steps; ratios are relative to the first run.");
   html += page::legend(names_of(runs));
   const auto chart = [](const char* id, const char* heading, bool wide = false, const char* x_name = "step") {
     return svg::LineChart{.id = id,
@@ -199,7 +200,7 @@ std::string comparison_html(const std::vector<ComparedRun>& runs) {
   const page::Grid keys = differing_keys(runs);
   html +=
       page::section("<h2>Differences in configuration</h2>" + (keys.rows.empty() ? "<p>None.</p>" : page::table(keys)));
-  return html + page::end("Every step is in the metrics.jsonl of each run.");
+  return html + page::end("Each run's metrics.jsonl contains every step.");
 }
 
 std::string comparison_text(const std::vector<ComparedRun>& runs) {

@@ -11,14 +11,14 @@
 
 namespace trainer::report {
 
-/// The largest number of runs: each has its own colour.
+/// The largest number of runs on a page, since each has its own colour.
 inline constexpr size_t kMostCompared = 8;
 
 struct ComparedRun {
   std::string name;
   History history;
   Summary summary;
-  std::map<std::string, std::string> config;  // values in force, "section.key" to text
+  std::map<std::string, std::string> config;  // effective values, "section.key" to text
 };
 
 /// Reads the runs from their folders.
@@ -27,7 +27,7 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs);
 /// Returns the page's text.
 std::string comparison_html(const std::vector<ComparedRun>& runs);
 
-/// Returns the keys whose values are not the same in all runs, with the value in each; "-" if a run has none.
+/// Returns the keys whose values differ between runs, with each run's value; "-" if the run does not have the key.
 page::Grid differing_keys(const std::vector<ComparedRun>& runs);
 
 /// Returns row names, the values of each run, and their ratios to those of the first run, aligned for a terminal.

@@ -11,7 +11,7 @@
 namespace trainer::report {
 namespace {
 
-/// Columns and the texts of their values, in the order of the event.
+/// Columns and their values as text, in the event's order.
 using Row = std::vector<std::pair<std::string, std::string>>;
 
 std::filesystem::path log_of(const NamedRun& run) { return run.folder / "metrics.jsonl"; }
@@ -23,19 +23,19 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-/// Calls use(row) for each step of a run. An evaluation joins the row of its step.
+/// Calls use(row) for each step of a run. An evaluation is part of its step's row.
 void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& use) {
   std::ifstream in(log_of(run), std::ios::binary);
   if (!in) throw Error(Code::io, format("cannot read {}", log_of(run).string()));
   Row row;
-  Json step;  // the step of the row
+  Json step;  // the row's step
   const auto end_row = [&] {
     if (!row.empty()) use(row);
     row.clear();
   };
   for (std::string line; std::getline(in, line);) {
     Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!event.is_object()) continue;  // torn by a crash
+    if (!event.is_object()) continue;  // a line torn by a crash
     const Json kind = event.value("event", Json()), at = event.value("step", Json());
     if (kind != "step" && kind != "eval") continue;
     if (kind == "step" || row.empty() || step != at) {
@@ -47,7 +47,7 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
     const auto add = [&](const std::string& name, const Json& value) {
       row.emplace_back(name, quoted(to_text(value)));
     };
-    const Json sets = event.value("sets", Json::object());  // of an evaluation: columns validation.NAME.loss
+    const Json sets = event.value("sets", Json::object());  // in an evaluation: become columns validation.NAME.loss
     for (const char* key : {"event", "step", "set", "sets"}) event.erase(key);
     flatten(event, prefix, '.', add);
     flatten(sets, prefix, '.', add);
@@ -66,10 +66,9 @@ std::vector<NamedRun> named_runs(const std::vector<std::string>& folders) {
     if (folder.empty()) folder = ".";
     std::error_code none;
     if (!std::filesystem::is_regular_file(folder / "metrics.jsonl", none))
-      throw Error(Code::usage,
-                  format("{}: no metrics.jsonl there; expected the folder of a run (run.dir) that was made "
-                         "with log.jsonl = true",
-                         given));
+      throw Error(
+          Code::usage,
+          format("{}: contains no metrics.jsonl; expected the folder (run.dir) of a run with log.jsonl = true", given));
     const std::string name =
         std::filesystem::absolute(folder / "metrics.jsonl").lexically_normal().parent_path().filename().string();
     names.insert(name);

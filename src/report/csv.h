@@ -14,15 +14,14 @@ struct NamedRun {
   std::filesystem::path folder;
 };
 
-/// Returns the runs with a name for each: that of its folder, or the whole path if two have the same. Throws
+/// Returns the runs, each named after its folder, or by its whole path if two folders have the same name. Throws
 /// Code::usage for a folder without metrics.jsonl.
 std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
 
-/// Passes the table to `out`, line by line. A row has run, step and the fields of the step in metrics.jsonl; members of
-/// objects there have names with dots (phase_ms.forward). Columns validation.* have the evaluation after the step,
-/// validation.NAME.* that of a set with a name.
-/// Unknown values are empty, and utilisation is unchanged. Reads each file twice and holds one line of it. Throws
-/// Code::io when a file cannot be read.
+/// Passes the table to `out`, line by line. A row contains run, step and the step's fields in metrics.jsonl; fields of
+/// nested objects have names with dots (phase_ms.forward). Columns validation.* contain the evaluation after the step,
+/// validation.NAME.* that of a named set. Unknown values are empty. Utilisation is that of the log, not rescaled as in
+/// read_history(). Reads each file twice, line by line. Throws Code::io if a file cannot be read.
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out);
 
 }  // namespace trainer::report

@@ -75,7 +75,7 @@ Message event(double wall_time, int64_t step) {
   return message;
 }
 
-/// Returns the name of a new event file. It contains the second in which the file is created, or a later one than
+/// Returns the name of a new event file. It contains the current time in seconds, or a time later than those in
 /// existing names.
 std::string file_name(const std::filesystem::path& folder) {
   int64_t second = std::time(nullptr);

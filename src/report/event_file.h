@@ -1,9 +1,9 @@
 #pragma once
-// TensorBoard's event files: records (TFRecord) of messages (protocol buffers). Only the records that a training run
-// needs are implemented: scalars, texts and the mark of a restart. They are encoded by hand, since depending on the
-// protobuf library and compiler is not worth it for four messages.
+// TensorBoard's event files: TFRecords that contain protobuf messages. Only the messages that a training run needs are
+// implemented: scalars, texts and restart markers. They are encoded by hand, since four messages are not worth a
+// dependency on the protobuf library and compiler.
 //
-//   record   length u64 | masked CRC-32C of it u32 | message | masked CRC-32C of the message u32; little-endian
+//   record   length u64 | masked CRC-32C of length u32 | message | masked CRC-32C of message u32; little-endian
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -31,8 +31,8 @@ std::string text_event(double wall_time, int64_t step, const std::string& tag, c
 /// An event file that is open for writing.
 class EventFile {
  public:
-  /// Creates a new file in `folder`, whose name sorts after existing ones, since TensorBoard reads files in that order.
-  /// Throws Code::io naming the file.
+  /// Creates a file in `folder` whose name sorts after those of existing event files, since TensorBoard reads them in
+  /// that order. Throws Code::io naming the file.
   explicit EventFile(const std::filesystem::path& folder);
 
   void write(std::string_view message) { file_.write(event_record(message)); }

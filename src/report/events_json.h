@@ -1,6 +1,6 @@
 #pragma once
-// Events of metrics.jsonl as JSON values and back. fields() names each field of a struct once, in the order of its
-// keys; a Writer and a Reader visit them. Constants and derived numbers are only written.
+// Conversion of metrics.jsonl's events to and from JSON. fields() lists each field of a struct once, in the order of
+// the keys; a Writer or a Reader visits them. Constants and derived numbers are written but not read.
 #include <cmath>
 #include <concepts>
 #include <functional>
@@ -12,20 +12,20 @@ namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
 
-/// Returns the value as one line of text. Doubles survive a round trip, NaN and infinity are null, bad UTF-8 is
-/// replaced.
+/// Returns the value as JSON text, on one line if `indent` is negative. Doubles survive a round trip, NaN and infinity
+/// become null, invalid UTF-8 is replaced.
 std::string to_line(const Json& value, int indent = -1);
 
-/// Returns a value as text: a string without quotes, an empty text for null.
+/// Returns a value as text: a string without its quotes, null as an empty string.
 std::string to_text(const Json& value);
 
-/// Calls use(name, value) for each value in an object and in nested objects, whose names are prefixed: "a.b" for a
-/// `separator` of '.'.
+/// Calls use(name, value) for each value in an object and in nested objects. Names in nested objects are prefixed with
+/// the object's name: "a.b" if `separator` is '.'.
 void flatten(const Json& object, const std::string& prefix, char separator,
              const std::function<void(const std::string& name, const Json& value)>& use);
 
-/// Returns the config as a JSON object, so that readers of the log need not parse TOML. Text that is not TOML stays
-/// text.
+/// Returns the configuration as a JSON object, so that readers of the log need not parse TOML; text that is not valid
+/// TOML as a JSON string.
 Json config_json(const std::string& toml_text);
 
 /// Returns the ratios of measured to predicted memory, step time, and bytes of each operation along each axis.
@@ -33,8 +33,8 @@ Json ratios(const Estimate& measured, const Estimate& predicted);
 
 template <typename T>
 Json to_json(const T& value);
-/// Reads a struct. Missing keys keep their defaults, and unknown ones are ignored; a number that is missing or null is
-/// NaN. Throws Json::exception on a value of the wrong kind.
+/// Reads a struct. Fields whose keys are missing keep their defaults, and unknown keys are ignored; a number that is
+/// missing or null becomes NaN. Throws Json::exception if a value has the wrong type.
 template <typename T>
 T from_json(const Json& object);
 
@@ -118,7 +118,7 @@ T from_json(const Json& object) {
   return value;
 }
 
-/// The fields of a struct, for the visitor V; a Writer changes nothing.
+/// A struct as the visitor V takes it: const for a Writer.
 template <typename V, typename T>
 using In = std::conditional_t<V::kReads, T, const T>;
 
@@ -147,7 +147,7 @@ void fields(V& v, In<V, setup::PeakReport>& p) {
   if (V::kReads || !p.raised_by.empty()) v("raised_by", p.raised_by);
 }
 
-/// The peak of a start or end event. Older versions, which measured only once, wrote two numbers.
+/// The peak in a start or end event. Older versions wrote peak_flops and peak_origin instead.
 template <typename V>
 void peak_field(V& v, In<V, setup::PeakReport>& peak) {
   v("peak", peak);

@@ -22,14 +22,14 @@ void add_step(History& history, StepReport step) {
   history.steps.push_back(std::move(step));
 }
 
-/// The steps of one process, from `first` on, the peak that its start and end events report, and its setup.
+/// A process of the run: the index of its first step, the peak in its start and end events, and its setup.
 struct Process {
   size_t first = 0;
   setup::PeakReport peak;
   std::string setup;
 };
 
-/// Returns the facts of a start event on which speed and memory depend, to be compared with those of other starts.
+/// Returns the facts in a start event that determine speed and memory, as text to compare with other starts.
 std::string setup_of(const Json& start) {
   Json setup;
   const auto take = [&setup](const Json& object, std::initializer_list<const char*> keys) {
@@ -43,12 +43,12 @@ std::string setup_of(const Json& start) {
   return setup.dump();
 }
 
-/// Rescales the utilisation of a process's steps to fractions of its best peak.
+/// Rescales the utilisation of a process's steps to the process's best peak.
 void settle(History& history, Process& process) {
   setup::PeakReport& peak = process.peak;
   const std::span<StepReport> steps = std::span(history.steps).subspan(process.first);
   for (StepReport& step : steps) {
-    if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // written before steps recorded their peak
+    if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // an older version did not log it
     const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
     peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
   }
@@ -61,7 +61,7 @@ void settle(History& history, Process& process) {
   }
 }
 
-/// Throws Json::exception when the line is not an event.
+/// Adds an event to the history. Throws Json::exception if the line is not an event.
 void add_event(History& history, Process& process, const std::string& line) {
   const Json json = Json::parse(line);
   const auto event = json.at("event").get<std::string>();

@@ -12,12 +12,12 @@ namespace trainer::report {
 
 struct History {
   std::optional<StartReport> start;  // of the last process; config_toml is empty, since the file stores it as JSON
-  std::vector<StepReport> steps;     // without comm_bytes and memory_bytes; utilisation as said below
+  std::vector<StepReport> steps;     // without comm_bytes, memory_bytes and sources; utilisation: see read_history()
   std::vector<EvalReport> evals;
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
   std::vector<EndReport> ends;   // one per process that ended normally
-  std::vector<int64_t> starts;   // completed steps where each process began
+  std::vector<int64_t> starts;   // number of completed steps when each process began
   setup::PeakReport peak;        // the best peak that the last process found
   size_t setup_from = 0;         // index of the first step of last_setup()
   BytesByCategory memory_bytes;  // largest value of each category in that setup
@@ -28,9 +28,10 @@ struct History {
   }
 };
 
-/// Reads the history of a run. A step was written with its share of the best peak known at that time. Here its share is
-/// relative to the best peak that its process found. It never exceeds 1 for a measured peak, except mfu with the full
-/// attention count. Lines that are not events (a torn last line) are skipped. A missing file gives an empty history.
+/// Reads the history of a run. A step's utilisation was logged relative to the best peak known at that time; here it is
+/// relative to the best peak that the step's process found. If that peak was measured, utilisation does not exceed 1,
+/// except for mfu, which counts attention in full. Skips lines that are not events (a torn last line). Returns an empty
+/// history if the file is missing.
 History read_history(const std::filesystem::path& file);
 
 }  // namespace trainer::report

@@ -42,7 +42,7 @@ std::string tiles(const Summary& summary) {
   out += tile("Training loss", loss_number(summary.last_loss), format("from {}", loss_number(summary.first_loss)));
   out += tile("Throughput", format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
-    const bool full = summary.mfu <= 1;  // mfu exceeds 1 at very long contexts; the table has both
+    const bool full = summary.mfu <= 1;  // with very long contexts, mfu exceeds 1; the table shows both
     out += tile(full ? "Utilisation" : "Utilisation, causal", format_percent(full ? summary.mfu : summary.mfu_causal),
                 format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
   }
@@ -65,14 +65,14 @@ std::vector<svg::Point> curve(const History& history, double StepReport::*member
   return points;
 }
 
-/// Adds the curve itself, and its moving average if the curve is long enough.
+/// Adds a curve, and its moving average if the curve has enough points.
 void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vector<svg::Point>& points) {
   if (points.size() >= svg::kSmoothedFrom)
     chart.series.push_back({name + ", each step", points, 0, svg::Series::Style::faint});
   chart.series.push_back({name, svg::smooth(points)});
 }
 
-/// Returns the names of the validation sets in the order of the last evaluation; none where the set has no name.
+/// Returns the names of the validation sets in the order of the last evaluation; empty if the only set has no name.
 std::vector<std::string> set_names(const History& history) {
   std::vector<std::string> names;
   if (!history.evals.empty())
@@ -197,14 +197,14 @@ Rows result_rows(const Summary& summary, const History& history) {
       {"best validation loss", finite(best.loss, format("{} at step {}", loss_number(best.loss), best.step))},
       {"loss of a unigram model",
        finite(summary.start.unigram_entropy,
-              loss_number(summary.start.unigram_entropy) + " (of the training text, with one added to each count)")},
+              loss_number(summary.start.unigram_entropy) + " (of the training text, with add-one smoothing)")},
       {"tokens per second",
        finite(summary.tokens_per_s, format("{:.0f} ({})", summary.tokens_per_s, median_text(summary)))},
       {"step", finite(summary.step_ms, format("{:.2f} ms ({})", summary.step_ms, median_text(summary)))},
       {"speed", finite(summary.tflops_per_device, format("{:.4g} TFLOP/s per device", summary.tflops_per_device))},
       {"utilisation", finite(summary.mfu, utilisation_text(summary))},
       {"peak", known(peak.windows > 0,
-                     format("{:.3g} TFLOP/s; the {} windows it was measured in: median {:.3g}, lowest {:.3g}",
+                     format("{:.3g} TFLOP/s; median of the {} measured windows {:.3g}, lowest {:.3g}",
                             peak.flops / 1e12, peak.windows, peak.median_flops / 1e12, peak.lowest_flops / 1e12))},
       {"memory measured", bytes_text(summary.measured_memory)},
       {"memory predicted", bytes_text(summary.predicted_memory)},
@@ -214,7 +214,7 @@ Rows result_rows(const Summary& summary, const History& history) {
                        : format("{}, the last: {}", history.warnings.size(), history.warnings.back().message)}};
 }
 
-/// Returns a table with the first, best and last loss of each validation set; nothing where the set has no name.
+/// Returns a table with the first, best and last loss of each validation set; empty if the only set has no name.
 std::string validation_sets(const History& history) {
   page::Grid grid{.head = {"first", "best", "at step", "last", "bits per byte"}, .rows = {}};
   for (const std::string& name : set_names(history)) {
@@ -265,7 +265,7 @@ std::string read_text(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// Returns an evaluation as it appears in the report, or null.
+/// Returns an evaluation as it appears in report.json, or null.
 Json eval_json(const std::optional<EvalReport>& eval) {
   if (!eval) return nullptr;
   Json json = to_json(*eval);
@@ -280,7 +280,7 @@ std::string report_html(const Summary& summary, const History& history, const st
   const std::string name = start.name.empty() ? "Training run" : start.name;
   std::string html =
       page::begin(name + " – training report", name,
-                  format("{} model of {} parameters, {} at step {} of {}", start.arch.empty() ? "A" : start.arch,
+                  format("{} model with {} parameters, {} at step {} of {}", start.arch.empty() ? "A" : start.arch,
                          count_text(start.parameters), summary.outcome, summary.step, start.total_steps));
   html += tiles(summary);
   html += page::section(loss_chart(summary, history));
@@ -299,7 +299,7 @@ std::string report_html(const Summary& summary, const History& history, const st
   if (!config_toml.empty())
     html += page::section("<details><summary>Effective configuration</summary><pre>" + escape(config_toml) +
                           "</pre></details>");
-  return html + page::end("Every step is in metrics.jsonl, the numbers of this page in report.json.");
+  return html + page::end("metrics.jsonl contains every step, report.json the numbers on this page.");
 }
 
 std::string report_json(const Summary& summary, const History& history) {
@@ -346,7 +346,8 @@ Summary report_from(const std::filesystem::path& run_dir) {
   const std::filesystem::path log = run_dir / "metrics.jsonl";
   if (!std::filesystem::exists(log)) {
     throw Error(Code::io,
-                format("{} not found: the report is made from it (log.jsonl = true writes it)", log.string()));
+                format("{} not found; the report is generated from this file, which a run with log.jsonl = true writes",
+                       log.string()));
   }
   const History history = read_history(log);
   Summary summary = summarize(history, read_samples(run_dir, std::numeric_limits<int64_t>::max()));

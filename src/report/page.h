@@ -1,6 +1,6 @@
 #pragma once
-// Parts that the pages of reports share: their begin and end, sections, tables. Pages are well-formed as HTML and as
-// XML. All texts are escaped here, except those called `html`.
+// Parts that all report pages share: the beginning and end of a page, sections, tables. Pages are well-formed as HTML
+// and as XML. All arguments are escaped here, except those named `html` or `…_html`.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace trainer::report::page {
 
-/// Begins a page: its title, and a heading with a line below it.
+/// Returns the beginning of a page with its title, a heading, and a line of text below the heading.
 std::string begin(const std::string& title, const std::string& heading, const std::string& below);
 std::string end(const std::string& footer = "");
 
@@ -36,7 +36,7 @@ struct Grid {
 };
 std::string table(const Grid& grid);
 
-/// Returns the colours of series 0, 1, … with their names.
+/// Returns a legend: the colours of series 0, 1, … with these names.
 std::string legend(const std::vector<std::string>& names);
 
 }  // namespace trainer::report::page

@@ -10,18 +10,18 @@
 
 namespace trainer::report {
 
-/// The output of progress; replaced in tests.
+/// The terminal that progress is written to; tests replace it.
 struct Terminal {
   std::function<void(const std::string&)> write;
-  std::function<int()> width;     // columns now
+  std::function<int()> width;     // current number of columns
   std::function<double()> clock;  // seconds
   bool is_tty = false, utf8 = false;
 };
 Terminal stderr_terminal();
 
-/// mode: on = the redrawn line everywhere, off = plain lines everywhere, automatic = on if stderr is a terminal. With
-/// the redrawn line it is the log sink for its lifetime, so that log lines appear above it. Any thread may log; only
-/// one may call the members.
+/// Mode: on = the redrawn line everywhere, off = plain lines everywhere, automatic = on if stderr is a terminal. With
+/// the redrawn line, this object is the log sink for its lifetime, so that log lines appear above the redrawn line. Any
+/// thread may log; only one may call the member functions.
 class Progress {
  public:
   /// `completed` steps of `total` are already done; plain lines are printed every `interval` steps (0: never), and for

@@ -5,11 +5,11 @@
 
 namespace trainer::report {
 
-/// A file to which records are appended, each completely or not at all. It never stops a run: a failure (disk full)
-/// causes one warning, and later records are tried again.
+/// A file to which records are appended, each completely or not at all. A failed write (disk full) never stops a run:
+/// the first failure logs a warning, and later records are attempted nevertheless.
 class RecordFile {
  public:
-  /// Opens or creates the file; `flags` are additional flags of open(). Throws Code::io naming the file.
+  /// Opens or creates the file. `flags`: additional open() flags. Throws Code::io naming the file.
   explicit RecordFile(std::filesystem::path path, int flags = 0);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
@@ -24,7 +24,7 @@ class RecordFile {
  private:
   std::filesystem::path path_;
   int descriptor_ = -1;
-  int64_t size_ = 0;  // of complete records
+  int64_t size_ = 0;  // bytes of complete records
   int64_t lost_ = 0;
 };
 

@@ -13,10 +13,10 @@ namespace {
 
 using AxisAndOperation = std::pair<std::string, std::string>;
 
-/// The data of one operation along one axis.
+/// The communication of one operation along one axis.
 struct Moved {
-  int64_t predicted = 0, sent = 0;  // bytes of the last process that ended normally
-  double wait_ms = 0;               // of rank 0, mean over the steps in the last setup
+  int64_t predicted = 0, sent = 0;  // bytes, in the last process that ended normally
+  double wait_ms = 0;               // on rank 0: mean over the steps in the last setup
 };
 
 std::map<AxisAndOperation, Moved> moved_in(const History& history) {
@@ -42,7 +42,7 @@ page::Grid::Row compared(const std::string& name, double predicted, double measu
   return {name, {text(predicted), text(measured), std::isfinite(ratio) ? format("{:.2f}", ratio) : "-"}};
 }
 
-/// Draws exposed and total times of updates against steps.
+/// Plots the total and the exposed time of updates against steps.
 std::string update_chart(const History& history) {
   svg::LineChart chart{.id = "updates", .title = "Updates, ms/step", .x_name = "step", .width = 1000, .height = 260};
   chart.from_zero = true;
@@ -145,7 +145,7 @@ std::string time_line(const History& history) {
   const int64_t first = history.starts.empty() ? 0 : std::ranges::min(history.starts);
   const int64_t last = history.steps.empty() ? first : history.steps.back().step;
   if (history.steps.empty()) return "";
-  return svg::time_line("events", "Time line", "step", at(first), at(last),
+  return svg::time_line("events", "Timeline", "step", at(first), at(last),
                         {processes, evaluations, checkpoints, warnings});
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Sections of a run's report other than its steps: communication, the prediction, offload, and the time line. A section
-// without data is empty.
+// Sections of a run's report: communication, predicted and measured costs, offload, and the timeline. A section without
+// data is empty.
 #include <string>
 
 #include "report/summary.h"
@@ -10,13 +10,13 @@ namespace trainer::report {
 /// Returns sent and predicted bytes by axis and operation, and exposed communication time; empty for one rank.
 std::string communication(const History& history);
 
-/// Returns the predicted and the measured step; empty without a prediction of its time.
+/// Returns the predicted and measured time and memory of a step; empty if its time was not predicted.
 std::string prediction(const Summary& summary);
 
-/// Returns where the optimizer state was updated, with its bytes and times; empty if it is on the device.
+/// Returns where parameters were updated, with the bytes transferred and the times; empty without offload.
 std::string optimizer_offload(const History& history);
 
-/// Returns evaluations, checkpoints, warnings, and the start and end of processes, over the steps.
+/// Returns a timeline of evaluations, checkpoints, warnings, and the start and end of processes, by step.
 std::string time_line(const History& history);
 
 }  // namespace trainer::report

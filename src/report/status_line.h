@@ -6,9 +6,8 @@
 
 namespace trainer::report {
 
-/// StatusLine shows "evaluating: 120 of 400 windows, 8 s left". On a terminal it is one line, redrawn in place and
-/// removed at the end of the object's life. Log lines appear above it. Elsewhere it is a log line at most every ten
-/// seconds, the first after ten.
+/// Shows "evaluating: 120 of 400 windows, 8 s left". On a terminal, this is one line, redrawn in place below the log
+/// lines and removed when the object is destroyed. Elsewhere, it is logged at most every ten seconds, first after ten.
 class StatusLine {
  public:
   explicit StatusLine(Terminal terminal = stderr_terminal());
@@ -16,7 +15,7 @@ class StatusLine {
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
 
-  /// `done` of `total`, both in the unit to which time is proportional.
+  /// `done`, `total`: work so far and in all, in a unit to which time is proportional.
   void show(const std::string& text, int64_t done, int64_t total);
 
  private:

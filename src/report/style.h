@@ -1,6 +1,6 @@
 #pragma once
-// The style of report.html: eight colours that people with colour blindness can distinguish, in a light and a dark
-// tone.
+// The style sheet of report pages. Its eight colours can be distinguished with colour blindness, in the light and in
+// the dark theme.
 
 namespace trainer::report {
 

@@ -101,16 +101,16 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
 
 std::string median_text(const Summary& summary) {
   if (!summary.setup_changed) return "median";
-  return format("median since step {}, where the setup changed", summary.medians_from);
+  return format("median since step {}, when the setup changed", summary.medians_from);
 }
 
 std::string utilisation_text(const Summary& summary) {
   std::string text = format("mfu {}, causal {}, hardware {} of {}", format_percent(summary.mfu),
                             format_percent(summary.mfu_causal), format_percent(summary.hfu), to_string(summary.peak));
   if (std::fmax(summary.mfu_causal, summary.hfu) > 1) {
-    text += "; above 100 %: that peak is too low";
+    text += "; more than 100 %, so that peak is too low";
   } else if (summary.mfu > 1) {
-    text += "; mfu counts attention in full, of which a causal model computes half";
+    text += "; mfu counts full attention, of which a causal model computes half";
   }
   return text;
 }
@@ -121,7 +121,7 @@ std::string offload_text(const OffloadReport& offload) {
   std::string text = format("{} updated on the host, {} streamed, {} resident; {:.2f} ms/step exposed (median)",
                             part(offload.host), part(offload.streamed), part(offload.resident), offload.exposed_ms);
   if (std::isfinite(offload.emulated_ms))
-    text += format("; an update on the emulated device: {:.3g} ms by its clock{}", offload.emulated_ms,
+    text += format("; an update takes {:.3g} ms on the emulated device's clock{}", offload.emulated_ms,
                    std::isfinite(offload.predicted_ms) ? format(", {:.3g} ms predicted", offload.predicted_ms) : "");
   if (std::isfinite(offload.overlapped)) text += format("; {} of it overlapped", format_percent(offload.overlapped));
   return text;
@@ -141,7 +141,8 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
 
   if (std::isfinite(summary.last_loss))
     add("train loss", format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss));
-  if (summary.skipped_steps > 0) add("skipped", format("{} steps that were not finite", summary.skipped_steps));
+  if (summary.skipped_steps > 0)
+    add("skipped", format("{}, whose loss or gradients were not finite", counted(summary.skipped_steps, "step")));
   if (summary.last_eval) {
     const EvalReport& eval = *summary.last_eval;
     std::string text = format("{:.4f}", eval.loss);
@@ -160,7 +161,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (std::isfinite(summary.tokens_per_s)) {
     std::string text =
         format("{} tokens/s, {:.1f} ms/step (medians)", format_count(summary.tokens_per_s), summary.step_ms);
-    if (summary.setup_changed) text += format(" since step {}, where the setup changed", summary.medians_from);
+    if (summary.setup_changed) text += format(" since step {}, when the setup changed", summary.medians_from);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
     if (summary.warm_up_counts) text += "; too few steps to leave out the first two, which are slower";
     if (std::isfinite(summary.predicted_step_ms))

@@ -24,7 +24,7 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
-/// Returns labels of ticks that share one unit and one number of decimals: "0", "2k", "4k".
+/// Returns the labels of ticks, which share one unit: "0", "2k", "4k".
 std::vector<std::string> tick_labels(const std::vector<double>& ticks) {
   double largest = 0;
   for (const double tick : ticks) largest = std::max(largest, std::abs(tick));
@@ -39,7 +39,7 @@ std::vector<std::string> tick_labels(const std::vector<double>& ticks) {
   return labels;
 }
 
-/// Maps data to the drawing.
+/// Maps values to coordinates of the drawing.
 struct Axis {
   double low, high, from, to;
   bool logarithmic = false;
@@ -93,7 +93,7 @@ bool usable(const LineChart& chart, const Point& point) {
   return std::isfinite(point.y) && std::isfinite(point.x) && (!chart.logarithmic || point.y > 0);
 }
 
-/// Returns the series as one path. A gap starts a new segment; an isolated point becomes a dot by its round line cap.
+/// Returns the series as one path. A gap starts a new segment; an isolated point becomes a dot, as line caps are round.
 std::string path(const LineChart& chart, const Series& series, const Axis& x, const Axis& y) {
   std::string data;
   bool pen_down = false;
@@ -128,14 +128,14 @@ std::string describe(const LineChart& chart) {
       last = point.y;
     }
     if (range.empty()) continue;
-    description += format("{}: from {} to {}, at the end {}. ", series.name, format_number(range.low),
+    description += format("{}: from {} to {}, ends at {}. ", series.name, format_number(range.low),
                           format_number(range.high), format_number(last));
   }
   for (const Level& level : chart.levels) description += format("{}: {}. ", level.name, format_number(level.y));
   return description.empty() ? "No data." : description;
 }
 
-/// Returns the legend of named series and levels, from the right end of the title line.
+/// Returns the legend of named series, right-aligned in the title line.
 std::string legend(const LineChart& chart) {
   std::string out;
   double x = chart.width - 12;
@@ -171,7 +171,7 @@ Range y_range(const LineChart& chart) {
 }  // namespace
 
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points) {
-  TRAINER_CHECK(max_points >= 4, "{} points are too few", max_points);
+  TRAINER_CHECK(max_points >= 4, "downsample() requires max_points >= 4, not {}", max_points);
   if (points.size() <= max_points) return points;
   std::vector<Point> kept = {points.front()};
   const size_t inner = points.size() - 2, stretches = (max_points - 2) / 2;
@@ -300,7 +300,7 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<Lane>& lanes) {
   constexpr double kRow = 26, kTop = 32, kLeft = 130, kRight = 980;
-  constexpr size_t kMost = 500;  // marks of a lane: more would cover each other
+  constexpr size_t kMost = 500;  // marks per lane; more would cover each other
   const Axis x = {from, to > from ? to : from + 1, kLeft, kRight};
   std::string description, marks;
   double y = kTop;

@@ -12,15 +12,15 @@ struct Point {
   double x, y;  // y not finite: a gap
 };
 
-/// Returns at most `max_points` (>= 4) of the points: the first, the last, and the lowest and highest of each interval
-/// in their order, so that no peak is lost. An interval without a finite value remains a gap.
+/// Returns at most `max_points` (>= 4) of the points, in order: the first, the last, and the lowest and highest of each
+/// interval, so that no spike is lost. An interval without a finite value remains a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
-/// Returns the moving average over a 25th of the points, centred on each (fewer towards the ends), so that it does not
-/// lag; gaps are skipped. A curve of fewer than kSmoothedFrom points is unchanged.
+/// Returns the moving average over a 25th of the points (fewer towards the ends). The window is centred on each point,
+/// so that the average does not lag; gaps are skipped. A curve of fewer than kSmoothedFrom points is unchanged.
 std::vector<Point> smooth(const std::vector<Point>& points);
 inline constexpr size_t kSmoothedFrom = 50;
 
-/// Returns round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.
+/// Returns about `wanted` round numbers that cover [low, high] at intervals of 1, 2 or 5 times a power of ten.
 std::vector<double> nice_ticks(double low, double high, int wanted);
 
 /// Escapes &, <, > and quotes for HTML and XML. Invalid UTF-8 and control characters become U+FFFD.
@@ -39,17 +39,18 @@ struct Level {
   std::string name;
 };
 struct LineChart {
-  std::string id;  // unique in the page
+  std::string id;  // unique on the page
   std::string title, x_name, y_name = {};
   std::vector<Series> series = {};
   std::vector<Level> levels = {};
   int width = 720, height = 300;
   bool from_zero = false;    // the y axis starts at 0
-  bool logarithmic = false;  // y; values <= 0 are gaps
+  bool logarithmic = false;  // the y axis is logarithmic; values <= 0 are gaps
   bool legend = true;        // names of the series next to the title; false: the page has a legend
 };
-/// Draws at most this many points of a series; prints "no data" when no series has a finite point.
+/// The largest number of points drawn per series.
 inline constexpr size_t kMostPoints = 1000;
+/// Returns a chart, or "no data" if no series has a finite point.
 std::string line_chart(LineChart chart);
 
 struct Part {
@@ -58,9 +59,9 @@ struct Part {
   std::string text;  // the value as text
   int colour = 0;
 };
-/// Draws one bar of adjacent parts, with a table of them below; empty if the total is zero. For half the page's width.
+/// Returns one bar of adjacent parts above a table of them, half as wide as the page; empty if the total is zero.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
-/// A row of marks on a time line: events at x, with a text for each.
+/// A row of marks on a timeline: events at x, with a text for each.
 struct Lane {
   struct Mark {
     double x;
@@ -70,11 +71,11 @@ struct Lane {
   std::vector<Mark> marks;
   int colour = 0;
 };
-/// Draws lanes below each other, from x = `from` to `to`; lanes without marks are omitted, and without any mark nothing
-/// is drawn. For the page's width.
+/// Returns lanes below each other, from x = `from` to `to`, as wide as the page. Lanes without marks are omitted; empty
+/// if there are no marks.
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<Lane>& lanes);
-/// Draws a bar for each part. The drawing takes the full width of the page.
+/// Returns a bar for each part, as wide as the page.
 std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 
 }  // namespace trainer::report::svg

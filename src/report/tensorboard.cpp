@@ -15,7 +15,7 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Returns Markdown of a text that is shown verbatim; no line of it can end the block.
+/// Returns a Markdown code block that shows the text verbatim. Its fence does not occur in the text.
 std::string block(const std::string& text, const std::string& language = "") {
   std::string fence = "```";
   while (text.find(fence) != std::string::npos) fence += '`';

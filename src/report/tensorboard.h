@@ -1,5 +1,5 @@
 #pragma once
-// The events of a run for TensorBoard (log.tensorboard). Tags are named after charts: loss, speed, time_ms, …
+// The events of a run for TensorBoard (log.tensorboard). Tags are grouped by chart: loss, speed, time_ms, …
 #include "report/event_file.h"
 #include "report/events.h"
 
@@ -10,7 +10,7 @@ class TensorBoardLog {
   /// Creates an event file in RUN_DIR, for a run that has completed `step` steps. Throws Code::io.
   TensorBoardLog(const std::filesystem::path& run_dir, int64_t step);
 
-  /// Unknown numbers are omitted. A loss that is not finite is shown as such.
+  /// These omit unknown numbers, except a loss that is not finite.
   void write(const StartReport& start);
   void write(const StepReport& step);
   void write(const EvalReport& eval);

@@ -15,7 +15,7 @@ using Lane = Span::Lane;
 
 std::string json_string(const std::string& text) { return to_line(Json(text)); }
 
-/// Returns whole nanoseconds in the format's microseconds: "12.345".
+/// Returns whole nanoseconds as text in microseconds, the format's unit: "12.345".
 std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }
 
 /// Assigns tracks to lanes, in the order in which a viewer shows them.
@@ -34,7 +34,7 @@ class Tracks {
     const std::string name = "axis " + rank_.name_of_axes(span.axes);
     return track(which == 0 ? name : format("{} ({})", name, which + 1), static_cast<int>(Lane::axis));
   }
-  /// Returns a track other than the host link's.
+  /// Returns an additional track, which is shown next to the host link's.
   int of(const Track& other) { return track(other.name, static_cast<int>(Lane::host_link)); }
   /// Returns the events that name the process and its tracks.
   std::vector<std::string> names() const {
@@ -82,7 +82,7 @@ std::string arguments(const Span& span) {
 std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others) {
   std::vector<Span> spans = trace.spans();
   if (spans.empty()) return "";
-  // Sorted by begin; of spans that begin together, the longest, which contains the others, is first.
+  // Sorted by begin. Of spans that begin together, the longest, which contains the shorter ones, comes first.
   std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
     return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
   });

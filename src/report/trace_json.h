@@ -1,7 +1,7 @@
 #pragma once
 // A trace as JSON in the Trace Event Format, which Perfetto and Chrome's chrome://tracing open: one process per rank,
-// one track per lane. Spans of one track are nested or disjoint; overlapping collectives get additional tracks of their
-// axis.
+// one track per lane. Spans on one track are nested or disjoint; if collectives along an axis overlap, the axis gets
+// additional tracks.
 #include <functional>
 #include <span>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace trainer::report {
 
-/// The source of a rank's spans.
+/// The rank that spans come from.
 struct TracedRank {
   int rank = 0;
   std::string name;   // "rank 0 on host a"
@@ -19,7 +19,7 @@ struct TracedRank {
   std::function<std::string(uint32_t axes)> name_of_axes = {};
 };
 
-/// The work of an additional thread of the rank, in order.
+/// The work of an additional thread of the rank, in chronological order.
 struct Track {
   std::string name;
   std::vector<Span> spans;

@@ -115,7 +115,7 @@ class Pages(rig.Runs):
     def test_reports_and_comparisons(self):
         self.train("log.report=true", "checkpoint.interval=3", "train.sample_tokens=8", "train.sample_prompt=the", max_steps=4)
         self.train("log.report=true", "checkpoint.interval=3", "train.sample_tokens=8", "train.sample_prompt=the")
-        self.check(self.folder / "run/report.html", {"Loss", "Tokens per second", "Time of a step", "Time line",
+        self.check(self.folder / "run/report.html", {"Loss", "Tokens per second", "Time of a step", "Timeline",
                                                      "Peak memory by category"})
         self.train_on(2, "run.dir=two", "log.report=true", "parallel.tensor=2", "train.global_batch=8", "optim.lr=3e-4")
         self.trainer("report", "run", "two", "--output", "both.html")
@@ -134,7 +134,7 @@ class Pages(rig.Runs):
         page = self.folder / "run/report.html"
         for heading in ("Predicted and measured", "Communication by axis", "Optimizer offload"):
             self.assertIn(f"<h2>{heading}</h2>", page.read_text())
-        self.check(page, {"Updates, ms/step", "Time line"})
+        self.check(page, {"Updates, ms/step", "Timeline"})
 
     def test_the_probe_sees_what_is_wrong(self):
         """A check that never fails proves nothing."""

@@ -36,7 +36,7 @@ class Reports(rig.Runs):
         self.assertIn("</html>", (self.folder / "run/report.html").read_text())
 
     def test_what_is_no_run_is_named(self):
-        for args, message in ((["tokens"], "tokens: no metrics.jsonl there; expected the folder of a run"),
+        for args, message in ((["tokens"], "tokens: contains no metrics.jsonl; expected the folder (run.dir)"),
                               ([], "runs is required")):
             result = rig.subprocess.run([rig.TRAINER, "report", *args], cwd=self.folder, capture_output=True, text=True)
             self.assertEqual(result.returncode, 2)

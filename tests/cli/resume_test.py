@@ -112,7 +112,7 @@ class Resume(rig.Runs):
     def test_speed_and_memory_are_those_of_the_last_setup(self):
         self.train(max_steps=4)
         stderr = self.train("parallel.transport=threads", "parallel.data=2", "log.report=true")
-        self.assertIn("since step 5, where the setup changed", stderr)
+        self.assertIn("since step 5, when the setup changed", stderr)
         report = json.loads((self.folder / "run/report.json").read_text())
         self.assertEqual(report["medians_from_step"], 5)
         steps = sorted(event["step_ms"] for event in self.events("step") if event["step"] > 4)

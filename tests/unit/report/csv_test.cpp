@@ -52,7 +52,7 @@ TEST_F(Csv, SeveralRunsShareTheColumns) {
 }
 
 TEST_F(Csv, AFolderWithoutALogIsNamed) {
-  expect_error(Code::usage, "none: no metrics.jsonl there", [&] { named_runs({(folder_ / "none").string()}); });
+  expect_error(Code::usage, "none: contains no metrics.jsonl", [&] { named_runs({(folder_ / "none").string()}); });
 }
 
 }  // namespace

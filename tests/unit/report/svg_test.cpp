@@ -116,7 +116,7 @@ TEST(LineChart, DrawsGapsAsSeparatePieces) {
   const std::string curve = out.substr(start, out.find("/>", start) - start);
   EXPECT_EQ(count(curve, "M"), 3);
   EXPECT_EQ(count(curve, "L"), 1);
-  EXPECT_NE(out.find("a: from 1 to 4, at the end 4."), std::string::npos) << "described for screen readers";
+  EXPECT_NE(out.find("a: from 1 to 4, ends at 4."), std::string::npos) << "described for screen readers";
   EXPECT_EQ(count(out, "nan") + count(out, "inf"), 0);
 }
 
