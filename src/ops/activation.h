@@ -1,7 +1,7 @@
 #pragma once
-// Activation functions outside the GEMMs' epilogues, and the epilogue of a GEMM whose partial sums are all-reduced
-// first: a fused epilogue (ops/gemm.h) would be applied too early. The latter is bit-identical to the fused epilogue of
-// a GEMM with the same sum.
+// Activation functions outside the epilogues of GEMMs (ops/gemm.h). They also serve as the epilogue of a GEMM whose
+// partial sums are all-reduced, since a fused epilogue would be applied before the all-reduce. Results are bitwise
+// identical to a fused epilogue's for the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {
@@ -35,7 +35,7 @@ struct SwigluForward {
 };
 void run(Exec& ex, const SwigluForward& op);
 
-/// d(gate), d(up) from dy; dgate, dup may be gate, up themselves.
+/// dgate and dup from dy; they may be gate and up themselves.
 struct SwigluBackward {
   Tensor dy, gate, up, dgate, dup;
 };

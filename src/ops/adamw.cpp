@@ -17,7 +17,7 @@ size_t state_index(DType dtype, const char* name) {
   return static_cast<size_t>(dtype);
 }
 
-/// Throws if this thread rounds differently from others: results would depend on which thread had which element.
+/// Throws if this thread does not use the default rounding: results would depend on which thread updates an element.
 void require_usual_rounding() {
 #if defined(__x86_64__)
   constexpr unsigned kUnusual = 0x8040 | 0x6000;  // MXCSR: FTZ and DAZ; rounding modes other than to nearest
@@ -28,8 +28,8 @@ void require_usual_rounding() {
   asm volatile("mrs %0, fpcr" : "=r"(control));
 #endif
   TRAINER_CHECK((control & kUnusual) == 0,
-                "a thread that updates weights flushes subnormals or has a rounding mode set (MXCSR or FPCR {:#x}): a "
-                "library set it, as libraries linked with -ffast-math do",
+                "a thread that updates weights flushes subnormals or has a non-default rounding mode (MXCSR or FPCR "
+                "{:#x}), probably set by a library linked with -ffast-math",
                 control);
 }
 
@@ -47,7 +47,7 @@ void run(Exec& ex, const AdamW& op) {
   TRAINER_CHECK(dtype == DType::f32 || (!narrow && !op.round_gradient), "bf16 gradients require fp32 weights");
   if (op.compute) {
     expect_count(op.compute, n, DType::bf16, "adamw compute");
-    TRAINER_CHECK(dtype == DType::f32, "a bf16 copy is kept of fp32 weights only");
+    TRAINER_CHECK(dtype == DType::f32, "a bf16 copy of the weights requires fp32 weights");
   }
   const double bytes = 6.0 * static_cast<double>(op.p.bytes()) + static_cast<double>(op.g.bytes()) +
                        (op.compute ? 2.0 * static_cast<double>(n) : 0.0);

@@ -1,7 +1,7 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order,
-// so results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in
-// double and rounded to the state's type.
+// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device performs the same operations in the same order
+// with the same rounding, so results are bitwise identical wherever a parameter is updated. All scalars are computed
+// once per step on the host in double, and rounded to the state's type.
 #include "tensor/exec.h"
 
 namespace trainer::ops {
@@ -19,7 +19,8 @@ struct AdamWScalars {
 ///   x = rn(g·gs); m = fma(b1, m, rn(ob1·x)); v = fma(b2, v, rn(rn(ob2·x)·x)); d = fma(sqrt(v), isq2, eps);
 ///   u = m/d; q = fma(nwd, p, p); p = fma(nstep, u, q); compute = bf16(p)
 /// p, m, v, g flat [n] of one dtype (f32, f64); compute: flat [n] bf16 copy to refresh, or empty. With f32 state g may
-/// be bf16, and is widened first. `round_gradient`: an f32 g is rounded to bf16 first, with a bitwise identical result.
+/// be bf16, and is widened first. `round_gradient`: rounds an f32 g to bf16 first; the result is bitwise identical to
+/// that with a bf16 g.
 struct AdamW {
   Tensor p, m, v, g, compute;
   AdamWScalars scalars;

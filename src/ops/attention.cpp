@@ -44,11 +44,13 @@ Cost attention_cost(const AttentionShape& s, DType dtype, double flops_per_pair_
 void check_shape(const AttentionShape& s, DType dtype) {
   kernel_index(dtype, "attention");  // checks the type
   TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.q_len <= s.k_len && s.head_dim > 0,
-                "attention over {} sequences, {} queries, {} keys, head size {}", s.batch, s.q_len, s.k_len,
-                s.head_dim);
-  TRAINER_CHECK(s.k_capacity == 0 || s.k_capacity >= s.k_len, "{} keys in rows for {}", s.k_len, s.k_capacity);
-  TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "{} query heads over {} key/value heads", s.heads,
-                s.kv_heads);
+                "attention requires 0 < queries <= keys, sequences and a head size, not {} queries, {} keys, {} "
+                "sequences, head size {}",
+                s.q_len, s.k_len, s.batch, s.head_dim);
+  TRAINER_CHECK(s.k_capacity == 0 || s.k_capacity >= s.k_len, "attention: {} keys exceed a capacity of {}", s.k_len,
+                s.k_capacity);
+  TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0,
+                "attention: {} query heads are not a multiple of {} key/value heads", s.heads, s.kv_heads);
 }
 AttentionRows operand(const Tensor& x) { return {x.data, x.ld()}; }
 
@@ -88,7 +90,7 @@ void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool pan
   }
   const int64_t size = size_of(accumulator), line = 64 / size, panel = 2 * vector_bytes(isa) / size;
   int64_t lines = round_up(job.head_dim, std::max(panel, line)) / line;
-  if (lines % 2 == 0) ++lines;  // rows that are an even number of lines apart share few cache sets
+  if (lines % 2 == 0) ++lines;  // with an even number of lines as stride, rows would share few cache sets
   job.row_ld = lines * line;
   job.k_pad = round_up(job.k_capacity, panel);
   job.q_pad = job.q_len;
@@ -138,8 +140,8 @@ int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t p
   return pieces.bytes();
 }
 
-/// Returns the pairs per wave: enough tasks to keep all threads busy until the end, and no more packed memory than
-/// necessary.
+/// Returns the number of pairs per wave: enough tasks to keep all threads busy until the end, but no more packed memory
+/// than necessary.
 int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) {
   return std::min(s.batch * s.kv_heads, divide_up(tasks, tasks_per_pair));
 }
@@ -184,7 +186,7 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   expect_rows(op.v, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention v");
   expect_rows(op.out, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention out");
   if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
-  TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
+  TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/false));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
@@ -232,7 +234,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   expect_rows(op.dk, key_rows, key_cols, dtype, "attention dk");
   expect_rows(op.dv, key_rows, key_cols, dtype, "attention dv");
   expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
-  TRAINER_CHECK(op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
+  TRAINER_CHECK(op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/true));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
@@ -248,7 +250,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   job.dv = operand(op.dv);
   job.lse = op.lse.data;
   set_packing(job, accumulator, isa, kernels.pack_queries != nullptr);
-  // There are at most eight parts of dq. Each sums over enough keys to amortise reading the queries again.
+  // dq is summed in at most eight parts, each over enough keys to amortise reading the queries again.
   job.chunk_keys = std::max(s.k_len <= 512 ? int64_t{128} : int64_t{256}, round_up(divide_up(s.k_len, 8), kKeyBlock));
   job.chunks = divide_up(s.k_len, job.chunk_keys);
 

@@ -9,7 +9,7 @@ namespace trainer::ops {
 
 struct AttentionShape {
   int64_t batch = 0, q_len = 0, k_len = 0;  // per sequence; training: q_len = k_len = S
-  int64_t k_capacity = 0;                   // rows between two sequences in k and v; 0 = k_len (seq_len for a KV cache)
+  int64_t k_capacity = 0;                   // rows per sequence in k and v; 0 = k_len (seq_len for a KV cache)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
 };
 
@@ -31,7 +31,7 @@ struct AttentionForward {
   AttentionDropout dropout;
 };
 void run(Exec& ex, const AttentionForward& op);
-/// FLOPs of the causal part (half the square, plus the diagonal).
+/// Counts the FLOPs of the causal part (half the square, including the diagonal).
 Cost cost(const AttentionForward& op);
 
 /// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.
@@ -44,11 +44,11 @@ struct AttentionBackward {
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Returns cuDNN for that GPU, for use as its device's Libraries::attention. It supports bf16 without dropout, with as
-/// many keys as queries; the built-in kernels do the rest. Both define the log-sum-exps in the same way: either
-/// backward pass may follow the other's forward pass. `by_default`: accept only a cuDNN that is new enough to need
-/// little workspace. Throws Code::usage with the reason if cuDNN was not found at build time, is not found now, or is
-/// too old.
+/// Returns cuDNN for this GPU, to be used as its device's Libraries::attention. It supports bf16 without dropout, with
+/// as many keys as queries; the built-in kernels handle all other cases. Both store log-sum-exps in the same form, so
+/// either backward pass may follow the other's forward pass. `by_default`: accept only a cuDNN that is new enough to
+/// require little workspace. Throws Code::usage with the reason if cuDNN was not found at build time, is not found now,
+/// or is too old.
 std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
 /// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

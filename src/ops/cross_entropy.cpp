@@ -25,10 +25,10 @@ void check_targets(const Tensor& targets, const Tensor& weights, int64_t vocabul
   const int32_t* target = targets.as<int32_t>();
   for (int64_t r = 0; r < targets.count(); ++r)
     TRAINER_CHECK(weight_of(weights, r) == 0 || (target[r] >= 0 && target[r] < vocabulary),
-                  "target {} of row {}, vocabulary of {}", target[r], r, vocabulary);
+                  "target {} in row {} is outside the vocabulary of {}", target[r], r, vocabulary);
 }
 
-/// Returns the column of the target of row r, or −1 if it is on a different rank.
+/// Returns the column of row r's target, or −1 if that column is on a different rank.
 int64_t target_here(const CrossEntropyShard& shard, int64_t r) {
   const int64_t column = shard.targets.as<int32_t>()[r] - shard.first;
   return column >= 0 && column < shard.vocab ? column : -1;
@@ -42,7 +42,8 @@ double logit(const Tensor& logits, int64_t r, int64_t column) {
 size_t shard_type(const CrossEntropyShard& shard, DType gradient) {
   TRAINER_CHECK(
       shard.logits.dtype == accumulator_of(gradient) && shard.vocab >= 0 && shard.vocab <= shard.logits.cols(),
-      "{} tokens, logits {} for a gradient in {}", shard.vocab, to_string(shard.logits), name_of(gradient));
+      "cross entropy of {} tokens: logits are {}, which does not match a gradient in {}", shard.vocab,
+      to_string(shard.logits), name_of(gradient));
   expect_count(shard.targets, shard.logits.rows(), DType::i32, "targets");
   return kernel_index(gradient, "cross entropy gradient");
 }
@@ -53,9 +54,10 @@ void run(Exec& ex, const CrossEntropy& op) {
   const int64_t rows = op.logits.rows(), padded = op.logits.cols();
   const DType sums = op.logits.dtype, gradient = op.dlogits ? op.dlogits.dtype : sums;
   const size_t type = kernel_index(gradient, "cross entropy dlogits");
-  TRAINER_CHECK(sums == accumulator_of(gradient), "logits are {}, dlogits {}", to_string(op.logits),
-                to_string(op.dlogits));
-  TRAINER_CHECK(op.vocab >= 1 && op.vocab <= padded, "vocabulary of {}, logits {}", op.vocab, to_string(op.logits));
+  TRAINER_CHECK(sums == accumulator_of(gradient), "logits are {}, expected the accumulator dtype of dlogits, {}",
+                to_string(op.logits), to_string(op.dlogits));
+  TRAINER_CHECK(op.vocab >= 1 && op.vocab <= padded, "a vocabulary of {} exceeds the columns of logits, {}", op.vocab,
+                to_string(op.logits));
   expect_count(op.targets, rows, DType::i32, "targets");
   if (op.weights) expect_count(op.weights, rows, sums, "weights");
   expect_count(op.loss, rows, DType::f64, "loss");

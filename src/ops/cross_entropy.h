@@ -1,6 +1,6 @@
 #pragma once
-// Softmax cross-entropy of one chunk of rows; the head (parallel/) processes the chunks, so that logits of the whole
-// batch never exist.
+// Softmax cross-entropy of one chunk of rows. The head (parallel/) processes chunk by chunk, so that the logits of the
+// whole batch are never in memory at the same time.
 #include "tensor/exec.h"
 
 namespace trainer::ops {
@@ -17,14 +17,14 @@ struct CrossEntropy {
 };
 void run(Exec& ex, const CrossEntropy& op);
 
-/// The same for ranks that share the vocabulary: this rank has columns for tokens first … first + vocab − 1 (followed
+/// The same for ranks that split the vocabulary: this rank has columns for tokens first … first + vocab − 1 (followed
 /// by padding; vocab may be 0). Three steps, with two reductions over the ranks between them (Megatron-LM, Shoeybi et
 /// al. 2019, §3):
 ///   ShardSums: this rank's part;   all_reduce(max) of largest;
-///   ShardRescale: relative to the largest of all;   all_reduce(sum) of sums;
+///   ShardRescale: sums relative to the largest of all ranks;   all_reduce(sum) of sums;
 ///   ShardLoss: loss, and dlogits of these columns.
 /// All statistics are f64: largest [m] and sums [2, m]. The sums are Σ exp(logits − largest), and logits[target] −
-/// largest of the rank that has the target, 0 on the others.
+/// largest on the rank that has the target's column, 0 on other ranks.
 struct CrossEntropyShard {
   Tensor logits, targets;
   int64_t first = 0, vocab = 0;

@@ -36,7 +36,7 @@ void run(Exec& ex, const DropoutAdd& op) {
   if (op.bias) expect_count(op.bias, cols, op.x.dtype, "dropout bias");
   const DropoutSite& site = op.site;
   TRAINER_CHECK(site.p == 0 || (site.first_row >= 0 && site.first_col >= 0 && site.first_col + cols <= site.width),
-                "dropout columns {}+{} of a width of {}", site.first_col, cols, site.width);
+                "dropout: {} columns from column {} exceed a width of {}", cols, site.first_col, site.width);
   const uint32_t threshold = dropout_threshold(site.p);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x) * (op.residual ? 3 : 2)});
@@ -53,7 +53,7 @@ void run(Exec& ex, const DropoutAdd& op) {
 }
 
 void run(Exec& ex, const ColumnSum& op) {
-  constexpr int64_t kColumns = 1024, kLeastRows = 128, kMostBlocks = 128;  // columns per task, whose sums stay in L1
+  constexpr int64_t kColumns = 1024, kLeastRows = 128, kMostBlocks = 128;  // a task's kColumns sums stay in L1
   const size_t type = kernel_index(op.x.dtype, "column sum x");
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   const DType sums = accumulator_of(op.x.dtype);
@@ -76,7 +76,7 @@ void run(Exec& ex, const ColumnSum& op) {
 void run(Exec& ex, const Cast& op) {
   const size_t from = kernel_index(op.x.dtype, "cast x"), to = kernel_index(op.y.dtype, "cast y");
   TRAINER_CHECK(op.x.count() == op.y.count() && op.x.packed() && op.y.packed(),
-                "cast of {} to {}: packed, equal counts", to_string(op.x), to_string(op.y));
+                "cast of {} to {}: expected packed tensors with equal counts", to_string(op.x), to_string(op.y));
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x) + bytes_of(op.y)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
@@ -99,7 +99,7 @@ void run(Exec& ex, const Copy& op) {
 }
 
 void run(Exec& ex, const Fill& op) {
-  TRAINER_CHECK(op.x.packed(), "fill of {} with rows {} apart", to_string(op.x), op.x.ld());
+  TRAINER_CHECK(op.x.packed(), "fill requires a packed tensor: {} has row stride {}", to_string(op.x), op.x.ld());
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;

@@ -6,8 +6,8 @@
 namespace trainer::ops {
 
 /// The position of a tensor of token rows in the step's whole batch. The mask of an element depends only on (key, step,
-/// global element index), so replicas, layouts and recomputation agree. Element (row r, col c) has index
-/// ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
+/// global element index), so that it is the same in all layouts and when recomputed. Element (row r, column c) has
+/// index (first_row + r)·width + first_col + c.
 struct DropoutSite {
   double p = 0;         // probability of dropping; kept values are scaled by 1/(1 − p)
   PhiloxKey key{0, 0};  // philox_key(seed, site name)
@@ -15,7 +15,7 @@ struct DropoutSite {
   int64_t first_row = 0;  // global token row in the step's batch (all micro-batches counted)
   int64_t first_col = 0, width = 0;
 };
-/// Returns the threshold: elements are kept if their Philox draw is at least as large.
+/// Returns the smallest Philox draw with which an element is kept.
 uint32_t dropout_threshold(double p);
 
 /// y = residual + dropout(x + bias); residual and bias may be empty (then y = dropout(x)). x, residual, y [N, H]; y may
@@ -26,9 +26,10 @@ struct DropoutAdd {
   Tensor bias;
 };
 void run(Exec& ex, const DropoutAdd& op);
-/// dx = mask(dy)/(1 − p): DropoutAdd without residual on the gradient.
+// The backward pass, dx = mask(dy)/(1 − p), is DropoutAdd on the gradient without a residual.
 
-/// sums[c] (+)= Σ_rows x[r, c]: bias gradients. x [N, F] compute dtype, sums [F] accumulator dtype. Fixed row blocks.
+/// sums[c] (+)= Σ_rows x[r, c]: bias gradients. x [N, F] compute dtype, sums [F] accumulator dtype. Sums over
+/// row blocks whose size does not depend on threads.
 struct ColumnSum {
   Tensor x, sums;
   bool accumulate = false;
@@ -47,7 +48,7 @@ struct Copy {
 };
 void run(Exec& ex, const Copy& op);
 
-/// x = value; packed.
+/// x = value; x must be packed.
 struct Fill {
   Tensor x;
   double value = 0;

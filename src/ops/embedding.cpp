@@ -7,24 +7,25 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kColumns = 256;     // columns of one task of a backward pass
+constexpr int64_t kColumns = 256;     // columns per task of a backward pass
 constexpr int64_t kRowsPerTask = 16;  // rows of a table per task
 
 const EmbeddingKernels& embedding_kernels(const Exec& ex) {
   return TRAINER_KERNELS(ex.device.isa(), embedding_kernels);
 }
 
-/// Returns the shard with its defaults filled in. Checks ids against its vocabulary.
+/// Returns the shard with its default filled in.
 TableShard shard_of(const TableShard& shard, const Tensor& table) {
   return {shard.first_id, shard.vocabulary == 0 ? table.rows() : shard.vocabulary};
 }
 void check_ids(const Tensor& ids, int64_t vocabulary) {
   const int32_t* id = ids.as<int32_t>();
   for (int64_t r = 0; r < ids.count(); ++r)
-    TRAINER_CHECK(id[r] >= 0 && id[r] < vocabulary, "token {} of row {}, a vocabulary of {}", id[r], r, vocabulary);
+    TRAINER_CHECK(id[r] >= 0 && id[r] < vocabulary, "token {} in row {} is outside the vocabulary of {}", id[r], r,
+                  vocabulary);
 }
 
-/// A counting sort. order[start[v] … start[v + 1]) are the rows that hold token first + v, ascending.
+/// A counting sort: order[start[v] … start[v + 1]) are the rows whose token is first + v, in ascending order.
 void sort_rows(const Tensor& ids, int64_t first, int64_t rows, int32_t* start, int32_t* order) {
   const int32_t* id = ids.as<int32_t>();
   const int64_t n = ids.count();
@@ -35,7 +36,7 @@ void sort_rows(const Tensor& ids, int64_t first, int64_t rows, int32_t* start, i
   for (int64_t v = 0; v < rows; ++v) start[v + 1] += start[v];
   for (int64_t r = 0; r < n; ++r)
     if (here(r)) order[start[id[r] - first]++] = static_cast<int32_t>(r);
-  for (int64_t v = rows; v > 0; --v) start[v] = start[v - 1];  // placing has moved each start to its end
+  for (int64_t v = rows; v > 0; --v) start[v] = start[v - 1];  // undoes the increments: each start was at its end
   start[0] = 0;
 }
 
@@ -60,7 +61,8 @@ void run(Exec& ex, const EmbeddingForward& op) {
     expect_rows(op.positions, op.positions.rows(), cols, op.table.dtype, "embedding positions");
     TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position >= 0 &&
                       op.first_position + std::min(n, op.rows_per_sequence) <= op.positions.rows(),
-                  "positions {}+{} of a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
+                  "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence,
+                  op.positions.rows());
   }
   const double bytes = static_cast<double>(op.y.bytes());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 2 * bytes});
@@ -85,7 +87,7 @@ void run(Exec& ex, const AddPositions& op) {
   const int64_t n = op.y.rows(), cols = op.y.cols();
   expect_rows(op.positions, op.positions.rows(), cols, op.y.dtype, "positions");
   TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position + op.rows_per_sequence <= op.positions.rows(),
-                "positions {}+{} of a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
+                "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 3 * bytes_of(op.y)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
@@ -127,7 +129,7 @@ void run(Exec& ex, const PositionsBackward& op) {
   const int64_t n = op.dy.rows(), cols = op.dy.cols(), length = op.rows_per_sequence;
   expect_rows(op.dpositions, op.dpositions.rows(), cols, accumulator_of(op.dy.dtype), "embedding dpositions");
   TRAINER_CHECK(length > 0 && op.first_row >= 0 && std::min(op.first_row + n, length) <= op.dpositions.rows(),
-                "{} rows per sequence, {} positions", length, op.dpositions.rows());
+                "{} rows per sequence exceed {} positions", length, op.dpositions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding,
                       {static_cast<double>(op.dy.count()), bytes_of(op.dy) + bytes_of(op.dpositions)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);

@@ -7,7 +7,7 @@ namespace trainer::ops {
 /// The rows of a table that this rank holds: row 0 is token `first_id`; ids >= `vocabulary` are not tokens. By default
 /// it holds the whole table.
 struct TableShard {
-  int64_t first_id = 0, vocabulary = 0;  // 0: the number of rows of the table
+  int64_t first_id = 0, vocabulary = 0;  // vocabulary 0: the number of rows of the table
 };
 
 /// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row
@@ -21,8 +21,8 @@ struct EmbeddingForward {
 void run(Exec& ex, const EmbeddingForward& op);
 
 /// y[r] += positions[first_position + (first_row + r) % rows_per_sequence], where row 0 of y is row `first_row` of the
-/// batch. It is the second half of EmbeddingForward, after the reduction over the shards of the table, and rounds
-/// identically.
+/// batch. If the table is sharded, this is the second half of EmbeddingForward, after the reduction over the shards; it
+/// rounds identically.
 struct AddPositions {
   Tensor positions, y;
   int64_t rows_per_sequence = 0, first_position = 0, first_row = 0;

@@ -16,7 +16,7 @@ bool is_compute(DType dtype) { return dtype == DType::f64 || dtype == DType::f32
 
 void check_like_c(const Gemm& op, const Tensor& tensor, const char* role) {
   TRAINER_CHECK(!tensor || (tensor.shape == op.c.shape && tensor.dtype == op.c.dtype),
-                "product: {} is {}, expected shape and dtype of c, {}", role, to_string(tensor), to_string(op.c));
+                "GEMM: {} is {}, expected the shape and dtype of c, {}", role, to_string(tensor), to_string(op.c));
 }
 
 void check(const device::Device& device, const Gemm& op) {
@@ -25,26 +25,26 @@ void check(const device::Device& device, const Gemm& op) {
                   op.trans_b ? " transposed" : "", to_string(op.c));
   };
   TRAINER_CHECK(op.a.shape.dims() == 2 && op.b.shape.dims() == 2 && op.c.shape.dims() == 2,
-                "product of other than matrices: {}", text());
+                "GEMM requires matrices: {}", text());
   const auto [m, n, k] = sizes_of(op);
   TRAINER_CHECK(
       op.a.shape[op.trans_a ? 1 : 0] == m && op.b.shape[op.trans_b ? 1 : 0] == k && op.b.shape[op.trans_b ? 0 : 1] == n,
-      "product: shapes do not fit: {}", text());
+      "GEMM: shapes do not match: {}", text());
   TRAINER_CHECK(is_compute(op.a.dtype) && op.b.dtype == op.a.dtype &&
                     (op.c.dtype == op.a.dtype || op.c.dtype == accumulator_of(op.a.dtype)),
-                "product: dtypes do not fit: {}", text());
+                "GEMM: dtypes do not match: {}", text());
   const Epilogue& e = op.epilogue;
   const bool plain = !e.bias && !e.pre && !e.residual && e.act == Activation::none;
   TRAINER_CHECK(!op.accumulate || (plain && op.c.dtype == accumulator_of(op.a.dtype)),
-                "GEMM: accumulation takes no epilogue, and c has the accumulator dtype: {}", text());
+                "GEMM: accumulation requires c in the accumulator dtype, and no epilogue: {}", text());
   TRAINER_CHECK(!e.bias || (e.bias.count() == n && e.bias.packed() && e.bias.dtype == op.a.dtype),
-                "product: bias is {}, expected {} [{}]", to_string(e.bias), name_of(op.a.dtype), n);
+                "GEMM: bias is {}, expected {} [{}]", to_string(e.bias), name_of(op.a.dtype), n);
   check_like_c(op, e.pre, "pre");
   check_like_c(op, e.residual, "residual");
   TRAINER_CHECK(!e.gradient || (e.act == Activation::gelu && e.pre && !e.bias),
-                "product: a gradient epilogue needs an activation and pre, and takes no bias: {}", text());
+                "GEMM: a gradient epilogue requires an activation and pre, and no bias: {}", text());
   TRAINER_CHECK(!op.packed_b || op.packed_b.bytes() == packed_bytes(device, op.a.dtype, k, n),
-                "product: packed_b has {} bytes, expected {} for {}", op.packed_b.bytes(),
+                "GEMM: packed_b has {} bytes, expected {} for {}", op.packed_b.bytes(),
                 packed_bytes(device, op.a.dtype, k, n), text());
 }
 
@@ -83,7 +83,7 @@ int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int
 }
 
 void run(Exec& ex, const PackB& op) {
-  TRAINER_CHECK(ex.device.kind() == device::Kind::cpu, "weights are packed for products on a CPU");
+  TRAINER_CHECK(ex.device.kind() == device::Kind::cpu, "weights are packed only for GEMMs on a CPU");
   TRAINER_CHECK(op.b.shape.dims() == 2 && is_compute(op.b.dtype), "packing {}: expected a matrix of a compute dtype",
                 to_string(op.b));
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];

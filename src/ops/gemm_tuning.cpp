@@ -22,18 +22,18 @@ const json& member(const json& object, std::string_view place, const char* key) 
 }
 std::string text_of(const json& object, std::string_view place, const char* key) {
   const json& value = member(object, place, key);
-  if (!value.is_string()) fail(format("{}.{}", place, key), "a text");
+  if (!value.is_string()) fail(format("{}.{}", place, key), "a string");
   return value.get<std::string>();
 }
 
 uint64_t hexadecimal(const json& value, const std::string& place) {
-  if (!value.is_string()) fail(place, "a text \"0x…\"");
+  if (!value.is_string()) fail(place, "a string \"0x…\"");
   const auto& text = value.get_ref<const std::string&>();
   uint64_t word = 0;
   const char* end = text.data() + text.size();
-  if (!text.starts_with("0x")) fail(place, "a text \"0x…\"");
+  if (!text.starts_with("0x")) fail(place, "a string \"0x…\"");
   const auto [stop, error] = std::from_chars(text.data() + 2, end, word, 16);
-  if (error != std::errc{} || stop != end) fail(place, "64 bits in hexadecimal");
+  if (error != std::errc{} || stop != end) fail(place, "a 64-bit hexadecimal number");
   return word;
 }
 
@@ -42,14 +42,16 @@ constexpr std::string_view kForms[] = {"as is", "left first", "right first"};  /
 TunedProduct product_of(const json& entry, const std::string& place) {
   TunedProduct product;
   const json& words = member(entry, place, "algorithm");
-  if (!words.is_array() || words.size() != product.algorithm.size()) fail(place + ".algorithm", "eight words");
+  if (!words.is_array() || words.size() != product.algorithm.size())
+    fail(place + ".algorithm", "an array of eight words");
   for (size_t i = 0; i < product.algorithm.size(); ++i)
     product.algorithm[i] = hexadecimal(words[i], format("{}.algorithm[{}]", place, i));
   const json& workspace = member(entry, place, "workspace");
-  if (!workspace.is_number_unsigned() || workspace.get<uint64_t>() >> 40 != 0) fail(place + ".workspace", "bytes");
+  if (!workspace.is_number_unsigned() || workspace.get<uint64_t>() >> 40 != 0)
+    fail(place + ".workspace", "a number of bytes");
   product.workspace = workspace.get<int64_t>();
   const json& time = member(entry, place, "microseconds");
-  if (!time.is_number() || !(time.get<double>() >= 0)) fail(place + ".microseconds", "a time");
+  if (!time.is_number() || !(time.get<double>() >= 0)) fail(place + ".microseconds", "a time in microseconds");
   product.microseconds = time.get<double>();
   if (entry.contains("form")) {
     const auto form = std::find(std::begin(kForms), std::end(kForms), text_of(entry, place, "form"));
@@ -68,12 +70,12 @@ GemmTuning parse_gemm_tuning(std::string_view text) {
   if (!all.is_object()) fail("the file", "a JSON object");
   GemmTuning tuning{text_of(all, "the file", "device"), text_of(all, "the file", "library"), {}};
   const json& products = member(all, "the file", "products");
-  if (!products.is_array()) fail("products", "a list");
+  if (!products.is_array()) fail("products", "an array");
   for (size_t i = 0; i < products.size(); ++i) {
     const std::string place = format("products[{}]", i);
     if (!products[i].is_object()) fail(place, "an object");
     if (!tuning.products.emplace(text_of(products[i], place, "product"), product_of(products[i], place)).second)
-      fail(place + ".product", "a product that the list has not named before");
+      fail(place + ".product", "a GEMM that is not listed twice");
   }
   return tuning;
 }
@@ -108,7 +110,8 @@ std::optional<std::string> gemm_tuning_misfit(const device::Device& device, cons
 }
 
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms) {
-  TRAINER_CHECK(most >= 1 && repeats >= 1, "{} algorithms, {} repeats", most, repeats);
+  TRAINER_CHECK(most >= 1 && repeats >= 1,
+                "measure_gemms() requires at least one algorithm and one repeat, not {} and {}", most, repeats);
   cuda::measure_gemms(device, most, repeats, forms);
 }
 MeasuredGemms measured_gemms(const device::Device& device) { return cuda::measured_gemms(device); }

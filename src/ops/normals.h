@@ -1,5 +1,5 @@
 #pragma once
-// Standard normal draws in vectors: base/philox.h's philox_normals, bit for bit, on every instruction set.
+// Standard normal draws, vectorised: bitwise identical to philox_normals (base/philox.h) on every instruction set.
 #include "base/philox.h"
 #include "device/device.h"
 

@@ -6,7 +6,7 @@
 
 namespace trainer::ops {
 
-/// Internal error that names the operand, its shape or type, and the expected one.
+/// Throw an internal error if an operand does not have the expected shape and type.
 inline void expect_count(const Tensor& t, int64_t count, DType dtype, const char* name) {
   TRAINER_CHECK(t.count() == count && t.dtype == dtype && t.packed(), "{} is {}, expected {} packed elements of {}",
                 name, to_string(t), count, name_of(dtype));
@@ -16,13 +16,13 @@ inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype
                 to_string(t), name_of(dtype), rows, cols);
 }
 
-/// Returns the bytes of `passes` over a tensor, for costs.
+/// Returns the bytes that `passes` over a tensor read or write, for costs.
 inline double bytes_of(const Tensor& t, double passes = 1) { return passes * static_cast<double>(t.bytes()); }
 
 /// Returns the index of a compute type (f64, f32, bf16) in the kernel tables.
 inline size_t kernel_index(DType dtype, const char* name) {
   TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16,
-                "{} has dtype {}, kernels exist for fp64, fp32 and bf16", name, name_of(dtype));
+                "{} has dtype {}, expected fp64, fp32 or bf16", name, name_of(dtype));
   return static_cast<size_t>(dtype);
 }
 static_assert(static_cast<size_t>(DType::f64) == 0 && static_cast<size_t>(DType::f32) == 1 &&
@@ -41,8 +41,8 @@ void for_row_blocks(Exec& ex, int64_t rows, int64_t rows_per_task, F&& fn) {
 inline constexpr int64_t kTaskElements = 16384;
 inline int64_t rows_per_task(int64_t cols) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, cols)); }
 
-/// Calls fn(first row, rows, first column, columns) for the tiles of an elementwise operator, in parallel. Packed
-/// operands are one long row; otherwise tiles are whole rows.
+/// Calls fn(first row, rows, first column, columns) for the tiles of an elementwise operator, in parallel. `packed`:
+/// the operands are treated as one long row; if not, tiles are whole rows.
 template <typename F>
 void for_tiles(Exec& ex, int64_t rows, int64_t cols, bool packed, F&& fn) {
   if (!packed) {

@@ -41,7 +41,7 @@ void merge(Exec& ex, const NormMerge& op) {
   });
 }
 
-/// Checks the common operands of both halves of the gradient.
+/// Checks the operands that both halves of the backward pass have in common.
 SplitGradient checked(const Tensor& dy, const Tensor& x, const Tensor& gain, const Tensor& mean, const Tensor& rstd,
                       const Tensor& sums, bool center) {
   const int64_t rows = x.rows(), cols = x.cols();
@@ -83,9 +83,9 @@ void run(Exec& ex, const NormMoments& op) {
 void run(Exec& ex, const NormMerge& op) {
   const int64_t rows = op.rstd.count(), each = norm_planes(op.center) * rows;
   const DType type = op.rstd.dtype;
-  TRAINER_CHECK(type == DType::f64 || type == DType::f32, "norm rstd is {}", to_string(op.rstd));
-  TRAINER_CHECK(op.width > 0 && (rows == 0 || op.all.count() % each == 0), "moments {} of {} rows", to_string(op.all),
-                rows);
+  TRAINER_CHECK(type == DType::f64 || type == DType::f32, "norm rstd is {}, expected fp64 or fp32", to_string(op.rstd));
+  TRAINER_CHECK(op.width > 0 && (rows == 0 || op.all.count() % each == 0),
+                "gathered moments are {}, expected whole planes of {} rows", to_string(op.all), rows);
   expect_count(op.all, op.all.count(), type, "gathered moments");
   if (op.center) expect_count(op.mean, rows, type, "norm mean");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.all.count()), bytes_of(op.all)});
@@ -113,7 +113,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
   if (op.residual) expect_rows(op.residual, rows, cols, op.x.dtype, "split norm residual");
   expect_count(op.dgain, cols, sums, "split norm dgain");
   if (op.dbias) expect_count(op.dbias, cols, sums, "split norm dbias");
-  TRAINER_CHECK(op.hidden >= cols, "{} columns of a hidden dimension of {}", cols, op.hidden);
+  TRAINER_CHECK(op.hidden >= cols, "split norm: {} columns exceed a hidden dimension of {}", cols, op.hidden);
   const OpTimer timer(ex.meter, OpKind::norm,
                       {12.0 * static_cast<double>(op.x.count()), bytes_of(op.x, op.residual ? 4 : 3)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);

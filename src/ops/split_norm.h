@@ -1,14 +1,14 @@
 #pragma once
-// Layer norm and RMS norm (ops/norm.h) for ranks that share the hidden dimension. Each has W of the H = g·W columns of
-// its rows. Forward and backward have two halves each, with one exchange of a value or two per row between them:
-//   NormMoments;  all_gather of the moments;  NormMerge;  NormApply writes y as before
+// Layer norm and RMS norm (ops/norm.h) over g ranks that split the hidden dimension: each has W of the H = g·W columns.
+// Forward and backward pass have two halves each, between which the ranks exchange one or two values per row:
+//   NormMoments;  all_gather of the moments;  NormMerge;  NormApply
 //   SplitNormSums;  all_reduce(sum) of the sums;  SplitNormBackward
 // Squares are of differences from each rank's own mean, merged in rank order (Chan et al. 1979): never E[x²] − mean².
 #include "ops/norm.h"
 
 namespace trainer::ops {
 
-/// Returns the number of values per row that are exchanged: mean and squares; for RMS norms only squares.
+/// Returns the number of values exchanged per row: mean and squares, or only squares for RMS norms.
 constexpr int64_t norm_planes(bool center) { return center ? 2 : 1; }
 
 /// x [N, W] compute dtype → moments [planes, N] accumulator dtype: the mean of this rank's columns (centred norms only)
@@ -37,7 +37,7 @@ struct SplitNormSums {
 };
 void run(Exec& ex, const SplitNormSums& op);
 
-/// NormBackward of this rank's columns, with the sums of all ranks over the whole hidden dimension H:
+/// NormBackward for this rank's columns, given the sums over all ranks and thus over the whole hidden dimension H:
 /// dx = residual (if given) + rstd·(g − Σg/H − n·Σ(g·n)/H).
 struct SplitNormBackward : NormBackward {
   Tensor sums;
