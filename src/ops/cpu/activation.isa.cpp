@@ -15,7 +15,7 @@ T* row(TileOut t, int64_t r) {
   return static_cast<T*>(t.data) + r * t.ld;
 }
 
-/// Near: bf16 by math_bf16.h, bit-identical to the epilogue of GEMMs of bf16 panels (panel_finish.h).
+/// Near: bf16 with math_bf16.h, bitwise identical to the epilogue of GEMMs with bf16 panels (panel_finish.h).
 template <typename T, bool Near = false>
 void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, bool gelu, int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;

@@ -23,7 +23,7 @@ struct ActivationKernels {
   void (*swiglu[3])(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
 };
-// activation_kernels_near: bf16 with math_bf16.h; used with GEMMs of bf16 panels.
+// activation_kernels_near: bf16 with math_bf16.h, for use with GEMMs with bf16 panels.
 TRAINER_FOR_EACH_ISA(extern const ActivationKernels activation_kernels, activation_kernels_near;)
 
 }  // namespace trainer::ops

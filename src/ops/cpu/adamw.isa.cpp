@@ -6,7 +6,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Returns the nearest bf16, ties to even, NaN as 0x7fff: the result of a store and a load of bf16.
+/// Rounds to the nearest bf16, ties to even, NaN to 0x7fff, as if stored and loaded again.
 [[gnu::always_inline]] inline Vec<float> rounded_to_bf16(Vec<float> v) {
   const Vec<uint32_t> u = (Vec<uint32_t>)v, nan = (Vec<uint32_t>)(v != v);
   const Vec<uint32_t> rounded = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
@@ -34,7 +34,7 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
     }
   };
   auto element = [&](int64_t i, auto tag) {
-    // The hardware's own prefetching stops at page boundaries, which four arrays have many of.
+    // Hardware prefetching stops at page boundaries, which four arrays have many of.
     for (const void* ahead : {static_cast<const void*>(p + i + kAhead), static_cast<const void*>(m + i + kAhead),
                               static_cast<const void*>(v + i + kAhead), static_cast<const void*>(g + i + kAhead)})
       __builtin_prefetch(ahead);

@@ -17,7 +17,7 @@ template <typename Storage>
 [[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
   return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
 }
-/// Returns x in the first n lanes, `other` in the rest.
+/// Returns x, with `other` in the lanes from n.
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> first_lanes(Vec<T> x, int64_t n, T other) {
   Vec<T> lane{};
@@ -36,7 +36,7 @@ template <typename T>
   if (i < n) best[1] = vmax(best[1], first_lanes(load(x + i), n - i, start));
   return lane_max<T>(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
 }
-/// Computes x[i] <- exp(x[i] − shift); returns the sum. Reads and writes whole vectors: lanes beyond n become 0.
+/// Computes x[i] <- exp(x[i] − shift) and returns the sum. Reads and writes whole vectors; lanes beyond n become 0.
 template <typename T>
 [[gnu::always_inline]] inline T exp_and_sum(T* x, int64_t n, T shift) {
   Vec<T> sum{};
@@ -54,10 +54,10 @@ template <typename T>
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
-/// Number of queries whose scores are computed, weighted and summed together: such a block stays in L1.
+/// Number of queries whose scores are computed, weighted and summed together, so that the scores stay in L1.
 inline constexpr int64_t kStrip = 24;
 
-/// The position of a task, which processes one query head of a pair in the wave.
+/// The pair and the query head that a task of the wave processes.
 struct Place {
   int64_t slot, sequence, kv_head, head;
 };
@@ -166,7 +166,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
-/// Computes out[columns 0 … NV vectors) = Σ_j p[j]·v[j], one pass over the rows.
+/// Computes NV vectors of columns of out = factor·Σ_j p[j]·v[j] in one pass over the rows of v.
 template <int NV, typename Storage, typename T>
 [[gnu::always_inline]] inline void weighted_sum(int64_t keys, const T* p, const Storage* v, int64_t ldv,
                                                 int64_t columns, T factor, Storage* out) {

@@ -1,7 +1,7 @@
 #pragma once
 // Block GEMMs inside attention: packed operands in L1 and L2, one thread. A register block is kRegisterRows rows by two
-// vectors; every k step loads two vectors of B and broadcasts one element of A per row. Row r of a block attends to the
-// keys below first + r (of this block): causally masked register blocks are skipped.
+// vectors; every k step loads two vectors of B and broadcasts one element of A per row. Row r of a block attends to
+// keys 0 … first + r − 1 of the block. Register blocks that are masked entirely are skipped.
 #include "ops/cpu/lanes.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -78,13 +78,13 @@ template <bool kTransposed, bool kAdd, typename T>
   }
 }
 
-/// Returns the rows of the next register block if `left` remain: a short remainder is shared by the last two.
+/// Returns the rows of the next register block if `left` remain. The last two blocks share a short remainder evenly.
 [[gnu::always_inline]] inline int64_t next_rows(int64_t left) {
   if (left <= kRegisterRows) return left;
   return left < 2 * kRegisterRows ? (left + 1) / 2 : kRegisterRows;
 }
 
-/// s[m, n] = a[m, k]·b for the visible columns (the other columns are left as they are or overwritten).
+/// s[m, n] = a[m, k]·b for the visible columns. Values in other columns are undefined.
 template <typename T>
 void multiply_scores(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, Panels<T> b, T* s, int64_t lds,
                      int64_t first) {
@@ -101,8 +101,8 @@ void multiply_scores(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, P
   }
 }
 
-/// c[m, columns] (+)= p[m, n]·b: each row over its visible keys; p is zero between those and the end of its register
-/// block.
+/// c[m, columns] (+)= p[m, n]·b, over the visible keys. All rows of a register block run to the last key visible to its
+/// last row, so p must be zero from a row's own last visible key up to that one.
 template <bool kAdd, typename T>
 void weighted_rows(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
                    int64_t first) {
@@ -118,7 +118,7 @@ void weighted_rows(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ld
   }
 }
 
-/// c[n, columns] (+)= p[m, n]ᵀ·b[m, columns]: for each key the sum over the rows that attend to it.
+/// c[n, columns] (+)= p[m, n]ᵀ·b[m, columns]: for each key, the sum over the rows that attend to it.
 template <bool kAdd, typename T>
 void transposed_product(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
                         int64_t first) {
@@ -134,7 +134,7 @@ void transposed_product(int64_t m, int64_t n, int64_t columns, const T* p, int64
   }
 }
 
-// Packing. Rows of an operand are far apart, so the hardware does not prefetch them.
+// Packing. Rows of an operand are too far apart for hardware prefetching.
 
 inline constexpr int64_t kRowsAhead = 8;
 template <typename Storage>
@@ -178,7 +178,7 @@ void pack_rows(int64_t n, int64_t columns, const Storage* x, int64_t ldx, T fact
   }
 }
 
-/// out[columns] <- factor·row, rounded to the storage type. Reads whole vectors of row.
+/// out[columns] <- factor·row, rounded to the storage type. Reads whole vectors of `row`.
 template <typename T, typename Storage>
 [[gnu::always_inline]] inline void store_row(const T* row, int64_t columns, T factor, Storage* out) {
   each_vector<T>(columns, [&](int64_t c, auto tag) { put(out + c, load(row + c) * factor, tag); });

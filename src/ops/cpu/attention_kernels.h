@@ -1,7 +1,7 @@
 #pragma once
-// The interface between attention.cpp and the kernels of an instruction set. A job describes one wave: some (sequence,
-// key/value head) pairs whose keys and values are packed together and then read by many tasks. Plain data only: this
-// header is compiled once per instruction set.
+// The interface between attention.cpp and the kernels of an instruction set. A job describes one wave: some pairs of a
+// sequence and a key/value head, whose keys and values are packed together and then read by many tasks. Plain data
+// only, since this header is compiled once per instruction set.
 #include <cstddef>
 #include <cstdint>
 
@@ -20,7 +20,7 @@ struct AttentionBackward;
 
 /// Rows of queries and keys that a task multiplies at a time: a block of scores stays in L2, a panel of keys in L1.
 inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
-static_assert(kKeyBlock % kQueryBlock == 0);  // backward: a block of keys is first seen by a whole block of queries
+static_assert(kKeyBlock % kQueryBlock == 0);  // backward: the first queries that see a block of keys begin a block
 inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row stride of a block of scores: not a power of two
 
 /// A [rows, heads·D] operand; row stride in elements.
@@ -34,7 +34,7 @@ struct AttentionJob {
   int64_t group;  // query heads per key/value head
   double scale;
   AttentionRows q, k, v, out, dout, dq, dk, dv;
-  std::byte* lse;  // [batch·heads, q_len] accumulator dtype; null: not kept
+  std::byte* lse;  // [batch·heads, q_len] accumulator dtype; null: not stored
 
   bool dropout;
   uint32_t threshold, step;  // kept if draw >= threshold
@@ -49,9 +49,9 @@ struct AttentionJob {
   int64_t chunks, chunk_keys;  // backward: keys per task; dq is summed over chunks in order
   bool backward;
 
-  // Scratch. Vector kernels use accumulator elements; row_ld is the stride of packed rows, an odd number of cache
-  // lines. Panel kernels sum in f32. Their operands are bf16 in panels of 32 rows or columns (tile_panels.h), whose
-  // layout along the contraction dimension the shapes below do not show. There row_ld is D rounded up to a panel.
+  // Scratch. Vector kernels use elements of the accumulator dtype; row_ld is the stride of packed rows, an odd number
+  // of cache lines. Panel kernels sum in f32; their operands are bf16 in panels of 32 rows or columns (tile_panels.h),
+  // whose layout along the contraction dimension is not shown below, and row_ld is D rounded up to whole panels.
   int64_t row_ld;
   std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]; panels: [pair][row_ld][k_pad]
   std::byte *keys, *values;      // [pair][k_pad][row_ld]
@@ -61,22 +61,22 @@ struct AttentionJob {
   int64_t q_pad;                 // queries; panels: rounded up to whole blocks
   std::byte* workers;            // private blocks and rows of each worker
   int64_t worker_bytes;
-  // Panel kernels, backward pass, current head: Q and dO packed for contraction over D (_t) and over queries;
+  // Panel kernels, backward pass, current head: Q and dO, packed for contraction over D (_t) and over queries; the
   // log-sum-exps; Σ dO·O.
   std::byte *queries_t, *queries, *douts_t, *douts;  // [pair][q_pad][row_ld]
   std::byte *shifts, *deltas;                        // [pair][q_pad]
 };
 
-/// Kernels for one element type. Tasks of a kind are independent of each other.
+/// Kernels for one element type. Tasks of the same kind are independent of each other.
 struct AttentionKernels {
   /// task = pair·key_blocks + key block: packs keys and values.
   void (*pack)(const AttentionJob& job, int64_t task) = nullptr;
-  /// task = pair·query_blocks + query block: packs the operands of the backward pass from the queries of one head of
-  /// each group. Null: nothing is packed.
+  /// task = pair·query_blocks + query block: packs the backward pass's operands that belong to the queries of one head
+  /// of each group. Null: nothing is packed.
   void (*pack_queries)(const AttentionJob& job, int64_t task) = nullptr;
   /// task: one of query_blocks · pairs · group.
   void (*forward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
-  /// task = sequence·heads + head: for small numbers of queries; keys and values are read in place.
+  /// task = sequence·heads + head: for a small number of queries; reads keys and values in place.
   void (*decode)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = chunk·pairs + pair: dk, dv of a chunk of keys and its part of dq, for one query head of each group.
   void (*backward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
@@ -86,9 +86,9 @@ struct AttentionKernels {
   int64_t (*worker_bytes)(int64_t row_ld, bool backward) = nullptr;
 };
 
-// attention_pairs and attention_tiles compute bf16 by dot products of pairs and by matrix tiles, except for decoding.
-// The avx512 versions need AVX512-BF16 and AMX. Those of the other sets are plain C++, and exist only in builds with
-// tests.
+// attention_pairs and attention_tiles compute bf16 attention, except for decoding, with dot products of pairs and with
+// matrix tiles. Their avx512 versions require AVX512-BF16 and AMX. The versions for other instruction sets are plain
+// C++, and exist only in builds with tests.
 TRAINER_FOR_EACH_ISA(const AttentionKernels& attention_kernels(DType dtype);
                      extern const AttentionKernels attention_pairs, attention_tiles;)
 

@@ -1,6 +1,6 @@
 #pragma once
-// Operands of attention on bf16 panels (attention_panels.h), for kernel files (*.isa.cpp): their addresses, the keys
-// visible to a query, and the packing of keys, values and queries.
+// Operands of attention on bf16 panels (attention_panels.h), for kernel files (*.isa.cpp): their addresses, dropout of
+// the keys visible to a query, and the packing of keys, values and queries.
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/lanes.h"
@@ -26,8 +26,8 @@ template <typename T>
   return as<bf16>(x.data) + row * x.ld + head * job.head_dim;
 }
 
-/// factors[key][query], rows `ld` apart, of `keys` keys beginning with `key` and of queries beginning at `position`. A
-/// whole panel or block is filled: 0 beyond `queries` and for keys that are not visible to a query.
+/// Fills factors[key][query], rows `ld` apart, for `keys` keys from `key` and for `queries` queries from `position`.
+/// The rest of the panel or block is filled too: with 0 beyond `queries` and for keys that are not visible to a query.
 void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head, int64_t position, int64_t key,
                          int64_t queries, int64_t keys, float* factors, int64_t ld) {
   float row[kKeyBlock];
@@ -49,7 +49,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return found != 0;
 #endif
 }
-/// Returns x with `other` in the lanes below `first`.
+/// Returns x, with `other` in the lanes below `first`.
 [[gnu::always_inline]] inline Vec<float> lanes_from(Vec<float> x, int64_t first, float other) {
   Vec<float> lane{};
   for (int i = 0; i < kVector; ++i) lane[i] = static_cast<float>(i);
@@ -64,8 +64,8 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return as<bf16>(packed) + slot * rows * terms + row * terms;
 }
 
-/// Prefetches rows of a head that are packed next. They are one token apart, a stride that no hardware prefetcher
-/// follows.
+/// Prefetches the rows of a head that are packed next. They are one token apart, a stride that hardware prefetchers do
+/// not follow.
 [[gnu::always_inline]] inline void prefetch_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
 }
@@ -103,7 +103,8 @@ void pack_keys(const AttentionJob& job, int64_t task) {
 }
 
 /// Packs a block of queries of the current head (backward): Q and dO twice, for contraction over D and over queries,
-/// and Σ dO·O. The log-sum-exp is in units of log 2, and +inf where there is no query, so that probabilities vanish.
+/// and Σ dO·O. Log-sum-exps are stored in units of log 2, and as +inf beyond the last query, so that probabilities
+/// there are 0.
 void pack_queries(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot, d = job.head_dim;
@@ -116,7 +117,7 @@ void pack_queries(const AttentionJob& job, int64_t task) {
     bf16* const block = panel_at(rows, slot, job.q_pad, ld, query);
     for (int64_t c = 0; c < ld; c += kSide)
       pack_b_rows(x + c, ldx, smaller(kSide, d - c), m, block + c * kQueryBlock, 0);
-    // For an odd half, since all steps of a block are read.
+    // Clears the second half of a block that has only one panel of queries, since both halves are read.
     if (m <= kSide)
       for (int64_t c = 0; c < ld; c += kSide)
         std::memset(static_cast<void*>(block + c * kQueryBlock + kStepElements), 0, kStepElements * sizeof(bf16));

@@ -1,10 +1,9 @@
 #pragma once
-// Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all GEMMs of panels use one unit, the
-// softmax uses vectors. Scores are computed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a
-// vector holds neighbouring queries. Maxima, sums, masks and the log-sum-exp go down the rows without horizontal
-// operations. Rounded probabilities are stored in the layout of the next GEMM. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the
-// log-sum-exp: dV = Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs, sums are
-// f32.
+// Attention on bf16 panels (tile_panels.h), for kernel files (*.isa.cpp): a Unit computes all GEMMs of panels, vectors
+// the softmax. Scores are computed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a vector
+// holds adjacent queries, and maxima, sums, masks and log-sum-exps need no horizontal operations. Rounded probabilities
+// are stored in the layout of the next GEMM. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the log-sum-exp: dV = Pᵀ·dO, dK =
+// dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs; sums are f32.
 //
 // A Unit multiplies panels:
 //   Unit::begin()                                        once per task, before its GEMMs
@@ -23,8 +22,8 @@ struct ForwardPanel {
   float top[kSide], denominator[kSide], shrink[kSide];
 };
 
-/// Online softmax of `keys` keys' scores, in powers of 2. Query q of the panel sees the keys up to last_seen + q,
-/// counted within the block. Returns true if any query's maximum has grown.
+/// Online softmax over the scores of `keys` keys, in powers of 2. Query q of the panel sees the block's keys up to
+/// last_seen + q. Returns true if any query's maximum has grown.
 template <bool Dropout>
 [[gnu::always_inline]] inline bool online_softmax_as(const AttentionJob& job, ForwardPanel& p, int64_t keys,
                                                      int64_t last_seen, const float* factors) {
@@ -33,7 +32,7 @@ template <bool Dropout>
   bool grown = false;
   for (int64_t c = 0; c < kSide; c += kWide) {
     const float* const s = p.scores + c;
-    // Keys below `open` are visible to all queries; later keys to the queries from lane key − seen on.
+    // Keys below `open` are visible to all queries; a later key is visible to the queries in lanes >= key − seen.
     const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
     const int64_t open = smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
     const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
@@ -135,7 +134,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     for (int64_t qp = 0; qp * kSide < m; ++qp) {
       ForwardPanel& p = panels[qp];
       const int64_t first = position + qp * kSide, rows = smaller(kSide, m - qp * kSide);
-      if (first + rows <= key) continue;  // attends to none of them
+      if (first + rows <= key) continue;  // this panel attends to none of these keys
       const int64_t keys = smaller(kKeyBlock, panels_in(first + rows - key) * kSide);
       for (int64_t k = 0; k < keys; k += kSide)
         Unit::multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
@@ -170,12 +169,13 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
 
 /// Scores, probabilities and their gradients for a block of keys and a block of queries.
 struct BackwardBlock {
-  float scores[kSide * kSide], slopes[kSide * kSide];            // of one square: Sᵀ and dPᵀ
-  bf16 p[kKeyBlock * kQueryBlock], ds[kKeyBlock * kQueryBlock];  // left factors [key panel][step of queries], of dV, dK
-  bf16 ds_pairs[kKeyBlock * kQueryBlock];                        // right factor [query panel][step of keys], of dQ
+  float scores[kSide * kSide], slopes[kSide * kSide];  // Sᵀ and dPᵀ of one square
+  bf16 p[kKeyBlock * kQueryBlock],
+      ds[kKeyBlock * kQueryBlock];         // left factors for dV, dK: [key panel][step of queries]
+  bf16 ds_pairs[kKeyBlock * kQueryBlock];  // right factor for dQ: [query panel][step of keys]
 };
 
-/// Computes P and dS of one square. Query q of it sees its keys up to last_seen + q.
+/// Computes P and dS of one square, whose query q sees the square's keys up to last_seen + q.
 template <bool Dropout>
 [[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
                                                     int64_t query_panel, int64_t last_seen, const float* shift,
@@ -233,7 +233,7 @@ void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
 template <typename Unit>
 void backward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  /// Every query attends to the first chunk, so it comes first.
+  // Every query attends to the first chunk, so the longest tasks come first.
   const int64_t chunk = task / job.pairs, slot = task % job.pairs;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads, kv_head = pair % job.kv_heads;
   const int64_t head = kv_head * job.group + job.head_in_group;
@@ -266,7 +266,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
           differentiate(job, b, kp, qp, last_seen, shift + qp * kSide, delta + qp * kSide,
                         job.dropout ? factors + kp * kSide * kQueryBlock + qp * kSide : nullptr);
         }
-      /// These are the first queries that attend to these keys.
+      // These are the first queries that attend to these keys.
       const bool begins = job.head_in_group == 0 && query == key;
       for (int64_t kp = 0; kp < key_panels; ++kp) {
         const int64_t k = key + kp * kSide;
@@ -301,7 +301,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
-/// Computes dq of a block of queries: adds its parts, [query panel][ld][query], in order.
+/// Computes dq for a block of queries by adding its parts, [query panel][ld][query], in order.
 void sum_dq(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock, ld = job.row_ld;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot;

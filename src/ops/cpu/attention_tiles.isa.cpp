@@ -1,4 +1,4 @@
-// Attention by matrix tiles (attention_panels.h).
+// Attention with matrix tiles (attention_panels.h).
 #include "ops/cpu/attention_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {

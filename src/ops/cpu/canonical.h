@@ -6,7 +6,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Fused multiply-add, rounded once on every set; the plain set has no such instruction and calls the C library.
+/// Fused multiply-add, rounded once on every instruction set; plain code calls the C library.
 template <typename A>
 [[gnu::always_inline]] inline Vec<A> fused(Vec<A> a, Vec<A> b, Vec<A> c) {
 #if defined(__FMA__)

@@ -7,13 +7,13 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Returns log(sum). An infinite sum is its own logarithm, since portable_log accepts finite numbers only.
+/// Returns log(sum). Sums that are not finite are returned unchanged, since portable_log accepts only finite numbers.
 inline double log_of(double sum) { return sum < __builtin_inf() ? portable_log(sum) : sum; }
 
 /// Online softmax: the sum is relative to the largest logit so far, and is scaled down when a larger one follows.
 template <typename A>
 CrossEntropySums sums_of(const A* logits, int64_t vocab) {
-  constexpr int64_t kChunk = 2048;  // stays in L1 between finding its maximum and summing it
+  constexpr int64_t kChunk = 2048;  // a chunk stays in L1 between finding its maximum and summing it
   A largest = logits[0];
   double sum = 0;
   for (int64_t c = 0; c < vocab; c += kChunk) {

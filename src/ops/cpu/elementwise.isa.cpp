@@ -5,7 +5,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Sets all bits in the lanes whose draw keeps the element.
+/// Returns x with 0 in the lanes whose draw drops the element.
 [[gnu::always_inline]] inline Vec<float> kept(Vec<float> x, const uint32_t* draws, uint32_t threshold) {
   Vec<uint32_t> draw;
   std::memcpy(&draw, draws, sizeof(draw));
@@ -53,7 +53,7 @@ void column_sum(const void* data, int64_t ld, int64_t rows, int64_t cols, void* 
   A* sums = static_cast<A*>(out);
   for (int64_t c = 0; c < cols; ++c) sums[c] = 0;
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {  // four rows per pass, so that the sums are loaded and stored only once for them
+  for (; r + 4 <= rows; r += 4) {  // four rows per pass, so that the sums are loaded and stored only once per pass
     const T *x0 = x + r * ld, *x1 = x0 + ld, *x2 = x1 + ld, *x3 = x2 + ld;
     each_vector<A>(cols, [&](int64_t i, auto tag) {
       const Vec<A> four = (get(x0 + i, tag) + get(x1 + i, tag)) + (get(x2 + i, tag) + get(x3 + i, tag));

@@ -7,10 +7,10 @@
 namespace trainer::ops {
 
 struct EmbeddingKernels {
-  /// y[0 … cols) = token + position; null means zeros. y may be either.
+  /// y[0 … cols) = token + position; null stands for zeros. y may be token or position.
   void (*look_up[3])(const void* token, const void* position, void* y, int64_t cols);
-  /// sum[0 … cols) (+)= Σ_i dy[rows[i]] in order; row i is rows[i], or first + i·stride if rows is null. Without
-  /// accumulate, and without rows, the sum is 0.
+  /// Sums `count` rows of dy in order into sum[0 … cols). Row i of them is rows[i], or first + i·stride if rows is
+  /// null. accumulate: adds to `sum`; if not, no rows yield 0.
   void (*gather_sum[3])(const void* dy, int64_t ld, const int32_t* rows, int64_t first, int64_t stride, int64_t count,
                         void* sum, bool accumulate, int64_t cols);
 };

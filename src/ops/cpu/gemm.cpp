@@ -12,14 +12,14 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a time: stay in L3 while all rows use it
-constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
-constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
-constexpr int64_t kPackCost = 12;                // cost of packing one element of A, in columns multiplied in that time
-constexpr int64_t kTaskSums = int64_t{1} << 20;  // bytes: sums that a task keeps between blocks stay in L2
+constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a time: in L3 while all rows of A use them
+constexpr int64_t kChunkCols = 1024;  // minimum columns per chunk, so that packing A again for each chunk costs little
+constexpr int64_t kPackStrip = 128;   // maximum columns of B per packing task
+constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
+constexpr int64_t kTaskSums = int64_t{1} << 20;  // maximum bytes of sums that a task keeps in L2 between blocks
 
-/// Blocking of a GEMM. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of k,
-/// whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
+/// Blocking of a GEMM. C is divided into tiles of tile_cols columns. A chunk is the part of B that is packed at once:
+/// chunk_tiles tiles by chunk_blocks blocks of k. A task computes task_rows rows by group_tiles tiles of a chunk.
 struct Plan {
   template <typename T, typename C, typename P>
   Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads);
@@ -29,7 +29,7 @@ struct Plan {
   int64_t tiles, tile_cols, chunk_tiles, chunk_blocks;
   int64_t task_rows, row_blocks, group_tiles;
   bool by_block;     // a task packs its rows of A one block at a time, and keeps the sums of its tiles between blocks
-  bool sums_shared;  // several chunks along k, between which the sums of all tiles are kept
+  bool sums_shared;  // k has several chunks, and the sums of all tiles are kept between them
   int64_t b_bytes, a_bytes, sums_bytes;  // a: per thread; sums: per thread unless shared
 
   int64_t chunk_cols() const { return chunk_tiles * tile_cols; }
@@ -103,7 +103,7 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
   });
 }
 
-/// True if C is written with non-temporal stores: only whole lines, and only if C is larger than a core's own caches.
+/// True if C can be written with non-temporal stores: it has whole cache lines, and is larger than a core's own caches.
 template <typename C>
 bool streams(const Tensor& c) {
   constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
@@ -137,7 +137,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       if (!packed && plan.k > 0)
         pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
                      kernels.pack_b);
-      // Packed weights hold all columns and all of k, the panels of a chunk only its own.
+      // Packed weights contain all columns and all of k, a chunk's panels only those of the chunk.
       const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
       const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
       const std::byte* const panels = packed ? op.packed_b.data : b_memory;
@@ -240,8 +240,8 @@ void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   }
 }
 
-/// Calls fn with the bf16 panel kernels if the table has them for the dtype, otherwise with the vector kernels. `kept`:
-/// for an operand that is packed once, in the layout of a bf16 result.
+/// Calls fn with the kernels for bf16 panels if the dtype is bf16 and the table has them, or else with the vector
+/// kernels. `kept`: those for packed weights, whose layout is that of bf16 results.
 template <typename F>
 void with_kernels(DType compute, DType result, bool kept, const GemmTable& table, F&& fn) {
   if (table.panels == nullptr || compute != DType::bf16) return with_vectors(compute, result, table, fn);

@@ -7,20 +7,20 @@ namespace trainer::ops {
 
 const GemmTable& gemm_table(device::Isa isa);
 
-/// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway, and
-/// no linear layer's GEMM became faster by it. Scratch "gemm": a function of shapes, dtypes, threads and table; also
-/// taken on a dry device, which computes nothing.
+/// op must have passed the checks of run(). Operands are not transposed first: both are packed into panels anyway, and
+/// transposing made no linear layer's GEMM faster. The size of the scratch "gemm" depends only on shapes, dtypes,
+/// threads and table; a dry device takes it too, but computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
-/// True if GEMMs of bf16 panels with op(A) [m, k] pack columns of B strip by strip while multiplying them. Such a GEMM
-/// gains from a packed weight only if the weight is used several times.
+/// True if GEMMs with bf16 panels and op(A) [m, k] pack B strip by strip while they multiply. Such a GEMM gains from a
+/// packed weight only if the weight is used several times.
 bool packs_strips(int64_t m, int64_t k);
 
-/// Packed weights keep the operands' dtype: [block of k][panel][k in block][columns of the kernel].
+/// Packed weights keep the operands' dtype. Their layout is [block of k][panel][k in block][columns of the kernel].
 int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table);
 void own_pack(Exec& ex, const PackB& op, const GemmTable& table);
 
-/// The epilogue of a Gemm in plain pointers. T: operands, C: result.
+/// Returns the epilogue of a Gemm as plain pointers. T: operands, C: result.
 template <typename T, typename C>
 GemmStore<T, C> store_of(const Gemm& op) {
   const Epilogue& e = op.epilogue;

@@ -7,7 +7,7 @@
 
 namespace trainer::ops {
 
-/// Splits k into blocks of nearly equal length. No other choice here changes bits of the result.
+/// Splits k into blocks of nearly equal length. This is the only choice of blocking that affects the result's bits.
 struct SumBlocks {
   template <typename T, typename C, typename P>
   SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
@@ -34,8 +34,8 @@ Operand<T> operand_of(const Tensor& tensor, bool along_k) {
   return {tensor.as<T>(), tensor.ld(), along_k};
 }
 
-/// C = op(A)·op(B) for small batches (packs_strips), A not transposed, B not packed. The kernels are those of packed
-/// weights, so bits do not depend on which of the two ways a weight is read. Scratch "gemm".
+/// C = op(A)·op(B) for small batches (packs_strips), with A not transposed and B not packed. The kernels are those for
+/// packed weights, so the result is bitwise identical whether or not a weight is packed. Takes scratch "gemm".
 void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table);
 
 }  // namespace trainer::ops

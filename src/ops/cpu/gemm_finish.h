@@ -1,5 +1,5 @@
 #pragma once
-// The epilogue of finished sums of a GEMM (GemmStore). Compiled per instruction set.
+// The epilogue of a GEMM (GemmStore), applied to finished sums. Compiled per instruction set.
 #include <type_traits>
 
 #include "ops/cpu/gemm_kernel.h"
@@ -8,7 +8,8 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Returns v as it reads back after a store to C, so that the activation of a kept `pre` can be recomputed bit by bit.
+/// Returns v as it reads back after a store to C, so that recomputing an activation from a stored `pre` is bitwise
+/// identical.
 template <typename C, typename P>
 [[gnu::always_inline]] inline Vec<P> as_stored(Vec<P> v) {
   if constexpr (std::is_same_v<C, bf16>) {
@@ -19,7 +20,7 @@ template <typename C, typename P>
   }
 }
 
-/// Returns the value that a kernel of bf16 panels rounds to C.
+/// Returns v, with subnormals flushed to zero if C is bf16, as kernels for bf16 panels do before they round.
 template <typename C, typename V>
 [[gnu::always_inline]] inline V without_subnormals_of(V v) {
   if constexpr (std::is_same_v<C, bf16>) {
@@ -31,8 +32,8 @@ template <typename C, typename V>
 
 enum class Ending { store, accumulate, epilogue };
 
-/// Near: activations of bf16 results are those of math_bf16.h, as in every kernel of a set with bf16 panels, so the
-/// same element has the same bits wherever it is computed.
+/// Near: activations of bf16 results are computed by math_bf16.h. All kernels of an instruction set with bf16 panels do
+/// this, so that an element has the same bits whichever of them computes it.
 template <Ending Kind, bool Whole, bool Near, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
                                                  const GemmStore<T, C>& s) {

@@ -23,10 +23,10 @@ struct GemmStore {
   const C* residual = nullptr;
   int64_t ld_residual = 0;
   bool gelu = false, gradient = false, accumulate = false;
-  bool stream = false;  // write c and pre with non-temporal stores: for whole lines, results larger than the cache
+  bool stream = false;  // write c and pre with non-temporal stores; only for whole lines and results larger than caches
 };
 
-/// One block of k for one tile of C: `rows` × `cols` elements whose first is (row, col) of C.
+/// One block of k for one tile of C, which has `rows` × `cols` elements, the first at (row, col) of C.
 template <typename Panel, typename Sum = Panel>
 struct GemmBlock {
   int64_t k = 0;             // elements along k in this block, including the zero padding of its last step
@@ -35,7 +35,7 @@ struct GemmBlock {
   int64_t b_stride = 0;
   Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
   int64_t row = 0, col = 0, rows = 0, cols = 0;
-  bool first = false, last = false;  // first: sums are not initialised; last: elements are finished and stored
+  bool first = false, last = false;  // first: sums are not initialised yet; last: elements are finished and stored
 };
 
 /// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the small-batch kernels is op(A), whose m <=
@@ -45,20 +45,21 @@ struct GemmKernels {
   using Sum = AccumulatorOf<T>;
 
   int64_t rows = 0, cols = 0;  // of the micro-kernel
-  int64_t step = 1;            // elements along k per step: panels are padded to a multiple with zeros
-  // Longest block of k; up to whole_k, k is one block. Bits of the result depend only on these two.
+  int64_t step = 1;            // elements along k per step: panels are padded with zeros to whole steps
+  // Longest block of k; if k <= whole_k, k is one block. Of these sizes, only these two affect the result's bits.
   int64_t block_k = 0, whole_k = 0;
   int64_t block_rows = 0;      // maximum rows of A per task, a multiple of rows
-  int64_t whole_rows = 0;      // the same if k is one block of at most whole_k,
-  int64_t whole_elements = 0;  // and these rows have at most this many elements (0: any number)
+  int64_t whole_rows = 0;      // the same if k <= whole_k
+  int64_t whole_elements = 0;  // maximum elements in those rows; 0: any number
   int64_t block_cols = 0;      // maximum columns of a tile of C, a multiple of cols
   int64_t chunk_terms = 8192;  // maximum k of A that a task packs at once; for longer k, sums are kept between chunks
-  bool whole_sums = true;      // false: if k is one block, its kernel needs no memory for sums
+  bool whole_sums = true;      // false: if k is one block, the kernel needs no memory for sums
   bool by_block = false;       // if k has several blocks: A is packed a block at a time, not for all of k at once
   bool may_stream = false;     // large results are worth writing with non-temporal stores
 
-  /// Packs panels of `extent` rows of op(A) (columns of op(B)) over k; panels are k·rows (k rounded up to a step;
-  /// `stride`) apart in dst. along_k: the elements of a row are contiguous in src; otherwise the rows at each k are.
+  /// Packs `extent` rows of op(A) or columns of op(B) into panels. In dst, panels of A are k·rows elements apart (k
+  /// rounded up to whole steps), those of B `stride`. along_k: a row (column) is contiguous along k in src; if not, the
+  /// elements at the same k are contiguous.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
   /// Packs weights the same way, but keeps the operands' dtype.
@@ -68,7 +69,7 @@ struct GemmKernels {
   void (*block)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;       // b: P
   void (*block_kept)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;  // b: T
 
-  /// C[:, col, col + cols) for b [k, ·] row-major; x [k][m_pad]; cols <= kSkinnyCols.
+  /// Computes columns [col, col + cols) of C for row-major b [k, ·]; x [k][m_pad]; cols <= kSkinnyCols.
   void (*skinny)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                  const GemmStore<T, C>& store) = nullptr;
   /// The same for b [·, k] (trans_b); x [m_pad][k].
@@ -80,11 +81,11 @@ inline constexpr int64_t kSkinnyRows = 8;
 inline constexpr int64_t kSkinnyCols = 512;
 constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels for panels of bf16, by tiles or by pairs: packing and block GEMMs only.
+/// Kernels for bf16 panels, with tiles or with pairs: packing and block GEMMs only.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
   GemmKernels<bf16, float, bf16> f32_out;       // for operands that are not packed
-  GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: panels and blocks of bf16_out
+  GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: same panels and blocks as bf16_out
 };
 
 struct GemmTable {
@@ -95,8 +96,9 @@ struct GemmTable {
   const Bf16Table* panels = nullptr;  // null: the kernels above compute bf16 GEMMs
 };
 
-// The avx512 version of gemm_table_tiles needs AMX, that of gemm_table_pairs AVX512-BF16. Those of the other sets are
-// plain C++ and exist only in builds with tests, which run the loops around them on any CPU.
+// The avx512 version of gemm_table_tiles requires AMX, that of gemm_table_pairs AVX512-BF16. The versions for other
+// instruction sets are plain C++ and exist only in builds with tests, so that the loops around tiles and pairs are
+// tested on any CPU.
 TRAINER_FOR_EACH_ISA(extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;)
 
 }  // namespace trainer::ops

@@ -8,7 +8,7 @@ namespace {
 
 // --- GEMMs of panels ---
 
-/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each step along k prefetches `share` bytes from `next` on.
+/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each step along k prefetches the next `share` bytes at `next`.
 template <int R, typename P>
 [[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first,
                                                 const char* next, int64_t share) {

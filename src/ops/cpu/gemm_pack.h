@@ -1,5 +1,5 @@
 #pragma once
-// Panels of the GEMM: sizes of the blocks and packing (see gemm_kernel.h). Compiled per instruction set.
+// Panels of GEMMs: block sizes and packing (see gemm_kernel.h). Compiled per instruction set.
 #include <type_traits>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-// Register block: kRows × two vectors of sums, two vectors of B and one element of A fill the registers of the set.
+// Register block: kRows × two vectors of sums, two vectors of B and one element of A fill the vector registers.
 #if defined(__AVX512F__)
 constexpr int kRows = 14;
 constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
@@ -41,8 +41,8 @@ template <bool Upper, typename V>
   }
 }
 
-/// The first N lanes, N even; P may be smaller than a lane. (Whole vectors whose ends the next ones overwrite are three
-/// times as slow on Zen 3.)
+/// Stores the first N lanes, N even; P may be smaller than a lane. (Storing whole vectors, whose ends the next ones
+/// overwrite, is three times as slow on Zen 3.)
 template <int N, typename P, typename V>
 [[gnu::always_inline]] inline void store_first(P* p, V v) {
   constexpr int L = sizeof(V) / sizeof(v[0]);
@@ -56,7 +56,7 @@ template <int N, typename P, typename V>
   }
 }
 
-/// Returns the lanes of group `Group` of the R elements at one k.
+/// Stores the lanes of group `Group` of the R elements at one k.
 template <int R, int Group, typename D, typename P>
 [[gnu::always_inline]] inline void store_group(D* term, Vec<P> v) {
   constexpr int L = kLanes<P>, kLeft = R - Group * L;
@@ -84,12 +84,12 @@ template <int R, int Group, typename T>
   constexpr int L = kLanes<P>, kLeft = R - Group * L < L ? R - Group * L : L;
   if (at + kLeft > extent || at + kLeft < L) return load_n(row + at, clamp_lanes(extent - at, L));
   constexpr auto down = [](int i) { return i < kLeft ? i + L - kLeft : 0; };
-  const Vec<P> last = load(row + at + kLeft - L);  // ends with the panel
+  const Vec<P> last = load(row + at + kLeft - L);  // ends where the panel ends
   return shuffled<down>(last, last);
 }
 
-/// Packs panels whose source is `ld` apart along k, with contiguous rows at each k. These rows are read once, for all
-/// panels.
+/// Packs panels whose elements at the same k are contiguous in src, and `ld` apart along k. Each such row of src is
+/// read once, for all panels.
 template <int R, typename T, typename D>
 void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
   using P = AccumulatorOf<T>;
@@ -140,8 +140,8 @@ void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D*
 template <int R, typename T, typename D>
 void pack(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
   if (!along_k) {
-    // Only a few panels at a time: their strides are multiples of large powers of two. Lines of many panels would fall
-    // into the same few sets of L1.
+    // Only a few panels at a time: their strides are multiples of large powers of two, so lines of many panels would
+    // compete for the same few sets of L1.
     constexpr int64_t kTogether = 8;
     for (int64_t row = 0; row < extent; row += kTogether * R, dst += kTogether * stride)
       pack_rows_adjacent<R>(src + row, ld, at_most(extent - row, kTogether * R), k, dst, stride);

@@ -1,9 +1,9 @@
-// GEMMs of bf16 matrices by dot products of pairs (pairs.h): the kernels of gemm_kernel.h for CPUs whose vector unit
+// GEMMs of bf16 matrices with dot products of pairs (pairs.h): the kernels of gemm_kernel.h for CPUs whose vector unit
 // multiplies bf16 faster than f32.
 //
-// A panel is [pair along k][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
-// lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so bits do not
-// depend on the length of blocks. Results without an epilogue are stored from registers into C.
+// A panel is [pair along k][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A, broadcast
+// to all lanes, is multiplied by V vectors of B's pairs. A block of k continues from the sums of earlier blocks, so the
+// result is bitwise identical for all block lengths. Results without an epilogue are stored from registers into C.
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/panel_finish.h"
 
@@ -19,12 +19,12 @@ namespace {
 template <int N>
 [[gnu::always_inline]] inline void store_lanes(bf16* to, Pairs pairs) {
 #if defined(__AVX512F__)
-  if constexpr (N % kPairLanes != 0 && N > kPairLanes / 2)  // faster than parts
+  if constexpr (N % kPairLanes != 0 && N > kPairLanes / 2)  // faster than storing parts
     return _mm512_mask_storeu_epi32(to, static_cast<__mmask16>((1u << N) - 1), (__m512i)pairs);
 #endif
   store_first<N>(to, pairs);
 }
-/// Calls fn(group, lanes in use) for the vectors that hold R lanes.
+/// Calls fn(first lane, lanes in use) for each vector of R lanes.
 template <int R, typename F>
 [[gnu::always_inline]] inline void each_group(F fn) {
   unrolled<(R + kPairLanes - 1) / kPairLanes>([&](auto g) __attribute__((always_inline)) {
@@ -34,9 +34,10 @@ template <int R, typename F>
   });
 }
 
-constexpr int64_t kTermsAhead = 32;  // rows prefetched along k: rows of weights are too far apart for the CPU to do so
+constexpr int64_t kTermsAhead =
+    32;  // distance of prefetching along k: weight rows are too far apart for the hardware's
 
-/// Two rows of src make a row of pairs of every panel, so src is read in order.
+/// Packs two rows of src at a time into a row of pairs in every panel, so that src is read in order.
 template <int R>
 void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   constexpr int L = static_cast<int>(kPairLanes), kWhole = 2 * L;
@@ -101,7 +102,7 @@ void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf1
 
 template <int R>
 void pack_pairs(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
-  constexpr int64_t kTogether = R <= 16 ? 8 : 4;  // panels: more would share few sets of L1
+  constexpr int64_t kTogether = R <= 16 ? 8 : 4;  // panels packed together; more would compete for few sets of L1
   if (along_k) {
     for (int64_t row = 0; row < extent; row += R, dst += stride)
       pack_term_pairs<R>(src + row * ld, ld, extent - row, k, dst);
@@ -120,9 +121,9 @@ void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_
 template <int R, int V>
 using Sums = Vec<float>[R][V];
 
-/// Prefetches the operands of the next blocks, a share at every pair: dozens of lines from L3 or memory at once would
-/// delay the loads of the multiplications. (The operands of an epilogue are prefetched all at once, and have the time
-/// of a whole block.)
+/// Prefetches the operands of the next blocks, a share with every pair: dozens of lines from L3 or memory at once would
+/// delay the loads of the multiplications. (The operands of an epilogue are prefetched all at once, but a whole block
+/// ahead of their use.)
 struct Ahead {
   const char* b;     // the next panel, from L3 or memory
   const char* sums;  // the next block's sums so far, from L2 or L3
@@ -133,7 +134,7 @@ struct Ahead {
 template <int Used, int R, int V>
 [[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
                                             Ahead ahead) {
-#pragma GCC unroll 1  // with more at a time GCC keeps some sums in memory
+#pragma GCC unroll 1  // if it is unrolled, GCC keeps some sums in memory
   for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes) {
     __builtin_prefetch(ahead.b, 0, 2);
     __builtin_prefetch(ahead.sums, 1, 3);
@@ -185,7 +186,7 @@ inline void put_part(const float* sums, int64_t cols, bf16* c, bool) {
   }
 }
 
-/// Prefetches the lines of `rows` rows of C or of `pre`, which will be written.
+/// Prefetches the lines of `rows` rows of C or `pre` for writing.
 template <int64_t Width, typename C>
 [[gnu::always_inline]] inline void ask_to_write(const C* elements, int64_t ld, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r)
@@ -222,8 +223,9 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
-      ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: nothing to prefetch
-      // The last panel may be short: it then takes fewer multiplications.
+      ahead.sums =
+          whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: there are no sums to prefetch
+      // The last panel may be short, and then requires fewer multiplications.
       if (rows <= 4) {
         multiply<4>(g.k / 2, a, b, sums, ahead);
       } else if (R > 8 && rows <= 8) {
@@ -281,7 +283,7 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .block_cols = 1024});
 }
 /// Wide blocks with a small number of rows write fewer lines of C at a time and read less of A. They are better for
-/// sums over all tokens, whose A is packed with each GEMM.
+/// weight gradients, which sum over all tokens and whose A is packed for every GEMM.
 constexpr GemmKernels<bf16, float, bf16> wide() {
   return kernels<8, 3, float>(
       {.block_k = 512, .whole_k = 512, .block_rows = 256, .whole_rows = 256, .block_cols = 768, .chunk_terms = 1024});

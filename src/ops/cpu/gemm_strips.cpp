@@ -1,5 +1,5 @@
-// Small-batch GEMMs by kernels of bf16 panels. All of A is packed once. Every task packs a strip of columns of B and
-// multiplies it immediately, so B is read from memory once, and its panels stay in a core's caches.
+// Small-batch GEMMs with the kernels for bf16 panels. All of A is packed once. Every task packs a strip of columns of B
+// and multiplies it immediately, so that B is read from memory once, and the strip's panels stay in a core's caches.
 #include <limits>
 
 #include "ops/cpu/gemm_blocks.h"
@@ -7,11 +7,11 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kStripBytes = int64_t{256} << 10;  // bytes of B that a task packs at once,
-constexpr int64_t kStripCols = 128;                  // and columns, at most
-constexpr int64_t kStripCost = 8;                    // cost of a task, in columns multiplied in that time
+constexpr int64_t kStripBytes = int64_t{256} << 10;  // maximum bytes of B that a task packs at once
+constexpr int64_t kStripCols = 128;                  // maximum columns of B per task
+constexpr int64_t kStripCost = 8;                    // overhead of a task, in columns multiplied in that time
 constexpr int64_t kFewRows = 512;
-constexpr int64_t kFewElements = int64_t{4} << 20;  // elements of A, which is packed as a whole
+constexpr int64_t kFewElements = int64_t{4} << 20;  // maximum elements of A, which is packed as a whole
 
 /// Blocking of the GEMM.
 struct Strips {

@@ -1,9 +1,9 @@
-// GEMMs of bf16 matrices by tiles (tiles.h): the kernels of gemm_kernel.h for CPUs with a matrix unit.
+// GEMMs of bf16 matrices with tiles (tiles.h): the kernels of gemm_kernel.h for CPUs with a matrix unit.
 //
-// A panel of B stays in L1 while panels of A are read from L2. Four tiles of sums take four multiplications per four
-// loads. Every other block of C is walked backwards along k, since the end of the panel is still in L1. The epilogue of
-// finished sums processes a few rows at a time between the multiplications of the next block, so the vector units work
-// while the matrix unit does.
+// A panel of B stays in L1 while panels of A are read from L2. With four tiles of sums, four loads serve four
+// multiplications. Every other block of C traverses k backwards, since the end of the panel is still in L1. The
+// epilogue of finished sums processes a few rows at a time between the multiplications of the next block, so the vector
+// units work while the matrix unit does.
 #include "ops/cpu/panel_finish.h"
 #include "ops/cpu/tile_panels.h"
 
@@ -66,7 +66,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   float* sums = g.sums;
   for (int64_t j = 0; j < col_panels; ++j) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j * g.b_stride;
-    // A panel has 32 lines per step. The next one is prefetched while the row panels of this one are multiplied.
+    // A panel has 32 lines per step. The next panel is prefetched while this one is multiplied with all row panels.
     Ahead next_b{reinterpret_cast<const char*>(b + g.b_stride), (kTilePanel + row_panels - 1) / row_panels};
     for (int64_t i = 0; i < row_panels; ++i) {
       const bf16* const a = g.a + i * g.k * kTilePanel;

@@ -1,6 +1,6 @@
 #pragma once
-// Loops over the elements of a row in vectors, for kernel files (*.isa.cpp). A body is written once, for a whole vector
-// and for the row's last few elements. each_vector passes the position and a tag for get and put.
+// Loops over the elements of a row in vectors, for kernel files (*.isa.cpp). A loop body is written once, and serves
+// whole vectors as well as the row's last few elements: each_vector passes it the position, and a tag for get and put.
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -11,7 +11,7 @@ namespace {
 
 struct Whole {};
 struct Part {
-  int64_t n;  // lanes in use; all other lanes hold 0
+  int64_t n;  // lanes in use; all other lanes are 0
 };
 
 template <typename T>
@@ -50,7 +50,7 @@ template <typename A, typename F>
   if (i < n) body(i, Part{n - i});
 }
 
-/// Returns Σ term(i, tag) over all lanes, in four chains; the order is a function of n only.
+/// Returns Σ term(i, tag) over all lanes, in four independent chains. The order depends only on n.
 template <typename A, typename F>
 [[gnu::always_inline]] inline A sum_of(int64_t n, F term) {
   constexpr int64_t kStep = kLanes<A>;

@@ -1,8 +1,8 @@
 #pragma once
-// Elementary functions on vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). exp is reduced
-// by multiples of ln 2, held in two parts (Cody & Waite 1980), to a polynomial on |r| <= ln2/2. Errors in f32 and f64,
-// in units of the last place, are 1.5 of exp and 3 of sigmoid. Sets without FMA lose about one more. NaN stays
-// NaN; exp(−inf) = 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
+// Elementary functions on vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). exp subtracts a
+// multiple of ln 2, represented in two parts (Cody & Waite 1980), and evaluates a polynomial on |r| <= ln2/2. Errors in
+// f32 and f64 are 1.5 ulp for exp and 3 ulp for sigmoid, and about one ulp more without FMA. NaN stays NaN; exp(−inf) =
+// 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -45,8 +45,8 @@ template <typename T>
 [[gnu::always_inline]] inline Vec<T> exp_impl(Vec<T> x) {
   using C = ExpTerms<T>;
   using Bits = typename C::Bits;
-  x = vmax(splat<T>(C::kLower), vmin(splat<T>(C::kUpper), x));  // the second operand wins when one is NaN
-  // The sum's low bits hold n − 1 + bias; shifted into place they are the exponent field of a power of two.
+  x = vmax(splat<T>(C::kLower), vmin(splat<T>(C::kUpper), x));  // keeps a NaN in the second operand
+  // The sum's low bits are n − 1 + bias; shifted into place, they become the exponent field of a power of two.
   const Vec<T> rounder = splat<T>(C::kRounder + static_cast<T>(C::kBias - 1));
   const Vec<T> biased = fmadd(x, splat<T>(static_cast<T>(0x1.71547652b82fep+0)), rounder);
   const Vec<T> n = biased - rounder;
@@ -56,7 +56,7 @@ template <typename T>
 #pragma GCC unroll 16
   for (int i = 1; i < kTerms; ++i) fit = fmadd(fit, r, splat<T>(C::kFit[i]));
   const Vec<T> fraction = fmadd(fit, r * r, r), power = (Vec<T>)((Vec<Bits>)biased << C::kMantissa);
-  return fmadd(power, fraction, power) * T(2);  // n = 128 has no power of its own, n = −126 gives 0
+  return fmadd(power, fraction, power) * T(2);  // power: 2^(n − 1), as 2^128 would overflow; n = −126 yields 0
 }
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> abs_impl(Vec<T> x) {
@@ -74,7 +74,7 @@ template <typename T>
   return x / (T(1) + exp_impl<T>(x * slope));
 }
 
-/// sigmoid(y) and sigmoid'(y) = s·(1 − s), both to full relative accuracy: from exp(−|y|).
+/// sigmoid(y) and sigmoid'(y) = s·(1 − s), computed from exp(−|y|) for full relative accuracy.
 template <typename T>
 struct Sigmoid {
   Vec<T> value, slope;
@@ -94,7 +94,7 @@ template <typename T>
   return fmadd(x * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value);
 }
 
-// Function templates cannot deduce T from Vec<T>: the names kernels use are overloads.
+// Function templates cannot deduce T from Vec<T>, so the functions that kernels call are overloads.
 [[gnu::always_inline]] inline Vec<float> vexp(Vec<float> x) { return exp_impl<float>(x); }
 [[gnu::always_inline]] inline Vec<double> vexp(Vec<double> x) { return exp_impl<double>(x); }
 [[gnu::always_inline]] inline Vec<float> vsilu(Vec<float> x) { return x / (1.0f + vexp(-x)); }

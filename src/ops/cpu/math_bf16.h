@@ -1,5 +1,5 @@
 #pragma once
-// Elementary functions and rounding for results that end as bf16, for kernel files (*.isa.cpp; see simd.h for the
+// Elementary functions and rounding for results stored as bf16, for kernel files (*.isa.cpp; see simd.h for the
 // unnamed namespace). They take half the instructions of math.h and no division. Their relative error is below 2^−20,
 // compared with bf16's 2^−9. Results are bitwise identical on every instruction set with FMA.
 #include "ops/cpu/math.h"
@@ -9,9 +9,9 @@ namespace {
 
 inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
 
-/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf) it is 2^−100, negligible compared
-/// with 1. Products with it do not become subnormal, which would cost a CPU a hundred cycles each. Fit on x − floor(x),
-/// p(0) = 1.
+/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf), it is 2^−100, which is negligible
+/// compared with 1, but large enough that products with it do not become subnormal, which would cost a hundred cycles
+/// each. Polynomial in x − floor(x), p(0) = 1.
 [[gnu::always_inline]] inline Vec<float> vexp2_near(Vec<float> x) {
   x = vmax(splat(-100.0f), x);  // keeps a NaN in the second operand
 #if defined(__AVX512F__)
@@ -36,7 +36,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
 #endif
 }
 
-/// 1/x for 2^−80 <= x <= 2^80, relative error 5e-7: an estimate from the exponent bits and one step of the fifth order.
+/// 1/x for 2^−80 <= x <= 2^80, relative error 5e-7: an estimate from the exponent bits, and one fifth-order iteration.
 [[gnu::always_inline]] inline Vec<float> vinverse_near(Vec<float> x) {
   const Vec<float> guess = (Vec<float>)(0x7ef311c7U - (Vec<uint32_t>)x);
   const Vec<float> e = fmadd(-x, guess, splat(1.0f)), pair = fmadd(e, e, e);
@@ -52,25 +52,25 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
   const Vec<float> y = x * fmadd(x * x, splat(kCubic), splat(kLinear));
   return x * vinverse_near(vexp2_near(vmin(splat(80.0f), y)) + 1.0f);
 }
-/// Its derivative: s + x·s·(1 − s)·2u', where 1 − s = s·exp(−2u) without cancellation.
+/// The derivative of gelu: s + x·s·(1 − s)·2u', with 1 − s = s·exp(−2u) to avoid cancellation.
 [[gnu::always_inline]] inline Vec<float> vgelu_grad_near(Vec<float> x) {
   constexpr float kLinear = static_cast<float>(-kGeluLinear * kLog2E),
                   kCubic = static_cast<float>(-kGeluCubic * kLog2E), kSquare = static_cast<float>(3 * kGeluCubic),
                   kConstant = static_cast<float>(kGeluLinear);
-  x = vmax(splat(-16.0f), vmin(splat(16.0f), x));  // s' is 0 beyond; the bound keeps x² and the exponent small
+  x = vmax(splat(-16.0f), vmin(splat(16.0f), x));  // s' is 0 beyond 16; the bound keeps x² and the exponent small
   const Vec<float> square = x * x, y = x * fmadd(square, splat(kCubic), splat(kLinear));
   const Vec<float> e = vexp2_near(vmin(splat(80.0f), y)), s = vinverse_near(e + 1.0f);
   return fmadd(s * (s * e), x * fmadd(square, splat(kSquare), splat(kConstant)), s);
 }
 
-// --- bf16 in registers: two vectors of sums make one of 2·kLanes<float> elements ---
+// --- bf16 in registers: two vectors of sums are rounded to one vector of 2·kLanes<float> elements ---
 
 using Halves = Vec<uint16_t>;
 
-/// Rounds to nearest even, a's elements before b's. Subnormals become 0 (as in the instruction, on every set), NaN
-/// stays NaN.
+/// Rounds to nearest even, a's elements before b's. Subnormals are flushed to 0 (as the instruction does, on every
+/// set), NaN stays NaN.
 [[gnu::always_inline]] inline Halves round_halves(Vec<float> a, Vec<float> b) {
-#if defined(__AVX512F__)  // needs AVX512-BF16, unknown to the compiler here; callers' sets have it
+#if defined(__AVX512F__)  // requires AVX512-BF16, which callers ensure; it is not enabled in the compiler here
   Halves halves;
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(b), "v"(a));
   return halves;
@@ -85,7 +85,7 @@ using Halves = Vec<uint16_t>;
   return shuffled<low>(rounded(a), rounded(b));
 #endif
 }
-/// Flushes subnormals to 0, like round_halves; the stores of simd.h keep them.
+/// Flushes subnormals to 0, as round_halves does; the stores in simd.h keep them.
 [[gnu::always_inline]] inline Vec<float> without_subnormals(Vec<float> x) {
   const Vec<uint32_t> u = (Vec<uint32_t>)x;
   return (u & 0x7f800000u) == 0u ? (Vec<float>)(u & 0x80000000u) : x;
@@ -106,21 +106,21 @@ using Halves = Vec<uint16_t>;
   std::memcpy(&halves, from, sizeof(halves));
   return halves;
 }
-/// Elements 0, 2, … and 1, 3, … in f32.
+/// Return elements 0, 2, … or 1, 3, … as f32.
 [[gnu::always_inline]] inline Vec<float> even_elements(Halves halves) {
   return (Vec<float>)((Vec<uint32_t>)halves << 16);
 }
 [[gnu::always_inline]] inline Vec<float> odd_elements(Halves halves) {
   return (Vec<float>)((Vec<uint32_t>)halves & 0xffff0000u);
 }
-/// Pairs (a[i], b[i]): of the first half of i, or of the second.
+/// Returns the pairs (a[i], b[i]) for the first half of the indices i, or for the second half.
 template <bool Second>
 [[gnu::always_inline]] inline Halves interleave(Halves a, Halves b) {
   constexpr int L = kLanes<uint16_t>;
   constexpr auto lane = [](int i) { return i / 2 + (Second ? L / 2 : 0) + (i % 2 != 0 ? L : 0); };
   return shuffled<lane>(a, b);
 }
-/// The elements of a vector rounded from even and odd ones, in their own order again.
+/// Rounds even and odd elements, and returns them in their original order.
 [[gnu::always_inline]] inline Halves round_even_odd(Vec<float> even, Vec<float> odd) {
   const Halves halves = round_halves(even, odd);
   constexpr auto lane = [](int i) { return i / 2 + (i % 2 != 0 ? kLanes<uint16_t> / 2 : 0); };

@@ -1,5 +1,5 @@
-// Box-Muller on Philox draws, a pair of draws per lane. Operations and order are those of base/philox.cpp, so results
-// are bit-identical.
+// Box-Muller on Philox draws, a pair of draws per lane. The operations and their order are those of base/philox.cpp, so
+// results are bitwise identical.
 #include "ops/cpu/normals_kernels.h"
 
 #include "ops/cpu/canonical.h"
@@ -14,7 +14,7 @@ constexpr int kPairLanes = kLanes<double>;
 static_assert(kPhiloxGroup / 4 <= kMostNormalBlocks);
 
 [[gnu::always_inline]] inline Double constant(double x) { return splat<double>(x); }
-/// Exact for integers below 2^52.
+/// Converts integers below 2^52 exactly.
 [[gnu::always_inline]] inline Double to_double(Bits x) {
   return (Double)(x | (Bits{} + 0x4330000000000000ull)) - constant(0x1p52);
 }
@@ -29,7 +29,7 @@ static_assert(kPhiloxGroup / 4 <= kMostNormalBlocks);
   Double m = (Double)((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
   const Bits above = (Bits)(m > constant(1.4142135623730951));
   m = select(above, m * 0.5, m);
-  exponent -= above;  // + 1 if the mask is all ones
+  exponent -= above;  // adds 1 if the mask is all ones
   const Double s = (m - 1.0) / (m + 1.0), z = s * s;
   Double sum = constant(1.0 / 23.0);
 #pragma GCC unroll 11
@@ -43,7 +43,7 @@ struct Turn {
 /// sin and cos of 2π·x, x in [0, 1).
 [[gnu::always_inline]] inline Turn sincos_lanes(Double x) {
   const Double turns = 4.0 * x, shifted = turns + 0.5;
-  Bits q{};  // shifted, cut off
+  Bits q{};  // shifted, truncated
   for (const double step : {1.0, 2.0, 3.0, 4.0}) q -= (Bits)(shifted >= constant(step));
   const Double angle = (turns - to_double(q)) * 1.5707963267948966, z = angle * angle;
   Double s = constant(1.0 / 355687428096000.0), c = constant(1.0 / 20922789888000.0);  // 1/17!, 1/16!

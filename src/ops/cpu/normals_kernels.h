@@ -8,7 +8,7 @@ namespace trainer::ops {
 
 inline constexpr int kMostNormalBlocks = 8;
 struct NormalsKernel {
-  int64_t blocks;  // of four draws, made at a time
+  int64_t blocks;  // blocks of four draws per call
   void (*group)(uint32_t key0, uint32_t key1, uint64_t first_block, double* out);
 };
 TRAINER_FOR_EACH_ISA(extern const NormalsKernel normals_kernel;)

@@ -1,12 +1,12 @@
 #pragma once
 // Sums of products of bf16 pairs in vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). A pair
-// is two elements adjacent along k in one 32-bit lane, the first in its low half. AVX-512 machines with AVX512-BF16 use
-// its instruction (device::Isa::avx512bf16). Other sets compute the same bits in plain C++: slow, but the loops around
-// pairs are tested on any machine. The AVX-512 objects use inline assembly, as tiles.h does, which saves a fourth
-// compilation of all kernel files.
+// is two elements adjacent along k in one 32-bit lane, the first in its low half. CPUs with AVX512-BF16 use its
+// instruction (device::Isa::avx512bf16). Other instruction sets compute the same bits in plain C++: slow, but the loops
+// around pairs can be tested on any CPU. The AVX-512 objects use inline assembly, as tiles.h does, which saves
+// compiling all kernel files a fourth time.
 //
-// Subnormals count as zero in operands, products, sums and roundings, regardless of MXCSR. A sum of two products is
-// rounded twice, to nearest even: fma(a0, b0, fma(a1, b1, sum)), the second element of a pair first.
+// Subnormals are flushed to zero in operands, products, sums and when rounding, regardless of MXCSR. A sum of two
+// products is rounded twice, to nearest even: fma(a0, b0, fma(a1, b1, sum)), the second element of a pair first.
 #include "ops/cpu/gemm_pack.h"
 #include "ops/cpu/math_bf16.h"
 
@@ -35,8 +35,7 @@ constexpr int64_t kPairLanes = kLanes<uint32_t>;
 [[gnu::always_inline]] inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
 }
-/// Prefetches a line that will be written. (The builtin prefetches for reading when the compiler does not know of the
-/// set.)
+/// Prefetches a line for writing. (GCC's builtin prefetches for reading if prefetchw is not enabled for this file.)
 [[gnu::always_inline]] inline void prefetch_to_write(const void* p) {
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
 }
@@ -50,9 +49,9 @@ inline float pair_half(uint32_t pair, int second) {
   std::memcpy(&value, &bits, sizeof(value));
   return without_subnormal(value);
 }
-/// a·b + c. Results below the normal numbers after rounding to 24 bits become zero. A sum may round up to the smallest
-/// normal number only because bits are missing. It is therefore rounded once more at a larger exponent, where there are
-/// enough.
+/// a·b + c. A result that is subnormal when rounded to 24 bits with an unbounded exponent is flushed to zero. Since
+/// subnormals have fewer bits, such a sum may round up to the smallest normal number. It is therefore computed again at
+/// a larger exponent, with all 24 bits.
 inline float fma_of_pairs(float a, float b, float c) {
   const float sum = __builtin_fmaf(a, b, c);
   if (__builtin_fabsf(sum) == 0x1p-126f &&
@@ -77,13 +76,14 @@ inline void prefetch_to_write(const void*) {}
   for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
 }
 
-/// Elements of two rows, 2p and 2p + 1 along k; `below` is null at the end of an odd k. Lane i: element i.
+/// Returns pairs of two rows, 2p and 2p + 1 along k: lane i has element i of both. `below` is null at the end of an odd
+/// k.
 [[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
   const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);
   const Vec<float> second = below == nullptr ? Vec<float>{} : n >= kPairLanes ? load(below) : load_n(below, n);
   return (Pairs)first >> 16 | (Pairs)second;
 }
-/// Lane i: elements 2i and 2i + 1 along k of a row that has n more.
+/// Returns the pairs of a row that has n more elements along k: lane i has elements 2i and 2i + 1.
 [[gnu::always_inline]] inline Pairs row_pairs(const bf16* row, int64_t n) {
   if (n >= 2 * kPairLanes) return load_pairs(row);
   Pairs pairs{};

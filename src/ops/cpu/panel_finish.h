@@ -1,6 +1,6 @@
 #pragma once
-// Finished sums of whole panels of bf16 (GemmStore), by tiles or by pairs, for kernel files (*.isa.cpp). On AVX-512 a
-// row of a panel is one or more cache lines of C.
+// The epilogue (GemmStore) for finished sums of whole bf16 panels, with tiles or with pairs, for kernel files
+// (*.isa.cpp). On AVX-512, a row of a panel is one or more cache lines of C.
 #include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/gemm_pack.h"
 
@@ -32,7 +32,7 @@ template <Ending Kind, int64_t Width>
         if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
         const Halves rounded = round_halves(x, y);
         if (pre != nullptr) put(pre, rounded);
-        if (s.gelu) {  // applied to the sum as `pre` has it; even and odd elements apart, as in a word
+        if (s.gelu) {  // applied to the rounded sum, as stored in `pre`; even and odd elements separately
           Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
           if (residual != nullptr) {
             const Halves added = load_halves(residual);

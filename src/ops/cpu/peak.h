@@ -12,8 +12,8 @@ namespace trainer::ops {
 /// since the clock frequency depends on the data.
 inline constexpr int64_t kPeakOperandBytes = 16384;
 
-/// Runs `rounds` passes over the operands; returns the FLOPs done. Results go to `sink`, 8 KiB, so that the work is not
-/// optimised away.
+/// Runs `rounds` passes over the operands; returns the FLOPs done. Results are written to `sink` (8 KiB), so that the
+/// work is not optimised away.
 using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
 /// p, m, v += g: reads four arrays and writes three, like AdamW, with almost no arithmetic.
@@ -23,14 +23,14 @@ using ReadLoop = float (*)(const float* p, const float* m, const float* v, const
 
 struct PeakTable {
   PeakLoop f64 = nullptr, f32 = nullptr;
-  PeakLoop bf16_pairs = nullptr;  // on bf16 operands; avx512: needs Isa::avx512bf16
-  PeakLoop bf16_tiles = nullptr;  // on bf16 operands; avx512: needs Isa::amx
+  PeakLoop bf16_pairs = nullptr;  // on bf16 operands; avx512: requires Isa::avx512bf16
+  PeakLoop bf16_tiles = nullptr;  // on bf16 operands; avx512: requires Isa::amx
   TrafficLoop traffic = nullptr;
   ReadLoop read = nullptr;
 };
 TRAINER_FOR_EACH_ISA(extern const PeakTable peak_table;)
 
-/// Returns the loops of a CPU's instruction set.
+/// Returns the loops for a CPU's instruction set.
 const PeakTable& peak_loops(device::Isa isa);
 
 }  // namespace trainer::ops

@@ -4,7 +4,7 @@
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/tiles.h"
 
-// Constraint of an operand of inline assembly in a vector register.
+// Constraint for an operand of inline assembly in a vector register.
 #if defined(__aarch64__)
 #define TRAINER_VECTOR_OPERAND(x) "+w"(x)
 #else
@@ -37,9 +37,8 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
 #pragma GCC unroll 8
       for (int i = 0; i < kLeft; ++i) {
         Vec<T> xi = load(x + i * L);
-        asm(""
-            : TRAINER_VECTOR_OPERAND(
-                xi));  // loaded once: as a memory operand of all three it costs more than the multiplications
+        // Keeps xi in a register: as a memory operand of all three, it would cost more than the multiplications.
+        asm("" : TRAINER_VECTOR_OPERAND(xi));
         acc[i][0] = fmadd(xi, y0, acc[i][0]);
         acc[i][1] = fmadd(xi, y1, acc[i][1]);
         acc[i][2] = fmadd(xi, y2, acc[i][2]);
@@ -51,12 +50,12 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
 }
 
-/// The same by dot products of bf16 pairs, with as many bytes of operands per instruction.
+/// The same with dot products of bf16 pairs, which read as many bytes of operands per instruction.
 double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
   constexpr int L = 2 * kPairLanes;
   constexpr int64_t kHalf = kPeakOperandBytes / 2 / static_cast<int64_t>(sizeof(bf16)), kSteps = kHalf / (kLeft * L);
   const bf16 *left = static_cast<const bf16*>(operands), *right = left + kHalf;
-  Vec<float> acc[kLeft][kRight];  // never used as a whole: GCC would keep them in memory
+  Vec<float> acc[kLeft][kRight];  // never accessed as a whole array, since GCC would then keep it in memory
 #pragma GCC unroll 8
   for (int i = 0; i < kLeft; ++i)
 #pragma GCC unroll 4
@@ -108,8 +107,8 @@ double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 4.0 * 2 * kTileRows * kTileRows * kTileTerms * static_cast<double>(kSteps * rounds);
 }
 
-// Everything is read before anything is written: the arrays may begin at the same offset in a page, and a load that
-// follows a store to the same offset of a different page waits for it.
+// All loads come before the stores: the arrays may begin at the same offset in a page, and a load that follows a store
+// to the same offset in a different page waits for that store (4 KiB aliasing).
 void traffic_loop(float* p, float* m, float* v, const float* g, int64_t n) {
   each_vector<float>(n, [=](int64_t i, auto tag) {
     const Vec<float> x = get(g + i, tag), a = get(p + i, tag), b = get(m + i, tag), c = get(v + i, tag);

@@ -5,10 +5,10 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Elements whose draws one call of philox_group makes.
+/// The number of draws per call of philox_group.
 inline constexpr int kPhiloxGroup = 4 * kLanes<uint64_t>;
 
-/// Returns the products of the low halves of 64-bit lanes.
+/// Multiplies the low halves of 64-bit lanes by b.
 [[gnu::always_inline]] inline Vec<uint64_t> multiply_low(Vec<uint64_t> a, uint64_t b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return (Vec<uint64_t>)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(static_cast<int64_t>(b)));
@@ -17,8 +17,8 @@ inline constexpr int kPhiloxGroup = 4 * kLanes<uint64_t>;
 #endif
 }
 
-/// draws[i] = draw of element 4·first_block + i, i < kPhiloxGroup. Each lane holds one 32-bit word of a block's
-/// counter; its upper half may hold garbage until the end.
+/// draws[i] = draw of element 4·first_block + i, i < kPhiloxGroup. Each 64-bit lane holds one 32-bit word of a block's
+/// counter; the upper half of a lane may contain garbage until the end.
 [[gnu::always_inline]] inline void philox_group(uint32_t key0, uint32_t key1, uint32_t step, uint64_t first_block,
                                                 uint32_t* draws) {
   Vec<uint64_t> block;
@@ -35,7 +35,7 @@ inline constexpr int kPhiloxGroup = 4 * kLanes<uint64_t>;
     key1 += 0xBB67AE85u;
   }
   const Vec<uint64_t> low = (c0 & 0xffffffffu) | (c1 << 32), high = (c2 & 0xffffffffu) | (c3 << 32);
-  // low and high, alternating
+  // Interleaves low and high.
 #if defined(__AVX512F__)
   const Vec<uint64_t> first = __builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11);
   const Vec<uint64_t> second = __builtin_shufflevector(low, high, 4, 12, 5, 13, 6, 14, 7, 15);

@@ -29,7 +29,7 @@ struct VectorType {
   typedef T type __attribute__((vector_size(Bytes)));
 };
 template <int Bytes>
-struct VectorType<bf16, Bytes> {  // there are none; a name for overload resolution on bf16* to discard
+struct VectorType<bf16, Bytes> {  // no vectors of bf16 exist; a type for overload resolution on bf16* to discard
   struct type {};
 };
 /// Vec<float>, Vec<double>, Vec<int32_t>, …: operators + − * / < are elementwise.
@@ -50,9 +50,9 @@ template <typename T>
 }
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> splat(T x) {
-  return x - Vec<T>{};  // a bare broadcast: x - 0 is x, whatever its sign; 0 + x would be an addition
+  return x - Vec<T>{};  // compiles to a bare broadcast, since x − 0 is x even for −0; 0 + x would be an addition
 }
-/// The first n lanes; all other lanes are 0 (load) or are not written (store).
+/// Load or store the first n lanes; all other lanes are 0 (load) or are not written (store).
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> load_n(const T* p, int64_t n) {
   T lanes[kLanes<T>] = {};
@@ -66,7 +66,7 @@ template <typename T>
   for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-/// a·b + c, rounded once if the set has FMA (plain on x86: twice; canonical arithmetic must call __builtin_fma itself).
+/// a·b + c, rounded once if the instruction set has FMA (plain on x86: twice; canonical arithmetic uses fused()).
 [[gnu::always_inline]] inline Vec<float> fmadd(Vec<float> a, Vec<float> b, Vec<float> c) {
 #if defined(__AVX512F__)
   return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -99,7 +99,7 @@ template <typename V>
 [[gnu::always_inline]] inline V vmin(V a, V b) {
   return a < b ? a : b;
 }
-#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the above
+#if defined(__AVX512F__)  // GCC compiles the above to a comparison and a blend
 [[gnu::always_inline]] inline Vec<float> vmax(Vec<float> a, Vec<float> b) {
   return (Vec<float>)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 }
@@ -123,7 +123,7 @@ template <typename V>
 }
 #endif
 
-/// Lane i is lane Lane(i) of a and, counted on from there, of b.
+/// Returns a vector whose lane i is lane Lane(i) of a and b, concatenated.
 template <auto Lane, typename V>
 [[gnu::always_inline]] inline V shuffled(V a, V b) {
   return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
@@ -132,7 +132,8 @@ template <auto Lane, typename V>
   (std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
 }
 
-/// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
+/// Transposes a square of lanes, v[i][j] <-> v[j][i], by exchanging off-diagonal squares of 1, 2, 4, … lanes (Eklundh
+/// 1972).
 template <typename P, int Step = 1>
 [[gnu::always_inline]] inline void transpose(Vec<P>* v) {
   constexpr int L = kLanes<P>;
@@ -150,7 +151,7 @@ template <typename P, int Step = 1>
   }
 }
 
-/// Adds the lanes in a fixed tree: halves are folded onto each other.
+/// Adds the lanes in a fixed tree: repeatedly adds the upper half of the lanes to the lower half.
 template <typename T>
 [[gnu::always_inline]] inline T lane_sum(Vec<T> v) {
   T lanes[kLanes<T>];
@@ -168,8 +169,8 @@ template <typename T>
   return best;
 }
 
-// bf16 in memory, f32 in registers. Stores round to nearest even in integers, NaN becomes 0x7fff (as bf16's
-// constructor).
+// bf16 in memory, f32 in registers. Stores round to nearest even with integer arithmetic; NaN becomes 0x7fff, as in
+// bf16's constructor.
 [[gnu::always_inline]] inline Vec<float> load(const bf16* p) {
 #if defined(__AVX512F__)
   // maskz with all lanes: GCC 12 warns that the plain intrinsics read uninitialised registers.
@@ -193,15 +194,15 @@ template <typename T>
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)out));
 #else
-  const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // each half twice, per 128-bit lane
+  const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // 128-bit lanes have their half twice
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
 #endif
 #else
   for (int i = 0; i < kLanes<float>; ++i) p[i] = bf16(v[i]);
 #endif
 }
-/// Non-temporal store that bypasses the caches, if the set has one; `p` is aligned to the bytes written. A fence
-/// (stream_fence) must come before another thread reads.
+/// Non-temporal store that bypasses the caches, if the instruction set has one. `p` must be aligned to the number of
+/// bytes written. Call stream_fence() before a different thread reads them.
 template <typename T>
 [[gnu::always_inline]] inline void stream(T* p, Vec<T> v) {
 #if defined(__AVX512F__)

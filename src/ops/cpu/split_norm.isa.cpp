@@ -23,7 +23,7 @@ void moments(const MomentRows& op, int64_t first, int64_t rows) {
   }
 }
 
-/// Both halves of the gradient compute these of a row: n = (x − mean)·rstd and g = dy·gain.
+/// What both halves of the backward pass compute from a row: n = (x − mean)·rstd and g = dy·gain.
 template <typename T, typename A = AccumulatorOf<T>>
 struct Row {
   const T *x, *dy, *gain;

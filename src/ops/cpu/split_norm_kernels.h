@@ -13,7 +13,7 @@ struct MomentRows {
   int64_t x_ld, cols;
 };
 /// Pointers are to the compute type T, except mean, rstd, sums and products (accumulator type). mean and sums are null
-/// for RMS norms. The first half writes sums and products [N]; the second reads those over all ranks.
+/// for RMS norms. The first half writes this rank's sums and products [N]; the second reads them summed over all ranks.
 struct SplitGradient {
   const void *dy, *x, *gain, *mean, *rstd, *residual;
   void *sums, *products, *dx;

@@ -1,6 +1,6 @@
 #pragma once
-// Panels of bf16 operands for GEMMs by tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of a left or
-// 32 columns of a right factor. One step is 32 elements along k, 2 KiB of a panel:
+// Panels of bf16 operands for GEMMs with tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of the left
+// factor, or 32 columns of the right factor. One step is 32 elements along k, 2 KiB of a panel:
 //   left [step][32 rows][32 along k], right [step][2 tiles][16 pairs along k][16 columns][2].
 // Missing rows, columns and elements along k are zero.
 #include "ops/cpu/pairs.h"
@@ -15,7 +15,7 @@ constexpr int64_t kPairs = kTileTerms / 2;                  // pairs along k in 
 
 // --- packing ---
 
-/// Packs rows of A that are not transposed, 64 bytes along k at a time.
+/// Packs rows of a non-transposed A, 64 bytes along k at a time.
 void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t steps = (k + kTileTerms - 1) / kTileTerms, whole = k / kTileTerms;
   if (extent >= kTilePanel && whole == steps) {
@@ -41,8 +41,8 @@ void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* 
     }
   }
 }
-/// Packs 32 elements along k of a panel of A transposed: rows side by side in src, `ld` apart along k, transposed by
-/// squares.
+/// Packs 32 elements along k of a panel of a transposed A, whose elements at the same k are contiguous in src and `ld`
+/// apart along k, by transposing squares.
 [[gnu::always_inline]] inline void pack_a_step(const bf16* src, int64_t ld, int64_t extent, int64_t terms, bf16* dst) {
   constexpr int64_t kTermsOfSquare = 2 * kPairLanes;
   for (int64_t term = 0; term < kTileTerms; term += kTermsOfSquare)
@@ -73,7 +73,7 @@ void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* 
       }
     }
 }
-/// Packs panels of A transposed, `panel` elements apart: the rows at each k are read once, for all of them.
+/// Packs a transposed A into panels that are `panel` elements apart. Each row of src is read once, for all panels.
 void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t panel) {
   for (int64_t term = 0; term < k; term += kTileTerms, src += kTileTerms * ld, dst += kStepElements)
     for (int64_t row = 0; row < extent; row += kTilePanel) {
@@ -83,13 +83,13 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
     }
 }
 
-/// Returns the address in a panel of B of pair `pair` along k of columns [column, …).
+/// Returns the address in a panel of B of pair `pair` along k, column `column`.
 [[gnu::always_inline]] inline bf16* pair_of(bf16* panel, int64_t pair, int64_t column) {
   return panel + pair / kPairs * kStepElements + column / kTileRows * kTileElements + pair % kPairs * kTileTerms +
          column % kTileRows * 2;
 }
-/// Packs B that is not transposed: two rows of it make a row of pairs. All panels of a row come before the next row, so
-/// src is read in order.
+/// Packs a non-transposed B: two rows of B make a row of pairs. Each row of pairs is written to all panels before the
+/// next one, so that src is read in order.
 void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   constexpr int64_t kAhead = 16;  // rows
   const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs, whole = extent / kTilePanel * kTilePanel;
@@ -116,7 +116,7 @@ void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
       }
   }
 }
-/// Packs B transposed: a column is contiguous along k in src, and is transposed by squares.
+/// Packs a transposed B, whose columns are contiguous along k in src, by transposing squares.
 void pack_b_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t padded = (k + kTileTerms - 1) / kTileTerms * kTileTerms;
   for (int64_t column = 0; column < kTilePanel; column += kPairLanes)

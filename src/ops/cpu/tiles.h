@@ -1,12 +1,12 @@
 #pragma once
 // Matrix tiles, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). There are eight registers of 16
-// rows × 64 bytes and one operation, sums of products of bf16 pairs. AVX-512 machines with AMX use its instructions
-// (device::Isa::amx). Other sets compute the same in plain C++: slow, but the loops around tiles are tested on any
-// machine.
+// rows × 64 bytes and one arithmetic operation, sums of products of bf16 pairs. CPUs with AVX-512 and AMX use AMX
+// (device::Isa::amx). Other instruction sets compute the same in plain C++: slow, but the loops around tiles can be
+// tested on any CPU.
 //
 // A tile of the left factor holds 16 rows of 32 elements along k; one of the right factor, 16 pairs along k,
-// [pair][column][2]; one of sums, 16 × 16 floats. Subnormals count as zero in operands, products and sums, regardless
-// of MXCSR.
+// [pair][column][2]; one of sums, 16 × 16 floats. Subnormals are flushed to zero in operands, products and sums,
+// regardless of MXCSR.
 #include <cstdint>
 #include <cstring>
 
@@ -19,7 +19,7 @@ inline constexpr int64_t kTileRows = 16, kTileTerms = 32, kTileElements = kTileR
 
 #if defined(__AVX512F__)
 
-/// Call once per thread before it uses tiles; all tiles become zero.
+/// Must be called once on each thread before it uses tiles. Clears all tiles.
 inline void configure_tiles() {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -29,7 +29,7 @@ inline void configure_tiles() {
   static_assert(sizeof(Config) == 64);
   asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
 }
-// The compiler does not model tiles: each statement is ordered with memory.
+// The compiler does not model tiles, so these statements are volatile.
 template <int Tile>
 [[gnu::always_inline]] inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(Tile));
@@ -39,7 +39,7 @@ template <int Tile>
 [[gnu::always_inline]] inline void load_tile(const void* from, int64_t stride = 64) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile) : "memory");
 }
-/// The same, with a hint that these bytes need not stay in L1.
+/// Loads a tile with a hint that these bytes need not stay in L1.
 template <int Tile>
 [[gnu::always_inline]] inline void load_passing_tile(const void* from, int64_t stride = 64) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile) : "memory");
@@ -81,8 +81,8 @@ inline void store_tile(void* to, int64_t stride) {
     std::memcpy(static_cast<std::byte*>(to) + row * stride, tile_file[Tile].bytes + row * 64, 64);
 }
 inline float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
-/// Computes as the instruction does: even and odd elements along k have their own sums, which are added together and
-/// then added to the tile.
+/// Computes what the instruction does: even and odd elements along k are summed separately, and both sums are added
+/// together and then to the tile.
 template <int Sums, int Left, int Right>
 inline void multiply_tiles() {
   bf16 left[kTileElements], right[kTileElements];
