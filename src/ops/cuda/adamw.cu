@@ -6,8 +6,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No multiplication here precedes an addition with
-/// which the compiler could fuse it.
+/// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No product here is added to anything, so that the
+/// compiler cannot fuse a multiplication with an addition.
 template <typename G>
 struct AdamWBody {
   Rows<float> p, m, v;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(cons
     for (int k = 0; k < kAhead; ++k) sum = fma(static_cast<double>(next[k]), static_cast<double>(next[k]), sum);
   }
   for (; i < end; i += kSums) sum = fma(static_cast<double>(x[i]), static_cast<double>(x[i]), sum);
-    // The tree is that of the CPU: lane j takes lane j + width. Sums in lanes above are unused.
+    // The same tree as on the CPU: lane j adds the sum of lane j + width. Sums in higher lanes are unused.
 #pragma unroll
   for (int width = kSums / 2; width > 0; width /= 2) sum += shuffle_xor(sum, width);
   if (lane == 0 && first < n) blocks[block] = sum;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(cons
 }  // namespace
 
 void run(Exec& ex, const AdamW& op) {
-  TRAINER_CHECK(op.p.dtype == DType::f32, "adamw p is {}: a CUDA device updates fp32 weights", name_of(op.p.dtype));
+  TRAINER_CHECK(op.p.dtype == DType::f32, "adamw p is {}, expected fp32 on a CUDA device", name_of(op.p.dtype));
   if (ex.device.dry()) return;
   const AdamWScalars& s = op.scalars;
   const auto rounded = [](double x) { return static_cast<float>(x); };
@@ -97,7 +97,7 @@ void run(Exec& ex, const AdamW& op) {
 }
 
 void run(Exec& ex, const SquaredNorm& op) {
-  TRAINER_CHECK(op.x.dtype == DType::f32, "squared norm x is {}: a CUDA device sums fp32", name_of(op.x.dtype));
+  TRAINER_CHECK(op.x.dtype == DType::f32, "squared norm x is {}, expected fp32 on a CUDA device", name_of(op.x.dtype));
   const int64_t blocks = op.blocks.count();
   if (ex.device.dry() || blocks == 0) return;
   device::cuda::launch(

@@ -11,7 +11,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// With at most this many queries, attention is bound by reading the cache.
+/// With at most this many queries, attention is bound by reading the key-value cache.
 constexpr int64_t kDecodeQueries = 4;
 constexpr double kLog2e = 1.44269504088896340736;
 
@@ -44,15 +44,15 @@ AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDrop
   return args;
 }
 
-/// Checks that sizes fit the grids and 32-bit positions of the kernels.
+/// Checks that sizes fit the kernels' grids and 32-bit positions.
 void check_limits(const AttentionShape& s, double scale, DType dtype) {
   constexpr int64_t kGrid = 65535, kLength = int64_t{1} << 30;
-  TRAINER_CHECK(dtype == DType::f32 || dtype == DType::bf16, "attention of {}: CUDA computes in fp32 and bf16",
+  TRAINER_CHECK(dtype == DType::f32 || dtype == DType::bf16, "attention in {}: CUDA devices support only fp32 and bf16",
                 name_of(dtype));
   TRAINER_CHECK(s.batch <= kGrid && s.heads * kDecodeQueries <= kGrid && s.k_len <= kLength,
-                "attention over {} sequences, {} heads, {} keys: CUDA kernels take at most {}, {} and {}", s.batch,
+                "attention over {} sequences, {} heads, {} keys: CUDA kernels support at most {}, {} and {}", s.batch,
                 s.heads, s.k_len, kGrid, kGrid / kDecodeQueries, kLength);
-  TRAINER_CHECK(scale > 0, "attention with scale {}: it must be positive", scale);
+  TRAINER_CHECK(scale > 0, "attention scale is {}, expected a positive number", scale);
 }
 
 /// Returns the library used instead of the built-in kernels, or null.
@@ -60,8 +60,8 @@ FusedAttention* fused_on(const device::Device& device) {
   return static_cast<FusedAttention*>(device.libraries()->attention.get());
 }
 
-/// Returns the pass in the form that a library may run, or none if only the built-in kernels can. Operands of a dry
-/// device count as aligned, as all memory of an arena is.
+/// Returns the pass as a library may run it; empty if only the built-in kernels support it. Operands on a dry device
+/// count as aligned, as all memory in an arena is.
 std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, const AttentionDropout& dropout,
                                       std::initializer_list<const Tensor*> operands) {
   if (dropout.p > 0 || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0) return {};
@@ -80,7 +80,7 @@ std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, con
   return shape;
 }
 
-/// True if a library has run the pass.
+/// Runs the pass with the library, if there is one that supports it; returns true if it did.
 bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOperands& operands) {
   FusedAttention* const library = fused_on(ex.device);
   if (library == nullptr || !shape) return false;
@@ -117,7 +117,7 @@ void run(Exec& ex, const AttentionForward& op) {
                  .lse = op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr}))
     return;
   AttentionArgs args = args_of(s, op.scale, op.dropout);
-  // One arena program decodes at every length, since scratch depends on k_capacity only.
+  // The size of scratch depends only on k_capacity, so that one arena program decodes at every length.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
   Scratch scratch;
   if (decodes)

@@ -8,7 +8,7 @@ namespace trainer::ops::cuda {
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-/// A [rows, heads·D] operand. 16-byte copies need base, rows and heads at multiples of 16 bytes: `vectors`.
+/// A [rows, heads·D] operand. `vectors`: base, rows and heads are 16-byte aligned, as 16-byte copies require.
 struct AttentionRows {
   void* data = nullptr;
   int64_t ld = 0;  // elements
@@ -18,10 +18,10 @@ struct AttentionRows {
 struct AttentionArgs {
   int q_len = 0, k_len = 0, heads = 0, kv_heads = 0, head_dim = 0;
   int group = 0;           // query heads per key/value head
-  int slices = 1;          // attention_simt.cu: blocks that share the columns of a head
-  int64_t k_capacity = 0;  // rows between two sequences in k and v
+  int slices = 1;          // attention_simt.cu: thread blocks that split the columns of a head
+  int64_t k_capacity = 0;  // rows per sequence in k and v
   AttentionRows q, k, v, out, dout, dq, dk, dv;
-  float* lse = nullptr;    // [batch·heads, q_len]; null: not kept
+  float* lse = nullptr;    // [batch·heads, q_len]; null: not stored
   float* delta = nullptr;  // [batch·heads, q_len] Σ dout·out of each row
   float* parts = nullptr;  // for attention_decode.cu
   float scale = 1;
@@ -30,7 +30,7 @@ struct AttentionArgs {
   uint32_t threshold = 0, step = 0;  // dropout: kept if draw >= threshold; no dropout: 0
   float keep_scale = 1;
   PhiloxKey key{0, 0};
-  int64_t first_head = 0, heads_global = 0;  // of sequence 0; global heads per sequence
+  int64_t first_head = 0, heads_global = 0;  // global index of sequence 0's first head; global heads per sequence
 };
 
 }  // namespace trainer::ops::cuda

@@ -1,9 +1,9 @@
-// Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). One kernel makes two passes. The first
-// keeps a tile of keys and passes over queries for dk and dv. The second keeps a tile of queries and passes over keys
-// for dq. Both compute scores and their gradients, which takes 7 GEMMs instead of 5. In return every sum has one owner
-// and a fixed order without atomics, and no f32 parts of dq are written to memory: S/128 of them would be an s×s
-// matrix. The tiles kept are left factors. So probabilities and score gradients become left factors of the second GEMMs
-// within registers.
+// Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). The kernel is launched for two passes.
+// The first keeps a tile of keys and iterates over queries for dk and dv. The second keeps a tile of queries and
+// iterates over keys for dq. Both compute scores and their gradients, which takes 7 GEMMs instead of 5. In return,
+// every sum has one owner and a fixed order without atomics, and no f32 parts of dq are written to memory; there would
+// be S/128, as large as an s×s matrix. The kept tiles are left factors, so that probabilities and score gradients
+// become left factors of the second GEMMs within registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -11,23 +11,24 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// A warp owns kBlocks·16 rows of the tiles kept. Two blocks halve what it reads of the passing tiles per GEMM, which
-/// bounds these kernels otherwise; their sums fit the registers of narrow heads. For the widest heads two warps share
-/// rows and halve the columns of the sums. Passing tiles are shorter if sums, scores and draws would not fit.
+/// A warp owns kBlocks·16 rows of the kept tiles. Two blocks halve what a warp reads of the passing tiles per GEMM, the
+/// bottleneck of these kernels; their sums fit the registers if heads are narrow. With the widest heads, two warps
+/// share rows, and each has half of the sums' columns. Passing tiles are shorter if sums, scores and draws would not
+/// fit the registers.
 template <int kCols, bool kDropout>
 struct BackwardShape {
   static constexpr bool kTall = kCols <= 64 && !kDropout;
   static constexpr int kWarps = kTall ? 4 : 8, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kTall ? 2 : 1, kWarpRows = 16 * kBlocks;
   static constexpr int kColumnWarps = kCols <= 128 ? 1 : 2;
-  /// Rows of the tiles kept.
+  /// Rows of a kept tile.
   static constexpr int kKept = kWarpRows * kWarps / kColumnWarps;
-  /// Rows of a passing tile; two of each are in memory.
+  /// Rows of a passing tile; shared memory has two of each.
   static constexpr int kPassing = kTall || kCols > (kDropout ? 64 : 128) ? 32 : 64;
   static constexpr int kSumCols = kCols / kColumnWarps;
   static constexpr int kSharedBytes = (2 * kKept + 4 * kPassing) * kCols * static_cast<int>(sizeof(bf16)) +
                                       4 * kPassing * static_cast<int>(sizeof(float));
-  /// Blocks per multiprocessor.
+  /// Resident blocks per multiprocessor.
   static constexpr int kResident = kTall ? 2 : 1;
   // Shared memory of sm_80 (tall) or of sm_90.
   static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);
@@ -35,8 +36,8 @@ struct BackwardShape {
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
-/// With kKeysKept, k and v are kept, and q and dout of all heads of the group are streamed. Otherwise it is the
-/// reverse.
+/// With kKeysKept, k and v are kept, and q and dout of all heads of the group pass. Without it, q and dout are kept,
+/// and k and v pass.
 template <int kCols, bool kKeysKept, bool kDropout>
 __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
     attention_backward_kernel(const AttentionArgs args) {
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
                                                 length - at_row, of_head, args.head_dim);
     load_tile<kCols, kPassing, Shape::kThreads>(passing_b + stage * kTile, kKeysKept ? args.dout : args.v, from,
                                                 length - at_row, of_head, args.head_dim);
-    if constexpr (kKeysKept) {  // rows beyond the end: zeros do not contribute
+    if constexpr (kKeysKept) {  // zeros for rows beyond the end, which then do not contribute
       const int i = static_cast<int>(threadIdx.x);
       if (i < kPassing) {
         const bool inside = at_row + i < length;
@@ -88,14 +89,14 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   int row = first_row, head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // of the passing tile
   const auto advance = [&](int& to_row, int& to_head) {
     to_row += kPassing;
-    if (to_row >= end_row) {  // of this head
+    if (to_row >= end_row) {  // the end of this head
       to_row = first_row;
       ++to_head;
     }
   };
   load_passing(row, head, 0);
 
-  float row_lse[kBlocks][2] = {}, row_delta[kBlocks][2] = {};  // of queries kept; in units of log2
+  float row_lse[kBlocks][2] = {}, row_delta[kBlocks][2] = {};  // of kept queries; row_lse in units of log 2
   if constexpr (!kKeysKept) {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -119,14 +120,14 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   for (int step = 0; step < steps; ++step, advance(row, head)) {
     const int stage = step % 2;
     copies_wait();
-    __syncthreads();  // this step's tiles have arrived, and no warp reads the previous ones
+    __syncthreads();  // this step's tiles have arrived, and no warp still reads the previous ones
     if (step + 1 < steps) {
       int next_row = row, next_head = head;
       advance(next_row, next_head);
       load_passing(next_row, next_head, 1 - stage);
     }
 
-    // Visibility of the tile's keys for this warp's rows: `seen` if any query sees any key, `whole` if each sees all.
+    // Visibility for this warp's rows: `seen` if any query sees any key, `whole` if every query sees all keys.
     const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, passing_high = row + kPassing - 1;
     const bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
     const bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
         add_weighted<kCols>(sums_b, as_weights(p), tile_b, rows, column_block);
       }
     }
-    // Without dropout the sums begin at −delta.
+    // Without dropout, the sums start at −delta.
     float dp[kBlocks][kN][4];
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
     add_weighted<kCols>(sums_a, as_weights(dp), tile_a, rows, column_block);
   }
 
-  __syncthreads();  // results are stored through the tiles kept
+  __syncthreads();  // no warp still reads the kept tiles, in which results are now staged
   float scales[kBlocks][2], ones[kBlocks][2];
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {

@@ -1,5 +1,5 @@
-// Attention of a small number of queries over a long cache: keys are divided among blocks, whose parts are merged in
-// order. Also computes Σ dout·out per row, with which the backward pass begins.
+// Attention of a small number of queries over a long key-value cache: keys are divided among blocks, whose partial
+// results are merged in order. Also computes Σ dout·out per row, the first step of the backward pass.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/lanes.cuh"
@@ -7,9 +7,9 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// A part has this many keys on every machine, so that results are the same.
+/// Keys per part. It is the same on every GPU, so that results do not depend on the number of multiprocessors.
 constexpr int kDecodeKeys = 256;
-/// This many rows (query heads of a group × queries) share a pass over the keys. Each has a warp for the softmax.
+/// Number of rows (query heads of a group × queries) that share a pass over the keys. Each has a warp for its softmax.
 constexpr int kDecodeRows = 4;
 constexpr int kDecodeThreads = 32 * kDecodeRows;
 /// kKeyLanes threads read one row of keys together; kValueLanes threads span one block of value columns.
@@ -26,7 +26,7 @@ struct DecodeShape {
   }
 };
 
-/// Loads up to kVector elements in f32, zeros beyond `count`.
+/// Loads up to kVector elements as f32, zeros beyond `count`.
 template <typename T, int kVector>
 __device__ __forceinline__ void load_vector(float (&values)[kVector], const T* from, int count, bool vectors) {
   if (vectors && count >= kVector) {
@@ -39,7 +39,8 @@ __device__ __forceinline__ void load_vector(float (&values)[kVector], const T* f
   }
 }
 
-/// A part of a row: largest score in units of log2, sum of probabilities relative to it, weighted sum of values.
+/// Returns a part of a row: the largest score in units of log 2, the sum of probabilities relative to that score, and
+/// the weighted sum of values.
 __device__ __forceinline__ float* part_of(const AttentionArgs& args, int64_t row, int split) {
   const int64_t splits = (args.k_capacity + kDecodeKeys - 1) / kDecodeKeys;
   return args.parts + (row * splits + split) * (args.head_dim + 2);
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_combine_kernel(const At
   if (args.lse != nullptr && threadIdx.x == 0) args.lse[row] = fmaf(top, kLn2, logf(sum));
 }
 
-/// Each row and head has `lanes` neighbouring lanes, a power of two; each takes 16 bytes at a time.
+/// `lanes` adjacent lanes, a power of two, share each row and head; a lane reads 16 bytes at a time.
 constexpr int kProductThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kProductThreads)

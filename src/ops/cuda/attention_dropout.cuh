@@ -1,5 +1,5 @@
 #pragma once
-// Dropout masks of attention: the draws of the CPU's kernels, shared by the lanes that need them.
+// Dropout masks of attention: the same draws as in the CPU kernels, exchanged among the lanes that use them.
 #include "ops/cuda/attention_args.h"
 #include "ops/cuda/warp.cuh"
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t dropout_draw(const AttentionArgs& args, uint
   return index % 4 < 2 ? low : high;
 }
 
-/// Exchanges between lanes that differ in `mask` (a power of two): the upper lane gives its x for the lower lane's y.
+/// Exchanges the upper lane's x with the lower lane's y, for lanes whose numbers differ in `mask` (a power of two).
 __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int mask) {
   const bool upper = (lane & mask) != 0;
   const uint32_t received = shuffle_xor(upper ? x : y, mask);
@@ -27,14 +27,14 @@ __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int
   y = upper ? y : received;
 }
 
-/// Returns the draws of the four elements that a lane holds in a block of sums of mma.m16n8k16. The index of key 0 of
-/// the block's row (or column) r is line_index + r·k_len. All lanes of the warp take part. Rows are queries, columns
-/// the keys from first_key on.
+/// Returns the draws of the four elements that a lane holds in a block of sums of mma.m16n8k16, whose rows are queries,
+/// and whose columns are keys beginning with first_key. The index of key 0 in row r (below: column r) is line_index +
+/// r·k_len. All lanes of the warp must call it.
 __device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
                                                     int lane, uint32_t (&draws)[4]) {
   const int g = lane / 4, t = lane % 4;
   const auto length = static_cast<uint64_t>(args.k_len);
-  if (args.k_len % 4 == 0) {  // a call draws four keys: neighbours draw a row each for both
+  if (args.k_len % 4 == 0) {  // a Philox call draws four keys: two adjacent lanes draw one row each, for both lanes
     const uint64_t index =
         line_index + static_cast<uint64_t>(g + 8 * (t & 1)) * length + static_cast<uint64_t>(first_key + 4 * (t / 2));
     const Philox4 block = philox_block(args.key, index / 4, args.step);
@@ -47,12 +47,13 @@ __device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, u
                                         static_cast<uint64_t>(first_key + 2 * t + i % 2));
   }
 }
-/// The same for keys from first_key on as rows, and queries as columns.
+/// The same for a block whose rows are keys beginning with first_key, and whose columns are queries.
 __device__ __forceinline__ void draws_of_key_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
                                                   int lane, uint32_t (&draws)[4]) {
   const int g = lane / 4, t = lane % 4;
   const auto length = static_cast<uint64_t>(args.k_len);
-  if (args.k_len % 4 == 0) {  // four lanes below each other draw one of their four groups each, then transpose
+  if (args.k_len % 4 ==
+      0) {  // each of four lanes (4 apart) draws one of their four groups of keys; then they transpose
     const uint64_t index = line_index + static_cast<uint64_t>(2 * t + g % 2) * length +
                            static_cast<uint64_t>(first_key + g / 4 * 4 + g % 4 / 2 * 8);
     const Philox4 block = philox_block(args.key, index / 4, args.step);

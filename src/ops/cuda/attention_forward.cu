@@ -1,7 +1,7 @@
 // Attention forward in bf16 on tensor cores, after FlashAttention-2 (Dao 2023). A block keeps a tile of queries and
-// passes over the keys it sees; scores never leave registers. The tile of values is in flight while queries and keys
-// are multiplied, and the next tile of keys while probabilities and values are. So one buffer of each is enough, and
-// several blocks fit on a multiprocessor.
+// iterates over the keys visible to it; scores never leave registers. The tile of values is loaded while queries are
+// multiplied with keys, and the next tile of keys while probabilities are multiplied with values. One buffer each is
+// therefore enough, and several blocks fit on a multiprocessor.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -9,9 +9,9 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Each warp owns kBlocks·16 rows of queries. Two blocks halve what it reads of keys and values per GEMM. Tiles of keys
-/// are shorter if sums, scores and draws would not fit the registers; for heads of 64 columns, so that three blocks
-/// fit a multiprocessor.
+/// Each warp owns kBlocks·16 rows of queries. Two blocks halve what a warp reads of keys and values per GEMM. Tiles of
+/// keys are shorter if sums, scores and draws would not fit the registers, and for heads of 64 columns, so that three
+/// thread blocks fit on a multiprocessor.
 template <int kCols, bool kDropout>
 struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
@@ -23,14 +23,15 @@ struct ForwardShape {
   static_assert(kResident * (kSharedBytes + 1024) <= 164 * 1024);  // of sm_80
 };
 
-/// A row's largest score so far, and the sum of its probabilities relative to it. Both are [block][upper, lower half].
+/// A row's largest score so far, and the sum of the row's probabilities relative to that score; [block][upper, lower
+/// half].
 template <int kBlocks>
 struct RowState {
   float top[kBlocks][2], sum[kBlocks][2];
 };
 
-/// Turns scores into probabilities relative to the row's maximum. Returns the factor by which earlier sums shrink.
-/// Until the end, sums are over this lane's columns only, since all four lanes of a row have the same factor.
+/// Turns scores into probabilities relative to the row's maximum. shrink: the factor by which earlier sums shrink.
+/// Until the end, a lane sums only its own columns, since all four lanes of a row have the same factor.
 template <int kBlocks, int kN>
 __device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], RowState<kBlocks>& rows, float scale_log2,
                                              float (&shrink)[kBlocks][2]) {
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
   bf16* const k_tile = q_tile + Shape::kRows * kCols;
   bf16* const v_tile = k_tile + Shape::kKeys * kCols;
 
-  // The longest rows come first, so that the last blocks are short. Neighbouring blocks share keys in L2.
+  // The longest rows come first, so that the last blocks are short. Adjacent blocks share keys in L2.
   const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kRows;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
   const int64_t sequence = blockIdx.z;
@@ -98,11 +99,11 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
   const uint64_t warp_index =
       kDropout ? dropout_index(args, static_cast<int>(sequence), head, position + warp_row) : uint64_t{0};
 
-  for (int tile = tiles - 1; tile >= 0; --tile) {  // the masked tiles first
+  for (int tile = tiles - 1; tile >= 0; --tile) {  // masked tiles come first
     const int key = tile * Shape::kKeys;
-    const bool seen = key < position + warp_row + Shape::kWarpRows;  // to a row of this warp
+    const bool seen = key < position + warp_row + Shape::kWarpRows;  // visible to a row of this warp
     copies_wait();
-    __syncthreads();  // keys have arrived, and no warp reads the previous values
+    __syncthreads();  // keys have arrived, and no warp still reads the previous values
     load_keys(v_tile, args.v, key);
 
     float scores[kBlocks][kScoreTiles][4] = {};
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
       }
     }
     copies_wait();
-    __syncthreads();  // values have arrived, and no warp reads the keys
+    __syncthreads();  // values have arrived, and no warp still reads the keys
     if (tile > 0) load_keys(k_tile, args.k, key - Shape::kKeys);
     if (seen) {
 #pragma unroll
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
         args.lse[(sequence * args.heads + head) * args.q_len + row] = state.top[i][half] * args.scale + logf(sum);
     }
   }
-  // Results are stored through the warp's own rows of the tile of queries, so that rows are written in whole chunks.
+  // Results are staged in the warp's own rows of the query tile, so that rows are written in whole chunks.
   put_block<kCols>(q_tile, out, factors, warp_row, 0, lane);
   sync_warp();
   store_rows<kCols, Shape::kWarpRows>(args.out, query_row + warp_row, queries - warp_row, head, args.head_dim, q_tile,

@@ -7,7 +7,7 @@
 
 namespace trainer::ops::cuda {
 
-/// Largest head size that runs on tensor cores in bf16; tiles have the next larger of 32, 64, 96, 128, 256 columns.
+/// Largest head size that runs on tensor cores in bf16. Tiles have 32, 64, 96, 128 or 256 columns.
 inline constexpr int64_t kTensorHeadDim = 256;
 template <template <int> typename Kernel, typename F>
 auto with_columns(int64_t head_dim, F&& call) {
@@ -28,13 +28,13 @@ int64_t tensor_backward_shared_bytes(int64_t head_dim);
 /// Computes dq, dk, dv from delta and lse.
 void tensor_backward(cudaStream_t stream, const AttentionArgs& args, int64_t batch);
 
-// attention_simt.cu, attention_simt_backward.cu: f32 sums of f32 or bf16 (T) of any head size.
+// attention_simt.cu, attention_simt_backward.cu: f32 or bf16 (T) with f32 arithmetic, for any head size.
 template <typename T>
 void plain_forward(cudaStream_t stream, AttentionArgs args, int64_t batch);
 template <typename T>
 void plain_backward(cudaStream_t stream, AttentionArgs args, int64_t batch);
 
-// attention_decode.cu: small numbers of queries.
+// attention_decode.cu: a small number of queries.
 /// delta = Σ dout·out of each row and head.
 template <typename T>
 void row_products(cudaStream_t stream, const AttentionArgs& args, int64_t batch);

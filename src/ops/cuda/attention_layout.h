@@ -8,12 +8,12 @@ namespace trainer::ops::cuda {
 inline constexpr int kChunk = 8;
 
 /// A row-major tile whose chunks are permuted within each row, depending on the row. The same chunk of eight successive
-/// rows is in eight different groups of banks, and so are eight successive chunks.
+/// rows is in eight different groups of banks, and so are eight successive chunks of a row.
 template <int kCols>
 struct TileLayout {
   static_assert(kCols % 32 == 0);
   static constexpr int kRowChunks = kCols / kChunk;
-  static constexpr bool kWholeLines = kCols % 64 == 0;  // a row is a multiple of 128 bytes, all banks once
+  static constexpr bool kWholeLines = kCols % 64 == 0;  // a row is a multiple of 128 bytes, the width of all banks
   static constexpr int kMask = kWholeLines ? 7 : 3;
 
   static constexpr int key_of(int row) { return (kWholeLines ? row : row >> 1) & kMask; }
@@ -25,8 +25,9 @@ struct TileLayout {
 struct LanePlace {
   int row, chunk;
 };
-/// The rows whose addresses lanes pass to ldmatrix, the same for all factors, so that they share addresses. The four
-/// matrices are the upper and lower eight rows of the first chunk, then of the second:
+/// Returns the row and chunk whose address a lane passes to ldmatrix. It is the same for all factors, so that they
+/// share address arithmetic. The four matrices are the upper and lower eight rows of the first chunk, then of the
+/// second:
 ///   left factor (m × k): as mma expects them
 ///   right factor stored n × k: columns 0 … 7 of the result have matrices 0 and 2, later columns 1 and 3
 ///   right factor stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, later columns 2 and 3
@@ -40,7 +41,7 @@ struct BlockOffsets {
 
   constexpr BlockOffsets(int first_row, LanePlace place)
       : row_offset((first_row + place.row) * kCols), swizzled(place.chunk ^ Layout::key_of(first_row + place.row)) {}
-  /// Block of rows first_row + 16·i …, columns 16·j …
+  /// Returns the offset in the block of rows first_row + 16·i … and columns 16·j ….
   constexpr int at(int i, int j) const {
     constexpr int kMask = Layout::kMask;
     return row_offset + 16 * i * kCols + ((2 * j & ~kMask) | (swizzled ^ (2 * j & kMask))) * kChunk;

@@ -1,11 +1,11 @@
-// Attention forward with f32 GEMMs: the f32 type, and heads too wide for the tensor-core kernels.
+// Attention forward with f32 GEMMs, for f32 operands and for heads that are too wide for the tensor-core kernels.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_simt.cuh"
 
 namespace trainer::ops::cuda {
 namespace {
 
-/// One of the three blocks holds probabilities.
+/// Two blocks of operands, and one of probabilities.
 constexpr size_t kSharedBytes = 3 * kBlockElements * sizeof(float);
 
 template <typename T, int kColumnBlocks>

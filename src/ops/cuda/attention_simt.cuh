@@ -1,6 +1,6 @@
 #pragma once
-// GEMMs of 64 × 64 blocks in f32 by 256 threads, for attention of any head size. Thread (ty, tx) of 16 × 16 owns rows
-// 4·ty … 4·ty + 3. Sixteen neighbouring lanes hold a row.
+// GEMMs of 64 × 64 blocks in f32 with 256 threads, for attention with any head size. Thread (ty, tx) of 16 × 16 owns
+// rows 4·ty … 4·ty + 3. Sixteen adjacent lanes hold a row.
 #include <type_traits>
 
 #include "ops/cuda/attention_args.h"
@@ -10,10 +10,11 @@
 namespace trainer::ops::cuda {
 
 inline constexpr int kBlockRows = 64, kBlockThreads = 256;
-/// Row stride of a block in shared memory. Rows are 16-byte aligned, and eight successive ones are in different banks.
+/// Row stride of a block in shared memory. Rows are 16-byte aligned, and eight successive rows start in different
+/// banks.
 inline constexpr int kBlockLd = kBlockRows + 4;
 inline constexpr int kBlockElements = kBlockRows * kBlockLd;
-/// Maximum columns of a head that a thread block sums up, in blocks; wider heads are split into slices.
+/// Maximum number of column blocks of a head that a thread block accumulates; wider heads are split into slices.
 inline constexpr int kMaxColumnBlocks = 4;
 
 struct alignas(16) Float4 {
@@ -21,7 +22,7 @@ struct alignas(16) Float4 {
 };
 __device__ __forceinline__ Float4 four_at(const float* x) { return *reinterpret_cast<const Float4*>(x); }
 
-/// block <- rows first_row … of a head, columns from `column` on; zeros beyond `valid` rows and beyond the head.
+/// block <- rows first_row …, columns `column` … of a head; zeros beyond `valid` rows and beyond the head.
 template <typename T>
 __device__ __forceinline__ void load_block(float* block, const AttentionRows& x, int64_t first_row, int valid, int head,
                                            int head_dim, int column) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void store_block(const AttentionRows& x, int64_t firs
   }
 }
 
-/// Sets the slices. Then calls fn with the number of column blocks that a thread keeps sums of, as a constant.
+/// Sets args.slices. Then calls `call` with the number of column blocks that a thread accumulates, as a constant.
 template <typename F>
 void with_column_blocks(AttentionArgs& args, F&& call) {
   const int blocks = (args.head_dim + kBlockRows - 1) / kBlockRows;

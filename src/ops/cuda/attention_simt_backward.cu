@@ -6,11 +6,11 @@ namespace trainer::ops::cuda {
 namespace {
 
 constexpr float kLog2e = 1.44269504088896340736f;
-/// The blocks are two operands, probabilities and their gradients.
+/// Two blocks of operands, one of probabilities and one of score gradients.
 constexpr size_t kSharedBytes = 4 * kBlockElements * sizeof(float);
 
-/// With kKeysKept it keeps a block of keys and passes over the queries of all heads of the group, for dk and dv. Else
-/// it keeps a block of queries and passes over keys, for dq.
+/// With kKeysKept, keeps a block of keys and iterates over the queries of all heads of the group, for dk and dv.
+/// Without it, keeps a block of queries and iterates over keys, for dq.
 template <typename T, int kColumnBlocks, bool kKeysKept>
 __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const AttentionArgs args) {
   float* const left = dynamic_shared<float>();

@@ -8,7 +8,7 @@
 
 namespace trainer::ops::cuda {
 
-/// Row `row`, head `head` of an operand.
+/// Returns row `row`, head `head` of an operand.
 template <typename T>
 __device__ __forceinline__ T* row_of(const AttentionRows& x, int64_t row, int head, int head_dim) {
   return static_cast<T*>(x.data) + row * x.ld + static_cast<int64_t>(head) * head_dim;
@@ -19,21 +19,21 @@ struct alignas(16) Chunk {
   bf16 at[kChunk];
 };
 
-/// tile <- kRows rows of a head from `first_row` on; zeros beyond `valid` rows and beyond the head size. It is
-/// asynchronous: complete after copies_wait and a barrier. All kThreads threads of the block take part.
+/// tile <- kRows rows of a head, beginning with `first_row`; zeros beyond `valid` rows and beyond the head size.
+/// Asynchronous: complete after copies_wait() and a barrier. All kThreads threads of the block must call it.
 template <int kCols, int kRows, int kThreads>
 __device__ __forceinline__ void load_tile(bf16* tile, const AttentionRows& x, int64_t first_row, int valid, int head,
                                           int head_dim) {
   using Layout = TileLayout<kCols>;
   constexpr int kChunks = Layout::kRowChunks, kAll = kRows * kChunks;
   const bf16* const head_rows = row_of<const bf16>(x, first_row, head, head_dim);
-  // The loop is not unrolled, as the addresses of all steps would be kept in registers across the loop over tiles.
+  // If this loop were unrolled, the addresses of all steps would be kept in registers across the loop over tiles.
 #pragma unroll 1
   for (int step = 0; step < (kAll + kThreads - 1) / kThreads; ++step) {
     const int i = static_cast<int>(threadIdx.x) + step * kThreads, row = i / kChunks, chunk = i % kChunks;
     if (kAll % kThreads != 0 && i >= kAll) break;
     bf16* const to = tile + Layout::offset(row, chunk);
-    const int columns = row < valid ? head_dim - chunk * kChunk : 0;  // of this row from the chunk on
+    const int columns = row < valid ? head_dim - chunk * kChunk : 0;  // left in this row, including the chunk
     const bf16* const from = columns > 0 ? head_rows + row * x.ld + chunk * kChunk : static_cast<const bf16*>(x.data);
     if (x.vectors) {
       copy_16_async(to, from, columns > 0);
@@ -93,7 +93,7 @@ __device__ __forceinline__ Weights<kM, kN / 2> as_weights(const float (&sums)[kM
   return weights;
 }
 
-/// sums[i][j] += weights·rows: 16·kK rows of a tile, its columns from 16·first_block on.
+/// sums[i][j] += weights·rows, with 16·kK rows of a tile, columns 16·first_block ….
 template <int kCols, int kM, int kN, int kK>
 __device__ __forceinline__ void add_weighted(float (&sums)[kM][kN][4], const Weights<kM, kK>& weights, const bf16* rows,
                                              BlockOffsets<kCols> at, int first_block = 0) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void add_weighted(float (&sums)[kM][kN][4], const Wei
   }
 }
 
-/// tile rows first_row …, columns 16·first_block … <- factors[i][half]·sums, rounded. One warp.
+/// tile rows first_row …, columns 16·first_block … <- factors[i][half]·sums, rounded. Called by one warp.
 template <int kCols, int kM, int kN>
 __device__ __forceinline__ void put_block(bf16* tile, const float (&sums)[kM][kN][4], const float (&factors)[kM][2],
                                           int first_row, int first_block, int lane) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void put_block(bf16* tile, const float (&sums)[kM][kN
   }
 }
 
-/// x rows `row` … <- tile rows first_row …, the first `valid` of kRows; one warp.
+/// x rows `row` … <- tile rows first_row …, the first `valid` of kRows. Called by one warp.
 template <int kCols, int kRows>
 __device__ __forceinline__ void store_rows(const AttentionRows& x, int64_t row, int valid, int head, int head_dim,
                                            const bf16* tile, int first_row, int lane) {

@@ -9,11 +9,10 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Two blocks fit a multiprocessor, so that one reads while the other is between its passes, or writes.
+/// Two blocks fit on a multiprocessor, so that one reads while the other is between its passes, or writes.
 constexpr int kThreads = 512, kBlocks = 2;
 
-/// One row of logits and of its gradient, and the parameters of the whole grid. Columns at and after `vocab` do not
-/// count.
+/// The logits, their gradient, and the parameters of the whole grid. Columns from `vocab` on are padding.
 template <typename T>
 struct LossRows {
   Rows<const float> logits;
@@ -32,14 +31,14 @@ struct LossRows {
     const int64_t c = targets[r] - first;
     return c >= 0 && c < vocab ? static_cast<int>(c) : -1;
   }
-  /// True if the target is not a token. Then the loss becomes NaN, so that the step is skipped (the CPU throws
+  /// True if the target is not a token. The loss then becomes NaN, so that the step is skipped (the CPU throws
   /// immediately).
   __device__ bool lost(int64_t r) const { return targets[r] < 0 || targets[r] >= vocabulary; }
 };
 
 __device__ inline double not_a_number() { return std::bit_cast<double>(0x7fffffffffffffffull); }
 
-/// exp(logit − top), `top` being the largest or −inf.
+/// Returns exp(logit − top), where top is the largest logit or −inf.
 __device__ inline float relative_exp(float logit, float top) { return gradual_exp2((logit - top) * 1.44269504f); }
 
 /// Largest logit so far, and Σ exp(logit − largest).
@@ -56,19 +55,19 @@ __device__ inline void add(Online& row, const float (&x)[V], int n) {
     row.sum *= relative_exp(row.largest, top);
     row.largest = top;
   }
-  const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // only −inf adds 0, not NaN
+  const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // so that −inf adds 0, not NaN
 #pragma unroll
   for (int i = 0; i < V; ++i)
     if (i < n) row.sum += relative_exp(x[i], shift);
 }
 
-/// Number of columns in a piece of V from c on, out of `end`.
+/// Returns the number of columns before `end` in the piece of V columns at c.
 template <int V>
 __device__ inline int columns_at(int c, int end) {
   return end - c < V ? end - c : V;
 }
 
-/// Sums a row over the block. The threads' f32 sums are added in f64. The first columns of the row are kept.
+/// The sums of a row over the block; the threads' f32 sums are added in f64. sums_of() keeps the row's first columns.
 struct RowSums {
   float largest;
   double sum;
@@ -98,12 +97,12 @@ __device__ inline RowSums sums_of(const float* logits, int vocab, float* keep, i
   }
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const float largest = block_max(row.largest, tops, warps);
-  // A thread without columns, or with −inf only, holds a sum of 0 (or a NaN, which stays).
+  // The sum of a thread without columns, or with only −inf, is 0 (or NaN, which stays NaN).
   const double share = row.largest == largest ? 1.0 : static_cast<double>(expf(row.largest - largest));
   return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
 }
 
-/// Parts of a row's gradient factor·(softmax − onehot). target < 0: a different rank has the target.
+/// Computes a row's gradient, factor·(softmax − onehot). target < 0: the target is on a different rank.
 struct RowGradient {
   float largest, scale, whole;
   int vocab, target;
@@ -119,7 +118,7 @@ struct RowGradient {
   }
 };
 
-/// Writes columns first … end − 1 of a gradient, 0 in the padding. `from` has the logits of columns first ….
+/// Writes columns first … end − 1 of a gradient, 0 in the padding. `from`: the logits of columns first ….
 template <int V, typename T>
 __device__ inline void write_gradient(const RowGradient& row, const float* from, T* dlogits, int first, int end) {
   for (int c = first + static_cast<int>(threadIdx.x) * V; c < end; c += static_cast<int>(blockDim.x) * V) {
@@ -138,7 +137,7 @@ __device__ inline void write_zeros(T* dlogits, int padded) {
     put(dlogits + c, columns_at<V>(c, padded), zeros);
 }
 
-/// A block takes one row: its sums, its loss, its gradient.
+/// A block computes the sums, the loss and the gradient of one row.
 template <typename T, int V>
 __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRows<T> op) {
   const int64_t r = blockIdx.x;
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRo
                                   (log(row.sum) + (static_cast<double>(row.largest) - static_cast<double>(at_target)));
   if (op.dlogits.data == nullptr) return;
   const RowGradient gradient(row, static_cast<double>(weight) * op.scale, op.vocab, target);
-  // Columns that are not kept were read last. They are read again first, when they are still in L2.
+  // Columns that are not kept were read last, so they are read again first, while they are still in L2.
   write_gradient<V>(gradient, logits + op.kept, op.dlogits.at(r, 0), op.kept, op.padded);
   write_gradient<V>(gradient, keep, op.dlogits.at(r, 0), 0, op.kept);
 }
@@ -207,8 +206,8 @@ dim3 threads_for(int64_t pieces) {
   return dim3(static_cast<unsigned>(std::clamp<int64_t>(round_up(pieces, kWarp), kWarp, kThreads)));
 }
 
-/// Calls launch(integral_constant<V>) with the widest piece that the operands allow. It is the same for every type of
-/// the gradient, so that a loss does not depend on that type.
+/// Calls launch(integral_constant<V>) with the widest piece that the operands allow. The width is the same for all
+/// types of the gradient, so that the loss does not depend on that type.
 template <typename F>
 void with_piece(const Tensor& logits, const Tensor& dlogits, F&& launch) {
   constexpr int kPiece = 4;
@@ -222,7 +221,8 @@ void with_piece(const Tensor& logits, const Tensor& dlogits, F&& launch) {
 template <typename T>
 LossRows<T> rows_for(const Tensor& logits, const Tensor& targets, const Tensor& weights, const Tensor& dlogits,
                      int64_t vocab, double scale) {
-  TRAINER_CHECK(logits.cols() < INT32_MAX / 16, "cross entropy over {} columns", logits.cols());
+  TRAINER_CHECK(logits.cols() < INT32_MAX / 16, "cross entropy over {} columns: CUDA kernels support fewer than {}",
+                logits.cols(), INT32_MAX / 16);
   LossRows<T> rows{};
   rows.logits = rows_in<float>(logits);
   rows.targets = targets.as<int32_t>();
@@ -240,9 +240,9 @@ device::cuda::Grid row_grid(int64_t rows, int64_t pieces) {
   return {dim3(static_cast<unsigned>(rows)), threads_for(pieces)};
 }
 
-/// Returns how many columns of each row kBlocks blocks can keep, a multiple of every piece.
+/// Returns how many columns each of kBlocks resident blocks can keep of its row, a multiple of every piece.
 int kept_columns(const device::cuda::Facts& gpu, int64_t vocab) {
-  constexpr int64_t kReserved = 1024, kStatic = 1024;  // bytes of a block: the driver's, and those of the sums
+  constexpr int64_t kReserved = 1024, kStatic = 1024;  // bytes per block: for the driver, and for the sums
   const int64_t bytes = (gpu.shared_per_block + kReserved) / kBlocks - kReserved - kStatic;
   return static_cast<int>(std::clamp<int64_t>(bytes / static_cast<int64_t>(sizeof(float)), 0, vocab) / 4 * 4);
 }

@@ -17,9 +17,9 @@ namespace {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
-constexpr int kProposals = 4;  // kept for each GEMM: the best, and its successors if the library rejects it
+constexpr int kProposals = 4;  // kept for each GEMM: the best, and others in case the library rejects it
 
-/// True if a different algorithm may succeed. Other errors are the device's and are not retried.
+/// True if a different algorithm may succeed. Other errors come from the device and are not retried.
 bool is_refusal(cublasStatus_t status) {
   return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
          status == CUBLAS_STATUS_ARCH_MISMATCH || status == CUBLAS_STATUS_INTERNAL_ERROR;
@@ -35,7 +35,7 @@ class Event {
   ~Event() { cudaEventDestroy(event_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  /// Waits for `later`.
+  /// Waits for `later`, and returns the time between both events.
   double microseconds_to(const Event& later) const {
     float milliseconds = 0;
     device::cuda::check(cudaEventSynchronize(later.event_), "event");
@@ -85,7 +85,7 @@ class CublasLt final : public device::Library {
       set_addresses(plan, formed);
       const cublasStatus_t status = multiply(device::cuda::stream_of(ex.device), plan, formed, workspace);
       if (!is_refusal(status)) {
-        check(status, "cuBLASLt product");
+        check(status, "cuBLASLt GEMM");
         return true;
       }
       drop_refused(plan, op, workspace.bytes(), status);
@@ -125,13 +125,13 @@ class CublasLt final : public device::Library {
                           static_cast<size_t>(workspace.bytes()), stream);
   }
 
-  /// Creates the handle at the first GEMM: tables are also read by processes that compute none.
+  /// Creates the handle for the first GEMM, since processes that compute no GEMMs also read tuning tables.
   cublasLtHandle_t handle() {
     if (handle_ == nullptr) check(cublasLtCreate(&handle_), "cuBLASLt");
     return handle_;
   }
 
-  /// Records the fastest of the proposals over all forms for which there is memory. Skips those that fail.
+  /// Records the fastest proposal over all forms for which there is memory. Skips proposals that fail.
   void measure(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
     constexpr double kWorthMemory = 0.95;  // of the time without a copy
     const std::string name = name_of_product(op);
@@ -146,7 +146,7 @@ class CublasLt final : public device::Library {
         plan.algorithms = {result.algo};
         const std::optional<double> time = time_of(ex, op, form, formed, plan, workspace);
         if (!time) continue;
-        favourites_.emplace(name, *time);  // of the first one that works
+        favourites_.emplace(name, *time);  // only the first proposal that works is added
         if (*time >= limit) continue;
         limit = *time;
         best = {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), *time, form};
@@ -158,7 +158,7 @@ class CublasLt final : public device::Library {
   /// Returns microseconds, including the copy; empty if the library rejects the proposal.
   std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, LtPlan& plan,
                                 const Tensor& workspace) {
-    constexpr int kInARow = 5;  // so that the launch time does not count
+    constexpr int kInARow = 5;  // so that launch overhead does not count
     const cudaStream_t stream = device::cuda::stream_of(ex.device);
     std::vector<double> microseconds;
     for (int round = 0; round <= repeats_; ++round) {
@@ -172,7 +172,7 @@ class CublasLt final : public device::Library {
     return median(microseconds);
   }
 
-  /// Returns the plan of the tuning table for the GEMM, else the library's proposals.
+  /// Returns the GEMM's plan from the tuning table, or from the library's proposals if the table has none.
   LtPlan planned(const LtProduct& op, int64_t workspace, const Tensor& copy) {
     const auto tuned = tuning_.products.find(name_of_product(op));
     if (tuned != tuning_.products.end() && (tuned->second.form == GemmForm::as_is || copy)) {
@@ -187,7 +187,7 @@ class CublasLt final : public device::Library {
     }
     LtPlan plan = proposed(op, workspace);
     if (plan.algorithms.empty() && (op.bias || op.aux))
-      log::warning("{} has no algorithm for GEMM {}: its epilogue runs as a kernel of its own", library_name(),
+      log::warning("{} has no algorithm for GEMM {}: its epilogue runs as a separate kernel", library_name(),
                    name_of_product(op));
     return plan;
   }
@@ -198,8 +198,8 @@ class CublasLt final : public device::Library {
     return plan;
   }
 
-  /// Switches to the next algorithm after the library rejected the first at run time, although it had proposed it.
-  /// Warns once for each algorithm of a GEMM.
+  /// Switches to the next algorithm after the library rejected the first one at run time, although it had proposed that
+  /// one. Warns once for each algorithm of a GEMM.
   void drop_refused(LtPlan& plan, const LtProduct& op, int64_t workspace, cublasStatus_t status) {
     if (plan.tuned) {
       plan = proposed(op, workspace);
@@ -209,14 +209,14 @@ class CublasLt final : public device::Library {
     log::warning(
         "{} rejected its own algorithm for GEMM {} ({}); {}", library_name(), name_of_product(op),
         cublasLtGetStatusName(status),
-        plan.algorithms.empty() ? "it is split, with the epilogue as a kernel of its own" : "trying the next one");
+        plan.algorithms.empty() ? "it is split, with the epilogue as a separate kernel" : "trying the next one");
   }
 
   cublasLtHandle_t handle_ = nullptr;
   std::map<ProductKey, LtPlan> plans_;
   GemmTuning tuning_;
   int most_ = 0, repeats_ = 0;  // while measuring: number of proposals to try; else 0
-  bool forms_ = false;          // while measuring: forms are tried; else: the table has some
+  bool forms_ = false;          // while measuring: all forms are tried; else: the table has forms with copies
   std::map<std::string, double> favourites_;
 };
 

@@ -16,7 +16,8 @@ struct Sizes {
 };
 Sizes sizes_of(const LtProduct& op) { return {op.d.shape[0], op.d.shape[1], op.a.shape[op.trans_a ? 0 : 1]}; }
 
-/// Returns an operand transposed, in `memory`. Its rows start where the library reads fastest.
+/// Returns the tensor in `memory` for a transposed operand. Its rows are aligned to 16 bytes, the library's fastest
+/// case.
 Tensor transposed_in(const Tensor& memory, const Tensor& x) {
   const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
   return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
@@ -27,7 +28,7 @@ int64_t alignment(const Tensor& t) {
 
 template <typename T>
 void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t which, const T& value) {
-  check(cublasLtMatmulDescSetAttribute(&product, which, &value, sizeof(value)), "cuBLASLt product");
+  check(cublasLtMatmulDescSetAttribute(&product, which, &value, sizeof(value)), "cuBLASLt GEMM");
 }
 template <typename T>
 void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t which, const T& value) {
@@ -99,7 +100,7 @@ void set_addresses(LtPlan& plan, const LtProduct& op) {
 LtPlan described(const LtProduct& op) {
   const auto [m, n, k] = sizes_of(op);
   LtPlan plan;
-  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cuBLASLt product");
+  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cuBLASLt GEMM");
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, op.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, op.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   const cublasLtEpilogue_t epilogue = op.aux    ? CUBLASLT_EPILOGUE_DGELU

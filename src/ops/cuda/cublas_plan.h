@@ -10,14 +10,14 @@
 
 namespace trainer::ops::cuda {
 
-/// Throws Code::device with the status' name unless it is success.
+/// Throws Code::device with the status's name unless the status is success.
 void check(cublasStatus_t status, const char* what);
 
 std::string library_name();  // "cuBLASLt 13.1.0"
 
-/// Returns the bytes of an operand transposed. Its rows start where the library reads fastest.
+/// Returns the bytes of a transposed copy of an operand, with rows aligned to 16 bytes, the library's fastest case.
 int64_t transposed_bytes(const Tensor& x);
-/// Returns the same GEMM in a different form. `copy` is the memory of the operand that is transposed first.
+/// Returns the same GEMM in a different form. `copy`: memory for the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
 /// Enqueues the copy that precedes the GEMM.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
@@ -25,7 +25,7 @@ void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProdu
 /// The facts on which the choice of an algorithm may depend: shapes, dtypes, row strides, alignments.
 using ProductKey = std::array<int64_t, 15>;
 ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy);
-/// Returns its name in tuning tables and messages.
+/// Returns the GEMM's name in tuning tables and messages.
 std::string name_of_product(const LtProduct& op);
 
 /// Descriptors of one GEMM, and the algorithms that may run it, best first. The first is used; one that the library
@@ -35,16 +35,15 @@ struct LtPlan {
   cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // in cuBLASLt's order: its a is our b
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   GemmForm form = GemmForm::as_is;
-  bool tuned = false;  // the only algorithm, from a tuning table
+  bool tuned = false;  // the only algorithm comes from a tuning table
 };
 /// Returns the descriptors without algorithms.
 LtPlan described(const LtProduct& op);
-/// Points the descriptors to the addresses of `op`, a GEMM of the same key.
+/// Sets the addresses in the descriptors to those of `op`, a GEMM with the same key.
 void set_addresses(LtPlan& plan, const LtProduct& op);
 
-/// Returns the heuristic's proposals within the workspace, best first; none if the library does not support such GEMMs.
-/// If an algorithm splits k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the result's
-/// type.
+/// Returns the heuristic's proposals within the workspace, best first; empty if the library does not support the GEMM.
+/// Algorithms that split k add partial sums in f32 in a fixed order: no atomics, no rounding to the result's dtype.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
                                                        int64_t workspace, int most);
 /// True if the library can run the GEMM with this algorithm within the workspace.

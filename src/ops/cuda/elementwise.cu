@@ -84,7 +84,7 @@ struct CastBody {
   }
 };
 
-/// Casts element by element if one of the types is f64: losses and statistics are never long.
+/// Casts element by element if one of the types is f64, since losses and statistics are short.
 template <typename From, typename To>
 struct WideCastBody {
   const From* x;
@@ -136,10 +136,10 @@ struct FillBody {
   }
 };
 
-inline constexpr int kTransposeTile = 32, kTransposeRows = 8;  // a thread moves every kTransposeRows-th row of a tile
+inline constexpr int kTransposeTile = 32, kTransposeRows = 8;  // a thread copies from every kTransposeRows-th row
 
-/// A tile is transposed in shared memory, so that rows are read and written whole. Its rows there are an odd number of
-/// banks apart, so that a column is in all banks.
+/// A tile is transposed in shared memory, so that rows are read and written whole. Its row stride there is an odd
+/// number of banks, so that a column is spread over all banks.
 template <typename Unit>
 __global__ void __launch_bounds__(kTransposeTile* kTransposeRows)
     transpose_kernel(Rows<const Unit> x, Rows<Unit> y, int64_t rows, int64_t cols, int64_t across) {
@@ -182,7 +182,7 @@ void fill_units(Exec& ex, std::byte* data, int64_t bytes, Unit value) {
                 bytes / static_cast<int64_t>(sizeof(Unit)));
 }
 
-/// Fills x with `value`, as often as it fits into 16 bytes at a time.
+/// Fills x with `value`, 16 bytes at a time if x is aligned for that.
 template <typename T>
 void fill(Exec& ex, const Tensor& x, T value) {
   if (reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.bytes() % 16 == 0) {

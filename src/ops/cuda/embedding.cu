@@ -9,8 +9,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// y = token + position, either of which may be missing. An id outside the vocabulary gives NaN, so that the step is
-/// rejected (the CPU throws immediately).
+/// y = token + position, either of which may be missing. An id outside the vocabulary yields NaN, so that the step is
+/// skipped (the CPU throws immediately).
 template <typename T>
 struct LookUpBody {
   const int32_t* ids;  // null: `table` is y itself, row by row
@@ -48,8 +48,8 @@ struct LookUpBody {
   }
 };
 
-/// The rows of dy that belong to row v of a table: order[start[v] … start[v + 1]), or every stride-th from a first one
-/// on.
+/// The rows of dy that belong to row v of a table: order[start[v] … start[v + 1]), or every stride-th row from
+/// first(v).
 struct ListedRows {
   const int32_t *start, *order;
   __device__ int64_t count(int64_t v) const { return start[v + 1] - start[v]; }
@@ -66,8 +66,7 @@ struct SpacedRows {
 
 constexpr int kSumThreads = 128;
 
-/// table[v] (+)= Σ dy[rows of v], in order. A thread forms the sums of V columns. Threads of one table row are
-/// neighbours.
+/// table[v] (+)= Σ dy[rows of v], in order. A thread sums V columns; the threads of a table row are adjacent.
 template <typename T, int V, typename Source>
 __global__ void __launch_bounds__(kSumThreads)
     row_sum_kernel(Rows<const T> dy, Source source, Rows<float> table, int64_t items, int64_t per_row, int64_t cols,

@@ -12,20 +12,20 @@ namespace {
 
 constexpr int64_t kLeastWorkspace = int64_t{1} << 20, kMostWorkspace = int64_t{32} << 20;  // bytes
 
-/// Returns enough for the partial sums of 16 parts of k, between the bounds.
+/// Returns enough for the f32 partial sums of 16 splits of k, within these bounds.
 int64_t workspace_bytes(const Gemm& op) { return std::clamp(64 * op.c.count(), kLeastWorkspace, kMostWorkspace); }
 
 bool on_16_bytes(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
-/// One call of the library, and the remaining epilogue: c = `rest` of `sums`, unless sums is empty.
+/// One library call, and the rest of the epilogue: c = `rest` applied to `sums`, unless sums is empty.
 struct Direct {
   LtProduct product;
   Tensor sums;
   Epilogue rest = {};
 };
 
-/// Returns nothing when the epilogue needs the unrounded sums and the library cannot apply it. Depends on shapes and
-/// dtypes only; fits() checks that addresses suit the library.
+/// Returns the GEMM as one library call; empty if its epilogue requires unrounded sums and the library cannot apply it.
+/// The result depends only on shapes and dtypes; fits() checks that the library supports the addresses.
 std::optional<Direct> direct(const Gemm& op) {
   const Epilogue& e = op.epilogue;
   const bool gelu = e.act == Activation::gelu;
@@ -50,7 +50,7 @@ std::optional<Direct> direct(const Gemm& op) {
     product.c = e.residual;
     product.beta = 1;
   }
-  if (gelu) {  // of rounded sums; the library would use unrounded ones, which recomputation does not have
+  if (gelu) {  // applied to rounded sums: the library would use unrounded sums, which recomputation does not have
     product.d = product.c = e.pre ? e.pre : op.c;
     way.sums = product.d;
     way.rest.act = e.act;
@@ -62,12 +62,12 @@ bool fits(const LtProduct& op) {
   return (!op.bias || on_16_bytes(op.bias)) && (!op.aux || (on_16_bytes(op.aux) && on_16_bytes(op.d)));
 }
 
-/// Runs a GEMM with any epilogue, some rows at a time; their sums are in half of the workspace, in f32.
+/// Runs a GEMM with any epilogue, some rows at a time; the f32 sums of these rows take half of the workspace.
 void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
   const int64_t m = op.c.shape[0], n = op.c.shape[1], half = workspace.count() / 2 / 256 * 256;
   int64_t most = std::min(m, half / (n * size_of(DType::f32)));
   if (most < m && most > 64) most -= most % 64;  // aligned like a whole GEMM
-  TRAINER_CHECK(most > 0, "{} columns in {} bytes of workspace", n, half);
+  TRAINER_CHECK(most > 0, "GEMM: a row of {} columns does not fit into {} bytes of workspace", n, half);
   const Tensor rest = workspace.range(half, workspace.count() - half);
   for (int64_t first = 0; first < m; first += most) {
     const int64_t rows = std::min(most, m - first);
@@ -89,7 +89,7 @@ void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
 void run(Exec& ex, const Gemm& op) {
   if (op.a.dtype != DType::f32 && op.a.dtype != DType::bf16)
     throw Error(Code::usage, format("GEMM in {}: CUDA devices support only fp32 and bf16", name_of(op.a.dtype)));
-  if (op.a.count() == 0) {  // k = 0: sums of nothing
+  if (op.a.count() == 0) {  // k = 0: all sums are 0
     if (!ex.device.dry() && !op.accumulate) finish_product(ex, {}, op.epilogue, op.c);
     return;
   }

@@ -51,7 +51,7 @@ struct FinishBody {
     }
     put(c.at(at.r, at.c), at.n, v.sum);
   }
-  /// The activation is applied to the sum as `pre` stores it.
+  /// Returns the sum as `pre` stores it, to which the activation is applied.
   __device__ static float as_stored(float x) {
     if constexpr (std::is_same_v<C, bf16>) return std::bit_cast<float>(bf16_pair(0.0f, x) & 0xffff0000u);
     return x;

@@ -1,5 +1,5 @@
 #pragma once
-// The part of a GEMM's epilogue that the library does not support.
+// The part of a GEMM's epilogue that cuBLASLt does not support.
 #include "ops/gemm.h"
 
 namespace trainer::ops::cuda {

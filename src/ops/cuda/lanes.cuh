@@ -1,6 +1,6 @@
 #pragma once
 // Elements of a row in pieces of V, for kernels. A piece is one access of up to 16 bytes if addresses and row strides
-// allow it, else single elements. Arithmetic is in f32.
+// allow it; if not, its elements are accessed one by one. Arithmetic is in f32.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace trainer::ops::cuda {
 
-/// Elements of a 16-byte access.
+/// Returns the number of elements in a 16-byte access.
 template <typename T>
 constexpr int wide_of() {
   return 16 / static_cast<int>(sizeof(T));
 }
 
-/// Returns a / b of non-negative numbers, in 32 bits if both fit: a 64-bit division costs several times more.
+/// Returns a / b for non-negative numbers. Divides in 32 bits if both fit, since a 64-bit division costs several times
+/// more.
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
@@ -27,7 +28,8 @@ struct alignas(4 * N) [[gnu::may_alias]] Words {
   uint32_t word[N];
 };
 
-/// x[i] = p[i], i < n <= V, and 0 from n on. A whole piece (n = V) is aligned to its size, 16 bytes at most.
+/// x[i] = p[i] for i < n <= V, and 0 beyond. A whole piece (n = V) must be aligned to its size, or to 16 bytes if it is
+/// larger.
 template <int V>
 __device__ inline void get(const float* p, int n, float (&x)[V]) {
   if constexpr (V % 4 == 0) {
@@ -65,12 +67,12 @@ __device__ inline void get(const bf16* p, int n, float (&x)[V]) {
   for (int i = 0; i < V; ++i) x[i] = i < n ? static_cast<float>(p[i]) : 0.0f;
 }
 
-/// A piece as stored in memory: bf16 takes half the registers of its values.
+/// A piece as stored in memory. With bf16, it takes half as many registers as its f32 values.
 template <typename T, int V>
 struct Stored {
   uint32_t word[V * sizeof(T) < 4 ? 1 : V * sizeof(T) / 4];
 };
-/// p[i], i < V, aligned as a whole piece.
+/// Returns p[i], i < V. p must be aligned as for a whole piece.
 template <int V, typename T>
 __device__ inline Stored<T, V> stored(const T* p) {
   constexpr int kBytes = V * static_cast<int>(sizeof(T)), kUnit = kBytes % 16 == 0 ? 4 : kBytes % 8 == 0 ? 2 : 1;
@@ -153,7 +155,7 @@ template <typename T>
 Rows<const T> rows_in(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, t ? t.ld() : 0};
 }
-/// A vector [cols] that all rows share.
+/// Returns a vector [cols] as an operand with the same row everywhere.
 template <typename T>
 Rows<const T> every_row(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, 0};
@@ -170,7 +172,7 @@ inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, in
   return true;
 }
 
-/// True if rows are whole pieces of v elements, each one access.
+/// True if rows consist of whole pieces of v elements, each of which is one access.
 inline bool whole_pieces(std::initializer_list<Tensor> tensors, int64_t rows, int64_t cols, int64_t v) {
   return cols % v == 0 && aligned_rows(tensors, rows, v);
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Elementwise kernels: a body loads a piece of V elements of a row, computes and stores it. A thread loads all its
-// pieces before it stores the first one, which keeps enough accesses in flight. Outputs may be equal to inputs, element
-// by element.
+// pieces before it stores the first one, which keeps enough accesses in flight. Outputs may alias inputs, element by
+// element.
 #include <algorithm>
 
 #include "device/cuda/runtime.h"
@@ -52,9 +52,9 @@ void map_pieces(Exec& ex, const Body& body, int64_t rows, int64_t cols) {
                        items, per_row, cols);
 }
 
-/// Runs body over rows × cols, in pieces of V elements if all operands (except empty ones) are aligned for that.
-/// Else it runs element by element. `joins`: packed operands may be taken as one long row; the body then uses places
-/// only.
+/// Runs `body` over rows × cols, in pieces of V elements if all operands (except empty ones) are aligned for that, and
+/// element by element if not. `joins`: packed operands may be treated as one long row, so `body` must not depend on
+/// rows.
 template <int V, typename Body>
 void map(Exec& ex, const Body& body, int64_t rows, int64_t cols, std::initializer_list<Tensor> operands, bool joins) {
   if (joins && std::all_of(operands.begin(), operands.end(), [](const Tensor& t) { return !t || t.packed(); })) {
@@ -73,7 +73,7 @@ void for_compute_type(DType dtype, const char* name, F&& fn) {
     case DType::bf16:
       return fn(bf16{});
     default:
-      throw Error(Code::usage, format("{} is {}: a CUDA device computes in fp32 and bf16", name, name_of(dtype)));
+      throw Error(Code::usage, format("{} is {}: CUDA devices support only fp32 and bf16", name, name_of(dtype)));
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Activation functions in f32, for kernels whose results are stored as T. For f32 their error is a few units in the
-// last place. For bf16, whose rounding is 2^15 times larger, they use fast instructions.
+// Activation functions in f32, for kernels whose results are stored as T. If T is f32, their error is a few ulp. If T
+// is bf16, whose rounding error is 2^15 times larger, they use fast approximate instructions.
 #include <type_traits>
 
 #include "base/dtype.h"
@@ -24,7 +24,7 @@ __device__ inline float silu(float x) {
   return quotient_for<T>(x, 1.0f + exp_for<T>(-x));
 }
 
-/// sigmoid(y) and its derivative s·(1 − s). Both have full relative accuracy, as they come from exp(−|y|).
+/// sigmoid(y) and its derivative s·(1 − s), computed from exp(−|y|) for full relative accuracy.
 struct Sigmoid {
   float value, slope;
 };

@@ -5,13 +5,13 @@
 namespace trainer::ops::cuda {
 namespace {
 
-// A block sums 32 threads' columns. Its warps take every kRowWarps-th row, and their sums are added in order at the
-// end.
+// A block sums the columns of 32 threads. Each of its warps sums every kRowWarps-th row, and the warps' sums are added
+// in order at the end.
 constexpr int kRowWarps = 8;
 constexpr int64_t kBlocks = 1024;  // target number, several per multiprocessor
 constexpr int64_t kLeastRows = 64;
 
-/// Adds the sums of the warps of a block, in order. Warp 0 holds the result.
+/// Adds the sums of the warps of a block, in order. Warp 0 gets the result.
 template <int kWarps, int V>
 __device__ inline void add_warps(float (&sum)[V], float (&shared)[kWarps][kWarp][V]) {
   const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kWarp* kRowWarps)
 
 constexpr int kSumWarps = 16;
 
-/// A sum of a launch: sums [cols] (+)= Σ partials [blocks, cols].
+/// One of the sums of a launch: sums [cols] (+)= Σ partials [blocks, cols].
 struct BlockSum {
   const float* partials = nullptr;
   float* sums = nullptr;
@@ -66,8 +66,8 @@ struct BlockSum {
   bool accumulate = false;
 };
 
-/// A row of thread blocks computes one sum, each block 32 columns of it: the first row `mine`, the second row the other
-/// one, of equal extents. An array of them, indexed by the row, would be spilled.
+/// The first row of thread blocks computes the sum `mine`, the second row the sum with the other arguments and the same
+/// extents; a block computes 32 columns. (An array of both sums, indexed by the row, would be spilled to local memory.)
 __global__ void __launch_bounds__(kWarp* kSumWarps)
     add_up_kernel(BlockSum mine, const float* partials, float* sums, bool accumulate) {
   __shared__ float shared[kSumWarps][kWarp][1];
@@ -98,7 +98,8 @@ void add_up(Exec& ex, const Tensor& partials, const ColumnSums& first, const Col
   const int64_t cols = partials.cols(), sums = second.sums ? 2 : 1, blocks = partials.rows() / sums;
   TRAINER_CHECK(first.sums.count() == cols && (!second.sums || second.sums.count() == cols) && cols < INT32_MAX / 2 &&
                     blocks < INT32_MAX,
-                "{} sums of {} elements over {} blocks of {} columns", sums, first.sums.count(), blocks, cols);
+                "add_up(): {} sums of {} elements do not match {} blocks of {} columns", sums, first.sums.count(),
+                blocks, cols);
   if (ex.device.dry() || cols == 0) return;
   const float* const from = partials.as<float>();
   const dim3 grid(static_cast<unsigned>(divide_up(cols, int64_t{kWarp})), static_cast<unsigned>(sums));

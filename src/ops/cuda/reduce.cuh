@@ -1,5 +1,5 @@
 #pragma once
-// Sums whose order depends only on shapes: over the threads of a block, and over rows by partial sums.
+// Sums whose order depends only on shapes: over the threads of a block, and over rows, with partial sums.
 #include "ops/cuda/map.cuh"
 #include "ops/reduce.h"
 
@@ -8,7 +8,8 @@ namespace trainer::ops::cuda {
 inline constexpr int kWarp = 32, kMostWarps = 32;  // threads of a warp; warps of a block
 
 /// Sums K values over a one-dimensional block of whole warps, with one barrier. All threads get bitwise identical
-/// results. `shared` holds K·kMostWarps values. The next call must use other memory, or follow a barrier.
+/// results. `shared` must have room for K·kMostWarps values. The next call must use different memory, or follow a
+/// barrier.
 template <typename T, int K>
 __device__ inline void block_sums(T (&values)[K], T* shared) {
 #pragma unroll
@@ -28,8 +29,8 @@ struct ColumnSums {
   Tensor sums;
   bool accumulate = false;
 };
-/// sums[c] (+)= Σ_b partials[b, c] for `first` and, unless empty, `second`, in one launch; `partials` [·, F] f32 has
-/// their blocks one after another.
+/// sums[c] (+)= Σ_b partials[b, c] for `first` and, unless it is empty, `second`, in one launch. `partials` [·, F] f32
+/// contains the blocks of `first`, followed by those of `second`.
 void add_up(Exec& ex, const Tensor& partials, const ColumnSums& first, const ColumnSums& second);
 
 }  // namespace trainer::ops::cuda

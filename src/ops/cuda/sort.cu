@@ -5,13 +5,13 @@
 
 #include "device/cuda/runtime.h"
 
-// A stable radix sort, eight bits at a time from the lowest. A block owns a range of keys. Its thread d places the keys
-// whose digit is d. So keys keep their order without any communication except the counts.
+// A stable radix sort, eight bits at a time from the lowest. A block owns a range of keys, and thread d of the block
+// places the keys whose digit is d, so that keys keep their order with no communication other than the counts.
 namespace trainer::ops::cuda {
 namespace {
 
 constexpr int kDigits = 256, kScanThreads = 1024;
-constexpr int64_t kKeys = 1024;  // of a block
+constexpr int64_t kKeys = 1024;  // per block
 
 struct Run {
   const uint32_t* keys;
@@ -30,7 +30,7 @@ __device__ inline int load_digits(const Run& run, uint8_t* digits) {
   return n;
 }
 
-/// keys[r] = ids[r] − first, or `rows` for a token of a different table.
+/// keys[r] = ids[r] − first, or `rows` for a token that is not in this table.
 __global__ void __launch_bounds__(kDigits)
     key_kernel(const int32_t* ids, int64_t count, int64_t first, int64_t rows, uint32_t* keys, int32_t* order) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kDigits + threadIdx.x;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kDigits) count_kernel(Run run, int32_t* counts
   counts[static_cast<int64_t>(threadIdx.x) * gridDim.x + blockIdx.x] = found;
 }
 
-/// counts[i] <- Σ of the counts before it; one block.
+/// Replaces each count by the sum of the counts before it. Launched as one block.
 __global__ void __launch_bounds__(kScanThreads) scan_kernel(int32_t* counts, int64_t count) {
   __shared__ int32_t sums[2][kScanThreads];
   const int64_t each = divide_up(count, int64_t{kScanThreads});
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(kDigits)
 
 SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows) {
   const int64_t n = ids.count(), blocks = divide_up(n, kKeys);
-  TRAINER_CHECK(n < INT32_MAX && rows < INT32_MAX, "{} rows of {} tokens are sorted with 32-bit indices", n, rows);
+  TRAINER_CHECK(n < INT32_MAX && rows < INT32_MAX,
+                "sorting uses 32-bit indices: {} tokens or {} table rows are too many", n, rows);
   SortedRows sorted{ex.take("embedding.start", {rows + 1}, DType::i32), ex.take("embedding.order", {n}, DType::i32)};
   const Scratch other = ex.take("embedding.order_other", {n}, DType::i32);
   const Scratch keys = ex.take("embedding.keys", {2, n}, DType::i32);

@@ -9,8 +9,8 @@ namespace trainer::ops::cuda {
 struct SortedRows {
   Scratch start, order;
 };
-/// ids [n] i32, n < 2^31; v in [0, rows). The size of scratch memory depends on n and rows; on a dry device it is only
-/// taken.
+/// ids [n] i32, n < 2^31; v in [0, rows). The size of scratch memory depends only on n and rows. A dry device takes it
+/// too, but does not sort.
 SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows);
 
 }  // namespace trainer::ops::cuda

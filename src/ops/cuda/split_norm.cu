@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kWarp* kWarpRows) gradient_sums_kernel(Gradien
   op.products[row] = product;
 }
 
-/// A thread has V columns of a block's rows.
+/// A thread computes V columns of a block's rows.
 template <typename T, int V>
 __global__ void __launch_bounds__(kColumnThreads) split_backward_kernel(Gradient<T> op) {
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x) * V;
@@ -194,7 +194,7 @@ void run(Exec& ex, const NormMoments& op) {
 }
 
 void run(Exec& ex, const NormMerge& op) {
-  if (op.rstd.dtype != DType::f32) throw Error(Code::usage, "norm statistics on a CUDA device are fp32");
+  if (op.rstd.dtype != DType::f32) throw Error(Code::usage, "norm statistics on a CUDA device must be fp32");
   if (ex.device.dry() || op.rstd.count() == 0) return;
   const int64_t rows = op.rstd.count(), planes = norm_planes(op.center);
   map_pieces<1>(

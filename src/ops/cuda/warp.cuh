@@ -28,8 +28,8 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 __device__ __forceinline__ void sync_warp() { __syncwarp(kWarpMask); }
 
-/// Return the value of lane `source`, of the lane whose number differs in `bits`, or of the lane `delta` below. Lanes
-/// without such a lane get their own value. All 32 lanes take part, as in every collective here.
+/// Return the value of lane `source`, of the lane whose number differs in `bits`, or of the lane `delta` below. A lane
+/// for which that lane does not exist gets its own value. All 32 lanes must call these, as all collectives here.
 template <typename T>
 __device__ __forceinline__ T shuffle(T value, int source) {
   return __shfl_sync(kWarpMask, value, source);
@@ -45,21 +45,21 @@ __device__ __forceinline__ T shuffle_up(T value, int delta) {
 /// Returns a mask: bit i is lane i's predicate.
 __device__ __forceinline__ unsigned ballot(bool predicate) { return __ballot_sync(kWarpMask, predicate); }
 
-/// Returns 2^x to about two units in the last place; 0 for −inf.
+/// Returns 2^x with an error of about 2 ulp; 0 for −inf.
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// The same with gradual underflow: very small results lose precision instead of becoming 0.
+/// The same with gradual underflow: very small results lose precision instead of being flushed to 0.
 __device__ __forceinline__ float gradual_exp2(float x) {
   float y;
   asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// a / b to about two units in the last place, 0 if |b| is above 2^126.
+/// Returns a / b with an error of about 2 ulp; 0 if |b| is above 2^126.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 
 /// Rounds two values to bf16, `low` in the lower half.
@@ -76,8 +76,8 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 
 namespace trainer::ops::cuda {
 
-/// Return the sum and the maximum over the warp, bitwise identical in every lane: partners are 16, 8, 4, 2, 1 lanes
-/// apart.
+/// Return the sum and the maximum over the warp, bitwise identical in every lane. Lanes exchange values with lanes that
+/// are 16, 8, 4, 2 and 1 apart.
 template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {
   for (int bits = 16; bits > 0; bits /= 2) value += shuffle_xor(value, bits);
@@ -93,7 +93,7 @@ __device__ __forceinline__ T warp_max(T value) {
 }
 
 /// Returns the sum over a one-dimensional block of `warps` full warps. Warps are added in order, so results are bitwise
-/// identical in every thread. `shared` has room for `warps` values; it may be reused immediately.
+/// identical in every thread. `shared` must have room for `warps` values; it may be reused immediately.
 template <typename T>
 __device__ __forceinline__ T block_sum(T value, T* shared, int warps) {
   value = warp_sum(value);
@@ -122,7 +122,7 @@ template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T values[n];
 };
-/// `from` is aligned to the size of the pack.
+/// `from` must be aligned to the size of the pack.
 template <int n, typename T>
 __device__ __forceinline__ Pack<T, n> load_pack(const T* from) {
   return *reinterpret_cast<const Pack<T, n>*>(from);

@@ -1,5 +1,5 @@
-// Fused attention by cuDNN 9 through its header-only front end. The library is loaded on first use, so that the program
-// also starts without it.
+// Fused attention with cuDNN 9, through its header-only front end. The library is loaded on first use, so that the
+// program also starts without it.
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
@@ -11,7 +11,7 @@
 #include "ops/cuda/fused_attention.h"
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // the front end looks its functions up here
+void* cudnn_dlhandle = nullptr;  // where the front end looks up cuDNN's functions
 }
 
 namespace trainer::ops::cuda {
@@ -24,7 +24,7 @@ using Attributes = fe::graph::Tensor_attributes;
 enum Operand : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv };
 
 struct Plan {
-  std::unique_ptr<Graph> graph;  // null: cuDNN has no deterministic kernel for it
+  std::unique_ptr<Graph> graph;  // null: cuDNN has no deterministic kernel for the shape
   int64_t workspace = 0;
 };
 
@@ -33,7 +33,7 @@ class Cudnn final : public FusedAttention {
   explicit Cudnn(int ordinal) : ordinal_(ordinal) {
     device::cuda::check(cudaSetDevice(ordinal), "selecting the CUDA device");
     if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS)
-      throw Error(Code::usage, "cuDNN was found, but does not start on this GPU");
+      throw Error(Code::usage, "cuDNN was found, but cannot be initialised on this GPU");
   }
   ~Cudnn() override { fe::detail::destroy_handle(handle_); }
 
@@ -54,9 +54,9 @@ class Cudnn final : public FusedAttention {
     if (shape.backward || shape.keeps_lse) operands.emplace(kLse, o.lse);
     if (shape.backward) operands.insert({{kDout, o.dout}, {kDq, o.dq}, {kDk, o.dk}, {kDv, o.dv}});
     if (fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS)
-      throw Error(Code::device, "cuDNN refuses the stream");
+      throw Error(Code::device, "cuDNN rejected the CUDA stream");
     if (auto status = plan.graph->execute(handle_, operands, workspace); status.is_bad())
-      throw Error(Code::device, format("attention by {}: {}", name(), status.get_message()));
+      throw Error(Code::device, format("attention with {}: {}", name(), status.get_message()));
   }
 
  private:
@@ -140,13 +140,13 @@ std::unique_ptr<FusedAttention> load_cudnn(int ordinal) {
     const std::string name = format("libcudnn.so.{}", CUDNN_MAJOR);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (fe::cudnn_dlhandle == nullptr)
-      throw Error(Code::usage, format("{} not found; LD_LIBRARY_PATH must name its folder", name));
+      throw Error(Code::usage, format("{} not found; add its folder to LD_LIBRARY_PATH", name));
   }
   try {
     return std::make_unique<Cudnn>(ordinal);
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& error) {  // the front end's, for libraries it needs
+  } catch (const std::exception& error) {  // from the front end, for libraries that it requires
     throw Error(Code::usage, format("cuDNN cannot be used: {}", error.what()));
   }
 }

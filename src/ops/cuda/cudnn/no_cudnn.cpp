@@ -7,8 +7,8 @@ namespace trainer::ops::cuda {
 std::unique_ptr<FusedAttention> load_cudnn(int) {
   throw Error(
       Code::usage,
-      "this trainer was built without cuDNN (configure it with -DTRAINER_CUDNN=ON where cuDNN 9 and the headers "
-      "of cudnn-frontend are)");
+      "this trainer was built without cuDNN; to use it, install cuDNN 9 and the cudnn-frontend headers and build with "
+      "-DTRAINER_CUDNN=ON");
 }
 
 }  // namespace trainer::ops::cuda
