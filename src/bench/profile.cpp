@@ -84,7 +84,7 @@ class Profile {
     memory();
     products(flops);
     attention();
-    cluster_.attention = cluster_.attentions.back().flops / flops;  // approximate for other types
+    cluster_.attention = cluster_.attentions.back().flops / flops;  // an approximation for other types
     if (cluster_.cpu && options_.steps) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
 

@@ -22,8 +22,8 @@ struct OffloadReport {
   std::map<std::string, int64_t> bytes;          // transferred between host and device, by kind
   double exposed_ms = kUnknown;                  // time that the step waited for updates
   std::map<std::string, double> busy_ms;         // by lane, in the latest completed update
-  double update_ms = kUnknown;     // of that update, from the gradient norm until all weights were updated
-  double emulated_ms = kUnknown;   // of an update on the emulated device, if there is one
+  double update_ms = kUnknown;     // time of that update, from the gradient norm until all weights were updated
+  double emulated_ms = kUnknown;   // time of an update on the emulated device, if there is one
   double predicted_ms = kUnknown;  // on the emulated device, or on this machine if there is none
   // The latest completed update, if no device is emulated:
   double parameters_per_s = kUnknown;  // rate of this rank
@@ -136,7 +136,7 @@ struct StartReport {
 struct EndReport {
   int64_t step = 0, tokens = 0;
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
-  double wall_s = kUnknown;  // of this process, since machine, model and weights were ready
+  double wall_s = kUnknown;  // time since this process's machine, model and weights were ready
   Estimate predicted, measured;
   setup::PeakReport peak;  // the best peak that this process found
 };

@@ -11,7 +11,7 @@
 namespace trainer::report {
 
 struct History {
-  std::optional<StartReport> start;  // of the last process; config_toml is empty, since the file stores it as JSON
+  std::optional<StartReport> start;  // the last process's; config_toml is empty, since the file stores it as JSON
   std::vector<StepReport> steps;     // without comm_bytes, memory_bytes and sources; utilisation: see read_history()
   std::vector<EvalReport> evals;
   std::vector<CheckpointReport> checkpoints;

@@ -32,7 +32,7 @@ struct Summary {
   PhaseMs phase_ms;                                                   // means over the same steps
   double mean_step_ms = 0;                                            // mean over them of the whole step
   double wall_s = kUnknown;                                           // sum over all processes that ended normally
-  int64_t predicted_memory = 0, measured_memory = 0;                  // of the process; 0: not known
+  int64_t predicted_memory = 0, measured_memory = 0;                  // bytes of the process; 0: not known
   std::optional<OffloadReport> offload;                               // last step's; exposed_ms: median over the steps
   BytesByCategory memory_by_category;
   std::vector<Sample> samples;

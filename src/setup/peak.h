@@ -72,8 +72,8 @@ class PeakTracker {
 };
 
 /// Determines this device's peak for this compute type; on CPUs, it is measured in windows. measure() and visit() of
-/// such a tracker are collective, and record the mean rates over the ranks on all ranks. Collective. Device and world
-/// must outlive the tracker.
+/// such a tracker are collective, and the rates are means over the ranks, identical on all of them. Collective. Device
+/// and world must outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
 
 }  // namespace trainer::setup

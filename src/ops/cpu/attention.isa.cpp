@@ -17,7 +17,7 @@ template <typename Storage>
 [[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
   return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
 }
-/// Returns x, with `other` in the lanes from n.
+/// Returns x, with `other` in lanes n and above.
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> first_lanes(Vec<T> x, int64_t n, T other) {
   Vec<T> lane{};
@@ -108,7 +108,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   const Place where = place_of(job, in_wave / job.group, in_wave % job.group);
   const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
-  const int64_t position = job.k_len - job.q_len + query;  // of row 0
+  const int64_t position = job.k_len - job.q_len + query;  // position of row 0
 
   T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* sums = q + kQueryBlock * ld;

@@ -27,7 +27,7 @@ struct Panels {
   int64_t panel_stride, row_stride;
 };
 
-/// c[R, NV vectors] (+)= a·b over k steps. kTransposed: a[k, R], else a[R, k].
+/// c[R, NV vectors] (+)= a·b over k steps. a is [R, k], or [k, R] if kTransposed.
 template <int R, int NV, bool kTransposed, bool kAdd, typename T>
 [[gnu::noinline]] void register_block(int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc) {
   constexpr int64_t kWidth = kLanes<T>;

@@ -116,7 +116,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   const int64_t head = pair % job.kv_heads * job.group + in_wave % job.group;
   const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock, row = sequence * job.q_len + query;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
-  const int64_t position = job.k_len - job.q_len + query;  // of row 0
+  const int64_t position = job.k_len - job.q_len + query;  // position of row 0
 
   std::byte* const own = job.workers + worker * job.worker_bytes;
   ForwardPanel* const panels = as<ForwardPanel>(own);

@@ -44,7 +44,7 @@ template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
   using Sum = AccumulatorOf<T>;
 
-  int64_t rows = 0, cols = 0;  // of the micro-kernel
+  int64_t rows = 0, cols = 0;  // the micro-kernel's register block
   int64_t step = 1;            // elements along k per step: panels are padded with zeros to whole steps
   // Longest block of k; if k <= whole_k, k is one block. Of these sizes, only these two affect the result's bits.
   int64_t block_k = 0, whole_k = 0;

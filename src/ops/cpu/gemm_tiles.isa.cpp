@@ -31,7 +31,7 @@ void pack_b(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k
 template <Ending Kind, typename C>
 struct Finished {
   const float* sums = nullptr;
-  int64_t row = 0, col = 0, rows = 0, cols = 0;  // of C
+  int64_t row = 0, col = 0, rows = 0, cols = 0;  // position and extents in C
 
   [[gnu::always_inline]] void store_rows(int64_t n, const GemmStore<bf16, C>& s) {
     if (rows <= 0) return;

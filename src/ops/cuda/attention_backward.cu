@@ -36,8 +36,8 @@ struct BackwardShape {
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
-/// With kKeysKept, k and v are kept, and q and dout of all heads of the group pass. Without it, q and dout are kept,
-/// and k and v pass.
+/// With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the passing tiles. Without it,
+/// the roles are exchanged.
 template <int kCols, bool kKeysKept, bool kDropout>
 __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
     attention_backward_kernel(const AttentionArgs args) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   bf16* const kept_b = kept_a + kKept * kCols;                                 // v or dout
   bf16* const passing_a = kept_b + kKept * kCols;                              // q or k, two tiles
   bf16* const passing_b = passing_a + 2 * kTile;                               // dout or v
-  float* const passing_lse = reinterpret_cast<float*>(passing_b + 2 * kTile);  // of passing queries, two tiles
+  float* const passing_lse = reinterpret_cast<float*>(passing_b + 2 * kTile);  // for passing queries, two tiles
   float* const passing_delta = passing_lse + 2 * kPassing;
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
                                            args.head_dim);
   load_tile<kCols, kKept, Shape::kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
                                            args.head_dim);
-  int row = first_row, head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // of the passing tile
+  int row = first_row, head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // passing tile's
   const auto advance = [&](int& to_row, int& to_head) {
     to_row += kPassing;
     if (to_row >= end_row) {  // the end of this head
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   };
   load_passing(row, head, 0);
 
-  float row_lse[kBlocks][2] = {}, row_delta[kBlocks][2] = {};  // of kept queries; row_lse in units of log 2
+  float row_lse[kBlocks][2] = {}, row_delta[kBlocks][2] = {};  // for kept queries; row_lse in units of log 2
   if constexpr (!kKeysKept) {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {

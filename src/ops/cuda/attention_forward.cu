@@ -20,7 +20,7 @@ struct ForwardShape {
   static constexpr int kKeys = kDropout && (kCols == 96 || kCols == 128) ? 32 : !kDropout && kCols == 64 ? 48 : 64;
   static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kCols * static_cast<int>(sizeof(bf16));
   static constexpr int kResident = kCols <= 64 && !kDropout ? 3 : 1;
-  static_assert(kResident * (kSharedBytes + 1024) <= 164 * 1024);  // of sm_80
+  static_assert(kResident * (kSharedBytes + 1024) <= 164 * 1024);  // shared memory of sm_80
 };
 
 /// A row's largest score so far, and the sum of the row's probabilities relative to that score; [block][upper, lower
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
   const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
   const int64_t sequence = blockIdx.z;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows;
-  const int position = args.k_len - args.q_len + query;  // of the tile's row 0
+  const int position = args.k_len - args.q_len + query;  // position of the tile's row 0
   const int64_t query_row = sequence * args.q_len + query, key_row = sequence * args.k_capacity;
   const int queries = smaller(Shape::kRows, args.q_len - query);
   const int tiles = (position + queries + Shape::kKeys - 1) / Shape::kKeys;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
   const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
   const int sequence = static_cast<int>(blockIdx.z) / args.slices, slice = static_cast<int>(blockIdx.z) % args.slices;
   const int first_column = slice * kColumnBlocks * kBlockRows;
-  const int position = args.k_len - args.q_len + query;  // of row 0
+  const int position = args.k_len - args.q_len + query;  // position of row 0
   const int64_t query_row = static_cast<int64_t>(sequence) * args.q_len + query, key_row = sequence * args.k_capacity;
   const int queries = smaller(kBlockRows, args.q_len - query);
 

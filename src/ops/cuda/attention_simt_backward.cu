@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
   float* const left = dynamic_shared<float>();
   float* const right = left + kBlockElements;
   float* const weights = right + kBlockElements;      // probabilities after dropout
-  float* const gradients = weights + kBlockElements;  // of scores
+  float* const gradients = weights + kBlockElements;  // score gradients
 
   const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16, length = args.q_len;
   const int first = static_cast<int>(kKeysKept ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kBlockRows;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
   float sums_a[kColumnBlocks][4][4] = {};                  // dk or dq
   float sums_b[kKeysKept ? kColumnBlocks : 1][4][4] = {};  // dv
   for (int member = 0; member < (kKeysKept ? args.group : 1); ++member) {
-    const int head = kKeysKept ? kept_head * args.group + member : kept_head;  // of the queries
+    const int head = kKeysKept ? kept_head * args.group + member : kept_head;  // query head
     const int passing_head = kKeysKept ? head : kept_head / args.group;
     const int64_t statistics = (static_cast<int64_t>(sequence) * args.heads + head) * length;
     for (int row = kKeysKept ? first : 0; row < (kKeysKept ? length : first + valid); row += kBlockRows) {

@@ -12,7 +12,7 @@ namespace {
 /// Two blocks fit on a multiprocessor, so that one reads while the other is between its passes, or writes.
 constexpr int kThreads = 512, kBlocks = 2;
 
-/// The logits, their gradient, and the parameters of the whole grid. Columns from `vocab` on are padding.
+/// The logits, their gradient, and the parameters of the whole grid. Columns >= `vocab` are padding.
 template <typename T>
 struct LossRows {
   Rows<const float> logits;

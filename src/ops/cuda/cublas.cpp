@@ -133,7 +133,7 @@ class CublasLt final : public device::Library {
 
   /// Records the fastest proposal over all forms for which there is memory. Skips proposals that fail.
   void measure(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
-    constexpr double kWorthMemory = 0.95;  // of the time without a copy
+    constexpr double kWorthMemory = 0.95;  // maximum time with a copy, relative to the time without
     const std::string name = name_of_product(op);
     TunedProduct best;
     for (const GemmForm form : {GemmForm::as_is, GemmForm::left_first, GemmForm::right_first}) {
@@ -215,8 +215,8 @@ class CublasLt final : public device::Library {
   cublasLtHandle_t handle_ = nullptr;
   std::map<ProductKey, LtPlan> plans_;
   GemmTuning tuning_;
-  int most_ = 0, repeats_ = 0;  // while measuring: number of proposals to try; else 0
-  bool forms_ = false;          // while measuring: all forms are tried; else: the table has forms with copies
+  int most_ = 0, repeats_ = 0;  // while measuring: number of proposals to try; 0: not measuring
+  bool forms_ = false;          // while measuring: all forms are tried; if not: the table has forms with copies
   std::map<std::string, double> favourites_;
 };
 
