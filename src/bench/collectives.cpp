@@ -120,7 +120,8 @@ std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device
   if (world.size() < 2)
     throw Error(Code::usage,
                 "`bench collectives` requires at least two ranks; run `mpirun -np 2 trainer bench collectives`");
-  TRAINER_CHECK(repeats >= 1 && !payloads.empty(), "{} repeats of {} payloads", repeats, payloads.size());
+  TRAINER_CHECK(repeats >= 1 && !payloads.empty(), "bench_collectives() requires repeats and payloads, not {} and {}",
+                repeats, payloads.size());
   const auto elements = [&](int64_t bytes) {
     const int64_t g = world.size();
     return std::max<int64_t>(1, bytes / size_of(DType::f32) / g) * g;

@@ -15,7 +15,7 @@ ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int r
   constexpr int64_t kCols = 2048, kHeadDim = 64, kVocab = 50304, kSequence = 64;
   const int64_t size = size_of(compute), rows = round_up(std::max<int64_t>(1, bytes / (kCols * size)), kSequence);
   const DType sum = accumulator_of(compute);
-  TRAINER_CHECK(repeats >= 1, "{} repeats", repeats);
+  TRAINER_CHECK(repeats >= 1, "bench_elementwise() requires at least one repeat, not {}", repeats);
   const auto buffer = [&](Shape shape, DType dtype) { return Buffer(ex.device, "bench", shape, dtype); };
   const Buffer x = buffer({rows, kCols}, compute), y = buffer({rows, kCols}, compute),
                z = buffer({rows, kCols}, compute), u = buffer({rows, kCols}, compute),

@@ -44,7 +44,7 @@ struct Layer {
 }  // namespace
 
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, const ops::Timing& timing) {
-  TRAINER_CHECK(timing.repeats >= 1, "{} repeats", timing.repeats);
+  TRAINER_CHECK(timing.repeats >= 1, "bench_gemm() requires at least one repeat, not {}", timing.repeats);
   std::vector<GemmRate> rates;
   for (const GemmShape& shape : shapes) {
     const Layer layer(ex, dtype, shape);

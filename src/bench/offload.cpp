@@ -16,7 +16,8 @@ constexpr Fraction kStatic{1, 5};  // the resident fraction in B3 and B5
 class Ladder {
  public:
   explicit Ladder(const OffloadCase& work) : work_(work) {
-    TRAINER_CHECK(work.parameters >= 1 && work.subgroup >= 64, "{} parameters in subgroups of {}", work.parameters,
+    TRAINER_CHECK(work.parameters >= 1 && work.subgroup >= 64,
+                  "offload_ladder() requires parameters and subgroups of at least 64, not {} and {}", work.parameters,
                   work.subgroup);
     params::Group group;
     group.held = {0, work.parameters};

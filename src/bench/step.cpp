@@ -195,8 +195,8 @@ std::string to_text(const StepBench& b) {
                    given(op.least_ms, format("{:.2f}", op.least_ms)),
                    given(op.least_ms, format_percent(op.least_ms / op.ms)));
   }
-  text +=
-      format("ideal: {:.1f} ms in total, at peak FLOP/s and the {:.1f} GB/s of copies\n", least_ms, b.copy_gb_per_s);
+  text += format("ideal: {:.1f} ms in total, at peak FLOP/s and a copy bandwidth of {:.1f} GB/s\n", least_ms,
+                 b.copy_gb_per_s);
   return text;
 }
 

@@ -43,10 +43,10 @@ Cost attention_cost(const AttentionShape& s, DType dtype, double flops_per_pair_
 
 void check_shape(const AttentionShape& s, DType dtype) {
   kernel_index(dtype, "attention");  // checks the type
-  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.q_len <= s.k_len && s.head_dim > 0,
-                "attention requires 0 < queries <= keys, sequences and a head size, not {} queries, {} keys, {} "
-                "sequences, head size {}",
-                s.q_len, s.k_len, s.batch, s.head_dim);
+  TRAINER_CHECK(
+      s.batch > 0 && s.q_len > 0 && s.q_len <= s.k_len && s.head_dim > 0,
+      "attention requires batch, head_dim > 0 and 0 < q_len <= k_len, not batch {}, head_dim {}, q_len {}, k_len {}",
+      s.batch, s.head_dim, s.q_len, s.k_len);
   TRAINER_CHECK(s.k_capacity == 0 || s.k_capacity >= s.k_len, "attention: {} keys exceed a capacity of {}", s.k_len,
                 s.k_capacity);
   TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0,
@@ -220,8 +220,8 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
   check_shape(s, dtype);
-  TRAINER_CHECK(s.q_len == s.k_len, "attention backward of {} queries and {} keys: they must be equal", s.q_len,
-                s.k_len);
+  TRAINER_CHECK(s.q_len == s.k_len, "attention backward requires as many keys as queries, not {} queries and {} keys",
+                s.q_len, s.k_len);
   AttentionJob job = job_of(s, op.scale, op.dropout);
   const int64_t query_cols = s.heads * s.head_dim, key_cols = s.kv_heads * s.head_dim;
   const int64_t query_rows = s.batch * s.q_len, key_rows = s.batch * job.k_capacity;
