@@ -150,6 +150,10 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
       text += format(" (unigram baseline: {:.4f})", summary.start.unigram_entropy);
     text += format(", perplexity {}", format_number(eval.perplexity));
     if (eval.bits_per_byte) text += format(", {:.3f} bits per byte", *eval.bits_per_byte);
+    const int64_t all = summary.start.val_tokens, incomplete_window = summary.start.model.seq_len;
+    if (eval.sets.empty() && eval.tokens > 0 && eval.tokens + incomplete_window < all)
+      text += format("; covers the first {} of {} tokens (train.eval_batches), `trainer eval` covers all",
+                     format_count(static_cast<double>(eval.tokens)), format_count(static_cast<double>(all)));
     add("val loss", text);
     if (summary.best_eval && summary.best_eval->step != eval.step) {
       const int64_t step = summary.best_eval->step;

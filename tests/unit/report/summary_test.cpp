@@ -95,5 +95,17 @@ TEST_F(RunFolder, SummaryLinesHaveTheNumbersAndTheFilesThatExist) {
   EXPECT_EQ(std::ranges::count(text, '\n'), 8) << text;
 }
 
+TEST(Summary, SaysWhenAnEvaluationCoversAPartOfTheTokens) {
+  History history = finished_run();
+  const auto text = [&](int64_t tokens) {
+    history.evals.back().tokens = tokens;
+    return joined(summary_lines(summarize(history, {}), "/nowhere"));
+  };
+  expect_texts(text(8192), "first 8.19k of 40.1k tokens", "train.eval_batches", "trainer eval");
+  const int64_t whole_windows = 40123 / 256 * 256;  // the last, incomplete one is never evaluated
+  EXPECT_EQ(text(whole_windows).find("eval_batches"), std::string::npos);
+  EXPECT_NE(text(whole_windows - 256).find("eval_batches"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace trainer::report
