@@ -140,19 +140,22 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
                       const std::function<bool(const std::string& key)>& chosen) {
   std::vector<std::string> problems;
   std::string remedy;
-  for (const char* key : {"arch", "n_head", "n_kv_head", "norm_eps", "rope_theta"}) {
-    const auto before = stored.model_keys.find(key), now = run.model_keys.find(key);
-    if (before == stored.model_keys.end() || now == run.model_keys.end() || before->second == now->second) continue;
-    const std::string name = key,
-                      problem = format("{}: {} in the checkpoint, the run has {}", key, before->second, now->second);
-    if (name == "rope_theta" && run.model_keys.at("arch") == "gpt2") continue;  // GPT-2 has learned positions
+  const auto arch = stored.model_keys.find("arch");
+  const bool gpt2 = arch != stored.model_keys.end() && arch->second == "gpt2";
+  for (const auto& [name, now] : run.model_keys) {
+    const auto before = stored.model_keys.find(name);
+    if (before == stored.model_keys.end() || before->second == now) continue;
+    // GPT-2 has learned positions, one for each of seq_len; Llama's are rotary, of any length.
+    if (name == (gpt2 ? "rope_theta" : "seq_len")) continue;
+    const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before->second, now);
     if ((name == "norm_eps" || name == "rope_theta") && chosen(name)) {
       log::warning("weights of {}: {}", folder.string(), problem);
       continue;
     }
     problems.push_back(problem);
-    remedy +=
-        name == "arch" ? format(" model.arch='\"{}\"'", before->second) : format(" model.{}={}", key, before->second);
+    if (name == "vocab_size" && !stored.tokenizer.empty() && stored.tokenizer_hash != run.tokenizer_hash)
+      remedy += format(" data.tokenizer={}", (folder / data::tokenizer_file_name(stored.tokenizer)).string());
+    remedy += format(" {}.{}={}", name == "vocab_size" ? "data" : "model", name, before->second);
   }
   if (!problems.empty())
     throw Error(Code::checkpoint, format("the weights of {} are from a different model:{}\nSet the same keys: --set{}",

@@ -48,9 +48,9 @@ class Reader {
 /// not compared. `folder` is the folder of `stored`, for messages.
 void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                         bool allow_other_data);
-/// Throws Code::checkpoint unless this run uses the weights of `stored` in the same way, regarding everything that
-/// tensor shapes do not show: heads, the norm's epsilon, the base of RoPE. `chosen`: keys that the user set to a
-/// different value. A different epsilon or base that was set is only a warning, since contexts are extended this way.
+/// Throws Code::checkpoint unless this run has the model of `stored`: lists every key that differs, and the values of
+/// --set that remedy it. RoPE allows any seq_len. `chosen`: keys that the user set to a different value. A different
+/// epsilon of the norm or base of RoPE that was set is only a warning, since contexts are extended this way.
 void require_same_use(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                       const std::function<bool(const std::string& key)>& chosen);
 /// Does the last part of require_compatible().

@@ -3,6 +3,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -65,7 +66,16 @@ class HuggingFace(rig.Runs):
         started = self.train("run.dir=next", "model.init_from=back", "train.steps=3", "model.dropout=0")
         self.assertIn("weights of back, fresh optimizer", started)
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - loss), 0.3)
-        self.train("run.dir=other", "model.init_from=back", "model.d_model=64", status=CHECKPOINT)
+        # One message names all keys that differ, and the tokenizer; with them the run starts.
+        other = ["run.dir=other", "model.init_from=back", "train.steps=3", "model.dropout=0", "model.d_model=64", "model.n_layer=1",
+                 "model.n_head=4", "model.seq_len=16", "data.tokenizer=train", "data.vocab_size=300",
+                 'data.train=["text.txt"]']
+        stderr = self.train(*other, status=CHECKPOINT)
+        remedy = re.search(r"Set the same keys: --set (.*)", stderr).group(1).split()
+        keys = {"d_ff": 128, "d_model": 32, "n_head": 2, "n_kv_head": 2, "n_layer": 2, "seq_len": 32}
+        tokenizer = f"data.tokenizer={next((self.folder / 'back').rglob('tokenizer.*')).relative_to(self.folder)}"
+        self.assertEqual(remedy, [f"model.{key}={value}" for key, value in keys.items()] + [tokenizer, "data.vocab_size=320"])
+        self.assertIn("weights of back, fresh optimizer", self.train(*other, *remedy))
 
     def test_inspection_prints_the_configuration_of_an_imported_model(self):
         self.train(*LLAMA, "train.steps=4", "model.tie_embeddings=true")
