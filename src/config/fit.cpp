@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/join.h"
+#include "config/foreign_names.h"
 #include "config/suggest.h"
 
 namespace trainer::config {
@@ -99,13 +100,16 @@ std::string expected(const Field& key) {
 Value checked(const Field& key, const std::string& path, const Value& found, const std::string& shown, const Origin& at,
               Mistakes& mistakes) {
   const Value value = fitted(key, found);
+  const auto foreign = foreign_values().find(path);
+  const std::string here = foreign == foreign_values().end() ? "" : "; " + foreign->second;
   if (value == Value() || !in_range(key, value)) {
-    mistakes.add(at, path, format("expected {}, found {}{}", expected(key), shown, too_large(key, found)));
+    mistakes.add(at, path, format("expected {}, found {}{}{}", expected(key), shown, too_large(key, found), here));
     return {};
   }
   if (const auto* name = std::get_if<std::string>(&value);
       key.type == Type::choice && std::ranges::count(key.names, *name) == 0) {
-    mistakes.add(at, path, format("expected {}, found \"{}\"{}", expected(key), *name, did_you_mean(*name, key.names)));
+    const std::string guess = did_you_mean(*name, key.names);
+    mistakes.add(at, path, format("expected {}, found \"{}\"{}", expected(key), *name, guess.empty() ? here : guess));
     return {};
   }
   return value;

@@ -42,6 +42,15 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
   return names;
 }
 
+const std::map<std::string, std::string, std::less<>>& foreign_values() {
+  static const std::string fsdp = "FSDP (ZeRO-3) is parallel.strategy = \"axonn-4d\" with parallel.grid = [1, 1, z]";
+  static const std::map<std::string, std::string, std::less<>> values = {
+      {"parallel.strategy", fsdp + "; data parallelism needs no strategy"},
+      {"parallel.zero_stage", fsdp},
+  };
+  return values;
+}
+
 const std::map<std::string, std::string, std::less<>>& removed_keys() {
   static const std::map<std::string, std::string, std::less<>> keys = {
       {"debug.shadow", "the CPU recomputes no operator"},
