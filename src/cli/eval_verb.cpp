@@ -116,10 +116,11 @@ size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
   const run::SignalGuard signals;
-  const std::vector<std::string> sets =
-      computing_sets(world, "eval", o.config,
-                     {"run.name", "run.dir", "data.train", "data.val", "data.validation", "data.source",
-                      "checkpoint.dir", "checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"});
+  std::vector<std::string> uses = {"checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"};
+  if (o.checkpoint.empty())  // where the run and its data are
+    uses.insert(uses.end(),
+                {"run.name", "run.dir", "checkpoint.dir", "data.train", "data.val", "data.validation", "data.source"});
+  const std::vector<std::string> sets = computing_sets(world, "eval", o.config, uses);
   run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 0, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
