@@ -60,8 +60,8 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.model.seq_len);
-  log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
-            environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
+  log::info("{}{} of {} on {}, peak of each {}", counted(environment.ranks, "rank"),
+            environment.ranks == 1 ? "" : format(" ({})", transport), counted(environment.threads, "thread"),
             environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
   const double samples =

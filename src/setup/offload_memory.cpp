@@ -32,14 +32,14 @@ bool fits(const offload::Footprint& memory, const RunPlan& plan, const Machine& 
   return memory.device <= machine.memory_limit && (machine.host_limit == 0 || host <= machine.host_limit);
 }
 
-/// Returns text such as "fits without offload: yes, 1.2 GiB of 4.0 GiB".
+/// Returns text such as "fits without offload: yes, 1.2 GiB of 4.0 GiB per rank".
 std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   config::Offload none = config.offload;
   none.optimizer = OffloadOptimizer::none;
   const offload::Footprint memory = memory_with(plan, config, none, machine);
   const int64_t bytes = machine.gpu ? memory.device : memory.device + memory.host + host_rest(plan);
-  return format("fits without offload: {}, {} of {}", fits(memory, plan, machine) ? "yes" : "no", bytes_text(bytes),
-                bytes_text(machine.memory_limit));
+  return format("fits without offload: {}, {} of {} per rank", fits(memory, plan, machine) ? "yes" : "no",
+                bytes_text(bytes), bytes_text(machine.memory_limit));
 }
 
 }  // namespace

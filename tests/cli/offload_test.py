@@ -124,7 +124,7 @@ class Offload(rig.Runs):
             for place, row in enumerate(rows):
                 end = "  as configured" if place == configured else ""
                 self.assertRegex(text, rf"\n  {row} +[\d.]+ \w+ +[\d.]+ \w+{end}\n")
-            self.assertRegex(text, r"\n  fits without offload: yes, [\d.]+ \w+ of [\d.]+ \w+\n")
+            self.assertRegex(text, r"\n  fits without offload: yes, [\d.]+ \w+ of [\d.]+ \w+ per rank\n")
         little = self.trainer("train", "--dry-run", *self.train_args(["hardware.memory_limit=0.0001"], {}), status=3)
         self.assertIn("available (hardware.memory_limit)", little)
 
