@@ -291,7 +291,8 @@ void add_plan(CLI::App& verb, PlanOptions& o) {
   add_number(verb, "--top", o.top, 1, "show N layouts");
   verb.add_option("--free", o.free, "search over this key or section even if it is set; all: the whole layout")
       ->type_name("section.key");
-  add_path(verb, "--emit", o.emit, "OUT.toml", "write the configuration of the fastest layout, ready to run");
+  CLI::Option* emit = add_path(verb, "--emit", o.emit, "OUT.toml", "write the configuration of a layout, ready to run");
+  add_number(verb, "--row", o.row, 1, "with --emit: write row N of the table, 1 is the fastest")->needs(emit);
   add_path(verb, "--html", o.html, "OUT.html", "write the ranking as an HTML page with a chart");
   verb.add_flag("--explain", o.explain, "print a breakdown of the time, and what would make the next strategy faster");
   add_json(verb, o.json);

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "cli/cli.h"
 #include "cli/plan_page.h"
 #include "cli/process.h"
@@ -112,7 +113,10 @@ int plan_command(const PlanOptions& o) {
   const plan::Plan plan = plan::plan_layouts(request, cluster);
   if (plan.runs.empty()) throw Error(Code::plan, plan::why_nothing_fits(plan));
   if (!o.emit.empty()) {
-    replace_file(o.emit, plan::emitted(plan.runs.front(), cluster));
+    const auto row = static_cast<size_t>(o.row);
+    if (row > plan.runs.size())
+      throw Error(Code::usage, format("--row {}: the plan has {}", row, counted(plan.runs.size(), "layout")));
+    replace_file(o.emit, plan::emitted(plan.runs[row - 1], cluster));
     log::info("wrote {}", o.emit);
   }
   const auto words = [&](bool explained) {

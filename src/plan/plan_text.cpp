@@ -80,7 +80,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   const size_t shown = std::min(top, plan.runs.size());
   size_t width = 26;  // of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
-  text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "rank",
+  text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
                  "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "waits", "optimizer",
                  "memory", "wire bytes", "tokens/s", "mfu", "slower by");
   for (size_t i = 0; i < shown; ++i) {

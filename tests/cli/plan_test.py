@@ -64,7 +64,7 @@ class Plan(rig.Runs):
 
     def test_a_plan_is_a_table_a_document_a_page_and_a_run(self):
         text = self.plan("--devices", "4", "--free", "all", "--explain", "--html", "plan.html", "--set", "model.n_head=4")
-        for part in ("rank", "megatron-1d", "ms/step = compute (matmuls", "waits (communication", "batch: train.micro_batch", "slower by: ", "waits", "breakdown of the", "sensitivity", "the next strategy"):
+        for part in ("row", "megatron-1d", "ms/step = compute (matmuls", "waits (communication", "batch: train.micro_batch", "slower by: ", "waits", "breakdown of the", "sensitivity", "the next strategy"):
             self.assertIn(part, text)
         self.assertIn("<svg", (self.folder / "plan.html").read_text())
         document = json.loads(self.plan("--devices", "4", "--free", "all", "--json", "--emit", "best.toml", "--top", "99",
@@ -94,6 +94,19 @@ class Plan(rig.Runs):
         self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
         per_step = {axis: {op: count * 2 for op, count in ops.items()} for axis, ops in runs[0]["comm_bytes"].items()}
         self.assertEqual(end["measured"]["comm_bytes"], per_step)
+
+    def test_any_row_of_the_table_can_be_written(self):
+        args = ("--devices", "4", "--free", "all", "--set", "model.n_head=4")
+        document = json.loads(self.plan(*args, "--json", "--top", "1", "--emit", "third.toml", "--row", "3"))
+        runs = json.loads(self.plan(*args, "--json", "--top", "99"))["runs"]
+        self.assertEqual(len(document["runs"]), 1)
+        emitted = json.loads(self.trainer("plan", "--config", "third.toml", "--cluster", "cluster.toml", "--devices", "4", "--json",
+                                          stdout=True))["runs"][0]
+        self.assertEqual([emitted[key] for key in ("strategy", "layout", "step_seconds")],
+                         [runs[2][key] for key in ("strategy", "layout", "step_seconds")])
+        self.assertRegex(self.plan(*args, "--emit", "none.toml", "--row", "1000", status=2, stdout=False), r"--row 1000: .*\d+ layouts")
+        self.assertFalse((self.folder / "none.toml").exists())
+        self.assertIn("--emit", self.plan(*args, "--row", "2", status=2, stdout=False))
 
     def test_what_binds_a_layout_is_what_makes_it_faster(self):
         args = ("--devices", "4", "--set", "model.n_head=4", "--set", "parallel.strategy=megatron-1d", "--set",
