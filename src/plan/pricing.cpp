@@ -150,7 +150,6 @@ void Pricer::price(PlannedRun& run) const {
   const auto record = [&](int64_t layers) {
     Config config = run.config;
     config.model.n_layer = layers;
-    config.train.sample_interval = 0;  // samples take almost no memory, but planning them takes time
     if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
     return record_step(config, vocab_, machine_);
   };

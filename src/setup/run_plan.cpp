@@ -69,9 +69,17 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
   return {};
 }
 
-/// Returns the change to suggest. If offload is configured, its settings are tried first; if not, offload is the last
-/// resort, after smaller micro-batches and more recomputation.
+/// Returns the change to suggest. Samples are left out first, since training does not need them. If offload is
+/// configured, its settings are tried next; if not, offload is the last resort, after smaller micro-batches and more
+/// recomputation.
 std::string change_that_fits(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  if (writes_samples(config)) {
+    config::Config changed = config;
+    changed.train.sample_interval = 0;
+    if (plan_run(changed, vocab, machine, true).total <= machine.memory_limit)
+      return format("train.sample_interval = 0 fits: samples of train.sample_prompt take a kv_cache of {}",
+                    format_bytes(static_cast<double>(plan.memory.at("kv_cache"))));
+  }
   const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
   std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";
   if (change.empty()) change = working_change_that_fits(config, vocab, machine);
@@ -145,7 +153,7 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
     text +=
         format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), predicted from {}\n",
                plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
-  text += "memory\n";
+  text += "memory per rank\n";
   for (const auto& [category, bytes] : plan.memory) text += format("  {:<20}{:>12}\n", category, format_bytes(bytes));
   text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(plan.total),
                  format_bytes(machine.memory_limit));

@@ -108,6 +108,15 @@ class Plan(rig.Runs):
         self.assertFalse((self.folder / "none.toml").exists())
         self.assertIn("--emit", self.plan(*args, "--row", "2", status=2, stdout=False))
 
+    def test_a_plan_counts_the_samples_of_a_run(self):
+        """As much memory as the dry run, up to what the host has, and no layout that the run refuses."""
+        for prompt in ("", "The"):
+            sets = ("--set", f'train.sample_prompt="{prompt}"', "model.seq_len=64", "parallel.data=1", "train.recompute=none")
+            memory = json.loads(self.plan("--devices", "1", "--json", *sets))["runs"][0]["memory"]
+            self.assertEqual(memory.get("kv_cache", 0), 2 * 2 * 64 * 32 * 4 if prompt else 0)
+            text = self.trainer("train", "--dry-run", "--config", "config.toml", *sets, stdout=True)
+            self.assertEqual("kv_cache" in text, bool(prompt))
+
     def test_what_binds_a_layout_is_what_makes_it_faster(self):
         args = ("--devices", "4", "--set", "model.n_head=4", "--set", "parallel.strategy=megatron-1d", "--set",
                 "parallel.data=2", "--set", "train.micro_batch=2", "--set", "train.recompute=none", "--set",

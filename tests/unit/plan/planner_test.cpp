@@ -63,6 +63,7 @@ TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
                                : recompute == std::string("selective") ? config::Recompute::selective
                                                                        : config::Recompute::full;
       if (compared % 5 == 0) config.parallel.zero_stage = 1 - config.parallel.zero_stage;
+      config.data.tokenizer = compared % 2 == 0 ? "train" : "";  // the run writes samples, or does not
       const PlannedRun run = price_config(config, 1000, cluster);
       Machine machine;
       machine.ranks = 8;
@@ -70,6 +71,7 @@ TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
       const RunPlan whole = plan_run(config, 1000, machine, true);
       EXPECT_EQ(run.plan.comm_bytes, whole.comm_bytes) << run.strategy << " " << run.layout;
       EXPECT_EQ(run.plan.parameters, whole.parameters);
+      EXPECT_EQ(whole.memory.contains("kv_cache"), compared % 2 == 0);
       for (const auto& [category, bytes] : whole.memory) {
         const double tolerance = category == "activations" ? 0.05 : category == "host" ? 0.05 : 0;
         EXPECT_NEAR(static_cast<double>(run.plan.memory.at(category)), static_cast<double>(bytes),

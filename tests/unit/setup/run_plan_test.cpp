@@ -47,6 +47,23 @@ TEST(RunPlan, MemoryThatDoesNotFitIsRejectedWithAChangeThatDoes) {
   EXPECT_THROW(require(), Error);
 }
 
+TEST(RunPlan, SamplesThatDoNotFitAreNamed) {
+  config::Config c = tiny_config();
+  c.data.tokenizer = "train";
+  c.train.sample_prompt = "x";
+  c.train.sample_interval = -1;  // one sample, after the last step
+  setup::Machine machine{
+      .threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}, .memory_limit = 0};
+  const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
+  const config::Model& m = c.model;
+  EXPECT_EQ(plan.memory.at("kv_cache"), 2 * m.n_layer * m.seq_len * m.n_kv_head * m.d_model / m.n_head * 4);
+  machine.memory_limit = plan.total - plan.memory.at("kv_cache");
+  expect_error(Code::plan, {"train.sample_interval = 0 fits", "train.sample_prompt", "kv_cache"},
+               [&] { setup::require_memory(plan, c, kTinyVocab, machine); });
+  c.train.sample_interval = 0;
+  EXPECT_NO_THROW(setup::require_memory(setup::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine));
+}
+
 TEST(RunPlan, CountsTheCopyOfBackgroundSavesWhereItFits) {
   config::Config c = tiny_config();
   setup::Machine machine{
