@@ -32,7 +32,7 @@ OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.t
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
 # Programs of others, and the options of theirs that READMEs name alone.
 FOREIGN = {"tar", "docker", "git", "sbatch", "tensorboard", "cpack"}
-FOREIGN_OPTIONS = {"--bind-to", "--oversubscribe", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
+FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
 ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
 PLACEHOLDER = re.compile(r"<?[A-Z][A-Z_]*>?$|…")
 
