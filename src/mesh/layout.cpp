@@ -109,7 +109,15 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
 
   std::vector<Run> runs;
   const int64_t length = at(extent, dims - 1), stride = length > 1 ? at(pitch, dims - 1) : 1;
-  for (int64_t line = 0; line < lines; ++line) {
+  const AxisSet flat = axes(kFlat);
+  const comm::Chunk piece = comm::chunk_of(distance, mesh_.group_size(flat), mesh_.index(rank, flat));
+  int64_t first = 0, last = lines;
+  if (flat != 0 && dims == 2 && !transposed_) {  // only rows that reach into the piece
+    first = std::clamp<int64_t>((piece.begin - place.offset - length) / at(pitch, 0), 0, lines);
+    last = std::clamp<int64_t>((piece.begin + piece.count - place.offset) / at(pitch, 0) + 1, first, lines);
+  }
+  if (length < shape_[-1]) runs.reserve(static_cast<size_t>(last - first));  // others merge
+  for (int64_t line = first; line < last; ++line) {
     int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
     for (int dim = dims - 2; dim >= 0; --dim) {
       const int64_t index = rest % at(extent, dim);
@@ -120,10 +128,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
     }
     append_run(runs, {global + box.begin[static_cast<size_t>(dims - 1)], local, length, stride});
   }
-  const AxisSet flat = axes(kFlat);
-  if (flat == 0) return runs;
-  const comm::Chunk piece = comm::chunk_of(distance, mesh_.group_size(flat), mesh_.index(rank, flat));
-  return clip_runs(runs, piece.begin, piece.count);
+  return flat == 0 ? runs : clip_runs(runs, piece.begin, piece.count);
 }
 
 bool Layout::is_owner(int rank) const {

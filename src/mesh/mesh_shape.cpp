@@ -70,10 +70,11 @@ std::vector<int> MeshShape::members(int rank, AxisSet set) const {
   for (int a = 0; a < axes(); ++a) {
     stride /= size(a);
     if ((set >> a & 1) == 0) continue;
+    const int extent = size(a), own = coordinate(rank, a);
     std::vector<int> more;
-    more.reserve(ranks.size() * static_cast<size_t>(size(a)));
+    more.reserve(ranks.size() * static_cast<size_t>(extent));
     for (const int other : ranks)
-      for (int i = 0; i < size(a); ++i) more.push_back(other + (i - coordinate(rank, a)) * stride);
+      for (int i = 0; i < extent; ++i) more.push_back(other + (i - own) * stride);
     ranks = std::move(more);
   }
   return ranks;  // row-major over the axes of the set, therefore ascending

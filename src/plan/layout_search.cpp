@@ -81,6 +81,8 @@ void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector
       choice.set(trial);
       std::optional<ModelSharding> found = costs.best(std::numeric_limits<double>::infinity());
       const bool fits = found && costs.bytes(*found) <= memory_limit_;
+      // The memory limit makes no layout faster.
+      if (!fits && found && best && costs.step_seconds(*found) > best->estimate) continue;
       if (!fits) found = costs.best(memory_limit_);
       if (!found) continue;
       Config tagged = config;

@@ -167,8 +167,20 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
   GroupShape shape{.ranks = mesh.group_size(axes), .per_node = 1};
   if (shape.ranks == 1) return shape;
   // Groups are regular: each has as many ranks on every node it uses as the first rank's group has on the first node.
+  // They are counted without a list: plans use thousands of meshes.
   shape.per_node = 0;
-  for (const int rank : mesh.members(0, axes)) shape.per_node += rank < cluster.devices_per_node;
+  int stride = mesh.world_size(), inner = shape.ranks;
+  auto last = static_cast<int>(cluster.devices_per_node) - 1;  // of the node, less the coordinates already passed
+  for (int a = 0; a < mesh.axes(); ++a) {
+    stride /= mesh.size(a);
+    if ((axes >> a & 1) == 0) continue;
+    inner /= mesh.size(a);
+    const int whole = std::min(last / stride, mesh.size(a));
+    shape.per_node += whole * inner;
+    last -= whole * stride;
+    if (whole == mesh.size(a)) return shape;
+  }
+  ++shape.per_node;
   return shape;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -27,18 +28,34 @@ bool is_better(const Assignment& a, const Assignment& b) {
   return a.choices < b.choices;
 }
 
+/// Sets cost and memory of an assignment.
+void sum(const SearchProblem& problem, Assignment& of) {
+  of.cost = of.memory = 0;
+  for (int i = 0; i < problem.variables(); ++i) {
+    const size_t choice = at(of.choices[at(i)]);
+    of.cost += problem.nodes[at(i)][choice];
+    if (!problem.memory.empty()) of.memory += problem.memory[at(i)][choice];
+  }
+  for (const SearchProblem::Edge& edge : problem.edges)
+    of.cost += cost_of(edge, problem, of.choices[at(edge.a)], of.choices[at(edge.b)]);
+}
+
 /// Changes pairs of variables as long as that lowers the cost and fits.
 Assignment polish(const SearchProblem& problem, Assignment best) {
+  const auto memory_with = [&](int i, const Assignment& of) { return problem.memory[at(i)][at(of.choices[at(i)])]; };
   for (bool moved = best.found(); moved;) {
     moved = false;
     for (int i = 0; i < problem.variables(); ++i)
       for (int j = i + 1; j < problem.variables(); ++j) {
-        std::vector<int> trial = best.choices;
-        for (trial[at(i)] = 0; trial[at(i)] < problem.choices(i); ++trial[at(i)])
-          for (trial[at(j)] = 0; trial[at(j)] < problem.choices(j); ++trial[at(j)]) {
-            const Assignment other = evaluate(problem, trial);
-            if (other.memory > problem.cap || !is_better(other, best)) continue;
-            best = other;
+        Assignment trial = best;
+        const double spare =  // of the cap, without the two variables
+            problem.cap * (1 + kEqual) - best.memory + memory_with(i, best) + memory_with(j, best);
+        for (trial.choices[at(i)] = 0; trial.choices[at(i)] < problem.choices(i); ++trial.choices[at(i)])
+          for (trial.choices[at(j)] = 0; trial.choices[at(j)] < problem.choices(j); ++trial.choices[at(j)]) {
+            if (memory_with(i, trial) + memory_with(j, trial) > spare) continue;
+            sum(problem, trial);
+            if (trial.memory > problem.cap || !is_better(trial, best)) continue;
+            best = trial;
             moved = true;
           }
       }
@@ -47,14 +64,22 @@ Assignment polish(const SearchProblem& problem, Assignment best) {
 }
 
 /// Dynamic programming over a chain of variables, from its end. A state is a choice and how many of `steps` equal parts
-/// of the memory above the minimum are left; 0: memory is ignored. Memory of choices is rounded up to whole parts.
-Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int steps) {
+/// of the memory above the minimum are left; 0: memory is ignored. Memory of choices is rounded up to whole parts. The
+/// conditioned variable, if there is one, takes its choice `fixed`.
+Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int fixed, int steps) {
   const int n = problem.variables();
   std::vector<const SearchProblem::Edge*> links(at(n), nullptr);  // to the variable before, in a chain
+  std::vector<std::vector<double>> node = problem.nodes;
   for (const SearchProblem::Edge& edge : problem.edges) {
-    if (conditioned >= 0 && (edge.a == conditioned || edge.b == conditioned)) continue;
-    TRAINER_CHECK(edge.b == edge.a + 1, "an edge from variable {} to {} is not of a chain", edge.a, edge.b);
-    links[at(edge.b)] = &edge;
+    if (conditioned < 0 || (edge.a != conditioned && edge.b != conditioned)) {
+      TRAINER_CHECK(edge.b == edge.a + 1, "an edge from variable {} to {} is not of a chain", edge.a, edge.b);
+      links[at(edge.b)] = &edge;
+      continue;
+    }
+    const int other = edge.a == conditioned ? edge.b : edge.a;
+    for (int choice = 0; choice < problem.choices(other); ++choice)
+      node[at(other)][at(choice)] +=
+          edge.a == conditioned ? cost_of(edge, problem, fixed, choice) : cost_of(edge, problem, choice, fixed);
   }
   double left = problem.cap;
   std::vector<double> least(at(n), 0);
@@ -70,88 +95,108 @@ Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int step
   };
 
   const size_t width = at(steps) + 1;
-  Assignment best;
-  for (int fixed = 0; fixed < (conditioned < 0 ? 1 : problem.choices(conditioned)); ++fixed) {
-    std::vector<std::vector<double>> node = problem.nodes;
-    for (const SearchProblem::Edge& edge : problem.edges) {
-      if (conditioned < 0 || (edge.a != conditioned && edge.b != conditioned)) continue;
-      const int other = edge.a == conditioned ? edge.b : edge.a;
-      for (int choice = 0; choice < problem.choices(other); ++choice)
-        node[at(other)][at(choice)] +=
-            edge.a == conditioned ? cost_of(edge, problem, fixed, choice) : cost_of(edge, problem, choice, fixed);
-    }
-    std::vector<double> after(width, 0);             // cost of the rest, [choice of the next variable][parts left]
-    std::vector<std::vector<int>> taken(at(n) + 1);  // the next variable's choice, [choice][parts left]
-    int choices_after = 1;
-    for (int i = n - 1; i >= 0; --i) {
-      const SearchProblem::Edge* link = i + 1 < n ? links[at(i + 1)] : nullptr;
-      std::vector<double> now(at(problem.choices(i)) * width, kInfinity);
-      std::vector<int>& next = taken[at(i)];
-      next.assign(now.size(), 0);
-      for (int choice = 0; choice < problem.choices(i); ++choice) {
-        if ((i == conditioned && choice != fixed) || parts(i, choice) > steps) continue;
-        const size_t used = at(parts(i, choice)), row = at(choice) * width;
-        for (int d = 0; d < choices_after; ++d) {
-          const double edge = node[at(i)][at(choice)] + (link == nullptr ? 0 : cost_of(*link, problem, choice, d));
-          for (size_t m = used; m < width; ++m) {
-            const double total = edge + after[at(d) * width + m - used];
-            if (total >= now[row + m]) continue;
-            now[row + m] = total;
-            next[row + m] = d;
-          }
+  // Cost of variable i and those after it, [choice][parts left]. The last entry has no variable.
+  std::vector<std::vector<double>> rest(at(n) + 1);
+  rest[at(n)].assign(width, 0);
+  const auto link_of = [&](int i) { return i + 1 < n ? links[at(i + 1)] : nullptr; };
+  const auto choices_after = [&](int i) { return i + 1 < n ? problem.choices(i + 1) : 1; };
+  const auto step = [&](int i, int choice, int d) {
+    return node[at(i)][at(choice)] + (link_of(i) == nullptr ? 0 : cost_of(*link_of(i), problem, choice, d));
+  };
+  for (int i = n - 1; i >= 0; --i) {
+    const std::vector<double>& after = rest[at(i + 1)];
+    std::vector<double> cheapest(after.begin(), after.begin() + static_cast<std::ptrdiff_t>(width));
+    const bool linked = link_of(i) != nullptr;  // else all choices have the same rest
+    for (int d = 1; !linked && d < choices_after(i); ++d)
+      for (size_t m = 0; m < width; ++m) cheapest[m] = std::min(cheapest[m], after[at(d) * width + m]);
+    rest[at(i)].assign(at(problem.choices(i)) * width, kInfinity);
+    for (int choice = 0; choice < problem.choices(i); ++choice) {
+      if ((i == conditioned && choice != fixed) || parts(i, choice) > steps) continue;
+      const size_t used = at(parts(i, choice));
+      double* const now = &rest[at(i)][at(choice) * width + used];
+      for (int d = 0; d < (linked ? choices_after(i) : 1); ++d) {
+        const double cost = step(i, choice, d);
+        const double* const next = linked ? &after[at(d) * width] : cheapest.data();
+        for (size_t m = 0; m < width - used; ++m) {
+          const double total = cost + next[m];
+          now[m] = total < now[m] ? total : now[m];
         }
       }
-      after = std::move(now);
-      choices_after = problem.choices(i);
     }
-    size_t m = width - 1;
-    int choice = 0;
-    for (int c = 1; c < choices_after; ++c)
-      if (after[at(c) * width + m] < after[at(choice) * width + m]) choice = c;
-    if (std::isinf(after[at(choice) * width + m])) continue;
-    std::vector<int> choices(at(n), 0);
-    for (int i = 0; i < n; ++i) {
-      choices[at(i)] = choice;
-      choice = taken[at(i)][at(choice) * width + m];
-      m -= at(parts(i, choices[at(i)]));
-    }
-    const Assignment found = evaluate(problem, std::move(choices));
-    if (is_better(found, best)) best = found;
   }
+
+  size_t m = width - 1;
+  std::vector<int> choices;
+  for (int i = 0; i < n; ++i) {
+    int best = 0;
+    double lowest = kInfinity;
+    for (int choice = 0; choice < problem.choices(i); ++choice) {
+      const double total = (i == 0 ? 0 : step(i - 1, choices.back(), choice)) + rest[at(i)][at(choice) * width + m];
+      if (total >= lowest) continue;
+      lowest = total;
+      best = choice;
+    }
+    if (std::isinf(lowest)) return {};
+    choices.push_back(best);
+    m -= at(parts(i, best));
+  }
+  return evaluate(problem, std::move(choices));
+}
+
+/// Returns the cheapest assignment for each choice of the conditioned variable, ignoring memory.
+std::vector<Assignment> free_chains(const SearchProblem& problem, int conditioned) {
+  std::vector<Assignment> chains;
+  for (int fixed = 0; fixed < (conditioned < 0 ? 1 : problem.choices(conditioned)); ++fixed)
+    chains.push_back(dp_over_chain(problem, conditioned, fixed, 0));
+  return chains;
+}
+
+Assignment best_of(const std::vector<Assignment>& all) {
+  Assignment best;
+  for (const Assignment& one : all)
+    if (is_better(one, best)) best = one;
   return best;
 }
 
 }  // namespace
 
 Assignment evaluate(const SearchProblem& problem, std::vector<int> choices) {
-  Assignment result{.choices = std::move(choices), .cost = 0};
-  for (int i = 0; i < problem.variables(); ++i) {
-    result.cost += problem.nodes[at(i)][at(result.choices[at(i)])];
-    if (!problem.memory.empty()) result.memory += problem.memory[at(i)][at(result.choices[at(i)])];
-  }
-  for (const SearchProblem::Edge& edge : problem.edges)
-    result.cost += cost_of(edge, problem, result.choices[at(edge.a)], result.choices[at(edge.b)]);
+  Assignment result{.choices = std::move(choices)};
+  sum(problem, result);
   return result;
 }
 
 Assignment exhaustive(const SearchProblem& problem) {
-  Assignment best;
-  std::vector<int> choices(at(problem.variables()), 0);
+  Assignment best, now{.choices = std::vector<int>(at(problem.variables()), 0)};
   for (;;) {
-    const Assignment now = evaluate(problem, choices);
+    sum(problem, now);
     if (now.memory <= problem.cap && is_better(now, best)) best = now;
     int i = problem.variables();
-    while (i > 0 && ++choices[at(i - 1)] == problem.choices(i - 1)) choices[at(--i)] = 0;
+    while (i > 0 && ++now.choices[at(i - 1)] == problem.choices(i - 1)) now.choices[at(--i)] = 0;
     if (i == 0) return best;
   }
 }
 
-Assignment chain_dp(const SearchProblem& problem, int conditioned) { return dp_over_chain(problem, conditioned, 0); }
+Assignment chain_dp(const SearchProblem& problem, int conditioned) {
+  return best_of(free_chains(problem, conditioned));
+}
 
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
-  const Assignment free = chain_dp(problem, conditioned);
-  if (!free.found() || free.memory <= problem.cap) return free;
-  return polish(problem, dp_over_chain(problem, conditioned, kParts));  // uses memory lost to rounding
+  std::vector<Assignment> free = free_chains(problem, conditioned);
+  Assignment best = best_of(free);
+  if (!best.found() || best.memory <= problem.cap) return best;
+  best = {};
+  std::vector<int> order(free.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int fixed) { return free[at(fixed)].cost; });
+  for (const int fixed : order) {
+    const Assignment& cheapest = free[at(fixed)];
+    if (!cheapest.found() || cheapest.cost * (1 - kEqual) > best.cost) break;  // the cap makes no choice cheaper
+    const Assignment found =
+        cheapest.memory <= problem.cap ? cheapest : dp_over_chain(problem, conditioned, fixed, kParts);
+    if (is_better(found, best)) best = found;
+  }
+  return polish(problem, best);  // uses memory lost to rounding
 }
 
 Assignment search(const SearchProblem& problem, int conditioned) {
