@@ -1,7 +1,9 @@
 #include "plan/plan_text.h"
 
 #include <algorithm>
+#include <filesystem>
 
+#include "base/files.h"
 #include "base/join.h"
 #include "base/units.h"
 #include "config/layouts.h"
@@ -191,9 +193,15 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
 }
 
 std::string emitted(const PlannedRun& run, const Cluster& cluster) {
-  std::string text = format("# {} with {}: {:.4g} ms/step, {} per rank, planned for {}\n", run.strategy, run.layout,
-                            ms(run.time.total()), bytes_text(static_cast<double>(run.plan.total)), cluster.name);
-  return text + config::to_toml(run.config);
+  std::string text = format(
+      "# {} with {}, planned for {}{}\n# Predicted: {:.4g} ms/step ({:.4g} compute, {:.4g} exposed communication, "
+      "{:.4g} optimizer), {} per rank. Runs compare themselves with it, by hardware.profile.\n",
+      run.strategy, run.layout, cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)",
+      ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
+      ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)));
+  config::Config config = run.config;
+  config.hardware.profile = std::filesystem::absolute(expand_home(cluster.path)).lexically_normal().string();
+  return text + config::to_toml(config);
 }
 
 }  // namespace trainer::plan

@@ -25,7 +25,8 @@ struct Sensitivity {
 };
 std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab);
 
-/// Returns the run's configuration as a file: the given keys and those of the layout.
+/// Returns the run's configuration as a file: the given keys, those of the layout, and the cluster's file as
+/// hardware.profile, so that the run predicts its steps by it.
 std::string emitted(const PlannedRun& run, const Cluster& cluster);
 
 }  // namespace trainer::plan

@@ -1,6 +1,7 @@
 #include "plan/prediction.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "config/layouts.h"
 #include "plan/plan_text.h"
 
@@ -19,14 +20,19 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
   if (config.hardware.profile.empty()) return plan_run(config, vocab, machine, true);
   const Cluster cluster = read_cluster(config.hardware.profile);
   require_own_profile(cluster, machine);
+  if (cluster.peak(machine.compute) == 0) {
+    const std::string why = format("{}: device.tflops_{} is missing: the run computes in {}", cluster.path,
+                                   name_of(machine.compute), name_of(machine.compute));
+    if (cluster.measured) throw Error(Code::config, why);
+    log::info("{}, so the times of its steps are not predicted", why);
+    return plan_run(config, vocab, machine, true);
+  }
   const StepProgram step = record_step(config, vocab, machine);
   RunPlan plan = step.plan;
-  if (cluster.peak(machine.compute) == 0)
-    throw Error(Code::config, format("{}: device.tflops_{} is missing: the run computes in {}", cluster.path,
-                                     name_of(machine.compute), name_of(machine.compute)));
   const StepTime time = price(step, cluster, machine.compute);
   plan.step_seconds = time.total();
   plan.wait_seconds = time.exposed();
+  plan.predicted_by = cluster.path + (cluster.measured ? "" : format(", a data sheet of {}", cluster.device));
   return plan;
 }
 

@@ -129,6 +129,7 @@ struct StartReport {
   config::FlopsPerToken flops;
   setup::PeakReport peak;  // so far
   Estimate predicted;
+  std::string predicted_by = {};  // the file with the rates of the machine
   Environment environment;
   std::string config_toml;  // the effective configuration
 };

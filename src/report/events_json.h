@@ -206,7 +206,9 @@ void fields(V& v, In<V, StartReport>& s) {
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   v("unigram_entropy", s.unigram_entropy, "flops_per_token", s.flops);
   peak_field(v, s.peak);
-  v("predicted", s.predicted, "environment", s.environment, "config", config_json(s.config_toml));
+  v("predicted", s.predicted);
+  if (V::kReads || !s.predicted_by.empty()) v("predicted_by", s.predicted_by);
+  v("environment", s.environment, "config", config_json(s.config_toml));
 }
 
 template <typename V>

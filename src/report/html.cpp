@@ -314,7 +314,9 @@ std::string report_json(const Summary& summary, const History& history) {
   write("wall_s", s.wall_s, "first_loss", s.first_loss, "last_loss", s.last_loss);
   write("validation", eval_json(s.last_eval), "best_validation", eval_json(s.best_eval));
   write("unigram_entropy", s.start.unigram_entropy, "medians_from_step", s.medians_from, "step_ms", s.step_ms);
-  write("predicted_step_ms", s.predicted_step_ms, "tokens_per_s", s.tokens_per_s);
+  write("predicted_step_ms", s.predicted_step_ms, "predicted_wait_ms", s.predicted_wait_ms);
+  write("mean_step_ms", s.mean_step_ms > 0 ? s.mean_step_ms : kUnknown, "prediction", prediction_text(s),
+        "tokens_per_s", s.tokens_per_s);
   write("tflops_per_device", s.tflops_per_device, "mfu", s.mfu, "mfu_causal", s.mfu_causal, "hfu", s.hfu);
   write("peak", s.peak, "phase_ms", s.phase_ms, "offload", s.offload ? to_json(*s.offload) : Json());
   write.bytes("measured_memory_bytes", s.measured_memory);

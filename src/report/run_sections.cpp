@@ -61,18 +61,15 @@ std::string update_chart(const History& history) {
 std::string prediction(const Summary& summary) {
   if (!std::isfinite(summary.predicted_step_ms)) return "";
   page::Grid grid{.head = {"predicted", "measured", "ratio"}, .rows = {}};
-  const double waits = summary.phase_ms.comm_exposed, expected = summary.predicted_wait_ms;
   grid.rows.push_back(compared("step", summary.predicted_step_ms, summary.mean_step_ms, ms_text));
-  if (std::isfinite(expected)) {
-    grid.rows.push_back(
-        compared("compute", summary.predicted_step_ms - expected, summary.mean_step_ms - waits, ms_text));
-    if (expected > 0 || waits > 0) grid.rows.push_back(compared("exposed communication", expected, waits, ms_text));
-  }
+  for (const auto& [name, predicted, measured] : predicted_parts(summary))
+    if (predicted > 0 || measured > 0) grid.rows.push_back(compared(name, predicted, measured, ms_text));
   if (summary.predicted_memory > 0 && summary.measured_memory > 0)
     grid.rows.push_back(compared("memory", static_cast<double>(summary.predicted_memory),
                                  static_cast<double>(summary.measured_memory),
                                  [](double bytes) { return format_bytes(bytes); }));
-  return "<h2>Predicted and measured</h2>" + page::table(grid);
+  return "<h2>Predicted and measured</h2>" + page::table(grid) + "<p>Step: " + svg::escape(prediction_text(summary)) +
+         ".</p>";
 }
 
 std::string optimizer_offload(const History& history) {

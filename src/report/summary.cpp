@@ -127,6 +127,31 @@ std::string offload_text(const OffloadReport& offload) {
   return text;
 }
 
+std::vector<PredictedPart> predicted_parts(const Summary& summary) {
+  const double waits = summary.predicted_wait_ms;
+  if (!(summary.predicted_step_ms > 0 && summary.mean_step_ms > 0) || !std::isfinite(waits)) return {};
+  // Batches are read ahead, so no wait for data is predicted.
+  const PhaseMs& phase = summary.phase_ms;
+  return {{"compute", summary.predicted_step_ms - waits, summary.mean_step_ms - phase.comm_exposed - phase.data},
+          {"exposed communication", waits, phase.comm_exposed},
+          {"waiting for data", 0, phase.data}};
+}
+
+std::string prediction_text(const Summary& summary) {
+  const double predicted = summary.predicted_step_ms, measured = summary.mean_step_ms;
+  if (!(predicted > 0 && measured > 0)) return "";
+  std::string text = format("{:.4g} ms/step, measured {:.4g} ({:.2f}x)", predicted, measured, measured / predicted);
+  if (const std::vector<PredictedPart> parts = predicted_parts(summary); !parts.empty()) {
+    const PredictedPart& worst =
+        *std::ranges::max_element(parts, {}, [](const PredictedPart& p) { return std::abs(p.measured - p.predicted); });
+    text += format("; largest difference: {}, {:.4g} ms predicted, {:.4g} measured", worst.name, worst.predicted,
+                   worst.measured);
+  }
+  if (!summary.start.predicted_by.empty())
+    text += format("; by {}; ran on {}", summary.start.predicted_by, summary.start.environment.isa);
+  return text;
+}
+
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir) {
   std::vector<std::string> lines;
   const auto add = [&lines](const char* label, const std::string& text) {
@@ -168,10 +193,8 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     if (summary.setup_changed) text += format(" since step {}, when the setup changed", summary.medians_from);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
     if (summary.warm_up_counts) text += "; too few steps to leave out the first two, which are slower";
-    if (std::isfinite(summary.predicted_step_ms))
-      text += format("; {:.1f} ms predicted ({:.2f}x)", summary.predicted_step_ms,
-                     summary.step_ms / summary.predicted_step_ms);
     add("speed", text);
+    if (const std::string prediction = prediction_text(summary); !prediction.empty()) add("prediction", prediction);
   }
   if (std::isfinite(summary.mfu)) {
     add("utilisation", utilisation_text(summary));

@@ -59,6 +59,16 @@ std::string utilisation_text(const Summary& summary);
 /// Returns "50.0 % updated on the host, 50.0 % streamed, 0 % resident; 1.20 ms/step exposed (median)".
 std::string offload_text(const OffloadReport& offload);
 
+/// A part of the predicted step next to the same part of the measured steps, whose means they are.
+struct PredictedPart {
+  const char* name;
+  double predicted, measured;  // ms
+};
+/// Returns the parts, which add up to the step; empty without a prediction.
+std::vector<PredictedPart> predicted_parts(const Summary& summary);
+/// Returns "12.3 ms/step, measured 13.1 (1.07x); largest difference: compute, …"; empty without a prediction.
+std::string prediction_text(const Summary& summary);
+
 /// Returns the summary and the paths of the run's files, aligned for a terminal; unknown values are omitted.
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir);
 

@@ -38,6 +38,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
                      .wait_ms = plan.wait_seconds * 1e3,
                      .memory_bytes = plan.total * ranks_of_process,
                      .comm_bytes = plan.comm_bytes};
+  start.predicted_by = plan.predicted_by;
   start.environment.device = machine.gpu ? "cuda" : "cpu";
   start.environment.isa = device_text(machine);
   start.environment.product_path = ops::product_path(trainer.device(), machine.compute);
@@ -63,7 +64,8 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
   log::info("{}{} of {} on {}, peak of each {}", counted(environment.ranks, "rank"),
             environment.ranks == 1 ? "" : format(" ({})", transport), counted(environment.threads, "thread"),
             environment.isa, to_string(start.peak));
-  if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
+  if (std::isfinite(start.predicted.step_ms))
+    log::info("step: {:.4g} ms predicted by {}", start.predicted.step_ms, start.predicted_by);
   const double samples =
       static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch);
   log::info("memory: {} predicted; data: {} training and {} validation tokens{}",

@@ -152,7 +152,7 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   if (std::isfinite(plan.step_seconds))
     text +=
         format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), predicted from {}\n",
-               plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
+               plan.step_seconds * 1e3, plan.wait_seconds * 1e3, plan.predicted_by);
   text += "memory per rank\n";
   for (const auto& [category, bytes] : plan.memory) text += format("  {:<20}{:>12}\n", category, format_bytes(bytes));
   text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(plan.total),

@@ -42,6 +42,7 @@ struct RunPlan {
   CommBytes comm_bytes;                                     // per step, by axis and operation
   std::optional<OffloadWork> offload;                       // empty: the optimizer state is on the device
   double step_seconds = kUnknown, wait_seconds = kUnknown;  // per step, predicted from hardware.profile
+  std::string predicted_by;                                 // that file, and the device that it describes
 };
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
