@@ -82,8 +82,8 @@ int bench_profile_command(const BenchOptions& options);
 
 struct PlanOptions {
   ConfigOptions config;
-  std::string cluster, profile;   // exactly one is given
-  int64_t devices = 0;            // 0: the profile's ranks, or one node of the cluster
+  std::string cluster, profile;   // at most one is given; neither: hardware.profile of the configuration
+  std::vector<int64_t> devices;   // several: a table of scaling; empty: the profile's ranks, or one node of the cluster
   int64_t top = 10, row = 1;      // row: of the table, for --emit
   std::vector<std::string> free;  // keys to search although the configuration sets them
   std::string emit, html;

@@ -281,13 +281,17 @@ void add_report(CLI::App& verb, ReportOptions& o) {
 
 void add_plan(CLI::App& verb, PlanOptions& o) {
   add_config(verb, o.config).first->required();
-  CLI::Option* cluster = add_path(verb, "--cluster", o.cluster, "FILE",
-                                  "plan for this description of a cluster; configs/clusters has some");
+  CLI::Option* cluster =
+      add_path(verb, "--cluster", o.cluster, "FILE",
+               "plan for this description of a cluster; configs/clusters has some (default: hardware.profile)");
   add_path(verb, "--profile", o.profile, "FILE",
            "plan with the profile measured by `trainer bench all --write-profile`")
       ->excludes(cluster);
-  add_number(verb, "--devices", o.devices, 1, "plan for N ranks (default: those of the profile, or of one node)",
-             1'000'000);
+  verb.add_option("--devices", o.devices,
+                  "plan for N ranks; several, such as 8,16,32: compare them (default: the profile's, or one node's)")
+      ->delimiter(',')
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}).description(""));
   add_number(verb, "--top", o.top, 1, "show N layouts");
   verb.add_option("--free", o.free, "search over this key or section even if it is set; all: the whole layout")
       ->type_name("section.key");

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/format.h"
+#include "base/units.h"
 #include "plan/plan_text.h"
 #include "report/page.h"
 #include "report/svg.h"
@@ -42,6 +43,32 @@ std::string plan_page(const plan::Plan& plan, const plan::Cluster& cluster, size
   return page::begin("Plan for " + cluster.name, "Plan for " + cluster.name,
                      format("{} with {}: {:.4g} ms/step", best.strategy, best.layout, best.time.total() * 1e3)) +
          page::section(ranking(plan, top)) + page::section(split(best)) +
+         page::section("<pre>" + report::svg::escape(words) + "</pre>") + page::end();
+}
+
+std::string scaling_page(const std::vector<plan::ScalingPoint>& points, const plan::Cluster& cluster,
+                         const std::string& words) {
+  using report::svg::Point;
+  report::svg::Series speed{"predicted", {}, 0, report::svg::Series::Style::dotted};
+  report::svg::Series ideal{"at the first efficiency", {}, 1, report::svg::Series::Style::faint};
+  std::vector<Part> hours;
+  for (const plan::ScalingPoint& point : points) {
+    if (!point.run) continue;
+    const auto devices = static_cast<double>(point.devices);
+    speed.points.push_back({devices, point.run->tokens_per_s});
+    ideal.points.push_back({devices, point.run->tokens_per_s / efficiency(points, point)});
+    const plan::RunCost cost = cost_of(*point.run, cluster);
+    hours.push_back({format("{} devices", point.devices), cost.device_hours,
+                     format("{:.4g}, {}", cost.device_hours, format_percent(efficiency(points, point))), 0});
+  }
+  report::svg::LineChart chart{.id = "scaling", .title = "Predicted tokens/s", .x_name = "devices", .width = 1000};
+  chart.from_zero = true;
+  chart.series = {std::move(speed), std::move(ideal)};
+  namespace page = report::page;
+  const std::string title = "Scaling on " + cluster.name;
+  return page::begin(title, title, format("{} numbers of devices", points.size())) +
+         page::section(report::svg::line_chart(std::move(chart))) +
+         page::section(report::svg::bars("hours", "Device-hours of the run, and efficiency", hours)) +
          page::section("<pre>" + report::svg::escape(words) + "</pre>") + page::end();
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -15,13 +16,15 @@
 #include "data/source.h"
 #include "plan/plan_text.h"
 #include "plan/prediction.h"
+#include "plan/run_cost.h"
 
 namespace trainer::cli {
 namespace {
 
 using nlohmann::json;
 
-json to_json(const plan::PlannedRun& run) {
+json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
+  const plan::RunCost cost = cost_of(run, cluster);
   json parts = json::object(), comm = json::object();
   for (const auto& [name, seconds] : plan::parts(run.time)) parts[name] = seconds;
   for (const auto& [axis, part] : run.time.comm)
@@ -46,6 +49,9 @@ json to_json(const plan::PlannedRun& run) {
           {"comm_bytes", run.plan.comm_bytes},
           {"tokens_per_s", run.tokens_per_s},
           {"mfu", run.mfu},
+          {"run_seconds", cost.seconds},
+          {"device_hours", cost.device_hours},
+          {"price", cost.price > 0 ? json(cost.price) : json()},
           {"unmeasured_seconds", run.time.unmeasured},
           {"fits", run.fits}};
 }
@@ -81,14 +87,13 @@ int64_t vocabulary(const config::Config& config) {
   return data::planned_vocab(config);
 }
 
-}  // namespace
-
-int plan_command(const PlanOptions& o) {
-  if (o.cluster.empty() && o.profile.empty())
+/// Reads a cluster file or profile to plan for. Throws Code::usage for an empty name.
+plan::Cluster cluster_of(const PlanOptions& o, const std::string& file) {
+  if (file.empty())
     throw Error(Code::usage,
                 "give one of --cluster FILE (configs/clusters has some) and --profile FILE (`trainer bench all "
-                "--write-profile FILE` makes it)");
-  const plan::Cluster cluster = plan::read_cluster(o.cluster.empty() ? o.profile : o.cluster);
+                "--write-profile FILE` makes it), or set hardware.profile");
+  const plan::Cluster cluster = plan::read_cluster(file);
   if (!o.profile.empty() && !cluster.measured)
     throw Error(Code::config,
                 format("{}: cluster.ranks is missing: this is not a measured profile; use --cluster", o.profile));
@@ -101,12 +106,70 @@ int plan_command(const PlanOptions& o) {
     log::warning(
         "{}: device.efficiency is missing: matmuls are assumed to reach the full peak, which no machine does; "
         "published benchmarks of large matmuls give 0.65 to 0.85",
-        o.cluster);
+        cluster.path);
+  return cluster;
+}
+
+json header(const plan::Cluster& cluster) {
+  return {{"cluster", cluster.name},
+          {"measured", cluster.measured},
+          {"error_band", {plan::error_band(cluster).least, plan::error_band(cluster).most}}};
+}
+
+std::string errors_text(const plan::Cluster& cluster) {
+  const auto [least, most] = plan::error_band(cluster);
+  return format("error band: steps take {:.2g} to {:.2g} times as long as predicted{}\n", least, most,
+                cluster.measured ? ", as in runs after such a profile"
+                                 : format("; {} is a data sheet, not calibrated", cluster.path));
+}
+
+/// Prints the fastest run on each number of devices.
+int compare_devices(const PlanOptions& o, const plan::PlanRequest& request, const plan::Cluster& cluster) {
+  if (!o.emit.empty() || o.explain)
+    throw Error(Code::usage, format("{} needs one number of --devices, found {}",
+                                    o.emit.empty() ? "--explain" : "--emit", o.devices.size()));
+  const std::vector<plan::ScalingPoint> points = plan::plan_scaling(request, cluster, o.devices);
+  const auto first =
+      std::ranges::find_if(points, [](const plan::ScalingPoint& point) { return point.run.has_value(); });
+  const plan::RunCost run = plan::cost_of(*first->run, cluster);
+  const std::string text =
+      to_text(points, cluster) +
+      format(
+          "time: of {} steps, {} tokens, without evaluation and checkpoints; efficiency: tokens/s of a device, "
+          "relative to {} devices\n",
+          run.steps, format_count(run.tokens), first->devices) +
+      (cluster.price_per_gpu_hour > 0 ? "" : "price: needs cluster.price_per_gpu_hour\n") + errors_text(cluster);
+  if (!o.html.empty()) {
+    replace_file(o.html, scaling_page(points, cluster, text));
+    log::info("wrote {}", o.html);
+  }
+  if (!o.json) {
+    print(text);
+    return 0;
+  }
+  json document = header(cluster), rows = json::array();
+  for (const plan::ScalingPoint& point : points)
+    rows.push_back(point.run ? json{{"devices", point.devices},
+                                    {"efficiency", efficiency(points, point)},
+                                    {"run", to_json(*point.run, cluster)}}
+                             : json{{"devices", point.devices}, {"problem", point.problem}});
+  document["scaling"] = rows;
+  print(document.dump() + "\n");
+  return 0;
+}
+
+}  // namespace
+
+int plan_command(const PlanOptions& o) {
+  std::optional<plan::Cluster> given;
+  if (!o.cluster.empty() || !o.profile.empty()) given = cluster_of(o, o.profile.empty() ? o.cluster : o.profile);
   plan::PlanRequest request;
   request.config = config::load(o.config.file, o.config.sets, {.files = false, .plans = true});
+  const plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
   free_keys(request.config, o.free);
   request.vocab = vocabulary(request.config);
-  request.devices = o.devices > 0 ? o.devices
+  if (o.devices.size() > 1) return compare_devices(o, request, cluster);
+  request.devices = !o.devices.empty() ? o.devices.front()
                     : cluster.measured
                         ? cluster.ranks
                         : std::max<int64_t>(cluster.devices_per_node, config::ranks_of_replica(request.config));
@@ -120,7 +183,9 @@ int plan_command(const PlanOptions& o) {
     log::info("wrote {}", o.emit);
   }
   const auto words = [&](bool explained) {
-    std::string text = plan::to_text(plan, cluster, static_cast<size_t>(o.top)) + kLegend;
+    std::string text = plan::to_text(plan, cluster, static_cast<size_t>(o.top)) + kLegend +
+                       "the fastest: " + to_text(plan::cost_of(plan.runs.front(), cluster), cluster) + "\n" +
+                       errors_text(cluster);
     if (explained) text += plan::explain(plan, cluster, request);
     return text;
   };
@@ -131,20 +196,18 @@ int plan_command(const PlanOptions& o) {
   if (o.json) {
     json rows = json::array(), large = json::array();
     for (size_t i = 0; i < std::min<size_t>(plan.runs.size(), static_cast<size_t>(o.top)); ++i)
-      rows.push_back(to_json(plan.runs[i]));
-    for (const plan::PlannedRun& run : plan.too_large) large.push_back(to_json(run));
-    print(json{{"cluster", cluster.name},
-               {"measured", cluster.measured},
-               {"devices", request.devices},
-               {"compute", name_of(plan.compute)},
-               {"memory_limit_bytes", plan.memory_limit},
-               {"enumerated", plan.enumerated},
-               {"priced", plan.priced},
-               {"seconds", plan.seconds},
-               {"runs", rows},
-               {"too_large", large}}
-              .dump() +
-          "\n");
+      rows.push_back(to_json(plan.runs[i], cluster));
+    for (const plan::PlannedRun& run : plan.too_large) large.push_back(to_json(run, cluster));
+    json document = header(cluster);
+    document.update({{"devices", request.devices},
+                     {"compute", name_of(plan.compute)},
+                     {"memory_limit_bytes", plan.memory_limit},
+                     {"enumerated", plan.enumerated},
+                     {"priced", plan.priced},
+                     {"seconds", plan.seconds},
+                     {"runs", rows},
+                     {"too_large", large}});
+    print(document.dump() + "\n");
     return 0;
   }
   print(words(o.explain));

@@ -3,9 +3,11 @@
 // `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that were
 // not measured follow from a few constants; predictions then mention it.
 //
-//   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
+//   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew,
+//                 price_per_gpu_hour
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, attention (share of the peak, if there is no [[attention]]), memory_share (of kinds without
+//                 half_n, attention (share of the peak, if there is no [[attention]]),
+//                 memory_share (of kinds without
 //                 [[operator]]), operator_us, in_step_{forward,dx,dw,attention}
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
@@ -73,10 +75,11 @@ struct CollectivePoint {
 
 struct Cluster {
   std::string name, source, path;
-  bool measured = false;     // a profile
-  int devices_per_node = 1;  // ranks per node
-  int ranks = 0;             // in a profile: the number of ranks that were measured together
-  int lanes = 3;             // see parallel.lanes
+  bool measured = false;          // a profile
+  int devices_per_node = 1;       // ranks per node
+  int ranks = 0;                  // in a profile: the number of ranks that were measured together
+  int lanes = 3;                  // see parallel.lanes
+  double price_per_gpu_hour = 0;  // in any currency; 0: not known
   double skew = 1;  // time of equal work on the slowest rank relative to the mean; above 1 if ranks share cores
 
   std::string device;
@@ -88,7 +91,7 @@ struct Cluster {
   std::map<DType, double> peaks;              // FLOP/s
   double efficiency = 1;                      // share of the peak that GEMMs of infinite extents reach
   double half_m = 0, half_k = 0, half_n = 0;  // extent at which a GEMM reaches half of that if the others are infinite
-  double attention = 1;                       // share of the peak that attention reaches if it was not measured
+  double attention = 1;               // share of the peak that attention reaches if it was not measured
 
   std::vector<ProductPoint> products;
   std::vector<AttentionPoint> attentions;

@@ -185,6 +185,7 @@ void read_cluster_table(Reader& in, Cluster& c) {
   c.devices_per_node = in.integer("devices_per_node");
   c.lanes = in.integer_or("lanes", 3);
   c.skew = in.number_or("skew", 1);
+  c.price_per_gpu_hour = in.number_or("price_per_gpu_hour", 0);
 }
 
 void read_device(Reader& in, Cluster& c) {
@@ -295,6 +296,7 @@ std::string to_toml(const Cluster& cluster) {
   number("devices_per_node", c.devices_per_node);
   number("lanes", c.lanes);
   if (c.skew != 1) number("skew", c.skew);
+  if (c.price_per_gpu_hour > 0) number("price_per_gpu_hour", c.price_per_gpu_hour);
   if (c.measured) number("ranks", c.ranks);
   out += "\n[device]\n";
   text("name", c.device);

@@ -107,6 +107,11 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   return text;
 }
 
+ErrorBand error_band(const Cluster& cluster) {
+  // Profiles: tests/bench/RESULTS.md. Data sheets: published runs, tests/unit/plan/published_runs_test.cpp.
+  return cluster.measured ? ErrorBand{0.8, 1.25} : ErrorBand{0.8, 1.4};
+}
+
 std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab) {
   const auto priced = [&](const auto& change) {
     Cluster other = cluster;

@@ -18,6 +18,12 @@ std::string what_is_slower(const PlannedRun& run, const PlannedRun& than);
 /// The parts of a step by name, in seconds; they add up to StepTime::total().
 std::vector<std::pair<std::string, double>> parts(const StepTime& time);
 
+/// The measured time of steps relative to their prediction: most runs are in this band.
+struct ErrorBand {
+  double least, most;
+};
+ErrorBand error_band(const Cluster& cluster);
+
 /// A machine constant and the step time if it is doubled (a latency: halved); lists begin with the largest gain.
 struct Sensitivity {
   std::string what;

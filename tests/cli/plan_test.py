@@ -117,6 +117,87 @@ class Plan(rig.Runs):
             text = self.trainer("train", "--dry-run", "--config", "config.toml", *sets, stdout=True)
             self.assertEqual("kv_cache" in text, bool(prompt))
 
+    def test_an_emitted_configuration_predicts_its_run(self):
+        # --cluster is relative to the folder of the plan, and the configuration is written elsewhere.
+        (self.folder / "out").mkdir()
+        document = json.loads(self.plan("--devices", "2", "--free", "all", "--set", "run.threads=1", "--json", "--emit",
+                                        "out/best.toml"))
+        planned = document["runs"][0]
+        text = (self.folder / "out" / "best.toml").read_text()
+        self.assertIn(f'profile = "{self.folder.resolve() / "cluster.toml"}"', text)
+        self.assertIn(f"# Predicted: {planned['step_seconds'] * 1e3:.4g} ms/step", text)
+        self.assertIn("(data sheet, not calibrated)", text)
+        log = self.trainer("--config", "out/best.toml", "--set", "parallel.transport=threads", "log.report=true")
+        start, end = self.events("start")[0], self.events("end")[-1]
+        for event in (start, end):
+            self.assertAlmostEqual(event["predicted"]["step_ms"], planned["step_seconds"] * 1e3,
+                                   delta=1e-9 * planned["step_seconds"] * 1e3)
+        self.assertEqual(start["predicted_by"],
+                         f"{self.folder.resolve() / 'cluster.toml'}, a data sheet of core with AVX2")
+        report = json.loads((self.folder / "run" / "report.json").read_text())
+        self.assertAlmostEqual(report["predicted_wait_ms"], start["predicted"]["wait_ms"])
+        # The last lines and the report have the same verdict, from the means over the steps after the warm-up.
+        steps = [event["step_ms"] for event in self.events("step")][2:]
+        mean = sum(steps) / len(steps)
+        self.assertAlmostEqual(report["mean_step_ms"], mean)
+        predicted = start["predicted"]["step_ms"]
+        verdict = report["prediction"]
+        self.assertIn(verdict, re.search(r"^prediction +(.*)$", log, re.M).group(1))
+        self.assertTrue(verdict.startswith(f"{predicted:.4g} ms/step, measured {mean:.4g} ({mean / predicted:.2f}x)"),
+                        verdict)
+        phase, waits = report["phase_ms"], report["predicted_wait_ms"]
+        parts = {"compute": (predicted - waits, mean - phase["comm_exposed"] - phase["data"]),
+                 "exposed communication": (waits, phase["comm_exposed"]), "waiting for data": (0, phase["data"])}
+        worst = max(parts, key=lambda name: abs(parts[name][1] - parts[name][0]))
+        self.assertIn(f"largest difference: {worst}, {parts[worst][0]:.4g} ms predicted, {parts[worst][1]:.4g} measured",
+                      verdict)
+        # A plan of the emitted file needs no cluster either.
+        again = json.loads(self.trainer("plan", "--config", "out/best.toml", "--devices", "2", "--json", stdout=True))
+        self.assertEqual(again["runs"][0]["step_seconds"], planned["step_seconds"])
+        # A data sheet without a peak in the run's type predicts nothing, and says so.
+        cluster = self.folder / "cluster.toml"
+        cluster.write_text(cluster.read_text().replace("tflops_fp32", "tflops_bf16"))
+        log = self.train("run.dir=other", "hardware.profile=cluster.toml")
+        self.assertIn("device.tflops_fp32 is missing", log)
+        self.assertIsNone(self.events("start", "other")[0]["predicted"]["step_ms"])
+
+    def test_what_a_run_takes_and_costs(self):
+        cluster = self.folder / "cluster.toml"
+        cluster.write_text(cluster.read_text().replace("lanes = 3", "lanes = 3\nprice_per_gpu_hour = 2.5"))
+        keys = ("--free", "all", "--set", "model.n_head=4", "train.steps=3000", "train.global_batch=8")
+        single = json.loads(self.plan("--devices", "2", *keys, "--json"))
+        run = single["runs"][0]
+        self.assertAlmostEqual(run["run_seconds"], 3000 * run["step_seconds"])
+        self.assertAlmostEqual(run["device_hours"], 3000 * run["step_seconds"] * 2 / 3600)
+        self.assertAlmostEqual(run["price"], 2.5 * run["device_hours"])
+        self.assertRegex(self.plan("--devices", "2", *keys), r"3000 steps, 768k tokens, take .*price .* at 2.5 each")
+        # The same number of tokens is the same run.
+        tokens = [key.replace("train.steps=3000", f"train.tokens={3000 * 8 * 32}") for key in keys]
+        self.assertEqual(json.loads(self.plan("--devices", "2", *tokens, "--json"))["runs"][0]["run_seconds"],
+                         run["run_seconds"])
+        # Several numbers of devices are one table; the rows are those of single plans.
+        text = self.plan("--devices", "1,2,4,7", *keys, "--html", "scaling.html")
+        document = json.loads(self.plan("--devices", "1,2,4,7", *keys, "--json"))
+        rows = document["scaling"]
+        self.assertEqual([row["devices"] for row in rows], [1, 2, 4, 7])
+        self.assertEqual(rows[1]["run"], run)
+        self.assertEqual(rows[0]["efficiency"], 1)
+        for row in rows[:3]:
+            speed = row["run"]["tokens_per_s"] / row["devices"]
+            self.assertAlmostEqual(row["efficiency"], speed / rows[0]["run"]["tokens_per_s"])
+            self.assertRegex(text, rf"(?m)^ +{row['devices']} {row['run']['strategy']}.* {row['run']['step_seconds'] * 1e3:.4g} ")
+        self.assertIn("no layout of 7 devices", rows[3]["problem"])
+        self.assertRegex(text, r"(?m)^ +7 no layout of 7 devices")
+        page = (self.folder / "scaling.html").read_text()
+        self.assertIn("<svg", page)
+        self.assertIn("4 devices", page)
+        for option in ("--emit=best.toml", "--explain"):
+            self.assertIn("one number of --devices", self.plan("--devices", "1,2", option, status=2, stdout=False))
+        self.assertIn("no layout of 7 devices", self.plan("--devices", "7,11", *keys, status=2, stdout=False))
+        # Every plan says how far to trust it.
+        for lines in (text, self.plan("--devices", "2", *keys)):
+            self.assertRegex(lines, r"error band: steps take 0\.\d+ to 1\.\d+ times as long as predicted; cluster.toml is a data sheet")
+
     def test_what_binds_a_layout_is_what_makes_it_faster(self):
         args = ("--devices", "4", "--set", "model.n_head=4", "--set", "parallel.strategy=megatron-1d", "--set",
                 "parallel.data=2", "--set", "train.micro_batch=2", "--set", "train.recompute=none", "--set",
@@ -165,7 +246,9 @@ class Plan(rig.Runs):
         (self.folder / "bad.toml").write_text((self.folder / "cluster.toml").read_text().replace("gb_per_s = 4", ""))
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
         self.assertIn("intra.gb_per_s: missing", message)
-        self.assertIn("--cluster", self.trainer("plan", "--config", "config.toml", status=2))
+        message = self.trainer("plan", "--config", "config.toml", status=2)
+        for part in ("give one of --cluster FILE", "--profile FILE", "or set hardware.profile"):
+            self.assertIn(part, message)
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "h100.toml", "--emit", "best.toml", status=2)
         self.assertIn("h100.toml: cannot be read: No such file", message)
         self.assertIn("expected a description of a cluster, of which configs/clusters/ has some", message)

@@ -47,7 +47,6 @@ CASES = [
           "run.threads", "4096"),
     usage("standard input without a configuration", ["--config", "-"], "--config -: standard input has no configuration"),
     usage("configuration below a folder that is not there", ["--config", "~/no/such/x.toml"], "/no/such/x.toml: cannot be read"),
-    usage("plan without a cluster", ["plan", "--config", "x.toml"], "give one of --cluster FILE", "--profile FILE"),
     usage("plan for a cluster that is not there", ["plan", "--config", "x.toml", "--cluster", "no.toml"],
           "no.toml: cannot be read: No such file or directory; expected a description of a cluster, of which configs/clusters/ has"),
     usage("plan for a folder of clusters", ["plan", "--config", "x.toml", "--cluster", "."],
