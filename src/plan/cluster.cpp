@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include "base/error.h"
@@ -87,13 +88,34 @@ double Cluster::measured_rate(DType compute, const AttentionExtents& extents) co
   return rate.rate();
 }
 
+double Cluster::tiled_seconds(DType compute, const ProductShape& product) const {
+  const double m = static_cast<double>(product.m), k = static_cast<double>(product.k),
+               n = static_cast<double>(product.n), unit_rate = peak(compute) * efficiency / units;
+  // Smaller tiles leave fewer units idle, but load more operands per FLOP. Splitting k has more tiles of the same size,
+  // whose fp32 sums are written and read.
+  struct Tile {
+    double m, n, share;  // of the rate of the largest tile: typical of libraries
+  };
+  double least = std::numeric_limits<double>::infinity();
+  for (const Tile& tile : {Tile{tile_m, tile_n, 1}, Tile{tile_n, tile_m, 1}, Tile{tile_m / 2, tile_n, 0.9},
+                           Tile{tile_m / 2, tile_n / 2, 0.8}, Tile{tile_m / 4, tile_n / 2, 0.65}})
+    for (double parts = 1; parts <= 16 && (parts == 1 || k / parts >= 256); parts *= 2) {
+      const double tiles = std::ceil(m / tile.m) * std::ceil(n / tile.n) * parts;
+      const double flops = 2 * tile.m * tile.n * (k / parts + half_k);
+      const double sums = parts > 1 && memory_rate > 0 ? 8 * m * n * parts / memory_rate : 0;
+      least = std::min(least, std::ceil(tiles / units) * flops / (unit_rate * tile.share) + sums);
+    }
+  return least;
+}
+
 double Cluster::product_seconds(DType compute, const ProductShape& product, double bytes) const {
   const double m = static_cast<double>(product.m), k = static_cast<double>(product.k),
                n = static_cast<double>(product.n), flops = 2 * m * k * n;
   if (flops == 0) return operator_seconds;
   double rate = measured_rate(compute, product) * in_step[static_cast<size_t>(form_of(product))];
   if (rate == 0) rate = peak(compute) * efficiency * m / (m + half_m) * k / (k + half_k) * n / (n + half_n);
-  return std::max(flops / rate, memory_rate > 0 ? bytes / memory_rate : 0) + operator_seconds;
+  const double seconds = units > 0 && products.empty() ? tiled_seconds(compute, product) : flops / rate;
+  return std::max(seconds, memory_rate > 0 ? bytes / memory_rate : 0) + operator_seconds;
 }
 
 double Cluster::seconds_of(DType compute, const OpCall& call) const {

@@ -6,7 +6,7 @@
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew,
 //                 price_per_gpu_hour
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, attention (share of the peak, if there is no [[attention]]),
+//                 half_n, units, tile_m, tile_n, attention (share of the peak, if there is no [[attention]]),
 //                 memory_share (of kinds without
 //                 [[operator]]), operator_us, in_step_{forward,dx,dw,attention}
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
@@ -91,6 +91,10 @@ struct Cluster {
   std::map<DType, double> peaks;              // FLOP/s
   double efficiency = 1;                      // share of the peak that GEMMs of infinite extents reach
   double half_m = 0, half_k = 0, half_n = 0;  // extent at which a GEMM reaches half of that if the others are infinite
+  /// Units that each compute one tile of a GEMM's output at a time: NVIDIA's SMs, AMD's compute units. A GEMM takes
+  /// whole rounds of them ("wave quantization"), and half_m and half_n do not count. 0: not known.
+  double units = 0;
+  double tile_m = 256, tile_n = 128;  // the largest tile
   double attention = 1;               // share of the peak that attention reaches if it was not measured
 
   std::vector<ProductPoint> products;
@@ -111,6 +115,8 @@ struct Cluster {
   double measured_rate(DType compute, const AttentionExtents& extents) const;
   /// Returns the seconds of a GEMM on one device.
   double product_seconds(DType compute, const ProductShape& product, double bytes) const;
+  /// Returns the seconds of a GEMM's FLOPs on units that compute tiles.
+  double tiled_seconds(DType compute, const ProductShape& product) const;
   /// Returns the seconds of any operator.
   double seconds_of(DType compute, const OpCall& call) const;
 };

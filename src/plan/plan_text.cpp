@@ -108,7 +108,8 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
 }
 
 ErrorBand error_band(const Cluster& cluster) {
-  // Profiles: tests/bench/RESULTS.md. Data sheets: published runs, tests/unit/plan/published_runs_test.cpp.
+  // Profiles: single layouts err by up to 24 % (tests/bench/RESULTS.md). Data sheets: published runs take 1.06 to 1.29
+  // times as long (tests/unit/plan/published_runs_test.cpp), and links of other clusters are less certain.
   return cluster.measured ? ErrorBand{0.8, 1.25} : ErrorBand{0.8, 1.4};
 }
 

@@ -98,6 +98,31 @@ TEST(ProductTimes, GoThroughMeasuredPointsAndStayBetweenThem) {
   EXPECT_NEAR(c.product_seconds(DType::f32, {.m = 1, .k = 8, .n = 8}, 1e6), 1e-3, 1e-9) << "bound by memory";
 }
 
+// Times in units of all four units at their full rate.
+TEST(ProductTimes, AreWholeRoundsOfTiles) {
+  Cluster c = toy();
+  c.units = 4;
+  c.efficiency = 0.5;
+  const auto rounds = [&](int64_t m, int64_t k, int64_t n) {
+    const double ideal = 2.0 * static_cast<double>(m * k * n) / 0.5e12;
+    return c.product_seconds(DType::f32, {.m = m, .k = k, .n = n}, 0) / ideal;
+  };
+  EXPECT_NEAR(rounds(512, 256, 256), 1, 1e-9) << "four tiles of 256 x 128";
+  EXPECT_NEAR(rounds(256, 256, 512), 1, 1e-9) << "four tiles of 128 x 256 or 256 x 128";
+  EXPECT_NEAR(rounds(1024, 256, 1024), 1, 1e-9);
+  // One row more: six tiles of 256 x 128 in two rounds, or ten of 128 x 128 in three rounds at 0.9 of the rate, or
+  // twenty of 128 x 64 in five at 0.8, or 36 of 64 x 64 in nine at 0.65.
+  EXPECT_NEAR(rounds(513, 256, 256), 512.0 / 513 * std::min({2.0, 1.5 / 0.9, 1.25 / 0.8, 1.125 / 0.65}), 1e-9);
+  EXPECT_NEAR(rounds(256, 256, 128), 1 / 0.8, 1e-9) << "one tile would leave three units idle; four of 128 x 64";
+  EXPECT_NEAR(rounds(256, 512, 128), 1 / 0.9, 1e-9) << "two tiles of 128 x 128, with k in two parts";
+  c.memory_rate = 1e9;
+  EXPECT_NEAR(rounds(256, 512, 128), 1 / 0.8, 1e-9) << "sums of parts cost more than smaller tiles";
+  c.half_k = 128;
+  EXPECT_NEAR(rounds(512, 256, 256), 1.5, 1e-9);
+  c.products = {{DType::f32, ProductForm::forward, 512, 256, 256, 1e11}};
+  EXPECT_NEAR(rounds(512, 256, 256), 5, 1e-9) << "measured rates come first";
+}
+
 TEST(ProductTimes, AreThoseOfStepsByForm) {
   Cluster c = toy();
   c.products = {{DType::f32, ProductForm::forward, 128, 128, 128, 1e11},
