@@ -23,16 +23,20 @@ using Value = std::variant<std::monostate, bool, int64_t, double, std::string, S
 /// A value in a table, with its place in the file.
 struct TableMember {
   std::string name;
-  Value value = {};        // monostate: of a type no key has
+  Value value;             // monostate: of a type no key has
   std::string shown = {};  // "the integer 5"
   int64_t line = 0, column = 0;
-  bool operator==(const TableMember& other) const { return name == other.name && value == other.value; }
+  bool operator==(const TableMember& other) const;
 };
 struct Table {
   std::vector<TableMember> members;
   int64_t line = 0;
   bool operator==(const Table& other) const { return members == other.members; }
 };
+// Only here is Table complete, which Clang's comparison of values needs.
+inline bool TableMember::operator==(const TableMember& other) const {
+  return name == other.name && value == other.value;
+}
 
 enum class Type { boolean, integer, number, string, choice, list, integers, tables, weights, any };
 
