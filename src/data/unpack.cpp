@@ -65,13 +65,30 @@ class ZstdFile final : public ByteStream {
         input_ = {block_.data(), block_.size(), 0};
       }
       if (between_ && input_.size == 0) break;
+      if (between_) begin_frame();
       const size_t before = output.pos;
       const size_t left = ZSTD_decompressStream(context_.get(), &output, &input_);
       if (ZSTD_isError(left)) refuse(left);
       between_ = left == 0;
+      unpacked_ += output.pos - before;
       if (!between_ && input_.size == 0 && output.pos == before) file_.refuse(0, kCutShort);
+      // The library compares these only if the output has room for the whole frame.
+      if (between_ && announced_ < ZSTD_CONTENTSIZE_ERROR && unpacked_ != announced_)
+        file_.refuse(input_.size - input_.pos,
+                     format("damaged: a frame has {} bytes of text, but announces {}; get the file again", unpacked_,
+                            announced_));
     }
     return output.pos;
+  }
+
+  void begin_frame() {
+    constexpr size_t kLongestHeader = 18;
+    if (input_.size - input_.pos < kLongestHeader) {
+      block_ = block_.substr(input_.pos) + file_.next();
+      input_ = {block_.data(), block_.size(), 0};
+    }
+    announced_ = ZSTD_getFrameContentSize(block_.data() + input_.pos, input_.size - input_.pos);
+    unpacked_ = 0;
   }
 
   [[noreturn]] void refuse(size_t status) const {
@@ -85,7 +102,8 @@ class ZstdFile final : public ByteStream {
   std::string block_;
   std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context_;
   ZSTD_inBuffer input_{};
-  bool between_ = true;  // the next byte, if any, begins a frame
+  uint64_t announced_ = 0, unpacked_ = 0;  // bytes of the present frame's text
+  bool between_ = true;                    // the next byte, if any, begins a frame
 };
 
 }  // namespace

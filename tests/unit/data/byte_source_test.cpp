@@ -122,6 +122,10 @@ TEST(ByteSource, RejectsDamagedDataWithItsPlace) {
   refused("a.gz", zstd(text), {"not gzip data"});
   refused("a.zst", gzip(text), {"not Zstandard data"});
   refused("a.zst", std::string("\x28\xB5\x2F\xFD\x00\x90\x01\x00\x00", 9), {"128 MiB", "--long=27"});  // 256 MiB
+  // An empty last block in a frame that announces 144 bytes, which the library accepts if it has room for fewer.
+  const std::string wrong("\x28\xB5\x2F\xFD\x20\x90\x01\x00\x00", 9);
+  for (const size_t part : {size_t{100}, size_t{1} << 20})
+    expect_error(Code::data, {"damaged"}, [&] { all_of(write(folder / "a.zst", zstd("text") + wrong), part); });
 }
 
 TEST(ByteSource, TokensOfCompressedFilesAreThoseOfTheirText) {
