@@ -14,6 +14,7 @@ void TokenBatch::resize(int64_t sequences_, int64_t length) {
   ids.resize(rows);
   targets.resize(rows);
   weights.assign(rows, 1.0f);
+  starts.clear();
   sequences = sequences_;
   seq_len = length;
 }
@@ -71,6 +72,7 @@ void TokenDataset::fill(int64_t window, int64_t row, TokenBatch& out) const {
   stream_->copy(first, ids);
   std::copy(ids.begin() + 1, ids.end(), targets.begin());
   stream_->copy(first + seq_len_, targets.last(1));
+  stream_->append_starts(first, ids, row * seq_len_, out.starts);
 }
 
 FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch, std::string_view stream) : n_(n) {

@@ -15,9 +15,10 @@ namespace trainer::data {
 struct TokenBatch {
   std::vector<int32_t> ids, targets;  // targets[r] = the token after ids[r]
   std::vector<float> weights;         // 1, or 0 if a row is masked
+  std::vector<int64_t> starts;        // rows at which a document begins, ascending
   int64_t sequences = 0, seq_len = 0;
 
-  /// Makes room for `sequences` of `length` tokens, with every row counted.
+  /// Makes room for `sequences` of `length` tokens, with every row counted and no starts.
   void resize(int64_t sequences_, int64_t length);
 };
 
@@ -45,7 +46,8 @@ class TokenDataset {
   /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity. Throws Code::data
   /// when a token file was truncated, as eval_batch() does.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
-  /// Fills one sequence of `out` with that sample, without checking whether files were truncated.
+  /// Fills one sequence of `out` with that sample, without checking whether files were truncated. Rows are filled in
+  /// ascending order.
   void fill_sample(int64_t sample, int64_t row, TokenBatch& out) const { fill(window_of(sample), row, out); }
   /// Fills consecutive windows beginning with `window`, in file order; windows past the end have mask 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;

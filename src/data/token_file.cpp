@@ -25,6 +25,19 @@ void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
   }
 }
 
+/// Returns the first document that ends at or after `position`, in tokens of its file; documents() if none does.
+int64_t first_ending_from(const DocumentIndex& index, int64_t position) {
+  int64_t first = 0, last = index.documents();
+  while (first < last) {
+    const int64_t middle = first + (last - first) / 2;
+    if (index.end_of(middle) < position)
+      first = middle + 1;
+    else
+      last = middle;
+  }
+  return first;
+}
+
 /// A plain loop over a local maximum, which the compiler vectorizes.
 template <typename T>
 T largest(std::span<const T> tokens) {
@@ -178,14 +191,7 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
     if (segment.end() < low || segment.begin > high) continue;
     offer(segment.end());
     if (const DocumentIndex* index = segment.layout.documents.get()) {
-      int64_t first = 0, last = index->documents();  // the first document that ends at or after `position`
-      while (first < last) {
-        const int64_t middle = first + (last - first) / 2;
-        if (segment.begin + index->end_of(middle) < position)
-          first = middle + 1;
-        else
-          last = middle;
-      }
+      const int64_t first = first_ending_from(*index, position - segment.begin);
       if (first < index->documents()) offer(segment.begin + index->end_of(first));
       if (first > 0) offer(segment.begin + index->end_of(first - 1));
     } else if (info_.eos >= 0) {
@@ -199,6 +205,35 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
     }
   }
   return best;
+}
+
+void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row,
+                                std::vector<int64_t>& starts) const {
+  for_each_span(begin, begin + static_cast<int64_t>(ids.size()),
+                [&](const Segment& segment, int64_t from, int64_t stop) {
+                  const auto start_at = [&](int64_t position) { starts.push_back(row + position - begin); };
+                  if (from == segment.begin) start_at(from++);
+                  if (const DocumentIndex* index = segment.layout.documents.get()) {
+                    int64_t last = from - 1;  // empty documents end where the previous one does
+                    for (int64_t document = first_ending_from(*index, from - segment.begin);
+                         document < index->documents(); ++document) {
+                      const int64_t end = segment.begin + index->end_of(document);
+                      if (end >= stop) break;
+                      if (end > last) start_at(last = end);
+                    }
+                  } else if (info_.eos >= 0 && from < stop) {
+                    const auto after_eos = [&](auto token) { return static_cast<int64_t>(token) == info_.eos; };
+                    if (from == begin) {  // the token before it is not in `ids`
+                      with_width(segment.at(from - 1), 1, segment.layout.width, [&](auto before) {
+                        if (after_eos(before[0])) start_at(from);
+                      });
+                      ++from;
+                    }
+                    const auto first = ids.begin(), end = first + (stop - begin) - 1;
+                    for (auto eos = first + (from - begin) - 1; (eos = std::find(eos, end, info_.eos)) != end; ++eos)
+                      start_at(begin + (eos - first) + 1);
+                  }
+                });
 }
 
 std::string TokenStream::fingerprint() const {

@@ -76,6 +76,9 @@ class TokenStream {
   /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Document ends come
   /// from the document index if there is one; else they are after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
+  /// Appends where documents begin among `ids`, the tokens from `begin` on: their places in `ids` plus `row`. A
+  /// document begins at the start of a file and where the previous one ends, as in document_end_near().
+  void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
 
   /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens in each file (4 KiB each, 256
   /// per file, and both ends). It distinguishes files in constant time; a change between the blocks is not detected.

@@ -159,6 +159,36 @@ TEST(TokenDataset, MasksWindowsPastTheEnd) {
   EXPECT_EQ(std::count(batch.weights.begin(), batch.weights.end(), 0.0f), 20);
 }
 
+TEST(TokenDataset, MarksTheRowsAtWhichDocumentsStart) {
+  TempFolder folder;
+  std::vector<int> ids(1001);
+  Random random(7);
+  for (int& id : ids) id = static_cast<int>(pick(random, 12));  // 0 ends documents
+  const std::string header = token_header({1001, 12, 0, ""});
+  const auto stream =
+      std::make_shared<TokenStream>(std::vector{write(folder / "a.bin", header + packed<uint16_t>(ids))});
+  for (const int64_t seq_len : {1, 7, 10, 1000}) {
+    const TokenDataset dataset(stream, seq_len, 5, 0);
+    TokenBatch batch;
+    std::vector<int64_t> expected;
+    const auto expect_row = [&](int64_t row, int64_t window) {
+      for (int64_t t = 0; t < seq_len; ++t)
+        if (const int64_t at = window * seq_len + t; at == 0 || ids[at - 1] == 0) expected.push_back(row * seq_len + t);
+    };
+    const int64_t windows = dataset.windows();
+    for (int again = 0; again < 2; ++again) {  // the second time into a used batch
+      dataset.train_batch(3, windows, batch);
+      expected.clear();
+      for (int64_t row = 0; row < windows; ++row) expect_row(row, dataset.window_of(3 + row));
+      EXPECT_EQ(batch.starts, expected) << seq_len;
+    }
+    dataset.eval_batch(windows - 1, 3, batch);  // two windows are past the end
+    expected.clear();
+    expect_row(0, windows - 1);
+    EXPECT_EQ(batch.starts, expected) << seq_len;
+  }
+}
+
 TEST(TokenDataset, ReadsAheadWithoutHarm) {
   TempFolder folder;
   const TokenDataset dataset(counting_stream(folder, 1001), 10, 5);

@@ -124,6 +124,7 @@ TEST_F(Source, OpensTheSourcesOfAMixture) {
         .name = name, .files = {write(folder_ / (name + ".txt"), novel().substr(at, 40'000))}, .weight = weight};
   };
   config_.data.source = {source("web", 0, 0.75), source("math", 200'000, 0.25)};
+  config_.data.document = config::Document::block;
   config_.data.tokenizer = "train";
   config_.data.vocab_size = 500;
   const Datasets data = open();
@@ -137,13 +138,17 @@ TEST_F(Source, OpensTheSourcesOfAMixture) {
   const TokenDataset &math = data.train->sources()[0].dataset, &web = data.train->sources()[1].dataset;
   TokenBatch batch, expected;
   data.train->train_batch(0, 8, batch);
+  std::vector<int64_t> starts;
   for (int64_t row = 0, web_seen = 0, math_seen = 0; row < 8; ++row) {
     expected.resize(1, 32);
     const bool is_math = data.train->mixture()->names()[data.train->mixture()->at(row).source] == "math";
     is_math ? math.train_batch(math_seen++, 1, expected) : web.train_batch(web_seen++, 1, expected);
     EXPECT_TRUE(std::equal(expected.ids.begin(), expected.ids.end(), batch.ids.begin() + row * 32)) << row;
     EXPECT_TRUE(std::equal(expected.targets.begin(), expected.targets.end(), batch.targets.begin() + row * 32)) << row;
+    for (const int64_t start : expected.starts) starts.push_back(row * 32 + start);
   }
+  EXPECT_FALSE(starts.empty());
+  EXPECT_EQ(batch.starts, starts);
   const FeistelPermutation permutation(static_cast<uint64_t>(web.windows()), 3, 0, "data.permutation/web");
   EXPECT_EQ(web.window_of(5), static_cast<int64_t>(permutation(5)));
 

@@ -190,6 +190,43 @@ TEST(TokenFile, FindsDocumentEndsByTheEndOfTextToken) {
   EXPECT_EQ(stream.document_end_near(99, 5), std::nullopt);  // the end of everything splits nothing
 }
 
+TEST(TokenFile, FindsWhereDocumentsStart) {
+  TempFolder folder;
+  const std::string info = token_header({8, 300, 2, ""});
+  const auto ended = [&](const std::string& name, const std::vector<int>& ids) {
+    return write(folder / name, info + packed<uint16_t>(ids));
+  };
+  const auto indexed = [&](const std::string& name, const std::vector<int64_t>& positions) {
+    write(folder / (name + ".docs"),
+          document_index_header(static_cast<int64_t>(positions.size()) - 1) + packed<int64_t>(positions));
+    return ended(name + ".bin", {9, 2, 9, 9, 2, 9, 9, 9});  // the index counts, not the tokens
+  };
+  write(folder / "m.idx", megatron_index({2, 0, 4, 3, 2, 2, 0}, 8, 2));  // two documents are empty
+  const std::string megatron = write(folder / "m.bin", packed<uint16_t>(numbers(13, 300)));
+  const std::vector<int> tokens = {9, 9, 2, 2, 9, 9, 2, 9};
+  const std::vector<std::pair<std::vector<std::string>, std::vector<int64_t>>> cases = {
+      {{ended("a.bin", tokens)}, {0, 3, 4, 7}},
+      {{indexed("b", {0, 3, 4, 8})}, {0, 3, 4}},
+      {{megatron}, {0, 2, 6, 9, 11}},
+      {{write(folder / "n.bin", packed<uint16_t>(numbers(8, 300)))}, {0}},  // neither is known
+      {{ended("c.bin", tokens), indexed("d", {0, 3, 3, 8}), ended("e.bin", {2, 9, 9, 9, 9, 9, 9, 2}),
+        indexed("f", {0, 8})},
+       {0, 3, 4, 7, 8, 11, 16, 17, 24}},
+  };
+  for (const auto& [files, expected] : cases) {
+    const TokenStream stream(files);
+    const std::vector<int32_t> ids = all_of(stream);
+    for (int64_t begin = 0; begin < stream.tokens(); ++begin)
+      for (int64_t end = begin; end <= stream.tokens(); ++end) {
+        std::vector<int64_t> found = {-1}, wanted = found;  // appended to
+        stream.append_starts(begin, std::span(ids).subspan(begin, end - begin), 100, found);
+        for (const int64_t start : expected)
+          if (start >= begin && start < end) wanted.push_back(start - begin + 100);
+        ASSERT_EQ(found, wanted) << files.front() << " [" << begin << ", " << end << ")";
+      }
+  }
+}
+
 TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
   TempFolder folder;
   std::vector<int32_t> ids = numbers(3'000'000, 1000);
