@@ -73,6 +73,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
                {"bytes", manifest.tensor_bytes()},
                {"files", files},
                {"tensors", tensors}};
+  if (header.bos >= 0) info["bos"] = header.bos;
   if (!header.mixture.phases.empty()) info["mixture"] = to_json(header.mixture);
   info.update(to_json(header.state));
   return info;
@@ -87,6 +88,7 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
                           "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
+  if (info.contains("bos")) out += format("  {:<16} {}\n", "bos", info["bos"].dump());
   out += format("  {:<16} {}\n", "size", format_bytes(info["bytes"].get<int64_t>()));
   if (info.contains("mixture")) {
     for (const json& phase : info["mixture"]["phases"])

@@ -147,6 +147,7 @@ std::string to_json(const Manifest& manifest) {
       {"chunk_bytes", manifest.chunk_bytes},
       {"files", json::array()},
   };
+  if (header.bos >= 0) root["special_tokens"] = {{"bos", header.bos}, {"add_bos", true}};
   if (!header.mixture.phases.empty()) root["mixture"] = to_json(header.mixture);
   for (const StoredFile& file : manifest.files) {
     root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});

@@ -147,6 +147,8 @@ Snapshot header_of(const Value& root) {
   const auto tuning = root.if_there("gemm_tuning_hash");
   header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();
+  if (const auto special = root.if_there("special_tokens"); special && (*special)["add_bos"].flag())
+    header.bos = static_cast<int32_t>((*special)["bos"].integer(0, std::numeric_limits<int32_t>::max()));
   if (const auto mixture = root.if_there("mixture")) header.mixture = mixture_of(*mixture);
   return header;
 }

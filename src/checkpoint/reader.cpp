@@ -53,6 +53,14 @@ Reader::Reader(const fs::path& path, SystemCalls& calls)
     if (manifest_.file(name) != nullptr) manifest_.header.tokenizer = content(name);
 }
 
+std::optional<data::Tokenizer> tokenizer_of(const Snapshot& header, const fs::path& folder) {
+  if (header.tokenizer.empty()) return std::nullopt;
+  const fs::path file = folder / data::tokenizer_file_name(header.tokenizer);
+  data::Tokenizer tokenizer = data::Tokenizer::from_bytes(header.tokenizer, file.string());
+  tokenizer.use_bos(header.bos);
+  return tokenizer;
+}
+
 int64_t Reader::vocab_size() const {
   int64_t vocab = 0;
   if (const auto found = header().model_keys.find("vocab_size"); found != header().model_keys.end()) {

@@ -2,11 +2,13 @@
 // Reader: opens a checkpoint, identifies its run, and fills tensors of any layout from it.
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/file_io.h"
 #include "checkpoint/manifest.h"
+#include "data/tokenizer.h"
 
 namespace trainer::checkpoint {
 
@@ -16,6 +18,10 @@ struct LoadRules {
   bool tied = false;          // the run's head is its embedding
   std::string head = "head.weight", embedding = "wte";
 };
+
+/// Returns the tokenizer of a checkpoint, which begins texts as its run did; empty: it has none. `folder` names it in
+/// messages.
+std::optional<data::Tokenizer> tokenizer_of(const Snapshot& header, const std::filesystem::path& folder);
 
 class Reader {
  public:

@@ -56,6 +56,7 @@ struct Snapshot {
   MixtureState mixture;
   std::string config_toml;  // with all values in force
   std::string tokenizer;    // serialized, may be empty
+  int32_t bos = -1;         // token that begins each document and prompt; −1: none
   std::string tokenizer_hash, data_hash;
   std::string val_hash;  // hash of the validation data; empty: none, or saved by a version that did not record it
   // Hash of the GEMM tuning table; empty: no table. nullopt: saved by a version that did not record it.

@@ -57,7 +57,7 @@ int generate_command(const GenerateOptions& options);
 
 struct TokenizeOptions {
   std::vector<std::string> input;
-  std::string output, tokenizer, text_key = "text", document = "file", format = "auto";
+  std::string output, tokenizer, text_key = "text", document = "file", format = "auto", bos = "auto";
   int64_t train_vocab = 0;
   bool strict = false, json = false;
 };

@@ -206,6 +206,8 @@ void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
              "set the format of the files; auto: by their extensions");
   add_choice(verb, "--document", o.document, {"file", "line", "block"},
              "make a document of each file, line, or block between empty lines");
+  add_choice(verb, "--bos", o.bos, {"auto", "on", "off"},
+             "begin documents with the BOS token; auto: as the tokenizer's files say (data.bos)");
   verb.add_flag("--strict", o.strict, "fail on bad UTF-8 instead of replacing and counting it");
   add_json(verb, o.json);
 }

@@ -56,8 +56,12 @@ int tokenize_command(const TokenizeOptions& o) {
   options.threads = device::default_threads();
   options.stop = run::stop_requested;
   options.progress = show_tokenizing();
-  const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
-                                                        : data::Tokenizer::load(o.tokenizer);
+  data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
+                                                  : data::Tokenizer::load(o.tokenizer);
+  tokenizer.use_bos(o.bos == "on"    ? config::Bos::on
+                    : o.bos == "off" ? config::Bos::off
+                                     : config::Bos::automatic,
+                    o.tokenizer.empty() ? "the trained tokenizer" : o.tokenizer);
   make_folders(system_calls(), o.output);
   for (const char* other : data::kTokenizerFiles)
     if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
@@ -84,6 +88,7 @@ int tokenize_command(const TokenizeOptions& o) {
                                   {"text_bytes", result.text_bytes},
                                   {"replaced_bytes", result.replaced},
                                   {"vocab_size", tokenizer.vocab_size()},
+                                  {"bos", tokenizer.bos() < 0 ? nlohmann::json() : nlohmann::json(tokenizer.bos())},
                                   {"reused", result.reused}};
     print(document.dump() + "\n");
   } else {

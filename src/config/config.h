@@ -13,6 +13,7 @@ namespace trainer::config {
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama };
 enum class Document { file, line, block };
+enum class Bos { automatic, on, off };
 enum class DataFormat { automatic, text, jsonl, tokens };
 enum class Recompute { none, selective, full };
 enum class Schedule { cosine, linear, wsd, constant };
@@ -68,6 +69,7 @@ struct Data {
   DataFormat format = DataFormat::automatic;  // of the files, if their names do not determine it
   std::string tokenizer;                      // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
+  Bos bos = Bos::automatic;  // whether the tokenizer's BOS token begins each document
   std::string text_key;
   Document document = Document::file;
   bool strict = false;  // invalid UTF-8 is an error instead of being replaced and counted

@@ -116,6 +116,11 @@ void declare_data(std::vector<Key>& keys) {
                 .derived = "the tokenizer's; required to train one, and for token files that do not imply it",
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
+  data.choice(
+      "bos", &Data::bos, Bos::automatic, {"auto", "on", "off"},
+      "Whether the tokenizer's BOS token begins each document, and each prompt of the model. auto: as token files, "
+      "a resumed run, the checkpoint of model.init_from or the tokenizer's own files say; off for tokenizers "
+      "trained here.");
   data.string("text_key", &Data::text_key, "text", {}, "Member with the text in each line's JSON object.");
   data.choice("document", &Data::document, Document::file, kDocuments,
               "Documents of a text file: the whole file, each line, or each block between blank lines.");

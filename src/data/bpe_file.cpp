@@ -37,6 +37,7 @@ class Reader {
     read_vocabulary(model, member(root, "added_tokens"));
     read_merges(model);
     find_eos();
+    find_bos(member(root, "post_processor"));
     return std::move(spec_);
   }
 
@@ -225,6 +226,26 @@ class Reader {
     if (spec_.eos < 0 && specials_.size() == 1) spec_.eos = specials_.front();
     if (spec_.eos < 0)
       refuse("added_tokens", "no end-of-text token such as <|endoftext|>, which every document must end with");
+  }
+
+  /// Returns the name of the special token with which a post-processor's template begins texts; empty: none.
+  static std::string first_of_template(const json& post_processor) {
+    for (const json& step : member(post_processor, "processors"))  // of a sequence
+      if (std::string name = first_of_template(step); !name.empty()) return name;
+    const json& single = member(post_processor, "single");
+    if (!single.is_array() || single.empty()) return {};
+    const json& name = member(member(single[0], "SpecialToken"), "id");
+    return name.is_string() ? name.get<std::string>() : std::string();
+  }
+
+  /// Finds the special token that begins texts: the template's, or else one with a usual name, which nothing adds.
+  void find_bos(const json& post_processor) {
+    const std::string first = first_of_template(post_processor);
+    for (const std::string& name : {first, std::string("<|begin_of_text|>"), std::string("<|startoftext|>"),
+                                    std::string("<s>"), std::string("<bos>"), std::string("[BOS]")})
+      for (const int32_t id : specials_)
+        if (spec_.bos < 0 && spec_.names[static_cast<size_t>(id)] == name) spec_.bos = id;
+    spec_.adds_bos = spec_.bos >= 0 && spec_.names[static_cast<size_t>(spec_.bos)] == first;
   }
 
   const std::string& origin_;

@@ -32,6 +32,8 @@ class ByteBpe final : public TokenizerModel {
     for (const Literal& literal : literals_) literal_starts_[static_cast<uint8_t>(literal.text.front())] = true;
     facts_.pieces = spec_.pieces;
     facts_.eos = spec_.eos;
+    facts_.bos = spec_.bos;
+    facts_.adds_bos = spec_.adds_bos;
     facts_.splits_words = true;
     facts_.cuts = CutRule::between_words;
     facts_.file_name = "tokenizer.json";

@@ -46,14 +46,16 @@ void check(const Question& question, const std::string& where, int64_t vocab) {
   }
 }
 
-/// Returns context and ending as tokens. If the context has none, the end-of-text token precedes the ending.
+/// Returns context and ending as tokens, after the BOS token if texts begin with it. Otherwise, if the context has no
+/// tokens, the end-of-text token precedes the ending.
 Question::Choice choice_of(const std::string& context, const std::string& ending, const Tokenizer& tokenizer) {
   Question::Choice choice;
   const size_t before = tokenizer.encode(context).size();
   choice.tokens = tokenizer.encode(context + " " + ending);
   choice.scored = static_cast<int64_t>(choice.tokens.size() - std::min(before, choice.tokens.size()));
   choice.bytes = static_cast<int64_t>(ending.size());
-  if (before == 0) choice.tokens.insert(choice.tokens.begin(), std::max(tokenizer.eos(), 0));
+  if (tokenizer.bos() >= 0 || before == 0)
+    choice.tokens.insert(choice.tokens.begin(), tokenizer.bos() >= 0 ? tokenizer.bos() : std::max(tokenizer.eos(), 0));
   return choice;
 }
 

@@ -45,14 +45,29 @@ ordered_json added_token(size_t id, std::string_view text, bool special) {
           {"rstrip", false}, {"normalized", false}, {"special", special}};
 }
 
+/// Returns the post-processor that begins texts with this token.
+ordered_json template_of(size_t id, std::string_view text) {
+  const ordered_json first{{"SpecialToken", {{"id", text}, {"type_id", 0}}}};
+  const auto sequence = [](const char* name, int type) {
+    return ordered_json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
+  ordered_json out{{"type", "TemplateProcessing"}};
+  out["single"] = ordered_json::array({first, sequence("A", 0)});
+  out["pair"] = ordered_json::array({first, sequence("A", 0), sequence("B", 1)});
+  out["special_tokens"][std::string(text)] = {
+      {"id", text}, {"ids", ordered_json::array({id})}, {"tokens", ordered_json::array({text})}};
+  return out;
+}
+
 }  // namespace
 
-std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
+std::optional<std::string> sentencepiece_to_json(std::string_view serialized, std::string_view begin) {
   const std::optional<ModelTraits> traits = read_traits(serialized);
   if (!traits || !traits->bpe || traits->normalises || traits->trims_spaces || !traits->escapes_spaces)
     return std::nullopt;
   const std::vector<ModelPiece> pieces = read_pieces(serialized);
   ordered_json added = ordered_json::array(), unknown, decoders = ordered_json::array();
+  ordered_json post_processor;  // null: none
   bool has_bytes = false;
   std::string vocab;
   for (size_t id = 0; id < pieces.size(); ++id) {
@@ -62,6 +77,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
     const bool special = kind == PieceKind::unknown || kind == PieceKind::control;
     if (special || kind == PieceKind::user_defined) added.push_back(added_token(id, text, special));
     if (kind == PieceKind::unknown) unknown = text;
+    if (!begin.empty() && text == begin) post_processor = template_of(id, text);
     has_bytes = has_bytes || kind == PieceKind::byte;
   }
   decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpaceSymbol}}}, {"content", " "}});
@@ -87,7 +103,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
                      {"replacement", kSpaceSymbol},
                      {"prepend_scheme", traits->dummy_prefix ? "first" : "never"},
                      {"split", false}}},
-                   {"post_processor", nullptr},
+                   {"post_processor", post_processor},
                    {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
                    {"model", model}};
   std::string text = out.dump();

@@ -12,6 +12,7 @@ namespace trainer::data {
 /// SentencePiece joins the two neighbours whose joint piece has the highest score, and has no list of merges. So each
 /// way to split a piece into two others becomes a merge, in the order of the pieces' scores. That library treats U+2581
 /// in a text as a space, this program as bytes.
-std::optional<std::string> sentencepiece_to_json(std::string_view serialized);
+/// `begin`: the piece that begins each text; empty: none.
+std::optional<std::string> sentencepiece_to_json(std::string_view serialized, std::string_view begin = {});
 
 }  // namespace trainer::data

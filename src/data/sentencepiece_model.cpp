@@ -41,6 +41,7 @@ class SentencePieceModel final : public TokenizerModel {
     const auto status = processor_.LoadFromSerializedProto(loaded);
     if (!status.ok()) refuse(status.ToString());
     facts_.eos = processor_.eos_id();
+    facts_.bos = processor_.bos_id();
     if (facts_.eos < 0) refuse("it has no end-of-text token (</s>), which every document must end with");
     const bool spaces_in_front_only = read_pieces();
     facts_.splits_words =

@@ -108,6 +108,29 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
+void require_bos(const TokenStream& stream, int32_t bos) {
+  if (stream.info().bos == bos) return;
+  throw Error(
+      Code::data,
+      fmt::format("{}: offset 40: its documents begin with {}, but the run's begin with {}; change data.bos, or "
+                  "tokenize the text again with --bos {}",
+                  stream.name(), bos_text(stream.info().bos), bos_text(bos), bos < 0 ? "off" : "on"));
+}
+
+/// Decides which token begins documents. With "auto" it is the one of the token files, if there are some of this
+/// tokenizer.
+void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, const OpenOptions& options,
+                Tokenizer& tokenizer) {
+  if (options.bos && (options.bos_of.empty() || options.bos_of == tokenizer.hash()))
+    return tokenizer.use_bos(*options.bos);
+  tokenizer.use_bos(data.bos, data.tokenizer == "train" ? "the trained tokenizer" : data.tokenizer);
+  for (const FilePart& part : parts) {
+    if (data.bos != config::Bos::automatic || !all_token_files(part.files, part.data.format)) continue;
+    const TokenFileInfo info = TokenStream({part.files.front()}).info();
+    if (info.tokenizer_hash == tokenizer.hash()) return tokenizer.use_bos(info.bos);
+  }
+}
+
 /// Rejects tokens of a different tokenizer, and tokens outside the vocabulary. Streams of at most `most` tokens are
 /// checked immediately, longer ones later in copy().
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads,
@@ -118,6 +141,7 @@ void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t
                                         "is {}; set data.tokenizer to theirs, or tokenize the text again",
                                         stream.name(), info.tokenizer_hash, tokenizer->hash()));
   }
+  if (tokenizer != nullptr && !info.tokenizer_hash.empty()) require_bos(stream, tokenizer->bos());
   stream.limit_vocabulary(vocab);
   if (stream.tokens() <= most) stream.check_vocabulary(vocab, threads);
 }
@@ -128,6 +152,11 @@ void require_one_tokenizer(const std::vector<FilePart>& parts,
   const TokenFileInfo& first = streams.front()->info();
   for (size_t i = 1; i < streams.size(); ++i) {
     const TokenFileInfo& info = streams[i]->info();
+    if (info.bos != first.bos)
+      throw Error(Code::data, fmt::format("data.source \"{}\": {}: its documents begin with {}, those of data.source "
+                                          "\"{}\" ({}) with {}; make both with the same data.bos",
+                                          parts[i].name, streams[i]->name(), bos_text(info.bos), parts[0].name,
+                                          streams[0]->name(), bos_text(first.bos)));
     if (info.vocab_size == first.vocab_size && info.tokenizer_hash == first.tokenizer_hash) continue;
     throw Error(Code::data,
                 fmt::format("data.source \"{}\": {}: its vocabulary ({}) or tokenizer ({}) differs from that of "
@@ -251,6 +280,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     result.tokenizer = Tokenizer::load(data.tokenizer);
     vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
   }
+  if (result.tokenizer) choose_bos(data, parts, options, *result.tokenizer);
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
   std::vector<std::shared_ptr<TokenStream>> streams;
   for (const FilePart& part : parts) {
@@ -265,6 +295,13 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     naming("data.source", parts[i].name,
            [&] { require_vocabulary(*streams[i], tokenizer, result.vocab, options.threads, most); });
   require_one_tokenizer(parts, streams);
+  result.bos = tokenizer != nullptr ? tokenizer->bos() : streams.front()->info().bos;
+  if (tokenizer == nullptr && data.bos != config::Bos::automatic && (data.bos == config::Bos::on) != (result.bos >= 0))
+    throw Error(
+        Code::config,
+        fmt::format("data.bos: \"{}\", but the documents of {} begin with {}; use \"auto\", or tokenize the text "
+                    "again",
+                    data.bos == config::Bos::on ? "on" : "off", streams.front()->name(), bos_text(result.bos)));
 
   const int64_t seq_len = config.model.seq_len;
   const auto seed = static_cast<uint64_t>(config.run.seed);
@@ -274,6 +311,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
           open(present_or_known(part.data.train, cache / part.tokens, part.data.format), part.data, part.tokens);
       if (!val) return false;
       require_vocabulary(*val, tokenizer, result.vocab, options.threads);
+      if (tokenizer == nullptr) require_bos(*val, result.bos);
       result.val.push_back({part.name, TokenDataset(val, seq_len, seed)});
       return true;
     });

@@ -21,6 +21,8 @@ struct OpenOptions {
   int threads = 1;
   std::filesystem::path cache;  // tokens of text files; empty: RUN_DIR/tokens
   std::string tokenizer;        // a serialized model, used instead of training or loading data.tokenizer
+  std::optional<int32_t> bos;   // the token that begins documents (−1: none), instead of deciding by data.bos ...
+  std::string bos_of;           // ... if the tokenizer has this hash; empty: in any case
   /// New tokens are written to a folder in the cache (Datasets::staged), and existing ones are not changed, until
   /// adopt_staged() or drop_staged() is called.
   bool stage = false;
@@ -31,6 +33,7 @@ struct OpenOptions {
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
+  int32_t bos = -1;                                  // token that begins each document; −1: none
   std::optional<TrainingData> train;                 // empty: stopped
   std::map<std::string, std::string> source_hashes;  // of each named source
   std::vector<NamedDataset> val;                     // in the order of the file

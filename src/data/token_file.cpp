@@ -88,6 +88,10 @@ TokenStream::TokenStream(const std::vector<std::string>& files) {
                                           path, found.vocab_size, found.tokenizer_hash, files.front(), info_.vocab_size,
                                           info_.tokenizer_hash));
     }
+    if (found.bos != info_.bos)
+      throw Error(Code::data, fmt::format("{}: offset 40: its documents begin with {}, those of {} with {}; make both "
+                                          "with the same data.bos",
+                                          path, bos_text(found.bos), files.front(), bos_text(info_.bos)));
     segments_.push_back(std::move(segment));
   }
   info_.tokens = tokens_;

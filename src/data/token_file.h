@@ -8,8 +8,9 @@
 //   nanoGPT    .bin without header: uint16.
 // The llm.c format is written. Header words that other programs leave 0 contain more: [3] the high half of the token
 // count (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's
-// hash. The document index X.docs is next to X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1
-// token positions (uint64), from 0 to the token count. All little-endian.
+// hash, [10] the token that begins each document + 1 (0: none). The document index X.docs is next to X.bin. It has
+// "trndocs1", the number n of documents (uint64), then n + 1 token positions (uint64), from 0 to the token count. All
+// little-endian.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -31,6 +32,7 @@ struct TokenFileInfo {
   int64_t vocab_size = 0;      // 0: not known
   int32_t eos = -1;            // −1: not known
   std::string tokenizer_hash;  // empty: not known
+  int32_t bos = -1;            // begins each document; −1: none, or not known
 };
 
 /// Returns the bytes per token on disk for a vocabulary: 2 or 4.
@@ -40,12 +42,14 @@ std::string token_header(const TokenFileInfo& info);
 /// Returns the start of a document index for `documents` documents; the positions follow.
 std::string document_index_header(int64_t documents);
 std::filesystem::path document_index_path(const std::filesystem::path& token_file);
+/// Returns what documents begin with, for messages: "token 1", "no BOS token".
+std::string bos_text(int32_t bos);
 
 /// A read-only view of consecutive tokens of one or more token files as one stream; 16 or 32 bits per token on disk.
 class TokenStream {
  public:
   /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not fit its index.
-  /// The same holds when files of different vocabularies or tokenizers are joined.
+  /// The same holds when files of different vocabularies, tokenizers or BOS tokens are joined.
   explicit TokenStream(const std::vector<std::string>& files);
   ~TokenStream();
   TokenStream(const TokenStream&) = delete;

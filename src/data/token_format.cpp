@@ -146,6 +146,7 @@ void read_header(TokenFileLayout& layout) {
   const bool gpt2 = !wide && word(4) == 0;
   info.vocab_size = gpt2 ? kGpt2Vocabulary : word(4);
   info.eos = gpt2 ? kGpt2EndOfText : static_cast<int32_t>(word(5) - 1);
+  info.bos = static_cast<int32_t>(word(10) - 1);
   if ((word(6) | word(7) | word(8) | word(9)) != 0) {
     info.tokenizer_hash = fmt::format("{:08x}{:08x}{:08x}{:08x}", word(6), word(7), word(8), word(9));
   }
@@ -165,10 +166,13 @@ std::string token_header(const TokenFileInfo& info) {
   words[4] = static_cast<uint32_t>(info.vocab_size);
   words[5] = static_cast<uint32_t>(info.eos + 1);
   std::ranges::copy(hash_words(info.tokenizer_hash), words.begin() + 6);
+  words[10] = static_cast<uint32_t>(info.bos + 1);
   std::string bytes(kTokenHeaderBytes, '\0');
   std::memcpy(bytes.data(), words.data(), bytes.size());
   return bytes;
 }
+
+std::string bos_text(int32_t bos) { return bos < 0 ? "no BOS token" : fmt::format("token {}", bos); }
 
 std::string document_index_header(int64_t documents) {
   std::string bytes(kDocumentsMagic);

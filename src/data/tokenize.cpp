@@ -178,7 +178,8 @@ struct Wanted {
   std::string key;
 };
 std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOptions& text) {
-  return input_key(inputs, text, std::string(kFormat) + tokenizer.hash());
+  const std::string bos = tokenizer.bos() < 0 ? "" : fmt::format(" bos {}", tokenizer.bos());
+  return input_key(inputs, text, kFormat + tokenizer.hash() + bos);
 }
 Wanted wanted_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
                  const TextOptions& text) {
@@ -273,7 +274,8 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
     }
   }
   if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: contains no text", files.front()));
-  const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash()};
+  const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash(),
+                           tokenizer.bos()};
   work.finish(info, output);
   const json written = {{"key", key},
                         {"inputs", inputs},

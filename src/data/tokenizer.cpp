@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,7 @@
 namespace trainer::data {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 namespace {
 
@@ -70,13 +72,36 @@ std::string tokenizer_file_name(std::string_view serialized) { return kTokenizer
 Tokenizer Tokenizer::load(const std::string& path) {
   std::error_code none;
   const fs::path file = fs::is_directory(path, none) ? file_in(path) : fs::path(path);
-  return from_bytes(serialized_form(file, read_file(file)), file.string());
+  Tokenizer tokenizer = from_bytes(serialized_form(file, read_file(file)), file.string());
+  tokenizer.read_settings(file.parent_path() / "tokenizer_config.json");
+  return tokenizer;
+}
+
+/// Reads Hugging Face's settings, if the file exists: which token is BOS, and whether texts begin with it.
+void Tokenizer::read_settings(const fs::path& file) {
+  if (std::error_code none; !fs::exists(file, none)) return;
+  const json settings = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  if (!settings.is_object()) throw Error(Code::data, fmt::format("{}: not a JSON object", file.string()));
+  const auto flag = [&](const char* key) {
+    const auto found = settings.find(key);
+    return found == settings.end() ? std::nullopt : std::optional(*found == true);
+  };
+  if (auto bos = settings.find("bos_token"); bos != settings.end()) {
+    const json name = bos->is_object() ? bos->value("content", json()) : *bos;
+    known_bos_ = -1;
+    for (int32_t id = 0; name.is_string() && known_bos_ < 0 && id < vocab_size(); ++id)
+      if (name_of(id) == name.get_ref<const std::string&>()) known_bos_ = id;
+  }
+  const auto adds_bos = flag("add_bos_token");
+  if (adds_bos || flag("add_eos_token")) adds_bos_ = adds_bos.value_or(false);
 }
 
 Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origin) {
   Tokenizer tokenizer;
   tokenizer.model_ = is_json(serialized) ? make_byte_bpe(serialized, origin) : make_sentencepiece(serialized, origin);
   tokenizer.hash_ = to_string(checksum_of(serialized));
+  tokenizer.known_bos_ = tokenizer.model_->facts().bos;
+  tokenizer.adds_bos_ = tokenizer.model_->facts().adds_bos;
   tokenizer.serialized_ = std::move(serialized);
   return tokenizer;
 }
@@ -96,6 +121,20 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 
 int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(model_->facts().pieces.size()); }
 int32_t Tokenizer::eos() const { return model_->facts().eos; }
+
+void Tokenizer::use_bos(int32_t bos) {
+  if (bos >= 0) piece(bos);
+  bos_ = std::max(bos, -1);
+}
+
+void Tokenizer::use_bos(config::Bos choice, const std::string& origin) {
+  if (choice == config::Bos::on && known_bos_ < 0)
+    throw Error(Code::config,
+                fmt::format("data.bos: \"on\", but {} has no BOS token; use \"auto\" or \"off\"", origin));
+  const bool used = choice == config::Bos::on || (choice == config::Bos::automatic && adds_bos_);
+  bos_ = used ? known_bos_ : -1;
+}
+
 const std::string& Tokenizer::bytes() const { return serialized_; }
 std::string Tokenizer::hash() const { return hash_; }
 const std::string& Tokenizer::file_name() const { return model_->facts().file_name; }

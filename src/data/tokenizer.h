@@ -12,6 +12,7 @@
 // split text into words, which may contain several newlines, so that documents are split between words. Special tokens
 // such as <|endoftext|> are never produced from text. Decoding restores any byte string unchanged.
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,6 +39,7 @@ class Tokenizer {
   /// is one, or a file of ranks (tiktoken), recognized by their contents. In a folder it is the first of
   /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
   /// is missing, damaged or of a different kind.
+  /// A tokenizer_config.json next to it decides about the BOS token.
   static Tokenizer load(const std::string& path);
   /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
@@ -55,6 +57,13 @@ class Tokenizer {
   std::string decode(const std::vector<int32_t>& ids) const { return decode(std::span(ids)); }
   int64_t vocab_size() const;  // the actual number of pieces
   int32_t eos() const;
+  /// Returns the token that begins each document and prompt; −1: none, as long as use_bos() is not called.
+  int32_t bos() const { return bos_; }
+  /// Throws Code::data when the token is not in the vocabulary.
+  void use_bos(int32_t bos);
+  /// Applies data.bos: "auto" follows the tokenizer's files, of which a model trained here is silent. Throws
+  /// Code::config, naming `origin`, when the token is required, but there is none.
+  void use_bos(config::Bos choice, const std::string& origin);
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
   /// Returns the file name for bytes(): "tokenizer.model" or "tokenizer.json".
@@ -72,8 +81,11 @@ class Tokenizer {
  private:
   friend class Encoder;
   Tokenizer() = default;
+  void read_settings(const std::filesystem::path& file);
   std::shared_ptr<const TokenizerModel> model_;
   std::string serialized_, hash_;
+  int32_t known_bos_ = -1, bos_ = -1;  // the one that the files name, and the one in use
+  bool adds_bos_ = false;
 };
 
 /// Returns the name under which a checkpoint or a run folder stores a serialized tokenizer: one of kTokenizerFiles.

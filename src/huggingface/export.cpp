@@ -157,13 +157,11 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
                                         "--allow-nonfinite",
                                         reader.folder().string()));
   const int64_t vocab = reader.vocab_size();
-  std::optional<data::Tokenizer> tokenizer;
-  if (!header.tokenizer.empty())
-    tokenizer.emplace(data::Tokenizer::from_bytes(
-        header.tokenizer, (reader.folder() / data::tokenizer_file_name(header.tokenizer)).string()));
+  const std::optional<data::Tokenizer> tokenizer = checkpoint::tokenizer_of(header, reader.folder());
   const std::optional<int32_t> eos = tokenizer ? std::optional(tokenizer->eos()) : std::nullopt;
-  std::vector<NamedFile> files{{"config.json", to_config_json(config.model, vocab, eos, options.type)},
-                               {"generation_config.json", to_generation_config_json(eos)}};
+  const std::optional<int32_t> bos = header.bos < 0 ? eos : header.bos;
+  std::vector<NamedFile> files{{"config.json", to_config_json(config.model, vocab, eos, options.type, bos)},
+                               {"generation_config.json", to_generation_config_json(eos, bos)}};
   if (tokenizer) std::ranges::move(tokenizer_files(*tokenizer, config.model.seq_len), std::back_inserter(files));
   const std::vector<MappedTensor> tensors = tensor_map(config.model, vocab);
   TensorSource source(calls, reader);

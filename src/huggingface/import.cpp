@@ -119,6 +119,7 @@ checkpoint::Snapshot header_of(const ModelConfig& model, const std::optional<dat
   if (tokenizer) {
     header.tokenizer = tokenizer->bytes();
     header.tokenizer_hash = tokenizer->hash();
+    header.bos = tokenizer->bos();
   }
   return header;
 }
@@ -143,7 +144,8 @@ void write_tensors(checkpoint::ShardWriter& shard, const std::vector<MappedTenso
 Imported import_model(const fs::path& input, const fs::path& output, SystemCalls& calls) {
   const fs::path config_file = input / "config.json";
   const ModelConfig model = parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string());
-  const std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
+  std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
+  if (tokenizer) tokenizer->use_bos(config::Bos::automatic, input.string());
   if (tokenizer && tokenizer->vocab_size() != model.vocab)
     throw Error(Code::checkpoint, format("{}: vocab_size: {}, but the tokenizer next to it has {} tokens; remove the "
                                          "tokenizer's files to import the model for training on .bin files",

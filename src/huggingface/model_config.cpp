@@ -59,9 +59,9 @@ void add_llama(const config::Model& m, ordered_json& out) {
   out["attention_dropout"] = 0.0;
 }
 
-ordered_json token_ids(std::optional<int32_t> eos) {
-  const ordered_json id = eos ? ordered_json(*eos) : ordered_json();
-  return {{"bos_token_id", id}, {"eos_token_id", id}};
+ordered_json token_ids(std::optional<int32_t> eos, std::optional<int32_t> bos) {
+  const auto id = [](std::optional<int32_t> token) { return token ? ordered_json(*token) : ordered_json(); };
+  return {{"bos_token_id", id(bos)}, {"eos_token_id", id(eos)}};
 }
 
 /// The fields of config.json. Null fields count as missing.
@@ -207,7 +207,8 @@ void read_llama(const Fields& fields, Keys& keys) {
 
 }  // namespace
 
-std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type) {
+std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type,
+                           std::optional<int32_t> bos) {
   const bool gpt2 = model.arch == config::Arch::gpt2;
   ordered_json out;
   out["architectures"] = {gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"};
@@ -216,13 +217,15 @@ std::string to_config_json(const config::Model& model, int64_t vocab, std::optio
   gpt2 ? add_gpt2(model, out) : add_llama(model, out);
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings.value();
-  out.update(token_ids(eos));
+  out.update(token_ids(eos, bos));
   out["use_cache"] = true;
   out["torch_dtype"] = torch_name(type);
   return out.dump(2) + "\n";
 }
 
-std::string to_generation_config_json(std::optional<int32_t> eos) { return token_ids(eos).dump(2) + "\n"; }
+std::string to_generation_config_json(std::optional<int32_t> eos, std::optional<int32_t> bos) {
+  return token_ids(eos, bos).dump(2) + "\n";
+}
 
 ModelConfig parse_config_json(std::string_view text, const std::string& origin) {
   const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);

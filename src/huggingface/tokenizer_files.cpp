@@ -16,12 +16,14 @@ constexpr const char* kJsonFile = "tokenizer.json";
 }
 
 std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t seq_len) {
+  const bool adds_bos = tokenizer.bos() >= 0;
+  const std::string begin = adds_bos ? tokenizer.name_of(tokenizer.bos()) : "";
   std::vector<NamedFile> files{{tokenizer.file_name(), tokenizer.bytes()}};
   if (tokenizer.file_name() == kJsonFile) {
     auto [vocab, merges] = data::vocab_and_merges(data::parse_bpe(tokenizer.bytes(), kJsonFile));
     files.push_back({"vocab.json", std::move(vocab)});
     files.push_back({"merges.txt", std::move(merges)});
-  } else if (std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes())) {
+  } else if (std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes(), begin)) {
     files.push_back({kJsonFile, std::move(*json)});
   } else {
     log::warning(
@@ -30,11 +32,12 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t
     return files;
   }
   const std::string end = tokenizer.name_of(tokenizer.eos());
-  const ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                            {"bos_token", end},
-                            {"eos_token", end},
-                            {"model_max_length", seq_len},
-                            {"clean_up_tokenization_spaces", false}};
+  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                      {"bos_token", adds_bos ? begin : end},
+                      {"eos_token", end},
+                      {"model_max_length", seq_len},
+                      {"clean_up_tokenization_spaces", false}};
+  if (adds_bos) config["add_bos_token"] = true;
   files.push_back({"tokenizer_config.json", config.dump(2) + "\n"});
   return files;
 }

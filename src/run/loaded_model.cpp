@@ -72,9 +72,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const config::Data& data = loaded.config.data;
   loaded.val_hash =
       header.val_hash.empty() && data.val.empty() && data.validation.empty() ? header.data_hash : header.val_hash;
-  if (!header.tokenizer.empty())
-    loaded.tokenizer.emplace(
-        data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));
+  loaded.tokenizer = checkpoint::tokenizer_of(header, folder);
   loaded.machine = setup::choose_machine(loaded.config, world);
   take_tuning(world, loaded);
   const int64_t vocab = reader->vocab_size();

@@ -32,7 +32,17 @@ data::OpenOptions open_options(const setup::Machine& machine, const Deadline& de
 data::Datasets open_first(const config::Config& config, const setup::Machine& machine, const Deadline& deadline) {
   data::OpenOptions options = open_options(machine, deadline);
   const std::optional<StoredHeader> stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
-  if (!stored) return data::open_data(config, options);
+  const auto as_in = [&](const checkpoint::Snapshot& header) {
+    if (config.data.bos != config::Bos::automatic) return;
+    options.bos = header.bos;
+    options.bos_of = header.tokenizer_hash;
+  };
+  if (!stored) {
+    if (!config.model.init_from.empty())
+      if (const checkpoint::Reader reader(config.model.init_from); reader.header().bos >= 0) as_in(reader.header());
+    return data::open_data(config, options);
+  }
+  as_in(stored->header);
   const bool allow = config.checkpoint.allow_other_data;
   checkpoint::require_compatible(stored->header, model_header(config, data::planned_vocab(config)), stored->folder,
                                  allow);
@@ -87,18 +97,23 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                              const Deadline& deadline) {
   data::Datasets datasets;
   std::string tokenizer;
+  double bos[] = {0};
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     datasets = open_first(config, machine, deadline);
     warn_of_overlap(config, datasets);
     if (datasets.tokenizer) tokenizer = datasets.tokenizer->bytes();
+    bos[0] = datasets.bos;
   });
   double ready[] = {datasets.train ? 1.0 : 0.0};
   world.control().sum(ready);
   if (ready[0] == 0) return {};
   world.control().broadcast(tokenizer);
+  world.control().sum(bos);
   world.control().run_on_all_ranks([&] {
-    if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads, .tokenizer = tokenizer});
+    if (world.first()) return;
+    datasets = data::open_data(
+        config, {.threads = machine.threads, .tokenizer = tokenizer, .bos = static_cast<int32_t>(bos[0])});
   });
   int64_t val_tokens = 0;
   for (const data::NamedDataset& set : datasets.val) val_tokens += set.dataset.tokens();

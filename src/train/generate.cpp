@@ -105,9 +105,10 @@ int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prom
   if (prompt.ends_with(' ')) first = tokens_with_a_space_in_front(tokenizer);
   if (std::ranges::find(first, true) == first.end()) first.clear();
   if (!first.empty()) prompt.remove_suffix(1);
-  const std::vector<int32_t> ids = tokenizer.encode(prompt);
+  std::vector<int32_t> ids = tokenizer.encode(prompt);
   data::StreamDecoder decoder(tokenizer);
   for (const int32_t id : ids) decoder.push(id);
+  if (tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
   int64_t written = 0;
   run(
       ids, tokens, sampling, tokenizer.eos(),

@@ -27,8 +27,8 @@ class Generator {
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 
   /// Passes the text that follows `prompt` to `emit`, token by token (returning false stops); returns the number of
-  /// tokens. Tokens include the space before a word, so a trailing space is removed from the prompt, and the first
-  /// token must begin with a space.
+  /// tokens. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the space
+  /// before a word, so a trailing space is removed from the prompt, and the first token must begin with a space.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
   /// Returns the same text as one string. `stop` is called after each token; returning true ends the text.

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import struct
 import subprocess
 import sys
 import unicodedata
@@ -111,6 +112,71 @@ class Tokenizers(rig.Runs):
                               stdout=True) for checkpoint in ("run", "back", "older")]
         self.assertEqual(texts, texts[:1] * 3)
         self.train('data.train=["gpt2/tokens.bin"]', "data.tokenizer=gpt2", "train.steps=4")  # resumes: the same tokens
+
+    def manifest(self, folder):
+        return json.loads((self.folder / folder / "manifest.json").read_text())
+
+    def bos_word(self, path):
+        """Header word [10] of a token file, and its first token."""
+        content = (self.folder / path).read_bytes()
+        return struct.unpack_from("<I", content, 40)[0], struct.unpack_from("<H", content, 1024)[0]
+
+    def test_documents_and_prompts_begin_with_bos(self):
+        text = ['data.train=["text.txt"]', "data.document=line"]
+        with_bos = {"bos": 1, "add_bos": True}  # <s> of a SentencePiece model
+        self.train(*text, "train.steps=3")
+        self.assertNotIn("special_tokens", self.manifest(self.step_folder(3)))
+        self.assertEqual(self.bos_word("run/tokens/train.bin")[0], 0)
+        self.train(*text, "data.bos=on", "run.dir=on")
+        self.assertEqual(self.manifest(self.step_folder(8, "on"))["special_tokens"], with_bos)
+        self.assertEqual(self.bos_word("on/tokens/train.bin"), (2, 1))
+        self.assertRegex(self.trainer("checkpoint", "inspect", "--checkpoint", "on", stdout=True), r"\n  bos +1\n")
+        # A resumed run goes on as it began, on other ranks too; a different choice is different data.
+        self.train(*text, "data.bos=on", "run.dir=parts", max_steps=4)
+        self.train(*text, "run.dir=parts", max_steps=6)
+        self.train_on(2, *text, "run.dir=parts", "parallel.tensor=2")
+        self.assertEqual(self.manifest(self.step_folder(8, "parts"))["special_tokens"], with_bos)
+        for mine, others in zip(self.losses("parts")[0], self.losses("on")[0]):
+            self.assertAlmostEqual(mine[2], others[2], delta=1e-5)
+        self.train(*text, "data.bos=off", "run.dir=on", "train.steps=9", status=5)
+        # The same loss on text and on its tokens, if they begin with BOS as well.
+        tokenize = ["tokenize", "--input", "text.txt", "--document", "line", "--tokenizer", "tokens/tokenizer.model"]
+        for choice, bos in (("on", 1), ("auto", None)):
+            made = json.loads(self.trainer(*tokenize, "--output", choice + "-tokens", "--bos", choice, "--json", stdout=True))
+            self.assertEqual(made["bos"], bos)
+        evaluate = ["eval", "--checkpoint", "on", "--json", "--data"]
+        losses = [json.loads(self.trainer(*evaluate, name, "--set", "data.document=line", stdout=True))["loss"]
+                  for name in ("text.txt", "on-tokens/tokens.bin")]
+        self.assertEqual(*losses)
+        self.assertIn("offset 40", self.trainer(*evaluate, "auto-tokens/tokens.bin", status=4))
+        self.train('data.train=["on-tokens/tokens.bin"]', "run.dir=files", "train.steps=8")
+        self.assertEqual(self.losses("files"), self.losses("on"))
+        self.assertEqual(self.manifest(self.step_folder(8, "files"))["special_tokens"], with_bos)
+        # Export and import keep it, and a run that starts from these weights follows.
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "on", "--output", "hf")
+        settings = json.loads((self.folder / "hf/tokenizer_config.json").read_text())
+        self.assertEqual((settings["bos_token"], settings["eos_token"], settings["add_bos_token"]), ("<s>", "</s>", True))
+        for name in ("config.json", "generation_config.json"):
+            ids = json.loads((self.folder / "hf" / name).read_text())
+            self.assertEqual((ids["bos_token_id"], ids["eos_token_id"]), (1, 2))
+        template = json.loads((self.folder / "hf/tokenizer.json").read_text())["post_processor"]
+        self.assertEqual(template["single"][0], {"SpecialToken": {"id": "<s>", "type_id": 0}})
+        self.assertEqual(template["special_tokens"], {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}})
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
+        self.assertEqual(self.manifest("back")["special_tokens"], with_bos)
+        self.train(*text, "data.tokenizer=back/tokenizer.model", "model.init_from=back", "run.dir=next", "train.steps=3")
+        self.assertEqual(self.bos_word("next/tokens/train.bin"), (2, 1))
+        generate = ["generate", "--prompt", "The cat", "--tokens", "9", "--temperature", "0", "--checkpoint"]
+        texts = [self.trainer(*generate, checkpoint, stdout=True) for checkpoint in ("on", "back")]
+        self.assertEqual(*texts)
+
+    def test_bos_that_is_missing_is_a_mistake(self):
+        told = self.train('data.train=["text.txt"]', f"data.tokenizer={GPT2}", "data.bos=on", status=2)
+        for part in ("data.bos", '"on"', str(GPT2), "no BOS token", '"off"'):
+            self.assertIn(part, told)
+        told = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", GPT2, "--bos", "on", status=2)
+        self.assertIn("no BOS token", told)
+        self.assertFalse((self.folder / "o").exists())
 
     def test_broken_tokenizers_are_rejected(self):
         for name, content, part in (("tokenizer.json", b'{"model": 3}', "tokenizer.json: model: missing"),

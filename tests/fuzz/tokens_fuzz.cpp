@@ -18,6 +18,11 @@ void read_everything(const std::string& path) {
   std::vector<int32_t> tokens(static_cast<size_t>(stream.tokens()));
   stream.copy(0, tokens);
   stream.fingerprint();
+  std::vector<int64_t> starts;
+  stream.append_starts(0, tokens, 0, starts);
+  TRAINER_CHECK(!starts.empty() && starts.front() == 0 && starts.back() < stream.tokens() &&
+                    std::ranges::is_sorted(starts, std::less_equal<>()),
+                "{} starts of {} tokens", starts.size(), stream.tokens());
   for (int64_t position = 0; position <= stream.tokens(); position += std::max<int64_t>(stream.tokens() / 16, 1)) {
     for (const int64_t distance : {int64_t{0}, int64_t{3}, stream.tokens()}) {
       const auto end = stream.document_end_near(position, distance);

@@ -88,6 +88,18 @@ TEST(Manifest, KeepsTheMixture) {
   EXPECT_EQ(to_json(kept), document["mixture"]);
 }
 
+TEST(Manifest, KeepsTheTokenThatBeginsTexts) {
+  TempFolder folder;
+  const std::string text = content_of(save_step(folder, 1) / kManifestFile);
+  Manifest manifest = parse_manifest(text, "m");
+  EXPECT_EQ(manifest.header.bos, -1);
+  EXPECT_EQ(text.find("special_tokens"), text.npos) << "as in earlier versions";
+  manifest.header.bos = 7;
+  const std::string with = to_json(manifest);
+  EXPECT_EQ(json::parse(with)["special_tokens"], (json{{"bos", 7}, {"add_bos", true}}));
+  EXPECT_EQ(parse_manifest(with, "m").header.bos, 7);
+}
+
 TEST(Manifest, NamesThePlaceOfEachMistake) {
   TempFolder folder;
   const json sound = json::parse(content_of(save_step(folder, 1) / kManifestFile));
@@ -134,6 +146,7 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
       {"/tensors/0/pieces/0/runs", json{{0, 40}, {39, 39}}, "not in ascending order"},
       {"/tensors/0/pieces/0/xxh3", json::array(), "0 checksums, expected 1"},
       {"/mixture", json::object(), "\"parts\" is missing"},
+      {"/special_tokens", {{"bos", -1}, {"add_bos", true}}, "special_tokens: bos: -1 is outside"},
       {"/mixture", mixture(7, {{"a", 100'000}}, 0), "parts: 7 is outside"},
       {"/mixture", mixture(100'000, {{"a", 99'999}}, 0), "phases[0]: 99999 slots, expected 100000"},
       {"/mixture", mixture(100'000, json::object(), 0), "phases[0]: 0 slots"},

@@ -217,6 +217,71 @@ TEST(ByteBpe, FindsTokensThatAreNotWords) {
   EXPECT_EQ(tokenizer.decode({id + 1, id}), "      ");
 }
 
+TEST(ByteBpe, FindsTheTokenThatBeginsTexts) {
+  std::mt19937_64 random(2);
+  const json plain = small_json(random, 4);
+  const auto usual = plain["added_tokens"][0]["id"].get<int32_t>() + 1, odd = usual + 1;
+  const auto begins_with = [](const char* name) {
+    return json{{"type", "TemplateProcessing"},
+                {"single", {{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}}};
+  };
+  const json byte_level{{"type", "ByteLevel"}, {"trim_offsets", true}};
+  const json ends{{"type", "TemplateProcessing"},
+                  {"single", {{{"Sequence", {{"id", "A"}}}}, {{"SpecialToken", {{"id", "<|odd|>"}}}}}}};
+  const json sequence{{"type", "Sequence"}, {"processors", {byte_level, begins_with("<|odd|>")}}};
+  struct Case {
+    json post_processor, settings;  // of tokenizer.json, and tokenizer_config.json (null: no such file)
+    int32_t automatic, on;
+  };
+  const Case cases[] = {
+      {nullptr, nullptr, -1, usual},
+      {byte_level, nullptr, -1, usual},
+      {ends, nullptr, -1, usual},
+      {{{"type", "Sequence"}, {"processors", 3}}, nullptr, -1, usual},
+      {begins_with("<s>"), nullptr, usual, usual},
+      {begins_with("<|odd|>"), nullptr, odd, odd},
+      {begins_with("<|none|>"), nullptr, -1, usual},
+      {sequence, nullptr, odd, odd},
+      {sequence, {{"add_bos_token", false}}, -1, odd},
+      {sequence, {{"add_eos_token", true}}, -1, odd},  // the missing one is false
+      {sequence, {{"model_max_length", 9}}, odd, odd},
+      {sequence, {{"bos_token", nullptr}}, -1, -1},
+      {nullptr, {{"bos_token", "<|odd|>"}, {"add_bos_token", true}}, odd, odd},
+      {nullptr, {{"bos_token", {{"content", "<|odd|>"}}}, {"add_bos_token", true}}, odd, odd},
+      {nullptr, {{"bos_token", "<|none|>"}, {"add_bos_token", true}}, -1, -1},
+  };
+  for (const auto& [post_processor, settings, automatic, on] : cases) {
+    TempFolder folder;
+    json file = plain;
+    file["added_tokens"].push_back({{"id", usual}, {"content", "<s>"}, {"special", true}});
+    file["added_tokens"].push_back({{"id", odd}, {"content", "<|odd|>"}, {"special", true}});
+    file["post_processor"] = post_processor;
+    const std::string path = write(folder / "tokenizer.json", file.dump());
+    if (!settings.is_null()) write(folder / "tokenizer_config.json", settings.dump());
+    for (const std::string& name : {path, folder.path().string()}) {
+      Tokenizer tokenizer = Tokenizer::load(name);
+      const std::string shown = post_processor.dump() + " " + settings.dump();
+      EXPECT_EQ(tokenizer.bos(), -1) << "until it is decided: " << shown;
+      tokenizer.use_bos(config::Bos::automatic, "x");
+      EXPECT_EQ(tokenizer.bos(), automatic) << shown;
+      if (on < 0) {
+        expect_error(Code::config, {"data.bos", "\"on\"", name, "\"off\""},
+                     [&] { tokenizer.use_bos(config::Bos::on, name); });
+        continue;
+      }
+      tokenizer.use_bos(config::Bos::on, "x");
+      EXPECT_EQ(tokenizer.bos(), on) << shown;
+      tokenizer.use_bos(config::Bos::off, "x");
+      EXPECT_EQ(tokenizer.bos(), -1) << shown;
+    }
+  }
+  TempFolder folder;
+  write(folder / "tokenizer.json", plain.dump());
+  write(folder / "tokenizer_config.json", "[1]");
+  expect_error(Code::data, {"tokenizer_config.json: not a JSON object"},
+               [&] { Tokenizer::load(folder.path().string()); });
+}
+
 TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
   std::mt19937_64 random(4);
   const json good = small_json(random, 6);

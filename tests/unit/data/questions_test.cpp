@@ -48,6 +48,23 @@ TEST(Questions, LinesAreTokenizedWithTheirContext) {
   EXPECT_EQ(read_questions({path, path}, &tokenizer, tokenizer.vocab_size(), 3).size(), 3u);
 }
 
+TEST(Questions, BeginWithTheBosTokenInUse) {
+  const TempFolder folder;
+  const std::string path = write(folder / "q.jsonl", kLines);
+  Tokenizer tokenizer = small_tokenizer();
+  const auto plain = read_questions({path}, &tokenizer, tokenizer.vocab_size(), 0);
+  tokenizer.use_bos(1);
+  const auto questions = read_questions({path}, &tokenizer, tokenizer.vocab_size(), 0);
+  for (size_t q = 0; q < 2; ++q)
+    for (size_t c = 0; c < plain[q].choices.size(); ++c) {
+      std::vector<int32_t> expected = plain[q].choices[c].tokens;
+      if (q == 1) expected.erase(expected.begin());  // it stands for an empty context
+      expected.insert(expected.begin(), 1);
+      EXPECT_EQ(questions[q].choices[c].tokens, expected);
+      EXPECT_EQ(questions[q].choices[c].scored, plain[q].choices[c].scored);
+    }
+}
+
 std::string numbers(const std::vector<int>& values) {
   std::string bytes;
   for (const int value : values) bytes += {static_cast<char>(value & 0xFF), static_cast<char>(value >> 8 & 0xFF)};

@@ -178,6 +178,71 @@ TEST_F(Source, OpensTheSourcesOfAMixture) {
               static_cast<double>(slots.at("math")) / static_cast<double>(math.windows()), 1);
 }
 
+TEST_F(Source, DecidesWhatDocumentsBeginWith) {
+  const std::string text = write(folder_ / "a.txt", novel().substr(0, 20'000)), none = (folder_ / "none.bin").string(),
+                    some = (folder_ / "some.bin").string(),
+                    model = write(folder_ / "my.model", small_tokenizer().bytes());
+  Tokenizer with = small_tokenizer();
+  tokenize_files({text}, with, none, {});
+  with.use_bos(1);
+  tokenize_files({text}, with, some, {});
+  config_.data.tokenizer = model;
+  const auto bos = [&](const std::string& files, config::Bos choice, const OpenOptions& options = {}) {
+    config_.data.train = {files};
+    config_.data.bos = choice;
+    const Datasets data = open_data(config_, options);
+    const TokenStream& stream = data.train->sources().front().dataset.stream();
+    std::vector<int32_t> first(1);
+    stream.copy(0, first);
+    EXPECT_EQ(first[0] == 1, data.bos == 1);
+    EXPECT_EQ(stream.info().bos, data.bos);
+    if (data.tokenizer) {
+      EXPECT_EQ(data.tokenizer->bos(), data.bos);
+    }
+    return data.bos;
+  };
+  using config::Bos;
+  EXPECT_EQ(bos(text, Bos::automatic), -1) << "a tokenizer trained here says nothing";
+  EXPECT_EQ(bos(text, Bos::on), 1);
+  EXPECT_EQ(bos(text, Bos::off), -1);
+  EXPECT_EQ(bos(text, Bos::automatic, {.bos = 1}), 1) << "a resumed run goes on as it began";
+  EXPECT_EQ(bos(text, Bos::automatic, {.bos = 1, .bos_of = with.hash()}), 1);
+  EXPECT_EQ(bos(text, Bos::automatic, {.bos = 1, .bos_of = "another's"}), -1);
+  write(folder_ / "tokenizer_config.json", R"({"bos_token": "<s>", "add_bos_token": true})");
+  EXPECT_EQ(bos(text, Bos::automatic), 1) << "the tokenizer's files say it";
+  EXPECT_EQ(bos(text, Bos::off), -1);
+  EXPECT_EQ(bos(none, Bos::automatic), -1) << "but token files count more";
+  EXPECT_EQ(bos(some, Bos::automatic), 1);
+  expect_error(Code::data, {"none.bin: offset 40", "no BOS token", "token 1", "data.bos", "--bos on"},
+               [&] { bos(none, Bos::on); });
+  expect_error(Code::data, {"some.bin: offset 40", "token 1", "no BOS token", "--bos off"},
+               [&] { bos(some, Bos::off); });
+  fs::remove(folder_ / "tokenizer_config.json");
+  EXPECT_EQ(bos(some, Bos::automatic), 1);
+
+  config_.data.val_fraction = 0;
+  config_.data.val = {none};
+  expect_error(Code::data, {"none.bin: offset 40"}, [&] { bos(some, Bos::automatic); });
+  config_.data.tokenizer = "";  // the files know what they begin with
+  expect_error(Code::data, {"none.bin: offset 40"}, [&] { bos(some, Bos::automatic); });
+  config_.data.val = {some};
+  EXPECT_EQ(bos(some, Bos::automatic), 1);
+  EXPECT_EQ(bos(some, Bos::on), 1);
+  expect_error(Code::config, {"data.bos", "\"off\"", "some.bin", "token 1"}, [&] { bos(some, Bos::off); });
+
+  config_.data.val.clear();
+  config_.data.train.clear();
+  config_.data.source = {{.name = "web", .files = {none}}, {.name = "math", .files = {some}}};
+  config_.data.bos = Bos::automatic;
+  expect_error(Code::data, {"data.source \"math\"", "some.bin", "token 1", "data.source \"web\"", "no BOS token"},
+               [&] { open(); });
+  config_.data.tokenizer = model;
+  config_.data.source[0].files = {text};  // text follows the token files
+  config_.data.train.clear();
+  EXPECT_EQ(open().bos, 1);
+  EXPECT_EQ(TokenStream({(folder_ / "run/tokens/web.bin").string()}).info().bos, 1);
+}
+
 TEST_F(Source, SkipsValidationOnRequest) {
   use_text(novel().substr(0, 40'000), 400);
   config_.data.val_fraction = 0;

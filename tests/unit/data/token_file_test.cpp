@@ -130,6 +130,26 @@ TEST(TokenFile, ReadsWhatItWrites) {
   }
 }
 
+TEST(TokenFile, RecordsTheTokenThatBeginsDocuments) {
+  TempFolder folder;
+  const std::string tokens = packed<uint16_t>(numbers(8, 300));
+  const auto file = [&](const std::string& name, int32_t bos) {
+    const std::string header = token_header({8, 300, 2, "", bos});
+    uint32_t word;
+    std::memcpy(&word, header.data() + 40, sizeof word);
+    EXPECT_EQ(word, static_cast<uint32_t>(bos + 1));
+    return write(folder / name, header + tokens);
+  };
+  EXPECT_EQ(token_header({8, 300, 2, "", -1}), token_header({8, 300, 2, ""}));
+  const std::string none = file("none.bin", -1), zero = file("zero.bin", 0), one = file("one.bin", 1);
+  EXPECT_EQ(TokenStream({none, none}).info().bos, -1);
+  EXPECT_EQ(TokenStream({zero}).info().bos, 0);
+  EXPECT_EQ(TokenStream({one, one}).info().bos, 1);
+  expect_error(Code::data, {"one.bin: offset 40", "token 1", "none.bin with no BOS token", "data.bos"}, [&] {
+    TokenStream({none, one});
+  });
+}
+
 TEST(TokenFile, HoldsMoreTokensThan32BitsCount) {
   const int64_t count = (int64_t{5} << 32) + 77;
   const std::string header = token_header({count, 1000, 2, ""});

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <nlohmann/json.hpp>
 
 #include "base/utf8.h"
 #include "data/token_file.h"
@@ -74,6 +75,63 @@ TEST(Tokenize, DoesNotDependOnThreadsOrPieces) {
     }
     fs::remove(folder / "one.json");
   }
+}
+
+TEST(Tokenize, BeginsEachDocumentWithTheBosTokenInUse) {
+  TempFolder folder;
+  const auto files = corpus(folder, 8, 50'000);
+  Tokenizer with = small_tokenizer();
+  with.use_bos(config::Bos::automatic, "x");
+  EXPECT_EQ(with.bos(), -1) << "a tokenizer trained here adds none";
+  with.use_bos(config::Bos::on, "x");
+  ASSERT_EQ(with.name_of(with.bos()), "<s>");
+  for (const Document what : {Document::file, Document::line, Document::block}) {
+    TokenizeOptions options{.text = {.document = what}};
+    tokenize_files(files, small_tokenizer(), folder / "without.bin", options);
+    std::vector<int32_t> expected = {with.bos()};
+    for (const int32_t id : tokens_of(folder / "without.bin")) {
+      expected.push_back(id);
+      if (id == with.eos()) expected.push_back(with.bos());
+    }
+    expected.pop_back();
+    for (const int threads : {1, 3}) {
+      options.threads = threads;
+      options.piece_bytes = 700 * threads;  // documents go across pieces
+      tokenize_files(files, with, folder / "with.bin", options);
+      ASSERT_EQ(tokens_of(folder / "with.bin"), expected) << threads << " threads";
+      const TokenStream stream({(folder / "with.bin").string()});
+      EXPECT_EQ(stream.info().bos, with.bos());
+      std::vector<int64_t> starts, found;
+      for (size_t i = 0; i < expected.size(); ++i)
+        if (expected[i] == with.bos()) starts.push_back(static_cast<int64_t>(i));
+      stream.append_starts(0, expected, 0, found);
+      EXPECT_EQ(found, starts);
+      fs::remove(folder / "with.json");
+    }
+    fs::remove(folder / "without.json");
+  }
+}
+
+// The key and the tokens are those of commit e80ed7d, which knew no BOS tokens.
+TEST(Tokenize, KeepsTokensOfEarlierVersionsWithoutABosToken) {
+  TempFolder folder;
+  Tokenizer gpt2 = Tokenizer::load(std::string(TRAINER_SOURCE_DIR) + "/data/gpt2");
+  const TextOptions text{.document = Document::line};
+  const std::vector<std::string> files = {write(folder / "a.txt", "She had never\nseen it.\n")};
+  const fs::path output = folder / "out.bin";
+  const auto key = [&] {
+    tokenize_files(files, gpt2, output, {.text = text});
+    return nlohmann::json::parse(read_file(folder / "out.json"))["key"].get<std::string>();
+  };
+  gpt2.use_bos(config::Bos::automatic, "x");
+  EXPECT_EQ(key(), "857c7474f3c519d226f4b9fcfae3ae32");
+  EXPECT_EQ(hash_file(output), "8e285dfbb359875d5eb7786de3de19ae");
+  EXPECT_TRUE(find_tokens(files, gpt2, output, text));
+  gpt2.use_bos(50256);
+  EXPECT_FALSE(find_tokens(files, gpt2, output, text));
+  EXPECT_NE(key(), "857c7474f3c519d226f4b9fcfae3ae32");
+  EXPECT_EQ(tokens_of(output), (std::vector<int32_t>{50256, 3347, 550, 1239, 50256, 50256, 15898, 340, 13, 50256}));
+  expect_error(Code::data, {"token 50257"}, [&] { gpt2.use_bos(50257); });
 }
 
 TEST(Tokenize, GoesOnAfterInterruptionsWithTheSameBytes) {

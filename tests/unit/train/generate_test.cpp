@@ -143,6 +143,30 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
   EXPECT_EQ(more, word + generator.complete(tokenizer, "She had " + word, 2, {.temperature = 0}));
 }
 
+TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
+  data::Tokenizer tokenizer = data::testing::small_tokenizer();
+  tokenizer.use_bos(config::Bos::on, "x");
+  device::CpuDevice device(1, device::detect_isa());
+  const auto world = comm::solo_world();
+  train::Trainer trainer(device, *world, tiny_config(), tokenizer.vocab_size(), DType::f32, false);
+  trainer.plan();
+  trainer.store().initialize(1);
+  train::Generator generator(trainer);
+  for (const std::string prompt : {"She had", ""}) {
+    std::vector<int32_t> ids = {1}, continued;  // <s>
+    for (const int32_t id : tokenizer.encode(prompt)) ids.push_back(id);
+    const Sampling sampling{.temperature = 1, .seed = 3};
+    generator.run(ids, 8, sampling, tokenizer.eos(), [&](int32_t id) {
+      continued.push_back(id);
+      return true;
+    });
+    EXPECT_EQ(generator.complete(tokenizer, prompt, 8, sampling), tokenizer.decode(continued));
+    tokenizer.use_bos(-1);
+    EXPECT_NE(generator.complete(tokenizer, prompt, 8, sampling), tokenizer.decode(continued));
+    tokenizer.use_bos(1);
+  }
+}
+
 TEST(Generator, RejectsTokensOutsideTheVocabulary) {
   Tiny run(tiny_config(), DType::f32, 1);
   train::Generator generator(run.trainer);
