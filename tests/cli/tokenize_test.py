@@ -112,8 +112,12 @@ class Tokenize(rig.Runs):
 
     @rig.counts_memory
     def test_memory_does_not_grow_with_the_text(self):
-        def peak(copies):
-            process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", self.long_text(copies), "--output", f"out{copies}",
+        def peak(copies, compress=False):
+            name = self.long_text(copies)
+            if compress:
+                subprocess.run(["gzip", "-f", name], cwd=self.folder, check=True)
+                name += ".gz"
+            process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", name, "--output", f"out{copies}{compress}",
                                         "--tokenizer", "tokens/tokenizer.model"], cwd=self.folder, stdout=subprocess.DEVNULL,
                                        stderr=subprocess.DEVNULL)
             _, status, usage = os.wait4(process.pid, 0)
@@ -122,6 +126,8 @@ class Tokenize(rig.Runs):
             return usage.ru_maxrss * 1024
         small, large = peak(800), peak(3200)  # 12 and 48 MB of text
         self.assertLess(large - small, 12 << 20, f"{small} bytes for 12 MB, {large} for 48 MB")
+        packed = peak(3200, compress=True)
+        self.assertLess(packed - small, 16 << 20, f"{small} bytes for 12 MB, {packed} for 48 MB in a .gz file")
 
     def test_documents_of_every_kind(self):
         lines = ["the cat sat", "on a mat", "and saw"]

@@ -234,6 +234,17 @@ TEST(Mistakes, AreReportedSeparatelyWithTheirPlaceAndARemedy) {
   }
 }
 
+TEST(Mistakes, AreTooManySourcesOrPhases) {
+  std::string sources, phases;
+  for (int i = 0; i < 1001; ++i) sources += format("[[data.source]]\nname = 's{}'\nfiles = ['a.txt']\n", i);
+  for (int i = 0; i < 65; ++i) phases += format("[[data.phase]]\nfrom_tokens = {}\nweights = {{ s0 = 1 }}\n", i + 1);
+  const auto load = [](const std::string& text) { load_text(text, "f.toml", {}, {.files = false}); };
+  tests::expect_error(Code::config, {"data.source: 1001 sources; 1000 are possible"}, [&] { load(sources); });
+  const std::string fewer = sources.substr(0, sources.rfind("[[data.source]]"));
+  tests::expect_error(Code::config, {"data.phase: 65 phases; 64 are possible"}, [&] { load(fewer + phases); });
+  load(fewer + phases.substr(0, phases.rfind("[[data.phase]]")));
+}
+
 TEST(Mistakes, OfSetMayHaveAnyBytes) {
   const auto set = [](const char* text) { load_text("", "f.toml", {text}, {.files = false}); };
   tests::expect_error(Code::config, {"expected an integer"}, [&] { set("train.steps=5\nx = 3"); });
