@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <iostream>
 #include <set>
 
+#include "data/mixture.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {
@@ -187,6 +190,48 @@ TEST(TokenDataset, MarksTheRowsAtWhichDocumentsStart) {
     expect_row(0, windows - 1);
     EXPECT_EQ(batch.starts, expected) << seq_len;
   }
+}
+
+// The times are printed for tests/bench/RESULTS.md. The bound is loose, since machines are shared.
+TEST(TokenDataset, FindsSamplesAndStartsInMicroseconds) {
+  TempFolder folder;
+  constexpr int64_t kTokens = 500'000'000, kSeqLen = 1024, kLookUps = 50'000;
+  std::vector<int64_t> ends = {0};
+  Random random(1);
+  while (ends.back() < kTokens) ends.push_back(std::min(kTokens, ends.back() + 1 + pick(random, 1000)));
+  const std::string index = document_index_header(static_cast<int64_t>(ends.size()) - 1) + packed<int64_t>(ends);
+  write(folder / "a.docs", index);
+  const auto sparse = [&](const char* name) {  // tokens of no document end, which take no space
+    const std::string file = write(folder / name, token_header({kTokens, 300, 2, ""}));
+    fs::resize_file(file, static_cast<uintmax_t>(kTokenHeaderBytes + 2 * kTokens));
+    return std::make_shared<TokenStream>(std::vector{file});
+  };
+  const auto indexed = sparse("a.bin"), plain = sparse("b.bin");
+  WeightsByName weights;
+  for (int i = 0; i < 100; ++i) weights["source-" + std::to_string(i)] = i + 1;
+  const Mixture mixture({}, 0, {{0, weights}});
+  const TokenDataset dataset(indexed, kSeqLen, 1);
+  std::vector<int64_t> starts;
+  std::vector<int32_t> ids(kSeqLen);
+  const auto timed = [&](const char* what, auto&& act) {
+    const auto start = std::chrono::steady_clock::now();
+    int64_t sum = 0;
+    for (int64_t n = 0; n < kLookUps; ++n) sum += act(n + 1'000'000'000'000);
+    const std::chrono::duration<double, std::nano> passed = std::chrono::steady_clock::now() - start;
+    std::cout << what << ": " << passed.count() / kLookUps << " ns\n";
+    EXPECT_LT(passed.count() / kLookUps, 50'000) << what << sum;
+  };
+  const auto starts_of = [&](const TokenStream& stream, int64_t windows) {
+    return [&, windows](int64_t n) {
+      starts.clear();
+      stream.append_starts(n * 7919 % windows * kSeqLen, ids, 0, starts);
+      return static_cast<int64_t>(starts.size());
+    };
+  };
+  timed("window of a sample of 100 sources", [&](int64_t n) { return dataset.window_of(mixture.at(n).index); });
+  timed("starts in a window of 1024, by an index of a million documents", starts_of(*indexed, kTokens / kSeqLen));
+  timed("starts in a window of 1024, by the end-of-text token",
+        starts_of(*plain, 100));  // few pages, as the tokens were read before
 }
 
 TEST(TokenDataset, ReadsAheadWithoutHarm) {
