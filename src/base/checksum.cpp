@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace trainer {
@@ -30,7 +31,7 @@ Checksum RunningChecksum::value() const {
 
 Checksum checksum_of(const File& file) {
   RunningChecksum sum;
-  std::vector<char> block(size_t{1} << 20);
+  std::vector<char> block(static_cast<size_t>(std::clamp<int64_t>(file.size(), 1, 1 << 20)));
   int64_t offset = 0;
   while (const size_t got = file.read_at(offset, block.data(), block.size())) {
     sum.add({block.data(), got});

@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 
 #include <chrono>
+#include <unordered_map>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -24,18 +25,27 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, none);
 }
 
-/// Returns the entry of a file in `known`, or null. A missing file may also match the only missing file with the same
-/// name: then the folder was moved together with its tokens.
-json known_input(const json& known, const std::string& file) {
-  const std::string path = whole_path(file);
+/// The entries of an earlier description, by path.
+using KnownInputs = std::unordered_map<std::string, const json*>;
+KnownInputs by_path(const json& known) {
+  KnownInputs inputs;
+  if (!known.is_array()) return inputs;
+  for (const json& old : known)
+    if (old.is_object() && old.contains("hash") && old.contains("size") && old.contains("json_lines"))
+      if (const std::string path = text_in(old, "path"); !path.empty()) inputs.emplace(path, &old);
+  return inputs;
+}
+
+/// Returns the entry of a file, or null. A missing file may also match the only missing file with the same name: then
+/// the folder was moved together with its tokens.
+json known_input(const KnownInputs& known, const std::string& path) {
+  if (const auto found = known.find(path); found != known.end()) return *found->second;
   json moved;
-  for (const json& old : known.is_array() ? known : json::array()) {
-    const fs::path before = text_in(old, "path");
-    if (before.empty() || !old.contains("hash") || !old.contains("size") || !old.contains("json_lines")) continue;
-    if (before == path) return old;
-    if (before.filename() != fs::path(path).filename() || is_there(before) || is_there(path)) continue;
+  if (is_there(path)) return moved;
+  for (const auto& [before, old] : known) {
+    if (fs::path(before).filename() != fs::path(path).filename() || is_there(before)) continue;
     if (!moved.is_null()) return nullptr;
-    moved = old;
+    moved = *old;
   }
   return moved;
 }
@@ -45,8 +55,10 @@ json known_input(const json& known, const std::string& file) {
 json describe_inputs(const std::vector<std::string>& files, const TextOptions& options, const json& known,
                      std::vector<std::string>& gone) {
   json inputs = json::array();
+  const KnownInputs known_inputs = by_path(known);
   for (const std::string& file : files) {
-    const json before = known_input(known, file);
+    const std::string path = whole_path(file);
+    const json before = known_input(known_inputs, path);
     if (!before.is_null() && !is_there(file)) {
       gone.push_back(file);
       inputs.push_back(before);
@@ -56,8 +68,7 @@ json describe_inputs(const std::vector<std::string>& files, const TextOptions& o
     const int64_t size = File::open_input(file).size();
     if (size == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", file));
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
-    json entry = {
-        {"path", whole_path(file)}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file, options)}};
+    json entry = {{"path", path}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file, options)}};
     const bool same =
         before.is_object() && before.value("size", json()) == size && before.value("time", json()) == time;
     entry["hash"] = same ? before["hash"] : json(hash_file(file));

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace trainer::data {
 
@@ -25,7 +26,8 @@ struct GuardedMapping {
 namespace {
 
 std::atomic<GuardedMapping*> all{nullptr};
-std::mutex mutex;  // held while adding and freeing
+std::mutex mutex;                     // held while adding and freeing
+std::vector<GuardedMapping*> unused;  // guarded by the mutex
 struct sigaction previous;
 int64_t page_bytes = 4096;
 
@@ -69,10 +71,9 @@ MappingGuard::MappingGuard(const std::byte* begin, int64_t bytes, std::filesyste
   static std::once_flag once;
   std::call_once(once, take_over_bus_errors);
   const std::lock_guard lock(mutex);
-  mapping_ = all.load();
-  while (mapping_ != nullptr && mapping_->begin.load() != nullptr) mapping_ = mapping_->next;
-  const bool fresh = mapping_ == nullptr;
-  if (fresh) mapping_ = new GuardedMapping;
+  const bool fresh = unused.empty();
+  mapping_ = fresh ? new GuardedMapping : unused.back();
+  if (!fresh) unused.pop_back();
   struct stat now {};
   if (::stat(path.c_str(), &now) == 0) {
     mapping_->device = now.st_dev;
@@ -90,6 +91,7 @@ MappingGuard::MappingGuard(const std::byte* begin, int64_t bytes, std::filesyste
 MappingGuard::~MappingGuard() {
   const std::lock_guard lock(mutex);
   mapping_->begin = nullptr;
+  unused.push_back(mapping_);
 }
 
 bool MappingGuard::has_lost_page() const { return mapping_->lost.load(std::memory_order_relaxed); }
