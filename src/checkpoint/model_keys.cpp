@@ -5,7 +5,7 @@
 namespace trainer::checkpoint {
 
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
-  return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
+  return {{"arch", config::kArchNames[static_cast<size_t>(m.arch)]},
           {"n_layer", format("{}", m.n_layer)},
           {"n_head", format("{}", m.n_head)},
           {"n_kv_head", format("{}", m.n_kv_head)},

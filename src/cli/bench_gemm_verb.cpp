@@ -21,10 +21,10 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
             {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
   }
   const config::Model& m = b.config.model;
-  const int64_t tokens = b.config.train.micro_batch * m.seq_len, head = m.d_model / m.n_head;
-  const int64_t up = m.arch == config::Arch::llama ? 2 * m.d_ff : m.d_ff;
-  std::vector<bench::GemmShape> shapes = {{tokens, m.d_model, (m.n_head + 2 * m.n_kv_head) * head},
-                                          {tokens, m.d_model, m.d_model},
+  const int64_t tokens = b.config.train.micro_batch * m.seq_len;
+  const int64_t queries = attention_width(m), up = is_llama_like(m) ? 2 * m.d_ff : m.d_ff;
+  std::vector<bench::GemmShape> shapes = {{tokens, m.d_model, queries + 2 * key_width(m)},
+                                          {tokens, queries, m.d_model},
                                           {tokens, m.d_model, up},
                                           {tokens, m.d_ff, m.d_model}};
   if (b.config.data.vocab_size > 0) shapes.push_back({tokens, m.d_model, b.config.data.vocab_size});

@@ -27,7 +27,7 @@ std::vector<ops::AttentionShape> attention_shapes(const Bench& b) {
     return {shape(4, 1024, 12, 12, 64), shape(4, 1024, 6, 6, 128), shape(12, 256, 6, 6, 64)};
   }
   const config::Model& m = b.config.model;
-  return {shape(b.config.train.micro_batch, m.seq_len, m.n_head, m.n_kv_head, m.d_model / m.n_head)};
+  return {shape(b.config.train.micro_batch, m.seq_len, m.n_head, m.n_kv_head, config::head_size(m))};
 }
 
 json bench_attention(const Bench& b) {

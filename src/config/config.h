@@ -40,6 +40,19 @@ struct Model {
   std::string init_from;
 };
 
+/// The names of Arch, in order.
+inline constexpr const char* kArchNames[] = {"gpt2", "llama"};
+/// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.
+inline bool is_llama_like(const Model& model) { return model.arch != Arch::gpt2; }
+/// Returns the number of features of one attention head.
+inline int64_t head_size(const Model& model) { return model.d_model / model.n_head; }
+/// Returns the width of all query heads, which is also that of the attention output.
+inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
+/// Returns the width of all key heads (and of all value heads).
+inline int64_t key_width(const Model& model) {
+  return (model.n_kv_head > 0 ? model.n_kv_head : model.n_head) * head_size(model);
+}
+
 /// A table [[data.source]] or [[data.validation]]: files with a name. What it leaves open is as in [data].
 struct FileSet {
   std::string name;

@@ -10,10 +10,8 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
   TRAINER_CHECK(model.n_layer > 0 && model.n_head > 0 && model.d_model > 0 && model.d_ff > 0 && vocab > 0,
                 "model sizes must be resolved: n_layer {}, n_head {}, d_model {}, d_ff {}, vocabulary {}",
                 model.n_layer, model.n_head, model.d_model, model.d_ff, vocab);
-  const int64_t head_dim = model.d_model / model.n_head;
-  const int64_t kv_width = head_dim * (model.n_kv_head > 0 ? model.n_kv_head : model.n_head);
-  const int64_t attention = 2 * model.d_model * model.d_model + 2 * model.d_model * kv_width;  // wq and wo; wk and wv
-  const int64_t mlp_matrices = model.arch == config::Arch::llama ? 3 : 2;                      // gate, up, down
+  const int64_t attention = 2 * model.d_model * (attention_width(model) + key_width(model));  // wq and wo; wk and wv
+  const int64_t mlp_matrices = is_llama_like(model) ? 3 : 2;                                  // gate, up, down
   const int64_t mlp = mlp_matrices * model.d_model * model.d_ff;
   return {.blocks = model.n_layer * (attention + mlp), .head = model.d_model * vocab};
 }
@@ -22,7 +20,7 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config:
   const MatmulWeights weights = matmul_weights(model, vocab);
   FlopsPerToken flops;
   flops.matmul = 6.0 * static_cast<double>(weights.total());
-  flops.attention = 12.0 * static_cast<double>(model.n_layer * model.d_model * model.seq_len);
+  flops.attention = 12.0 * static_cast<double>(model.n_layer * attention_width(model) * model.seq_len);
   // Full recomputation repeats each block's forward pass, a third of its training work. Selective recomputation repeats
   // no GEMM: attention's backward pass recomputes scores from the log-sum-exp in either case, and they do not count.
   if (recompute == config::Recompute::full) {

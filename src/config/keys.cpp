@@ -25,7 +25,7 @@ void declare_run(std::vector<Key>& keys) {
 
 void declare_model(std::vector<Key>& keys) {
   Declare<Model> model(keys, "model", &Config::model);
-  model.choice("arch", &Model::arch, Arch::gpt2, {"gpt2", "llama"},
+  model.choice("arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
                "Architecture. gpt2: learned positions, LayerNorm, GELU. llama: RoPE, RMSNorm, SwiGLU.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},

@@ -101,9 +101,9 @@ std::string nearest_text(const Config& config) {
 }
 
 const char* key_of(sharding::Extent extent) {
-  constexpr const char* kKeys[] = {"model.n_layer", "model.n_head",        "model.n_kv_head",      "model.n_kv_head",
-                                   "model.d_model", "model.d_ff",          "model.vocab_multiple", "train.micro_batch",
-                                   "model.seq_len", "model.tie_embeddings"};
+  constexpr const char* kKeys[] = {"model.n_layer",     "model.n_head",  "model.n_head",        "model.n_kv_head",
+                                   "model.n_kv_head",   "model.d_model", "model.d_ff",          "model.vocab_multiple",
+                                   "train.micro_batch", "model.seq_len", "model.tie_embeddings"};
   return kKeys[static_cast<size_t>(extent)];
 }
 

@@ -365,6 +365,7 @@ sharding::Extents extents_of(const Config& config) {
   return {.n_layer = m.n_layer,
           .n_head = m.n_head,
           .n_kv_head = m.n_kv_head > 0 ? m.n_kv_head : m.n_head,
+          .head_dim = head_size(m),
           .d_model = m.d_model,
           .d_ff = m.d_ff,
           .vocab_multiple = m.vocab_multiple,

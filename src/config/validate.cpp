@@ -64,7 +64,7 @@ void check_model(const Model& m, Checker& checker) {
                   "d_model = {} does not divide into n_head = {} heads; d_model = {} or {} does", m.d_model, m.n_head,
                   std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head, (m.d_model / m.n_head + 1) * m.n_head);
   checker.require(
-      !heads_fit || m.arch != Arch::llama || (m.d_model / m.n_head) % 2 == 0,
+      !heads_fit || !is_llama_like(m) || (m.d_model / m.n_head) % 2 == 0,
       {"model.n_head", "model.d_model", "model.arch"},
       "head size d_model / n_head = {} / {} = {} is odd; RoPE rotates pairs of features, so it must be even", m.d_model,
       m.n_head, m.d_model / m.n_head);

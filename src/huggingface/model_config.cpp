@@ -49,7 +49,7 @@ void add_llama(const config::Model& m, ordered_json& out) {
   out["num_hidden_layers"] = m.n_layer;
   out["num_attention_heads"] = m.n_head;
   out["num_key_value_heads"] = m.n_kv_head;
-  out["head_dim"] = m.d_model / m.n_head;
+  out["head_dim"] = head_size(m);
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = m.norm_eps;
   out["rope_theta"] = m.rope_theta;

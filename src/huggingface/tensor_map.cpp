@@ -48,12 +48,12 @@ void add_gpt2_block(const config::Model& m, const std::string& name, const std::
 }
 
 void add_llama_block(const config::Model& m, const std::string& name, const std::string& ours, Collector& all) {
-  const int64_t kv = m.d_model / m.n_head * m.n_kv_head;
+  const int64_t queries = attention_width(m), kv = key_width(m);
   all.norm(name + "input_layernorm", ours + "norm1");
-  all.linear(name + "self_attn.q_proj", m.d_model, m.d_model, {ours + "attn.q"});
+  all.linear(name + "self_attn.q_proj", m.d_model, queries, {ours + "attn.q"});
   all.linear(name + "self_attn.k_proj", m.d_model, kv, {ours + "attn.k"});
   all.linear(name + "self_attn.v_proj", m.d_model, kv, {ours + "attn.v"});
-  all.linear(name + "self_attn.o_proj", m.d_model, m.d_model, {ours + "attn.o"});
+  all.linear(name + "self_attn.o_proj", queries, m.d_model, {ours + "attn.o"});
   all.norm(name + "post_attention_layernorm", ours + "norm2");
   all.linear(name + "mlp.gate_proj", m.d_model, m.d_ff, {ours + "mlp.gate"});
   all.linear(name + "mlp.up_proj", m.d_model, m.d_ff, {ours + "mlp.up"});

@@ -19,8 +19,8 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
       width_(spec.model.d_model),
       all_heads_(spec.model.n_head),
       all_kv_heads_(spec.model.n_kv_head),
-      head_dim_(spec.model.d_model / spec.model.n_head),
-      gated_(spec.model.arch == config::Arch::llama),
+      head_dim_(head_size(spec.model)),
+      gated_(is_llama_like(spec.model)),
       bias_(spec.model.bias.value()),
       dropout_(spec.model.dropout),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
@@ -31,20 +31,20 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   const config::Model& m = spec.model;
   const std::string name = format("blocks.{}.", spec.layer);
   const double std = m.init_std, residual_std = std / std::sqrt(2.0 * static_cast<double>(spec.layers));
-  const int64_t kv = m.n_kv_head * head_dim_;
+  const int64_t queries = attention_width(m), kv = key_width(m);
   parallel::NormSpec norm{.name = name + "norm1", .width = width_, .center = !gated_, .bias = bias_, .eps = m.norm_eps};
   norm1_ = strategy.norm(spec.layer, spec.group, norm);
   qkv_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.site = Site::qkv,
                                     .in = width_,
-                                    .parts = {{name + "attn.q", width_, m.n_head},
+                                    .parts = {{name + "attn.q", queries, m.n_head},
                                               {name + "attn.k", kv, m.n_kv_head},
                                               {name + "attn.v", kv, m.n_kv_head}},
                                     .bias = bias_,
                                     .init_std = std});
   out_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.site = Site::out,
-                                    .in = width_,
+                                    .in = queries,
                                     .parts = {{name + "attn.o", width_}},
                                     .bias = bias_,
                                     .init_std = residual_std});

@@ -20,7 +20,7 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
       embedding_site_(philox_key(dropout_seed, "dropout.embedding")),
       store_(store),
       strategy_(strategy) {
-  const bool llama = model.arch == config::Arch::llama, tied = model.tie_embeddings.value();
+  const bool llama = is_llama_like(model), tied = model.tie_embeddings.value();
   const parallel::EmbeddingSpec table{.vocab = vocab,
                                       .d_model = model.d_model,
                                       .positions = llama ? 0 : model.seq_len,
@@ -30,8 +30,8 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   embedding_ = strategy.embedding(embedding_group_, table);
   std::shared_ptr<const Buffer> rope;
   if (llama) {
-    rope = std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, model.d_model / model.n_head},
-                                          store.state_dtype());
+    rope =
+        std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, head_size(model)}, store.state_dtype());
     HostCopy table_here(device, *rope);
     ops::fill_rope_table(table_here.tensor(), model.rope_theta);
     table_here.put();

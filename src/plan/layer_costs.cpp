@@ -56,12 +56,14 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   width_ = static_cast<double>(m.d_model);
   wide_ = static_cast<double>(m.d_ff);
   heads_ = static_cast<double>(m.n_head);
-  kv_width_ = width_ / heads_ * static_cast<double>(m.n_kv_head);
+  kv_heads_ = static_cast<double>(m.n_kv_head);
+  queries_ = static_cast<double>(attention_width(m));
+  keys_ = static_cast<double>(key_width(m));
   vocab_ = static_cast<double>(round_up(vocab, int64_t{128}));
   element_ = static_cast<double>(size_of(compute));
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
-  gated_ = m.arch == config::Arch::llama;
+  gated_ = is_llama_like(m);
 }
 
 GroupShape LayerCosts::group(AxisSet axes) {
@@ -92,9 +94,9 @@ double LayerCosts::added(AxisSet axes, double communication, double compute) {
 LayerCosts::Matrix LayerCosts::matrix_of(Site site) const {
   switch (site) {
     case Site::qkv:
-      return {width_, width_ + 2 * kv_width_};
+      return {width_, queries_ + 2 * keys_};
     case Site::out:
-      return {width_, width_};
+      return {queries_, width_};
     case Site::up:
       return {width_, gated_ ? 2 * wide_ : wide_};
     default:
@@ -178,15 +180,15 @@ double LayerCosts::stream(const Spread& spread) {
 double LayerCosts::attention(const Spread& spread) {
   const double shares = ranks(spread.rows | spread.cols);
   const double s = static_cast<double>(config_.model.seq_len);
-  const double forward = 2 * rows_ * s * width_ / shares;  // causal: half of 4 s² h
+  const double forward = 2 * rows_ * s * queries_ / shares;  // causal: half of 4 s² n_head head_dim
   const double times = config_.train.recompute == config::Recompute::full ? 2 : 1;
   const auto seconds = [&](double flops, bool backward) {
-    return cluster_.seconds_of(compute_, {.kind = OpKind::attention,
-                                          .cost = {flops, 0},
-                                          .product = {},
-                                          .attention = {.length = config_.model.seq_len,
-                                                        .head_dim = config_.model.d_model / config_.model.n_head,
-                                                        .backward = backward}});
+    return cluster_.seconds_of(
+        compute_,
+        {.kind = OpKind::attention,
+         .cost = {flops, 0},
+         .product = {},
+         .attention = {.length = config_.model.seq_len, .head_dim = head_size(config_.model), .backward = backward}});
   };
   return seconds(times * forward, false) + seconds(2.5 * forward, true);
 }
@@ -242,7 +244,7 @@ double LayerCosts::stream_bytes(const Spread& spread) const {
   return kept * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
 double LayerCosts::attention_bytes(const Spread& spread) const {
-  return 2 * rows_ * (width_ + kv_width_) / ranks(spread.rows | spread.cols) * element_;
+  return 2 * rows_ * (queries_ + keys_) / ranks(spread.rows | spread.cols) * element_;
 }
 double LayerCosts::hidden_bytes(const Spread& spread) const {
   const double kept = (gated_ ? 2 : 1) + (config_.train.recompute == config::Recompute::selective ? 0 : 1);
@@ -312,12 +314,13 @@ SearchProblem LayerCosts::problem(Choices& choices) {
   enum Variable : int { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
   constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
   const size_t axes = axes_.axes.size();
-  const double sequences = rows_ / static_cast<double>(config_.model.seq_len), kv = kv_width_ / (width_ / heads_);
+  const double sequences = rows_ / static_cast<double>(config_.model.seq_len);
   choices = {};
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 3)) {
     const Spread spread{sets[0], sets[1]};
     if (divides(spread, rows_, width_)) choices.stream.push_back(spread);
-    if (divides(spread, sequences, heads_) && divides(spread, sequences, kv)) choices.attention.push_back(spread);
+    if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_))
+      choices.attention.push_back(spread);
     if (divides(spread, rows_, wide_)) choices.hidden.push_back(spread);
   }
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 4)) {
@@ -326,7 +329,7 @@ SearchProblem LayerCosts::problem(Choices& choices) {
     for (const Site site : sharding::kSites) {
       const Matrix matrix = matrix_of(site);
       if (over(rows_, l.rows) && over(matrix.in, l.contraction) &&
-          over(site == Site::up ? wide_ : matrix.out, l.cols) && (site != Site::qkv || over(kv_width_, l.cols)))
+          over(site == Site::up ? wide_ : matrix.out, l.cols) && (site != Site::qkv || over(keys_, l.cols)))
         choices.linears[static_cast<size_t>(site)].push_back(l);
     }
   }

@@ -97,7 +97,8 @@ class LayerCosts {
   const DType compute_;
   const ModelSharding axes_;  // only its axes are used
   const mesh::MeshShape mesh_;
-  double rows_, width_, wide_, heads_, kv_width_, vocab_;  // rows: of a replica's micro-batch; the rest: of the model
+  double rows_, width_, wide_, heads_, kv_heads_, queries_, keys_,
+      vocab_;  // rows: of a replica's micro-batch; the rest: of the model
   double element_, accumulation_;
   bool gated_;
   std::map<AxisSet, GroupShape> groups_;

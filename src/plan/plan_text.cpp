@@ -33,10 +33,10 @@ std::string beside_lower_bound(const PlannedRun& run, DType compute) {
   const config::Model& m = run.config.model;
   const auto rows = static_cast<double>(run.config.train.micro_batch * m.seq_len),
              width = static_cast<double>(m.d_model), wide = static_cast<double>(m.d_ff),
-             keys = width / static_cast<double>(m.n_head) * static_cast<double>(m.n_kv_head),
-             up = m.arch == config::Arch::llama ? 2 * wide : wide;
+             queries = static_cast<double>(attention_width(m)), keys = static_cast<double>(key_width(m)),
+             up = is_llama_like(m) ? 2 * wide : wide;
   double least = 0;
-  for (const Product& product : {Product{rows, width, width + 2 * keys}, Product{rows, width, width},
+  for (const Product& product : {Product{rows, width, queries + 2 * keys}, Product{rows, queries, width},
                                  Product{rows, width, up}, Product{rows, wide, width}})
     least += 2 * least_words(product, ranks);
   const int64_t steps = run.config.train.global_batch / (run.config.train.micro_batch * run.config.parallel.data);

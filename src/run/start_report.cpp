@@ -15,7 +15,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   report::StartReport start;
   start.name = config.run.name;
   start.time = report::utc_now();
-  start.arch = config.model.arch == config::Arch::llama ? "llama" : "gpt2";
+  start.arch = config::kArchNames[static_cast<size_t>(config.model.arch)];
   start.compute = name_of(machine.compute);
   start.model = config.model;
   start.vocab_size = datasets.vocab;

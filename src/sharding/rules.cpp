@@ -16,6 +16,7 @@ struct Words {
 constexpr Words kWords[] = {{"n_layer", ""},
                             {"n_head", " heads"},
                             {"n_kv_head", " heads"},
+                            {"width of all queries", ""},
                             {"width of all keys", ""},
                             {"d_model", ""},
                             {"d_ff", ""},
@@ -75,6 +76,12 @@ class Check {
   void token_rows(AxisSet axes, const char* what, const char* site = "") {
     divides(Extent::token_rows, e_.micro_batch / s_.depth() * e_.seq_len, axes, what, site);
   }
+  int64_t head_dim() const { return e_.head_dim > 0 || e_.n_head == 0 ? e_.head_dim : e_.d_model / e_.n_head; }
+  /// Queries and the attention output may be as wide as the residual stream.
+  void query_width(AxisSet axes, const char* what, const char* site) {
+    const int64_t queries = head_dim() * e_.n_head;
+    divides(queries == e_.d_model ? Extent::d_model : Extent::query_width, queries, axes, what, site);
+  }
   void width(bool of_ff, AxisSet axes, const char* what, const char* site = "") {
     divides(of_ff ? Extent::d_ff : Extent::d_model, of_ff ? e_.d_ff : e_.d_model, axes, what, site);
   }
@@ -100,11 +107,17 @@ class Check {
       // If the same axes split attention's heads and qkv's columns or out's contraction, the rules on heads apply
       // instead of those on widths.
       const bool own_cols = site != Site::qkv || linear.cols != attention.cols;
-      if (own_cols) width(site == Site::up, linear.cols, "split columns of ", name);
-      const int64_t keys = e_.n_head == 0 ? 0 : e_.d_model / e_.n_head * kv;
-      if (own_cols && site == Site::qkv) divides(Extent::key_width, keys, linear.cols, "split columns of ", name);
-      if (site != Site::out || linear.contraction != attention.cols)
+      if (own_cols && site == Site::qkv) {
+        query_width(linear.cols, "split columns of ", name);
+        divides(Extent::key_width, head_dim() * kv, linear.cols, "split columns of ", name);
+      } else if (own_cols) {
+        width(site == Site::up, linear.cols, "split columns of ", name);
+      }
+      if (site != Site::out) {
         width(site == Site::down, linear.contraction, "split the contraction of ", name);
+      } else if (linear.contraction != attention.cols) {
+        query_width(linear.contraction, "split the contraction of ", name);
+      }
       token_rows(linear.rows, "split rows of ", name);
       const AxisSet twice = (linear.rows & linear.cols) | (linear.rows & linear.contraction) |
                             (linear.cols & linear.contraction) | (linear.flat & ~linear.rows);
@@ -177,7 +190,9 @@ std::string Violation::text(const ModelSharding& s) const {
 }
 
 std::string Violation::remedy(const ModelSharding& s) const {
-  if (rule != Rule::divides || extent == Extent::key_width || extent == Extent::token_rows) return {};
+  if (rule != Rule::divides || extent == Extent::query_width || extent == Extent::key_width ||
+      extent == Extent::token_rows)
+    return {};
   const int64_t n = s.ranks(axes), below = std::max(n, value / n * n), above = (value / n + 1) * n;
   const char* const name = kWords[static_cast<size_t>(extent)].name;
   return below < value ? format("{} = {} or {} fits", name, below, above) : format("{} = {} fits", name, below);

@@ -8,7 +8,9 @@ namespace trainer::sharding {
 
 /// The extents of a model and its micro-batch.
 struct Extents {
-  int64_t n_layer = 0, n_head = 0, n_kv_head = 0, d_model = 0, d_ff = 0;
+  int64_t n_layer = 0, n_head = 0, n_kv_head = 0;
+  int64_t head_dim = 0;  // 0: d_model / n_head
+  int64_t d_model = 0, d_ff = 0;
   int64_t vocab_multiple = 0;  // 0: the vocabulary is padded as the sharding requires
   int64_t micro_batch = 0, seq_len = 0;
   bool tied = false;  // one table for embedding and head
@@ -17,6 +19,7 @@ enum class Extent : uint8_t {
   n_layer,
   n_head,
   n_kv_head,
+  query_width,
   key_width,
   d_model,
   d_ff,

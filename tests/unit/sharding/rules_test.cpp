@@ -78,7 +78,7 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
   bool legal = true;
   const auto require = [&](bool holds) { legal = legal && holds; };
   const auto even = [&](int64_t n, AxisSet axes) { require(cuts_evenly(n, s.ranks(axes))); };
-  const int64_t rows = e.micro_batch * e.seq_len;
+  const int64_t rows = e.micro_batch * e.seq_len, head_dim = e.head_dim > 0 ? e.head_dim : e.d_model / e.n_head;
   for (int64_t l = 0; l < e.n_layer; ++l) {
     const Layer& layer = s.layer(l);
     even(rows, layer.stream.rows);
@@ -91,11 +91,10 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
     for (const Site site : kSites) {
       const LinearSharding& linear = layer.at(site);
       even(rows, linear.rows);
-      even(site == Site::down ? e.d_ff : e.d_model, linear.contraction);
-      even(site == Site::up ? e.d_ff : e.d_model, linear.cols);
+      even(site == Site::down ? e.d_ff : site == Site::out ? e.n_head * head_dim : e.d_model, linear.contraction);
+      even(site == Site::up ? e.d_ff : site == Site::qkv ? e.n_head * head_dim : e.d_model, linear.cols);
     }
-    if (layer.at(Site::qkv).cols != layer.attention.cols)
-      even(e.d_model / e.n_head * e.n_kv_head, layer.at(Site::qkv).cols);
+    if (layer.at(Site::qkv).cols != layer.attention.cols) even(head_dim * e.n_kv_head, layer.at(Site::qkv).cols);
   }
   even(rows, s.head.rows);
   even(e.d_model, s.head.cols);
@@ -133,6 +132,7 @@ TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
               .tied = draw.below(2) == 0};
     e.n_kv_head = draw.one_of<int64_t>({1, 2, e.n_head});
     e.d_model = e.n_head * draw.one_of<int64_t>({1, 4});
+    e.head_dim = draw.one_of<int64_t>({0, 3});
     const ModelSharding s = random_sharding(draw, e.n_layer);
     const bool expected = is_legal(s, e);
     EXPECT_EQ(violations(s, e).empty(), expected) << "seed " << seed;
