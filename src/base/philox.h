@@ -37,8 +37,8 @@ constexpr uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
   return philox_block(key, index / 4, step)[index % 4];
 }
 
-/// Computes log(x) for x in (0, 1], and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, so results
-/// are bitwise identical on every device. The absolute error is below 1e-15.
+/// Computes log(x) for normal x > 0, and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, so results
+/// are bitwise identical on every device. The absolute error is below 1e-15 (of the logarithm, for x in (0, 1]).
 double portable_log(double x);
 struct SinCos {
   double sin, cos;

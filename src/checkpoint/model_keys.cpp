@@ -3,20 +3,49 @@
 #include "base/format.h"
 
 namespace trainer::checkpoint {
+namespace {
+
+void add_rope(const config::Model& m, std::map<std::string, std::string>& keys) {
+  using config::RopeType;
+  if (m.rope_type == RopeType::plain) return;
+  keys["rope_type"] = config::kRopeNames[static_cast<size_t>(m.rope_type)];
+  keys["rope_factor"] = format("{}", m.rope_factor);
+  if (m.rope_type == RopeType::linear) return;
+  keys["rope_original"] = format("{}", m.rope_original);
+  if (m.rope_type == RopeType::llama3) {
+    keys["rope_low_freq"] = format("{}", m.rope_low_freq);
+    keys["rope_high_freq"] = format("{}", m.rope_high_freq);
+    return;
+  }
+  keys["rope_beta_fast"] = format("{}", m.rope_beta_fast);
+  keys["rope_beta_slow"] = format("{}", m.rope_beta_slow);
+  keys["rope_attention"] = format("{}", m.rope_attention);
+  keys["rope_truncate"] = format("{}", m.rope_truncate);
+}
+
+}  // namespace
 
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
-  return {{"arch", config::kArchNames[static_cast<size_t>(m.arch)]},
-          {"n_layer", format("{}", m.n_layer)},
-          {"n_head", format("{}", m.n_head)},
-          {"n_kv_head", format("{}", m.n_kv_head)},
-          {"d_model", format("{}", m.d_model)},
-          {"d_ff", format("{}", m.d_ff)},
-          {"seq_len", format("{}", m.seq_len)},
-          {"tie_embeddings", format("{}", m.tie_embeddings.value())},
-          {"bias", format("{}", m.bias.value())},
-          {"norm_eps", format("{}", m.norm_eps)},
-          {"rope_theta", format("{}", m.rope_theta)},
-          {"vocab_size", format("{}", vocab)}};
+  std::map<std::string, std::string> keys = {{"arch", config::kArchNames[static_cast<size_t>(m.arch)]},
+                                             {"n_layer", format("{}", m.n_layer)},
+                                             {"n_head", format("{}", m.n_head)},
+                                             {"n_kv_head", format("{}", m.n_kv_head)},
+                                             {"d_model", format("{}", m.d_model)},
+                                             {"d_ff", format("{}", m.d_ff)},
+                                             {"seq_len", format("{}", m.seq_len)},
+                                             {"tie_embeddings", format("{}", m.tie_embeddings.value())},
+                                             {"bias", format("{}", m.bias.value())},
+                                             {"norm_eps", format("{}", m.norm_eps)},
+                                             {"rope_theta", format("{}", m.rope_theta)},
+                                             {"vocab_size", format("{}", vocab)}};
+  if (attention_width(m) != m.d_model) keys["head_dim"] = format("{}", head_size(m));
+  add_rope(m, keys);
+  return keys;
+}
+
+const std::map<std::string, std::string>& values_of_absent_keys() {
+  static const std::map<std::string, std::string> values = {{"rope_type", "default"}};
+  return values;
 }
 
 }  // namespace trainer::checkpoint

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/model_keys.h"
 #include "checkpoint/shard.h"
 #include "data/tokenizer.h"
 
@@ -144,26 +145,43 @@ void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const f
           allow);
 }
 
+namespace {
+
+constexpr const char* kNone = "none";
+
+std::string value_of(const std::map<std::string, std::string>& keys, const std::string& key) {
+  if (const auto found = keys.find(key); found != keys.end()) return found->second;
+  const auto& absent = values_of_absent_keys();
+  const auto found = absent.find(key);
+  return found == absent.end() ? kNone : found->second;
+}
+
+}  // namespace
+
 void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::path& folder,
                       const std::function<bool(const std::string& key)>& chosen) {
   std::vector<std::string> problems;
   std::string remedy;
-  const auto arch = stored.model_keys.find("arch");
-  const bool gpt2 = arch != stored.model_keys.end() && arch->second == "gpt2";
-  for (const auto& [name, now] : run.model_keys) {
-    const auto before = stored.model_keys.find(name);
-    if (before == stored.model_keys.end() || before->second == now) continue;
+  const bool gpt2 = value_of(stored.model_keys, "arch") == "gpt2";
+  std::set<std::string> names;
+  for (const auto* keys : {&stored.model_keys, &run.model_keys})
+    for (const auto& [name, value] : *keys) names.insert(name);
+  for (const std::string& name : names) {
+    const std::string before = value_of(stored.model_keys, name), now = value_of(run.model_keys, name);
+    const bool rope = name.starts_with("rope_");
+    // A checkpoint of an older program lacks some; a missing number of a rotary scaling belongs to another rope_type.
+    if (before == now || before == kNone || (now == kNone && !rope)) continue;
     // GPT-2 has learned positions, one for each of seq_len; Llama's are rotary, of any length.
-    if (name == (gpt2 ? "rope_theta" : "seq_len")) continue;
-    const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before->second, now);
-    if ((name == "norm_eps" || name == "rope_theta") && chosen(name)) {
+    if (gpt2 ? rope : name == "seq_len") continue;
+    const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before, now);
+    if ((name == "norm_eps" || rope) && (chosen(name) || (rope && name != "rope_theta" && chosen("rope_type")))) {
       log::warning("weights of {}: {}", folder.string(), problem);
       continue;
     }
     problems.push_back(problem);
     if (name == "vocab_size" && !stored.tokenizer.empty() && stored.tokenizer_hash != run.tokenizer_hash)
       remedy += format(" data.tokenizer={}", (folder / data::tokenizer_file_name(stored.tokenizer)).string());
-    remedy += format(" {}.{}={}", name == "vocab_size" ? "data" : "model", name, before->second);
+    remedy += format(" {}.{}={}", name == "vocab_size" ? "data" : "model", name, before);
   }
   if (!problems.empty())
     throw Error(Code::checkpoint, format("the weights of {} are from a different model:{}\nSet the same keys: --set{}",

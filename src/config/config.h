@@ -12,6 +12,7 @@ namespace trainer::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama };
+enum class RopeType { plain, linear, llama3, yarn };
 enum class Document { file, line, block };
 enum class Bos { automatic, on, off };
 enum class DataFormat { automatic, text, jsonl, tokens };
@@ -34,18 +35,30 @@ struct Run {
 struct Model {
   Arch arch = Arch::gpt2;
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
+  int64_t head_dim = 0;                      // 0: d_model / n_head; head_size() below has the value in force
   std::optional<bool> tie_embeddings, bias;  // default depends on the family
   double norm_eps = 0, rope_theta = 0, dropout = 0, init_std = 0;
   int64_t vocab_multiple = 0;  // 0: 128
   std::string init_from;
+  RopeType rope_type = RopeType::plain;
+  double rope_factor = 0;                          // of linear, llama3 and yarn
+  int64_t rope_original = 0;                       // positions before scaling; of llama3 and yarn
+  double rope_low_freq = 1, rope_high_freq = 4;    // llama3
+  double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, like the rest
+  double rope_attention = 0;                       // 0: follows from the factor
+  bool rope_truncate = true;
 };
 
 /// The names of Arch, in order.
 inline constexpr const char* kArchNames[] = {"gpt2", "llama"};
+/// The names of RopeType, in order.
+inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 /// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.
 inline bool is_llama_like(const Model& model) { return model.arch != Arch::gpt2; }
 /// Returns the number of features of one attention head.
-inline int64_t head_size(const Model& model) { return model.d_model / model.n_head; }
+inline int64_t head_size(const Model& model) {
+  return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;
+}
 /// Returns the width of all query heads, which is also that of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the width of all key heads (and of all value heads).

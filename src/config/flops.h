@@ -20,7 +20,7 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 /// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
   double matmul = 0;      // 6 · N_matmul
-  double attention = 0;   // 12 · L · d_model · seq_len: every query with every key
+  double attention = 0;   // 12 · L · n_head · head_dim · seq_len: every query with every key
   double recomputed = 0;  // causal work that the chosen recomputation repeats
   double full() const { return matmul + attention; }
   double causal() const { return matmul + attention / 2; }
@@ -29,7 +29,8 @@ struct FlopsPerToken {
 FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config::Recompute recompute);
 /// The definition of full(), for the log.
 inline constexpr std::string_view kFlopsDefinition =
-    "6 * N_matmul + 12 * n_layer * d_model * seq_len per token (N_matmul: weights that multiply, head included)";
+    "6 * N_matmul + 12 * n_layer * n_head * head_dim * seq_len per token (N_matmul: weights that multiply, head "
+    "included)";
 
 /// Fractions of the dense peak; NaN if the peak is unknown (<= 0).
 struct Utilisation {

@@ -32,6 +32,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"num_attention_heads", "model.n_head"},
       {"num_key_value_heads", "model.n_kv_head"},
       {"n_kv_heads", "model.n_kv_head"},
+      {"rope_scaling", "model.rope_type"},
+      {"rope_scaling_type", "model.rope_type"},
       {"dtype", "precision.compute"},
       {"out_dir", "run.dir"},
       {"save_interval", "checkpoint.interval"},

@@ -29,11 +29,14 @@ void declare_model(std::vector<Key>& keys) {
                "Architecture. gpt2: learned positions, LayerNorm, GELU. llama: RoPE, RMSNorm, SwiGLU.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
-                "Query heads; must divide d_model.");
+                "Query heads; must divide d_model unless head_dim is set.");
   model.integer("n_kv_head", &Model::n_kv_head, 0, {.range = between(1, 65'536), .unit = "heads", .derived = "n_head"},
                 "Key and value heads; fewer than n_head: grouped-query attention. Must divide n_head.");
   model.integer("d_model", &Model::d_model, 768, {.range = between(1, 1'048'576), .unit = "features"},
                 "Width of the residual stream.");
+  model.integer("head_dim", &Model::head_dim, 0,
+                {.range = between(1, 65'536), .unit = "features", .derived = "d_model / n_head"},
+                "Size of a head; queries are n_head x head_dim wide. Even with RoPE.");
   model.integer("d_ff", &Model::d_ff, 0,
                 {.range = between(1, 16'777'216),
                  .unit = "features",
@@ -46,6 +49,27 @@ void declare_model(std::vector<Key>& keys) {
   model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Linear layers and LayerNorm have biases.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
   model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)}, "Base of the RoPE frequencies (llama).");
+  model.choice("rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},
+               "Scaling of the RoPE frequencies, for contexts longer than rope_original: default: none; linear: all "
+               "are divided by rope_factor; llama3 (Llama 3.1) and yarn (Qwen): only the low ones.");
+  model.number("rope_factor", &Model::rope_factor, 0,
+               {.range = at_least(1), .derived = "required with linear, llama3 and yarn"},
+               "Factor by which the context grows.");
+  model.integer("rope_original", &Model::rope_original, 0,
+                {.range = between(1, 16'777'216), .unit = "tokens", .derived = "required with llama3 and yarn"},
+                "Context length before scaling.");
+  model.number("rope_low_freq", &Model::rope_low_freq, 1, {.range = above(0)},
+               "llama3: frequencies of fewer turns within rope_original are divided by rope_factor.");
+  model.number("rope_high_freq", &Model::rope_high_freq, 4, {.range = above(0)},
+               "llama3: frequencies of more turns within rope_original are kept.");
+  model.number("rope_beta_fast", &Model::rope_beta_fast, 32, {.range = above(0)},
+               "yarn: frequencies of more turns within rope_original are kept.");
+  model.number("rope_beta_slow", &Model::rope_beta_slow, 1, {.range = above(0)},
+               "yarn: frequencies of fewer turns within rope_original are divided by rope_factor.");
+  model.number("rope_attention", &Model::rope_attention, 0, {.range = above(0), .derived = "0.1 ln(rope_factor) + 1"},
+               "yarn: factor of cos and sin.");
+  model.boolean("rope_truncate", &Model::rope_truncate, true,
+                "yarn: the first and last pair between the two betas are rounded outwards to whole numbers.");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
                "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(

@@ -277,11 +277,24 @@ void Loader::warn_of_idle_keys() const {
 void Loader::warn_of_switched_off_keys() const {
   const Config& c = config_;
   const bool validates = !c.data.val.empty() || !c.data.validation.empty() || c.data.val_fraction > 0;
+  const bool scaled = c.model.rope_type != RopeType::plain, llama3 = c.model.rope_type == RopeType::llama3,
+             yarn = c.model.rope_type == RopeType::yarn;
+  constexpr const char *kScaled = "only a model.rope_type other than \"default\" uses it",
+                       *kLlama3 = "only model.rope_type = \"llama3\" uses it",
+                       *kYarn = "only model.rope_type = \"yarn\" uses it";
   const struct {
     bool off;
     const char *section, *name, *why;
   } all[] = {
       {c.model.arch == Arch::gpt2, "model", "rope_theta", "model.arch = \"gpt2\" has learned positions"},
+      {!scaled, "model", "rope_factor", kScaled},
+      {!llama3 && !yarn, "model", "rope_original", "only model.rope_type = \"llama3\" and \"yarn\" use it"},
+      {!llama3, "model", "rope_low_freq", kLlama3},
+      {!llama3, "model", "rope_high_freq", kLlama3},
+      {!yarn, "model", "rope_beta_fast", kYarn},
+      {!yarn, "model", "rope_beta_slow", kYarn},
+      {!yarn, "model", "rope_attention", kYarn},
+      {!yarn, "model", "rope_truncate", kYarn},
       {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
       {!validates, "train", "eval_interval", "there is no validation data (data.val, data.val_fraction)"},
       {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},

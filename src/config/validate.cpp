@@ -58,13 +58,37 @@ void check_run(const Run& run, Checker& checker) {
   checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");
 }
 
+void check_rope(const Model& m, Checker& checker) {
+  if (m.rope_type == RopeType::plain) return;
+  const char* const type = kRopeNames[static_cast<size_t>(m.rope_type)];
+  const bool llama3 = m.rope_type == RopeType::llama3, yarn = m.rope_type == RopeType::yarn;
+  checker.require(is_llama_like(m), {"model.rope_type", "model.arch"},
+                  "\"{}\" scales RoPE, but arch = \"gpt2\" has learned positions; remove it, or use arch = \"llama\"",
+                  type);
+  checker.require(m.rope_factor > 0, {"model.rope_factor", "model.rope_type"},
+                  "rope_factor is missing; rope_type = \"{}\" needs the factor by which the context grows, as in 8.0",
+                  type);
+  checker.require(m.rope_original > 0 || !(llama3 || yarn), {"model.rope_original", "model.rope_type"},
+                  "rope_original is missing; rope_type = \"{}\" needs the context length before scaling, as in 8192",
+                  type);
+  checker.require(!llama3 || m.rope_low_freq < m.rope_high_freq, {"model.rope_low_freq", "model.rope_high_freq"},
+                  "rope_low_freq = {} must be below rope_high_freq = {}", m.rope_low_freq, m.rope_high_freq);
+  checker.require(!yarn || m.rope_beta_slow <= m.rope_beta_fast, {"model.rope_beta_slow", "model.rope_beta_fast"},
+                  "rope_beta_slow = {} must not be above rope_beta_fast = {}", m.rope_beta_slow, m.rope_beta_fast);
+  checker.require(!yarn || m.rope_theta > 1, {"model.rope_theta", "model.rope_type"},
+                  "{}; rope_type = \"yarn\" needs a base above 1", m.rope_theta);
+}
+
 void check_model(const Model& m, Checker& checker) {
-  const bool heads_fit = m.d_model % m.n_head == 0;
+  const bool heads_fit = m.head_dim > 0 || m.d_model % m.n_head == 0;
   checker.require(heads_fit, {"model.n_head", "model.d_model"},
-                  "d_model = {} does not divide into n_head = {} heads; d_model = {} or {} does", m.d_model, m.n_head,
-                  std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head, (m.d_model / m.n_head + 1) * m.n_head);
+                  "d_model = {} does not divide into n_head = {} heads; d_model = {} or {} does, or set head_dim",
+                  m.d_model, m.n_head, std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head,
+                  (m.d_model / m.n_head + 1) * m.n_head);
+  checker.require(m.head_dim == 0 || !is_llama_like(m) || m.head_dim % 2 == 0, {"model.head_dim", "model.arch"},
+                  "head_dim = {} is odd; RoPE rotates pairs of features, so it must be even", m.head_dim);
   checker.require(
-      !heads_fit || !is_llama_like(m) || (m.d_model / m.n_head) % 2 == 0,
+      !heads_fit || m.head_dim > 0 || !is_llama_like(m) || (m.d_model / m.n_head) % 2 == 0,
       {"model.n_head", "model.d_model", "model.arch"},
       "head size d_model / n_head = {} / {} = {} is odd; RoPE rotates pairs of features, so it must be even", m.d_model,
       m.n_head, m.d_model / m.n_head);
@@ -73,6 +97,7 @@ void check_model(const Model& m, Checker& checker) {
       "n_head = {} query heads cannot share n_kv_head = {} key and value heads evenly; n_kv_head must divide "
       "n_head",
       m.n_head, m.n_kv_head);
+  check_rope(m, checker);
 }
 
 void check_batches(const Config& config, Checker& checker) {

@@ -11,6 +11,18 @@ namespace {
 
 constexpr const char* kLayer = "layer";  // in a trace
 
+ops::RopeScaling rope_scaling(const config::Model& m) {
+  return {.kind = static_cast<ops::RopeScaling::Kind>(m.rope_type),
+          .factor = m.rope_factor,
+          .original = static_cast<double>(m.rope_original),
+          .low_freq = m.rope_low_freq,
+          .high_freq = m.rope_high_freq,
+          .beta_fast = m.rope_beta_fast,
+          .beta_slow = m.rope_beta_slow,
+          .attention = m.rope_attention,
+          .truncate = m.rope_truncate};
+}
+
 }  // namespace
 
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
@@ -33,7 +45,7 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
     rope =
         std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, head_size(model)}, store.state_dtype());
     HostCopy table_here(device, *rope);
-    ops::fill_rope_table(table_here.tensor(), model.rope_theta);
+    ops::fill_rope_table(table_here.tensor(), model.rope_theta, rope_scaling(model));
     table_here.put();
   }
   blocks_.reserve(static_cast<size_t>(model.n_layer));

@@ -1,5 +1,6 @@
 #include "ops/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/philox.h"
@@ -45,12 +46,50 @@ Double2 frequency_ratio(double theta, int64_t n) {
   return r;
 }
 
-template <typename T>
-void fill_rows(const Tensor& table, double theta) {
-  const int64_t half = table.cols() / 2;
+constexpr double kTurn = 6.283185307179586;  // 2π
+
+/// Where YaRN's ramp begins and ends, as numbers of pairs.
+struct Ramp {
+  double first = 0, last = 0;
+};
+Ramp yarn_ramp(int64_t head_dim, double theta, const RopeScaling& s) {
+  const auto width = static_cast<double>(head_dim);
+  const auto place = [&](double turns) {
+    return width * portable_log(s.original / (kTurn * turns)) / (2 * portable_log(theta));
+  };
+  Ramp ramp{place(s.beta_fast), place(s.beta_slow)};
+  if (s.truncate) ramp = {std::floor(ramp.first), std::ceil(ramp.last)};
+  ramp = {std::max(ramp.first, 0.0), std::min(ramp.last, width - 1)};
+  if (ramp.first == ramp.last) ramp.last += 0.001;
+  return ramp;
+}
+
+/// Returns the turns per position of each pair, f/2π.
+std::vector<Double2> turns_of_pairs(int64_t head_dim, double theta, const RopeScaling& s) {
+  using Kind = RopeScaling::Kind;
+  const int64_t half = head_dim / 2;
   const Double2 ratio = frequency_ratio(theta, half);
-  Double2 turns{0.15915494309189535, -9.839338337591243e-18};  // per position: 1/(2π)·theta^(−i/half), i = 0
+  const Ramp ramp = s.kind == Kind::yarn ? yarn_ramp(head_dim, theta, s) : Ramp{};
+  std::vector<Double2> all;
+  Double2 turns{0.15915494309189535, -9.839338337591243e-18};  // 1/(2π)·theta^(−i/half), i = 0
   for (int64_t i = 0; i < half; ++i, turns = product(turns, ratio)) {
+    double kept = s.kind == Kind::none ? 1 : 0;  // share of the frequency that is not divided
+    if (s.kind == Kind::llama3)
+      kept = std::clamp((s.original * turns.high - s.low_freq) / (s.high_freq - s.low_freq), 0.0, 1.0);
+    if (s.kind == Kind::yarn)
+      kept = 1 - std::clamp((static_cast<double>(i) - ramp.first) / (ramp.last - ramp.first), 0.0, 1.0);
+    all.push_back(kept == 1 ? turns : product(turns, {kept + (1 - kept) / s.factor, 0}));
+  }
+  return all;
+}
+
+template <typename T>
+void fill_rows(const Tensor& table, double theta, const RopeScaling& scaling) {
+  const int64_t half = table.cols() / 2;
+  const std::vector<Double2> all = turns_of_pairs(table.cols(), theta, scaling);
+  const double magnitude = rope_magnitude(scaling);
+  for (int64_t i = 0; i < half; ++i) {
+    const Double2 turns = all[static_cast<size_t>(i)];
     for (int64_t position = 0; position < table.rows(); ++position) {
       const auto x = static_cast<double>(position);
       const double high = x * turns.high;
@@ -58,24 +97,38 @@ void fill_rows(const Tensor& table, double theta) {
       part -= std::floor(part);
       const SinCos angle = portable_sincos_2pi(part);
       T* row = table.as<T>() + position * table.ld();
-      row[i] = static_cast<T>(angle.cos);
-      row[half + i] = static_cast<T>(angle.sin);
+      row[i] = static_cast<T>(magnitude * angle.cos);
+      row[half + i] = static_cast<T>(magnitude * angle.sin);
     }
   }
 }
 
 }  // namespace
 
-void fill_rope_table(const Tensor& table, double theta) {
+double rope_magnitude(const RopeScaling& s) {
+  if (s.kind != RopeScaling::Kind::yarn) return 1;
+  if (s.attention > 0) return s.attention;
+  return s.factor > 1 ? std::fma(0.1, portable_log(s.factor), 1.0) : 1;
+}
+
+std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling) {
+  std::vector<double> all;
+  for (const Double2 turns : turns_of_pairs(head_dim, theta, scaling))
+    all.push_back(product(turns, {kTurn, 2.4492935982947064e-16}).high);
+  return all;
+}
+
+void fill_rope_table(const Tensor& table, double theta, const RopeScaling& scaling) {
   TRAINER_CHECK(table.shape.dims() == 2 && table.cols() % 2 == 0, "a rotary table is {}, expected [positions, even]",
                 to_string(table));
   TRAINER_CHECK(theta >= 1, "rotary base {}, expected at least 1", theta);
+  TRAINER_CHECK(scaling.kind == RopeScaling::Kind::none || scaling.factor >= 1, "rotary factor {}", scaling.factor);
   if (table.data == nullptr) return;  // dry device
   switch (table.dtype) {
     case DType::f64:
-      return fill_rows<double>(table, theta);
+      return fill_rows<double>(table, theta, scaling);
     case DType::f32:
-      return fill_rows<float>(table, theta);
+      return fill_rows<float>(table, theta, scaling);
     default:
       TRAINER_CHECK(false, "a rotary table is {}, expected fp64 or fp32", to_string(table));
   }

@@ -1,15 +1,38 @@
 #pragma once
 // Rotary position embedding (Su et al. 2021), rotate-half order: for i < D/2, angle = pos·theta^(−2i/D):
 //   x[i]' = x[i]·cos − x[i + D/2]·sin;  x[i + D/2]' = x[i + D/2]·cos + x[i]·sin
+//
+// Scaling extends the context of a trained model: it changes the frequencies f_i = theta^(−2i/D), and YaRN also
+// multiplies cos and sin.
+#include <vector>
+
 #include "tensor/exec.h"
 
 namespace trainer::ops {
 
+/// linear: f/factor (Chen et al. 2023). llama3: frequencies that turn less than low_freq times within `original`
+/// positions are divided by factor, those that turn more than high_freq times are kept, in between they are mixed.
+/// yarn (Peng et al. 2023): the same by a ramp between the pairs that turn beta_fast and beta_slow times.
+struct RopeScaling {
+  enum class Kind { none, linear, llama3, yarn };
+  Kind kind = Kind::none;
+  double factor = 1;
+  double original = 0;                   // number of positions before scaling
+  double low_freq = 1, high_freq = 4;    // llama3
+  double beta_fast = 32, beta_slow = 1;  // yarn, like the rest
+  double attention = 0;                  // multiplies cos and sin; 0: 0.1·ln(factor) + 1
+  bool truncate = true;                  // the ends of the ramp are whole numbers
+};
+/// Returns the angles per position of the D/2 pairs.
+std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling);
+/// Returns the factor of cos and sin.
+double rope_magnitude(const RopeScaling& scaling);
+
 /// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Uses portable arithmetic.
-void fill_rope_table(const Tensor& table, double theta);
+void fill_rope_table(const Tensor& table, double theta, const RopeScaling& scaling = {});
 
 /// Works in place on x [N, heads·D] (a column range of qkv). Row r has position first_position + r % rows_per_sequence.
-/// inverse: rotates back (the backward pass).
+/// inverse: multiplies by the transposed matrix (the backward pass), which rotates back.
 struct Rope {
   Tensor x, table;
   int64_t head_dim = 0;

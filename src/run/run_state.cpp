@@ -183,6 +183,9 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
   for (const auto& [key, value] : after) {
     const auto it = before.find(key);
     if (it == before.end()) {
+      const size_t dot = key.find('.');  // a key younger than the checkpoint changes nothing at its initial value
+      const config::Key* known = config::find_key(key.substr(0, dot), key.substr(dot + 1));
+      if (known != nullptr && value == config::to_toml(known->initial)) continue;
       changes.push_back(format("{}: {} (new)", key, value));
     } else if (it->second != value) {
       changes.push_back(format("{}: {} -> {}", key, it->second, value));

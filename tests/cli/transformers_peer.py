@@ -39,6 +39,23 @@ def tokens(folder, text):
     return {"ids": ids, "eos": tokenizer.eos_token_id, "size": len(tokenizer)}
 
 
+def rope(kind="default", **fields):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 3e4, **fields}}
+
+
+SIZES = {"vocab_size": 320, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3,
+         "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 48, "rms_norm_eps": 3e-6,
+         "initializer_range": 0.3, "tie_word_embeddings": False, "pad_token_id": None, **rope()}
+FAMILIES = {  # model_type, and what differs from SIZES
+    "llama": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "wide": ("llama", {"head_dim": 10, **rope("linear", factor=2.0)}),
+    "llama3": ("llama", rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=256)),
+    "yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+}
+
+
 def make(family, folder, dtype):
     torch.manual_seed(7)
     if family == "gpt2":
@@ -46,11 +63,9 @@ def make(family, folder, dtype):
                                          layer_norm_epsilon=2e-5, initializer_range=0.3)
         model = transformers.GPT2LMHeadModel(config)
     else:
-        config = transformers.LlamaConfig(vocab_size=320, hidden_size=48, intermediate_size=72, num_hidden_layers=3,
-                                          num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=48,
-                                          rms_norm_eps=3e-6, initializer_range=0.3, tie_word_embeddings=family == "tied",
-                                          rope_parameters={"rope_type": "default", "rope_theta": 3e4})
-        model = transformers.LlamaForCausalLM(config)
+        kind, changes = FAMILIES[family]
+        config = transformers.AutoConfig.for_model(kind, **{**SIZES, **changes})
+        model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():  # initial norms and biases would hide mistakes
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -80,6 +80,10 @@ class Transformers(rig.Runs):
     def test_exported_models_compute_the_same(self):
         families = {"gpt2": ([], "GPT2LMHeadModel"), "llama": (LLAMA, "LlamaForCausalLM"),
                     "untied": (["model.tie_embeddings=false"], "GPT2LMHeadModel"),
+                    "scaled": ([*LLAMA, "model.head_dim=6", "model.rope_type=llama3", "model.rope_factor=8",
+                                "model.rope_original=64"], "LlamaForCausalLM"),
+                    "yarn": ([*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16"],
+                             "LlamaForCausalLM"),
                     "tied": ([*LLAMA, "model.tie_embeddings=true", "model.rope_theta=500"], "LlamaForCausalLM")}
         for name, (sets, _) in families.items():
             self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)
@@ -94,6 +98,7 @@ class Transformers(rig.Runs):
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
                 for dtype in ("float32", "bfloat16", "float16")]
+        made += [[family, family, "float32"] for family in ("wide", "llama3", "yarn")]
         self.peer(*(["make", *each] for each in made))
         for _, folder, _ in made:
             self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)

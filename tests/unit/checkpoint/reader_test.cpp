@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/model_keys.h"
 #include "checkpoint/shard.h"
 #include "fixture.h"
 
@@ -209,6 +210,33 @@ TEST(Compatible, ListsModelKeysThatDiffer) {
                          "rope_theta: not in the checkpoint, the run has 10000"});
   EXPECT_EQ(message.find("d_model"), std::string::npos);
   require_compatible(stored, stored, "step-1", false);
+}
+
+TEST(Compatible, WeightsOfScaledPositionsAreNotUsedWithoutThemInSilence) {
+  config::Model plain;
+  plain.arch = config::Arch::llama;
+  plain.n_head = 4;
+  plain.d_model = 32;
+  plain.tie_embeddings = plain.bias = false;
+  config::Model scaled = plain;
+  scaled.rope_type = config::RopeType::yarn;
+  scaled.rope_factor = 4;
+  scaled.rope_original = 64;
+  Snapshot stored, run;
+  stored.model_keys = model_keys(scaled, 29);
+  run.model_keys = model_keys(plain, 29);
+  EXPECT_EQ(run.model_keys.size(), 12u);  // those of every older checkpoint
+  const auto nothing = [](const std::string&) { return false; };
+  expect_error(Code::checkpoint,
+               {"rope_type: yarn in the checkpoint, the run has default", "model.rope_type='\"yarn\"'",
+                "model.rope_factor=4", "model.rope_original=64"},
+               [&] { require_same_use(stored, run, "step-1", nothing); });
+  expect_error(Code::checkpoint, {"rope_type: default in the checkpoint, the run has yarn"},
+               [&] { require_same_use(run, stored, "step-1", nothing); });
+  require_same_use(stored, run, "step-1", [](const std::string& key) { return key == "rope_type"; });
+  require_same_use(stored, stored, "step-1", nothing);
+  expect_error(Code::checkpoint, {"rope_type: not in the checkpoint, the run has yarn"},
+               [&] { require_compatible(run, stored, "step-1", true); });
 }
 
 TEST(Compatible, RejectsOtherDataUnlessAllowed) {

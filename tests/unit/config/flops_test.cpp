@@ -55,6 +55,22 @@ TEST(Flops, LlamaWithGroupedHeadsByHand) {
   EXPECT_EQ(weights.total() + 4096 * int64_t{128256} + 65 * 4096, 8'030'261'248);
 }
 
+TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
+  config::Model model = llama3_8b();  // Mistral Nemo
+  model.n_layer = 40;
+  model.d_model = 5120;
+  model.head_dim = 128;
+  const MatmulWeights weights = matmul_weights(model, 131072);
+  EXPECT_EQ(weights.total(), 11'576'279'040);
+  EXPECT_EQ(weights.total() + 5120 * int64_t{131072} + 81 * 5120, 12'247'782'400);  // with the table and 81 gains
+  EXPECT_EQ(flops_per_token(model, 131072, config::Recompute::none).attention, 12.0 * 40 * 4096 * 8192);
+  model.n_layer = 28;  // Qwen3 0.6B
+  model.n_head = 16;
+  model.d_model = 1024;
+  model.d_ff = 3072;
+  EXPECT_EQ(matmul_weights(model, 151936).total(), 595'984'384);
+}
+
 TEST(Flops, RecomputationCountsForHardwareUtilisationOnly) {
   const config::Model model = gpt2_124m();
   const FlopsPerToken none = flops_per_token(model, 50257, config::Recompute::none);

@@ -43,7 +43,8 @@ inline float value_of(const std::string& tensor, int64_t index) {
 /// Shapes of this program's tensors by the definition of the model.
 inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
   const bool is_gpt2 = m.arch == config::Arch::gpt2;
-  const int64_t d = m.d_model, kv = d / m.n_head * m.n_kv_head;
+  const int64_t d = m.d_model, head = m.head_dim > 0 ? m.head_dim : d / m.n_head, queries = head * m.n_head,
+                kv = head * m.n_kv_head;
   std::map<std::string, Shape> shapes{{"wte", {kVocab, d}}};
   const auto norm = [&](const std::string& name) {
     shapes[name + ".gain"] = {d};
@@ -57,10 +58,10 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
   for (int64_t l = 0; l < m.n_layer; ++l) {
     const std::string block = format("blocks.{}.", l);
     norm(block + "norm1");
-    linear(block + "attn.q", d, d);
+    linear(block + "attn.q", d, queries);
     linear(block + "attn.k", d, kv);
     linear(block + "attn.v", d, kv);
-    linear(block + "attn.o", d, d);
+    linear(block + "attn.o", queries, d);
     norm(block + "norm2");
     if (!is_gpt2) linear(block + "mlp.gate", d, m.d_ff);
     linear(block + "mlp.up", d, m.d_ff);

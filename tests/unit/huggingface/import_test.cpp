@@ -1,5 +1,6 @@
 #include "huggingface/import.h"
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -16,7 +17,12 @@ using nlohmann::json;
 TEST(Import, GivesBackWhatWasExported) {
   for (const config::Config& config :
        {gpt2(), llama(), config_of({"model.arch=gpt2", "model.tie_embeddings=false"}),
-        config_of({"model.arch=llama", "model.tie_embeddings=true", "model.n_kv_head=1"})}) {
+        config_of({"model.arch=llama", "model.tie_embeddings=true", "model.n_kv_head=1"}),
+        config_of({"model.arch=llama", "model.head_dim=6", "model.rope_type=llama3", "model.rope_factor=8",
+                   "model.rope_original=64", "model.rope_high_freq=5"}),
+        config_of({"model.arch=llama", "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=64",
+                   "model.rope_attention=1.25", "model.rope_truncate=false", "model.rope_beta_slow=2"}),
+        config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"})}) {
     TempFolder folder;
     const fs::path step = save(folder / "run", config);
     export_model(step, folder / "hf");
@@ -76,12 +82,16 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
            {gpt2(), "layer_norm_epsilon", -1, "norm_eps"},
            {gpt2(), "quantization_config", {{"bits", 4}}, "quantization_config: {\"bits\":4}"},
            {llama(), "hidden_act", "gelu", "hidden_act: \"gelu\""},
-           {llama(), "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, "rope_scaling: \"llama3\""},
-           {llama(), "rope_parameters", {{"rope_type", "yarn"}}, "rope_parameters: \"yarn\""},
+           {llama(), "rope_scaling", {{"type", "dynamic"}, {"factor", 8.0}}, "rope_scaling: \"dynamic\""},
+           {llama(), "rope_parameters", {{"rope_type", "longrope"}}, "rope_parameters: \"longrope\""},
+           {llama(), "rope_parameters", {{"rope_type", "yarn"}}, "rope_parameters.factor: missing"},
+           {llama(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}, "rope_scaling.factor: 0.5"},
+           {llama(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}, "full_attention: {"},
+           {llama(), "rope_parameters", {{"partial_rotary_factor", 0.75}}, "partial_rotary_factor: 0.75"},
            {llama(), "rope_parameters", 3, "rope_parameters: 3"},
            {llama(), "attention_bias", true, "attention_bias: true"},
            {llama(), "mlp_bias", true, "mlp_bias: true"},
-           {llama(), "head_dim", 8, "head_dim: 8"},
+           {llama(), "head_dim", 7, "head_dim: 7 is odd"},
            {llama(), "num_key_value_heads", 4, "num_key_value_heads: 4 does not divide"},
            {llama(), "attention_dropout", 0.5, "attention_dropout: 0.5"},
            {llama(), "sliding_window", 4096, "sliding_window: 4096"},
@@ -98,6 +108,33 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   const ModelConfig newer =
       parse_config_json(with_field(llama(), "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7e5}}), "c");
   EXPECT_EQ(newer.config.model.rope_theta, 7e5);
+  const config::Model llama3 = parse_config_json(with_field(llama(), "rope_scaling",
+                                                            {{"rope_type", "llama3"},
+                                                             {"factor", 8.0},
+                                                             {"low_freq_factor", 1.0},
+                                                             {"high_freq_factor", 4.5},
+                                                             {"original_max_position_embeddings", 8192}}),
+                                                 "c")
+                                   .config.model;
+  EXPECT_EQ(llama3.rope_type, config::RopeType::llama3);
+  EXPECT_EQ(llama3.rope_theta, 5e5);
+  EXPECT_EQ(llama3.rope_factor, 8);
+  EXPECT_EQ(llama3.rope_original, 8192);
+  EXPECT_EQ(llama3.rope_high_freq, 4.5);
+  const config::Model yarn = parse_config_json(with_field(llama(), "rope_scaling",
+                                                          {{"type", "yarn"},
+                                                           {"factor", 4.0},
+                                                           {"beta_fast", nullptr},
+                                                           {"beta_slow", 0},
+                                                           {"mscale", 1.0},
+                                                           {"mscale_all_dim", 0.5}}),
+                                               "c")
+                                 .config.model;
+  EXPECT_EQ(yarn.rope_type, config::RopeType::yarn);
+  EXPECT_EQ(yarn.rope_original, 10);  // max_position_embeddings
+  EXPECT_EQ(yarn.rope_beta_fast, 32);
+  EXPECT_EQ(yarn.rope_beta_slow, 1);
+  EXPECT_NEAR(yarn.rope_attention, (0.1 * std::log(4) + 1) / (0.05 * std::log(4) + 1), 1e-15);
   const ModelConfig older = parse_config_json(with_field(gpt2(), "n_inner", nullptr), "c");
   EXPECT_EQ(older.config.model.d_ff, 96);
   EXPECT_EQ(older.config.model.dropout, 0.1);

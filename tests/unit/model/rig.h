@@ -43,13 +43,15 @@ struct RigOptions {
 class Rig {
  public:
   explicit Rig(const ModelSpec& spec, const RigOptions& options = {})
+      : Rig(to_config(spec), spec.vocab, spec.seed, options) {}
+  Rig(const config::Model& config, int64_t vocab, uint64_t seed, const RigOptions& options)
       : device(options.threads),
         arena(device, Arena::Mode::heap),
         store(device, options.compute),
-        strategy(store, spec.layers),
-        model(device, store, strategy, to_config(spec), spec.vocab, options.recompute, spec.seed),
+        strategy(store, config.n_layer),
+        model(device, store, strategy, config, vocab, options.recompute, seed),
         sink(store),
-        spec_(spec) {
+        has_dropout_(config.dropout > 0) {
     store.allocate(/*training=*/true);
     sink.prepare(device);
   }
@@ -124,7 +126,7 @@ class Rig {
     to.batch.first_sample = from.first_sample;
     to.batch.step = from.step;
     to.batch.loss_scale = 1 / (from.denominator != 0 ? from.denominator : sum);
-    to.batch.dropout = spec_.dropout > 0;
+    to.batch.dropout = has_dropout_;
     return to;
   }
 
@@ -163,7 +165,7 @@ class Rig {
     return result;
   }
 
-  ModelSpec spec_;
+  bool has_dropout_;
 };
 
 inline double norm_of(const std::vector<double>& values) {

@@ -66,6 +66,99 @@ TEST(RopeTable, IsAccurateToADoublesLastPlacesAtLargePositions) {
   }
 }
 
+using Scaling = ops::RopeScaling;
+
+TEST(RopeTable, ScalesFrequenciesAsPublishedSettingsDo) {
+  struct Setting {
+    const char* name;
+    int64_t head_dim;
+    double theta;
+    Scaling scaling;
+    double magnitude;
+    std::vector<std::pair<size_t, double>> frequencies;
+  };
+  const std::vector<Setting> settings = {
+      {"linear 4", 8, 1e4, {.kind = Scaling::Kind::linear, .factor = 4}, 1, {{0, 0.25}, {1, 0.025}, {3, 0.00025}}},
+      {"Llama 3.1 8B",
+       128,
+       5e5,
+       {.kind = Scaling::Kind::llama3, .factor = 8, .original = 8192},
+       1,
+       {{1, 8.146172338565447e-01},
+        {28, 3.211445994752591e-03},  // the last that is kept
+        {29, 2.166570763503359e-03},
+        {31, 8.567514129196324e-04},
+        {34, 1.785078127679964e-04},
+        {35, 9.556212353964683e-05},  // the first that is divided
+        {63, 3.068925988914511e-07}}},
+      {"Llama 3.2 1B",
+       64,
+       5e5,
+       {.kind = Scaling::Kind::llama3, .factor = 32, .original = 8192},
+       1,
+       {{1, 6.636012376960885e-01},
+        {14, 3.211445994752591e-03},
+        {15, 1.290547928209264e-03},
+        {16, 4.295567965593682e-04},
+        {17, 9.708287802627670e-05},
+        {18, 1.946163818483112e-05},
+        {31, 9.418306725434911e-08}}},
+      {"Qwen3, YaRN 4 of 32768",
+       128,
+       1e6,
+       {.kind = Scaling::Kind::yarn, .factor = 4, .original = 32768},
+       1.138629436111989,
+       {{1, 8.058421877614819e-01},
+        {23, 6.978305848598663e-03},
+        {24, 5.375321490790102e-03},
+        {31, 8.029597275452302e-04},
+        {39, 6.490394320837029e-05},
+        {40, 4.445698525097307e-05},
+        {63, 3.102344401879299e-07}}},
+      {"YaRN 8 of 8192",
+       128,
+       5e5,
+       {.kind = Scaling::Kind::yarn, .factor = 8, .original = 8192},
+       1.207944154167984,
+       {{28, 1.558495850394640e-03}, {30, 8.148398229369278e-04}}},
+  };
+  for (const Setting& s : settings) {
+    const std::vector<double> all = ops::rope_frequencies(s.head_dim, s.theta, s.scaling);
+    ASSERT_EQ(all.size(), static_cast<size_t>(s.head_dim / 2));
+    for (const auto& [i, expected] : s.frequencies)
+      EXPECT_NEAR(all[i] / expected, 1, 2e-15) << s.name << ", pair " << i;
+    EXPECT_NEAR(ops::rope_magnitude(s.scaling), s.magnitude, 1e-15) << s.name;
+  }
+}
+
+TEST(RopeTable, RampOfYarnMayEndBetweenPairs) {
+  // gpt-oss: pairs 8.092779115512402 to 17.39802450158856.
+  const Scaling scaling{.kind = Scaling::Kind::yarn, .factor = 32, .original = 4096, .truncate = false};
+  const std::vector<double> plain = ops::rope_frequencies(64, 1.5e5, {}),
+                            all = ops::rope_frequencies(64, 1.5e5, scaling);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const double ramp =
+        std::clamp((static_cast<double>(i) - 8.092779115512402) / (17.39802450158856 - 8.092779115512402), 0.0, 1.0);
+    EXPECT_NEAR(all[i] / (plain[i] * (1 - ramp) + plain[i] / 32 * ramp), 1, 1e-13) << i;
+  }
+  EXPECT_NEAR(ops::rope_magnitude(scaling), 1.346573590279973, 1e-15);
+  EXPECT_EQ(ops::rope_magnitude({.kind = Scaling::Kind::yarn, .factor = 32, .original = 4096, .attention = 1.5}), 1.5);
+}
+
+TEST(RopeTable, TurnsByScaledFrequenciesAndCarriesTheMagnitude) {
+  const Scaling scaling{.kind = Scaling::Kind::yarn, .factor = 4, .original = 32768};
+  constexpr int64_t kPositions = 3000, kDim = 128;
+  std::vector<double> table(kPositions * kDim);
+  ops::fill_rope_table(view(table, kPositions, kDim), 1e6, scaling);
+  const std::vector<double> all = ops::rope_frequencies(kDim, 1e6, scaling);
+  for (int64_t p = 0; p < kPositions; p += 37)
+    for (int64_t i = 0; i < kDim / 2; ++i) {
+      const long double angle = static_cast<long double>(p) * static_cast<long double>(all[static_cast<size_t>(i)]);
+      EXPECT_NEAR(table[p * kDim + i], 1.138629436111989 * static_cast<double>(cosl(angle)), 1e-12);
+      EXPECT_NEAR(table[p * kDim + kDim / 2 + i], 1.138629436111989 * static_cast<double>(sinl(angle)), 1e-12);
+    }
+}
+
 TEST(RopeTable, HasTheSameBitsOnEveryMachine) {
   // A change of these bits changes what a checkpoint computes elsewhere.
   const std::vector<double> table = table_of<double>(1024, 64);

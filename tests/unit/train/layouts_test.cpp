@@ -1,5 +1,7 @@
 // Every layout of one list on ranks that are threads: against one rank, against itself under other schedules, against
 // each other's checkpoints, and in the bytes that were predicted. A strategy is tested by its lines in the list.
+#include <functional>
+
 #include "config/tags.h"
 #include "config/text.h"
 #include "rigs/axonn.h"
@@ -98,6 +100,25 @@ std::vector<Case> all_cases() {
   all.push_back(tables("Contrary", Arch::llama, {2, 3},
                        {{"cr", "r-", "rc", "kc", "ck", "fr", "cc"}, {"rc", "-c", "-r", "rk", "kf", "k-", "-k"}}, "r-",
                        "fh", 3));
+  // What families add to the block, on layouts of each strategy; ranks share key/value heads in some.
+  const auto with = [&](const char* feature, const std::function<void(config::Model&)>& change) {
+    for (const char* base : {"Tensor4Data1SpEach1Llama", "Tensor8Data1Each2Llama", "Q2Depth1Data1LlamaAutoRingTile1x1",
+                             "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
+                             "X2Y2Z1Data1Llama", "X1Y2Z2Data2Llama", "MixedLlama", "CrossedLlama"}) {
+      const auto found = std::ranges::find(all, base, &Case::name);
+      if (found == all.end()) throw std::runtime_error(std::string("no case ") + base);
+      Case changed = *found;
+      changed.name += feature;
+      change(changed.config.model);
+      all.push_back(changed);
+    }
+  };
+  with("WideHeadsYarn", [](config::Model& m) {
+    m.head_dim = 6;
+    m.rope_type = config::RopeType::yarn;
+    m.rope_factor = 4;
+    m.rope_original = 16;
+  });
   return all;
 }
 
@@ -272,8 +293,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(named({"Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor4Data1Each1Llama",
                              "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1",
                              "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
-                             "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama",
-                             "ContraryLlama"})),
+                             "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama", "ContraryLlama",
+                             "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn"})),
     name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {

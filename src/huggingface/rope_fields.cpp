@@ -1,0 +1,143 @@
+#include "huggingface/rope_fields.h"
+
+#include <cmath>
+#include <set>
+
+#include "base/log.h"
+
+namespace trainer::huggingface {
+namespace {
+
+constexpr const char *kScaling = "rope_scaling", *kParameters = "rope_parameters",
+                     *kOriginal = "original_max_position_embeddings";
+
+/// The object of one scaling, and the fields of it that were used.
+class Scaling {
+ public:
+  Scaling(const Fields& fields, const char* name) : fields_(fields), name_(name) {
+    for (const auto& [field, value] : fields.members())
+      if (value.is_object())
+        refuse(field, format("{} is not supported, this program has one table for all layers", Fields::text_of(value)));
+  }
+
+  [[noreturn]] void refuse(const std::string& field, const std::string& reason) const {
+    fields_.refuse(field.empty() ? std::string(name_) : format("{}.{}", name_, field), reason);
+  }
+  const json* find(const char* field) {
+    used_.insert(field);
+    return fields_.find(field);
+  }
+  /// Returns a number above 0; null and 0 mean the default.
+  std::optional<double> number(const char* field) {
+    const json* value = find(field);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_number() || value->get<double>() < 0)
+      refuse(field, format("{}, expected a number above 0", Fields::text_of(*value)));
+    const double number = value->get<double>();
+    return number == 0 ? std::nullopt : std::optional(number);
+  }
+  void warn_of_unused() const {
+    for (const auto& [field, value] : fields_.members())
+      if (!used_.contains(field) && !value.is_null())
+        log::warning("{}.{}: no effect: this type of scaling does not use it", name_, field);
+  }
+
+ private:
+  const Fields& fields_;
+  const char* name_;
+  std::set<std::string> used_{"rope_theta", "rope_type", "type", "partial_rotary_factor"};
+};
+
+config::RopeType type_of(const Fields& rope, const Scaling& scaling) {
+  const json* type = rope.find("rope_type");
+  if (type == nullptr) type = rope.find("type");
+  if (type == nullptr) return config::RopeType::plain;
+  const auto* const found = std::ranges::find_if(config::kRopeNames, [&](const char* name) { return *type == name; });
+  if (found == std::end(config::kRopeNames))
+    scaling.refuse("", format("{} is not supported, this program supports {}", Fields::text_of(*type),
+                              fmt::join(config::kRopeNames, ", ")));
+  return static_cast<config::RopeType>(found - std::begin(config::kRopeNames));
+}
+
+/// The factor of cos and sin of YaRN, where the file does not leave it to the default.
+std::optional<double> attention_factor(Scaling& scaling, double factor) {
+  const std::optional<double> given = scaling.number("attention_factor"), scale = scaling.number("mscale"),
+                              all = scaling.number("mscale_all_dim");
+  if (given || !scale || !all) return given;
+  const auto grown = [&](double by) { return factor > 1 ? 0.1 * by * std::log(factor) + 1 : 1; };
+  return grown(*scale) / grown(*all);
+}
+
+void read_scaling(const Fields& fields, const Fields& rope, const char* name, Keys& keys) {
+  using config::RopeType;
+  Scaling scaling(rope, name);
+  const RopeType type = type_of(rope, scaling);
+  if (type != RopeType::plain) {
+    keys.add("rope_type", std::string(config::kRopeNames[static_cast<size_t>(type)]));
+    const std::optional<double> factor = scaling.number("factor");
+    if (!factor) scaling.refuse("factor", "missing");
+    if (*factor < 1) scaling.refuse("factor", format("{}, expected at least 1", *factor));
+    keys.add("rope_factor", *factor);
+    if (type != RopeType::linear) {
+      scaling.find(kOriginal);
+      keys.add("rope_original", rope.find(kOriginal) ? rope.size(kOriginal) : fields.size("max_position_embeddings"));
+    }
+    const auto take = [&](const char* field, const char* key) {
+      if (const std::optional<double> value = scaling.number(field)) keys.add(key, *value);
+    };
+    if (type == RopeType::llama3) {
+      take("low_freq_factor", "rope_low_freq");
+      take("high_freq_factor", "rope_high_freq");
+    }
+    if (type == RopeType::yarn) {
+      take("beta_fast", "rope_beta_fast");
+      take("beta_slow", "rope_beta_slow");
+      if (const std::optional<double> factor_of_cos = attention_factor(scaling, *factor))
+        keys.add("rope_attention", *factor_of_cos);
+      scaling.find("truncate");
+      keys.add("rope_truncate", rope.flag("truncate", true));
+    }
+  }
+  scaling.warn_of_unused();
+}
+
+}  // namespace
+
+void read_rope(const Fields& fields, double default_theta, Keys& keys) {
+  double theta = fields.number("rope_theta", default_theta);
+  const char* source = nullptr;
+  for (const char* name : {kParameters, kScaling}) {  // the last one wins
+    if (fields.find(name) == nullptr) continue;
+    const Fields rope = fields.object(name);
+    rope.demand("partial_rotary_factor", 1.0);
+    theta = rope.number("rope_theta", theta);
+    source = name;
+  }
+  keys.add("rope_theta", theta);
+  if (source != nullptr) read_scaling(fields, fields.object(source), source, keys);
+}
+
+void add_rope(const config::Model& m, ordered_json& out) {
+  using config::RopeType;
+  out["rope_theta"] = m.rope_theta;
+  if (m.rope_type == RopeType::plain) {
+    out[kScaling] = nullptr;
+    return;
+  }
+  ordered_json& scaling = out[kScaling] = ordered_json::object();
+  scaling["rope_type"] = config::kRopeNames[static_cast<size_t>(m.rope_type)];
+  scaling["factor"] = m.rope_factor;
+  if (m.rope_type != RopeType::linear) scaling[kOriginal] = m.rope_original;
+  if (m.rope_type == RopeType::llama3) {
+    scaling["low_freq_factor"] = m.rope_low_freq;
+    scaling["high_freq_factor"] = m.rope_high_freq;
+  }
+  if (m.rope_type == RopeType::yarn) {
+    scaling["beta_fast"] = m.rope_beta_fast;
+    scaling["beta_slow"] = m.rope_beta_slow;
+    if (m.rope_attention > 0) scaling["attention_factor"] = m.rope_attention;
+    scaling["truncate"] = m.rope_truncate;
+  }
+}
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,161 @@
+// Models of published families against values computed apart from this program: losses and gradients in double
+// precision. Weights and tokens are formulas (value_at, tokens), so that nothing has to be stored.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "config/load.h"
+#include "unit/model/rig.h"
+
+namespace trainer::model_test {
+namespace {
+
+constexpr int64_t kLength = 8, kSequences = 2;
+
+/// A gradient: one entry as transformers stores the tensor (a linear's weight is [out, in]), and the tensor's norm.
+struct Gradient {
+  const char* tensor;
+  int64_t row, col;
+  double entry, norm;
+};
+struct Family {
+  const char* name;
+  int64_t vocab;
+  std::vector<std::string> sets;
+  double loss, norm;
+  std::vector<Gradient> gradients;
+};
+
+const std::vector<std::string> kSmall = {"n_layer=2", "n_head=4",  "n_kv_head=2",   "d_model=16",
+                                         "d_ff=20",   "seq_len=8", "norm_eps=1e-6", "rope_theta=1e4"};
+const std::vector<std::string> kLarger = {"n_layer=2", "n_head=4",      "n_kv_head=2",    "d_model=32",   "d_ff=40",
+                                          "seq_len=8", "norm_eps=1e-5", "rope_theta=1e4", "rope_factor=4"};
+
+std::vector<std::string> operator+(std::vector<std::string> all, const std::vector<std::string>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+std::vector<Family> families() {
+  return {
+      {"llama3-rope",
+       31,
+       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"},
+       4.649672878680455,
+       9.419745331413120,
+       {{"wte", 7, 1, -4.640506808043389e-01, 6.002770675920421},
+        {"blocks.1.attn.q.weight", 1, 1, -2.568050394037116e-03, 5.600098089425241e-01},
+        {"blocks.1.attn.k.weight", 1, 1, 1.056671352951394e-02, 4.036872656349496e-01},
+        {"head.weight", 7, 1, 9.575557094647120e-03, 1.671244273828832}}},
+      {"linear",
+       31,
+       kLarger + std::vector<std::string>{"arch=llama", "rope_type=linear"},
+       4.535343842665819,
+       8.477312329110722,
+       {{"blocks.1.attn.q.weight", 1, 1, -7.316890786492994e-04, 7.166753082840460e-01},
+        {"blocks.1.attn.k.weight", 1, 1, 2.133846729672838e-02, 5.785185544445823e-01},
+        {"head.weight", 7, 1, 5.785957958829629e-03, 1.634624408466868}}},
+      {"yarn",
+       31,
+       kLarger + std::vector<std::string>{"arch=llama", "rope_type=yarn", "rope_original=64"},
+       4.646592106978195,
+       11.19036626414738,
+       {{"blocks.1.attn.q.weight", 1, 1, -3.126494569625592e-03, 5.454002149696023e-01},
+        {"blocks.1.attn.k.weight", 1, 1, 1.286686397351424e-02, 3.789895408283790e-01},
+        {"head.weight", 7, 1, 8.568461431004808e-03, 1.658117615016279}}},
+      {"heads wider than d_model / n_head",
+       29,
+       kSmall + std::vector<std::string>{"arch=llama", "head_dim=6"},
+       3.633052353727665,
+       4.306254023992839,
+       {{"blocks.1.attn.q.weight", 1, 1, -4.427481044315734e-03, 3.573538391221324e-01},
+        {"blocks.1.attn.k.weight", 1, 1, -7.970551556046146e-03, 2.174706151727706e-01},
+        {"blocks.1.attn.v.weight", 1, 1, 3.315129486726801e-02, 6.215567337993637e-01},
+        {"blocks.1.attn.o.weight", 1, 1, 4.584618287850886e-02, 7.056915473748715e-01},
+        {"head.weight", 7, 1, -5.731078763888588e-02, 1.053269120283614}}},
+  };
+}
+
+/// The tensors of a model in the order that numbers them, of those that a model may have.
+std::vector<std::string> tensor_order(int64_t layers) {
+  std::vector<std::string> all{"wte"};
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (const char* tensor :
+         {"norm1.gain", "attn.q.weight", "attn.q.bias", "attn.k.weight", "attn.k.bias", "attn.v.weight", "attn.v.bias",
+          "attn.o.weight", "attn.o.bias", "attn.q_norm.gain", "attn.k_norm.gain", "norm2.gain", "mlp.gate.weight",
+          "mlp.gate.bias", "mlp.up.weight", "mlp.up.bias", "mlp.down.weight", "mlp.down.bias"})
+      all.push_back(format("blocks.{}.{}", layer, tensor));
+  all.insert(all.end(), {"norm_f.gain", "head.weight"});
+  return all;
+}
+
+/// Element (row, col) of tensor number `index`, as transformers stores it.
+double value_at(const std::string& name, int64_t index, int64_t row, int64_t col) {
+  const double wave = std::sin(static_cast<double>(1 + 37 * row + 11 * col + 3 * row * col + 101 * index));
+  return name.ends_with(".gain") ? 1 + 0.25 * wave : (name.ends_with(".bias") ? 0.1 : 0.3) * wave;
+}
+
+/// The position of element (row, col) in this program's tensor, where linears are [in, out].
+size_t place_of(const params::Param& param, int64_t row, int64_t col) {
+  const bool turned = param.name.ends_with(".weight") && param.name != "head.weight";
+  const int64_t cols = param.shape.dims() == 1 ? 1 : param.shape[1];
+  return static_cast<size_t>(turned ? col * cols + row : row * cols + col);
+}
+
+struct Families : ::testing::TestWithParam<config::Recompute> {};
+
+TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
+  for (const Family& family : families()) {
+    SCOPED_TRACE(family.name);
+    std::vector<std::string> sets;
+    for (const std::string& set : family.sets) sets.push_back("model." + set);
+    const config::Model model = config::load_text("", "x", sets, {.files = false}).model;
+    Rig rig(model, family.vocab, 1, {.recompute = GetParam()});
+    std::map<std::string, params::Param> params;
+    for (const params::Param& param : rig.store.params()) params.emplace(param.name, param);
+    Named weights;
+    int64_t index = 0;
+    for (const std::string& name : tensor_order(model.n_layer)) {
+      const auto found = params.find(name);
+      if (found == params.end()) continue;
+      const Shape shape = found->second.shape;
+      const bool turned = name.ends_with(".weight") && name != "head.weight";
+      const int64_t rows = turned ? shape[1] : shape[0], cols = shape.dims() == 1 ? 1 : turned ? shape[0] : shape[1];
+      std::vector<double>& values = weights[name];
+      values.resize(static_cast<size_t>(shape.count()));
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t col = 0; col < cols; ++col)
+          values[place_of(found->second, row, col)] = value_at(name, index, row, col);
+      ++index;
+    }
+    ASSERT_EQ(weights.size(), params.size());
+    rig.set_weights(weights);
+    reference::Batch batch{.sequences = kSequences, .length = kLength};
+    for (int64_t b = 0; b < kSequences; ++b)
+      for (int64_t t = 0; t <= kLength; ++t) {
+        const auto token = static_cast<int32_t>((3 * t * t + 5 * t + 11 * b + 7) % family.vocab);
+        if (t < kLength) batch.ids.push_back(token);
+        if (t > 0) batch.targets.push_back(token);
+      }
+    EXPECT_NEAR(rig.loss(batch), family.loss, 1e-12);
+    EXPECT_NEAR(rig.step({batch}), family.loss, 1e-12);
+    const Named gradients = rig.gradients();
+    double squares = 0;
+    for (const auto& [name, values] : gradients) squares += norm_of(values) * norm_of(values);
+    EXPECT_NEAR(std::sqrt(squares), family.norm, 1e-11 * family.norm);
+    for (const Gradient& expected : family.gradients) {
+      const std::vector<double>& values = gradients.at(expected.tensor);
+      EXPECT_NEAR(norm_of(values), expected.norm, 1e-11 * expected.norm) << expected.tensor;
+      EXPECT_NEAR(values[place_of(params.at(expected.tensor), expected.row, expected.col)], expected.entry,
+                  1e-12 * expected.norm)
+          << expected.tensor;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Recompute, Families,
+                         ::testing::Values(config::Recompute::none, config::Recompute::selective,
+                                           config::Recompute::full));
+
+}  // namespace
+}  // namespace trainer::model_test
