@@ -40,6 +40,12 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
                                              {"vocab_size", format("{}", vocab)}};
   if (attention_width(m) != m.d_model) keys["head_dim"] = format("{}", head_size(m));
   add_rope(m, keys);
+  config::Model uniform = m;
+  uniform.attn_bias.reset();
+  uniform.mlp_bias.reset();
+  if (attention_bias(m) != attention_bias(uniform))
+    keys["attn_bias"] = config::kAttentionBiasNames[static_cast<size_t>(attention_bias(m))];
+  if (has_mlp_bias(m) != has_mlp_bias(uniform)) keys["mlp_bias"] = format("{}", has_mlp_bias(m));
   return keys;
 }
 

@@ -12,6 +12,7 @@ namespace trainer::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama };
+enum class AttentionBias { none, qkv, all };
 enum class RopeType { plain, linear, llama3, yarn };
 enum class Document { file, line, block };
 enum class Bos { automatic, on, off };
@@ -47,10 +48,14 @@ struct Model {
   double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, like the rest
   double rope_attention = 0;                       // 0: follows from the factor
   bool rope_truncate = true;
+  std::optional<AttentionBias> attn_bias;  // absent, like the next: as `bias`
+  std::optional<bool> mlp_bias;
 };
 
 /// The names of Arch, in order.
 inline constexpr const char* kArchNames[] = {"gpt2", "llama"};
+/// The names of AttentionBias, in order.
+inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of RopeType, in order.
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 /// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.
@@ -59,6 +64,11 @@ inline bool is_llama_like(const Model& model) { return model.arch != Arch::gpt2;
 inline int64_t head_size(const Model& model) {
   return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;
 }
+/// Return which linears have biases in a resolved model.
+inline AttentionBias attention_bias(const Model& model) {
+  return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : AttentionBias::none);
+}
+inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
 /// Returns the width of all query heads, which is also that of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the width of all key heads (and of all value heads).

@@ -88,6 +88,19 @@ class Declare {
       if (std::holds_alternative<bool>(value)) c.*part.*member = std::get<bool>(value);
     };
   }
+  /// Declares an optional enum key; see choice().
+  template <typename Enum>
+  void choice(const char* name, std::optional<Enum> Struct::*member, StringList names, const char* derived,
+              const char* help) {
+    Key& key = add(name, Type::choice, {}, help);
+    key.derived = derived;
+    key.names = names;
+    const Member<Struct> bound = choice_member(name, member, names);
+    key.get = [part = part_, bound](const Config& c) { return bound.get(c.*part); };
+    key.set = [part = part_, bound](Config& c, const Value& value) {
+      if (std::holds_alternative<std::string>(value)) bound.set(c.*part, value);
+    };
+  }
   void integer(const char* name, int64_t Struct::*member, int64_t initial, Extra extra, const char* help) {
     bind<int64_t>(add(name, Type::integer, initial, help, std::move(extra)), member);
   }

@@ -47,6 +47,10 @@ void declare_model(std::vector<Key>& keys) {
   model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; llama: false",
                 "The output head shares the token embedding's weights.");
   model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Linear layers and LayerNorm have biases.");
+  model.choice("attn_bias", &Model::attn_bias, {std::begin(kAttentionBiasNames), std::end(kAttentionBiasNames)},
+               "all with bias, else none",
+               "Biases in attention: none, of the queries, keys and values, or of all linears.");
+  model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linears of the feed-forward layer.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
   model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)}, "Base of the RoPE frequencies (llama).");
   model.choice("rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},

@@ -166,7 +166,9 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   const std::vector<MappedTensor> tensors = tensor_map(config.model, vocab);
   TensorSource source(calls, reader);
   source.require_parts(tensors);
-  if (config.model.arch == config::Arch::gpt2 && !config.model.bias.value())
+  const config::Model& m = config.model;
+  const bool all_biases = m.bias.value() && attention_bias(m) == config::AttentionBias::all && has_mlp_bias(m);
+  if (m.arch == config::Arch::gpt2 && !all_biases)
     log::info("model.bias = false: Hugging Face's GPT-2 always has biases, they are written as zeros");
   Exported done{reader.folder(), {}, 0, 0};
   checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {

@@ -41,6 +41,8 @@ void add_llama(const config::Model& m, ordered_json& out) {
     cannot_represent("bias", "true", "the norms of Hugging Face's Llama have no biases; train with model.bias = false");
   if (m.dropout > 0)
     log::info("model.dropout = {} is left out: Hugging Face's Llama has none; results do not depend on it", m.dropout);
+  if (attention_bias(m) == config::AttentionBias::qkv)
+    cannot_represent("attn_bias", "\"qkv\"", "Hugging Face's Llama has biases in all linears of attention or in none");
   if (m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
                      format("Hugging Face's Llama needs n_head to divide d_model = {}", m.d_model));
@@ -54,8 +56,8 @@ void add_llama(const config::Model& m, ordered_json& out) {
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = m.norm_eps;
   add_rope(m, out);
-  out["attention_bias"] = false;
-  out["mlp_bias"] = false;
+  out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
+  out["mlp_bias"] = has_mlp_bias(m);
   out["attention_dropout"] = 0.0;
 }
 
@@ -106,8 +108,8 @@ void read_llama(const Fields& fields, Keys& keys) {
   keys.add("norm_eps", fields.number("rms_norm_eps", 1e-6));
   read_rope(fields, 1e4, keys);
   fields.demand_one_of("hidden_act", {"silu", "swish"});
-  fields.demand("attention_bias", false);
-  fields.demand("mlp_bias", false);
+  if (fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
+  if (fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
   fields.demand("partial_rotary_factor", 1.0);
   fields.demand_absent("sliding_window");
   if (const double dropout = fields.number("attention_dropout", 0); dropout != 0)

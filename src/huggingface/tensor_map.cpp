@@ -15,20 +15,21 @@ class Collector {
   }
   void norm(const std::string& name, const std::string& ours) {
     tensors_.push_back({name + ".weight", {model_.d_model}, {ours + ".gain"}});
-    if (gpt2_) bias(name, model_.d_model, {ours});
+    if (gpt2_) bias(name, model_.d_model, {ours}, model_.bias.value());
   }
-  void linear(const std::string& name, int64_t in, int64_t out, const std::vector<std::string>& ours) {
+  /// GPT-2's linears always have biases there; those that the model lacks are zeros.
+  void linear(const std::string& name, int64_t in, int64_t out, const std::vector<std::string>& ours, bool has_bias) {
     std::vector<std::string> weights;
     for (const std::string& each : ours) weights.push_back(each + ".weight");
     tensors_.push_back({name + ".weight", gpt2_ ? Shape{in, out} : Shape{out, in}, weights, !gpt2_});
-    if (gpt2_) bias(name, out, ours);
+    if (gpt2_ || has_bias) bias(name, out, ours, has_bias);
   }
   std::vector<MappedTensor> take() { return std::move(tensors_); }
 
  private:
-  void bias(const std::string& name, int64_t width, const std::vector<std::string>& ours) {
+  void bias(const std::string& name, int64_t width, const std::vector<std::string>& ours, bool present) {
     std::vector<std::string> parts;
-    if (model_.bias.value())
+    if (present)
       for (const std::string& each : ours) parts.push_back(each + ".bias");
     tensors_.push_back({name + ".bias", {width}, parts});
   }
@@ -39,25 +40,29 @@ class Collector {
 };
 
 void add_gpt2_block(const config::Model& m, const std::string& name, const std::string& ours, Collector& all) {
+  const bool qkv = attention_bias(m) != config::AttentionBias::none,
+             o = attention_bias(m) == config::AttentionBias::all, mlp = has_mlp_bias(m);
   all.norm(name + "ln_1", ours + "norm1");
-  all.linear(name + "attn.c_attn", m.d_model, 3 * m.d_model, {ours + "attn.q", ours + "attn.k", ours + "attn.v"});
-  all.linear(name + "attn.c_proj", m.d_model, m.d_model, {ours + "attn.o"});
+  all.linear(name + "attn.c_attn", m.d_model, 3 * m.d_model, {ours + "attn.q", ours + "attn.k", ours + "attn.v"}, qkv);
+  all.linear(name + "attn.c_proj", m.d_model, m.d_model, {ours + "attn.o"}, o);
   all.norm(name + "ln_2", ours + "norm2");
-  all.linear(name + "mlp.c_fc", m.d_model, m.d_ff, {ours + "mlp.up"});
-  all.linear(name + "mlp.c_proj", m.d_ff, m.d_model, {ours + "mlp.down"});
+  all.linear(name + "mlp.c_fc", m.d_model, m.d_ff, {ours + "mlp.up"}, mlp);
+  all.linear(name + "mlp.c_proj", m.d_ff, m.d_model, {ours + "mlp.down"}, mlp);
 }
 
 void add_llama_block(const config::Model& m, const std::string& name, const std::string& ours, Collector& all) {
+  const bool qkv = attention_bias(m) != config::AttentionBias::none,
+             o = attention_bias(m) == config::AttentionBias::all, mlp = has_mlp_bias(m);
   const int64_t queries = attention_width(m), kv = key_width(m);
   all.norm(name + "input_layernorm", ours + "norm1");
-  all.linear(name + "self_attn.q_proj", m.d_model, queries, {ours + "attn.q"});
-  all.linear(name + "self_attn.k_proj", m.d_model, kv, {ours + "attn.k"});
-  all.linear(name + "self_attn.v_proj", m.d_model, kv, {ours + "attn.v"});
-  all.linear(name + "self_attn.o_proj", queries, m.d_model, {ours + "attn.o"});
+  all.linear(name + "self_attn.q_proj", m.d_model, queries, {ours + "attn.q"}, qkv);
+  all.linear(name + "self_attn.k_proj", m.d_model, kv, {ours + "attn.k"}, qkv);
+  all.linear(name + "self_attn.v_proj", m.d_model, kv, {ours + "attn.v"}, qkv);
+  all.linear(name + "self_attn.o_proj", queries, m.d_model, {ours + "attn.o"}, o);
   all.norm(name + "post_attention_layernorm", ours + "norm2");
-  all.linear(name + "mlp.gate_proj", m.d_model, m.d_ff, {ours + "mlp.gate"});
-  all.linear(name + "mlp.up_proj", m.d_model, m.d_ff, {ours + "mlp.up"});
-  all.linear(name + "mlp.down_proj", m.d_ff, m.d_model, {ours + "mlp.down"});
+  all.linear(name + "mlp.gate_proj", m.d_model, m.d_ff, {ours + "mlp.gate"}, mlp);
+  all.linear(name + "mlp.up_proj", m.d_model, m.d_ff, {ours + "mlp.up"}, mlp);
+  all.linear(name + "mlp.down_proj", m.d_ff, m.d_model, {ours + "mlp.down"}, mlp);
 }
 
 }  // namespace

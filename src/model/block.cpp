@@ -21,7 +21,6 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
       all_kv_heads_(spec.model.n_kv_head),
       head_dim_(head_size(spec.model)),
       gated_(is_llama_like(spec.model)),
-      bias_(spec.model.bias.value()),
       dropout_(spec.model.dropout),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
       recompute_(recompute) {
@@ -30,9 +29,12 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   kv_heads_ = tile.kv_heads;
   const config::Model& m = spec.model;
   const std::string name = format("blocks.{}.", spec.layer);
+  const config::AttentionBias attention = attention_bias(m);
+  const bool mlp_bias = has_mlp_bias(m);
   const double std = m.init_std, residual_std = std / std::sqrt(2.0 * static_cast<double>(spec.layers));
   const int64_t queries = attention_width(m), kv = key_width(m);
-  parallel::NormSpec norm{.name = name + "norm1", .width = width_, .center = !gated_, .bias = bias_, .eps = m.norm_eps};
+  parallel::NormSpec norm{
+      .name = name + "norm1", .width = width_, .center = !gated_, .bias = m.bias.value(), .eps = m.norm_eps};
   norm1_ = strategy.norm(spec.layer, spec.group, norm);
   qkv_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.site = Site::qkv,
@@ -40,24 +42,25 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
                                     .parts = {{name + "attn.q", queries, m.n_head},
                                               {name + "attn.k", kv, m.n_kv_head},
                                               {name + "attn.v", kv, m.n_kv_head}},
-                                    .bias = bias_,
+                                    .bias = attention != config::AttentionBias::none,
                                     .init_std = std});
   out_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.site = Site::out,
                                     .in = queries,
                                     .parts = {{name + "attn.o", width_}},
-                                    .bias = bias_,
+                                    .bias = attention == config::AttentionBias::all,
                                     .init_std = residual_std});
   norm.name = name + "norm2";
   norm2_ = strategy.norm(spec.layer, spec.group, norm);
-  LinearSpec up{.site = Site::up, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias_, .init_std = std};
+  LinearSpec up{
+      .site = Site::up, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = mlp_bias, .init_std = std};
   if (gated_) up.parts.insert(up.parts.begin(), {name + "mlp.gate", m.d_ff});
   up_ = strategy.linear(spec.layer, spec.group, up);
   down_ = strategy.linear(spec.layer, spec.group,
                           LinearSpec{.site = Site::down,
                                      .in = m.d_ff,
                                      .parts = {{name + "mlp.down", width_}},
-                                     .bias = bias_,
+                                     .bias = mlp_bias,
                                      .init_std = residual_std});
   const auto site_key = [&](const char* site) {
     return philox_key(spec.seed, format("dropout.{}.{}", spec.layer, site));

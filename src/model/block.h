@@ -82,7 +82,7 @@ class Block {
   parallel::Spread stream_;  // spread of the residual stream in this block
   int64_t width_, all_heads_, all_kv_heads_, head_dim_;
   int64_t heads_, kv_heads_;  // heads on this rank
-  bool gated_, bias_;
+  bool gated_;
   double dropout_, scale_;
   config::Recompute recompute_;
   PhiloxKey attention_site_, attention_out_site_, mlp_out_site_;

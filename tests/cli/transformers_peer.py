@@ -50,6 +50,7 @@ FAMILIES = {  # model_type, and what differs from SIZES
     "llama": ("llama", {}),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "wide": ("llama", {"head_dim": 10, **rope("linear", factor=2.0)}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama3": ("llama", rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                              original_max_position_embeddings=256)),
     "yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),

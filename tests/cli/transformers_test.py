@@ -98,7 +98,7 @@ class Transformers(rig.Runs):
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
                 for dtype in ("float32", "bfloat16", "float16")]
-        made += [[family, family, "float32"] for family in ("wide", "llama3", "yarn")]
+        made += [[family, family, "float32"] for family in ("wide", "biases", "llama3", "yarn")]
         self.peer(*(["make", *each] for each in made))
         for _, folder, _ in made:
             self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)

@@ -50,9 +50,13 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     shapes[name + ".gain"] = {d};
     if (m.bias.value()) shapes[name + ".bias"] = {d};
   };
+  const std::string attn = m.attn_bias ? config::kAttentionBiasNames[static_cast<size_t>(*m.attn_bias)]
+                                       : std::string(m.bias.value() ? "all" : "none");
   const auto linear = [&](const std::string& name, int64_t in, int64_t out) {
     shapes[name + ".weight"] = {in, out};
-    if (m.bias.value()) shapes[name + ".bias"] = {out};
+    const bool mlp = name.find(".mlp.") != name.npos, output = name.ends_with("attn.o");
+    if (mlp ? m.mlp_bias.value_or(m.bias.value()) : attn == "all" || (attn == "qkv" && !output))
+      shapes[name + ".bias"] = {out};
   };
   if (is_gpt2) shapes["wpe"] = {m.seq_len, d};
   for (int64_t l = 0; l < m.n_layer; ++l) {

@@ -22,6 +22,8 @@ TEST(Import, GivesBackWhatWasExported) {
                    "model.rope_original=64", "model.rope_high_freq=5"}),
         config_of({"model.arch=llama", "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=64",
                    "model.rope_attention=1.25", "model.rope_truncate=false", "model.rope_beta_slow=2"}),
+        config_of({"model.arch=llama", "model.attn_bias=all", "model.n_kv_head=2"}),
+        config_of({"model.arch=llama", "model.mlp_bias=true"}),
         config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"})}) {
     TempFolder folder;
     const fs::path step = save(folder / "run", config);
@@ -89,8 +91,8 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
            {llama(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}, "full_attention: {"},
            {llama(), "rope_parameters", {{"partial_rotary_factor", 0.75}}, "partial_rotary_factor: 0.75"},
            {llama(), "rope_parameters", 3, "rope_parameters: 3"},
-           {llama(), "attention_bias", true, "attention_bias: true"},
-           {llama(), "mlp_bias", true, "mlp_bias: true"},
+           {llama(), "attention_bias", 1, "attention_bias: 1"},
+           {llama(), "mlp_bias", "no", "mlp_bias: \"no\""},
            {llama(), "head_dim", 7, "head_dim: 7 is odd"},
            {llama(), "num_key_value_heads", 4, "num_key_value_heads: 4 does not divide"},
            {llama(), "attention_dropout", 0.5, "attention_dropout: 0.5"},

@@ -119,6 +119,7 @@ std::vector<Case> all_cases() {
     m.rope_factor = 4;
     m.rope_original = 16;
   });
+  with("QkvBiases", [](config::Model& m) { m.attn_bias = config::AttentionBias::qkv; });
   return all;
 }
 
@@ -294,7 +295,8 @@ INSTANTIATE_TEST_SUITE_P(
                              "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1",
                              "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
                              "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama", "ContraryLlama",
-                             "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn"})),
+                             "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn",
+                             "Tensor4Data1SpEach1LlamaQkvBiases"})),
     name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
