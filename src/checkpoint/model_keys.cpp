@@ -40,6 +40,8 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
                                              {"vocab_size", format("{}", vocab)}};
   if (attention_width(m) != m.d_model) keys["head_dim"] = format("{}", head_size(m));
   add_rope(m, keys);
+  if (query_key_norm(m) != config::QkNorm::none)
+    keys["qk_norm"] = config::kQkNormNames[static_cast<size_t>(query_key_norm(m))];
   config::Model uniform = m;
   uniform.attn_bias.reset();
   uniform.mlp_bias.reset();

@@ -13,6 +13,7 @@ namespace trainer::config {
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama };
 enum class AttentionBias { none, qkv, all };
+enum class QkNorm { none, head };
 enum class RopeType { plain, linear, llama3, yarn };
 enum class Document { file, line, block };
 enum class Bos { automatic, on, off };
@@ -50,12 +51,15 @@ struct Model {
   bool rope_truncate = true;
   std::optional<AttentionBias> attn_bias;  // absent, like the next: as `bias`
   std::optional<bool> mlp_bias;
+  std::optional<QkNorm> qk_norm;
 };
 
 /// The names of Arch, in order.
 inline constexpr const char* kArchNames[] = {"gpt2", "llama"};
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
+/// The names of QkNorm, in order.
+inline constexpr const char* kQkNormNames[] = {"none", "head"};
 /// The names of RopeType, in order.
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 /// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.
@@ -69,6 +73,8 @@ inline AttentionBias attention_bias(const Model& model) {
   return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : AttentionBias::none);
 }
 inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
+/// Returns which norms queries and keys have.
+inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or(QkNorm::none); }
 /// Returns the width of all query heads, which is also that of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the width of all key heads (and of all value heads).

@@ -51,6 +51,9 @@ void declare_model(std::vector<Key>& keys) {
                "all with bias, else none",
                "Biases in attention: none, of the queries, keys and values, or of all linears.");
   model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linears of the feed-forward layer.");
+  model.choice("qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "none",
+               "RMS norms of queries and keys before RoPE: none, or one per head with a gain that heads share (Qwen3). "
+               "They bound attention scores, against spikes of the loss.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
   model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)}, "Base of the RoPE frequencies (llama).");
   model.choice("rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},

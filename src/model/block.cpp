@@ -50,6 +50,18 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
                                     .parts = {{name + "attn.o", width_}},
                                     .bias = attention == config::AttentionBias::all,
                                     .init_std = residual_std});
+  if (query_key_norm(m) == config::QkNorm::head) {
+    parallel::NormSpec head{.name = name + "attn.q_norm",
+                            .width = head_dim_,
+                            .center = false,
+                            .bias = false,
+                            .eps = m.norm_eps,
+                            .groups = heads_};
+    q_norm_ = strategy.head_norm(spec.layer, spec.group, head);
+    head.name = name + "attn.k_norm";
+    head.groups = kv_heads_;
+    k_norm_ = strategy.head_norm(spec.layer, spec.group, head);
+  }
   norm.name = name + "norm2";
   norm2_ = strategy.norm(spec.layer, spec.group, norm);
   LinearSpec up{
@@ -118,6 +130,7 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
     saved = std::move(only_input);
   } else if (recompute_ == config::Recompute::selective) {
     saved.a.reset();
+    saved.qk.reset();
     saved.b.reset();
     saved.z.reset();
   }
@@ -137,8 +150,12 @@ Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* c
   s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
   s.qkv = qkv_->forward(ex, batch.rows(), s.a, {});
   if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
+  if (q_norm_) s.qk = normed(ex, batch, s, keep);
   attend(ex, batch, s, cache);
-  if (!keep) s.qkv.reset();
+  if (!keep) {
+    s.qkv.reset();
+    s.qk.reset();
+  }
   s.x1 = out_->forward(ex, batch.rows(), s.context, add_residual(batch, s.x, attention_out_site_));
   if (!keep) {
     s.context.reset();
@@ -173,19 +190,30 @@ parallel::ForwardFusion Block::add_residual(const Batch& batch, const Tensor& re
   return fusion;
 }
 
-void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
+void Block::rotate(Exec& ex, const Batch& batch, const Tensor& qk, bool inverse) const {
+  if (rope_) ops::run(ex, ops::Rope{qk, *rope_, head_dim_, batch.seq_len, batch.first_position, inverse});
+}
+
+Scratch Block::normed(Exec& ex, const Batch& batch, Saved& s, bool keep) {
   const Tensor qkv = s.qkv;
-  if (rope_)
-    ops::run(ex, ops::Rope{queries_and_keys(qkv), *rope_, head_dim_, batch.seq_len, batch.first_position,
-                           /*inverse=*/false});
-  ops::AttentionForward op{.q = queries(qkv),
-                           .k = keys(qkv),
+  Scratch qk = ex.take("attention.qk", {qkv.rows(), heads_ * head_dim_ + kv_width()}, qkv.dtype);
+  q_norm_->forward(ex, queries(qkv), queries(qk), keep ? &s.q_stats : nullptr);
+  k_norm_->forward(ex, keys(qkv), keys(qk), keep ? &s.k_stats : nullptr);
+  rotate(ex, batch, qk, /*inverse=*/false);
+  return qk;
+}
+
+void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
+  const Tensor qkv = s.qkv, qk = q_norm_ ? s.qk.tensor() : queries_and_keys(qkv);
+  if (!q_norm_) rotate(ex, batch, qk, /*inverse=*/false);
+  ops::AttentionForward op{.q = queries(qk),
+                           .k = keys(qk),
                            .v = values(qkv),
                            .shape = attention_shape(batch),
                            .scale = scale_,
                            .dropout = attention_dropout(batch)};
   if (cache != nullptr) {
-    ops::run(ex, ops::Copy{keys(qkv), cache->keys.row_range(cache->used, qkv.rows())});
+    ops::run(ex, ops::Copy{keys(qk), cache->keys.row_range(cache->used, qkv.rows())});
     ops::run(ex, ops::Copy{values(qkv), cache->values.row_range(cache->used, qkv.rows())});
     op.k = cache->keys;
     op.v = cache->values;
@@ -247,7 +275,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
   Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();
-  Scratch dqkv = attend_backward(ex, batch, dcontext, s);
+  Scratch dqkv = attend_backward(ex, batch, dcontext, s, grads);
   dcontext.reset();
   if (rebuild) s.a = norm1_->forward(ex, s.x, &s.stats1);
   Scratch da = qkv_->backward(ex, batch.rows(), dqkv, s.a, {}, grads);
@@ -259,12 +287,14 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   return dx;
 }
 
-Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcontext, Saved& s) {
-  const Tensor qkv = s.qkv;
+Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcontext, Saved& s,
+                               parallel::GradSink& grads) {
+  if (q_norm_ && recompute_ == config::Recompute::selective) s.qk = normed(ex, batch, s, /*keep=*/true);
+  const Tensor qkv = s.qkv, qk = q_norm_ ? s.qk.tensor() : queries_and_keys(qkv);
   Scratch d = ex.take("attention.dqkv", qkv.shape, qkv.dtype);
   const Tensor dqkv = d;
-  ops::run(ex, ops::AttentionBackward{.q = queries(qkv),
-                                      .k = keys(qkv),
+  ops::run(ex, ops::AttentionBackward{.q = queries(qk),
+                                      .k = keys(qk),
                                       .v = values(qkv),
                                       .out = s.context,
                                       .lse = s.lse,
@@ -275,9 +305,15 @@ Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcont
                                       .shape = attention_shape(batch),
                                       .scale = scale_,
                                       .dropout = attention_dropout(batch)});
-  if (rope_)
-    ops::run(ex, ops::Rope{queries_and_keys(dqkv), *rope_, head_dim_, batch.seq_len, batch.first_position,
-                           /*inverse=*/true});
+  rotate(ex, batch, queries_and_keys(dqkv), /*inverse=*/true);
+  s.qk.reset();
+  if (q_norm_) {  // in place; ranks that share a key head have partial sums of its gradient, and the norm is linear in
+                  // it
+    q_norm_->backward(ex, queries(dqkv), queries(qkv), s.q_stats, {}, queries(dqkv), grads);
+    k_norm_->backward(ex, keys(dqkv), keys(qkv), s.k_stats, {}, keys(dqkv), grads);
+    s.q_stats = {};
+    s.k_stats = {};
+  }
   s.qkv.reset();
   s.context.reset();
   s.lse.reset();

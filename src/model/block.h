@@ -1,5 +1,6 @@
 #pragma once
 // One transformer block (pre-norm):  x1 = x + drop(attention(norm1(x))·Wo);  x2 = x1 + drop(mlp(norm2(x1)))
+// With qk_norm queries and keys of each head have an RMS norm of their own, before rotary positions.
 // GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
 #include <memory>
 #include <optional>
@@ -30,8 +31,10 @@ class Block {
   struct Saved {
     Scratch x;  // [n, H] input; n, H: this rank's part of the residual stream
     parallel::NormStats stats1;
-    Scratch a;        // [n, H] norm1(x); rebuilt under `selective`
-    Scratch qkv;      // [N, (A+2K)·D] of this rank's sequences and heads, rotated
+    Scratch a;    // [n, H] norm1(x); rebuilt under `selective`
+    Scratch qkv;  // [N, (A+2K)·D] of this rank's sequences and heads, rotated in place without qk_norm
+    parallel::NormStats q_stats, k_stats;
+    Scratch qk;       // [N, (A+K)·D] normed and rotated with qk_norm; rebuilt under `selective`
     Scratch context;  // [N, A·D]
     Scratch lse;      // [b·A, S] accumulator type; b, N, A, K, F: this rank's
     Scratch x1;       // [n, H] after attention
@@ -62,7 +65,11 @@ class Block {
   parallel::ForwardFusion add_residual(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
   Scratch dropout_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
-  Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved);
+  Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved,
+                          parallel::GradSink& grads);
+  void rotate(Exec& ex, const parallel::Batch& batch, const Tensor& qk, bool inverse) const;
+  /// Returns normed and rotated queries and keys; keeps the statistics, or uses those that were kept.
+  Scratch normed(Exec& ex, const parallel::Batch& batch, Saved& saved, bool keep);
 
   bool has_dropout(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
   ops::DropoutSite site(const parallel::Batch& batch, PhiloxKey key) const;
@@ -88,6 +95,7 @@ class Block {
   PhiloxKey attention_site_, attention_out_site_, mlp_out_site_;
   std::shared_ptr<const Buffer> rope_;
   std::unique_ptr<parallel::Norm> norm1_, norm2_;
+  std::unique_ptr<parallel::Norm> q_norm_, k_norm_;  // null without qk_norm
   std::unique_ptr<parallel::Linear> qkv_, out_, up_, down_;
 
  public:

@@ -10,55 +10,63 @@ namespace {
 
 const NormKernels& norm_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), norm_kernels); }
 
+/// Returns the number of columns of a group.
+int64_t width_of(const Tensor& x, int64_t groups) {
+  TRAINER_CHECK(groups > 0 && x.cols() % groups == 0, "a norm of {} groups over {} columns", groups, x.cols());
+  return x.cols() / groups;
+}
+
 /// Checks the operands that forward and apply have in common.
 NormRows checked(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& y, const Tensor& mean,
-                 const Tensor& rstd, double eps, bool center) {
-  const int64_t rows = x.rows(), cols = x.cols();
+                 const Tensor& rstd, double eps, bool center, int64_t groups) {
+  const int64_t rows = x.rows(), cols = width_of(x, groups);
   const DType statistics = accumulator_of(x.dtype);
-  expect_rows(y, rows, cols, x.dtype, "norm y");
+  expect_rows(y, rows, x.cols(), x.dtype, "norm y");
   expect_count(gain, cols, x.dtype, "norm gain");
   if (bias) expect_count(bias, cols, x.dtype, "norm bias");
-  if (mean) expect_count(mean, rows, statistics, "norm mean");
-  if (rstd) expect_count(rstd, rows, statistics, "norm rstd");
+  if (mean) expect_count(mean, rows * groups, statistics, "norm mean");
+  if (rstd) expect_count(rstd, rows * groups, statistics, "norm rstd");
   TRAINER_CHECK(center || !mean, "an RMS norm keeps no mean");
-  return {x.data, gain.data, bias.data, y.data, mean.data, rstd.data, x.ld(), y.ld(), cols, eps, center};
+  return {x.data, gain.data, bias.data, y.data, mean.data, rstd.data, x.ld(), y.ld(), cols, groups, eps, center};
 }
 
 }  // namespace
 
 void run(Exec& ex, const NormForward& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
-  const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, op.eps, op.center);
+  const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, op.eps, op.center, op.groups);
   TRAINER_CHECK(!op.center || static_cast<bool>(op.mean) == static_cast<bool>(op.rstd),
                 "norm keeps both statistics or none");
   const OpTimer timer(ex.meter, OpKind::norm, {8.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = norm_kernels(ex).forward[type];
-  for_row_blocks(ex, op.x.rows(), rows_per_task(rows.cols), [&](int64_t first, int64_t n) { kernel(rows, first, n); });
+  for_row_blocks(ex, op.x.rows(), rows_per_task(op.x.cols()),
+                 [&](int64_t first, int64_t n) { kernel(rows, first, n); });
 }
 
 void run(Exec& ex, const NormApply& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
-  const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center);
+  const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center, op.groups);
   TRAINER_CHECK(op.rstd && (op.mean || !op.center), "norm is applied from kept statistics");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = norm_kernels(ex).apply[type];
-  for_row_blocks(ex, op.x.rows(), rows_per_task(rows.cols), [&](int64_t first, int64_t n) { kernel(rows, first, n); });
+  for_row_blocks(ex, op.x.rows(), rows_per_task(op.x.cols()),
+                 [&](int64_t first, int64_t n) { kernel(rows, first, n); });
 }
 
 void run(Exec& ex, const NormBackward& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
-  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  const int64_t rows = op.x.rows(), cols = width_of(op.x, op.groups);
   const DType dtype = op.x.dtype, sums = accumulator_of(dtype);
-  expect_rows(op.dy, rows, cols, dtype, "norm dy");
-  expect_rows(op.dx, rows, cols, dtype, "norm dx");
-  if (op.residual) expect_rows(op.residual, rows, cols, dtype, "norm residual");
+  expect_rows(op.dy, rows, op.x.cols(), dtype, "norm dy");
+  expect_rows(op.dx, rows, op.x.cols(), dtype, "norm dx");
+  if (op.residual) expect_rows(op.residual, rows, op.x.cols(), dtype, "norm residual");
   expect_count(op.gain, cols, dtype, "norm gain");
-  if (op.center) expect_count(op.mean, rows, sums, "norm mean");
-  expect_count(op.rstd, rows, sums, "norm rstd");
+  if (op.center) expect_count(op.mean, rows * op.groups, sums, "norm mean");
+  expect_count(op.rstd, rows * op.groups, sums, "norm rstd");
   expect_count(op.dgain, cols, sums, "norm dgain");
   if (op.dbias) expect_count(op.dbias, cols, sums, "norm dbias");
 
@@ -72,7 +80,7 @@ void run(Exec& ex, const NormBackward& op) {
   if (ex.device.dry()) return;
   const NormGradient args{op.dy.data,       op.x.data,  op.gain.data, op.mean.data, op.rstd.data,
                           op.residual.data, op.dx.data, op.dy.ld(),   op.x.ld(),    op.residual.ld(),
-                          op.dx.ld(),       cols,       op.center};
+                          op.dx.ld(),       cols,       op.groups,    op.center};
   const auto kernel = norm_kernels(ex).backward[type];
   for_row_blocks(ex, rows, block, [&](int64_t first, int64_t n) {
     std::byte* bias_sum = op.dbias ? row_at(bias_sums, first / block) : nullptr;

@@ -2,17 +2,19 @@
 // Layer norm (Ba et al. 2016) and RMS norm (Zhang & Sennrich 2019, eq. 4), one operator:
 //   layer: y = (x − mean(x)) · rstd · gain + bias,  rstd = 1/sqrt(mean((x − mean)²) + eps)
 //   rms:   y = x · rstd · gain (+ bias when given), rstd = 1/sqrt(mean(x²) + eps)
+// With groups G > 1 each row consists of G rows of H/G columns that share gain and bias: the heads of queries or keys.
 #include "tensor/exec.h"
 
 namespace trainer::ops {
 
-/// x, y [N, H] compute dtype; gain [H]; bias [H] or empty. mean [N] (layer; empty for rms) and rstd [N] are in the
-/// accumulator dtype and kept for the backward pass. Statistics are computed in the accumulator dtype, in two passes
-/// (never E[x²] − mean²). mean and rstd may both be empty (generation); `center` selects LayerNorm or RMSNorm.
+/// x, y [N, H] compute dtype; gain [H/G]; bias [H/G] or empty. mean [N·G] (layer; empty for rms) and rstd [N·G] are in
+/// the accumulator dtype and kept for the backward pass. Statistics are computed in the accumulator dtype, in two
+/// passes (never E[x²] − mean²). mean and rstd may both be empty (generation); `center` selects LayerNorm or RMSNorm.
 struct NormForward {
   Tensor x, gain, bias, y, mean, rstd;
   double eps = 1e-5;
   bool center = true;  // true: layer norm
+  int64_t groups = 1;
 };
 void run(Exec& ex, const NormForward& op);
 
@@ -20,15 +22,17 @@ void run(Exec& ex, const NormForward& op);
 struct NormApply {
   Tensor x, gain, bias, mean, rstd, y;
   bool center = true;
+  int64_t groups = 1;
 };
 void run(Exec& ex, const NormApply& op);
 
-/// dx = residual (if given) + dNorm(dy); dgain, dbias [H] in the accumulator dtype, overwritten or added to. Row blocks
-/// of fixed size are summed in order, independently of the number of threads. dx may be dy or residual.
+/// dx = residual (if given) + dNorm(dy); dgain, dbias [H/G] in the accumulator dtype, overwritten or added to. Row
+/// blocks of fixed size are summed in order, independently of the number of threads. dx may be dy or residual.
 struct NormBackward {
   Tensor dy, x, gain, mean, rstd, residual, dx, dgain, dbias;  // dbias empty: no bias
   bool center = true;
   bool accumulate_gain = false, accumulate_bias = false;
+  int64_t groups = 1;
 };
 void run(Exec& ex, const NormBackward& op);
 

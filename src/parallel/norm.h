@@ -14,9 +14,10 @@ struct NormSpec {
   bool center = true;  // layer norm; false: RMS norm
   bool bias = true;
   double eps = 1e-5;
+  int64_t groups = 1;  // parts of a row that are normalised apart, of `width` columns, with one gain: this rank's heads
 };
 struct NormStats {
-  Scratch mean, rstd;  // [n] accumulator type; RMS norms have no mean
+  Scratch mean, rstd;  // [n · groups] accumulator type; RMS norms have no mean
 };
 
 class Norm {
@@ -29,9 +30,14 @@ class Norm {
   /// Computes y from x [n, W], this rank's rows and columns. Stores the statistics in `stats` unless that is null. If
   /// `stats` already has them (recomputation), they are reused, and the result is bitwise identical.
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
+  /// Does the same in memory of the caller.
+  void forward(Exec& ex, const Tensor& x, const Tensor& y, NormStats* stats);
   /// Computes dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                    params::GradSink& grads);
+  /// Does the same in memory of the caller, which may be that of dy.
+  void backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
+                const Tensor& dx, params::GradSink& grads);
 
  private:
   /// Computes the statistics of rows whose columns are split over ranks.
@@ -39,7 +45,7 @@ class Norm {
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
   const Ranks ranks_;
   const AxisSet cols_;
-  int64_t width_;
+  int64_t width_, groups_;
   params::ParamStore& store_;
   bool center_;
   double eps_;

@@ -38,6 +38,11 @@ std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec)
   return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
 }
 
+std::unique_ptr<Norm> Strategy::head_norm(int layer, int group, const NormSpec& spec) {
+  const Spread heads = sharding_.layer(layer).attention;
+  return std::make_unique<Norm>(ranks_, store_, group, spec, Spread{.rows = heads.rows | heads.cols});
+}
+
 std::unique_ptr<Embedding> Strategy::embedding(int group, const EmbeddingSpec& spec) {
   table_.emplace(ranks_, store_, group, "wte", spec, sharding_.table, stream(0));
   return std::make_unique<Embedding>(*table_, group, spec);

@@ -190,7 +190,13 @@ double LayerCosts::attention(const Spread& spread) {
          .product = {},
          .attention = {.length = config_.model.seq_len, .head_dim = head_size(config_.model), .backward = backward}});
   };
-  return seconds(times * forward, false) + seconds(2.5 * forward, true);
+  double norms = 0;
+  if (query_key_norm(config_.model) != config::QkNorm::none) {
+    const double part = rows_ * (queries_ + keys_) / shares * element_;
+    norms = (config_.train.recompute == config::Recompute::none ? 1 : 2) * traffic(OpKind::norm, 2 * part) +
+            traffic(OpKind::norm, 3 * part);
+  }
+  return norms + seconds(times * forward, false) + seconds(2.5 * forward, true);
 }
 
 double LayerCosts::hidden(const Spread& spread) {
@@ -244,7 +250,10 @@ double LayerCosts::stream_bytes(const Spread& spread) const {
   return kept * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
 double LayerCosts::attention_bytes(const Spread& spread) const {
-  return 2 * rows_ * (queries_ + keys_) / ranks(spread.rows | spread.cols) * element_;
+  // q, k, v and the context; with qk_norm also q and k before their norms.
+  const bool keeps_both =
+      query_key_norm(config_.model) != config::QkNorm::none && config_.train.recompute != config::Recompute::selective;
+  return (keeps_both ? 3 : 2) * rows_ * (queries_ + keys_) / ranks(spread.rows | spread.cols) * element_;
 }
 double LayerCosts::hidden_bytes(const Spread& spread) const {
   const double kept = (gated_ ? 2 : 1) + (config_.train.recompute == config::Recompute::selective ? 0 : 1);

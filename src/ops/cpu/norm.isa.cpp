@@ -7,6 +7,13 @@ namespace {
 float square_root(float x) { return __builtin_sqrtf(x); }
 double square_root(double x) { return __builtin_sqrt(x); }
 
+/// Calls body(row, group) for all groups of rows [first, first + rows).
+template <typename Body>
+void each_group(int64_t groups, int64_t first, int64_t rows, Body&& body) {
+  for (int64_t r = first; r < first + rows; ++r)
+    for (int64_t group = 0; group < groups; ++group) body(r, group);
+}
+
 /// y = (x − mean)·rstd·gain + bias. Only this function computes y, so that forward and apply are bit-identical.
 template <typename T, typename A = AccumulatorOf<T>>
 void normalise_row(const T* x, const T* gain, const T* bias, T* y, A mean, A rstd, int64_t cols) {
@@ -28,8 +35,9 @@ void forward(const NormRows& op, int64_t first, int64_t rows) {
   const auto* bias = static_cast<const T*>(op.bias);
   auto *means = static_cast<A*>(op.mean), *rstds = static_cast<A*>(op.rstd);
   const A count = static_cast<A>(op.cols);
-  for (int64_t r = first; r < first + rows; ++r) {
-    const T* x = static_cast<const T*>(op.x) + r * op.x_ld;
+  each_group(op.groups, first, rows, [&](int64_t r, int64_t group) {
+    const int64_t start = group * op.cols, at = r * op.groups + group;
+    const T* x = static_cast<const T*>(op.x) + r * op.x_ld + start;
     A mean = 0;
     if (op.center) mean = sum_of<A>(op.cols, [&](int64_t i, auto tag) { return get(x + i, tag); }) / count;
     const Vec<A> shift = splat<A>(mean);
@@ -38,19 +46,22 @@ void forward(const NormRows& op, int64_t first, int64_t rows) {
       return d * d;
     });
     const A rstd = A(1) / square_root(squares / count + static_cast<A>(op.eps));
-    if (means != nullptr) means[r] = mean;
-    if (rstds != nullptr) rstds[r] = rstd;
-    normalise_row<T>(x, gain, bias, static_cast<T*>(op.y) + r * op.y_ld, mean, rstd, op.cols);
-  }
+    if (means != nullptr) means[at] = mean;
+    if (rstds != nullptr) rstds[at] = rstd;
+    normalise_row<T>(x, gain, bias, static_cast<T*>(op.y) + r * op.y_ld + start, mean, rstd, op.cols);
+  });
 }
 
 template <typename T>
 void apply(const NormRows& op, int64_t first, int64_t rows) {
   using A = AccumulatorOf<T>;
-  for (int64_t r = first; r < first + rows; ++r)
-    normalise_row<T>(static_cast<const T*>(op.x) + r * op.x_ld, static_cast<const T*>(op.gain),
-                     static_cast<const T*>(op.bias), static_cast<T*>(op.y) + r * op.y_ld,
-                     op.center ? static_cast<const A*>(op.mean)[r] : A(0), static_cast<const A*>(op.rstd)[r], op.cols);
+  each_group(op.groups, first, rows, [&](int64_t r, int64_t group) {
+    const int64_t start = group * op.cols, at = r * op.groups + group;
+    normalise_row<T>(static_cast<const T*>(op.x) + r * op.x_ld + start, static_cast<const T*>(op.gain),
+                     static_cast<const T*>(op.bias), static_cast<T*>(op.y) + r * op.y_ld + start,
+                     op.center ? static_cast<const A*>(op.mean)[at] : A(0), static_cast<const A*>(op.rstd)[at],
+                     op.cols);
+  });
 }
 
 /// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred. The row stays in
@@ -64,13 +75,14 @@ void backward(const NormGradient& op, int64_t first, int64_t rows, void* gain_su
   if (dbias != nullptr)
     for (int64_t i = 0; i < op.cols; ++i) dbias[i] = 0;
   const A count = static_cast<A>(op.cols);
-  for (int64_t r = first; r < first + rows; ++r) {
-    const T* x = static_cast<const T*>(op.x) + r * op.x_ld;
-    const T* dy = static_cast<const T*>(op.dy) + r * op.dy_ld;
-    T* dx = static_cast<T*>(op.dx) + r * op.dx_ld;
-    const A rstd = static_cast<const A*>(op.rstd)[r];
+  each_group(op.groups, first, rows, [&](int64_t r, int64_t group) {
+    const int64_t start = group * op.cols, at = r * op.groups + group;
+    const T* x = static_cast<const T*>(op.x) + r * op.x_ld + start;
+    const T* dy = static_cast<const T*>(op.dy) + r * op.dy_ld + start;
+    T* dx = static_cast<T*>(op.dx) + r * op.dx_ld + start;
+    const A rstd = static_cast<const A*>(op.rstd)[at];
     const Vec<A> factor = splat<A>(rstd);
-    const Vec<A> shift = splat<A>(op.center ? static_cast<const A*>(op.mean)[r] : A(0));
+    const Vec<A> shift = splat<A>(op.center ? static_cast<const A*>(op.mean)[at] : A(0));
     Vec<A> sum{}, product{};
     auto gather = [&](int64_t i, auto tag) {
       const Vec<A> d = get(dy + i, tag), n = (get(x + i, tag) - shift) * factor, g = d * get(gain + i, tag);
@@ -94,13 +106,13 @@ void backward(const NormGradient& op, int64_t first, int64_t rows, void* gain_su
       return fmadd(g, factor, fmadd(n, slope, constant));
     };
     if (op.residual != nullptr) {
-      const T* residual = static_cast<const T*>(op.residual) + r * op.residual_ld;
+      const T* residual = static_cast<const T*>(op.residual) + r * op.residual_ld + start;
       each_vector<A>(op.cols,
                      [&](int64_t i, auto tag) { put(dx + i, get(residual + i, tag) + gradient(i, tag), tag); });
     } else {
       each_vector<A>(op.cols, [&](int64_t i, auto tag) { put(dx + i, gradient(i, tag), tag); });
     }
-  }
+  });
 }
 
 }  // namespace

@@ -7,11 +7,11 @@
 namespace trainer::ops {
 
 /// Pointers are to the compute type T, except mean and rstd (accumulator type); ld: row stride in elements. bias, mean
-/// and rstd may be null.
+/// and rstd may be null. A row has `groups` groups of `cols` columns.
 struct NormRows {
   const void *x, *gain, *bias;
   void *y, *mean, *rstd;
-  int64_t x_ld, y_ld, cols;
+  int64_t x_ld, y_ld, cols, groups;
   double eps;
   bool center;
 };
@@ -19,7 +19,7 @@ struct NormRows {
 struct NormGradient {
   const void *dy, *x, *gain, *mean, *rstd, *residual;
   void* dx;
-  int64_t dy_ld, x_ld, residual_ld, dx_ld, cols;
+  int64_t dy_ld, x_ld, residual_ld, dx_ld, cols, groups;
   bool center;
 };
 struct NormKernels {

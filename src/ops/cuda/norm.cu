@@ -30,7 +30,7 @@ struct ForwardRows {
   const T *gain, *bias;
   Rows<T> y;
   float *mean, *rstd;
-  int64_t rows, cols;
+  int64_t rows, cols, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y counts them
   float eps;
   bool center;
 };
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads,
   const int64_t row = kOneWarp ? static_cast<int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / kWarp : blockIdx.x;
   if (row >= op.rows) return;
   const int cols = static_cast<int>(op.cols);
-  const T* in = op.x.at(row, 0);
+  const int64_t start = blockIdx.y * op.cols, at = row * op.groups + blockIdx.y;
+  const T* in = op.x.at(row, start);
   const auto column = [&](int k) { return (thread + k * team) * V; };
   float kept[kCached][V];
 #pragma unroll
@@ -85,12 +86,12 @@ __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads,
   });
   const float rstd = 1.0f / sqrtf(block_sum(squares, shared, warps) / count + op.eps);
   if (thread == 0) {
-    if (op.mean != nullptr) op.mean[row] = mean;
-    if (op.rstd != nullptr) op.rstd[row] = rstd;
+    if (op.mean != nullptr) op.mean[at] = mean;
+    if (op.rstd != nullptr) op.rstd[at] = rstd;
   }
   each([&](float(&x)[V], int c) {
     normalise(x, mean, rstd, op.gain + c, op.bias == nullptr ? nullptr : op.bias + c, V);
-    put(op.y.at(row, c), V, x);
+    put(op.y.at(row, start + c), V, x);
   });
 }
 
@@ -100,8 +101,9 @@ void launch_forward(Exec& ex, const ForwardRows<T>& op) {
   TRAINER_CHECK(op.cols < INT32_MAX / 2, "a norm over {} columns", op.cols);
   if (op.rows == 0 || op.cols == 0) return;
   const int64_t pieces = divide_up(op.cols, int64_t{V});
+  const auto groups = static_cast<unsigned>(op.groups);
   if (pieces <= kWarp * kMany) {  // no barrier, and all loads of a row in flight at once
-    const device::cuda::Grid grid{dim3(static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows}))),
+    const device::cuda::Grid grid{dim3(static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows})), groups),
                                   dim3(kWarp * kWarpRows)};
     if (pieces <= kWarp * kFew) {
       device::cuda::launch(stream, grid, norm_forward_kernel<T, V, kFew, true>, op);
@@ -110,7 +112,7 @@ void launch_forward(Exec& ex, const ForwardRows<T>& op) {
     }
   } else {
     const unsigned threads = pieces <= kRowThreads * kFew ? kRowThreads : kMostRowThreads;
-    device::cuda::launch(stream, {dim3(static_cast<unsigned>(op.rows)), dim3(threads)},
+    device::cuda::launch(stream, {dim3(static_cast<unsigned>(op.rows), groups), dim3(threads)},
                          norm_forward_kernel<T, V, kFew, false>, op);
   }
 }
@@ -121,20 +123,28 @@ struct ApplyBody {
   const T *gain, *bias;
   const float *mean, *rstd;
   Rows<T> y;
+  int64_t groups, cols;  // at.r counts the groups of all rows
+  __device__ Piece place(const Piece& at) const {
+    if (groups == 1) return at;
+    const int64_t row = quotient(at.r, groups);
+    return {row, (at.r - row * groups) * cols + at.c, at.n};
+  }
   template <int V>
   struct Values {
     float x[V], mean, rstd;
   };
   template <int V>
   __device__ void load(Values<V>& v, const Piece& at) const {
-    get(x.at(at.r, at.c), at.n, v.x);
+    const Piece from = place(at);
+    get(x.at(from.r, from.c), at.n, v.x);
     v.mean = mean == nullptr ? 0.0f : mean[at.r];
     v.rstd = rstd[at.r];
   }
   template <int V>
   __device__ void store(Values<V>& v, const Piece& at) const {
     normalise(v.x, v.mean, v.rstd, gain + at.c, bias == nullptr ? nullptr : bias + at.c, at.n);
-    put(y.at(at.r, at.c), at.n, v.x);
+    const Piece to = place(at);
+    put(y.at(to.r, to.c), at.n, v.x);
   }
 };
 
@@ -151,7 +161,8 @@ void run(Exec& ex, const NormForward& op) {
                               op.mean ? op.mean.as<float>() : nullptr,
                               op.rstd ? op.rstd.as<float>() : nullptr,
                               op.x.rows(),
-                              op.x.cols(),
+                              op.x.cols() / op.groups,
+                              op.groups,
                               static_cast<float>(op.eps),
                               op.center};
     whole_pieces({op.x, op.y, op.gain, op.bias}, rows.rows, rows.cols, kPiece) ? launch_forward<T, kPiece>(ex, rows)
@@ -162,13 +173,21 @@ void run(Exec& ex, const NormForward& op) {
 void run(Exec& ex, const NormApply& op) {
   for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
     if (ex.device.dry()) return;
+    const int64_t cols = op.x.cols() / op.groups;
     const ApplyBody<T> body{rows_in<T>(op.x),
                             op.gain.as<T>(),
                             op.bias ? op.bias.as<T>() : nullptr,
                             op.center ? op.mean.as<float>() : nullptr,
                             op.rstd.as<float>(),
-                            rows_of<T>(op.y)};
-    map<wide_of<T>()>(ex, body, op.x.rows(), op.x.cols(), {op.x, op.y, op.gain, op.bias}, false);
+                            rows_of<T>(op.y),
+                            op.groups,
+                            cols};
+    // Groups of whole pieces begin where a piece may.
+    if (op.groups == 1 || cols % wide_of<T>() == 0) {
+      map<wide_of<T>()>(ex, body, op.x.rows() * op.groups, cols, {op.x, op.y, op.gain, op.bias}, false);
+    } else {
+      map_pieces<1>(ex, body, op.x.rows() * op.groups, cols);
+    }
   });
 }
 

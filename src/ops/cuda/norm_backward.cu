@@ -13,8 +13,8 @@ struct BackwardRows {
   const T* gain;
   const float *mean, *rstd;
   Rows<T> dx;
-  float *gain_sums, *bias_sums;  // [blocks, cols]; bias_sums may be null
-  int64_t rows, cols, block_rows;
+  float *gain_sums, *bias_sums;            // [groups · blocks, cols]; bias_sums may be null
+  int64_t rows, cols, block_rows, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y counts them
   bool center;
 };
 
@@ -32,6 +32,9 @@ struct RowTerms {
   __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
 };
 
+/// The number of this block among the partial sums.
+__device__ inline int64_t block_index() { return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x; }
+
 /// True if rows are loaded ahead, which needs registers.
 template <int V, int K>
 constexpr bool kAhead = (K * V) <= 8;
@@ -46,6 +49,7 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
   const int threads = static_cast<int>(blockDim.x);
   const int first = static_cast<int>(blockIdx.x * op.block_rows);  // 32 bits, to save registers
   const int last = static_cast<int>(first + op.block_rows < op.rows ? first + op.block_rows : op.rows);
+  const int groups = static_cast<int>(op.groups), start = static_cast<int>(blockIdx.y * op.cols);
   const float count = static_cast<float>(op.cols);
   const auto column = [&](int k) { return (static_cast<int>(threadIdx.x) + k * threads) * V; };
   const auto mine = [&](int k) { return column(k) < static_cast<int>(op.cols); };
@@ -62,12 +66,13 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (!mine(k)) continue;
-      row.dy[k] = stored<V>(op.dy.at(r, column(k)));
-      row.x[k] = stored<V>(op.x.at(r, column(k)));
-      if (op.residual.data != nullptr) row.residual[k] = stored<V>(op.residual.at(r, column(k)));
+      row.dy[k] = stored<V>(op.dy.at(r, start + column(k)));
+      row.x[k] = stored<V>(op.x.at(r, start + column(k)));
+      if (op.residual.data != nullptr) row.residual[k] = stored<V>(op.residual.at(r, start + column(k)));
     }
-    row.mean = op.center ? op.mean[r] : 0.0f;
-    row.rstd = op.rstd[r];
+    const int64_t at = static_cast<int64_t>(r) * groups + blockIdx.y;
+    row.mean = op.center ? op.mean[at] : 0.0f;
+    row.rstd = op.rstd[at];
   };
   Row row{}, next{};  // columns beyond the end stay 0
   if (kAhead<V, K> && first < last) load(next, first);
@@ -105,13 +110,13 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
       if (op.residual.data != nullptr) values(row.residual[k], out);
 #pragma unroll
       for (int i = 0; i < V; ++i) out[i] += terms.gradient(scaled[k][i], normal[k][i]);
-      put(op.dx.at(r, column(k)), V, out);
+      put(op.dx.at(r, start + column(k)), V, out);
     }
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     if (!mine(k)) continue;
-    const int64_t at = static_cast<int64_t>(blockIdx.x) * op.cols + column(k);
+    const int64_t at = block_index() * op.cols + column(k);
     put(op.gain_sums + at, V, gain_sum[k]);
     if (op.bias_sums != nullptr) put(op.bias_sums + at, V, bias_sum[k]);
   }
@@ -125,13 +130,15 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
   const int64_t first = static_cast<int64_t>(blockIdx.x) * op.block_rows, step = static_cast<int64_t>(blockDim.x) * V;
   const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
   const float count = static_cast<float>(op.cols);
-  float* gain_sums = op.gain_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
-  float* bias_sums = op.bias_sums == nullptr ? nullptr : op.bias_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
+  const int64_t start = blockIdx.y * op.cols;
+  float* gain_sums = op.gain_sums + block_index() * op.cols;
+  float* bias_sums = op.bias_sums == nullptr ? nullptr : op.bias_sums + block_index() * op.cols;
   for (int64_t r = first; r < last; ++r) {
-    const float mean = op.center ? op.mean[r] : 0.0f, rstd = op.rstd[r];
+    const int64_t at = r * op.groups + blockIdx.y;
+    const float mean = op.center ? op.mean[at] : 0.0f, rstd = op.rstd[at];
     const auto load = [&](int64_t c, int n, float(&dy)[V], float(&x)[V], float(&gain)[V]) {
-      get(op.dy.at(r, c), n, dy);
-      get(op.x.at(r, c), n, x);
+      get(op.dy.at(r, start + c), n, dy);
+      get(op.x.at(r, start + c), n, x);
       get(op.gain + c, n, gain);
 #pragma unroll
       for (int i = 0; i < V; ++i) x[i] = i < n ? (x[i] - mean) * rstd : 0.0f;
@@ -156,10 +163,10 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
       const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
       float dy[V], x[V], gain[V], out[V] = {};
       load(c, n, dy, x, gain);
-      if (op.residual.data != nullptr) get(op.residual.at(r, c), n, out);
+      if (op.residual.data != nullptr) get(op.residual.at(r, start + c), n, out);
 #pragma unroll
       for (int i = 0; i < V; ++i) out[i] += terms.gradient(dy[i] * gain[i], x[i]);
-      put(op.dx.at(r, c), n, out);
+      put(op.dx.at(r, start + c), n, out);
     }
   }
 }
@@ -177,7 +184,8 @@ BackwardShape backward_shape(int64_t cols) {
 
 template <typename T, int V>
 void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& shape, int64_t blocks) {
-  const device::cuda::Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(shape.threads))};
+  const device::cuda::Grid grid{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(op.groups)),
+                                dim3(static_cast<unsigned>(shape.threads))};
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   if (shape.columns == 8) {
     device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);
@@ -197,14 +205,15 @@ void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& s
 void run(Exec& ex, const NormBackward& op) {
   for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
     constexpr int kPiece = wide_of<T>();
-    const int64_t rows = op.x.rows(), cols = op.x.cols();
+    const int64_t rows = op.x.rows(), cols = op.x.cols() / op.groups;
     TRAINER_CHECK(rows < INT32_MAX / 2, "the backward pass of a norm over {} rows", rows);
     const BackwardShape shape = backward_shape(cols);
     // There is one wave of blocks, limited by the registers of a multiprocessor.
     const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
                          std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
-    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
-    const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
+    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows * op.groups, most)),
+                  blocks = divide_up(rows, block_rows), all_blocks = blocks * op.groups;
+    const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * all_blocks : all_blocks, cols}, DType::f32);
     float* const gain_sums = partials.tensor().as<float>();
     const BackwardRows<T> args{rows_in<T>(op.dy),
                                rows_in<T>(op.x),
@@ -214,10 +223,11 @@ void run(Exec& ex, const NormBackward& op) {
                                op.rstd.as<float>(),
                                rows_of<T>(op.dx),
                                gain_sums,
-                               op.dbias ? gain_sums + blocks * cols : nullptr,
+                               op.dbias ? gain_sums + all_blocks * cols : nullptr,
                                rows,
                                cols,
                                block_rows,
+                               op.groups,
                                op.center};
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       const bool whole = whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece);

@@ -200,6 +200,52 @@ TYPED_TEST(Norm, LongRowsMatchTheClosedForm) {
   }
 }
 
+// Groups are rows of their own: the same bits as without groups, where rows are not split into blocks, and sums over
+// all.
+TYPED_TEST(Norm, GroupsOfARowAreNormedLikeRows) {
+  struct Heads {
+    int64_t rows, groups, cols, gap;
+  };
+  for (const Heads& h : {Heads{5, 3, 8, 8}, Heads{37, 4, 64, 0}, Heads{40, 2, 6, 5}, Heads{130, 1, 16, 0},
+                         Heads{3, 2, 1040, 8}, Heads{2, 2, 8208, 0}, Heads{21, 3, 7, 0}}) {
+    SCOPED_TRACE(format("[{}, {} x {}] gap {}", h.rows, h.groups, h.cols, h.gap));
+    Normal draw(14);
+    const int64_t width = h.groups * h.cols, all = h.rows * h.groups;
+    Grid x = Grid({h.rows, width}, this->kType, h.gap).fill(draw),
+         dy = Grid({h.rows, width}, this->kType, h.gap).fill(draw);
+    Grid residual = Grid({h.rows, width}, this->kType, h.gap).fill(draw), gain = Grid({h.cols}, this->kType).fill(draw);
+    const Grid before = Grid({h.cols}, this->kSums).fill(draw);
+    const auto as_rows = [&](const Grid& grid) {
+      Grid rows({all, h.cols}, this->kType);
+      for (int64_t r = 0; r < all; ++r)
+        for (int64_t i = 0; i < h.cols; ++i) rows.set(r * h.cols + i, grid.at(r / h.groups, r % h.groups * h.cols + i));
+      return rows;
+    };
+    Grid x_rows = as_rows(x), dy_rows = as_rows(dy), residual_rows = as_rows(residual);
+    on_every_device(
+        [&](TestExec& ex) {
+          Grid y({h.rows, width}, this->kType, h.gap), again = y, rstd({all}, this->kSums), dx = dy, dg = before;
+          run(ex, NormForward{x, gain, {}, y, {}, rstd, 1e-6, false, h.groups});
+          run(ex, NormApply{x, gain, {}, {}, rstd, again, false, h.groups});
+          EXPECT_TRUE(y.memory() == again.memory());
+          run(ex, NormBackward{dx, x, gain, {}, rstd, residual, dx, dg, {}, false, true, false, h.groups});
+          Grid y_rows({all, h.cols}, this->kType), rstd_rows({all}, this->kSums), dx_rows = dy_rows, dg_rows = before;
+          run(ex, NormForward{x_rows, gain, {}, y_rows, {}, rstd_rows, 1e-6, false});
+          run(ex, NormBackward{
+                      dx_rows, x_rows, gain, {}, rstd_rows, residual_rows, dx_rows, dg_rows, {}, false, true, false});
+          EXPECT_TRUE(rstd.memory() == rstd_rows.memory());
+          EXPECT_TRUE(as_rows(y).memory() == y_rows.memory());
+          EXPECT_TRUE(as_rows(dx).memory() == dx_rows.memory());
+          return std::vector<Grid>{dg, dg_rows};
+        },
+        [&](const std::vector<Grid>& out) {
+          for (int64_t i = 0; i < h.cols; ++i)
+            expect_close<AccumulatorOf<TypeParam>>(out[0].at(i), out[1].at(i), 64, static_cast<double>(all),
+                                                   format("dgain[{}]", i));
+        });
+  }
+}
+
 TEST(NormChecks, NameTheOperandThatDoesNotFit) {
   device::DryDevice device(1, Isa::plain);
   Arena arena(device, Arena::Mode::heap);

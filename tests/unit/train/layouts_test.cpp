@@ -119,6 +119,7 @@ std::vector<Case> all_cases() {
     m.rope_factor = 4;
     m.rope_original = 16;
   });
+  with("QkNorm", [](config::Model& m) { m.qk_norm = config::QkNorm::head; });
   with("QkvBiases", [](config::Model& m) { m.attn_bias = config::AttentionBias::qkv; });
   return all;
 }
@@ -203,7 +204,8 @@ INSTANTIATE_TEST_SUITE_P(
         {"Tensor2Data1Each2Gpt2", "Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor8Data2Each1Gpt2Kv2",
          "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth1Data1Gpt2AutoGatherTile1x1", "Q2Depth1Data2LlamaPaperRingTile1x1",
          "Q2Depth2Data1Gpt2AutoRingTile1x1", "X2Y2Z2Data1Gpt2", "X1Y2Z2Data2Llama", "X1Y1Z4Data1Gpt2",
-         "X3Y2Z1Data1Gpt2", "MixedGpt2", "RingAfterGatherLlama", "CrossedGpt2"})),
+         "X3Y2Z1Data1Gpt2", "MixedGpt2", "RingAfterGatherLlama", "CrossedGpt2", "Tensor4Data1SpEach1LlamaQkNorm",
+         "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm", "X1Y2Z2Data2LlamaQkNorm"})),
     name_of_case);
 
 class Numbers : public testing::TestWithParam<Case> {};
@@ -291,12 +293,12 @@ TEST_P(Properties, NormCountsEveryParameterOnce) { expect_norm_counts_every_para
 TEST_P(Properties, GenerationContinuesAsOneRankDoes) { expect_text_continued_as_on_one_rank(GetParam().config); }
 INSTANTIATE_TEST_SUITE_P(
     Some, Properties,
-    testing::ValuesIn(named({"Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor4Data1Each1Llama",
-                             "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1",
-                             "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
-                             "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama", "ContraryLlama",
-                             "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn",
-                             "Tensor4Data1SpEach1LlamaQkvBiases"})),
+    testing::ValuesIn(named(
+        {"Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor4Data1Each1Llama",
+         "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1", "Q3Depth1Data1LlamaPaperGatherTile1x1",
+         "Q4Depth1Data1LlamaAutoRingTile2x2", "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama",
+         "ContraryLlama", "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn",
+         "Tensor4Data1SpEach1LlamaQkvBiases", "Tensor4Data1SpEach1LlamaQkNorm", "CrossedLlamaQkNorm"})),
     name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
