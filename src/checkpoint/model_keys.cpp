@@ -19,7 +19,7 @@ void add_rope(const config::Model& m, std::map<std::string, std::string>& keys) 
   }
   keys["rope_beta_fast"] = format("{}", m.rope_beta_fast);
   keys["rope_beta_slow"] = format("{}", m.rope_beta_slow);
-  keys["rope_attention"] = format("{}", m.rope_attention);
+  if (m.rope_attention > 0) keys["rope_attention"] = format("{}", m.rope_attention);
   keys["rope_truncate"] = format("{}", m.rope_truncate);
 }
 
@@ -43,9 +43,9 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
   if (query_key_norm(m) != config::QkNorm::none)
     keys["qk_norm"] = config::kQkNormNames[static_cast<size_t>(query_key_norm(m))];
   config::Model uniform = m;
-  uniform.attn_bias.reset();
+  uniform.attn_bias = m.bias.value() ? config::AttentionBias::all : config::AttentionBias::none;
   uniform.mlp_bias.reset();
-  if (attention_bias(m) != attention_bias(uniform))
+  if (attention_bias(m) != *uniform.attn_bias)
     keys["attn_bias"] = config::kAttentionBiasNames[static_cast<size_t>(attention_bias(m))];
   if (has_mlp_bias(m) != has_mlp_bias(uniform)) keys["mlp_bias"] = format("{}", has_mlp_bias(m));
   return keys;

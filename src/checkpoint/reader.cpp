@@ -163,22 +163,25 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
   std::vector<std::string> problems;
   std::string remedy;
   const bool gpt2 = value_of(stored.model_keys, "arch") == "gpt2";
+  const bool same_type = value_of(stored.model_keys, "rope_type") == value_of(run.model_keys, "rope_type");
   std::set<std::string> names;
   for (const auto* keys : {&stored.model_keys, &run.model_keys})
     for (const auto& [name, value] : *keys) names.insert(name);
   for (const std::string& name : names) {
     const std::string before = value_of(stored.model_keys, name), now = value_of(run.model_keys, name);
-    const bool rope = name.starts_with("rope_");
-    // A checkpoint of an older program lacks some; a missing number of a rotary scaling belongs to another rope_type.
-    if (before == now || before == kNone || (now == kNone && !rope)) continue;
+    const bool rope = name.starts_with("rope_"), scaling = rope && name != "rope_theta";
+    // A checkpoint of an older program lacks keys; a missing number of a rotary scaling may belong to another
+    // rope_type.
+    if (before == now || (before == kNone && !(scaling && same_type)) || (now == kNone && !rope)) continue;
     // GPT-2 has learned positions, one for each of seq_len; Llama's are rotary, of any length.
     if (gpt2 ? rope : name == "seq_len") continue;
     const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before, now);
-    if ((name == "norm_eps" || rope) && (chosen(name) || (rope && name != "rope_theta" && chosen("rope_type")))) {
+    if ((name == "norm_eps" || rope) && (chosen(name) || (scaling && chosen("rope_type")))) {
       log::warning("weights of {}: {}", folder.string(), problem);
       continue;
     }
     problems.push_back(problem);
+    if (before == kNone) continue;
     if (name == "vocab_size" && !stored.tokenizer.empty() && stored.tokenizer_hash != run.tokenizer_hash)
       remedy += format(" data.tokenizer={}", (folder / data::tokenizer_file_name(stored.tokenizer)).string());
     remedy += format(" {}.{}={}", name == "vocab_size" ? "data" : "model", name, before);

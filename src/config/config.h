@@ -11,7 +11,7 @@
 namespace trainer::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
-enum class Arch { gpt2, llama };
+enum class Arch { gpt2, llama, mistral, qwen2, qwen3 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head };
 enum class RopeType { plain, linear, llama3, yarn };
@@ -49,13 +49,14 @@ struct Model {
   double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, like the rest
   double rope_attention = 0;                       // 0: follows from the factor
   bool rope_truncate = true;
-  std::optional<AttentionBias> attn_bias;  // absent, like the next: as `bias`
+  std::optional<AttentionBias> attn_bias;  // absent, like the next two: by family; attention_bias() and so on below
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
+  int64_t max_positions = 0;  // 0: seq_len
 };
 
 /// The names of Arch, in order.
-inline constexpr const char* kArchNames[] = {"gpt2", "llama"};
+inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
@@ -70,11 +71,14 @@ inline int64_t head_size(const Model& model) {
 }
 /// Return which linears have biases in a resolved model.
 inline AttentionBias attention_bias(const Model& model) {
-  return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : AttentionBias::none);
+  const AttentionBias usual = model.arch == Arch::qwen2 ? AttentionBias::qkv : AttentionBias::none;
+  return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : usual);
 }
 inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
 /// Returns which norms queries and keys have.
-inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or(QkNorm::none); }
+inline QkNorm query_key_norm(const Model& model) {
+  return model.qk_norm.value_or(model.arch == Arch::qwen3 ? QkNorm::head : QkNorm::none);
+}
 /// Returns the width of all query heads, which is also that of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the width of all key heads (and of all value heads).

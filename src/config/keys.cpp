@@ -25,8 +25,10 @@ void declare_run(std::vector<Key>& keys) {
 
 void declare_model(std::vector<Key>& keys) {
   Declare<Model> model(keys, "model", &Config::model);
-  model.choice("arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
-               "Architecture. gpt2: learned positions, LayerNorm, GELU. llama: RoPE, RMSNorm, SwiGLU.");
+  model.choice(
+      "arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
+      "Architecture. gpt2: learned positions, LayerNorm, GELU. llama: RoPE, RMSNorm, SwiGLU. mistral is the same; "
+      "qwen2 adds biases to queries, keys and values, qwen3 norms of queries and keys.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
                 "Query heads; must divide d_model unless head_dim is set.");
@@ -40,22 +42,26 @@ void declare_model(std::vector<Key>& keys) {
   model.integer("d_ff", &Model::d_ff, 0,
                 {.range = between(1, 16'777'216),
                  .unit = "features",
-                 .derived = "gpt2: 4 d_model; llama: 8/3 d_model, rounded up to a multiple of 64"},
+                 .derived = "gpt2: 4 d_model; else 8/3 d_model, rounded up to a multiple of 64"},
                 "Width of the feed-forward layer.");
   model.integer("seq_len", &Model::seq_len, 1024, {.range = between(2, 16'777'216), .unit = "tokens"},
                 "Length of training sequences and of the context window.");
-  model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; llama: false",
+  model.integer("max_positions", &Model::max_positions, 0,
+                {.range = between(2, 1e9), .unit = "tokens", .derived = "seq_len"},
+                "Context length that `checkpoint export` declares; training does not use it.");
+  model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; else false",
                 "The output head shares the token embedding's weights.");
-  model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Linear layers and LayerNorm have biases.");
+  model.boolean("bias", &Model::bias, "gpt2: true; else false", "Linear layers and LayerNorm have biases.");
   model.choice("attn_bias", &Model::attn_bias, {std::begin(kAttentionBiasNames), std::end(kAttentionBiasNames)},
-               "all with bias, else none",
+               "all with bias; qwen2: qkv; else none",
                "Biases in attention: none, of the queries, keys and values, or of all linears.");
   model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linears of the feed-forward layer.");
-  model.choice("qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "none",
+  model.choice("qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "qwen3: head; else none",
                "RMS norms of queries and keys before RoPE: none, or one per head with a gain that heads share (Qwen3). "
                "They bound attention scores, against spikes of the loss.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
-  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)}, "Base of the RoPE frequencies (llama).");
+  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
+               "Base of the RoPE frequencies (all but gpt2).");
   model.choice("rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},
                "Scaling of the RoPE frequencies, for contexts longer than rope_original: default: none; linear: all "
                "are divided by rope_factor; llama3 (Llama 3.1) and yarn (Qwen): only the low ones.");

@@ -97,6 +97,8 @@ void check_model(const Model& m, Checker& checker) {
       "n_head = {} query heads cannot share n_kv_head = {} key and value heads evenly; n_kv_head must divide "
       "n_head",
       m.n_head, m.n_kv_head);
+  checker.require(m.max_positions == 0 || m.max_positions >= m.seq_len, {"model.max_positions", "model.seq_len"},
+                  "max_positions = {} is below seq_len = {}; raise it, or remove it", m.max_positions, m.seq_len);
   check_rope(m, checker);
 }
 

@@ -27,6 +27,11 @@ class Fields {
     const auto found = object_.find(field);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
+  /// True if the field is there and null.
+  bool has_null(const char* field) const {
+    const auto found = object_.find(field);
+    return found != object_.end() && found->is_null();
+  }
   static std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
   int64_t size(const char* field, std::optional<int64_t> otherwise = {}) const {
     constexpr int64_t kMost = int64_t{1} << 31;

@@ -12,6 +12,44 @@ namespace trainer::huggingface {
 
 namespace {
 
+/// A family with rotary positions, RMS norms and a gated MLP: its names, and the values of fields that its files omit.
+struct Family {
+  config::Arch arch;
+  const char *model_type, *architecture;
+  int64_t kv_heads = 0;  // 0: as many as query heads
+  int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
+  int64_t window = 0;    // sliding_window; 0: none
+  bool has_attention_bias = false, has_mlp_bias = false, has_window_flag = false;  // fields of such names
+};
+constexpr Family kFamilies[] = {
+    {.arch = config::Arch::llama,
+     .model_type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .has_attention_bias = true,
+     .has_mlp_bias = true},
+    {.arch = config::Arch::mistral,
+     .model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .kv_heads = 8,
+     .window = 4096},
+    {.arch = config::Arch::qwen2,
+     .model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .kv_heads = 32,
+     .has_window_flag = true},
+    {.arch = config::Arch::qwen3,
+     .model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .kv_heads = 32,
+     .head_dim = 128,
+     .has_attention_bias = true,
+     .has_window_flag = true},
+};
+const Family* family_of(config::Arch arch) {
+  const auto* const found = std::ranges::find(kFamilies, arch, &Family::arch);
+  return found == std::end(kFamilies) ? nullptr : found;
+}
+
 [[noreturn]] void cannot_represent(const std::string& key, const std::string& value, const std::string& reason) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: {}", key, value, reason));
 }
@@ -36,17 +74,44 @@ void add_gpt2(const config::Model& m, ordered_json& out) {
   out["reorder_and_upcast_attn"] = false;
 }
 
-void add_llama(const config::Model& m, ordered_json& out) {
+/// Throws unless the family's models have these biases and norms.
+void require_represented(const config::Model& m, const Family& family) {
+  using config::AttentionBias;
+  const auto quoted = [](const char* name) { return format("\"{}\"", name); };
+  const std::string type = family.model_type;
   if (m.bias.value())
-    cannot_represent("bias", "true", "the norms of Hugging Face's Llama have no biases; train with model.bias = false");
-  if (m.dropout > 0)
-    log::info("model.dropout = {} is left out: Hugging Face's Llama has none; results do not depend on it", m.dropout);
-  if (attention_bias(m) == config::AttentionBias::qkv)
-    cannot_represent("attn_bias", "\"qkv\"", "Hugging Face's Llama has biases in all linears of attention or in none");
-  if (m.d_model % m.n_head != 0)
+    cannot_represent("bias", "true",
+                     format("the norms of Hugging Face's {} have no biases; train with model.bias = false", type));
+  const AttentionBias bias = attention_bias(m);
+  const bool qkv = family.arch == config::Arch::qwen2;
+  if (qkv ? bias != AttentionBias::qkv
+          : bias == AttentionBias::qkv || (bias == AttentionBias::all && !family.has_attention_bias))
+    cannot_represent("attn_bias", quoted(config::kAttentionBiasNames[static_cast<size_t>(bias)]),
+                     format("{} of Hugging Face's {} have biases; arch = \"qwen2\" has \"qkv\", \"llama\" and "
+                            "\"qwen3\" have \"none\" and \"all\", \"mistral\" has \"none\"",
+                            qkv                         ? "queries, keys and values"
+                            : family.has_attention_bias ? "all linears of attention or none"
+                                                        : "no linears",
+                            type));
+  if (has_mlp_bias(m) && !family.has_mlp_bias)
+    cannot_represent("mlp_bias", "true", format("Hugging Face's {} has none; arch = \"llama\" has them", type));
+  const bool norms = query_key_norm(m) == config::QkNorm::head, has_norms = family.arch == config::Arch::qwen3;
+  if (norms != has_norms)
+    cannot_represent("qk_norm", quoted(config::kQkNormNames[static_cast<size_t>(query_key_norm(m))]),
+                     format("attention of Hugging Face's {} {}; arch = \"{}\" {}", type,
+                            has_norms ? "always has norms" : "has no norms", has_norms ? "llama" : "qwen3",
+                            has_norms ? "has none" : "has them"));
+  if (family.arch == config::Arch::llama && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
-                     format("Hugging Face's Llama needs n_head to divide d_model = {}", m.d_model));
-  out["max_position_embeddings"] = m.seq_len;
+                     format("Hugging Face's llama needs n_head to divide d_model = {}", m.d_model));
+}
+
+void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
+  require_represented(m, family);
+  if (m.dropout > 0)
+    log::info("model.dropout = {} is left out: Hugging Face's {} has none; results do not depend on it", m.dropout,
+              family.model_type);
+  out["max_position_embeddings"] = m.max_positions > 0 ? m.max_positions : m.seq_len;
   out["hidden_size"] = m.d_model;
   out["intermediate_size"] = m.d_ff;
   out["num_hidden_layers"] = m.n_layer;
@@ -56,8 +121,10 @@ void add_llama(const config::Model& m, ordered_json& out) {
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = m.norm_eps;
   add_rope(m, out);
-  out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
-  out["mlp_bias"] = has_mlp_bias(m);
+  if (family.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
+  if (family.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
+  if (family.arch != config::Arch::llama) out["sliding_window"] = nullptr;
+  if (family.has_window_flag) out["use_sliding_window"] = false;
   out["attention_dropout"] = 0.0;
 }
 
@@ -90,13 +157,57 @@ void read_gpt2(const Fields& fields, Keys& keys) {
   keys.add("tie_embeddings", fields.flag("tie_word_embeddings", true));
 }
 
-void read_llama(const Fields& fields, Keys& keys) {
+/// Returns the largest number of positions at which attention with the model's sliding window is full attention; empty:
+/// any number.
+std::optional<int64_t> positions_of_window(const Fields& fields, const Family& family) {
+  if (const json* layers = fields.find("layer_types")) {
+    if (!layers->is_array()) fields.refuse("layer_types", format("{}, expected a list", Fields::text_of(*layers)));
+    for (size_t layer = 0; layer < layers->size(); ++layer)
+      if (const json& type = (*layers)[layer]; type != "full_attention")
+        fields.refuse("layer_types",
+                      format("layer {} is {}: this program has only \"full_attention\"", layer, Fields::text_of(type)));
+  }
+  if (family.arch == config::Arch::mistral) {
+    if (fields.has_null("sliding_window")) return std::nullopt;
+    return fields.size("sliding_window", family.window);
+  }
+  if (family.arch == config::Arch::llama) {
+    fields.demand_absent("sliding_window");
+  } else {
+    fields.demand("use_sliding_window", false);  // other fields of windows have no effect then
+  }
+  return std::nullopt;
+}
+
+/// Contexts of published models are longer than what a run usually trains on and caches.
+void read_length(const Fields& fields, const Family& family, Keys& keys) {
+  constexpr int64_t kLongest = 4096;
+  const int64_t declared = fields.size("max_position_embeddings");
+  const std::optional<int64_t> window = positions_of_window(fields, family);
+  const int64_t usable = std::min(declared, window.value_or(declared));
+  if (usable < declared)
+    log::info("sliding_window = {}: sequences of at most {} tokens, which the window covers, are supported", *window,
+              usable);
+  const int64_t length = std::min(usable, kLongest);
+  if (length < usable) {
+    log::info("max_position_embeddings = {}: the checkpoint has model.seq_len = {}; set it for longer sequences",
+              declared, length);
+    keys.add("max_positions", usable);
+  }
+  keys.add("seq_len", length);
+}
+
+void read_llama(const Fields& fields, const Family& family, Keys& keys) {
   const int64_t width = fields.size("hidden_size"), heads = fields.size("num_attention_heads");
-  if (width % heads != 0) fields.refuse("num_attention_heads", format("{} does not divide {}", heads, width));
-  const int64_t head = fields.size("head_dim", width / heads);
+  if (width % heads != 0 && family.arch == config::Arch::llama)
+    fields.refuse("num_attention_heads", format("{} does not divide {}", heads, width));
+  const bool given = fields.find("head_dim") != nullptr;
+  if (!given && family.head_dim == 0 && width % heads != 0)
+    fields.refuse("num_attention_heads", format("{} does not divide {}, and head_dim is missing", heads, width));
+  const int64_t head = given ? fields.size("head_dim") : family.head_dim > 0 ? family.head_dim : width / heads;
   if (head * heads != width) keys.add("head_dim", head);
   if (head % 2 != 0) fields.refuse("head_dim", format("{} is odd: RoPE rotates pairs of features", head));
-  const int64_t kv_heads = fields.size("num_key_value_heads", heads);
+  const int64_t kv_heads = fields.size("num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : heads);
   if (heads % kv_heads != 0)
     fields.refuse("num_key_value_heads", format("{} does not divide num_attention_heads = {}", kv_heads, heads));
   keys.add("n_layer", fields.size("num_hidden_layers"));
@@ -104,14 +215,13 @@ void read_llama(const Fields& fields, Keys& keys) {
   keys.add("n_kv_head", kv_heads);
   keys.add("d_model", width);
   keys.add("d_ff", fields.size("intermediate_size"));
-  keys.add("seq_len", fields.size("max_position_embeddings"));
+  read_length(fields, family, keys);
   keys.add("norm_eps", fields.number("rms_norm_eps", 1e-6));
   read_rope(fields, 1e4, keys);
   fields.demand_one_of("hidden_act", {"silu", "swish"});
-  if (fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
-  if (fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
+  if (family.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
+  if (family.has_mlp_bias && fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
   fields.demand("partial_rotary_factor", 1.0);
-  fields.demand_absent("sliding_window");
   if (const double dropout = fields.number("attention_dropout", 0); dropout != 0)
     fields.refuse("attention_dropout",
                   format("{}: this program would apply dropout elsewhere too; set it to 0 in the file (results do not "
@@ -124,12 +234,12 @@ void read_llama(const Fields& fields, Keys& keys) {
 
 std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type,
                            std::optional<int32_t> bos) {
-  const bool gpt2 = model.arch == config::Arch::gpt2;
+  const Family* const family = family_of(model.arch);
   ordered_json out;
-  out["architectures"] = {gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"};
-  out["model_type"] = gpt2 ? "gpt2" : "llama";
+  out["architectures"] = {family == nullptr ? "GPT2LMHeadModel" : family->architecture};
+  out["model_type"] = family == nullptr ? "gpt2" : family->model_type;
   out["vocab_size"] = vocab;
-  gpt2 ? add_gpt2(model, out) : add_llama(model, out);
+  family == nullptr ? add_gpt2(model, out) : add_llama(model, *family, out);
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings.value();
   out.update(token_ids(eos, bos));
@@ -147,14 +257,16 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   if (!document.is_object()) throw Error(Code::checkpoint, format("{}: not a JSON object", origin));
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");
-  if (type == nullptr) fields.refuse("model_type", "missing; expected \"gpt2\" or \"llama\"");
-  if (*type != "gpt2" && *type != "llama")
-    fields.refuse("model_type",
-                  format("{} is not supported, this program supports gpt2 and llama", Fields::text_of(*type)));
+  const std::string known = format("{}", fmt::join(config::kArchNames, ", "));
+  if (type == nullptr) fields.refuse("model_type", format("missing; this program has {}", known));
+  const auto* const found = std::ranges::find_if(config::kArchNames, [&](const char* name) { return *type == name; });
+  if (found == std::end(config::kArchNames))
+    fields.refuse("model_type", format("{} is not supported, this program has {}", Fields::text_of(*type), known));
+  const Family* const family = family_of(static_cast<config::Arch>(found - std::begin(config::kArchNames)));
   fields.demand_absent("quantization_config");
   Keys keys;
   keys.add("arch", type->get<std::string>());
-  *type == "gpt2" ? read_gpt2(fields, keys) : read_llama(fields, keys);
+  family == nullptr ? read_gpt2(fields, keys) : read_llama(fields, *family, keys);
   keys.add("init_std", fields.number("initializer_range", 0.02));
   ModelConfig model;
   model.vocab = fields.size("vocab_size");

@@ -1,5 +1,5 @@
 #pragma once
-// config.json of Hugging Face's GPT-2 and Llama models, and its translation to and from model keys.
+// config.json of Hugging Face's GPT-2, Llama, Mistral and Qwen models, and its translation to and from model keys.
 #include <optional>
 #include <string>
 #include <string_view>

@@ -17,6 +17,9 @@ class Collector {
     tensors_.push_back({name + ".weight", {model_.d_model}, {ours + ".gain"}});
     if (gpt2_) bias(name, model_.d_model, {ours}, model_.bias.value());
   }
+  void head_norm(const std::string& name, const std::string& ours) {
+    tensors_.push_back({name + ".weight", {head_size(model_)}, {ours + ".gain"}});
+  }
   /// GPT-2's linears always have biases there; those that the model lacks are zeros.
   void linear(const std::string& name, int64_t in, int64_t out, const std::vector<std::string>& ours, bool has_bias) {
     std::vector<std::string> weights;
@@ -59,6 +62,10 @@ void add_llama_block(const config::Model& m, const std::string& name, const std:
   all.linear(name + "self_attn.k_proj", m.d_model, kv, {ours + "attn.k"}, qkv);
   all.linear(name + "self_attn.v_proj", m.d_model, kv, {ours + "attn.v"}, qkv);
   all.linear(name + "self_attn.o_proj", queries, m.d_model, {ours + "attn.o"}, o);
+  if (query_key_norm(m) == config::QkNorm::head) {
+    all.head_norm(name + "self_attn.q_norm", ours + "attn.q_norm");
+    all.head_norm(name + "self_attn.k_norm", ours + "attn.k_norm");
+  }
   all.norm(name + "post_attention_layernorm", ours + "norm2");
   all.linear(name + "mlp.gate_proj", m.d_model, m.d_ff, {ours + "mlp.gate"}, mlp);
   all.linear(name + "mlp.up_proj", m.d_model, m.d_ff, {ours + "mlp.up"}, mlp);

@@ -84,6 +84,10 @@ class Transformers(rig.Runs):
                                 "model.rope_original=64"], "LlamaForCausalLM"),
                     "yarn": ([*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16"],
                              "LlamaForCausalLM"),
+                    "qwen2": (["model.arch=qwen2", "model.n_head=4", "model.n_kv_head=2"], "Qwen2ForCausalLM"),
+                    "qwen3": (["model.arch=qwen3", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=10"],
+                              "Qwen3ForCausalLM"),
+                    "mistral": (["model.arch=mistral", "model.n_head=4", "model.n_kv_head=2"], "MistralForCausalLM"),
                     "tied": ([*LLAMA, "model.tie_embeddings=true", "model.rope_theta=500"], "LlamaForCausalLM")}
         for name, (sets, _) in families.items():
             self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)
@@ -98,7 +102,7 @@ class Transformers(rig.Runs):
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
                 for dtype in ("float32", "bfloat16", "float16")]
-        made += [[family, family, "float32"] for family in ("wide", "biases", "llama3", "yarn")]
+        made += [[family, family, "float32"] for family in ("wide", "biases", "llama3", "yarn", "mistral", "qwen2", "qwen3")]
         self.peer(*(["make", *each] for each in made))
         for _, folder, _ in made:
             self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)

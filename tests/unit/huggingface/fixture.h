@@ -51,7 +51,9 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     if (m.bias.value()) shapes[name + ".bias"] = {d};
   };
   const std::string attn = m.attn_bias ? config::kAttentionBiasNames[static_cast<size_t>(*m.attn_bias)]
-                                       : std::string(m.bias.value() ? "all" : "none");
+                                       : std::string(m.bias.value()                  ? "all"
+                                                     : m.arch == config::Arch::qwen2 ? "qkv"
+                                                                                     : "none");
   const auto linear = [&](const std::string& name, int64_t in, int64_t out) {
     shapes[name + ".weight"] = {in, out};
     const bool mlp = name.find(".mlp.") != name.npos, output = name.ends_with("attn.o");
@@ -66,6 +68,8 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     linear(block + "attn.k", d, kv);
     linear(block + "attn.v", d, kv);
     linear(block + "attn.o", queries, d);
+    if (m.qk_norm ? *m.qk_norm == config::QkNorm::head : m.arch == config::Arch::qwen3)
+      shapes[block + "attn.q_norm.gain"] = shapes[block + "attn.k_norm.gain"] = {head};
     norm(block + "norm2");
     if (!is_gpt2) linear(block + "mlp.gate", d, m.d_ff);
     linear(block + "mlp.up", d, m.d_ff);

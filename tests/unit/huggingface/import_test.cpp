@@ -24,6 +24,11 @@ TEST(Import, GivesBackWhatWasExported) {
                    "model.rope_attention=1.25", "model.rope_truncate=false", "model.rope_beta_slow=2"}),
         config_of({"model.arch=llama", "model.attn_bias=all", "model.n_kv_head=2"}),
         config_of({"model.arch=llama", "model.mlp_bias=true"}),
+        config_of({"model.arch=mistral", "model.n_kv_head=2", "model.head_dim=10", "model.max_positions=32768"}),
+        config_of({"model.arch=qwen2", "model.n_kv_head=3", "model.tie_embeddings=true"}),
+        config_of({"model.arch=qwen3", "model.n_kv_head=1", "model.head_dim=6", "model.rope_type=yarn",
+                   "model.rope_factor=4", "model.rope_original=64"}),
+        config_of({"model.arch=qwen3", "model.attn_bias=all", "model.head_dim=4"}),
         config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"})}) {
     TempFolder folder;
     const fs::path step = save(folder / "run", config);
@@ -68,7 +73,7 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
     const char* part;
   };
   for (const auto& [config, field, value, part] : std::vector<Case>{
-           {gpt2(), "model_type", "mistral", "model_type: \"mistral\""},
+           {gpt2(), "model_type", "olmo3", "model_type: \"olmo3\" is not supported, this program has gpt2, llama"},
            {gpt2(), "model_type", nullptr, "model_type: missing"},
            {gpt2(), "n_layer", nullptr, "n_layer: missing"},
            {gpt2(), "n_layer", 0, "n_layer: 0, expected a whole number"},
@@ -101,6 +106,15 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
        }) {
     const std::string text = with_field(config, field, value);
     expect_error(Code::checkpoint, {"dir/config.json: ", part}, [&] { parse_config_json(text, "dir/config.json"); });
+  }
+  const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"});
+  for (const auto& [config, field, value, part] : std::vector<Case>{
+           {qwen3, "use_sliding_window", true, "use_sliding_window: true"},
+           {qwen3, "layer_types", {"full_attention", "sliding_attention"}, "layer 1 is \"sliding_attention\""},
+           {qwen3, "partial_rotary_factor", 0.5, "partial_rotary_factor: 0.5"},
+       }) {
+    const std::string text = with_field(config, field, value);
+    expect_error(Code::checkpoint, {"c: ", part}, [&] { parse_config_json(text, "c"); });
   }
   for (const char* text : {"", "[]", "{", "{\"model_type\":[[[[]]]]}"})
     expect_error(Code::checkpoint, {"c: "}, [&] { parse_config_json(text, "c"); });
@@ -137,6 +151,19 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(yarn.rope_beta_fast, 32);
   EXPECT_EQ(yarn.rope_beta_slow, 1);
   EXPECT_NEAR(yarn.rope_attention, (0.1 * std::log(4) + 1) / (0.05 * std::log(4) + 1), 1e-15);
+  const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"});
+  EXPECT_EQ(parse_config_json(with_field(qwen3, "head_dim", nullptr), "c").config.model.head_dim, 128);
+  const config::Config mistral = config_of({"model.arch=mistral"});
+  const auto length = [&](const json& window, int64_t positions) {
+    json object = json::parse(with_field(mistral, "max_position_embeddings", positions));
+    window == "absent" ? object.erase("sliding_window") : (object["sliding_window"] = window, 0u);
+    const config::Model model = parse_config_json(object.dump(), "c").config.model;
+    return std::pair(model.seq_len, model.max_positions);
+  };
+  EXPECT_EQ(length("absent", 32768), std::pair(int64_t{4096}, int64_t{0}));  // the family's window
+  EXPECT_EQ(length(nullptr, 32768), std::pair(int64_t{4096}, int64_t{32768}));
+  EXPECT_EQ(length(512, 32768), std::pair(int64_t{512}, int64_t{0}));
+  EXPECT_EQ(length(nullptr, 100), std::pair(int64_t{100}, int64_t{0}));
   const ModelConfig older = parse_config_json(with_field(gpt2(), "n_inner", nullptr), "c");
   EXPECT_EQ(older.config.model.d_ff, 96);
   EXPECT_EQ(older.config.model.dropout, 0.1);
