@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/join.h"
 #include "base/log.h"
+#include "cli/ranks.h"
 #include "config/load.h"
 #include "run/run_folder.h"
 #include "run/signals.h"
@@ -39,7 +40,7 @@ void require_source(const std::string& verb, const std::string& checkpoint, cons
 std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
   require_source(verb, checkpoint, config);
   if (!checkpoint.empty()) return checkpoint;
-  return run::checkpoint_folder(config::load(config.file, config.sets, {.files = false})).string();
+  return run::checkpoint_folder(config::load(config.file, config.sets, reading_models({.files = false}))).string();
 }
 
 int stopped(const comm::World& world, const char* what) {

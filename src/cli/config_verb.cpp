@@ -3,6 +3,7 @@
 #include "base/units.h"
 #include "cli/cli.h"
 #include "cli/process.h"
+#include "cli/ranks.h"
 #include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"
@@ -27,8 +28,8 @@ int config_command(const ConfigVerbOptions& o) {
     print(config::reference());
     return 0;
   }
-  config::Config config =
-      config::load(o.config.file, o.config.sets, {.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt});
+  config::Config config = config::load(o.config.file, o.config.sets,
+                                       reading_models({.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt}));
   const std::string text = format("{}: no errors, runs {}\n", o.config.file, ranks_of(config));
   config::resolve_world(config, config::fewest_ranks(config));
   print(o.what == "show" ? config::show(config) : text);

@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/plan_page.h"
 #include "cli/process.h"
+#include "cli/ranks.h"
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/load.h"
@@ -164,7 +165,7 @@ int plan_command(const PlanOptions& o) {
   std::optional<plan::Cluster> given;
   if (!o.cluster.empty() || !o.profile.empty()) given = cluster_of(o, o.profile.empty() ? o.cluster : o.profile);
   plan::PlanRequest request;
-  request.config = config::load(o.config.file, o.config.sets, {.files = false, .plans = true});
+  request.config = config::load(o.config.file, o.config.sets, reading_models({.files = false, .plans = true}));
   const plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
   free_keys(request.config, o.free);
   request.vocab = vocabulary(request.config);

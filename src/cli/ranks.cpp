@@ -13,6 +13,7 @@
 #include "config/resolve.h"
 #include "config/text.h"
 #include "config/validate.h"
+#include "huggingface/import.h"
 #include "report/printable.h"
 
 namespace trainer::cli {
@@ -60,7 +61,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
     if (options.file.empty() || !world.first()) return;
     text = config::read_text(options.file);
     config = config::load_text(text, config::name_of(options.file), options.sets,
-                               {.world = world.size(), .resume = options.resume});
+                               reading_models({.world = world.size(), .resume = options.resume}));
   });
   if (!options.file.empty()) {
     world.control().broadcast(text);
@@ -69,7 +70,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
       if (world.first()) return;
       const std::string own = path == options.file ? text : config::read_text(options.file);
       config = config::load_text(own, config::name_of(options.file), options.sets,
-                                 {.world = world.size(), .files = false, .resume = options.resume});
+                                 reading_models({.world = world.size(), .files = false, .resume = options.resume}));
     });
   }
   comm::require_same(world, facts_of(config), Code::config, kOneCommand);
@@ -99,9 +100,14 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
 
 }  // namespace
 
+config::LoadOptions reading_models(config::LoadOptions options) {
+  options.settings_of = [](const std::string& folder) { return huggingface::settings_of(folder); };
+  return options;
+}
+
 config::Config load_configuration(const ConfigOptions& options) {
   if (options.file.empty()) return config::load_text("", "", options.sets, {.files = false});
-  return config::load(options.file, options.sets, {.world = 1, .resume = options.resume});
+  return config::load(options.file, options.sets, reading_models({.world = 1, .resume = options.resume}));
 }
 
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb) {

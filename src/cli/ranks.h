@@ -4,8 +4,12 @@
 
 #include "cli/cli.h"
 #include "comm/world.h"
+#include "config/load.h"
 
 namespace trainer::cli {
+
+/// Returns options with which model.init_from may be a folder of Hugging Face files.
+config::LoadOptions reading_models(config::LoadOptions options);
 
 /// Reads the configuration and runs `verb` on all its ranks. Rank 0 reads the file and broadcasts its bytes. Without a
 /// file the configuration is defaults and --set. Returns the verb's exit status. An error of one rank ends all of them

@@ -33,7 +33,7 @@ int train_command(const TrainOptions& o) {
   };
   if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return run_on_ranks(options, run);
   // A plan needs no other ranks to be running.
-  config::Config config = config::load(options.file, options.sets, {.resume = options.resume});
+  config::Config config = config::load(options.file, options.sets, reading_models({.resume = options.resume}));
   const int64_t ranks = config::fewest_ranks(config);
   config::resolve_world(config, ranks);
   return run(*comm::dry_world(static_cast<int>(ranks)), config);

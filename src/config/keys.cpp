@@ -94,7 +94,9 @@ void declare_model(std::vector<Key>& keys) {
                 "in checkpoints.");
   model.string(
       "init_from", &Model::init_from, "", {},
-      "Checkpoint whose weights a new run starts from (a step, checkpoints or run folder); empty: random weights.");
+      "Weights that a new run starts from: a checkpoint (a step, checkpoints or run folder), or a folder of Hugging "
+      "Face "
+      "files, whose config.json then also determines the keys of [model] that are not set. Empty: random weights.");
 }
 
 const StringList kFormats = {"auto", "text", "jsonl", "tokens"}, kDocuments = {"file", "line", "block"};

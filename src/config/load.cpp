@@ -41,6 +41,7 @@ class Loader {
                                     const Origin& at);
   /// Sets a member of the table of a name: "web.files".
   void set_in_table(const Key& key, const std::string& member, const std::string& word, const Origin& at);
+  void take_settings_of_weights();
   void replace_length();
   void warn_of_idle_keys() const;
   void warn_of_switched_off_keys() const;
@@ -308,6 +309,17 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
+void Loader::take_settings_of_weights() {
+  if (!options_.settings_of || config_.model.init_from.empty()) return;
+  const std::string folder = expand_home(config_.model.init_from);
+  for (const std::string& text : options_.settings_of(folder)) {
+    const std::string key = text.substr(0, text.find('='));
+    if (config_.origins.contains(key)) continue;
+    set(text, "model.init_from = " + to_toml(Value(folder)) + ": " + text);
+    config_.origins[key] = {.file = folder, .line = 0, .column = 0, .set = {}};
+  }
+}
+
 /// If two keys set the same quantity, the one on the command line replaces the one in the file.
 void Loader::replace_length() {
   const auto given = [&](const char* key) {
@@ -322,6 +334,7 @@ void Loader::replace_length() {
 
 Config Loader::finish() {
   if (readable_) {
+    take_settings_of_weights();
     replace_length();
     resolve(config_);
     validate(config_, options_, mistakes_);

@@ -1,6 +1,7 @@
 #pragma once
 // Loading: from a file and `--set section.key=value` texts to a validated configuration.
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,9 @@ struct LoadOptions {
   std::string resume = {};
   /// The planner has yet to choose the layout, so none of its rules is checked.
   bool plans = false;
+  /// Returns the values of keys, as in --set, that follow from the model in model.init_from. They hold unless the
+  /// user gives others. Empty: the model's shape comes from the configuration only.
+  std::function<std::vector<std::string>(const std::string& init_from)> settings_of = {};
 };
 
 constexpr const char* kStandardInput = "-";

@@ -75,7 +75,8 @@ void each_value(const Config& config, const std::string& section,
 std::string origin_of(const Config& config, const Key& key) {
   if (const auto found = config.origins.find(key.path()); found != config.origins.end()) {
     const Origin& origin = found->second;
-    return origin.set.empty() ? format("{}:{}", origin.file, origin.line) : "--set";
+    if (!origin.set.empty()) return "--set";
+    return origin.line > 0 ? format("{}:{}", origin.file, origin.line) : origin.file;
   }
   return key.derived.empty() ? "default" : "derived: " + key.derived;
 }

@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a time
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
-constexpr const char* kHead = "lm_head.weight";
+constexpr const char *kHead = "lm_head.weight", *kConfigFile = "config.json";
 
 /// True if a tensor holds no parameters: buffers that older versions of the library also stored, masks and RoPE
 /// frequencies.
@@ -141,8 +141,21 @@ void write_tensors(checkpoint::ShardWriter& shard, const std::vector<MappedTenso
 
 }  // namespace
 
+bool is_model_folder(const fs::path& folder) {
+  std::error_code none;
+  return fs::is_regular_file(folder / kConfigFile, none);
+}
+
+std::vector<std::string> settings_of(const fs::path& folder) {
+  if (!is_model_folder(folder)) return {};
+  const fs::path file = folder / kConfigFile;
+  ModelConfig model = parse_config_json(read_file(system_calls(), file, kLargestConfig), file.string());
+  std::erase_if(model.settings, [](const std::string& set) { return set.starts_with("model.dropout="); });
+  return std::move(model.settings);
+}
+
 Imported import_model(const fs::path& input, const fs::path& output, SystemCalls& calls) {
-  const fs::path config_file = input / "config.json";
+  const fs::path config_file = input / kConfigFile;
   const ModelConfig model = parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string());
   std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer) tokenizer->use_bos(config::Bos::automatic, input.string());

@@ -2,6 +2,8 @@
 // A model of Hugging Face's transformers library as a checkpoint.
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "base/file_io.h"
 
@@ -11,6 +13,12 @@ struct Imported {
   int64_t tensors = 0, bytes = 0, parameters = 0;  // written
   bool tokenizer = false;
 };
+
+/// True if the folder has a model in Hugging Face's files, not a checkpoint of this program.
+bool is_model_folder(const std::filesystem::path& folder);
+/// Returns the keys of [model] that a run from these weights needs, in the form of --set; empty if the folder has no
+/// such model. Dropout is not among them: it is the run's choice.
+std::vector<std::string> settings_of(const std::filesystem::path& folder);
 
 /// Writes the step folder `output`, which must not exist, from the folder `input`: config.json, the weights in
 /// safetensors files, and the tokenizer if there is one. It has weights in fp32 and no optimizer state: enough to

@@ -270,7 +270,8 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   keys.add("init_std", fields.number("initializer_range", 0.02));
   ModelConfig model;
   model.vocab = fields.size("vocab_size");
-  std::vector<std::string> sets = keys.sets();
+  model.settings = keys.sets();
+  std::vector<std::string> sets = model.settings;
   sets.push_back(format("data.vocab_size={}", model.vocab));
   sets.push_back("data.val_fraction=0");
   try {

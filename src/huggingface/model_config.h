@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/config.h"
 #include "huggingface/float_types.h"
@@ -12,6 +13,7 @@ namespace trainer::huggingface {
 struct ModelConfig {
   config::Config config;  // the model; everything else has its default; resolved
   int64_t vocab = 0;
+  std::vector<std::string> settings;  // keys of [model] with their values, in the form of --set
 };
 
 /// Returns config.json of a model whose weights are stored as `type`. `eos` ends its texts, and also begins them, since

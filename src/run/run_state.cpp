@@ -9,6 +9,7 @@
 #include "config/resolve.h"
 #include "config/text.h"
 #include "config/toml_reader.h"
+#include "huggingface/import.h"
 #include "run/fallback.h"
 
 namespace trainer::run {
@@ -16,6 +17,8 @@ namespace trainer::run {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr const char* kImported = "imported";  // in the run folder, while a run starts from a model of Hugging Face
 
 bool is_path(const std::string& resume) { return resume != "auto" && resume != "must" && resume != "never"; }
 
@@ -221,16 +224,30 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
     trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
     return std::nullopt;
   }
-  const checkpoint::Reader reader(config.model.init_from);  // each rank reads only the elements that it holds
   comm::World& world = trainer.mesh().world();
-  world.control().run_on_all_ranks([&] {  // only rank 0 compares, so that warnings are logged once
+  fs::path source = config.model.init_from;
+  const bool imports = huggingface::is_model_folder(source);
+  if (imports) {  // into a checkpoint of which each rank then reads its own elements
+    source = fs::path(config.run.dir) / kImported;
+    world.control().run_on_all_ranks([&] {
+      if (!world.first()) return;
+      fs::remove_all(source);  // of a start that was interrupted
+      huggingface::import_model(config.model.init_from, source);
+    });
+  }
+  const checkpoint::Reader reader(source);  // each rank reads only the elements that it holds
+  world.control().run_on_all_ranks([&] {    // only rank 0 compares, so that warnings are logged once
     if (!world.first()) return;
     checkpoint::require_same_use(reader.header(), expected, reader.folder(),
                                  [&](const std::string& key) { return config.origins.contains("model." + key); });
     checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   });
   load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer, reader); });
-  log::info("weights of {}, fresh optimizer", reader.folder().string());
+  if (imports)
+    world.control().run_on_all_ranks([&] {  // all ranks have read it
+      if (world.first()) fs::remove_all(source);
+    });
+  log::info("weights of {}, fresh optimizer", imports ? config.model.init_from : reader.folder().string());
   return std::nullopt;
 }
 

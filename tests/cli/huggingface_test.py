@@ -77,6 +77,30 @@ class HuggingFace(rig.Runs):
         self.assertEqual(remedy, [f"model.{key}={value}" for key, value in keys.items()] + [tokenizer, "data.vocab_size=320"])
         self.assertIn("weights of back, fresh optimizer", self.train(*other, *remedy))
 
+    def test_a_run_starts_from_the_files_themselves(self):
+        self.train("train.steps=4", *LLAMA, "model.rope_type=llama3", "model.rope_factor=4", "model.rope_original=64",
+                   "model.tie_embeddings=true")
+        self.export("run", "hf")
+        self.import_("hf", "back")
+        config = (self.folder / "config.toml").read_text()
+        (self.folder / "bare.toml").write_text(re.sub(r"(?ms)^\[model\]\n.*?(?=^\[)", '[model]\ninit_from = "hf"\n', config))
+        shown = self.trainer("config", "show", "--config", "bare.toml", stdout=True)
+        self.assertRegex(shown, r'rope_type += "llama3" +# hf\n')
+        def run(steps):
+            return self.trainer("--config", "bare.toml", "--set", "run.dir=next", "--set", f"train.steps={steps}")
+        self.assertIn("weights of hf, fresh optimizer", run(3))
+        self.assertLess(abs(self.events("step", "next")[0]["loss"] - self.evaluate("back")["loss"]), 0.3)
+        self.assertFalse((self.folder / "next/imported").exists())
+        self.assertIn("resumed step 3", run(4))
+        self.export("next", "again")
+        before, after = (json.loads((self.folder / name / "config.json").read_text()) for name in ("hf", "again"))
+        self.assertEqual(before, after)
+        before["rope_scaling"] = {"rope_type": "longrope"}
+        (self.folder / "hf/config.json").write_text(json.dumps(before))
+        stderr = self.trainer("--config", "bare.toml", "--set", "run.dir=other", status=CHECKPOINT)
+        self.assertIn('hf/config.json: rope_scaling: "longrope" is not supported', stderr)
+        self.assertFalse((self.folder / "other").exists())
+
     def test_inspection_prints_the_configuration_of_an_imported_model(self):
         self.train(*LLAMA, "train.steps=4", "model.tie_embeddings=true")
         self.export("run", "hf")

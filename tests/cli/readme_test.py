@@ -82,6 +82,14 @@ class Readmes(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         for name in ("configs", "data"):
             (cls.folder / name).symlink_to(ROOT / name)
+        llama = cls.folder / "Llama-3.2-1B"  # what continue-llama3.toml starts from, without its weights
+        llama.mkdir()
+        (llama / "config.json").write_text(json.dumps({
+            "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
+            "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                             "original_max_position_embeddings": 8192}}))
         cls.help = {verb: cls.output(rig.TRAINER, verb, "--help") for verb in VERBS}
         for verb, text in list(cls.help.items()):
             for action in rig.subcommands(text):

@@ -20,7 +20,7 @@ using tests::error_of;
 using tests::expect_parts;
 using tests::Warnings;
 
-constexpr LoadOptions kNoFiles{.files = false};
+const LoadOptions kNoFiles{.files = false};
 
 TEST(Load, ReadsEveryTypeFromAFileAndRemembersWhere) {
   const Config config = load_text(
@@ -97,6 +97,30 @@ TEST(Load, TablesOfFilesHaveNamesThatSetKnows) {
             std::string::npos)
       << whole;
   EXPECT_EQ(to_toml(load_text(whole, "x.toml", {}, kNoFiles)), whole);
+}
+
+TEST(Load, WeightsGiveTheKeysThatNobodySets) {
+  LoadOptions options = kNoFiles;
+  std::string asked;
+  options.settings_of = [&](const std::string& folder) {
+    asked = folder;
+    return StringList{"model.arch=llama", "model.n_head=8", "model.d_model=64"};
+  };
+  const std::string text = "[model]\ninit_from = \"hf\"\nn_layer = 3\n";
+  const Config config = load_text(text, "x.toml", {"model.d_model=32"}, options);
+  EXPECT_EQ(asked, "hf");
+  EXPECT_EQ(config.model.arch, Arch::llama);
+  EXPECT_EQ(config.model.n_head, 8);
+  EXPECT_EQ(config.model.d_model, 32);
+  EXPECT_EQ(config.model.n_layer, 3);
+  EXPECT_NE(show(config).find("# hf\n"), std::string::npos) << show(config);
+  asked.clear();
+  load_text("[model]\nn_layer = 3\n", "x.toml", {}, options);
+  EXPECT_EQ(asked, "");
+  tests::expect_error(Code::config, {"model.init_from = \"hf\"", "model.n_head"}, [&] {
+    options.settings_of = [](const std::string&) { return StringList{"model.n_head=none"}; };
+    load_text(text, "x.toml", {}, options);
+  });
 }
 
 TEST(Load, SourcesHaveWeightsThatSetAndPhasesChange) {
