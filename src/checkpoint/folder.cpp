@@ -1,7 +1,9 @@
 #include "checkpoint/folder.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -75,6 +77,21 @@ Listing list_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
     return std::pair(a.sequence, a.state.step) > std::pair(b.sequence, b.state.step);
   });
   return listing;
+}
+
+std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t sequence) {
+  const auto descends = [&](const Entry& entry) {
+    int64_t origin = entry.state.origin, later = entry.sequence;
+    while (origin > 0 && origin < later && origin != sequence) {
+      const auto step = std::ranges::find(newest_first, origin, &Entry::sequence);
+      later = std::exchange(origin, step == newest_first.end() ? 0 : step->state.origin);
+    }
+    return origin > 0 && origin == sequence;
+  };
+  std::vector<Entry> found;
+  if (!newest_first.empty() && descends(newest_first.front()))
+    std::ranges::copy_if(newest_first, std::back_inserter(found), descends);
+  return found;
 }
 
 std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCalls& calls, bool aloud) {

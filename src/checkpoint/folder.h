@@ -30,6 +30,11 @@ struct Listing {
 /// checked.
 Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& calls = system_calls());
 
+/// Returns those of a folder's checkpoints, newest first, that a run saved after it had resumed from the checkpoint of
+/// this sequence by its path. Empty unless the newest is one of them. Resuming by a path several times is followed back
+/// as long as the checkpoints between are there.
+std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t sequence);
+
 /// Returns the complete step folders of a `checkpoints` folder, newest first. Warns about each damaged one, and when
 /// `latest` is missing or does not name the newest. Empty when there is no step folder; throws Code::checkpoint when
 /// all of them are damaged. Only the sizes of shards are checked: reading them may still find Damage. Without `aloud`

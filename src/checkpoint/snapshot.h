@@ -32,7 +32,9 @@ struct TrainState {
   std::string best_set;      // the validation set that was followed; empty: one without a name
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
-  int64_t origin = 0;  // in a branch: the sequence (manifest.h) of the other run's checkpoint from which it started
+  /// The sequence (manifest.h) of the checkpoint whose path the run last resumed from: in a branch of another run, or
+  /// after going back to an earlier step. 0: none, or saved by a version that did not record it.
+  int64_t origin = 0;
   /// Number of last steps whose loss or gradient was not finite, so that there was no update.
   int64_t skipped_in_row = 0;
   bool finite_weights = true;

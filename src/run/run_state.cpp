@@ -27,8 +27,20 @@ bool is_in(const fs::path& folder, const fs::path& step_folder) {
   return fs::equivalent(folder, step_folder / "..", missing);  // parent_path() of "step-00000004" is empty
 }
 
-/// Returns the step folders to try, the best first. If the command that began a branch of another run is repeated, the
-/// branch is resumed.
+/// Explains why the run's own checkpoints are not a branch of `path`, whose checkpoints are `given`.
+std::string no_branch(const fs::path& folder, const checkpoint::Entry& newest, const fs::path& path,
+                      const std::vector<fs::path>& given) {
+  const std::string why =
+      newest.state.origin == 0 ? format("do not record that they descend from {}", given.front().string())
+      : given.size() > 1 || !fs::equivalent(path, given.front())
+          ? format("descend from none of the {} checkpoints that {} has now", given.size(), path.string())
+          : format("do not descend from {}", given.front().string());
+  return format("{}: its checkpoints {}; --resume auto continues them, and a different run.dir starts a branch",
+                folder.string(), why);
+}
+
+/// Returns the step folders to try, the best first. If the command that began a branch of a different run, or went back
+/// to an earlier step of this one, is repeated, what it began is resumed: a job that is queued again makes progress.
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder, bool aloud) {
   if (checkpoint.resume == "never") return {};
   if (!is_path(checkpoint.resume)) {
@@ -43,18 +55,20 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
   }
   const std::vector<fs::path> given = checkpoint::candidates(checkpoint.resume, system_calls(), aloud);
   const std::vector<checkpoint::Entry> own = checkpoint::list_checkpoints(folder).complete;
-  if (own.empty() || is_in(folder, given.front())) return {given.front()};
-  const int64_t origin = own.front().state.origin;
+  const bool inside = is_in(folder, given.front());
+  if (own.empty() || (inside && given.size() > 1)) return {given.front()};
   for (const fs::path& begin : given) {
-    if (checkpoint::Reader(begin).manifest().sequence != origin) continue;
+    const auto branch = checkpoint::descendants(own, checkpoint::Reader(begin).manifest().sequence);
+    if (branch.empty()) continue;
     if (aloud)
-      log::info("branch of {}, continued at step {}; --resume never or another run.dir starts again", begin.string(),
-                own.front().state.step);
-    return {own.front().folder};
+      log::info("branch of {}, continued at step {}; a different run.dir starts there again", begin.string(),
+                branch.front().state.step);
+    std::vector<fs::path> folders;
+    for (const checkpoint::Entry& entry : branch) folders.push_back(entry.folder);
+    return folders;
   }
-  throw Error(Code::checkpoint, format("{}: its checkpoints do not descend from {}; --resume auto continues them, and "
-                                       "another run.dir starts a branch",
-                                       folder.string(), given.front().string()));
+  if (inside) return {given.front()};
+  throw Error(Code::checkpoint, no_branch(folder, own.front(), checkpoint.resume, given));
 }
 
 /// Returns the damage that some rank found in the checkpoint. Empty: every rank has filled its tensors.
@@ -146,7 +160,11 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
   Resumed resumed;
   load_first_whole(world, candidates, none_whole,
                    [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
-  if (is_path(config.resume) && !is_in(folder, resumed.folder)) resumed.state.origin = resumed.sequence;
+  // The path of a folder with the run's own checkpoints selects the newest, as "auto" does, and one within it a step.
+  std::error_code missing;
+  if (is_path(config.resume) &&
+      (!is_in(folder, resumed.folder) || fs::equivalent(config.resume, resumed.folder, missing)))
+    resumed.state.origin = resumed.sequence;
   return resumed;
 }
 

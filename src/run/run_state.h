@@ -42,9 +42,9 @@ struct Resumed {
 /// Loads weights, moments and state from the checkpoint that checkpoint.resume selects, and refreshes the compute
 /// weights. Returns an empty result if the run starts from scratch. "auto" skips damaged checkpoints of `folder`, with
 /// a warning for each, and throws Code::checkpoint when none is intact. "must" and a path select one checkpoint, and
-/// throw when it is missing or damaged. If `folder` has a branch of the other run to which the path belongs, the branch
-/// is resumed. A checkpoint of another run is always an error. `expected` holds the run's keys and hashes. Collective;
-/// all ranks load the checkpoint that rank 0 finds.
+/// throw when it is missing or damaged. If the newest checkpoints of `folder` were saved after the same path was
+/// resumed (checkpoint::descendants), they are resumed instead. A checkpoint of another model is always an error.
+/// `expected` holds the run's keys and hashes. Collective; all ranks load the checkpoint that rank 0 finds.
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 

@@ -153,6 +153,30 @@ class Resume(rig.Runs):
         self.train("run.dir=base", max_steps=1)
         self.assertIn("do not descend from base/checkpoints/step-00000005",
                       self.train(*branch, resume="base/checkpoints/step-00000005", status=5))
+        shutil.rmtree(self.step_folder(4, "base"))
+        stderr = self.train(*branch, resume="base", status=5)
+        self.assertIn("descend from none of the 1 checkpoints that base has now", stderr)
+        self.assertIn("--resume auto continues them", stderr)
+        # Nothing is known of a run that began by itself, or was saved before its origin was recorded.
+        self.assertIn("do not record that they descend from whole/checkpoints/step-00000012",
+                      self.train("run.dir=base", resume="whole", status=5))
+
+    def test_going_back_goes_on_when_its_command_is_repeated(self):
+        sets = ["checkpoint.interval=2", "checkpoint.keep=0"]
+        back = ["train.steps=12", "optim.lr=1e-4", "optim.min_lr=1e-4", *sets]
+        self.train(*sets)
+        path = "run/checkpoints/step-00000004"
+        self.assertIn("resumed step 4", self.train(*back, resume=path, max_steps=1))
+        self.assertIn(f"branch of {path}, continued at step 5", self.train(*back, resume=path, max_steps=3))
+        self.assertIn("resumed step 8", self.train(*back, resume=path))
+        self.train("run.dir=whole", *back, resume=path)
+        self.assertTrue(self.tensors(12) == self.tensors(12, "whole"))
+        self.assertEqual(self.losses()[0][4:], self.losses("whole")[0])
+        # An even earlier step has not been resumed; nor does the folder of all checkpoints begin anything.
+        self.assertIn("resumed step 12", self.train("train.steps=13", *back[1:], resume="run"))
+        self.assertIn("continued at step 13", self.train("train.steps=14", *back[1:], resume=path))
+        self.assertIn("resumed step 2", self.train(*back, resume="run/checkpoints/step-00000002", max_steps=1))
+        self.assertIn("continued at step 3", self.train(*back, resume="run/checkpoints/step-00000002", max_steps=1))
 
     def test_saves_in_the_background_have_the_bits_of_saves_between_steps(self):
         sets = ["parallel.data=2", "parallel.zero_stage=1", "checkpoint.interval=2", "checkpoint.keep=0"]

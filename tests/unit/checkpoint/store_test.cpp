@@ -140,6 +140,32 @@ TEST(CheckpointStore, PutsBackAStepThatWasPushedAside) {
   EXPECT_EQ(load_newest(folder, small_model()), 100);
 }
 
+TEST(Descendants, AreWhatWasSavedAfterItsPathWasResumed) {
+  // 10 and 20 come from a run without a path, 30 from going back to 10, 40 from going back to 30.
+  const auto entry = [](int64_t sequence, int64_t origin) {
+    Entry one{.folder = std::to_string(sequence), .sequence = sequence};
+    one.state.origin = origin;
+    return one;
+  };
+  const auto found = [](const std::vector<Entry>& entries, int64_t sequence) {
+    std::vector<int64_t> sequences;
+    for (const Entry& each : descendants(entries, sequence)) sequences.push_back(each.sequence);
+    return sequences;
+  };
+  using Sequences = std::vector<int64_t>;
+  const std::vector<Entry> entries{entry(40, 30), entry(30, 10), entry(20, 0), entry(10, 0)};
+  EXPECT_EQ(found(entries, 10), (Sequences{40, 30}));
+  EXPECT_EQ(found(entries, 30), (Sequences{40}));
+  EXPECT_EQ(found(entries, 20), Sequences());
+  EXPECT_EQ(found(entries, 0), Sequences());
+  EXPECT_EQ(found({entries.begin() + 2, entries.end()}, 10), Sequences()) << "20 goes on, but not by a path";
+  EXPECT_EQ(found({entry(40, 5), entry(30, 10), entry(10, 0)}, 10), Sequences()) << "30 is not the newest";
+  EXPECT_EQ(found({entry(40, 30), entry(20, 0), entry(10, 0)}, 10), Sequences()) << "30 was removed";
+  EXPECT_EQ(found({entry(40, 40), entry(30, 40)}, 30), Sequences()) << "written by hand: no end";
+  EXPECT_EQ(found({entry(40, 5)}, 5), (Sequences{40})) << "a branch of a different run";
+  EXPECT_EQ(found({}, 5), Sequences());
+}
+
 TEST(Retention, KeepsTheNewestByTheOrderOfSaving) {
   struct Case {
     Retention retention;
