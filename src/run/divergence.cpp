@@ -1,11 +1,16 @@
 #include "run/divergence.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/format.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
 
 namespace trainer::run {
+
+namespace fs = std::filesystem;
 
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
   constexpr double kNear = 1;  // nats: a batch of few tokens may differ by that much from the previous one
@@ -14,14 +19,37 @@ bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
   return saved.is_sound() && loss <= guess + kNear && !jumped;
 }
 
-std::string suggest_resume(const std::filesystem::path& proven, const std::filesystem::path& checkpoints) {
+namespace {
+
+/// Returns the newest checkpoint that a later one records as proven, or an empty path.
+fs::path newest_recorded(const std::vector<checkpoint::Entry>& newest_first) {
+  for (auto entry = newest_first.begin(); entry != newest_first.end(); ++entry)
+    if (std::any_of(newest_first.begin(), entry,
+                    [&](const checkpoint::Entry& later) { return later.state.proven_step == entry->state.step; }))
+      return entry->folder;
+  return {};
+}
+
+}  // namespace
+
+std::string suggest_resume(const fs::path& proven, const fs::path& checkpoints) {
+  const std::vector<checkpoint::Entry> own = checkpoint::list_checkpoints(checkpoints).complete;
   std::error_code missing;
-  if (!proven.empty() && std::filesystem::exists(proven / checkpoint::kCompleteFile, missing))
-    return format(
-        "resume from the last checkpoint that was followed by a step with a normal loss: --resume {}{}",
-        proven.string(),
-        std::filesystem::equivalent(proven / "..", checkpoints, missing) ? "" : ", and set a different run.dir");
-  return "no checkpoint was followed by a step with a normal loss: start again with --resume never";
+  const bool is_there = !proven.empty() && fs::exists(proven / checkpoint::kCompleteFile, missing);
+  const fs::path advised = is_there ? proven : newest_recorded(own);
+  if (advised.empty())
+    return format("{}: start again with --resume never{}",
+                  proven.empty() ? "no checkpoint was followed by a step with a normal loss"
+                                 : format("{}, the last checkpoint that was followed by a step with a normal loss, is "
+                                          "not there",
+                                          proven.string()),
+                  proven.empty() ? "" : ", or with --resume PATH and a different run.dir if you have it elsewhere");
+  // The run's own later checkpoints would be resumed by the path of a different run, and by one that it resumed before.
+  const auto entry = std::ranges::find_if(
+      own, [&](const checkpoint::Entry& each) { return fs::equivalent(each.folder, advised, missing); });
+  const bool is_origin = entry == own.end() || !checkpoint::descendants(own, entry->sequence).empty();
+  return format("resume from the last checkpoint that was followed by a step with a normal loss: --resume {}{}",
+                advised.string(), is_origin ? ", and set a different run.dir" : "");
 }
 
 }  // namespace trainer::run

@@ -12,7 +12,8 @@ namespace trainer::run {
 /// previous one, and not far above that of a uniform guess, unlike the losses of exploded weights.
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab);
 
-/// Returns the advice for a run with these checkpoints that diverged: the proven checkpoint, if it is still there.
+/// Returns the advice for a run with these checkpoints that diverged: the proven checkpoint, or the newest remaining
+/// one that a later checkpoint records as proven. `proven` is empty if there was none.
 std::string suggest_resume(const std::filesystem::path& proven, const std::filesystem::path& checkpoints);
 
 }  // namespace trainer::run

@@ -117,7 +117,7 @@ void TrainingLoop::prepare() {
     state_ = resumed->state;
     saved_step_ = state_.step;
     saved_ = resumed->folder;
-    proven_ = saved_.parent_path() / checkpoint::step_name(state_.proven_step);
+    if (state_.proven_step >= 0) proven_ = saved_.parent_path() / checkpoint::step_name(state_.proven_step);
     total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
     if (state_.best_step >= 0 && state_.best_set != followed_set()) {
       log::info(

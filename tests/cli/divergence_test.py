@@ -2,6 +2,7 @@
 """Runs whose loss leaves the finite numbers: the good checkpoints stay, and nothing that diverged passes for a result."""
 import json
 import re
+import shutil
 
 import rig
 
@@ -19,12 +20,12 @@ class Divergence(rig.Runs):
     def state(self, step, run="run"):
         return json.loads((self.step_folder(step, run) / "manifest.json").read_text())["state"]
 
-    def assert_advice_trains(self, stderr, step, *sets):
+    def assert_advice_trains(self, stderr, step, *sets, run="run"):
         """The message names the checkpoint of this step, and a run that resumes there has losses as before."""
-        advised = re.search(r"--resume (\S+)", stderr).group(1)
+        advised = re.search(r"--resume ([^\s,]+)", stderr).group(1)
         self.assertEqual(advised, f"run/checkpoints/step-{step:08}")
-        self.train(*sets, resume=advised)
-        self.assertLess(max(event["loss"] for event in self.events("step")), 6)  # a uniform guess over 320 tokens: 5.77
+        self.train(*sets, f"run.dir={run}", resume=advised)
+        self.assertLess(max(event["loss"] for event in self.events("step", run)), 6)  # a uniform guess over 320 tokens: 5.77
 
     def test_skipped_steps_push_no_good_checkpoint_out(self, *more):
         sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30", *more]
@@ -39,7 +40,19 @@ class Divergence(rig.Runs):
         stderr = self.train(*sets, "train.max_skipped_steps=1000", *RUINOUS, status=DIVERGED)
         self.assertEqual(self.saved_steps(), [6, 7])
         self.assertIn("validation loss is not finite", stderr)
-        self.assert_advice_trains(stderr, 6, *sets)
+        self.assertIn("--resume run/checkpoints/step-00000006\n", stderr)
+        # What begins there diverges too. Its path would continue that, so the advice is a folder of its own.
+        stderr = self.train(*sets, *RUINOUS, resume="run/checkpoints/step-00000006", status=DIVERGED)
+        self.assertIn("set a different run.dir", stderr)
+        self.assert_advice_trains(stderr, 6, *sets, run="again")
+
+    def test_where_the_proven_checkpoint_is_gone_the_newest_that_remains_is_advised(self):
+        sets = ["checkpoint.interval=1", "checkpoint.keep=0", "train.steps=30"]
+        self.train(*sets, max_steps=4)
+        self.train(*sets, *RUINOUS, status=DIVERGED)
+        self.assertEqual(self.state(5)["proven_step"], 4)
+        shutil.rmtree(self.step_folder(4))  # what recorded that step 3 is proven
+        self.assert_advice_trains(self.train(*sets, *RUINOUS, status=DIVERGED), 2, *sets)
 
     def test_nor_do_they_with_saves_in_the_background(self):
         self.test_skipped_steps_push_no_good_checkpoint_out("checkpoint.async=true")

@@ -4,10 +4,12 @@
 
 #include <limits>
 
-#include "rigs/files.h"
+#include "unit/checkpoint/fixture.h"
 
 namespace trainer::run {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr double kUnknownLoss = std::numeric_limits<double>::quiet_NaN();
 
@@ -42,16 +44,47 @@ TEST(Proof, IsNotForACheckpointOfSkippedStepsOrOfWeightsThatAreNotFinite) {
   EXPECT_FALSE(proves(4, state, 50257));
 }
 
-TEST(Proof, IsAdvisedWhileItIsThere) {
-  tests::TempFolder folder;
-  const std::filesystem::path step = folder / "step-00000007";
-  EXPECT_EQ(suggest_resume(step, folder).find(step.string()), std::string::npos);
-  EXPECT_NE(suggest_resume({}, folder).find("--resume never"), std::string::npos);
-  std::filesystem::create_directory(step);
-  tests::write(step / "COMPLETE", "");
-  EXPECT_TRUE(suggest_resume(step, folder).ends_with("--resume " + step.string()));
-  EXPECT_NE(suggest_resume(step, folder / "branch").find("different run.dir"), std::string::npos)
-      << "the branch's own checkpoints would be resumed";
+/// Saves the step, and returns the sequence of the save.
+int64_t save(const fs::path& checkpoints, int64_t step, int64_t proven_step, int64_t origin = 0) {
+  checkpoint::Tensors tensors(checkpoint::small_model());
+  tensors.fill(1);
+  checkpoint::Snapshot snapshot = checkpoint::snapshot_of(tensors, step);
+  snapshot.state.proven_step = proven_step;
+  snapshot.state.origin = origin;
+  checkpoint::CheckpointStore store(checkpoints, {}, checkpoint::fast_calls());
+  return checkpoint::Reader(store.save(snapshot)).manifest().sequence;
+}
+
+TEST(Advice, IsTheProvenCheckpoint) {
+  tests::TempFolder run;
+  const fs::path own = run / "own", base = run / "base";
+  EXPECT_NE(suggest_resume({}, own).find("--resume never"), std::string::npos);
+  const int64_t seventh = save(own, 7, -1), of_base = save(base, 4, -1);
+  EXPECT_TRUE(suggest_resume(own / "step-00000007", own).ends_with("--resume " + (own / "step-00000007").string()));
+  save(own, 9, 7);
+  EXPECT_TRUE(suggest_resume(own / "step-00000007", own).ends_with("--resume " + (own / "step-00000007").string()));
+  // Elsewhere, the run's own checkpoints would be resumed instead.
+  tests::expect_parts(suggest_resume(base / "step-00000004", own),
+                      {"--resume " + (base / "step-00000004").string(), "different run.dir"});
+  for (const int64_t origin : {seventh, of_base}) {
+    save(own, 11, 7, origin);
+    EXPECT_EQ(suggest_resume(own / "step-00000007", own).find("different run.dir") != std::string::npos,
+              origin == seventh);
+  }
+}
+
+TEST(Advice, IsTheNewestProvenOneThatRemains) {
+  tests::TempFolder run;
+  const fs::path own = run / "own", gone = own / "step-00000006";
+  for (const int64_t step : {2, 4, 6, 8}) save(own, step, step - 2);
+  fs::remove_all(gone);
+  EXPECT_TRUE(suggest_resume(gone, own).ends_with("--resume " + (own / "step-00000002").string()))
+      << "8 and 4 are followed by nothing that remains";
+  fs::remove_all(own / "step-00000002");
+  tests::expect_parts(suggest_resume(gone, own), {gone.string(), "--resume never", "--resume PATH"});
+  // One that was saved later than what records its step as proven is a different one.
+  save(own, 6, 2);
+  tests::expect_parts(suggest_resume(run / "moved", own), {"--resume never"});
 }
 
 }  // namespace
