@@ -109,6 +109,7 @@ TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
                         {Fault::error, EINTR, nullptr},
                         {Fault::short_write, 0, nullptr},
                         {Fault::error, EIO, "dmesg", true},
+                        {Fault::error, ENOSPC, "the disk is full", true},
                         {Fault::error_from_here, ENOSPC, "the disk is full", true},
                         {Fault::short_write, 0, nullptr, true}};
   for (const Scene& scene : kScenes) {
