@@ -50,11 +50,15 @@ void check_names(const Config& config, Checker& checker) {
   }
 }
 
-void check_run(const Run& run, Checker& checker) {
-  checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
-                  "\"{}\" cannot be part of a folder's name; remove the \"/\", or set run.dir to any folder", run.name);
-  checker.require(run.name.size() <= 255, {"run.name"}, "{} bytes; the name of a folder has at most 255",
-                  run.name.size());
+void check_run(const Config& config, Checker& checker) {
+  const Run& run = config.run;
+  const auto is_in = [&](const std::string& path) { return path.find(run.name) != std::string::npos; };
+  const bool is_in_a_path = is_in(run.dir) || is_in(config.checkpoint.dir);  // {name} was replaced
+  checker.require(
+      !is_in_a_path || (run.name.find('/') == std::string::npos && run.name != "." && run.name != ".."), {"run.name"},
+      "\"{}\" cannot be part of a folder's name; remove the \"/\", or set run.dir to a folder without it", run.name);
+  checker.require(!is_in_a_path || run.name.size() <= 255, {"run.name"},
+                  "{} bytes; the name of a folder has at most 255", run.name.size());
   checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");
 }
 
@@ -264,7 +268,7 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   const bool files = options.files;
   Checker checker(config, mistakes);
   check_names(config, checker);
-  check_run(config.run, checker);
+  check_run(config, checker);
   if (files) check_place_holders(config, checker);
   check_model(config.model, checker);
   check_data(config, files, checker);

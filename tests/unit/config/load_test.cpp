@@ -22,6 +22,14 @@ using tests::Warnings;
 
 const LoadOptions kNoFiles{.files = false};
 
+TEST(Load, TakesAnyNameThatIsNotPartOfAPath) {
+  const std::string lengthy(300, 'x');
+  for (const std::string& name : {std::string("a/b"), std::string(".."), lengthy}) {
+    EXPECT_EQ(load("", {"run.dir=out/mine", "run.name=" + name}, kNoFiles).run.name, name);
+    tests::expect_error(Code::config, {"run.name"}, [&] { load("", {"run.name=" + name}, kNoFiles); });
+  }
+}
+
 TEST(Load, ReadsEveryTypeFromAFileAndRemembersWhere) {
   const Config config = load_text(
       "[model]\narch = \"llama\"\nn_layer = 3\ndropout = 0.25\nbias = true\n\n[data]\ntrain = [\"a.txt\", \"b.txt\"]\n"

@@ -177,6 +177,7 @@ const Case kCases[] = {
      {"60 steps", "50 of 100 steps"}},
     {"[data]\ntokenizer = 'train'", "2:13: data.tokenizer: ", {"data.vocab_size"}},
     {"[run]\nname = 'a/b'", "2:8: run.name: ", {"a/b"}},
+    {"[run]\nname = 'a/b'\ndir = 'x'\n[checkpoint]\ndir = '/c/{name}'", "2:8: run.name: ", {"a/b", "run.dir"}},
     {"[parallel]\ntensor = 2", "2:10: parallel.tensor: ", {"tensor = 2", "data = any", "mpirun -np 2"}, kOneRank},
     {"[parallel]\ntensor = 5", "2:10: parallel.tensor: ", {"n_head = 12", "5 ranks along tensor"}},
     {"[log]\nreport = true\njsonl = false", "3:9: log.jsonl: ", {"report", "metrics.jsonl"}},
