@@ -69,8 +69,13 @@ int tokenize_command(const TokenizeOptions& o) {
                   format("{}: contains {}, a different kind of tokenizer; choose a different --output, or remove it",
                          o.output, other));
   const fs::path output = fs::path(o.output) / "tokens.bin";
-  std::error_code none;
-  const bool occupied = fs::exists(output, none);
+  options.begin = [&] {
+    if (std::error_code none; fs::exists(output, none))
+      log::warning(
+          "{}: its tokens are of a different text, tokenizer or setting and are replaced at the end; stop now "
+          "and choose a different --output to keep them",
+          output.string());
+  };
   const data::TokenizeResult result = data::tokenize_files(files, tokenizer, output, options);
   if (!result.finished) {
     log::info("{}", piped ? "stopped; text from a pipe cannot be resumed: run the same command again from its start"
@@ -78,7 +83,6 @@ int tokenize_command(const TokenizeOptions& o) {
     return 75;
   }
   replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
-  if (occupied && !result.reused) log::warning("{}: replaced; it had other tokens", output.string());
   if (result.replaced > 0)
     log::warning("{} bytes were not UTF-8 and were replaced, the first at {}", result.replaced, result.first_replaced);
   if (o.json) {

@@ -240,6 +240,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   std::vector<int64_t> sizes(1);  // total size before each file, and of all files
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
   WorkFolder work(beside(output, ".work"), key, token_width(tokenizer.vocab_size()));
+  if (options.begin) options.begin();
   const auto result = [&](bool finished) {
     const Progress& done = work.done();
     return TokenizeResult{output,         finished,        false,         done.tokens,

@@ -29,6 +29,7 @@ struct TokenizeOptions {
   int64_t piece_bytes = kPieceBytes;
   /// Text between two sync points, which bounds the work lost by an interruption.
   int64_t sync_bytes = int64_t{256} << 20;
+  std::function<void()> begin;                            // called before tokenizing, unless the output is reused
   std::function<bool()> stop;                             // polled; true: save the work done so far and return
   std::function<void(const TokenizeProgress&)> progress;  // called after each piece
 };

@@ -209,9 +209,15 @@ TEST(Tokenize, ReusesFinishedOutputOnlyForTheSameInput) {
   const Tokenizer& t = small_tokenizer();
   const fs::path output = folder / "out.bin";
   TokenizeOptions options;
+  int begun = 0;
+  bool was_there = true;
+  options.begin = [&] { ++begun, was_there = fs::exists(output); };
   const TokenizeResult first = tokenize_files(files, t, output, options);
+  EXPECT_EQ(begun, 1);
+  EXPECT_FALSE(was_there);
   const TokenizeResult second = tokenize_files(files, t, output, options);
   EXPECT_TRUE(second.reused);
+  EXPECT_EQ(begun, 1);
   EXPECT_EQ(second.tokens, first.tokens);
   EXPECT_EQ(second.text_bytes, first.text_bytes);
   EXPECT_EQ(second.documents, first.documents);
