@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <optional>
 
 #include "base/units.h"
 #include "report/events_json.h"
@@ -17,7 +18,9 @@ std::map<std::string, std::string> config_of(const std::filesystem::path& folder
   std::ifstream in(folder / "config.toml");
   const Json config = config_json({std::istreambuf_iterator<char>(in), {}});
   if (config.is_object())
-    flatten(config, "", '.', [&](const std::string& key, const Json& value) { values[key] = to_text(value); });
+    flatten(config, "", '.', [&](const std::string& key, const Json& value) {
+      values[key] = value.is_number_float() ? format("{:.12g}", value.get<double>()) : to_text(value);
+    });
   return values;
 }
 
@@ -67,6 +70,8 @@ struct Fact {
   double ratio_of = kUnknown;
 };
 
+constexpr const char* kBestLoss = "best validation loss";
+
 std::vector<Fact> facts_of(const ComparedRun& run) {
   const Summary& s = run.summary;
   const Environment& env = s.start.environment;
@@ -78,7 +83,7 @@ std::vector<Fact> facts_of(const ComparedRun& run) {
           {"tokens seen", count(s.tokens)},
           {"training loss", format_number(s.last_loss, 5)},
           {"validation loss", format_number(last.loss, 5)},
-          {"best validation loss", format_number(best.loss, 5)},
+          {kBestLoss, format_number(best.loss, 5)},
           {"bits per byte", format_number(last.bits_per_byte.value_or(kUnknown), 5)},
           {"tokens per second", count(s.tokens_per_s), s.tokens_per_s},
           {"step, ms", format_number(s.step_ms), s.step_ms},
@@ -104,7 +109,17 @@ std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-/// Returns the facts about all runs; speed and memory of later runs come with the ratio to the first run's.
+/// Returns the index of the run with the lowest validation loss; none if fewer than two runs have one.
+std::optional<size_t> best_of(const std::vector<ComparedRun>& runs) {
+  std::vector<std::pair<double, size_t>> losses;
+  for (size_t i = 0; i < runs.size(); ++i)
+    if (const auto& best = runs[i].summary.best_eval; best && std::isfinite(best->loss))
+      losses.emplace_back(best->loss, i);
+  return losses.size() < 2 ? std::nullopt : std::optional(std::ranges::min(losses).second);
+}
+
+/// Returns the facts about all runs; speed and memory of later runs come with the ratio to the first run's, and the
+/// best run's loss is marked.
 page::Grid facts(const std::vector<ComparedRun>& runs) {
   page::Grid grid{names_of(runs), {}};
   const std::vector<Fact> first = facts_of(runs.front());
@@ -117,6 +132,8 @@ page::Grid facts(const std::vector<ComparedRun>& runs) {
       grid.rows[i].cells.push_back(compared ? format("{} ({:.3g}×)", mine[i].text, ratio) : mine[i].text);
     }
   }
+  if (const auto best = best_of(runs))
+    std::ranges::find(grid.rows, kBestLoss, &page::Grid::Row::name)->cells[*best] += " (best)";
   std::erase_if(grid.rows, [](const page::Grid::Row& row) {
     return std::ranges::all_of(row.cells, [](const std::string& cell) { return cell == "-"; });
   });
@@ -153,6 +170,7 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs) {
   std::vector<ComparedRun> out;
   for (const NamedRun& run : runs) {
     ComparedRun compared{run.name, read_history(run.folder / "metrics.jsonl"), {}, config_of(run.folder)};
+    warn_of_bad_lines(compared.history, run.folder / "metrics.jsonl");
     compared.summary = summarize(compared.history, {});
     out.push_back(std::move(compared));
   }

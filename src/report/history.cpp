@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "base/log.h"
 #include "report/events_json.h"
 
 namespace trainer::report {
@@ -61,10 +62,13 @@ void settle(History& history, Process& process) {
   }
 }
 
-/// Adds an event to the history. Throws Json::exception if the line is not an event.
-void add_event(History& history, Process& process, const std::string& line) {
+/// Adds an event to the history. Returns false, or throws Json::exception, if the line is not an event.
+bool add_event(History& history, Process& process, const std::string& line) {
   const Json json = Json::parse(line);
   const auto event = json.at("event").get<std::string>();
+  for (const char* count : {"step", "tokens"})
+    if (const auto value = json.find(count); value != json.end() && !value->is_null())
+      if (!value->is_number_integer() || value->get<int64_t>() < 0) return false;
   if (event == "step") add_step(history, from_json<StepReport>(json));
   if (event == "start") {
     history.start = from_json<StartReport>(json);
@@ -84,6 +88,7 @@ void add_event(History& history, Process& process, const std::string& line) {
     history.ends.push_back(from_json<EndReport>(json));
     if (history.ends.back().peak.flops > 0) process.peak = history.ends.back().peak;
   }
+  return true;
 }
 
 }  // namespace
@@ -92,15 +97,25 @@ History read_history(const std::filesystem::path& file) {
   History history;
   Process process;
   std::ifstream in(file, std::ios::binary);
+  int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
+    ++number;
     try {
-      add_event(history, process, line);
-    } catch (const Json::exception&) {  // torn by a crash, or not an event
+      if (add_event(history, process, line)) continue;
+    } catch (const Json::exception&) {
+      if (in.eof() || line.empty()) continue;
     }
+    if (history.bad_lines++ == 0) history.first_bad_line = number;
   }
   settle(history, process);
   history.peak = process.peak;
   return history;
+}
+
+void warn_of_bad_lines(const History& history, const std::filesystem::path& file) {
+  if (history.bad_lines > 0)
+    log::warning("{}: {} lines are not events of a run and are ignored, the first is line {}; was the file edited?",
+                 file.string(), history.bad_lines, history.first_bad_line);
 }
 
 }  // namespace trainer::report

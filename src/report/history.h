@@ -21,6 +21,8 @@ struct History {
   setup::PeakReport peak;        // the best peak that the last process found
   size_t setup_from = 0;         // index of the first step of last_setup()
   BytesByCategory memory_bytes;  // largest value of each category in that setup
+  int64_t bad_lines = 0;         // lines that are not events, and the number of the first, from 1
+  int64_t first_bad_line = 0;
 
   /// Returns the steps that ran in the setup of the last process: same model, batch, layout and machine.
   std::span<const StepReport> last_setup() const {
@@ -30,8 +32,11 @@ struct History {
 
 /// Reads the history of a run. A step's utilisation was logged relative to the best peak known at that time; here it is
 /// relative to the best peak that the step's process found. If that peak was measured, utilisation does not exceed 1,
-/// except for mfu, which counts attention in full. Skips lines that are not events (a torn last line). Returns an empty
-/// history if the file is missing.
+/// except for mfu, which counts attention in full. Skips lines that are not events; a torn last line does not count as
+/// bad. Returns an empty history if the file is missing.
 History read_history(const std::filesystem::path& file);
+
+/// Warns once if there are bad lines.
+void warn_of_bad_lines(const History& history, const std::filesystem::path& file);
 
 }  // namespace trainer::report

@@ -352,6 +352,7 @@ Summary report_from(const std::filesystem::path& run_dir) {
                        log.string()));
   }
   const History history = read_history(log);
+  warn_of_bad_lines(history, log);
   Summary summary = summarize(history, read_samples(run_dir, std::numeric_limits<int64_t>::max()));
   write_report(run_dir, summary, history);
   return summary;

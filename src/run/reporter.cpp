@@ -20,6 +20,7 @@ std::filesystem::path metrics_file(const config::Config& config) {
 /// Warns if the metrics in the folder are not those of the run that begins after `step`.
 void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
   const report::History history = report::read_history(file);
+  report::warn_of_bad_lines(history, file);
   if (history.steps.empty()) return;
   if (step == 0)
     log::warning("{}: steps of an earlier run are deleted, as this run starts from step 0", file.string());

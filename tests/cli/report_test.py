@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import shutil
 
 import rig
 
@@ -34,6 +35,19 @@ class Reports(rig.Runs):
         out = self.trainer("report", "run", stdout=True)
         self.assertIn("stopped after --max-steps at step 3 of 8", out)
         self.assertIn("</html>", (self.folder / "run/report.html").read_text())
+
+    def test_lines_that_are_not_events_are_reported(self):
+        self.train(max_steps=3)
+        log = self.folder / "run/metrics.jsonl"
+        log.write_text(log.read_text() + 'garbage\n{"event":"step","step":-9223372036854775808}\n')
+        lines = len(log.read_text().splitlines())
+        message = f"run/metrics.jsonl: 2 lines are not events of a run and are ignored, the first is line {lines - 1}"
+        self.assertIn(message, self.trainer("report", "run"))
+        self.assertIn("at step 3 of 8", self.trainer("report", "run", stdout=True))
+        shutil.copytree(self.folder / "run", self.folder / "other")
+        self.assertIn("other/metrics.jsonl: 2 lines", self.trainer("report", "run", "other"))
+        self.assertIn(message, self.train(max_steps=1))
+        self.assertNotIn("are not events", self.train(max_steps=1), "resuming cut them off")
 
     def test_what_is_no_run_is_named(self):
         for args, message in ((["tokens"], "tokens: contains no metrics.jsonl; expected the folder (run.dir)"),

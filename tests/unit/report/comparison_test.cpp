@@ -24,9 +24,12 @@ class Comparison : public RunFolder {
 };
 
 TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
-  const std::string a = run("first", 60, 1, "[optim]\nlr = 1e-3\nbeta1 = 0.9\n[data]\ntrain = [\"x\", \"y\"]\n");
+  const std::string a =
+      run("first", 60, 1,
+          "[optim]\nlr = 1e-3\nmin_lr = 0.00030000000000000003\nbeta1 = 0.9\n[data]\ntrain = [\"x\", \"y\"]\n");
   const std::string b =
-      run("sec<ond", 60, 2, "[optim]\nlr = 2e-3\nbeta1 = 0.9\n[data]\ntrain = [\"x\"]\n[log]\njsonl = true\n");
+      run("sec<ond", 60, 2,
+          "[optim]\nlr = 2e-3\nmin_lr = 0.0003\nbeta1 = 0.9\n[data]\ntrain = [\"x\"]\n[log]\njsonl = true\n");
   const std::vector<ComparedRun> runs = read_runs(named_runs({a, b}));
   std::string differing;
   for (const page::Grid::Row& row : differing_keys(runs).rows)
@@ -48,7 +51,8 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
     EXPECT_GT(at, width);
     width = at;
   }
-  expect_texts(text, "\nvalidation loss", " 2.5 ", " 5\n");
+  expect_texts(text, "\nvalidation loss", " 2.5 ", " 5\n", "2.5 (best)");
+  EXPECT_EQ(text.find("(best)"), text.rfind("(best)"));
 }
 
 TEST_F(Comparison, OfEqualRunsReportsNoDifferences) {
@@ -66,6 +70,7 @@ TEST_F(Comparison, ServesRunsThatHaveHardlyBegun) {
   const std::string page = comparison_html(runs);
   EXPECT_EQ(faults(page), "");
   expect_texts(comparison_text(runs), "did not end normally");
+  EXPECT_EQ(comparison_text(runs).find("(best)"), std::string::npos) << "there is one loss only";
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // metrics.jsonl as a file: cut back when a run resumes, and read as a whole run.
 #include <tuple>
 
+#include "report/summary.h"
+#include "rigs/messages.h"
 #include "unit/report/run_history.h"
 
 namespace trainer::report {
@@ -111,9 +113,29 @@ TEST_F(ReadHistory, KeepsTheLargestMemoryAndPassesOverNonsense) {
 {"event":"step","st)");
   const History history = read_history(file_);
   EXPECT_EQ(history.steps.size(), 2);
+  EXPECT_EQ(history.bad_lines, 3);
+  EXPECT_EQ(history.first_bad_line, 2);
   EXPECT_TRUE(history.steps[0].memory_bytes.empty());
   EXPECT_EQ(history.memory_bytes,
             (BytesByCategory{{"weights", (int64_t{1} << 60) + 1}, {"activations", 20}, {"late", 1}}));
+}
+
+TEST_F(ReadHistory, IgnoresCountsThatNoRunHasAndWarnsOfThem) {
+  put("metrics.jsonl", R"({"event":"step","step":1,"tokens":null}
+{"event":"step","step":-9223372036854775808}
+{"event":"step","step":9223372036854775808}
+{"event":"end","step":7.5}
+{"event":"step","step":2,"tokens":-1}
+)");
+  const History history = read_history(file_);
+  ASSERT_EQ(history.steps.size(), 1);
+  EXPECT_TRUE(history.ends.empty());
+  EXPECT_EQ(summarize(history, {}).step, 1);
+  EXPECT_EQ(logged_, "") << "it is read several times";
+  warn_of_bad_lines({}, file_);
+  EXPECT_EQ(logged_, "");
+  warn_of_bad_lines(history, file_);
+  tests::expect_parts(logged_, {file_.string(), "4 lines", "line 2"});
 }
 
 TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
