@@ -46,7 +46,8 @@ int eval_command(const EvalOptions& options);
 
 struct GenerateOptions {
   ConfigOptions config;
-  std::string checkpoint, prompt_file, prompts, output, stop;
+  std::string checkpoint, prompt_file, prompts, output;
+  std::vector<std::string> stop;
   std::optional<std::string> prompt;
   int64_t tokens = 256, samples = 1, top_k = 0;
   double temperature = 1, top_p = 1;

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -61,6 +62,12 @@ class Output {
   std::ofstream file_;
 };
 
+/// Returns why a text of `written` tokens ended: "stop" (a text of --stop), "length" (--tokens), "eos" (the end-of-text
+/// token) or "signal".
+std::string finish_reason(const GenerateOptions& o, const StopText& stop, int64_t written) {
+  return stop.met() ? "stop" : run::stop_requested() ? "signal" : written < o.tokens ? "eos" : "length";
+}
+
 /// Writes each line of --prompts with its continuation.
 int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& text, run::LoadedModel& model) {
   const std::vector<Line> lines = data::read_prompts(text, o.prompts);
@@ -90,6 +97,7 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
       Line result = line;
       result["text"] = continuation + stop.rest();
       result["tokens"] = written;
+      result["finish_reason"] = finish_reason(o, stop, written);
       result["seed"] = sampling.seed;
       output->write(result.dump(-1, ' ', false, Line::error_handler_t::replace) + "\n");
     }
@@ -147,7 +155,10 @@ int generate(comm::World& world, const GenerateOptions& o) {
     show(stop.rest());
     if (shown) print("\n");
     tokens += written;
-    samples.push_back({{"text", text}, {"tokens", written}, {"seed", sampling.seed}});
+    samples.push_back({{"text", text},
+                       {"tokens", written},
+                       {"finish_reason", finish_reason(o, stop, written)},
+                       {"seed", sampling.seed}});
     interrupted = model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0;
   }
   const double seconds = now_seconds() - start;
@@ -158,11 +169,19 @@ int generate(comm::World& world, const GenerateOptions& o) {
                             {"step", model.step},
                             {"checkpoint", model.folder.string()},
                             {"seed", o.seed}};
-    if (o.samples == 1) document["text"] = samples.front()["text"];
+    if (o.samples == 1)
+      for (const char* member : {"text", "finish_reason"}) document[member] = samples.front()[member];
     if (o.samples > 1) document["samples"] = samples;
     print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else if (world.first()) {
-    log::info("{} tokens in {:.2f} s ({:.0f} tokens/s)", tokens, seconds, static_cast<double>(tokens) / seconds);
+    const auto ended_by = [&](const char* reason, const char* what) {
+      const auto count =
+          std::ranges::count_if(samples, [&](const auto& one) { return one["finish_reason"] == reason; });
+      if (count == 0) return std::string();
+      return o.samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, o.samples, what);
+    };
+    log::info("{} tokens in {:.2f} s ({:.0f} tokens/s){}{}", tokens, seconds, static_cast<double>(tokens) / seconds,
+              ended_by("eos", "the end-of-text token"), ended_by("stop", "a text of --stop"));
   }
   return interrupted ? stopped(world, "generation") : 0;
 }

@@ -114,7 +114,8 @@ CLI::Option* add_choice(CLI::App& app, const char* names, std::string& value, co
   return app.add_option(names, value, help)->check(CLI::IsMember(choices))->capture_default_str();
 }
 
-CLI::Option* add_text(CLI::App& app, const char* names, std::string& value, const char* type, const char* help) {
+template <typename T>
+CLI::Option* add_text(CLI::App& app, const char* names, T& value, const char* type, const char* help) {
   const auto empty = [](const std::string& text) { return std::string(text.empty() ? "an empty text" : ""); };
   return app.add_option(names, value, help)->type_name(type)->check(CLI::Validator(empty, ""));
 }
@@ -182,7 +183,8 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
       ->needs(prompts);
   add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
   add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");
-  add_text(verb, "--stop", o.stop, "TEXT", "stop before this text");
+  add_text(verb, "--stop", o.stop, "TEXT", "stop before this text; may be repeated, for several")
+      ->allow_extra_args(false);
   verb.add_option("--temperature", o.temperature, "set the sampling temperature; 0: greedy")->capture_default_str();
   add_number(verb, "--top-k", o.top_k, 0, "sample from the N most likely tokens; 0: all");
   verb.add_option("--top-p", o.top_p, "sample from the most likely tokens that reach this total probability")

@@ -1,40 +1,45 @@
 #pragma once
-// `generate --stop TEXT`: passes text on until a given stop text, which may be split over several pieces.
+// `generate --stop TEXT`: passes text on until one of the given stop texts, which may be split over several pieces.
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace trainer::cli {
 
 class StopText {
  public:
-  /// An empty `stop` never ends the text.
-  explicit StopText(std::string stop) : stop_(std::move(stop)) {}
+  /// Without stops, or with empty ones, nothing ends the text. Otherwise the stop that is complete first does.
+  explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {
+    std::erase_if(stops_, [](const std::string& stop) { return stop.empty(); });
+  }
 
-  /// Returns the part of the text that may be shown so far. A suffix that could be the beginning of the stop text is
-  /// held back.
+  /// Returns the part of the text that may be shown so far. A suffix that could be the beginning of a stop text is held
+  /// back.
   std::string pass(const std::string& piece) {
-    if (stop_.empty()) return piece;
     kept_ += piece;
-    const size_t at = kept_.find(stop_);
-    met_ = met_ || at != std::string::npos;
-    size_t ready = at == std::string::npos ? kept_.size() : at;
-    for (size_t length = std::min(stop_.size() - 1, kept_.size()); !met_ && length > 0; --length) {
-      if (!std::string_view(kept_).ends_with(std::string_view(stop_).substr(0, length))) continue;
-      ready = kept_.size() - length;
-      break;
+    size_t begin = kept_.size(), end = std::string::npos, held = 0;
+    for (const std::string& stop : stops_) {
+      if (const size_t at = kept_.find(stop); at != std::string::npos)
+        std::tie(end, begin) = std::min(std::pair(end, begin), std::pair(at + stop.size(), at));
+      for (size_t length = std::min(stop.size() - 1, kept_.size()); length > held; --length)
+        if (std::string_view(kept_).ends_with(std::string_view(stop).substr(0, length))) held = length;
     }
+    met_ = met_ || end != std::string::npos;
+    const size_t ready = met_ ? begin : kept_.size() - held;
     std::string out = kept_.substr(0, ready);
     kept_.erase(0, met_ ? kept_.size() : ready);
     return out;
   }
   bool met() const { return met_; }
-  /// Returns the text that was held back, if the text ends without the stop text.
+  /// Returns the text that was held back, if the text ends without a stop text.
   std::string rest() { return std::exchange(kept_, {}); }
 
  private:
-  std::string stop_, kept_;
+  std::vector<std::string> stops_;
+  std::string kept_;
   bool met_ = false;
 };
 

@@ -133,6 +133,22 @@ class Words(rig.Runs):
             self.assertLessEqual(cut["tokens"], whole["tokens"])
         never = json.loads(self.trainer(*args, "--stop", whole["text"][-3:] + "#", stdout=True))
         self.assertEqual(never["text"], whole["text"])
+        self.assertEqual((whole["finish_reason"], never["finish_reason"], cut["finish_reason"]), ("length", "length", "stop"))
+        self.assertEqual(json.loads(self.trainer(*args, "--stop", "#none#", "--stop", stop, stdout=True))["text"], cut["text"])
+        self.assertIn("; ended by a text of --stop", self.trainer(*args[:-1], "--stop", stop))
+        self.assertNotIn("ended by", self.trainer(*args[:-1]))
+
+    def test_the_end_of_a_text_is_reported(self):
+        self.train(max_steps=1)
+        args = ["generate", "--checkpoint", "run", "--prompt", "the", "--tokens", "4000"]
+        text = json.loads(self.trainer(*args, "--json", stdout=True))
+        self.assertLess(text["tokens"], 4000, "an untrained model chooses each of 320 tokens about equally often")
+        self.assertEqual(text["finish_reason"], "eos")
+        self.assertIn("; ended by the end-of-text token", self.trainer(*args))
+        (self.folder / "in.jsonl").write_text('{"prompt": "a"}\n')
+        line = json.loads(self.trainer(*args[:3], "--prompts", "in.jsonl", "--tokens", "1", stdout=True))
+        self.assertIn(line["finish_reason"], ("length", "eos"))
+        self.assertEqual(line["finish_reason"] == "length", line["tokens"] == 1)
 
     def test_no_samples_where_none_are_requested(self):
         prompt = "train.sample_prompt=the"

@@ -6,8 +6,8 @@ namespace trainer::cli {
 namespace {
 
 /// `text` in pieces of `length` bytes, up to where it stops.
-std::string passed(const std::string& text, const std::string& stop, size_t length, bool& met) {
-  StopText filter(stop);
+std::string passed(const std::string& text, const std::vector<std::string>& stops, size_t length, bool& met) {
+  StopText filter(stops);
   std::string out;
   for (size_t at = 0; at < text.size() && !filter.met(); at += length) out += filter.pass(text.substr(at, length));
   met = filter.met();
@@ -20,20 +20,35 @@ TEST(StopText, PassesWhatComesBeforeItHoweverItIsCut) {
     const size_t at = text.find(stop);
     for (size_t length = 1; length <= text.size(); ++length) {
       bool met = false;
-      EXPECT_EQ(passed(text, stop, length, met), text.substr(0, at)) << stop << " in pieces of " << length;
+      EXPECT_EQ(passed(text, {stop}, length, met), text.substr(0, at)) << stop << " in pieces of " << length;
       EXPECT_EQ(met, at != std::string::npos);
     }
   }
 }
 
+TEST(StopText, OfSeveralTheOneThatIsCompleteFirstEndsTheText) {
+  const std::string text = "xabcdy";
+  const std::pair<std::vector<std::string>, std::string> cases[] = {{{"abcd", "c"}, "xab"},  {{"c", "abcd"}, "xab"},
+                                                                    {{"abc", "c"}, "x"},     {{"none", "dy"}, "xabc"},
+                                                                    {{"abce", "bcd"}, "xa"}, {{"abce", "nor"}, text}};
+  for (const auto& [stops, expected] : cases)
+    for (size_t length = 1; length <= text.size(); ++length) {
+      bool met = false;
+      EXPECT_EQ(passed(text, stops, length, met), expected) << stops.front() << " in pieces of " << length;
+      EXPECT_EQ(met, expected != text);
+    }
+}
+
 TEST(StopText, HoldsBackNoMoreThanItMust) {
-  StopText filter("###");
+  StopText filter({"###"});
   EXPECT_EQ(filter.pass("abc"), "abc");
   EXPECT_EQ(filter.pass("d#"), "d");
   EXPECT_EQ(filter.pass("e"), "#e");
-  StopText nothing("");
-  EXPECT_EQ(nothing.pass("abc"), "abc");
-  EXPECT_FALSE(nothing.met());
+  for (const std::vector<std::string>& none : {std::vector<std::string>{}, {""}}) {
+    StopText nothing(none);
+    EXPECT_EQ(nothing.pass("abc"), "abc");
+    EXPECT_FALSE(nothing.met());
+  }
 }
 
 }  // namespace
