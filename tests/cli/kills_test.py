@@ -63,7 +63,7 @@ class Kills(rig.Runs):
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on this machine")
         random_ = random.Random(SEED)
-        kills = finished = 0
+        kills = finished = async_kills = async_kills_in_a_save = 0
         wanted = {layout: KILLS // len(self.LAYOUTS) for layout in self.LAYOUTS}
         for ranks, transport in self.LAYOUTS:
             self.use(ranks, transport)
@@ -82,6 +82,8 @@ class Kills(rig.Runs):
                 killed = self.kill_at(moment, process, ranks, random_)
                 _, stderr = process.communicate(timeout=rig.TIMEOUT_SECONDS)
                 done, kills = done + killed, kills + killed
+                async_kills += killed and background
+                async_kills_in_a_save += killed and background and moment == "in a save"
                 if killed and kills % 10 == 0:
                     print(f"{kills} kills so far, {finished} runs ended", flush=True)
                 printed = f"seed {SEED}, kill {kills} {moment}, {'' if background else 'no '}background saves, {ranks} ranks ({transport})\n{stderr}"
@@ -96,7 +98,8 @@ class Kills(rig.Runs):
             self.assert_no_left_overs()
             shutil.rmtree(self.folder / "run")
             shutil.rmtree(self.folder / "whole")
-        print(f"{kills} kills, {finished + len(self.LAYOUTS)} runs went on to their end bit-identically", flush=True)
+        print(f"{kills} kills, {async_kills} of them with background saves and {async_kills_in_a_save} of those during one; "
+              f"{finished + len(self.LAYOUTS)} runs ended, bit-identical to undisturbed ones", flush=True)
 
 
 if __name__ == "__main__":
