@@ -245,10 +245,12 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
   if (cluster.peak(compute) == 0)
     throw Error(Code::config,
                 format("{}: device: no peak for {}; give tflops_{}", cluster.path, name_of(compute), name_of(compute)));
-  if (request.devices > cluster.devices_per_node && cluster.inter.gb_per_s == 0 && cluster.collectives.empty())
+  if (request.devices > cluster.devices_per_node && cluster.inter.gb_per_s == 0)
     throw Error(Code::config,
-                format("{}: the table [inter] is missing, but {} devices are more than the {} of one node",
-                       cluster.path, request.devices, cluster.devices_per_node));
+                format("{}: {}{} of one node, and the table [inter] is missing; add it to plan for {} devices, or "
+                       "plan for {} with --devices",
+                       cluster.path, cluster.measured ? "the profile measured " : "it describes ",
+                       cluster.devices_per_node, request.devices, cluster.devices_per_node));
   Plan plan = Planning(request, cluster).run();
   plan.seconds = now_seconds() - begin;
   return plan;
