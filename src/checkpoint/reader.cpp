@@ -175,6 +175,7 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
     if (before == now || (before == kNone && !(scaling && same_type)) || (now == kNone && !rope)) continue;
     // GPT-2 has learned positions, one for each of seq_len; Llama's are rotary, of any length.
     if (gpt2 ? rope : name == "seq_len") continue;
+    if (name == "tie_embeddings" && before == "true") continue;  // an untied head gets a copy
     const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before, now);
     if ((name == "norm_eps" || rope) && (chosen(name) || (scaling && chosen("rope_type")))) {
       log::warning("weights of {}: {}", folder.string(), problem);

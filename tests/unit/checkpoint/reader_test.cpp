@@ -255,5 +255,32 @@ TEST(Compatible, RejectsOtherDataUnlessAllowed) {
   expect_error(Code::checkpoint, {"tokenizer"}, [&] { require_compatible(stored, run, "step-1", false); });
 }
 
+TEST(Use, NamesEveryKeyOfADifferentModelAtOnce) {
+  Snapshot stored, run;
+  stored.model_keys = {{"arch", "gpt2"},
+                       {"n_layer", "2"},
+                       {"n_head", "4"},
+                       {"d_model", "64"},
+                       {"d_ff", "256"},
+                       {"bias", "true"},
+                       {"tie_embeddings", "false"},
+                       {"seq_len", "32"},
+                       {"rope_theta", "1"}};
+  run.model_keys = {{"arch", "gpt2"},           {"n_layer", "3"},  {"n_head", "2"},
+                    {"d_model", "32"},          {"d_ff", "128"},   {"bias", "false"},
+                    {"tie_embeddings", "true"}, {"seq_len", "16"}, {"rope_theta", "2"}};
+  const auto none_chosen = [](const std::string&) { return false; };
+  const Error error = error_of([&] { require_same_use(stored, run, "there", none_chosen); });
+  EXPECT_EQ(error.code(), Code::checkpoint);
+  expect_parts(error.what(), {"there", "n_layer: 2 in the checkpoint, the run has 3", "model.n_layer=2",
+                              "model.n_head=4", "model.d_model=64", "model.d_ff=256", "model.bias=true",
+                              "model.tie_embeddings=false", "model.seq_len=32"});
+  EXPECT_EQ(std::string(error.what()).find("rope_theta"), std::string::npos) << "GPT-2 has learned positions";
+  // A Llama may have windows of a different length, and an untied head gets a copy of the embedding.
+  stored.model_keys = {{"arch", "llama"}, {"seq_len", "32"}, {"tie_embeddings", "true"}};
+  run.model_keys = {{"arch", "llama"}, {"seq_len", "16"}, {"tie_embeddings", "false"}};
+  require_same_use(stored, run, "there", none_chosen);
+}
+
 }  // namespace
 }  // namespace trainer::checkpoint
