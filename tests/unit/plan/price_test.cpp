@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "comm/communicator.h"
 #include "rigs/messages.h"
 
@@ -344,6 +346,19 @@ TEST(ClusterFile, ReadsBackWhatItWrites) {
   EXPECT_TRUE(again.attentions.front().backward);
   EXPECT_EQ(again.attentions.front().head_dim, 16);
   EXPECT_EQ(again.operators, c.operators);
+}
+
+TEST(ClusterFile, OfEveryClusterThatComesWithTheProgramIsADataSheet) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TRAINER_SOURCE_DIR "/configs/clusters")) {
+    const Cluster c = read_cluster(entry.path().string());
+    ++files;
+    EXPECT_FALSE(c.measured) << c.path;
+    EXPECT_FALSE(c.source.empty()) << c.path;
+    EXPECT_LT(c.efficiency, 1) << c.path;
+    EXPECT_TRUE((c.host.known() && c.inter.gb_per_s > 0) || c.cpu) << c.path;
+  }
+  EXPECT_GE(files, 10);
 }
 
 TEST(ClusterFile, ReportsWhatIsWrongAndWhere) {
