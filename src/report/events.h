@@ -18,7 +18,7 @@ namespace trainer::report {
 /// Optimizer offload in a step, on a rank that keeps optimizer state in host memory.
 struct OffloadReport {
   std::string device_share;                      // streamed fraction of the elements that are not resident, "1/2"
-  int64_t host = 0, streamed = 0, resident = 0;  // numbers of parameters by place of update
+  int64_t host = 0, streamed = 0, resident = 0;  // number of parameters updated in each place
   std::map<std::string, int64_t> bytes;          // transferred between host and device, by kind
   double exposed_ms = kUnknown;                  // time that the step waited for updates
   std::map<std::string, double> busy_ms;         // by lane, in the latest completed update

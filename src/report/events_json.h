@@ -82,7 +82,7 @@ struct Reader {
     if constexpr (std::invocable<T, Reader&>) {
       Reader inner{child(key)};
       value(inner);
-    } else if constexpr (!std::is_lvalue_reference_v<T> || std::is_const_v<Value>) {  // only written
+    } else if constexpr (!std::is_lvalue_reference_v<T> || std::is_const_v<Value>) {  // written but not read
     } else if constexpr (std::same_as<Value, double>) {
       value = number(key);
     } else if constexpr (std::same_as<Value, std::optional<double>>) {

@@ -5,8 +5,8 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-constexpr int64_t kSumRows = 8;     // rows of sums in registers,
-constexpr int64_t kSumVectors = 2;  // by this many vectors of columns
+constexpr int64_t kSumRows = 8;     // rows of sums in registers
+constexpr int64_t kSumVectors = 2;  // vectors of columns per row
 constexpr int64_t kSumCols = kSumVectors * kPairLanes;
 static_assert(kTilePanel % kSumRows == 0 && kTilePanel % kSumCols == 0);
 

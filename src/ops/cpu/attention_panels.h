@@ -1,9 +1,9 @@
 #pragma once
-// Attention on bf16 panels (tile_panels.h), for kernel files (*.isa.cpp): a Unit computes all GEMMs of panels, vectors
-// the softmax. Scores are computed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a vector
-// holds adjacent queries, and maxima, sums, masks and log-sum-exps need no horizontal operations. Rounded probabilities
-// are stored in the layout of the next GEMM. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the log-sum-exp: dV = Pᵀ·dO, dK =
-// dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs; sums are f32.
+// Attention on bf16 panels (tile_panels.h), for kernel files (*.isa.cpp): a Unit computes all GEMMs of panels, vector
+// code the softmax. Scores are computed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a
+// vector holds adjacent queries, and maxima, sums, masks and log-sum-exps need no horizontal operations. Rounded
+// probabilities are stored in the layout of the next GEMM. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the log-sum-exp: dV =
+// Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs; sums are f32.
 //
 // A Unit multiplies panels:
 //   Unit::begin()                                        once per task, before its GEMMs

@@ -194,7 +194,7 @@ template <typename T>
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)out));
 #else
-  const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // 128-bit lanes have their half twice
+  const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // the values of each 128-bit lane, twice
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
 #endif
 #else

@@ -91,7 +91,7 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
 /// Packs a non-transposed B: two rows of B make a row of pairs. Each row of pairs is written to all panels before the
 /// next one, so that src is read in order.
 void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
-  constexpr int64_t kAhead = 16;  // rows
+  constexpr int64_t kAhead = 16;  // prefetch distance in rows
   const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs, whole = extent / kTilePanel * kTilePanel;
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const bf16* const above = src + 2 * pair * ld;
