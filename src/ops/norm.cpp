@@ -12,7 +12,7 @@ const NormKernels& norm_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.devi
 
 /// Returns the number of columns of a group.
 int64_t width_of(const Tensor& x, int64_t groups) {
-  TRAINER_CHECK(groups > 0 && x.cols() % groups == 0, "a norm of {} groups over {} columns", groups, x.cols());
+  TRAINER_CHECK(groups > 0 && x.cols() % groups == 0, "norm: {} groups do not divide {} columns", groups, x.cols());
   return x.cols() / groups;
 }
 
@@ -48,7 +48,7 @@ void run(Exec& ex, const NormForward& op) {
 void run(Exec& ex, const NormApply& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
   const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center, op.groups);
-  TRAINER_CHECK(op.rstd && (op.mean || !op.center), "norm is applied from kept statistics");
+  TRAINER_CHECK(op.rstd && (op.mean || !op.center), "NormApply requires the statistics of NormForward");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;

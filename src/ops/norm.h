@@ -2,7 +2,8 @@
 // Layer norm (Ba et al. 2016) and RMS norm (Zhang & Sennrich 2019, eq. 4), one operator:
 //   layer: y = (x − mean(x)) · rstd · gain + bias,  rstd = 1/sqrt(mean((x − mean)²) + eps)
 //   rms:   y = x · rstd · gain (+ bias when given), rstd = 1/sqrt(mean(x²) + eps)
-// With groups G > 1 each row consists of G rows of H/G columns that share gain and bias: the heads of queries or keys.
+// With G > 1 groups, each row is normalised as G rows of H/G columns that share gain and bias: the heads of queries or
+// keys.
 #include "tensor/exec.h"
 
 namespace trainer::ops {
@@ -18,7 +19,7 @@ struct NormForward {
 };
 void run(Exec& ex, const NormForward& op);
 
-/// Computes only y, from kept statistics, for selective recomputation. Bit-identical to NormForward's y.
+/// Computes only y, from kept statistics, for selective recomputation. Bitwise identical to NormForward's y.
 struct NormApply {
   Tensor x, gain, bias, mean, rstd, y;
   bool center = true;

@@ -11,7 +11,7 @@
 namespace trainer::ops {
 namespace {
 
-/// An unevaluated sum high + low, |low| <= ulp(high)/2: about 106 bits from only + − × fma (Dekker 1971).
+/// An unevaluated sum high + low, |low| <= ulp(high)/2: about 106 bits, with only + − × and fma (Dekker 1971).
 struct Double2 {
   double high, low;
 };
@@ -30,8 +30,8 @@ Double2 power(Double2 x, int64_t n) {
   return result;
 }
 
-/// r = theta^(−1/n), the ratio of neighbouring frequencies: Newton's method on r^n·theta = 1, the last steps in
-/// Double2. From 1 it descends to the root, by a factor of about (1 − 1/n) per step while far away.
+/// Returns theta^(−1/n), the ratio of adjacent frequencies, by Newton's method on r^n·theta = 1. The iteration descends
+/// from 1 to the root, at first by a factor of about 1 − 1/n per step.
 Double2 frequency_ratio(double theta, int64_t n) {
   Double2 r{1, 0};
   double step = 0;
@@ -48,7 +48,7 @@ Double2 frequency_ratio(double theta, int64_t n) {
 
 constexpr double kTurn = 6.283185307179586;  // 2π
 
-/// Where YaRN's ramp begins and ends, as numbers of pairs.
+/// The beginning and end of YaRN's ramp, as indices of pairs.
 struct Ramp {
   double first = 0, last = 0;
 };
@@ -119,10 +119,11 @@ std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeS
 }
 
 void fill_rope_table(const Tensor& table, double theta, const RopeScaling& scaling) {
-  TRAINER_CHECK(table.shape.dims() == 2 && table.cols() % 2 == 0, "a rotary table is {}, expected [positions, even]",
-                to_string(table));
+  TRAINER_CHECK(table.shape.dims() == 2 && table.cols() % 2 == 0,
+                "a rotary table is {}, expected an even number of columns", to_string(table));
   TRAINER_CHECK(theta >= 1, "rotary base {}, expected at least 1", theta);
-  TRAINER_CHECK(scaling.kind == RopeScaling::Kind::none || scaling.factor >= 1, "rotary factor {}", scaling.factor);
+  TRAINER_CHECK(scaling.kind == RopeScaling::Kind::none || scaling.factor >= 1,
+                "rotary scaling factor {}, expected at least 1", scaling.factor);
   if (table.data == nullptr) return;  // dry device
   switch (table.dtype) {
     case DType::f64:
@@ -142,7 +143,7 @@ void run(Exec& ex, const Rope& op) {
                 op.head_dim);
   TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position >= 0 &&
                     op.first_position + std::min(rows, op.rows_per_sequence) <= op.table.rows(),
-                "rotary positions {} to {} of a table of {}", op.first_position,
+                "rotary positions {} to {} exceed a table of {}", op.first_position,
                 op.first_position + op.rows_per_sequence, op.table.rows());
   expect_rows(op.table, op.table.rows(), op.head_dim, accumulator_of(op.x.dtype), "rotary table");
   const auto count = static_cast<double>(op.x.count());

@@ -10,22 +10,23 @@
 
 namespace trainer::ops {
 
-/// linear: f/factor (Chen et al. 2023). llama3: frequencies that turn less than low_freq times within `original`
-/// positions are divided by factor, those that turn more than high_freq times are kept, in between they are mixed.
-/// yarn (Peng et al. 2023): the same by a ramp between the pairs that turn beta_fast and beta_slow times.
+/// linear (Chen et al. 2023) divides all frequencies by `factor`. llama3 divides frequencies that make fewer than
+/// low_freq turns within `original` positions, keeps those that make more than high_freq turns, and interpolates in
+/// between. yarn (Peng et al. 2023) also interpolates, linearly in the index of the pair, between the pairs that make
+/// beta_fast and beta_slow turns.
 struct RopeScaling {
   enum class Kind { none, linear, llama3, yarn };
   Kind kind = Kind::none;
   double factor = 1;
-  double original = 0;                   // number of positions before scaling
+  double original = 0;                   // the model's context length without scaling
   double low_freq = 1, high_freq = 4;    // llama3
-  double beta_fast = 32, beta_slow = 1;  // yarn, like the rest
+  double beta_fast = 32, beta_slow = 1;  // yarn, as are the following
   double attention = 0;                  // multiplies cos and sin; 0: 0.1·ln(factor) + 1
-  bool truncate = true;                  // the ends of the ramp are whole numbers
+  bool truncate = true;                  // rounds the ends of the ramp to indices of pairs
 };
 /// Returns the angles per position of the D/2 pairs.
 std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeScaling& scaling);
-/// Returns the factor of cos and sin.
+/// Returns the factor by which cos and sin are multiplied.
 double rope_magnitude(const RopeScaling& scaling);
 
 /// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Uses portable arithmetic.

@@ -109,7 +109,7 @@ std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-/// Returns the index of the run with the lowest validation loss; none if fewer than two runs have one.
+/// Returns the index of the run with the lowest validation loss; empty if fewer than two runs have a validation loss.
 std::optional<size_t> best_of(const std::vector<ComparedRun>& runs) {
   std::vector<std::pair<double, size_t>> losses;
   for (size_t i = 0; i < runs.size(); ++i)

@@ -114,7 +114,7 @@ History read_history(const std::filesystem::path& file) {
 
 void warn_of_bad_lines(const History& history, const std::filesystem::path& file) {
   if (history.bad_lines > 0)
-    log::warning("{}: {} lines are not events of a run and are ignored, the first is line {}; was the file edited?",
+    log::warning("{}: ignoring {} lines that are not events of a run, the first at line {}; was the file edited?",
                  file.string(), history.bad_lines, history.first_bad_line);
 }
 

@@ -21,7 +21,7 @@ struct History {
   setup::PeakReport peak;        // the best peak that the last process found
   size_t setup_from = 0;         // index of the first step of last_setup()
   BytesByCategory memory_bytes;  // largest value of each category in that setup
-  int64_t bad_lines = 0;         // lines that are not events, and the number of the first, from 1
+  int64_t bad_lines = 0;         // number of lines that are not events, and the 1-based number of the first
   int64_t first_bad_line = 0;
 
   /// Returns the steps that ran in the setup of the last process: same model, batch, layout and machine.

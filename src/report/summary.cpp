@@ -130,7 +130,7 @@ std::string offload_text(const OffloadReport& offload) {
 std::vector<PredictedPart> predicted_parts(const Summary& summary) {
   const double waits = summary.predicted_wait_ms;
   if (!(summary.predicted_step_ms > 0 && summary.mean_step_ms > 0) || !std::isfinite(waits)) return {};
-  // Batches are read ahead, so no wait for data is predicted.
+  // Batches are prefetched, so no wait for data is predicted.
   const PhaseMs& phase = summary.phase_ms;
   return {{"compute", summary.predicted_step_ms - waits, summary.mean_step_ms - phase.comm_exposed - phase.data},
           {"exposed communication", waits, phase.comm_exposed},
@@ -148,7 +148,7 @@ std::string prediction_text(const Summary& summary) {
                    worst.measured);
   }
   if (!summary.start.predicted_by.empty())
-    text += format("; by {}; ran on {}", summary.start.predicted_by, summary.start.environment.isa);
+    text += format("; predicted from {}; ran on {}", summary.start.predicted_by, summary.start.environment.isa);
   return text;
 }
 

@@ -59,7 +59,7 @@ std::string utilisation_text(const Summary& summary);
 /// Returns "50.0 % updated on the host, 50.0 % streamed, 0 % resident; 1.20 ms/step exposed (median)".
 std::string offload_text(const OffloadReport& offload);
 
-/// A part of the predicted step next to the same part of the measured steps, whose means they are.
+/// A part of a step: its predicted time, and the mean of its measured times.
 struct PredictedPart {
   const char* name;
   double predicted, measured;  // ms

@@ -77,8 +77,9 @@ std::string change_that_fits(const RunPlan& plan, const config::Config& config, 
     config::Config changed = config;
     changed.train.sample_interval = 0;
     if (plan_run(changed, vocab, machine, true).total <= machine.memory_limit)
-      return format("train.sample_interval = 0 fits: samples of train.sample_prompt take a kv_cache of {}",
-                    format_bytes(static_cast<double>(plan.memory.at("kv_cache"))));
+      return format(
+          "train.sample_interval = 0 fits: sampling train.sample_prompt takes a key-value cache (kv_cache) of {}",
+          format_bytes(static_cast<double>(plan.memory.at("kv_cache"))));
   }
   const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
   std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";

@@ -14,7 +14,7 @@ void each_group(int64_t groups, int64_t first, int64_t rows, Body&& body) {
     for (int64_t group = 0; group < groups; ++group) body(r, group);
 }
 
-/// y = (x − mean)·rstd·gain + bias. Only this function computes y, so that forward and apply are bit-identical.
+/// y = (x − mean)·rstd·gain + bias. Only this function computes y, so that forward and apply are bitwise identical.
 template <typename T, typename A = AccumulatorOf<T>>
 void normalise_row(const T* x, const T* gain, const T* bias, T* y, A mean, A rstd, int64_t cols) {
   const Vec<A> shift = splat<A>(mean), factor = splat<A>(rstd);

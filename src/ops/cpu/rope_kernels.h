@@ -1,6 +1,6 @@
 #pragma once
-// Kernels of the rotary position embedding, one table per instruction set. Plain data only: this header is compiled
-// once per instruction set.
+// Kernels of the rotary position embedding, one table per instruction set. Plain data only, since this header is
+// compiled once per instruction set.
 #include <cstddef>
 #include <cstdint>
 
@@ -14,8 +14,8 @@ struct RopeRows {
   int64_t heads, head_dim;
   const std::byte* table;  // [positions, head_dim] accumulator dtype
   int64_t table_ld;
-  int64_t first_row, rows_per_sequence,
-      first_position;  // row r has position first_position + (first_row + r) % rows_per_sequence
+  /// Row r has position first_position + (first_row + r) % rows_per_sequence.
+  int64_t first_row, rows_per_sequence, first_position;
   bool inverse;
 };
 

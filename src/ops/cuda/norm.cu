@@ -6,8 +6,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Only this function computes y, so that forward and apply are bit-identical: nothing here can be contracted in two
-/// ways.
+/// Only these functions compute y, and they leave the compiler no choice of contractions, so that forward and apply are
+/// bitwise identical.
 __device__ inline float normalised(float x, float mean, float rstd, float gain) { return (x - mean) * rstd * gain; }
 __device__ inline float normalised(float x, float mean, float rstd, float gain, float bias) {
   return fmaf((x - mean) * rstd, gain, bias);
@@ -30,16 +30,16 @@ struct ForwardRows {
   const T *gain, *bias;
   Rows<T> y;
   float *mean, *rstd;
-  int64_t rows, cols, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y counts them
+  int64_t rows, cols, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y is the group
   float eps;
   bool center;
 };
 
-constexpr int kFew = 4, kMany = 8;  // pieces of a row that a thread keeps; it reads all other pieces again
+constexpr int kFew = 4, kMany = 8;  // maximum pieces of a row that a thread keeps; it reads other pieces again
 constexpr int kWarpRows = 4;        // rows per block, one for each warp
-constexpr int kRowThreads = 256, kMostRowThreads = 512;  // threads of a block that has one row
+constexpr int kRowThreads = 256, kMostRowThreads = 512;  // threads of a block that computes one row
 
-/// A row is one warp's (kOneWarp) or one block's. The columns are a multiple of V.
+/// One warp (kOneWarp) or one block computes a row. The number of columns is a multiple of V.
 template <typename T, int V, int kCached, bool kOneWarp>
 __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads, 1)
     norm_forward_kernel(ForwardRows<T> op) {
@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads,
 template <typename T, int V>
 void launch_forward(Exec& ex, const ForwardRows<T>& op) {
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
-  TRAINER_CHECK(op.cols < INT32_MAX / 2, "a norm over {} columns", op.cols);
+  TRAINER_CHECK(op.cols < INT32_MAX / 2, "norm over {} columns: CUDA kernels support fewer than {}", op.cols,
+                INT32_MAX / 2);
   if (op.rows == 0 || op.cols == 0) return;
   const int64_t pieces = divide_up(op.cols, int64_t{V});
   const auto groups = static_cast<unsigned>(op.groups);
@@ -123,7 +124,7 @@ struct ApplyBody {
   const T *gain, *bias;
   const float *mean, *rstd;
   Rows<T> y;
-  int64_t groups, cols;  // at.r counts the groups of all rows
+  int64_t groups, cols;  // at.r is an index among the groups of all rows
   __device__ Piece place(const Piece& at) const {
     if (groups == 1) return at;
     const int64_t row = quotient(at.r, groups);
@@ -182,7 +183,7 @@ void run(Exec& ex, const NormApply& op) {
                             rows_of<T>(op.y),
                             op.groups,
                             cols};
-    // Groups of whole pieces begin where a piece may.
+    // If groups consist of whole pieces, they begin at multiples of a piece.
     if (op.groups == 1 || cols % wide_of<T>() == 0) {
       map<wide_of<T>()>(ex, body, op.x.rows() * op.groups, cols, {op.x, op.y, op.gain, op.bias}, false);
     } else {

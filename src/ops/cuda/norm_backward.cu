@@ -14,13 +14,13 @@ struct BackwardRows {
   const float *mean, *rstd;
   Rows<T> dx;
   float *gain_sums, *bias_sums;            // [groups · blocks, cols]; bias_sums may be null
-  int64_t rows, cols, block_rows, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y counts them
+  int64_t rows, cols, block_rows, groups;  // a row has `groups` groups of `cols` columns; blockIdx.y is the group
   bool center;
 };
 
 constexpr int kBackwardThreads = 512;
-/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. Only bf16
-/// leaves enough registers for that when rows are loaded ahead.
+/// Resident threads per multiprocessor: 3 blocks with rows of 1600 columns, 8 with rows of 768. Only bf16 leaves enough
+/// registers for that if rows are prefetched.
 template <typename T>
 constexpr int kResidentThreads = std::is_same_v<T, bf16> ? 768 : kBackwardThreads;
 
@@ -32,16 +32,16 @@ struct RowTerms {
   __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
 };
 
-/// The number of this block among the partial sums.
+/// Returns the index of this block's partial sums.
 __device__ inline int64_t block_index() { return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x; }
 
-/// True if rows are loaded ahead, which needs registers.
+/// True if rows are prefetched, which takes registers.
 template <int V, int K>
 constexpr bool kAhead = (K * V) <= 8;
 
-/// A block walks over its rows; each thread keeps the sums of its K·V columns, a multiple of V. The loads of the next
-/// row are in flight while a row is reduced and stored, if registers allow it. Prefetched values stay in their storage
-/// type, so bf16 takes half the registers.
+/// A block iterates over its rows; each thread keeps the sums of its K·V columns. The number of columns is a multiple
+/// of V. The loads of the next row are in flight while a row is reduced and stored, if registers allow it. Prefetched
+/// values stay in their storage type, so bf16 takes half the registers.
 template <typename T, int V, int K>
 __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : kBackwardThreads)
     norm_backward_kernel(BackwardRows<T> op) {
@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
   }
 }
 
-/// For rows that are too long for the registers of a block. The sums stay in memory (in practice in the caches), and
-/// rows are read twice.
+/// Processes rows that are too long for the registers of a block. The sums stay in memory (in practice in the caches),
+/// and rows are read twice.
 template <typename T, int V>
 __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
@@ -191,7 +191,7 @@ void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& s
     device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);
     return;
   }
-  if constexpr (V > 1) {  // without vector accesses the row would not fit
+  if constexpr (V > 1) {  // without vector accesses, the row would not fit the registers
     if (shape.columns == 16) {
       device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V>, op);
       return;
@@ -206,9 +206,10 @@ void run(Exec& ex, const NormBackward& op) {
   for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
     constexpr int kPiece = wide_of<T>();
     const int64_t rows = op.x.rows(), cols = op.x.cols() / op.groups;
-    TRAINER_CHECK(rows < INT32_MAX / 2, "the backward pass of a norm over {} rows", rows);
+    TRAINER_CHECK(rows < INT32_MAX / 2, "norm backward over {} rows: CUDA kernels support fewer than {}", rows,
+                  INT32_MAX / 2);
     const BackwardShape shape = backward_shape(cols);
-    // There is one wave of blocks, limited by the registers of a multiprocessor.
+    // The grid is one wave of blocks, whose number is limited by the registers of a multiprocessor.
     const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
                          std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows * op.groups, most)),
