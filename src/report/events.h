@@ -129,7 +129,7 @@ struct StartReport {
   config::FlopsPerToken flops;
   setup::PeakReport peak;  // so far
   Estimate predicted;
-  std::string predicted_by = {};  // the file with the rates of the machine
+  std::string predicted_by = {};  // the file from which the predicted rates come
   Environment environment;
   std::string config_toml;  // the effective configuration
 };
