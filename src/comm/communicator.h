@@ -95,8 +95,8 @@ class Staged;
 ///   - bf16 is rounded after each addition.
 ///   - Operands in GPU memory go through the host, unless NCCL carries them.
 ///   - Memory must stay valid until the ticket is joined.
-///   - Every call in a group of two or more is counted in ex.meter under the group's axes. On a dry device, calls are
-///   only counted.
+///   - Every call in a group of two or more is counted in ex.meter under the group's axes. On a dry device, calls
+///     are only counted.
 ///   - A group of one copies immediately and counts nothing. Shapes are checked (internal error).
 class Communicator {
  public:

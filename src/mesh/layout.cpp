@@ -112,11 +112,11 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
   const AxisSet flat = axes(kFlat);
   const comm::Chunk piece = comm::chunk_of(distance, mesh_.group_size(flat), mesh_.index(rank, flat));
   int64_t first = 0, last = lines;
-  if (flat != 0 && dims == 2 && !transposed_) {  // only rows that reach into the piece
+  if (flat != 0 && dims == 2 && !transposed_) {  // only the rows that overlap with the shard
     first = std::clamp<int64_t>((piece.begin - place.offset - length) / at(pitch, 0), 0, lines);
     last = std::clamp<int64_t>((piece.begin + piece.count - place.offset) / at(pitch, 0) + 1, first, lines);
   }
-  if (length < shape_[-1]) runs.reserve(static_cast<size_t>(last - first));  // others merge
+  if (length < shape_[-1]) runs.reserve(static_cast<size_t>(last - first));  // otherwise the runs merge
   for (int64_t line = first; line < last; ++line) {
     int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
     for (int dim = dims - 2; dim >= 0; --dim) {

@@ -14,7 +14,7 @@ struct NormSpec {
   bool center = true;  // layer norm; false: RMS norm
   bool bias = true;
   double eps = 1e-5;
-  int64_t groups = 1;  // parts of a row that are normalised apart, of `width` columns, with one gain: this rank's heads
+  int64_t groups = 1;  // groups of `width` columns, normalised separately with the same gain (this rank's heads)
 };
 struct NormStats {
   Scratch mean, rstd;  // [n · groups] accumulator type; RMS norms have no mean
@@ -30,12 +30,12 @@ class Norm {
   /// Computes y from x [n, W], this rank's rows and columns. Stores the statistics in `stats` unless that is null. If
   /// `stats` already has them (recomputation), they are reused, and the result is bitwise identical.
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
-  /// Does the same in memory of the caller.
+  /// Does the same and stores y in the caller's memory.
   void forward(Exec& ex, const Tensor& x, const Tensor& y, NormStats* stats);
   /// Computes dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                    params::GradSink& grads);
-  /// Does the same in memory of the caller, which may be that of dy.
+  /// Does the same and stores dx in the caller's memory, which may be that of dy.
   void backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                 const Tensor& dx, params::GradSink& grads);
 

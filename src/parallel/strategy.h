@@ -80,7 +80,7 @@ class Strategy {
   /// Creates the linear y = x·W + b with the schedule and sharding of its layer and site.
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
-  /// Makes a norm of each head of queries or keys. Ranks hold different rows or heads, all with the same gain.
+  /// Creates a norm of each head of queries or keys. Ranks hold different rows or heads, all with the same gain.
   std::unique_ptr<Norm> head_norm(int layer, int group, const NormSpec& spec);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);
   /// `tied`: shares the embedding's table; the embedding must be created first.

@@ -77,7 +77,7 @@ class Check {
     divides(Extent::token_rows, e_.micro_batch / s_.depth() * e_.seq_len, axes, what, site);
   }
   int64_t head_dim() const { return e_.head_dim > 0 || e_.n_head == 0 ? e_.head_dim : e_.d_model / e_.n_head; }
-  /// Queries and the attention output may be as wide as the residual stream.
+  /// Checks the width of the queries and of the attention output; reports d_model if it equals that.
   void query_width(AxisSet axes, const char* what, const char* site) {
     const int64_t queries = head_dim() * e_.n_head;
     divides(queries == e_.d_model ? Extent::d_model : Extent::query_width, queries, axes, what, site);
