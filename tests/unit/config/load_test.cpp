@@ -25,8 +25,8 @@ const LoadOptions kNoFiles{.files = false};
 TEST(Load, TakesAnyNameThatIsNotPartOfAPath) {
   const std::string lengthy(300, 'x');
   for (const std::string& name : {std::string("a/b"), std::string(".."), lengthy}) {
-    EXPECT_EQ(load("", {"run.dir=out/mine", "run.name=" + name}, kNoFiles).run.name, name);
-    tests::expect_error(Code::config, {"run.name"}, [&] { load("", {"run.name=" + name}, kNoFiles); });
+    EXPECT_EQ(load_text("", "f.toml", {"run.dir=out/mine", "run.name=" + name}, kNoFiles).run.name, name);
+    tests::expect_error(Code::config, {"run.name"}, [&] { load_text("", "f.toml", {"run.name=" + name}, kNoFiles); });
   }
 }
 

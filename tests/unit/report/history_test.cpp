@@ -121,7 +121,7 @@ TEST_F(ReadHistory, KeepsTheLargestMemoryAndPassesOverNonsense) {
 }
 
 TEST_F(ReadHistory, IgnoresCountsThatNoRunHasAndWarnsOfThem) {
-  put("metrics.jsonl", R"({"event":"step","step":1,"tokens":null}
+  put("metrics.jsonl", R"({"event":"step","step":1,"tokens":8}
 {"event":"step","step":-9223372036854775808}
 {"event":"step","step":9223372036854775808}
 {"event":"end","step":7.5}
