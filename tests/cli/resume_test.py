@@ -2,6 +2,7 @@
 """Runs that are interrupted and go on: bit-identical to runs that are not."""
 import hashlib
 import json
+import os
 import re
 import shutil
 
@@ -196,6 +197,36 @@ class Resume(rig.Runs):
             self.train("run.dir=branch", "parallel.transport=threads", *sets, resume=f"{transport}/checkpoints/step-00000004")
             self.assertEqual(self.tensors(8, "branch"), self.tensors(8, "whole"))
             shutil.rmtree(self.folder / "branch")
+
+    # Layouts of up to eight ranks.
+    LAYOUTS = {
+        "megatron": ["parallel.tensor=2", "parallel.data=1", "parallel.sequence_parallel=false"],
+        "replicas": ["parallel.data=2", "parallel.zero_stage=1", "offload.optimizer=cpu"],
+        "sequence parallel": ["parallel.tensor=2", "parallel.data=2", "parallel.zero_stage=1"],
+        "ring": ["parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.panels=ring", "parallel.data=1"],
+        "gather": ["parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.panels=gather", "parallel.data=1"],
+        "2.5D": ["parallel.strategy=optimus-2d", "parallel.mesh=[2, 2, 2]", "parallel.data=1", "parallel.zero_stage=1"],
+        "axonn": ["parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 2]", "parallel.data=1", "offload.optimizer=cpu"],
+        "specs": ["parallel.strategy=autoddl", "parallel.axes=[2, 2]", "parallel.head=rc", "parallel.table=fv", "parallel.data=1",
+                  'parallel.layer=[{stream="rc", attention="rc", hidden="rc", qkv="fc", out="fc", up="fc", down="fk"}]'],
+    }
+
+    def test_checkpoints_of_processes_are_those_of_threads(self):
+        """Each layout resumes what the one before it saved, as processes and as threads: equal bytes. LAYOUT_PAIRS=all: all
+        layouts. unit/train/layout_checkpoints_test.cpp has every pair of layouts on threads."""
+        names = list(self.LAYOUTS) if os.environ.get("LAYOUT_PAIRS") == "all" else ["sequence parallel", "ring", "replicas"]
+        base = ["train.steps=12", "train.micro_batch=4", "train.global_batch=8", "checkpoint.keep=0", "run.threads=1"]
+        self.train("run.dir=start", *base, max_steps=2)
+        before = "start"
+        for step, name in enumerate(names, start=3):
+            sets = [*base, *self.LAYOUTS[name]]
+            ranks = {"megatron": 2, "replicas": 2, "2.5D": 8}.get(name, 4)
+            for transport in ("threads", "mpi"):
+                self.train_on(ranks, f"run.dir={name} {transport}", *sets, transport=transport, max_steps=1, resume=before)
+            mine, others = f"{name} mpi", f"{name} threads"
+            self.assertTrue(self.tensors(step, mine) == self.tensors(step, others), f"{name} after {before}")
+            self.assertEqual(self.losses(mine)[0], self.losses(others)[0])
+            before = mine
 
     def test_saves_wait_where_their_copy_does_not_fit(self):
         planned = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "checkpoint.async=true", stdout=True)
