@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""What saving checkpoints costs: the wall time of runs that save in the background and of runs that do not, in turns.
+
+Each pair of runs is a round; the cost is taken round by round. Both save their last step. On a machine with neighbours the
+cost within a run is less disturbed: how long training waited, and by how much the steps beside a writer were longer than the
+median of those after it, up to the next save, as a share of that median and the steps between two saves. Its median is over
+all saves. `--synchronous` measures saves for which training waits, too.
+
+    tests/bench/saves.py --trainer build/trainer                                     # the quick start on two ranks
+    tests/bench/saves.py --trainer build/trainer --config gpt2-124m --ranks 1 --steps 100 --every 50 \\
+      --set train.global_batch=2 train.micro_batch=2 model.seq_len=256
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from runs import MPIRUN, ROOT, write_tokens
+
+
+def measure(args, folder, every, background):
+    """Wall time of the steps of one run and their saves, ms; the median step; the events of its checkpoints; the cost of each."""
+    run = folder / "run"
+    sets = [f"run.dir={run}", "train.eval_interval=0", "train.sample_interval=0", f"checkpoint.interval={every}",
+            f"checkpoint.async={str(background).lower()}", "log.report=false", "hardware.peak_tflops=1",
+            f"data.train={folder}/tokens.bin", 'data.tokenizer=""', "data.val_fraction=0", *args.set]
+    command = [*([*MPIRUN, "-np", str(args.ranks)] if args.ranks > 1 else []), args.trainer, "train", "--config",
+               ROOT / "configs" / f"{args.config}.toml", "--resume", "never", "--max-steps", args.steps, "--set", *sets]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr}")
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [event["step_ms"] for event in events if event["event"] == "step"]
+    saves = [event for event in events if event["event"] == "checkpoint"]
+    return 1e3 * events[-1]["wall_s"], statistics.median(steps[2:]), saves, costs_within(events, every) if every else []
+
+
+def costs_within(events, every):
+    """Of each save that other steps follow, without the first: its cost as a share of the steps up to the next one."""
+    costs, steps = [], [event for event in events if event["event"] == "step"]
+    for position, save in enumerate(events):
+        if save["event"] != "checkpoint" or save["step"] <= every:
+            continue
+        during = [event["step_ms"] for event in events[:position] if event["event"] == "step" and event["step"] > save["step"]]
+        after = [event["step_ms"] for event in steps if save["step"] + len(during) < event["step"] <= save["step"] + every]
+        if after:
+            free = statistics.median(after)
+            costs.append((1e3 * save["wait_seconds"] + sum(during) - len(during) * free) / (every * free))
+    return costs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", required=True)
+    parser.add_argument("--config", default="quickstart")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--synchronous", action="store_true")
+    parser.add_argument("--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE")
+    args = parser.parse_args()
+    ways = {"none": (0, False), "background": (args.every, True)}
+    if args.synchronous:
+        ways["waiting"] = (args.every, False)
+    runs = {way: [] for way in ways}
+    with tempfile.TemporaryDirectory(prefix="saves-") as temporary:
+        folder = Path(temporary)
+        write_tokens(folder, 2048)
+        for number in range(args.rounds):
+            for way in list(ways)[::1 if number % 2 == 0 else -1]:
+                runs[way].append(measure(args, folder, *ways[way]))
+                print(f"  round {number + 1}, {way}: {runs[way][-1][0]:.0f} ms", file=sys.stderr)
+    print("| saves | 1 run, ms | step, ms | a save, ms | training waited, ms | cost (rounds) | cost within runs (quartiles) |\n|---|---|---|---|---|---|---|")
+    for way, measured in runs.items():
+        saves = [save for run in measured for save in run[2]]
+        costs = [100 * (run[0] / bare[0] - 1) for run, bare in zip(measured, runs["none"])]
+        within = [100 * cost for run in measured for cost in run[3]]
+        low, middle, high = statistics.quantiles(within, n=4) if len(within) > 1 else (0, 0, 0)
+        print(f"| {way} | {statistics.median(run[0] for run in measured):.0f} | "
+              f"{statistics.median(run[1] for run in measured):.2f} | "
+              f"{1e3 * statistics.median(save['seconds'] for save in saves):.0f} | "
+              f"{1e3 * statistics.median(save['wait_seconds'] for save in saves):.1f} | "
+              f"**{statistics.median(costs):.1f} %** ({min(costs):.1f}–{max(costs):.1f}) | "
+              f"**{middle:.1f} %** ({low:.1f}–{high:.1f}) |")
+
+
+if __name__ == "__main__":
+    main()
