@@ -1,0 +1,172 @@
+// Every ordered pair of layouts: a run that one of them saved, and that the other resumes, trains on as if it had never
+// stopped. ctest runs each pair of the list of layouts with one of the combinations of replicas, ZeRO and offload on
+// both sides, and each of those at least once. LAYOUT_PAIRS=all runs all of them, and prints a table.
+#include <cstdlib>
+
+#include "config/tags.h"
+#include "rigs/axonn.h"
+#include "rigs/layout_checks.h"
+#include "rigs/megatron.h"
+#include "rigs/offload.h"
+#include "rigs/optimus.h"
+
+namespace trainer::tests {
+namespace {
+
+using config::Config;
+
+constexpr int64_t kSavedStep = 2, kLastStep = 5;
+constexpr int kOptions = 8;  // combinations of replicas, ZeRO and offload
+
+/// Sharding specs over 2 x 2 ranks: a layer as in Megatron-1D, and one as in Optimus-2D.
+Config mixed_specs() {
+  Config c = configure(Layout{});
+  c.parallel.strategy = "autoddl";
+  c.parallel.axes = {2, 2};
+  const config::LayerTags megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
+      optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"};
+  for (config::LayerTags tags : {megatron, optimus}) {
+    tags.layers = 1;
+    c.parallel.layer.push_back(tags);
+  }
+  c.parallel.head = "rc";
+  c.parallel.table = "fv";
+  return c;
+}
+
+/// The specs of Optimus-2D with the ring: SUMMA that streams its blocks.
+Config streamed_specs() {
+  Config c = configure(Square{2});
+  config::set_tables(c, config::sharding_of(c));
+  return c;
+}
+
+struct Named {
+  const char* name;
+  Config config;
+};
+const std::vector<Named>& layouts() {
+  static const std::vector<Named> all{{"OneRank", on_one_rank(configure(Square{1}))},
+                                      {"Megatron1D", configure(Layout{.tensor = 2, .sequence_parallel = false})},
+                                      {"Megatron1DSequenceParallel", configure(Layout{.tensor = 2})},
+                                      {"OptimusRing", configure(Square{2})},
+                                      {"OptimusGather", configure(Square{.q = 2, .panels = "gather"})},
+                                      {"Optimus25D", configure(Square{2, 2})},
+                                      {"Axonn", configure(Grid{2, 1, 2})},
+                                      {"Specs", mixed_specs()},
+                                      {"StreamedSpecs", streamed_specs()}};
+  return all;
+}
+
+/// The layout on one or two replicas, with and without ZeRO and offload, for one model and batch.
+Config configured(size_t layout, int options) {
+  const Config base = configure(Square{2});
+  Config c = layouts()[layout].config;
+  c.model = base.model;
+  c.train = base.train;
+  c.train.micro_batch = 4;
+  c.train.global_batch = 8;
+  c.parallel.data = 1 + options % 2;
+  c.parallel.zero_stage = options / 2 % 2;
+  if (options >= 4) c.offload = kOffloadPlans[1];
+  return c;
+}
+
+/// The end of a run: its tensors at the step that is saved, and what the further steps compute.
+struct Leg {
+  Tensors saved, end;
+  std::vector<double> losses, norms;
+};
+
+/// Trains from the beginning and saves into `folder`, or resumes what is there.
+Leg run_leg(const Config& c, const std::filesystem::path& folder, bool resume) {
+  Leg leg;
+  std::mutex mutex;
+  comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f64, 1);
+    params::ParamStore& store = run.trainer.store();
+    const auto collect_all = [&](Tensors& tensors) {
+      const std::lock_guard lock(mutex);
+      for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(store, true)) collect(tensors, slice);
+    };
+    if (resume) {
+      checkpoint::Reader(folder).load(checkpoint::slices_to_fill(store, true), {});
+      store.refresh_compute();
+    } else {
+      for (int64_t n = 1; n <= kSavedStep; ++n) run.step(n);
+      checkpoint::CheckpointStore files(folder, {}, checkpoint::fast_calls(), &world);
+      checkpoint::Snapshot snapshot;
+      snapshot.state.step = kSavedStep;
+      snapshot.tensors = checkpoint::slices_to_save(store, true);
+      files.save(snapshot);
+    }
+    collect_all(leg.saved);
+    for (int64_t n = kSavedStep + 1; n <= kLastStep; ++n) {
+      const auto outcome = run.step(n);
+      if (!world.first()) continue;
+      leg.losses.push_back(outcome.loss);
+      leg.norms.push_back(outcome.norm.norm);
+    }
+    collect_all(leg.end);
+  });
+  return leg;
+}
+
+/// Returns the largest |a - b| / b.
+double worst(const std::vector<double>& a, const std::vector<double>& b) {
+  double error = a.size() == b.size() && !a.empty() ? 0 : INFINITY;
+  for (size_t i = 0; i < b.size() && error < INFINITY; ++i) {
+    const double difference = std::abs(a[i] - b[i]) / b[i];
+    error = difference <= error ? error : difference;  // a NaN stays
+  }
+  return error;
+}
+
+class Resumes : public testing::TestWithParam<size_t> {};
+
+TEST_P(Resumes, InEveryLayoutAsIfItHadNotStopped) {
+  const char* wanted = std::getenv("LAYOUT_PAIRS");
+  const bool all = wanted != nullptr && std::string_view(wanted) == "all";
+  const size_t from = GetParam();
+  std::vector<double> loss_errors(layouts().size());
+  int64_t pairs = 0;
+  for (int before = 0; before < kOptions; ++before) {
+    std::optional<checkpoint::TempFolder> folder;
+    Leg source;
+    for (size_t to = 0; to < layouts().size(); ++to)
+      for (int after = 0; after < kOptions; ++after) {
+        // Of 81 pairs, each has one of the 64 combinations.
+        const size_t pair = from * layouts().size() + to, options = pair * 37 % (kOptions * kOptions);
+        if (!all && options != static_cast<size_t>(before * kOptions + after)) continue;
+        SCOPED_TRACE(format("saved by {} with options {}, resumed by {} with options {}", layouts()[from].name, before,
+                            layouts()[to].name, after));
+        if (!folder) source = run_leg(configured(from, before), folder.emplace(), /*resume=*/false);
+        const Leg resumed = run_leg(configured(to, after), *folder, /*resume=*/true);
+        EXPECT_TRUE(resumed.saved == source.saved) << "loaded tensors";
+        const double error = worst(resumed.losses, source.losses);
+        EXPECT_LE(error, 1e-10);
+        EXPECT_LE(worst(resumed.norms, source.norms), 1e-9);
+        for (const auto& [name, values] : source.end)
+          if (name.find('#') == std::string::npos && !is_key_bias(name)) {
+            EXPECT_LE(distance(resumed.end.at(name), values), 1e-9) << name;
+          }
+        if (to == from && after % 2 == before % 2) {
+          EXPECT_TRUE(resumed.end == source.end) << "ZeRO and offload change no bits";
+        }
+        loss_errors[to] = std::max(loss_errors[to], error);
+        ++pairs;
+        if (HasFailure()) return;
+      }
+  }
+  if (!all) return;
+  std::printf("| %s |", layouts()[from].name);
+  for (const double error : loss_errors) std::printf(" %.0e |", error);
+  std::printf(" %ld pairs\n", pairs);
+}
+INSTANTIATE_TEST_SUITE_P(From, Resumes, testing::Range(size_t{0}, size_t{9}),
+                         [](const testing::TestParamInfo<size_t>& one) {
+                           return std::string(layouts()[one.param].name);
+                         });
+
+}  // namespace
+}  // namespace trainer::tests
