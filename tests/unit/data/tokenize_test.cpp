@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/utf8.h"
+#include "data/input_key.h"
 #include "data/token_file.h"
 #include "unit/data/fixtures.h"
 
@@ -110,6 +111,23 @@ TEST(Tokenize, BeginsEachDocumentWithTheBosTokenInUse) {
     }
     fs::remove(folder / "without.json");
   }
+}
+
+TEST(InputKey, TakesAMovedFileOnlyIfItsNameIsUnique) {
+  TempFolder folder;
+  const std::string a = write(folder / "a/x.txt", "one"), b = write(folder / "b/x.txt", "two"),
+                    moved = (folder / "c/x.txt").string();
+  std::vector<std::string> gone;
+  nlohmann::json known = describe_inputs({a, b}, {}, nullptr, gone);
+  EXPECT_EQ(describe_inputs({b, a}, {}, known, gone), (nlohmann::json{known[1], known[0]}));
+  EXPECT_TRUE(gone.empty());
+  for (const std::string& file : {a, b}) fs::remove(file);
+  EXPECT_EQ(describe_inputs({b}, {}, known, gone), nlohmann::json::array({known[1]}));
+  EXPECT_EQ(gone, std::vector{b});
+  expect_error(Code::data, {moved}, [&] { describe_inputs({moved}, {}, known, gone); });
+  known.erase(0);
+  EXPECT_EQ(describe_inputs({moved}, {}, known, gone), known);
+  EXPECT_EQ(gone, (std::vector{b, moved}));
 }
 
 // The key and the tokens are those of commit e80ed7d, which knew no BOS tokens.
