@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""How fast data are opened and tokenized: the start of a run with many sources and files, and text from compressed files
+compared with plain ones. Turns alternate (A B A B); medians and their ratios are printed.
+
+    tests/bench/data.py --trainer build/trainer
+"""
+import argparse
+import collections
+import gzip
+import os
+import random
+import re
+import shutil
+import statistics
+import string
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from machine import ROOT, cpu, run
+
+CONFIG = """[run]
+dir = "{name}"
+[model]
+n_layer = 1
+n_head = 1
+d_model = 16
+seq_len = 32
+[data]
+tokenizer = "tokens/tokenizer.model"
+val_fraction = 0
+{sources}[train]
+steps = 1
+global_batch = 1
+micro_batch = 1
+sample_prompt = ""
+[checkpoint]
+interval = 0
+[log]
+report = false
+[hardware]
+peak_tflops = 1.0
+"""
+
+
+def seconds(*command, **options):
+    began = time.monotonic()
+    run(command, **options)
+    return time.monotonic() - began
+
+
+def turns(count, calls):
+    """Median seconds of each call, and of its ratio to the first in the same turn; a turn before the first warms up."""
+    times = {name: [] for name in calls}
+    for turn in range(count + 1):
+        for name, call in calls.items():
+            spent = call()
+            if turn > 0:
+                times[name].append(spent)
+    first = next(iter(times.values()))
+    return {name: (statistics.median(each), statistics.median(a / b for a, b in zip(each, first))) for name, each in times.items()}
+
+
+def start(args, folder):
+    """One step of a tiny model on one source of 100 files, and on 100 sources of 100 files each."""
+    text = (ROOT / "data/austen.txt").read_text()
+    (folder / "all.txt").write_text(text)
+    run([args.trainer, "tokenize", "--input", "all.txt", "--train-vocab", "2048", "--output", "tokens"], cwd=folder)
+    calls = {}
+    for kind, extension in (("text, tokens cached", "txt"), ("token files", "bin")):
+        made = folder / extension
+        for source in range(args.sources):
+            (made / f"s{source:03}").mkdir(parents=True)
+            for number in range(100):
+                at = (source * 100 + number) * 60
+                (made / f"s{source:03}/{number:03}.txt").write_text(text[at:at + 3000])
+        if extension == "bin":  # tokenized once
+            run([args.trainer, "tokenize", "--input", made / "s000/000.txt", "--tokenizer", "tokens", "--output", "one"], cwd=folder)
+            for path in sorted(made.glob("*/*.txt")):
+                for part in ("bin", "docs", "json"):
+                    shutil.copy(folder / "one" / f"tokens.{part}", path.with_suffix("." + part))
+        for sources in (1, args.sources):
+            name = f"{extension}{sources}"
+            tables = "".join(f'[[data.source]]\nname = "s{i:03}"\nfiles = ["{extension}/s{i:03}/*.{extension}"]\n' for i in range(sources))
+            (folder / f"{name}.toml").write_text(CONFIG.format(name=name, sources=tables))
+
+            def call(name=name):
+                shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
+                return seconds(args.trainer, "--config", f"{name}.toml", cwd=folder)
+            calls[f"{kind}, {sources} sources, {100 * sources} files"] = call
+    for name, (median, _) in turns(args.turns, calls).items():
+        print(f"start with {name}: {median:.2f} s")
+
+
+def many_words(text, size):
+    """Copies of the text whose rare words have other letters each time: as many distinct words as pages of the web have."""
+    counts = collections.Counter(re.findall(r"[a-z]+", text))
+    draw, copies, length = random.Random(2026), [], 0
+    while length < size:
+        letters = list(string.ascii_lowercase)
+        draw.shuffle(letters)
+        table = str.maketrans(string.ascii_lowercase, "".join(letters))
+        copies.append(re.sub(r"[a-z]+", lambda word: word[0].translate(table) if counts[word[0]] <= 20 else word[0], text))
+        length += len(copies[-1])
+    return "".join(copies)
+
+
+def packed(args, folder):
+    """Tokens of 60 MB of plain, .gz and .zst text by GPT-2's tokenizer on two threads."""
+    novel = (ROOT / "data/austen.txt").read_text()
+    for what, text in (("many words", many_words(novel, 60_000_000)), ("a novel 50 times", novel * 50)):
+        plain = folder / "text.txt"
+        plain.write_text(text)
+        names = ["text.txt", "text.txt.gz"]
+        with open(folder / names[1], "wb") as file:
+            file.write(gzip.compress(plain.read_bytes(), 6))
+        if shutil.which("zstd"):
+            subprocess.run(["zstd", "-q", "-f", "-3", plain], check=True)
+            names.append("text.txt.zst")
+
+        def call(name):
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            return seconds(args.trainer, "tokenize", "--input", name, "--output", "out", "--tokenizer", ROOT / "data/gpt2",
+                           cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "2"})
+        for name, (median, ratio) in turns(args.turns, {name: lambda name=name: call(name) for name in names}).items():
+            print(f"{what}, {name}: {median:.2f} s, {ratio:.3f} of the time of plain text")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default=str(ROOT / "build/trainer"))
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--sources", type=int, default=100)
+    parser.add_argument("--only", nargs="+", choices=["start", "packed"], default=["start", "packed"])
+    args = parser.parse_args()
+    args.trainer = str(Path(args.trainer).resolve())
+    print(f"{cpu()[2]}, {len(os.sched_getaffinity(0))} CPUs")
+    for name, part in (("start", start), ("packed", packed)):
+        if name in args.only:
+            with tempfile.TemporaryDirectory() as folder:
+                part(args, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
