@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "huggingface/import.h"
+#include "huggingface/model_config.h"
 #include "unit/huggingface/fixture.h"
 
 namespace trainer::huggingface {
@@ -114,6 +115,26 @@ TEST(Export, RejectsWhatHuggingFaceCannotRepresent) {
                  [&] { export_model(folder / set, folder / "hf"); });
     EXPECT_FALSE(fs::exists(folder / "hf"));
   }
+}
+
+TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
+  struct Case {
+    std::vector<std::string> sets;
+    std::vector<std::string> parts;
+  };
+  for (const auto& [sets, parts] : std::vector<Case>{
+           {{"model.arch=llama", "model.qk_norm=head"},
+            {"model.qk_norm = \"head\"", "llama has no norms", "\"qwen3\""}},
+           {{"model.arch=qwen3", "model.qk_norm=none"}, {"model.qk_norm = \"none\"", "qwen3 always has", "\"llama\""}},
+           {{"model.arch=llama", "model.attn_bias=qkv"}, {"model.attn_bias = \"qkv\"", "all linears", "\"qwen2\""}},
+           {{"model.arch=qwen2", "model.attn_bias=all"}, {"model.attn_bias = \"all\"", "queries, keys and values"}},
+           {{"model.arch=mistral", "model.attn_bias=all"}, {"model.attn_bias = \"all\"", "no linears", "\"llama\""}},
+           {{"model.arch=qwen2", "model.mlp_bias=true"}, {"model.mlp_bias = true", "qwen2 has none", "\"llama\""}},
+           {{"model.arch=llama", "model.n_head=5", "model.head_dim=4"}, {"model.n_head = 5", "d_model = 24"}},
+           {{"model.arch=gpt2", "model.head_dim=7"}, {"model.head_dim = 7", "24 / 6"}},
+       })
+    expect_error(Code::checkpoint, parts,
+                 [&] { to_config_json(config_of(sets).model, kVocab, std::nullopt, FloatType::f32); });
 }
 
 TEST(Export, ReportsWhichWeightIsTooLargeForFp16) {

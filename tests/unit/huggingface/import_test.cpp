@@ -24,7 +24,7 @@ TEST(Import, GivesBackWhatWasExported) {
                    "model.rope_attention=1.25", "model.rope_truncate=false", "model.rope_beta_slow=2"}),
         config_of({"model.arch=llama", "model.attn_bias=all", "model.n_kv_head=2"}),
         config_of({"model.arch=llama", "model.mlp_bias=true"}),
-        config_of({"model.arch=mistral", "model.n_kv_head=2", "model.head_dim=10", "model.max_positions=32768"}),
+        config_of({"model.arch=mistral", "model.n_kv_head=2", "model.head_dim=10"}),
         config_of({"model.arch=qwen2", "model.n_kv_head=3", "model.tie_embeddings=true"}),
         config_of({"model.arch=qwen3", "model.n_kv_head=1", "model.head_dim=6", "model.rope_type=yarn",
                    "model.rope_factor=4", "model.rope_original=64"}),
@@ -164,6 +164,8 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(length(nullptr, 32768), std::pair(int64_t{4096}, int64_t{32768}));
   EXPECT_EQ(length(512, 32768), std::pair(int64_t{512}, int64_t{0}));
   EXPECT_EQ(length(nullptr, 100), std::pair(int64_t{100}, int64_t{0}));
+  const config::Config longer = config_of({"model.arch=llama", "model.max_positions=32768"});
+  EXPECT_EQ(json::parse(with_field(longer, "vocab_size", 29))["max_position_embeddings"], 32768);
   const ModelConfig older = parse_config_json(with_field(gpt2(), "n_inner", nullptr), "c");
   EXPECT_EQ(older.config.model.d_ff, 96);
   EXPECT_EQ(older.config.model.dropout, 0.1);

@@ -274,7 +274,8 @@ TEST_P(Properties, LossIsAMeanOverAllTokensThatCountHoweverTheyAreSpread) {
 }
 
 TEST_P(Properties, ReplicasStayEqualAndAreCompared) {
-  if (GetParam().name == "CrossedLlama") GTEST_SKIP() << "every rank has columns of its own: there are no replicas";
+  if (GetParam().name.starts_with("CrossedLlama"))
+    GTEST_SKIP() << "every rank has columns of its own: there are no replicas";
   expect_replicas_compared(GetParam().config, 10);
 }
 TEST_P(Properties, MemoryIsPredictedForEveryRank) {
