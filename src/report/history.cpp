@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "report/events_json.h"
 
 namespace trainer::report {
@@ -114,8 +115,8 @@ History read_history(const std::filesystem::path& file) {
 
 void warn_of_bad_lines(const History& history, const std::filesystem::path& file) {
   if (history.bad_lines > 0)
-    log::warning("{}: ignoring {} lines that are not events of a run, the first at line {}; was the file edited?",
-                 file.string(), history.bad_lines, history.first_bad_line);
+    log::warning("{}: ignoring {} without a valid event, the first at line {}; was the file edited?", file.string(),
+                 counted(history.bad_lines, "line"), history.first_bad_line);
 }
 
 }  // namespace trainer::report

@@ -41,13 +41,13 @@ class Reports(rig.Runs):
         log = self.folder / "run/metrics.jsonl"
         log.write_text(log.read_text() + 'garbage\n{"event":"step","step":-9223372036854775808}\n')
         lines = len(log.read_text().splitlines())
-        message = f"run/metrics.jsonl: ignoring 2 lines that are not events of a run, the first at line {lines - 1};"
+        message = f"run/metrics.jsonl: ignoring 2 lines without a valid event, the first at line {lines - 1};"
         self.assertIn(message, self.trainer("report", "run"))
         self.assertIn("at step 3 of 8", self.trainer("report", "run", stdout=True))
         shutil.copytree(self.folder / "run", self.folder / "other")
         self.assertIn("other/metrics.jsonl: ignoring 2 lines", self.trainer("report", "run", "other"))
         self.assertIn(message, self.train(max_steps=1))
-        self.assertNotIn("are not events", self.train(max_steps=1), "resuming cut them off")
+        self.assertNotIn("without a valid event", self.train(max_steps=1), "resuming cut them off")
 
     def test_what_is_no_run_is_named(self):
         for args, message in ((["tokens"], "tokens: contains no metrics.jsonl; expected the folder (run.dir)"),
