@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "comm/agreement.h"
 #include "data/overlap.h"
+#include "huggingface/import.h"
 #include "run/run_folder.h"
 #include "run/run_state.h"
 #include "run/signals.h"
@@ -38,8 +39,9 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
     options.bos_of = header.tokenizer_hash;
   };
   if (!stored) {
-    if (!config.model.init_from.empty())
-      if (const checkpoint::Reader reader(config.model.init_from); reader.header().bos >= 0) as_in(reader.header());
+    const std::string& source = config.model.init_from;
+    if (!source.empty() && !huggingface::is_model_folder(source))  // else the tokenizer's own files say it
+      if (const checkpoint::Reader reader(source); reader.header().bos >= 0) as_in(reader.header());
     return data::open_data(config, options);
   }
   as_in(stored->header);
