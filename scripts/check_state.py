@@ -10,7 +10,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 ALLOWED = {  # file: (names, why)
     "base/file_io.cpp": ({"calls"}, "has no fields, only the virtual functions that tests replace"),
     "base/log.cpp": ({"mutex", "this_rank", "current"}, "a process has one stderr; ranks may be its threads"),
-    "data/mapping_guard.cpp": ({"all", "mutex", "previous", "page_bytes", "once"}, "read by the handler of SIGBUS"),
+    "data/mapping_guard.cpp": ({"all", "mutex", "unused", "previous", "page_bytes", "once"}, "read by the handler of SIGBUS"),
     "device/thread_pool.cpp": ({"inside_task"}, "belongs to the thread: whether it runs a task"),
     "ops/cpu/tiles.h": ({"tile_file"}, "belongs to the thread, as the registers of AMX that it emulates"),
     "ops/cuda/cudnn/attention.cpp": ({"cudnn_dlhandle", "mutex"}, "the front end of cuDNN finds the library there"),
