@@ -28,7 +28,7 @@ MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|NEW_INPUTS)(
 # Files of a run and of checks: `config.toml`, `results/gpu_check.md`.
 OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
-           "tokenizer.json", "merges.txt", "vocab.json"}
+           "tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
 # Programs of others, and the options of theirs that READMEs name alone.
 FOREIGN = {"tar", "docker", "git", "sbatch", "tensorboard", "cpack"}
