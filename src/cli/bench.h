@@ -15,7 +15,7 @@ namespace trainer::cli {
 
 using nlohmann::json;
 
-/// The device of a benchmark, and its data type. Text goes to stdout, or to stderr with --json.
+/// The configuration and machine of a benchmark. Text is printed to stdout, or to stderr with --json.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = load_configuration(o.config);
@@ -26,8 +26,7 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// Returns the peak to which rates are relative. If the user gives a peak, it is not measured. On a GPU the data
-  /// sheet's peak is printed as well.
+  /// Returns the peak to which rates are compared: hardware.peak_tflops if it is set, else a measured peak.
   setup::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
       return {setup::best_product_flops(device, machine.compute), "measured", "library GEMMs"};
@@ -46,11 +45,11 @@ struct Bench {
     const std::optional<double> promised = data_sheet_peak();
     return promised ? json(*promised * 1e-9) : json();
   }
-  /// Throws if operands of this size do not fit.
+  /// Throws if operands of `bytes` bytes in all do not fit in memory. `option` is the option that sets their size.
   void require_memory(const char* option, double bytes) const {
     if (bytes > static_cast<double>(machine.memory_limit))
-      throw Error(Code::plan, format("{}: operands take {:.3g} GiB and {:.3g} GiB are free; use smaller ones", option,
-                                     bytes / (1 << 30), static_cast<double>(machine.memory_limit) / (1 << 30)));
+      throw Error(Code::plan, format("{}: operands take {:.3g} GiB, but {:.3g} GiB are free; use smaller operands",
+                                     option, bytes / (1 << 30), static_cast<double>(machine.memory_limit) / (1 << 30)));
   }
   void say(const std::string& text) const {
     if (options.json) {
@@ -78,9 +77,9 @@ struct Computing {
 
 inline json peak_json(const setup::PeakTracker& peak) { return report::to_json(peak.report()); }
 
-/// Measures GEMMs (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
+/// Measures the rates of GEMMs, or tunes the algorithms of the GPU's library for them (bench_gemm_verb.cpp).
 json bench_gemm(const Bench& b);
-/// Simulates the schedules of optimizer offload at the rates of this machine or of an emulated device
+/// Simulates the schedules of optimizer offload at the measured rates of this machine or those of an emulated device
 /// (bench_offload.cpp).
 json bench_offload(const Bench& b);
 

@@ -8,7 +8,7 @@
 namespace trainer::cli {
 namespace {
 
-/// Returns the requested shapes; else those of the configuration's linear layers, or some common ones.
+/// Returns the shapes of --shape, else those of the configuration's linear layers, else common shapes.
 std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   std::vector<bench::GemmShape> asked;
   for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
@@ -31,12 +31,12 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   return shapes;
 }
 
-/// Finds the fastest form and algorithm of each GEMM of the configuration, and writes them to a file.
+/// Finds the fastest form and algorithm for each GEMM of the configuration, and writes them to a file.
 json tune_gemm(const Bench& b) {
-  constexpr int kMost = 16;  // the library proposes few more, and those are slow
+  constexpr int kMost = 16;  // algorithms per GEMM: the library proposes few beyond these, and they are slow
   b.require_config();
   if (!b.machine.gpu)
-    throw Error(Code::usage, "--write-tuning selects among the algorithms of a GPU's library, but no GPU was found: " +
+    throw Error(Code::usage, "--write-tuning requires a GPU, whose library's algorithms it compares; none was found: " +
                                  device::cuda::no_device_reason());
   require_replaceable(b.options.write_tuning);
   const ops::MeasuredGemms measured = bench::tune_products(b.config, b.machine, kMost, b.options.repeats);

@@ -72,8 +72,8 @@ json bench_offload(const Bench& b) {
   b.say(format(
       "rates {}: to the device {:.1f} GB/s, to the host {:.1f} GB/s, update on the host {:.2f} and on the "
       "device {:.2f} billion parameters/s, host memory {:.1f} GB/s\n"
-      "update of {} parameters in subgroups of {}, by a virtual clock at these rates, from the end of the backward "
-      "pass until all weights are updated\n",
+      "update of {} parameters in subgroups of {}, simulated with a virtual clock at these rates, from the end of the "
+      "backward pass until all weights are updated\n",
       origin_of(config, machine), rates.to_device * 1e-9, rates.to_host * 1e-9, rates.host * 1e-9, rates.device * 1e-9,
       rates.memory * 1e-9, format_count(work.parameters), format_count(work.subgroup)));
   b.say(table_of(rungs));

@@ -68,8 +68,8 @@ json bench_attention(const Bench& b) {
           {"rates", rates}};
 }
 
-// Measures the peak of this machine in a compute type within a fraction of a second. Scripts use it to check that the
-// machine is idle.
+// Measures this machine's peak in the compute type, which takes a fraction of a second. Scripts use it to check that
+// the machine is idle.
 json bench_peak(const Bench& b) {
   const std::unique_ptr<device::Device> device = setup::make_device(b.machine);
   setup::PeakTracker peak = b.measured_peak(*device);
@@ -96,8 +96,9 @@ json bench_optimizer(const Bench& b) {
   const bench::OptimizerRate rate = bench::bench_optimizer(on.ex, pieces, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(format(
-      "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of copying the same 28 bytes per parameter\n"
-      "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the bytes a second\n",
+      "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of the rate of copying the same 28 bytes per "
+      "parameter\n"
+      "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the copy's bytes/s\n",
       where, rate.parameters_per_s * 1e-9, rate.gb_per_s, format_percent(rate.share()),
       rate.copying_parameters_per_s * 1e-9, format_percent(rate.copying_share())));
   if (rate.read_parameters_per_s > 0)
@@ -204,7 +205,7 @@ int bench_command(const BenchOptions& o) {
   if (o.what == "collectives") return bench_collectives_command(o);
   if (const int ranks = comm::launched_ranks().value_or(1); ranks > 1)
     throw Error(Code::usage, format("`bench {}` measures one process, but {} ranks were started: run it without "
-                                    "mpirun; `bench collectives` and `bench all --write-profile` use several ranks",
+                                    "mpirun (only `bench collectives` and `bench all --write-profile` use ranks)",
                                     o.what, ranks));
   const Bench bench(o);
   if (o.what == "all") bench.require_config();

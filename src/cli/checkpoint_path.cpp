@@ -24,7 +24,7 @@ std::vector<std::string> computing_sets(const comm::World& world, const std::str
       idle.push_back(key);
   }
   if (world.first() && !idle.empty())
-    log::warning("--set {}: no effect on `{}`, which takes the model and its keys from the checkpoint",
+    log::warning("--set {}: no effect on `{}`, which reads the model and its keys from the checkpoint; remove it",
                  fmt::join(idle, " "), verb);
   return taken;
 }
@@ -32,8 +32,8 @@ std::vector<std::string> computing_sets(const comm::World& world, const std::str
 void require_source(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
   if (checkpoint.empty() && config.file.empty())
     throw Error(Code::usage,
-                format("`{}` needs --checkpoint PATH (a step folder, a checkpoints folder or a run folder) or --config "
-                       "FILE (for the newest checkpoint of its run)",
+                format("`{}` requires --checkpoint PATH (a step folder, a checkpoints folder or a run folder) or "
+                       "--config FILE (for the newest checkpoint of its run)",
                        verb));
 }
 

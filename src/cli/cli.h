@@ -14,12 +14,12 @@ namespace trainer::cli {
 
 struct ConfigOptions {
   std::string file;
-  std::vector<std::string> sets;  // "section.key=value", later ones win
+  std::vector<std::string> sets;  // "section.key=value"; the last value of a key wins
   std::string resume;             // overrides checkpoint.resume when not empty
-  comm::Facts asked;              // the verb and its options, the same on all ranks
+  comm::Facts asked;              // the verb and its options, compared across ranks
 };
-/// Loads the file with the overrides, and resolves and checks it for one rank; without a file, defaults and overrides,
-/// which need not fit any number of ranks. Throws Code::config with all errors.
+/// Loads the file with the overrides, and resolves and checks the result for one rank. Without a file, returns the
+/// defaults with the overrides, without checking the number of ranks. Throws Code::config with all errors.
 config::Config load_configuration(const ConfigOptions& options);
 
 struct TrainOptions {
@@ -70,22 +70,22 @@ struct BenchOptions {
   int warmup = 2, repeats = 5;
   std::string write_profile;  // all, collectives: measure the machine and write its profile to this file
   std::string write_tuning;   // gemm: measure a configuration's GEMMs and write the table to this file
-  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some common ones
+  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or common shapes
   int64_t size = 0;                            // bytes of elementwise operands; 0: depends on the machine
-  bool dry_run = false;                        // step: only count its work
+  bool dry_run = false;                        // step: only count FLOPs and bytes
   bool json = false;
 };
 int bench_command(const BenchOptions& options);
-/// Runs `bench collectives` among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
+/// Runs `bench collectives` over the ranks started by mpirun, or over threads if parallel.transport = "threads".
 int bench_collectives_command(const BenchOptions& options);
-/// Runs `bench all|collectives --write-profile FILE`, on all ranks that were started.
+/// Runs `bench all|collectives --write-profile FILE` on all ranks.
 int bench_profile_command(const BenchOptions& options);
 
 struct PlanOptions {
   ConfigOptions config;
-  std::string cluster, profile;   // at most one is given; neither: hardware.profile of the configuration
-  std::vector<int64_t> devices;   // several: a table of scaling; empty: the profile's ranks, or one node of the cluster
-  int64_t top = 10, row = 1;      // row: of the table, for --emit
+  std::string cluster, profile;   // at most one is set; both empty: the configuration's hardware.profile
+  std::vector<int64_t> devices;   // several: a scaling table; empty: the profile's ranks, or one node of the cluster
+  int64_t top = 10, row = 1;      // row: the row of the table that --emit writes
   std::vector<std::string> free;  // keys to search although the configuration sets them
   std::string emit, html;
   bool json = false, explain = false;
@@ -107,7 +107,7 @@ int checkpoint_command(const CheckpointOptions& options);
 struct ConfigVerbOptions {
   std::string what;  // check | show | reference
   ConfigOptions config;
-  int64_t ranks = 0;  // 0: not checked against a number of ranks
+  int64_t ranks = 0;  // number of ranks to check for; 0: any
 };
 int config_command(const ConfigVerbOptions& options);
 

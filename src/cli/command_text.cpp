@@ -44,7 +44,7 @@ std::vector<std::string> choices_of(const CLI::Option& option) {
 
 std::string completions(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App* at = &app;
-  const CLI::Option* open = nullptr;  // takes the next word as its value
+  const CLI::Option* open = nullptr;  // the option whose value is the next word
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     const auto named = [&](const CLI::App* verb) { return verb->get_name() == words[i]; };
     const std::vector<const CLI::App*> verbs = at->get_subcommands(named);

@@ -29,8 +29,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged before this checkpoint was saved";
 
-/// Returns the tokens that the run made from its texts: in the run folder around the checkpoint, else in the folder
-/// where they were made.
+/// Returns the folder with the run's tokenized text: `tokens` in the run folder that contains the checkpoint, else the
+/// folder that the configuration names.
 fs::path tokens_of_run(const run::LoadedModel& model) {
   const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
   std::error_code none;
@@ -43,8 +43,8 @@ void require_same_data(const run::LoadedModel& model, const data::EvalData& sour
                                   source.name, model.folder.string(), model.val_hash, source.hash);
   if (!allow)
     throw Error(Code::checkpoint, text +
-                                      "; restore it, name files to evaluate on with --data, or accept it: --set "
-                                      "checkpoint.allow_other_data=true");
+                                      "; restore it, name files to evaluate on with --data, or accept the difference "
+                                      "with --set checkpoint.allow_other_data=true");
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
@@ -71,7 +71,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   if (result.interrupted) return stopped(world, "evaluation");
   require_finite(model, result.loss);
   if (!world.first()) return 0;
-  const auto share = [&](double accuracy) {  // with the standard error of a proportion over that many samples
+  const auto share = [&](double accuracy) {  // with the standard error of a proportion
     if (std::isnan(accuracy)) return std::string("unknown (the file has no text)");
     const double of = static_cast<double>(std::max<int64_t>(1, result.questions - 1));
     return format("{:.4f} ± {:.4f}", accuracy, std::sqrt(accuracy * (1 - accuracy) / of));
@@ -84,8 +84,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
     print(document.dump() + "\n");
   } else {
     const std::string truncated =
-        result.truncated == 0 ? ""
-                              : format(" ({} without their beginning: longer than model.seq_len)", result.truncated);
+        result.truncated == 0 ? "" : format(" ({} lost their beginning: longer than model.seq_len)", result.truncated);
     print(
         format("checkpoint     {}\nstep           {}\nquestions      {}{}\naccuracy       {}\nper token      "
                "{}\nper byte       {}\nloss           {:.6f}\n",
@@ -95,7 +94,8 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   return 0;
 }
 
-/// Keeps the sets of these names, or all. Returns the place of the one whose numbers come first: `best`, or the first.
+/// Removes the sets that are not in `names`, unless `names` is empty. Returns the index of the set whose numbers the
+/// report shows first: `best` if it remains, else the first set.
 size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::string>& names,
                   const std::string& best) {
   std::vector<std::string> known;
@@ -104,8 +104,8 @@ size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::
   for (const std::string& name : names)
     if (std::ranges::count(known, name) == 0)
       throw Error(Code::usage, format("--set-name {}: unknown validation set; {}", name,
-                                      known.empty() ? "the run's only set has no name"
-                                                    : format("the run has {}", fmt::join(known, ", "))))
+                                      known.empty() ? "the run's only set has no name, so omit --set-name"
+                                                    : format("expected one of {}", fmt::join(known, ", "))))
           .on(Scope::all_ranks);
   if (!names.empty())
     std::erase_if(sets, [&](const data::NamedDataset& set) { return std::ranges::count(names, set.name) == 0; });
@@ -117,7 +117,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
   const run::SignalGuard signals;
   std::vector<std::string> uses = {"checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"};
-  if (o.checkpoint.empty())  // where the run and its data are
+  if (o.checkpoint.empty())  // --config locates the run and its data
     uses.insert(uses.end(),
                 {"run.name", "run.dir", "checkpoint.dir", "data.train", "data.val", "data.validation", "data.source"});
   const std::vector<std::string> sets = computing_sets(world, "eval", o.config, uses);
@@ -132,7 +132,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
   if (!o.data.empty()) model.config.data.format = format_named(o.format);
-  if (o.checkpoint.empty()) {  // a run folder that was moved: the checkpoint has its old paths
+  if (o.checkpoint.empty()) {  // the data may have moved since the checkpoint stored their paths
     model.config.data.train = config.data.train;
     model.config.data.val = config.data.val;
     model.config.data.source = config.data.source;

@@ -39,8 +39,7 @@ std::string prompt_text(const GenerateOptions& o) {
   return *o.prompt == "-" ? read("-", "--prompt") : *o.prompt;
 }
 
-/// The output of lines: standard output or a file. Lines are written one by one, so that an interrupted run keeps its
-/// work.
+/// Writes lines to standard output or to a file. Each line is flushed, so that an interrupted run keeps its work.
 class Output {
  public:
   explicit Output(const std::string& path) : path_(path) {
@@ -62,7 +61,7 @@ class Output {
   std::ofstream file_;
 };
 
-/// Returns why a text of `written` tokens ended: "stop" (a text of --stop), "length" (--tokens), "eos" (the end-of-text
+/// Returns why a text ended after `written` tokens: "stop" (a --stop text), "length" (--tokens), "eos" (the end-of-text
 /// token) or "signal".
 std::string finish_reason(const GenerateOptions& o, const StopText& stop, int64_t written) {
   return stop.met() ? "stop" : run::stop_requested() ? "signal" : written < o.tokens ? "eos" : "length";
@@ -118,7 +117,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     prompt = prompt_text(o);
     if (!o.prompts.empty()) data::read_prompts(prompt, o.prompts);
     if (std::error_code none; !o.output.empty() && std::filesystem::equivalent(o.output, o.prompts, none))
-      throw Error(Code::usage, format("--output {}: the file of --prompts; name a different file", o.output));
+      throw Error(Code::usage, format("--output {}: this is the file of --prompts; name a different file", o.output));
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);
@@ -126,9 +125,10 @@ int generate(comm::World& world, const GenerateOptions& o) {
       computing_sets(world, "generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
   run::LoadedModel model = run::load_model(world, path, config::generation_layouts, 0, sets);
   if (!model.tokenizer)
-    throw Error(Code::data, format("{} has no tokenizer: it cannot generate text", model.folder.string()))
+    throw Error(Code::data,
+                format("{}: this checkpoint has no tokenizer, so it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
-  if (model.trainer->replica() > 0) return 0;  // decoding one token at a time has no work for other replicas
+  if (model.trainer->replica() > 0) return 0;  // one replica decodes; other replicas would have no work
   if (!o.prompts.empty()) return continue_lines(world, o, prompt, model);
   train::Generator generator(*model.trainer);
   const run::SignalGuard signals;
@@ -181,7 +181,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
       return o.samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, o.samples, what);
     };
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s){}{}", tokens, seconds, static_cast<double>(tokens) / seconds,
-              ended_by("eos", "the end-of-text token"), ended_by("stop", "a text of --stop"));
+              ended_by("eos", "the end-of-text token"), ended_by("stop", "a --stop text"));
   }
   return interrupted ? stopped(world, "generation") : 0;
 }

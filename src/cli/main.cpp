@@ -12,15 +12,15 @@ using namespace trainer;
 int main(int argc, char** argv) {
   cli::prepare_process();
   CLI::App app{
-      "Pretrains GPT-style language models. `trainer --config FILE` trains, `mpirun -np N trainer --config FILE` on N "
-      "ranks; for everything else there are the verbs below.",
+      "Pretrains GPT-style language models. `trainer --config FILE` trains on one rank, `mpirun -np N trainer --config "
+      "FILE` on N ranks; the verbs below do everything else.",
       "trainer"};
   app.footer(
       "Results go to stdout, progress and logs to stderr. configs/ has examples; `trainer config reference` lists "
       "every key.\n"
-      "Exit status: 0 done, 1 a bug, 2 usage or configuration, 3 does not fit into memory or the number of ranks, 4 "
-      "data, "
-      "5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 75 saved after a signal.");
+      "Exit status: 0 success, 1 internal error, 2 usage or configuration, 3 does not fit in memory or on the number "
+      "of "
+      "ranks, 4 data, 5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 75 saved after a signal.");
   app.failure_message(cli::mistake);
   cli::CommandLine line;
   cli::declare(app, line);

@@ -13,9 +13,9 @@
 namespace trainer::cli {
 namespace {
 
-constexpr int64_t kMost = int64_t{1} << 60;  // CLI11 2.1 reads a number beyond 64 bits as the largest one
+constexpr int64_t kMost = int64_t{1} << 60;  // below INT64_MAX, which CLI11 2.1 returns for numbers that overflow
 
-/// Lists in an action's help also the options that its verb has for all actions.
+/// The help of an action, which also lists the options that its verb accepts for all actions.
 struct Help : CLI::Formatter {
   std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override {
     const std::vector<const CLI::Option*> shared = options_of_verb(*app);
@@ -43,7 +43,7 @@ std::string unexpected(const CLI::App& at, const std::string& command, const std
   const auto takes = [&](const CLI::App* other) { return other->get_option_no_throw(name) != nullptr; };
   const CLI::App& parent = at.get_parent() != nullptr ? *at.get_parent() : at;
   if (const std::vector<const CLI::App*> others = parent.get_subcommands(takes); !others.empty())
-    return format("{} goes with `{}`, not `{}`", name, fmt::join(names_of(others), "`, `"), command);
+    return format("{} is an option of `{}`, not of `{}`", name, fmt::join(names_of(others), "`, `"), command);
   std::vector<std::string> known;
   for (const CLI::Option* option : options_at(at)) known.push_back(option->get_name());
   return format("unknown option {}{}", word, config::did_you_mean(name, known));
@@ -60,7 +60,7 @@ void refuse_options_before(const CLI::App& verb) {
                                     before.front(), verb.get_name()));
 }
 
-/// Returns the verb and its options as they were given.
+/// Returns the verb and its options as given on the command line.
 comm::Facts facts_of(const CLI::App& verb) {
   comm::Facts facts{{"the verb", verb.get_name()}};
   for (const CLI::Option* option : verb.get_options())
@@ -69,7 +69,7 @@ comm::Facts facts_of(const CLI::App& verb) {
   return facts;
 }
 
-enum class Ranks { all, first };  // the ranks that run a command
+enum class Ranks { all, first };  // ranks that run a command
 
 template <typename Options>
 CLI::App& add_verb(CLI::App& app, CommandLine& line, const char* name, const char* help, Options& options,
@@ -138,14 +138,14 @@ std::pair<CLI::Option*, CLI::Option*> add_config(CLI::App& app, ConfigOptions& o
 
 CLI::Option* add_checkpoint(CLI::App& app, std::string& checkpoint, CLI::Option* config) {
   return add_path(app, "--checkpoint", checkpoint, "PATH",
-                  "read a step folder, or the newest one in this folder (default: in the run of --config)")
+                  "read this step folder, or the newest checkpoint in this folder (default: that of the --config run)")
       ->excludes(config);
 }
 
 void add_train(CLI::App& app, TrainOptions& o) {
   add_config(app, o.config);
   add_text(app, "--resume", o.config.resume, "auto|must|never|PATH",
-           "resume from this checkpoint; auto: the newest complete one, if any (checkpoint.resume)");
+           "resume from this checkpoint; auto: the newest intact checkpoint, if any (checkpoint.resume)");
   add_number(app, "--max-steps", o.max_steps, 1, "save and stop after N further steps");
   add_text(app, "--max-time", o.max_time, "TIME",
            "save and stop this long after the start, such as 23h50m, 90s or 3600");
@@ -157,7 +157,7 @@ void add_eval(CLI::App& verb, EvalOptions& o) {
   add_path(verb, "--data", o.data, "FILES", "evaluate on these files (default: the validation data of the run)");
   add_choice(verb, "--format", o.format, {"auto", "text", "jsonl", "tokens"},
              "set the format of FILES; auto: by their extensions");
-  verb.add_option("--set-name", o.sets, "evaluate only the validation set of this name (repeatable; default: all)")
+  verb.add_option("--set-name", o.sets, "evaluate only the validation set with this name (repeatable; default: all)")
       ->type_name("NAME")
       ->excludes("--data");
   add_number(verb, "--batches", o.batches, 0, "evaluate N groups of train.global_batch windows; 0: all");
@@ -183,34 +183,34 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
       ->needs(prompts);
   add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
   add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");
-  add_text(verb, "--stop", o.stop, "TEXT", "stop before this text; may be repeated, for several")
+  add_text(verb, "--stop", o.stop, "TEXT", "stop before this text; repeat the option for several texts")
       ->allow_extra_args(false);
   verb.add_option("--temperature", o.temperature, "set the sampling temperature; 0: greedy")->capture_default_str();
   add_number(verb, "--top-k", o.top_k, 0, "sample from the N most likely tokens; 0: all");
   verb.add_option("--top-p", o.top_p, "sample from the most likely tokens that reach this total probability")
       ->capture_default_str();
   add_number(verb, "--seed", o.seed, 0,
-             "set the seed (of a line of --prompts: its own \"seed\", or one derived from this)");
+             "set the seed; with --prompts, a line uses its own \"seed\" or one derived from N");
   add_json(verb, o.json);
 }
 
 void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
   add_path(verb, "--input", o.input, "FILES",
-           "read text (.txt, .md) or .jsonl, plain or as .gz or .zst, globs allowed; -: standard input")
+           "read text (.txt, .md) or .jsonl, plain or compressed (.gz, .zst); globs allowed; -: standard input")
       ->required();
   add_path(verb, "--output", o.output, "DIR", "write tokens, document index and tokenizer into this folder")
       ->required();
   CLI::Option* given =
       add_path(verb, "--tokenizer", o.tokenizer, "PATH", "use this tokenizer, a file or folder (data.tokenizer)");
   add_number(verb, "--train-vocab", o.train_vocab, 1, "train a tokenizer of N tokens on the input")->excludes(given);
-  verb.add_option("--text-key", o.text_key, "set the member that holds the text in JSON lines")->capture_default_str();
+  verb.add_option("--text-key", o.text_key, "read the text of JSON lines from this key")->capture_default_str();
   add_choice(verb, "--format", o.format, {"auto", "text", "jsonl"},
              "set the format of the files; auto: by their extensions");
   add_choice(verb, "--document", o.document, {"file", "line", "block"},
-             "make a document of each file, line, or block between empty lines");
+             "treat each file, line, or block between empty lines as a document");
   add_choice(verb, "--bos", o.bos, {"auto", "on", "off"},
-             "begin documents with the BOS token; auto: as the tokenizer's files say (data.bos)");
-  verb.add_flag("--strict", o.strict, "fail on bad UTF-8 instead of replacing and counting it");
+             "begin documents with the BOS token; auto: if the tokenizer's files specify it (data.bos)");
+  verb.add_flag("--strict", o.strict, "fail on invalid UTF-8 instead of replacing and counting it");
   add_json(verb, o.json);
 }
 
@@ -229,7 +229,7 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
                             ->type_name("M,K,N")
                             ->check(CLI::Range(int64_t{1}, kMost).description(""));
   add_path(gemm, "--write-tuning", o.write_tuning, "FILE",
-           "write the fastest algorithm of each GEMM on this GPU to FILE (hardware.gemm_tuning)")
+           "write the fastest algorithm for each GEMM on this GPU to FILE (hardware.gemm_tuning)")
       ->excludes(shapes);
   add_action(verb, "attention", "time the configuration's attention, or common shapes");
   add_number(add_action(verb, "elementwise", "time memory-bound operators"), "--size", o.size, 0,
@@ -239,12 +239,12 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
   add_number(add_action(verb, "offload", "predict the update time of optimizer offload schedules"), "--size", o.size, 0,
              "update N parameters per rank; 0: 3.8e9", 1'000'000'000'000);
   add_action(verb, "step", "time whole optimizer steps by operator")
-      .add_flag("--dry-run", o.dry_run, "count FLOPs and bytes of each operator without computing");
+      .add_flag("--dry-run", o.dry_run, "count the FLOPs and bytes of each operator without running them");
   add_action(verb, "memory", "compare predicted and measured memory");
   for (CLI::App* action : {&add_action(verb, "collectives", "time collectives over the ranks"),
                            &add_action(verb, "all", "measure all of these on one rank")})
     add_path(*action, "--write-profile", o.write_profile, "FILE",
-             "measure what `trainer plan --profile` needs, on all ranks, and write it to FILE");
+             "measure the profile for `trainer plan --profile` on all ranks, and write it to FILE");
 }
 
 void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
@@ -263,15 +263,15 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
     add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into one file");
-  to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export weights that are not finite too");
+  to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
   add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
   from.excludes(checkpoint)->excludes(config);
 }
 
 void add_config_actions(CLI::App& verb, ConfigVerbOptions& o) {
   CLI::Option* file = add_config(verb, o.config).first;
-  add_number(verb, "--ranks", o.ranks, 1, "check for N ranks (default: any number that fits)");
-  add_action(verb, "check", "print all errors, or the numbers of ranks that fit").needs(file);
+  add_number(verb, "--ranks", o.ranks, 1, "check for N ranks (default: any valid number)");
+  add_action(verb, "check", "print all errors, or the valid numbers of ranks").needs(file);
   add_action(verb, "show", "print the effective values and where they come from").needs(file);
   add_action(verb, "reference", "print all keys with default, range, unit and meaning");
 }
@@ -280,19 +280,19 @@ void add_report(CLI::App& verb, ReportOptions& o) {
   add_path(verb, "runs", o.runs, "RUN", "read these run folders (run.dir)")->required();
   verb.add_flag("--csv", o.csv, "print all metrics of every step as CSV instead");
   add_path(verb, "--output", o.output, "FILE",
-           "write the comparison (default: comparison.html) or the CSV (default: stdout) here");
+           "write the comparison (default: comparison.html) or the CSV (default: stdout) to FILE");
 }
 
 void add_plan(CLI::App& verb, PlanOptions& o) {
   add_config(verb, o.config).first->required();
   CLI::Option* cluster =
       add_path(verb, "--cluster", o.cluster, "FILE",
-               "plan for this description of a cluster; configs/clusters has some (default: hardware.profile)");
+               "plan for the cluster described in FILE, as in configs/clusters (default: hardware.profile)");
   add_path(verb, "--profile", o.profile, "FILE",
            "plan with the profile measured by `trainer bench all --write-profile`")
       ->excludes(cluster);
   verb.add_option("--devices", o.devices,
-                  "plan for N ranks; several, such as 8,16,32: compare them (default: the profile's, or one node's)")
+                  "plan for N ranks; a list, such as 8,16,32, is compared (default: the profile's, or one node)")
       ->delimiter(',')
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}).description(""));
@@ -308,7 +308,7 @@ void add_plan(CLI::App& verb, PlanOptions& o) {
 
 void add_descriptions(CLI::App& app, CommandLine& line) {
   CLI::App& completion =
-      *app.add_subcommand("completion", "print a shell's completion: source <(trainer completion bash)");
+      *app.add_subcommand("completion", "print a shell's completion script: source <(trainer completion bash)");
   for (const char* shell : {"bash", "zsh", "fish"})
     add_action(completion, shell, "print the script for this shell").callback([shell] {
       print(completion_script(shell));
@@ -342,9 +342,8 @@ void declare(CLI::App& app, CommandLine& line) {
   add_eval(verb("eval", "evaluate a checkpoint: loss, perplexity, bits per byte, or multiple choice", line.eval,
                 eval_command, Ranks::all),
            line.eval);
-  add_generate(
-      verb("generate", "generate text from a prompt, or from many", line.generate, generate_command, Ranks::all),
-      line.generate);
+  add_generate(verb("generate", "generate text from one or more prompts", line.generate, generate_command, Ranks::all),
+               line.generate);
   add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
                line.tokenize);
   add_bench(verb("bench", "measure this machine", line.bench, bench_command, Ranks::all), line.bench);

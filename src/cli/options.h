@@ -24,10 +24,10 @@ struct CommandLine {
   int status = 0;
 };
 
-/// Adds all verbs and options to the program. `line` outlives it.
+/// Adds all verbs and options to `app`. `line` must outlive `app`.
 void declare(CLI::App& app, CommandLine& line);
 
-/// Returns the message for an error found by the parser: the unknown word, its nearest neighbour, and how to get help.
+/// Returns the message for a parse error: the unknown word, the closest known word, and how to get help.
 std::string mistake(const CLI::App* app, const CLI::Error& error);
 
 }  // namespace trainer::cli

@@ -32,7 +32,7 @@ std::string split(const plan::PlannedRun& run) {
   for (const auto& [name, seconds] : plan::parts(run.time))
     if (seconds > 0)
       parts.push_back({name, seconds, format("{:.4g} ms", seconds * 1e3), static_cast<int>(parts.size() % 8)});
-  return report::svg::stacked_bar("split", "Where the fastest layout's time goes", parts);
+  return report::svg::stacked_bar("split", "Breakdown of the fastest layout's step time", parts);
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ std::string scaling_page(const std::vector<plan::ScalingPoint>& points, const pl
                          const std::string& words) {
   using report::svg::Point;
   report::svg::Series speed{"predicted", {}, 0, report::svg::Series::Style::dotted};
-  report::svg::Series ideal{"at the first efficiency", {}, 1, report::svg::Series::Style::faint};
+  report::svg::Series ideal{"linear scaling", {}, 1, report::svg::Series::Style::faint};
   std::vector<Part> hours;
   for (const plan::ScalingPoint& point : points) {
     if (!point.run) continue;
@@ -66,7 +66,7 @@ std::string scaling_page(const std::vector<plan::ScalingPoint>& points, const pl
   chart.series = {std::move(speed), std::move(ideal)};
   namespace page = report::page;
   const std::string title = "Scaling on " + cluster.name;
-  return page::begin(title, title, format("{} numbers of devices", points.size())) +
+  return page::begin(title, title, format("{} device counts", points.size())) +
          page::section(report::svg::line_chart(std::move(chart))) +
          page::section(report::svg::bars("hours", "Device-hours of the run, and efficiency", hours)) +
          page::section("<pre>" + report::svg::escape(words) + "</pre>") + page::end();

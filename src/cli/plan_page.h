@@ -9,7 +9,7 @@ namespace trainer::cli {
 /// and `words`, the table and its explanation.
 std::string plan_page(const plan::Plan& plan, const plan::Cluster& cluster, size_t top, const std::string& words);
 
-/// Returns a comparison of numbers of devices as one such page: tokens/s as a curve, device-hours as bars, and `words`.
+/// Returns a comparison of device counts as such a page: tokens/s as a curve, device-hours as bars, and `words`.
 std::string scaling_page(const std::vector<plan::ScalingPoint>& points, const plan::Cluster& cluster,
                          const std::string& words);
 

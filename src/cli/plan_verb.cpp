@@ -61,10 +61,11 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
 constexpr const char* kLegend =
     "ms/step = compute (matmuls, attention, other operators) + waits (communication that is not overlapped)\n"
     "          + optimizer (update and offload)\n"
-    "batch: train.micro_batch; memory: peak of one rank; wire bytes: sent per step, by one group of ranks per axis;\n"
-    "tokens/s: of all ranks; slower by: largest difference from the first row\n";
+    "batch: train.micro_batch; memory: peak of one rank; wire bytes: sent per step by one group of ranks of each "
+    "axis;\n"
+    "tokens/s: total over all ranks; slower by: the part of the time that differs most from the first row\n";
 
-/// Removes the values of the keys of --free, so that the planner searches them.
+/// Marks the keys given by --free as not set, so that the planner searches over them.
 void free_keys(config::Config& config, std::vector<std::string> free) {
   if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
   for (const std::string& word : free) {
@@ -77,14 +78,14 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
   }
 }
 
-/// Returns the vocabulary size. The data need not be on the machine that plans.
+/// Returns the vocabulary size. The data need not be on the planning machine if data.vocab_size is set.
 int64_t vocabulary(const config::Config& config) {
   const config::Data& data = config.data;
   if (data.vocab_size > 0) return data.vocab_size;
   if (data.tokenizer.empty() && data.train.empty() && data.source.empty())
     throw Error(Code::config,
-                "data.vocab_size: missing; a plan needs the size of the vocabulary, or a tokenizer or token files that "
-                "imply it");
+                "data.vocab_size: missing; a plan requires the vocabulary size: set it, or data.tokenizer, or "
+                "data.train with token files");
   return data::planned_vocab(config);
 }
 
@@ -92,12 +93,12 @@ int64_t vocabulary(const config::Config& config) {
 plan::Cluster cluster_of(const PlanOptions& o, const std::string& file) {
   if (file.empty())
     throw Error(Code::usage,
-                "give one of --cluster FILE (configs/clusters has some) and --profile FILE (`trainer bench all "
-                "--write-profile FILE` makes it), or set hardware.profile");
+                "a plan requires a cluster: give --cluster FILE (examples are in configs/clusters) or --profile FILE "
+                "(written by `trainer bench all --write-profile FILE`), or set hardware.profile");
   const plan::Cluster cluster = plan::read_cluster(file);
   if (!o.profile.empty() && !cluster.measured)
     throw Error(Code::config,
-                format("{}: cluster.ranks is missing: this is not a measured profile; use --cluster", o.profile));
+                format("{}: not a measured profile, as cluster.ranks is missing; use --cluster", o.profile));
   if (!o.profile.empty()) {
     const std::unique_ptr<comm::World> world = comm::solo_world();
     setup::Machine machine = setup::choose_machine(config::defaults(), *world);
@@ -105,8 +106,8 @@ plan::Cluster cluster_of(const PlanOptions& o, const std::string& file) {
   }
   if (cluster.products.empty() && cluster.efficiency == 1)
     log::warning(
-        "{}: device.efficiency is missing: matmuls are assumed to reach the full peak, which no machine does; "
-        "published benchmarks of large matmuls give 0.65 to 0.85",
+        "{}: device.efficiency is missing: matmuls are assumed to reach the full peak, which no machine does; set it "
+        "(published benchmarks of large matmuls reach 0.65 to 0.85)",
         cluster.path);
   return cluster;
 }
@@ -120,14 +121,14 @@ json header(const plan::Cluster& cluster) {
 std::string errors_text(const plan::Cluster& cluster) {
   const auto [least, most] = plan::error_band(cluster);
   return format("error band: steps take {:.2g} to {:.2g} times as long as predicted{}\n", least, most,
-                cluster.measured ? ", as in runs after such a profile"
+                cluster.measured ? ", as observed in runs after a measured profile"
                                  : format("; {} is a data sheet, not calibrated", cluster.path));
 }
 
 /// Prints the fastest run on each number of devices.
 int compare_devices(const PlanOptions& o, const plan::PlanRequest& request, const plan::Cluster& cluster) {
   if (!o.emit.empty() || o.explain)
-    throw Error(Code::usage, format("{} needs one number of --devices, found {}",
+    throw Error(Code::usage, format("{} requires a single number in --devices, found {}; give only one",
                                     o.emit.empty() ? "--explain" : "--emit", o.devices.size()));
   const std::vector<plan::ScalingPoint> points = plan::plan_scaling(request, cluster, o.devices);
   const auto first =
@@ -136,10 +137,10 @@ int compare_devices(const PlanOptions& o, const plan::PlanRequest& request, cons
   const std::string text =
       to_text(points, cluster) +
       format(
-          "time: of {} steps, {} tokens, without evaluation and checkpoints; efficiency: tokens/s of a device, "
+          "time: {} steps, {} tokens, without evaluation and checkpoints; efficiency: tokens/s per device, "
           "relative to {} devices\n",
           run.steps, format_count(run.tokens), first->devices) +
-      (cluster.price_per_gpu_hour > 0 ? "" : "price: needs cluster.price_per_gpu_hour\n") + errors_text(cluster);
+      (cluster.price_per_gpu_hour > 0 ? "" : "price: unknown; set cluster.price_per_gpu_hour\n") + errors_text(cluster);
   if (!o.html.empty()) {
     replace_file(o.html, scaling_page(points, cluster, text));
     log::info("wrote {}", o.html);

@@ -29,8 +29,8 @@ void prepare_process() {
   });
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
-    // The lowest free number is this one, as those below are open. It is opened in the wrong direction, so that using
-    // it fails.
+    // open() returns the lowest free number, which is this one, as those below are open. The access mode is the
+    // opposite of the descriptor's use, so that every read or write fails.
     const int opened = ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != descriptor) ::close(opened);
   }

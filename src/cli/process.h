@@ -5,13 +5,14 @@
 
 namespace trainer::cli {
 
-/// Prepares the process. Writing to a closed pipe (SIGPIPE) or beyond a file's size limit (SIGXFSZ) no longer ends the
-/// process: that write fails. Closed standard descriptors are opened so that every use of them fails; otherwise one of
-/// our files could get their number and receive our messages. Control characters in the log are escaped.
+/// Prepares the process. A write to a closed pipe (SIGPIPE) or beyond the file size limit (SIGXFSZ) fails instead of
+/// killing the process. Standard descriptors that are closed are opened so that every use of them fails: a data file
+/// could otherwise be opened under the number of stderr and receive messages. Control characters in the log are
+/// escaped.
 void prepare_process();
 
-/// Writes a result to stdout. Throws Code::io if it cannot be written completely: a full disk, a pipe whose reader has
-/// closed it.
+/// Writes a result to stdout. Throws Code::io if it cannot be written completely, as on a full disk or to a pipe that
+/// its reader has closed.
 void print(std::string_view text);
 /// True if everything written to stdout so far has been accepted; otherwise prints an error to stderr.
 bool is_output_complete();

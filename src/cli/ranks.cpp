@@ -20,7 +20,7 @@ namespace trainer::cli {
 namespace {
 
 constexpr const char* kOneCommand = "give all ranks the same command line and the same configuration";
-constexpr double kMeetSeconds = 10;  // how long ranks wait for each other before the program ends
+constexpr double kMeetSeconds = 10;  // how long a rank waits for the other ranks before it exits
 
 int launched() { return comm::launched_ranks().value_or(1); }
 
@@ -38,18 +38,18 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
-/// Returns every value in force, with its key.
+/// Returns the effective value of every key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
   for (const config::Key& key : config::keys()) facts.emplace_back(key.path(), config::to_toml(key.get(config)));
   return facts;
 }
 
-/// Rank 0 reads and checks the file. Then every rank has its configuration, or throws the same error. A rank that was
-/// given a different file or other --set values is rejected.
+/// Rank 0 reads and checks the file and broadcasts its text. Every rank returns the same configuration or throws the
+/// same error; ranks that were given different files or different --set values are rejected.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
   comm::Facts asked = options.asked;
-  for (auto& [name, value] : asked) {  // the values in force are compared instead
+  for (auto& [name, value] : asked) {  // the effective values are compared below instead
     if (name == "--config" && !options.file.empty()) value = "given";
     if (name == "--set" || name == "--resume") value.clear();
   }
@@ -141,7 +141,7 @@ int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked
   const auto on_first = [&](comm::World& world) {
     constexpr double kAsLongAsItTakes = 1e9;  // seconds
     world.configure({.timeout_s = kAsLongAsItTakes});
-    if (world.first()) log::info("only rank 0 of {} does this work", world.size());
+    if (world.first()) log::info("{} ranks were started, but this command runs on rank 0 only", world.size());
     double status = 0;
     world.control().run_on_all_ranks([&] {
       if (world.first()) status = verb();
@@ -164,7 +164,7 @@ int report(const std::exception_ptr& exception, int rank) {
     reported = error.scope() == Scope::another_rank || (error.scope() == Scope::all_ranks && rank > 0);
   } catch (const std::bad_alloc&) {
     code = Code::plan;
-    text = "out of memory; `trainer train --dry-run` prints the memory of a run";
+    text = "out of memory; `trainer train --dry-run` prints the memory that a run requires";
   } catch (const std::filesystem::filesystem_error& error) {
     code = Code::io;
     text = error.what();
@@ -174,7 +174,7 @@ int report(const std::exception_ptr& exception, int rank) {
     text = code == Code::plan ? no_more_threads("this run", refused).what() : error.what();
   }
   if (code == Code::internal) text = "internal error (a bug, please report it): " + text;
-  const std::string here = format("rank {}: ", rank);  // time-outs name their rank themselves
+  const std::string here = format("rank {}: ", rank);  // messages of time-outs already begin with it
   const std::string who = rank > 0 && !text.starts_with(here) ? format("trainer: rank {}", rank) : "trainer";
   if (!reported || code == Code::internal)
     std::fprintf(stderr, "%s: %s\n", who.c_str(), report::printable(text).c_str());

@@ -32,21 +32,21 @@ void print_csv(const Runs& runs, const std::string& output) {
 void renew(const report::NamedRun& run, const std::string& output) {
   if (!output.empty())
     throw Error(Code::usage,
-                "report --output: the report of one run is written into its folder; --output is for --csv "
-                "and for the comparison of several runs");
+                "report --output: the report of a single run is written into the run's folder; use --output only with "
+                "--csv or with several runs");
   const report::Summary summary = report::report_from(run.folder);
   for (const std::string& line : report::summary_lines(summary, run.folder)) print(line + "\n");
 }
 
 void compare(const Runs& named, const std::string& output) {
   if (named.size() > report::kMostCompared)
-    throw Error(Code::usage, format("report: {} runs; a page compares at most {}, --csv takes any number", named.size(),
-                                    report::kMostCompared));
+    throw Error(Code::usage, format("report: {} runs, but a page compares at most {}; use --csv or fewer runs",
+                                    named.size(), report::kMostCompared));
   const std::vector<report::ComparedRun> runs = report::read_runs(named);
   const std::string file = output.empty() ? "comparison.html" : output;
   replace_file(file, report::comparison_html(runs));
   print(report::comparison_text(runs));
-  log::info("the comparison is in {}", file);
+  log::info("wrote {}", file);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// `generate --stop TEXT`: passes text on until one of the given stop texts, which may be split over several pieces.
+// `generate --stop TEXT`: passes text through up to the first stop text, which may span several pieces.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -11,7 +11,7 @@ namespace trainer::cli {
 
 class StopText {
  public:
-  /// Without stops, or with empty ones, nothing ends the text. Otherwise the stop that is complete first does.
+  /// The text ends before the stop text that is completed first. Empty stop texts are ignored.
   explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {
     std::erase_if(stops_, [](const std::string& stop) { return stop.empty(); });
   }
@@ -34,7 +34,7 @@ class StopText {
     return out;
   }
   bool met() const { return met_; }
-  /// Returns the text that was held back, if the text ends without a stop text.
+  /// Returns the text still held back, for when generation ends without a stop text.
   std::string rest() { return std::exchange(kept_, {}); }
 
  private:

@@ -23,7 +23,7 @@ config::Document document_named(const std::string& name) {
   return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
 }
 
-/// Returns the files that --input names. A pipe can be read only once, so it must be the only one.
+/// Returns the files that --input names. A pipe must be the only input.
 std::vector<std::string> input_files(const TokenizeOptions& o, config::DataFormat stated) {
   std::vector<std::string> names = o.input;
   std::ranges::replace(names, std::string("-"), std::string(data::kStandardInput));
@@ -31,14 +31,15 @@ std::vector<std::string> input_files(const TokenizeOptions& o, config::DataForma
   if (pipe == names.end()) return data::expand_files(names, stated, "--format");
   const std::string shown = *pipe == data::kStandardInput ? "-" : *pipe;
   if (names.size() > 1)
-    throw Error(Code::usage, format("--input: {} is a pipe and is read once only; give it as the only input", shown));
+    throw Error(Code::usage,
+                format("--input: {} is a pipe, which can be read only once; give it as the only input", shown));
   if (o.train_vocab > 0)
     throw Error(Code::usage,
                 format("--train-vocab reads the text twice, but --input {} is a pipe; name a file, or give "
                        "a tokenizer with --tokenizer",
                        shown));
   if (!config::file_kind(*pipe, stated))
-    throw Error(Code::usage, format("--input {}: state its format with --format text or jsonl", shown));
+    throw Error(Code::usage, format("--input {}: unknown format; specify --format text or --format jsonl", shown));
   return names;
 }
 
@@ -46,7 +47,7 @@ std::vector<std::string> input_files(const TokenizeOptions& o, config::DataForma
 
 int tokenize_command(const TokenizeOptions& o) {
   if (o.tokenizer.empty() && o.train_vocab == 0)
-    throw Error(Code::usage, "`tokenize` needs --tokenizer MODEL or --train-vocab N");
+    throw Error(Code::usage, "`tokenize` requires --tokenizer PATH or --train-vocab N");
   const run::SignalGuard signals;
   const config::DataFormat stated = format_named(o.format);
   const std::vector<std::string> files = input_files(o, stated);
@@ -65,20 +66,21 @@ int tokenize_command(const TokenizeOptions& o) {
   make_folders(system_calls(), o.output);
   for (const char* other : data::kTokenizerFiles)
     if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
-      throw Error(Code::data,
-                  format("{}: contains {}, a different kind of tokenizer; choose a different --output, or remove it",
-                         o.output, other));
+      throw Error(
+          Code::data,
+          format("{}: contains {}, a different kind of tokenizer; remove that file or choose a different --output",
+                 o.output, other));
   const fs::path output = fs::path(o.output) / "tokens.bin";
   options.begin = [&] {
     if (std::error_code none; fs::exists(output, none))
       log::warning(
-          "{}: its tokens are of a different text, tokenizer or setting and are replaced at the end; stop now "
-          "and choose a different --output to keep them",
+          "{}: these tokens were made from a different text, tokenizer or setting and will be replaced; to keep them, "
+          "stop now and choose a different --output",
           output.string());
   };
   const data::TokenizeResult result = data::tokenize_files(files, tokenizer, output, options);
   if (!result.finished) {
-    log::info("{}", piped ? "stopped; text from a pipe cannot be resumed: run the same command again from its start"
+    log::info("{}", piped ? "stopped; text from a pipe cannot be resumed: pipe it again from its beginning"
                           : "stopped; run the same command again to resume");
     return 75;
   }

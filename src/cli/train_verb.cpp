@@ -32,7 +32,7 @@ int train_command(const TrainOptions& o) {
     }
   };
   if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return run_on_ranks(options, run);
-  // A plan needs no other ranks to be running.
+  // A dry run plans for all ranks in one process, without mpirun.
   config::Config config = config::load(options.file, options.sets, reading_models({.resume = options.resume}));
   const int64_t ranks = config::fewest_ranks(config);
   config::resolve_world(config, ranks);

@@ -13,7 +13,7 @@ std::string commit() { return TRAINER_COMMIT; }
 
 namespace {
 
-/// Describes each GPU, "; cuda 0: NVIDIA H200, sm_90, 132 multiprocessors, 139.8 GiB", or returns why there is none.
+/// Describes each GPU ("cuda 0: NVIDIA H200, sm_90, 132 multiprocessors, 139.8 GiB"), or returns why none was found.
 std::string gpus() {
   if (!device::cuda::version()) return "";
   const std::vector<device::cuda::Facts> devices = device::cuda::devices();
@@ -31,7 +31,7 @@ std::string version_text() {
   device::DryDevice here(device::default_threads());
   return format(
       "trainer {} (commit {})\nbackends: cpu, {}, {}, {}\nISA found: {}; in use: {}\n"
-      "matmul: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads{}",
+      "matmul: fp32 with {}, bf16 with {}\ndevices: cpu, {} threads{}",
       version(), commit().empty() ? "unknown" : commit(), comm::mpi_version().value_or("no MPI"),
       device::cuda::version().value_or("no CUDA in this build"), comm::nccl_version().value_or("no NCCL"),
       device::isa_summary(), device::name_of(here.isa()), ops::product_path(here, DType::f32),

@@ -105,7 +105,7 @@ CASES = [
     data("folder among what is tokenized", {"d/e/a.txt": "a b c"}, '"d/e"', "d/e/*.txt", args=[*TOKENIZE, "d/*"], after=nothing_tokenized),
     data("tokenize a table", {"a.csv": "a,b\n"}, '"a.csv"', "--format", args=[*TOKENIZE, "a.csv"], after=nothing_tokenized),
     data("tokenize in no known format", {}, "--format", "jsonl", args=[*TOKENIZE, "text.txt", "--format", "csv"], status=2),
-    data("tokenize without a tokenizer", {}, "--tokenizer MODEL", "--train-vocab N", status=2,
+    data("tokenize without a tokenizer", {}, "--tokenizer PATH", "--train-vocab N", status=2,
          args=["tokenize", "--input", "text.txt", "--output", "out"]),
     data("tokenize standard input twice over", {}, "--input", "only input", args=[*TOKENIZE, "-", "text.txt"], status=2),
     data("tokenizer to train on standard input", {}, "--train-vocab", "--input -", "--tokenizer", args=[*TOKENIZE, "-"], status=2),

@@ -130,7 +130,7 @@ class Evaluation(rig.Runs):
         self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl")
         out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
         self.assertEqual(out, lines[::2])
-        self.assertIn("--output in.jsonl: the file of --prompts", self.trainer(*args, "--prompts", "in.jsonl", "--output", "in.jsonl",
+        self.assertIn("--output in.jsonl: this is the file of --prompts", self.trainer(*args, "--prompts", "in.jsonl", "--output", "in.jsonl",
                                                                                status=2))
 
     def test_mistakes_in_prompts_are_named(self):

@@ -281,7 +281,7 @@ class HuggingFace(rig.Runs):
                 (["import", "--format", "hf", "--output", "o"], USAGE, "--input is required"),
                 (["import", "--format", "hf", "--input", "tokens", "--output", "o"], CHECKPOINT, "config.json"),
                 (["import", "--format", "hf", "--input", "x", "--checkpoint", "run", "--output", "o"], USAGE, "--checkpoint"),
-                (["inspect", "--checkpoint", "run", "--format", "hf"], USAGE, "--format goes with"),
+                (["inspect", "--checkpoint", "run", "--format", "hf"], USAGE, "--format is an option of"),
         ]:
             with self.subTest(" ".join(args)):
                 self.assertIn(part, self.trainer("checkpoint", *args, status=status))

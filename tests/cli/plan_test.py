@@ -192,7 +192,7 @@ class Plan(rig.Runs):
         self.assertIn("<svg", page)
         self.assertIn("4 devices", page)
         for option in ("--emit=best.toml", "--explain"):
-            self.assertIn("one number of --devices", self.plan("--devices", "1,2", option, status=2, stdout=False))
+            self.assertIn("--devices, found 2", self.plan("--devices", "1,2", option, status=2, stdout=False))
         self.assertIn("no layout of 7 devices", self.plan("--devices", "7,11", *keys, status=2, stdout=False))
         # Every plan says how far to trust it.
         for lines in (text, self.plan("--devices", "2", *keys)):
@@ -247,7 +247,7 @@ class Plan(rig.Runs):
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
         self.assertIn("intra.gb_per_s: missing", message)
         message = self.trainer("plan", "--config", "config.toml", status=2)
-        for part in ("give one of --cluster FILE", "--profile FILE", "or set hardware.profile"):
+        for part in ("--cluster FILE", "--profile FILE", "or set hardware.profile"):
             self.assertIn(part, message)
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "h100.toml", "--emit", "best.toml", status=2)
         self.assertIn("h100.toml: cannot be read: No such file", message)

@@ -70,7 +70,7 @@ class Tokenize(rig.Runs):
             self.assertIn("another process is tokenizing here", self.trainer(*other, status=5))
         self.assertEqual((self.folder / "busy/tokenizer.model").read_bytes(), tokenizer)
         stderr = self.trainer(*other)
-        self.assertRegex(stderr, "busy/tokens.bin: its tokens are of a different text.* choose a different --output")
+        self.assertRegex(stderr, "busy/tokens.bin: .* different text.* choose a different --output")
         self.assertNotIn("busy/tokens.bin", self.trainer(*other), "they are up to date")
         self.assertNotEqual((self.folder / "busy/tokenizer.model").read_bytes(), tokenizer)
 

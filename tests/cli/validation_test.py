@@ -103,7 +103,7 @@ class Validation(rig.Runs):
         self.assertNotIn("sets", self.evaluated("--data", "web.txt"))
         text = self.trainer("eval", "--checkpoint", "run", stdout=True)
         self.assertIn(f"math           {every['sets']['math']['loss']:.6f}", text)
-        self.assertIn("unknown validation set; the run has web, math",
+        self.assertIn("unknown validation set; expected one of web, math",
                       self.trainer("eval", "--checkpoint", "run", "--set-name", "code", status=2))
         self.assertIn("excludes", self.trainer("eval", "--checkpoint", "run", "--set-name", "web", "--data", "web.txt", status=2))
 
