@@ -1,5 +1,5 @@
 #pragma once
-// Checker: collects the mistakes that follow from several keys; validate.cpp and validate_data.cpp share it.
+// Checker: collects errors in combinations of keys, for validate.cpp and validate_data.cpp.
 #include <algorithm>
 #include <initializer_list>
 #include <span>
@@ -15,8 +15,8 @@ class Checker {
  public:
   Checker(const Config& config, Mistakes& mistakes) : config_(config), mistakes_(mistakes) {}
 
-  /// Adds an error unless `ok`. `keys` are all keys on which the condition depends; the first is the likely cause. The
-  /// error is placed at the first one that was given. Nothing is added if one of them already has an error.
+  /// Adds an error unless `ok`. `keys` are all keys on which the condition depends, the likely cause first. The error
+  /// is reported at the first of them that was set. Nothing is added if one of them already has an error.
   template <typename... Args>
   void require(bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text, Args&&... args) {
     require_as(Code::config, ok, keys, text, std::forward<Args>(args)...);
@@ -27,7 +27,7 @@ class Checker {
     if (!ok) add(code, std::span(keys.begin(), keys.size()), fmt::format(text, std::forward<Args>(args)...));
   }
   void add(const BrokenRule& rule) { add(Code::config, rule.keys, rule.text); }
-  /// Adds an error in one table of the list `key`, unless `ok`. `table` is its name or number.
+  /// Adds an error in one table of the list `key`, unless `ok`. `table` is that table's name or number.
   void require_in(Code code, bool ok, const char* key, const std::string& table, int64_t line,
                   const std::string& text) {
     if (ok || mistakes_.involves(key)) return;
@@ -48,11 +48,11 @@ class Checker {
   Mistakes& mistakes_;
 };
 
-/// Returns the error in the characters of a folder's or file's name; empty: none. It cannot contain a NUL, and a line
-/// end or an escape sequence is an error.
+/// Returns an error if a file or folder name contains control characters, such as NUL, line ends or escape sequences;
+/// else an empty string.
 std::string bad_characters(const std::string& name);
 
-/// Checks [data] (validate_data.cpp). `files`: they must exist.
+/// Checks [data] (validate_data.cpp). `files`: also require that the files exist.
 void check_data(const Config& config, bool files, Checker& checker);
 
 }  // namespace trainer::config

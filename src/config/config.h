@@ -37,19 +37,19 @@ struct Run {
 struct Model {
   Arch arch = Arch::gpt2;
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
-  int64_t head_dim = 0;                      // 0: d_model / n_head; head_size() below has the value in force
+  int64_t head_dim = 0;                      // 0: d_model / n_head; head_size() returns the effective value
   std::optional<bool> tie_embeddings, bias;  // default depends on the family
   double norm_eps = 0, rope_theta = 0, dropout = 0, init_std = 0;
   int64_t vocab_multiple = 0;  // 0: 128
   std::string init_from;
   RopeType rope_type = RopeType::plain;
-  double rope_factor = 0;                          // of linear, llama3 and yarn
-  int64_t rope_original = 0;                       // positions before scaling; of llama3 and yarn
+  double rope_factor = 0;                          // linear, llama3 and yarn
+  int64_t rope_original = 0;                       // llama3 and yarn: context length before scaling, in tokens
   double rope_low_freq = 1, rope_high_freq = 4;    // llama3
-  double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, like the rest
-  double rope_attention = 0;                       // 0: follows from the factor
+  double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, as are the next two
+  double rope_attention = 0;                       // 0: derived from rope_factor
   bool rope_truncate = true;
-  std::optional<AttentionBias> attn_bias;  // absent, like the next two: by family; attention_bias() and so on below
+  std::optional<AttentionBias> attn_bias;  // if this or one of the next two is unset, the family decides: see below
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
   int64_t max_positions = 0;  // 0: seq_len
@@ -69,24 +69,24 @@ inline bool is_llama_like(const Model& model) { return model.arch != Arch::gpt2;
 inline int64_t head_size(const Model& model) {
   return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;
 }
-/// Return which linears have biases in a resolved model.
+/// Returns which linears of attention have biases in a resolved model.
 inline AttentionBias attention_bias(const Model& model) {
   const AttentionBias usual = model.arch == Arch::qwen2 ? AttentionBias::qkv : AttentionBias::none;
   return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : usual);
 }
 inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
-/// Returns which norms queries and keys have.
+/// Returns the norms that are applied to queries and keys.
 inline QkNorm query_key_norm(const Model& model) {
   return model.qk_norm.value_or(model.arch == Arch::qwen3 ? QkNorm::head : QkNorm::none);
 }
-/// Returns the width of all query heads, which is also that of the attention output.
+/// Returns the total width of the query heads, which is also the width of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
-/// Returns the width of all key heads (and of all value heads).
+/// Returns the total width of the key heads, which equals that of the value heads.
 inline int64_t key_width(const Model& model) {
   return (model.n_kv_head > 0 ? model.n_kv_head : model.n_head) * head_size(model);
 }
 
-/// A table [[data.source]] or [[data.validation]]: files with a name. What it leaves open is as in [data].
+/// A table [[data.source]] or [[data.validation]]: a named set of files. Members that are not set default to [data].
 struct FileSet {
   std::string name;
   std::vector<std::string> files;
@@ -94,12 +94,13 @@ struct FileSet {
   std::string text_key;
   std::optional<Document> document;
   std::optional<bool> strict;
-  std::optional<double> weight;  // of a source, like the next
-  int64_t max_epochs = 0;        // 0: any number
-  int64_t line = 0;              // of the file, for messages
+  std::optional<double> weight;  // only for sources, like max_epochs
+  int64_t max_epochs = 0;        // 0: no limit
+  int64_t line = 0;              // line in the configuration file, for messages
 };
 
-/// A table [[data.phase]]: the weights of sources from some training token on; those not named have 0.
+/// A table [[data.phase]]: the weights of the sources after from_tokens training tokens. Sources not listed have
+/// weight 0.
 struct DataPhase {
   int64_t from_tokens = 0;
   std::map<std::string, double> weights;
@@ -109,8 +110,8 @@ struct DataPhase {
 struct Data {
   std::vector<std::string> train, val;
   std::vector<FileSet> source;                // instead of `train`: a weighted mixture
-  std::vector<DataPhase> phase;               // changes of their weights, in order of time
-  std::vector<FileSet> validation;            // instead of `val`: sets with names
+  std::vector<DataPhase> phase;               // changes of the sources' weights, in chronological order
+  std::vector<FileSet> validation;            // instead of `val`: named sets
   double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with other sets
   DataFormat format = DataFormat::automatic;  // of the files, if their names do not determine it
   std::string tokenizer;                      // "train", a path to a .model, or empty
@@ -151,8 +152,8 @@ struct LayerTags {
   std::string stream, attention;
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
-  std::string schedule;  // of its linears: at_once or ring; empty: at_once
-  int64_t layers = 0;    // number of layers with these tags; 0: all remaining ones
+  std::string schedule;  // schedule of the linears: at_once or ring; empty: at_once
+  int64_t layers = 0;    // number of layers with these tags; 0: all remaining layers
   bool operator==(const LayerTags&) const = default;
 };
 
@@ -171,7 +172,7 @@ struct Parallel {
   std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerTags> layer;             // autoddl, in the order of the layers
-  std::string head, table;  // autoddl: tags of the head's rows, and of the table; empty: determined by `layer`
+  std::string head, table;  // autoddl: tags of the head and of the embedding table; empty: determined by `layer`
   int64_t data = 0;         // replicas; 0: all remaining ranks
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
@@ -185,12 +186,12 @@ struct Fraction {
   double value() const { return static_cast<double>(num) / static_cast<double>(den); }
   bool operator==(const Fraction&) const = default;
 };
-/// Parses "1/2", "0.35" or "1", between 0 and 1; returns an empty result for other text.
+/// Parses a number from 0 to 1, such as "1/2", "0.35" or "1"; returns an empty result for other text.
 std::optional<Fraction> fraction_of(std::string_view text);
 
 struct Offload {
   OffloadOptimizer optimizer = OffloadOptimizer::none;
-  std::string gpu_fraction = "auto";  // auto, or a text for fraction_of()
+  std::string gpu_fraction = "auto";  // "auto", or a fraction in the syntax of fraction_of()
   int64_t subgroup = 100'000'000;     // largest number of elements
   int64_t slots = 3;
   int64_t resident = 0;  // subgroups
@@ -204,7 +205,7 @@ struct Checkpoint {
   bool keep_best = false, async = false;
   std::string best;               // validation set that keep_best follows; empty: the first
   std::string resume;             // auto | must | never | PATH
-  bool allow_other_data = false;  // resume although tokenizer or data hashes differ
+  bool allow_other_data = false;  // resume even if tokenizer or data hashes differ
 };
 
 struct Log {
@@ -225,23 +226,23 @@ struct Hardware {
 /// The rates of debug.emulate_device.
 struct EmulatedRates {
   double to_device = 55, to_host = 55;  // GB/s
-  double host = 3, device = 100;        // 1e9 parameters/s of an update
+  double host = 3, device = 100;        // update rates, 1e9 parameters/s
   double memory = 87.5;                 // GB/s of host memory for this rank
   double pageable = 3.3;                // GB/s to pageable host memory, blocking tensor by tensor
 };
-/// Parses "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3", where missing values
-/// are those of the h100; returns an empty result for other texts.
+/// Parses "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3", in which omitted
+/// rates default to those of "h100"; returns an empty result for other text.
 std::optional<EmulatedRates> emulated_rates(std::string_view text);
 
 struct Debug {
   bool overlap = true;
   int64_t check_replicas_every = 0;
   std::vector<std::string> inject;
-  std::string emulate_device;  // empty: none; else a text for emulated_rates()
+  std::string emulate_device;  // rates in the syntax of emulated_rates(); empty: no emulation
 };
 
-/// The place where a value was given: a file, or the command line. Then `set` is "--set section.key=value", or another
-/// option with its value, and the rest is empty.
+/// The place where a value was set: a position in a file, or the command line. In the latter case `set` is
+/// "--set section.key=value", or a different option with its value, and the other members are empty.
 struct Origin {
   std::string file;
   int64_t line = 0, column = 0;
@@ -263,14 +264,14 @@ struct Config {
   Debug debug;
 
   std::string path;                       // the file it was loaded from, empty when built in memory
-  std::map<std::string, Origin> origins;  // "section.key" of every value that was given; others are defaults
+  std::map<std::string, Origin> origins;  // by "section.key", for every value that was set; all others are defaults
 };
 
-/// Optimizer steps of the whole run: train.steps, or as many as train.tokens fill, the last one rounded up.
+/// Returns the number of optimizer steps of the whole run: train.steps, or enough for train.tokens, rounded up.
 int64_t total_steps(const Config& config);
 
-/// The same for a run that has made `step` steps over `tokens_seen` tokens, perhaps of other batches than the present
-/// one.
+/// Returns the same for a run that has made `step` steps over `tokens_seen` tokens, possibly with a different batch
+/// size.
 int64_t total_steps(const Config& config, int64_t step, int64_t tokens_seen);
 
 }  // namespace trainer::config

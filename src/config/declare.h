@@ -1,5 +1,5 @@
 #pragma once
-// Helpers with which keys.cpp and keys_parallel.cpp declare keys: each call binds one key to one struct member.
+// Helpers for the declarations in keys.cpp and keys_parallel.cpp: each call binds one key to one struct member.
 #include <algorithm>
 #include <initializer_list>
 #include <type_traits>
@@ -110,7 +110,7 @@ class Declare {
   void string(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
     bind<std::string>(add(name, Type::string, std::string(initial), help, std::move(extra)), member);
   }
-  /// Declares a string key; a number is accepted as its text.
+  /// Declares a string key that also accepts a number and stores its text.
   void word(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
     Key& key = add(name, Type::any, std::string(initial), help, std::move(extra));
     key.get = [part = part_, member](const Config& c) { return Value(c.*part.*member); };
@@ -126,7 +126,7 @@ class Declare {
   void integers(const char* name, IntegerList Struct::*member, IntegerList initial, Extra extra, const char* help) {
     bind<IntegerList>(add(name, Type::integers, std::move(initial), help, std::move(extra)), member);
   }
-  /// Tables [[section.name]] with these members.
+  /// Declares a list of tables [[section.name]] with these members.
   template <typename T>
   void tables(const char* name, std::vector<T> Struct::*list, const std::vector<Member<T>>& members, Extra extra,
               const char* help) {
@@ -202,7 +202,7 @@ class Declare {
   Struct Config::*part_;
 };
 
-/// Declares the sections that define how ranks and the host share the work (keys_parallel.cpp).
+/// Declares the sections [parallel] and [offload] (keys_parallel.cpp).
 void declare_parallel(std::vector<Key>& keys);
 void declare_offload(std::vector<Key>& keys);
 

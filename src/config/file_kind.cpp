@@ -18,10 +18,10 @@ constexpr Known kKnown[] = {{".txt", FileKind::text},          {".text", FileKin
                             {".ndjson", FileKind::json_lines}, {".bin", FileKind::tokens}};
 
 constexpr const char* kParquetRemedy =
-    "pass its text on: python3 -c \"import duckdb; duckdb.sql(\\\"copy (select text from 'x.parquet') to '/dev/stdout' "
+    "pipe its text: python3 -c \"import duckdb; duckdb.sql(\\\"copy (select text from 'x.parquet') to '/dev/stdout' "
     "(format json)\\\")\" | trainer tokenize --input - --format jsonl --output DIR --tokenizer PATH";
 
-/// The remedy for other kinds of files that users often have.
+/// The remedies for other file formats that users often have.
 struct Other {
   const char *extension, *remedy;
 };
@@ -31,13 +31,13 @@ constexpr Other kOthers[] = {
     {".zip", "unpack it first (unzip)"},
     {".tar", "unpack it first (tar)"},
     {".tgz", "unpack it first (tar)"},
-    {".json", "write one object a line, as .jsonl"},
+    {".json", "write one object per line, as .jsonl"},
     {".csv", "write each text as an object on a line of its own, as .jsonl"},
     {".tsv", "write each text as an object on a line of its own, as .jsonl"},
     {".parquet", kParquetRemedy},
     {".arrow", "write each text as an object on a line of its own, as .jsonl"},
-    {".idx", "give the .bin file next to it"},
-    {".npy", "write its numbers as uint16 into a .bin file"},
+    {".idx", "name the .bin file next to it"},
+    {".npy", "write its numbers to a .bin file as uint16"},
 };
 
 std::string lower_extension(const std::string& path) {
@@ -87,15 +87,15 @@ std::string unknown_kind(const std::string& path, const std::string& insist) {
   if (!prefix && std::filesystem::is_directory(path, ignored))
     return format("\"{}\" is a folder: name its files, such as \"{}\"", path,
                   (std::filesystem::path(path) / "*.txt").string());
-  std::string remedy = prefix ? format("did you mean \"{}.bin\"? Name it so", path) : "rename it";
+  std::string remedy = prefix ? format("use \"{}.bin\"", path) : "rename it";
   for (const Other& other : kOthers) {
     if (extension == other.extension) remedy = other.remedy;
   }
   if (extension == ".bin") remedy = "unpack it first";
   return format(
-      "\"{}\": {} are not supported; there are .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
-      "text on each line) and .bin (tokens), "
-      "and .gz or .zst of text, as in a.jsonl.zst; {}, or force it with {}",
+      "\"{}\": {} are not supported; expected .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
+      "text on each line) or .bin (tokens), "
+      "or text compressed as .gz or .zst, as in a.jsonl.zst; {}, or set the format with {}",
       path, shown.empty() ? "files without an extension" : shown + " files", remedy,
       insist.starts_with("--") ? insist + " text or jsonl" : insist + " = \"text\", \"jsonl\" or \"tokens\"");
 }

@@ -18,7 +18,7 @@ bool in_range(const Field& key, const Value& value) {
   return true;
 }
 
-/// Returns the end of a message such as "found the number 1e+19, which is too large".
+/// Returns ", which is too large", to follow "found the number 1e+19", if an integer key was given such a number.
 std::string too_large(const Field& key, const Value& value) {
   const auto* number = std::get_if<double>(&value);
   const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
@@ -52,7 +52,7 @@ Value fitted(const Field& key, const Value& value) {
       if (value == Value(StringList()) && key.initial == Value(IntegerList())) return IntegerList();
       return std::holds_alternative<IntegerList>(value) ? value : Value();
     case Type::tables:
-      if (value == Value(StringList())) return TableList();  // an empty list is of any type
+      if (value == Value(StringList())) return TableList();  // TOML's empty list has no element type
       return std::holds_alternative<TableList>(value) ? value : Value();
     case Type::weights: {
       TableList table = std::holds_alternative<TableList>(value) ? std::get<TableList>(value) : TableList();

@@ -1,5 +1,5 @@
 #pragma once
-// Fits values from TOML and --set to the types of keys.
+// Converts values from TOML and --set to the types of keys.
 #include <string>
 
 #include "config/keys.h"
@@ -7,12 +7,13 @@
 
 namespace trainer::config {
 
-/// Returns the value converted to the key's type, or nothing. An integer may become a number, a whole number an
-/// integer, and a string a list with one element.
+/// Returns the value converted to the key's type, or monostate if it cannot be: integers convert to numbers, whole
+/// numbers to integers, and a string to a list with one element.
 Value fitted(const Field& key, const Value& value);
-/// Returns what the key takes: "an integer >= 1".
+/// Describes the values that the key accepts: "an integer >= 1".
 std::string expected(const Field& key);
-/// Returns the value fitted to the key. Records the mistake in `path` and returns nothing if it does not fit.
+/// Returns the value converted to the key's type. If it does not fit or is out of range, records an error at `path` and
+/// returns monostate.
 Value checked(const Field& key, const std::string& path, const Value& found, const std::string& shown, const Origin& at,
               Mistakes& mistakes);
 

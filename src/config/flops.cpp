@@ -22,7 +22,7 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config:
   flops.matmul = 6.0 * static_cast<double>(weights.total());
   flops.attention = 12.0 * static_cast<double>(model.n_layer * attention_width(model) * model.seq_len);
   // Full recomputation repeats each block's forward pass, a third of its training work. Selective recomputation repeats
-  // no GEMM: attention's backward pass recomputes scores from the log-sum-exp in either case, and they do not count.
+  // no GEMM. Attention's backward pass always recomputes scores from the log-sum-exp; those FLOPs do not count.
   if (recompute == config::Recompute::full) {
     flops.recomputed = 2.0 * static_cast<double>(weights.blocks) + flops.attention / 6;
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Model FLOPs: the work that a step requires, whatever the program actually executes. One multiply-add counts as two.
+// Model FLOPs: the work that a step requires, regardless of what the program executes. A multiply-add counts as two.
 #include <cstdint>
 #include <string_view>
 
@@ -7,8 +7,8 @@
 
 namespace trainer::config {
 
-/// Weights of GEMMs, per token: the linears of every block and the head. Biases, gains and the embedding look-up are
-/// not part of a GEMM; a tied head counts once, as the head.
+/// Numbers of weights that take part in GEMMs: the linears of every block, and the head. Biases, gains and the
+/// embedding look-up do not; a tied table counts once, as the head.
 struct MatmulWeights {
   int64_t blocks = 0, head = 0;
   int64_t total() const { return blocks + head; }
@@ -20,7 +20,7 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 /// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
   double matmul = 0;      // 6 · N_matmul
-  double attention = 0;   // 12 · L · n_head · head_dim · seq_len: every query with every key
+  double attention = 0;   // 12 · L · n_head · head_dim · seq_len: scores of every query with every key, not causal
   double recomputed = 0;  // causal work that the chosen recomputation repeats
   double full() const { return matmul + attention; }
   double causal() const { return matmul + attention / 2; }

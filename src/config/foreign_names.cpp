@@ -55,12 +55,12 @@ const std::map<std::string, std::string, std::less<>>& foreign_values() {
 
 const std::map<std::string, std::string, std::less<>>& removed_keys() {
   static const std::map<std::string, std::string, std::less<>> keys = {
-      {"debug.shadow", "the CPU recomputes no operator"},
+      {"debug.shadow", "operators are no longer recomputed on the CPU"},
       {"offload.early_update", "updates begin when the norm is known"},
       {"offload.order", "updates run in the order in which the next step uses the weights"},
       {"offload.replan", "the share is chosen once, when the run starts"},
       {"offload.share_activations",
-       "slots have memory of their own; a smaller offload.slots or offload.subgroup takes less"},
+       "slots have their own memory; lower offload.slots or offload.subgroup to save memory"},
       {"precision.grad_reduce", "gradients are reduced over ranks in fp32 or fp64"},
   };
   return keys;

@@ -5,15 +5,13 @@
 
 namespace trainer::config {
 
-/// Returns names of keys in other trainers, and the "section.key" of this program.
+/// Maps names of keys in other trainers to "section.key" in this program.
 const std::map<std::string, std::string, std::less<>>& foreign_names();
 
-/// Returns what other trainers' values of a key ("section.key") are called here: the end of a message about a wrong
-/// value.
+/// Maps "section.key" to a hint on what the values of other trainers are called here, for messages about a wrong value.
 const std::map<std::string, std::string, std::less<>>& foreign_values();
 
-/// Returns keys of earlier versions, as "section.key", and the behaviour that replaces them. Files that contain them
-/// still load.
+/// Maps keys of earlier versions ("section.key") to the behaviour that replaces them. Files with these keys still load.
 const std::map<std::string, std::string, std::less<>>& removed_keys();
 
 }  // namespace trainer::config

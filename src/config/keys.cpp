@@ -11,34 +11,35 @@ namespace {
 void declare_run(std::vector<Key>& keys) {
   Declare<Run> run(keys, "run", &Config::run);
   run.string("name", &Run::name, "", {.derived = "the configuration file's name without .toml"},
-             "Name of the run, part of its folder.");
+             "Name of the run, used in the name of its folder.");
   run.string("dir", &Run::dir, "runs/{name}", {},
-             "Folder for everything the run writes, relative to the working directory. {name} is replaced by run.name, "
-             "here and in all other paths.");
+             "Folder for everything the run writes, relative to the working directory. In this and all other paths "
+             "{name} is replaced by run.name.");
   run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
               "Seed of the initial weights, the order of the data and dropout.");
   run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"},
              "Device to compute on; auto: a GPU if there is one, else the CPU.");
   run.integer("threads", &Run::threads, 0, {.range = between(0, 4096), .unit = "threads per rank"},
-              "CPU threads; 0: all cores this process may use. Results do not depend on it.");
+              "CPU threads; 0: one per core that this process may use. Results are bitwise identical for any number.");
 }
 
 void declare_model(std::vector<Key>& keys) {
   Declare<Model> model(keys, "model", &Config::model);
   model.choice(
       "arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
-      "Architecture. gpt2: learned positions, LayerNorm, GELU. llama: RoPE, RMSNorm, SwiGLU. mistral is the same; "
-      "qwen2 adds biases to queries, keys and values, qwen3 norms of queries and keys.");
-  model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
+      "Architecture. gpt2: learned positions, LayerNorm, GELU. llama and mistral: RoPE, RMSNorm, SwiGLU. qwen2: llama "
+      "with biases in the query, key and value projections. qwen3: llama with RMS norms of queries and keys.");
+  model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"},
+                "Number of transformer blocks.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
-                "Query heads; must divide d_model unless head_dim is set.");
+                "Number of query heads; must divide d_model unless head_dim is set.");
   model.integer("n_kv_head", &Model::n_kv_head, 0, {.range = between(1, 65'536), .unit = "heads", .derived = "n_head"},
-                "Key and value heads; fewer than n_head: grouped-query attention. Must divide n_head.");
+                "Number of key and value heads; must divide n_head. Set it below n_head for grouped-query attention.");
   model.integer("d_model", &Model::d_model, 768, {.range = between(1, 1'048'576), .unit = "features"},
                 "Width of the residual stream.");
   model.integer("head_dim", &Model::head_dim, 0,
                 {.range = between(1, 65'536), .unit = "features", .derived = "d_model / n_head"},
-                "Size of a head; queries are n_head x head_dim wide. Even with RoPE.");
+                "Size of a head; queries have n_head x head_dim features. Must be even with RoPE.");
   model.integer("d_ff", &Model::d_ff, 0,
                 {.range = between(1, 16'777'216),
                  .unit = "features",
@@ -54,48 +55,50 @@ void declare_model(std::vector<Key>& keys) {
   model.boolean("bias", &Model::bias, "gpt2: true; else false", "Linear layers and LayerNorm have biases.");
   model.choice("attn_bias", &Model::attn_bias, {std::begin(kAttentionBiasNames), std::end(kAttentionBiasNames)},
                "all with bias; qwen2: qkv; else none",
-               "Biases in attention: none, of the queries, keys and values, or of all linears.");
+               "Biases in attention. none: no linear has one; qkv: the query, key and value projections; all: every "
+               "linear.");
   model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linears of the feed-forward layer.");
-  model.choice("qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "qwen3: head; else none",
-               "RMS norms of queries and keys before RoPE: none, or one per head with a gain that heads share (Qwen3). "
-               "They bound attention scores, against spikes of the loss.");
+  model.choice(
+      "qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "qwen3: head; else none",
+      "RMS norms of queries and keys before RoPE. none: no norms; head: one per head, with a gain that all heads "
+      "share (Qwen3). They bound the attention scores, which prevents loss spikes.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
   model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
                "Base of the RoPE frequencies (all but gpt2).");
-  model.choice("rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},
-               "Scaling of the RoPE frequencies, for contexts longer than rope_original: default: none; linear: all "
-               "are divided by rope_factor; llama3 (Llama 3.1) and yarn (Qwen): only the low ones.");
+  model.choice(
+      "rope_type", &Model::rope_type, RopeType::plain, {std::begin(kRopeNames), std::end(kRopeNames)},
+      "Scaling of the RoPE frequencies, for contexts longer than rope_original. default: no scaling; linear: "
+      "divide all frequencies by rope_factor; llama3 (Llama 3.1) and yarn (Qwen): divide only low frequencies.");
   model.number("rope_factor", &Model::rope_factor, 0,
                {.range = at_least(1), .derived = "required with linear, llama3 and yarn"},
-               "Factor by which the context grows.");
+               "Factor by which RoPE scaling extends the context.");
   model.integer("rope_original", &Model::rope_original, 0,
                 {.range = between(1, 16'777'216), .unit = "tokens", .derived = "required with llama3 and yarn"},
                 "Context length before scaling.");
   model.number("rope_low_freq", &Model::rope_low_freq, 1, {.range = above(0)},
-               "llama3: frequencies of fewer turns within rope_original are divided by rope_factor.");
+               "llama3: frequencies with fewer rotations than this within rope_original are divided by rope_factor.");
   model.number("rope_high_freq", &Model::rope_high_freq, 4, {.range = above(0)},
-               "llama3: frequencies of more turns within rope_original are kept.");
+               "llama3: frequencies with more rotations than this within rope_original are not scaled.");
   model.number("rope_beta_fast", &Model::rope_beta_fast, 32, {.range = above(0)},
-               "yarn: frequencies of more turns within rope_original are kept.");
+               "yarn: frequencies with more rotations than this within rope_original are not scaled.");
   model.number("rope_beta_slow", &Model::rope_beta_slow, 1, {.range = above(0)},
-               "yarn: frequencies of fewer turns within rope_original are divided by rope_factor.");
+               "yarn: frequencies with fewer rotations than this within rope_original are divided by rope_factor.");
   model.number("rope_attention", &Model::rope_attention, 0, {.range = above(0), .derived = "0.1 ln(rope_factor) + 1"},
-               "yarn: factor of cos and sin.");
+               "yarn: factor by which cos and sin are multiplied.");
   model.boolean("rope_truncate", &Model::rope_truncate, true,
-                "yarn: the first and last pair between the two betas are rounded outwards to whole numbers.");
+                "yarn: round the bounds of the transition between the two betas outwards to whole feature pairs.");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
                "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(
       "init_std", &Model::init_std, 0.02, {.range = above(0)},
       "Standard deviation of initial weights; projections into the residual stream use it divided by sqrt(2 n_layer).");
   model.integer("vocab_multiple", &Model::vocab_multiple, 0,
-                {.range = between(1, 65'536), .derived = "128 for each part the vocabulary is split into"},
-                "In memory the vocabulary is padded to a multiple of this; padding has probability 0 and is not stored "
-                "in checkpoints.");
+                {.range = between(1, 65'536), .derived = "128 for each part into which the vocabulary is split"},
+                "The vocabulary is padded in memory to a multiple of this number; padding has probability 0 and is not "
+                "stored in checkpoints.");
   model.string(
       "init_from", &Model::init_from, "", {},
-      "Weights that a new run starts from: a checkpoint (a step, checkpoints or run folder), or a folder of Hugging "
-      "Face "
+      "Initial weights of a new run: a checkpoint (a step, checkpoints or run folder), or a folder of Hugging Face "
       "files, whose config.json then also determines the keys of [model] that are not set. Empty: random weights.");
 }
 
@@ -114,56 +117,57 @@ void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
             "Training files, paths or globs, relative to the working directory: text (.txt, .text, .md), JSON lines "
-            "(.jsonl, .ndjson), both also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required, unless "
-            "there are sources.");
+            "(.jsonl, .ndjson), either also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required unless "
+            "there is a [[data.source]].");
   std::vector<Member<FileSet>> source = file_set_members();
   source.push_back(member("weight", Type::number, &FileSet::weight, kWeights));
   source.push_back(member("max_epochs", Type::integer, &FileSet::max_epochs, at_least(0)));
-  data.tables("source", &Data::source, source, {},
-              "Tables [[data.source]] instead of train: a mixture of sources with a name and files each. At every step "
-              "each has its share of the samples, by weight, to within one sample. weight: of all sources or of none "
-              "(then all have as many epochs). max_epochs: refuse a run that takes more of it; 0: any number. format, "
-              "text_key, document and strict are those of [data] unless a table has them. --set "
-              "data.source.NAME.weight=0.5 changes the table of that name.");
+  data.tables(
+      "source", &Data::source, source, {},
+      "Tables [[data.source]] instead of train: a mixture of sources, each with a name and files. At every step "
+      "the samples so far are divided among the sources by weight, to within one sample. weight: set it for all "
+      "sources, or for none to train on each source for the same number of epochs. max_epochs: reject a run "
+      "that would train on the source for more epochs; 0: no limit. format, text_key, document and strict "
+      "default to those of [data]. --set data.source.NAME.weight=0.5 changes the table with that name.");
   data.tables(
       "phase", &Data::phase,
       {member("from_tokens", Type::integer, &DataPhase::from_tokens, between(1, 1e18)),
        weights_member("weights", &DataPhase::weights)},
       {},
-      "Tables [[data.phase]], in order of time: other weights of the sources, as in weights = { web = 0.4, math "
-      "= 0.6 }, from from_tokens training tokens on. Sources not named get no samples. Weights also change where "
-      "a resumed run has others; no window is repeated within an epoch of its source.");
+      "Tables [[data.phase]], in chronological order: new weights for the sources, as in weights = { web = 0.4, math "
+      "= 0.6 }, starting after from_tokens training tokens. Sources not listed get no samples. A resumed run may also "
+      "change the weights; no window is repeated within an epoch of its source.");
   data.list("val", &Data::val, {},
             "Validation files, in the same formats; empty: val_fraction of the training tokens.");
   data.tables("validation", &Data::validation, file_set_members(), {},
-              "Tables [[data.validation]] instead of val: validation sets with a name and files each, evaluated one by "
-              "one. format, text_key, document and strict are those of [data] unless a table has them. --set "
-              "data.validation.NAME.files=... changes the table of that name.");
-  data.choice(
-      "format", &Data::format, DataFormat::automatic, kFormats,
-      "Format of the files; auto: by their extensions (upper or lower case), and other extensions are rejected.");
+              "Tables [[data.validation]] instead of val: validation sets, each with a name and files, evaluated "
+              "separately. format, text_key, document and strict default to those of [data]. --set "
+              "data.validation.NAME.files=... changes the table with that name.");
+  data.choice("format", &Data::format, DataFormat::automatic, kFormats,
+              "Format of the files; auto: determined by the file extension (case-insensitive); unknown extensions are "
+              "rejected.");
   data.number("val_fraction", &Data::val_fraction, -1,
               {.range = fraction(), .derived = "0.05, or 0 with data.val or data.validation"},
-              "Share of the training tokens, at their end, kept for validation; 0: no validation.");
+              "Fraction of the training tokens, taken from their end, that is held out for validation; 0: none.");
   data.string("tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
               "Tokenizer. \"train\": train one on the training files; else a file or its folder: SentencePiece's "
               "tokenizer.model, Hugging Face's tokenizer.json, GPT-2's merges.txt with vocab.json, or tiktoken's "
-              "ranks. Empty: the data are token files.");
+              "rank file. Empty: the data are token files.");
   data.integer("vocab_size", &Data::vocab_size, 0,
                {.range = between(1, 16'777'216),
                 .unit = "tokens",
-                .derived = "the tokenizer's; required to train one, and for token files that do not imply it",
+                .derived = "the tokenizer's; required to train a tokenizer, and for token files that do not imply it",
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
   data.choice(
       "bos", &Data::bos, Bos::automatic, {"auto", "on", "off"},
-      "Whether the tokenizer's BOS token begins each document, and each prompt of the model. auto: as token files, "
-      "a resumed run, the checkpoint of model.init_from or the tokenizer's own files say; off for tokenizers "
-      "trained here.");
-  data.string("text_key", &Data::text_key, "text", {}, "Member with the text in each line's JSON object.");
+      "Begin each document and each prompt with the tokenizer's BOS token. auto: as recorded in the token files, the "
+      "checkpoint (of a resumed run or model.init_from) or the tokenizer's files; off for a tokenizer trained by the "
+      "run.");
+  data.string("text_key", &Data::text_key, "text", {}, "Key of the text in each line's JSON object.");
   data.choice("document", &Data::document, Document::file, kDocuments,
-              "Documents of a text file: the whole file, each line, or each block between blank lines.");
-  data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; false: it is replaced and counted.");
+              "Unit of a text file that is one document: the whole file, a line, or a block between blank lines.");
+  data.boolean("strict", &Data::strict, false, "Reject invalid UTF-8 with an error; false: replace it and count it.");
 }
 
 void declare_train(std::vector<Key>& keys) {
@@ -172,10 +176,9 @@ void declare_train(std::vector<Key>& keys) {
       "steps", &Train::steps, 0,
       {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or as many as train.tokens needs"},
       "Length of the run; give either steps or tokens.");
-  train.integer("tokens", &Train::tokens, 0,
-                {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
-                "Length of the run in training tokens, rounded up to whole steps; after a resume, tokens of earlier "
-                "steps count as trained.");
+  train.integer(
+      "tokens", &Train::tokens, 0, {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
+      "Length of the run in training tokens, rounded up to whole steps; tokens trained before a resume count.");
   train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
                 "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
   train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
@@ -187,12 +190,12 @@ void declare_train(std::vector<Key>& keys) {
                 "Steps between evaluations; 0: only after the last step.");
   train.integer("eval_batches", &Train::eval_batches, 16,
                 {.range = at_least(0), .unit = "groups of global_batch windows"},
-                "Amount of validation data per evaluation, from its start; 0: all of it.");
+                "Amount of validation data per evaluation, taken from its start; 0: all of it.");
   train.integer("sample_interval", &Train::sample_interval, -1,
-                {.range = at_least(0), .unit = "steps", .derived = "one sample, after the last step"},
+                {.range = at_least(0), .unit = "steps", .derived = "a single sample, after the last step"},
                 "Steps between generated samples; 0: no samples.");
   train.string("sample_prompt", &Train::sample_prompt, "\n", {},
-               "Prompt of the samples; empty: none after the last step unless sample_interval is set.");
+               "Prompt of the samples; empty: no samples unless sample_interval is set.");
   train.integer("sample_tokens", &Train::sample_tokens, 100, {.range = between(1, 1e6), .unit = "tokens"},
                 "Length of a sample.");
   train.integer(
@@ -200,8 +203,8 @@ void declare_train(std::vector<Key>& keys) {
       "Consecutive steps with a non-finite loss or gradient that are skipped before the run ends with status 6.");
   train.boolean(
       "cuda_graph", &Train::cuda_graph, false,
-      "Capture micro-steps on a GPU as CUDA graphs and replay them: less work for the host, bitwise identical "
-      "results. Not used, which is logged, with dropout or when ranks communicate within a micro-step.");
+      "Capture micro-steps on a GPU as CUDA graphs and replay them, which saves work on the host; results are bitwise "
+      "identical. Ignored, with a note in the log, with dropout or if ranks communicate within a micro-step.");
 }
 
 void declare_optim(std::vector<Key>& keys) {
@@ -213,9 +216,10 @@ void declare_optim(std::vector<Key>& keys) {
                 {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
                 "Steps over which the learning rate rises linearly.");
   optim.choice("schedule", &Optim::schedule, Schedule::cosine, {"cosine", "linear", "wsd", "constant"},
-               "Shape of the decay to min_lr; wsd stays at lr and decays linearly at the end.");
+               "Decay of the learning rate to min_lr; wsd: constant at lr, then linear decay at the end; constant: no "
+               "decay.");
   optim.number("decay_fraction", &Optim::decay_fraction, 0.2, {.range = {.min = 0, .max = 1, .open_min = true}},
-               "Share of the run in which wsd decays.");
+               "wsd: fraction of the run, at its end, in which the learning rate decays.");
   optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay of the first moment.");
   optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay of the second moment.");
   optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the square root of the second moment.");
@@ -229,33 +233,38 @@ void declare_precision(std::vector<Key>& keys) {
   Declare<Precision> precision(keys, "precision", &Config::precision);
   precision.choice(
       "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"},
-      "Type of weights and activations in matmuls; auto: bf16 where it is fast, else fp32; fp64: the reference.");
-  precision.boolean(
-      "deterministic", &Precision::deterministic, true,
-      "Two runs give bitwise identical results. true is the only value: a run never chooses kernels by timing them.");
+      "Type of weights and activations in matmuls; auto: bf16 if the hardware computes it fast, else fp32; fp64: for "
+      "reference results.");
+  precision.boolean("deterministic", &Precision::deterministic, true,
+                    "Repeated runs produce bitwise identical results. Only true is supported: a run never selects "
+                    "kernels by timing.");
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
   Declare<Checkpoint> checkpoint(keys, "checkpoint", &Config::checkpoint);
-  checkpoint.string("dir", &Checkpoint::dir, "", {}, "Folder for checkpoints; empty: checkpoints in run.dir.");
+  checkpoint.string("dir", &Checkpoint::dir, "", {},
+                    "Folder for checkpoints; empty: the folder \"checkpoints\" in run.dir.");
   checkpoint.integer("interval", &Checkpoint::interval, 500, {.range = at_least(0), .unit = "steps"},
                      "Steps between checkpoints; 0: only after the last step.");
-  checkpoint.integer(
-      "keep", &Checkpoint::keep, 3, {.range = at_least(0), .unit = "checkpoints"},
-      "Number of newest checkpoints to keep; 0: all. The last one that a step of normal loss followed is kept too.");
+  checkpoint.integer("keep", &Checkpoint::keep, 3, {.range = at_least(0), .unit = "checkpoints"},
+                     "Number of newest checkpoints to keep; 0: all. The last checkpoint that was followed by a step "
+                     "with a normal loss "
+                     "is also kept.");
   checkpoint.integer("keep_every", &Checkpoint::keep_every, 0, {.range = at_least(0), .unit = "steps"},
                      "Checkpoints at multiples of this are never deleted; 0: off.");
-  checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
-                     "Also keep the checkpoint with the lowest validation loss, of those saved at an evaluated step.");
+  checkpoint.boolean(
+      "keep_best", &Checkpoint::keep_best, true,
+      "Also keep the checkpoint with the lowest validation loss, among those saved at an evaluated step.");
   checkpoint.string("best", &Checkpoint::best, "", {},
-                    "Name of the validation set that keep_best follows and that reports begin with; empty: the first.");
+                    "Name of the validation set that keep_best uses and reports show first; empty: the first set.");
   checkpoint.boolean("async", &Checkpoint::async, false,
                      "Write checkpoints in the background, from a copy of weights and optimizer state in host memory, "
-                     "instead of between steps. Set it where saves take a noticeable share of the time.");
+                     "instead of between steps. Set it if saving takes a noticeable share of the time.");
   checkpoint.string(
       "resume", &Checkpoint::resume, "auto", {},
-      "auto: resume from the newest intact checkpoint (damaged ones are skipped with a warning), if there is one; "
-      "must: resume from the newest, or fail; never: start from scratch; or a checkpoint's path.");
+      "Checkpoint to resume from. auto: the newest intact checkpoint, if there is one (corrupted checkpoints are "
+      "skipped "
+      "with a warning); must: the newest, or fail; never: start from scratch; or the path of a checkpoint.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
                      "Resume even if the tokenizer or the data changed since the checkpoint was written.");
 }
@@ -263,52 +272,53 @@ void declare_checkpoint(std::vector<Key>& keys) {
 void declare_log(std::vector<Key>& keys) {
   Declare<Log> log(keys, "log", &Config::log);
   log.integer("interval", &Log::interval, 10, {.range = at_least(1), .unit = "steps"},
-              "Steps between progress lines; metrics.jsonl has every step.");
+              "Steps between progress lines; metrics.jsonl contains every step.");
   log.boolean("jsonl", &Log::jsonl, true, "Write metrics.jsonl, the source of the report and of the final summary.");
-  log.boolean("report", &Log::report, true, "Write report.html and report.json at the end; needs jsonl.");
+  log.boolean("report", &Log::report, true, "Write report.html and report.json at the end; requires jsonl.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"},
-             "Progress bar; auto: when standard error is a terminal.");
+             "Show a progress bar; auto: if standard error is a terminal.");
   log.boolean("tensorboard", &Log::tensorboard, false,
               "Write losses, speed, times and samples as TensorBoard event files (`tensorboard --logdir`).");
   log.integers("trace", &Log::trace, {}, {.range = at_least(1), .unit = "steps"},
-               "Steps [first, last] to trace on every rank, into trace.json for Perfetto or chrome://tracing. On a GPU "
-               "traced steps are slower, as each operator is synchronized. []: no trace.");
+               "Steps [first, last] to trace on every rank; the timeline is written to trace.json for Perfetto or "
+               "chrome://tracing. On a GPU, traced steps are slower, as each operator is synchronized. []: no trace.");
 }
 
 void declare_hardware(std::vector<Key>& keys) {
   Declare<Hardware> hardware(keys, "hardware", &Config::hardware);
   hardware.number("peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
-                  "Dense peak of one device in the compute type, for MFU; 0: a GPU's data sheet, on a CPU measured "
-                  "during the run.");
+                  "Dense peak of one device in the compute type, for MFU; 0: from the data sheet of a GPU, or measured "
+                  "during the run on a CPU.");
   hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = between(0, 1e6), .unit = "GiB per rank"},
-                  "Memory that the run may use; 0: the machine's.");
+                  "Memory that the run may use; 0: all memory of the machine.");
   hardware.string("gemm_tuning", &Hardware::gemm_tuning, "", {},
-                  "On a GPU: file with the fastest algorithm of each GEMM, written by `trainer bench gemm "
+                  "On a GPU: file with the fastest algorithm for each GEMM, written by `trainer bench gemm "
                   "--write-tuning`; empty: the library's heuristic. A file from a different type of device or a "
                   "different library version is ignored with a warning.");
   hardware.string("profile", &Hardware::profile, "", {},
                   "Profile of this machine (`trainer bench all --write-profile`) or description of a cluster "
-                  "(configs/clusters), used to predict step times and by strategy \"auto\"; empty: no prediction.");
+                  "(configs/clusters), used to predict step times and required by strategy \"auto\"; empty: no "
+                  "prediction.");
   hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"},
                   "On a GPU: attention kernels in training and evaluation. auto: cudnn if the program was built with "
-                  "it and version 9.25 or newer is found, else own; own: the built-in kernels; cudnn: cuDNN where it "
-                  "can (bf16, no dropout, no cache), else the built-in kernels.");
+                  "cuDNN and version 9.25 or newer is found, else own; own: the built-in kernels; cudnn: cuDNN if it "
+                  "supports the case (bf16, no dropout, no cache), else the built-in kernels.");
 }
 
 void declare_debug(std::vector<Key>& keys) {
   Declare<Debug> debug(keys, "debug", &Config::debug);
   debug.boolean("overlap", &Debug::overlap, true,
                 "Overlap communication, and optimizer updates on the host, with compute; false: block immediately, to "
-                "see what they cost. The results are the same.");
+                "measure their cost. Results are bitwise identical.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
                 "Steps between checks that the weights of all replicas are bitwise equal; 0: never.");
   debug.list("inject", &Debug::inject, {},
-             "Faults to inject: \"delay:SECONDS\" delays each message by a random time up to that.");
+             "Faults to inject. \"delay:SECONDS\": delay each message by a random time of at most SECONDS.");
   debug.string("emulate_device", &Debug::emulate_device, "", {},
-               "With offload on a CPU: log the time that each update would take on a device of these rates, by a "
-               "virtual clock: \"h100\", \"a100\", or "
+               "With offload on a CPU: simulate each update on a device with these rates and log the simulated time. "
+               "\"h100\", \"a100\", or "
                "\"to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3\" (GB/s, and 1e9 parameters/s of "
-               "an update). It is a model, not a measurement.");
+               "an update). The result is a model, not a measurement.");
 }
 
 }  // namespace
@@ -331,10 +341,9 @@ const std::vector<Section>& sections() {
       {"data", "The text and its tokenization."},
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
-      {"precision", "Number types. Two runs give bitwise identical results."},
+      {"precision", "Number types. Repeated runs produce bitwise identical results."},
       {"parallel",
-       "Splitting the work over ranks. World size = ranks of a replica (tensor; q * q * d; x * y * z; all axes) x "
-       "data."},
+       "Parallelism. World size = ranks of a replica (tensor; q * q * d; x * y * z; product of axes) x data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
       {"log", "Logs, metrics and the report."},

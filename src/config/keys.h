@@ -1,7 +1,7 @@
 #pragma once
-// The declarations of all keys. Each key is declared once, in keys.cpp. This list drives the parsing of files and of
-// `--set`, and type and range checks. The reference, `config show` and the TOML of the values in force are made from it
-// too.
+// The declarations of all keys. Each key is declared once, in keys.cpp or keys_parallel.cpp. The declarations drive the
+// parsing of files and of `--set`, type and range checks, the reference, `config show`, and the TOML of the effective
+// values.
 #include <functional>
 #include <limits>
 #include <string>
@@ -20,10 +20,10 @@ using TableList = std::vector<Table>;
 /// A TOML value; monostate: none. An inline table is a list of one.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList, TableList>;
 
-/// A value in a table, with its place in the file.
+/// A value in a table, with its position in the file.
 struct TableMember {
   std::string name;
-  Value value;             // monostate: of a type no key has
+  Value value;             // monostate: a type that no key accepts
   std::string shown = {};  // "the integer 5"
   int64_t line = 0, column = 0;
   bool operator==(const TableMember& other) const;
@@ -33,7 +33,7 @@ struct Table {
   int64_t line = 0;
   bool operator==(const Table& other) const { return members == other.members; }
 };
-// Only here is Table complete, which Clang's comparison of values needs.
+// Defined after Table, since Clang requires the complete type to compare values.
 inline bool TableMember::operator==(const TableMember& other) const {
   return name == other.name && value == other.value;
 }
@@ -51,24 +51,24 @@ struct Range {
   std::string text() const;
 };
 
-/// The weights of sources: their sum stays finite.
+/// The range of the sources' weights, bounded so that their sum stays finite.
 inline const Range kWeights{.min = 0, .max = 1e18};
 
 /// The values that a key, or a member of a key's tables, accepts.
 struct Field {
   std::string name;  // may belong to a table within the section: "overlap.all_reduce"
   Type type = Type::any;
-  Value initial;  // the initial value
+  Value initial;
   Range range;
   StringList names;  // the values of a choice
 };
 
 struct Key : Field {
   std::string section;
-  std::string derived;  // how the value follows from others if the key is absent (`initial` then only marks absence)
-  Value example;        // shown in the reference instead of a default that could not run
+  std::string derived;  // how the value is derived from other keys if it is not set (`initial` then means "not set")
+  Value example;        // shown in the reference if the configuration could not run with the default
   std::string unit, help;
-  std::string belongs_to;      // a strategy's name, or two, or offload: otherwise the key is ignored with a warning
+  std::string belongs_to;      // strategies ("a, b"), or "offload"; without them the key is ignored with a warning
   std::vector<Field> members;  // of tables
   std::function<Value(const Config&)> get;
   std::function<void(Config&, const Value&)> set;
@@ -86,9 +86,9 @@ struct Section {
 const std::vector<Section>& sections();
 /// Returns all keys, in the order of sections() and of the reference.
 const std::vector<Key>& keys();
-/// Returns nullptr if there is no such key.
+/// Returns the key, or nullptr if it does not exist.
 const Key* find_key(std::string_view section, std::string_view name);
-/// Returns every key at its initial value; resolve() fills in values that follow from others.
+/// Returns a configuration with the initial value of every key; resolve() fills in derived values.
 Config defaults();
 
 }  // namespace trainer::config

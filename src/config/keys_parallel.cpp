@@ -1,4 +1,4 @@
-// The keys of [parallel] and [offload]: how ranks and the host share the work.
+// The keys of [parallel] and [offload], which distribute the work over ranks and between device and host.
 #include "base/format.h"
 #include "config/declare.h"
 #include "config/tags.h"
@@ -9,43 +9,47 @@ void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
   constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
                        *kAutoddl = "autoddl";
-  parallel.choice("strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"},
-                  "Parallelism of a replica. megatron-1d: tensor parallelism by columns and rows of the weights; "
-                  "optimus-2d: 2D tensor parallelism on a square mesh, sequences split over its rows; axonn-4d: tensor "
-                  "parallelism over two axes, and sequences with sharded weights over a third; autoddl: a sharding "
-                  "spec for each layer; auto: the fastest by hardware.profile, keeping the keys that are set.");
+  parallel.choice(
+      "strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"},
+      "Parallelism within a replica. megatron-1d: tensor parallelism over columns and rows of the weights; "
+      "optimus-2d: 2D tensor parallelism on a square mesh, whose rows split the sequences; axonn-4d: tensor "
+      "parallelism over two axes, and a third that splits sequences and shards weights; autoddl: a sharding "
+      "spec for each layer; auto: the fastest layout predicted with hardware.profile, within the keys that "
+      "are set.");
   parallel.integer("data", &Parallel::data, 0,
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / ranks of one replica"},
                    "Data parallelism: replicas of the model, each with its own sequences.");
   parallel.integer("tensor", &Parallel::tensor, 1,
                    {.range = between(1, 65'536), .unit = "ranks", .belongs_to = kMegatron},
                    "megatron-1d: tensor-parallel ranks of a replica.");
-  parallel.boolean("sequence_parallel", &Parallel::sequence_parallel, true,
-                   "megatron-1d: split norms, dropout and the residual stream over the tensor ranks by token rows: "
-                   "less memory, a quarter more bytes sent. false: every tensor rank has all rows.",
-                   {.belongs_to = kMegatron});
+  parallel.boolean(
+      "sequence_parallel", &Parallel::sequence_parallel, true,
+      "megatron-1d: split norms, dropout and the residual stream by token rows over the tensor ranks, which "
+      "saves memory but sends a quarter more bytes. false: every tensor rank computes all rows.",
+      {.belongs_to = kMegatron});
   parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Mesh rows split sequences, mesh columns "
-                    "split heads and features; weights are split by both. d: number of such squares, which have the "
+                    "split heads and features; weights are split over both. d: number of q x q squares, which have the "
                     "same weights and split the sequences of a micro-batch (2.5D).");
   parallel.choice("stationary", &Parallel::stationary, {"auto", "paper"},
-                  "optimus-2d: stationary matrix of a GEMM. auto: the largest; paper: the output of every linear, "
-                  "which sends the wide input of the last one.",
+                  "optimus-2d: the stationary matrix of a GEMM, which is not communicated. auto: the largest; paper: "
+                  "always the output, so that the wide input of the down projection is sent.",
                   {.belongs_to = kOptimus});
-  parallel.choice("panels", &Parallel::panels, {"ring", "gather"},
-                  "optimus-2d: communication of a GEMM's operand blocks. ring: block by block, each overlapped with "
-                  "the GEMM of the previous one, in the least memory; gather: all-gather, then one large GEMM, which "
-                  "is faster over slow links but needs memory for whole rows and columns of blocks.",
-                  {.belongs_to = kOptimus});
+  parallel.choice(
+      "panels", &Parallel::panels, {"ring", "gather"},
+      "optimus-2d: communication of a GEMM's operand blocks. ring: block by block, each overlapped with "
+      "the GEMM of the previous block, with the least memory; gather: all-gather, then one large GEMM, which "
+      "is faster over slow links but requires memory for whole rows and columns of blocks.",
+      {.belongs_to = kOptimus});
   parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
-                    "optimus-2d: [r, c], both divisors of q: each r * c consecutive ranks (those of a host) form a "
-                    "tile of r rows and c columns of the mesh. [1, 1]: row-major order.");
+                    "optimus-2d: [r, c], both divisors of q: every r * c consecutive ranks (such as those of a host) "
+                    "form a tile of r rows and c columns of the mesh. [1, 1]: row-major order.");
   parallel.integers(
       "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .belongs_to = kAxonn},
       "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the vocabulary; y the "
-      "residual stream's features; z the sequences and, as in FSDP, the weights, which are gathered for use.");
+      "residual stream's features; z the sequences and, as in FSDP, the weights, which are all-gathered before use.");
   parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"},
-                  "axonn-4d: order of the axes over ranks, innermost (consecutive ranks) first; d: replicas.",
+                  "axonn-4d: order of the mesh axes, innermost (consecutive ranks) first; d: replicas.",
                   {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
                    "axonn-4d: overlap the all-reduce of activation gradients with the GEMM of the weight gradient. "
@@ -58,13 +62,14 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.boolean("overlap.all_gather", &Parallel::overlap_all_gather, true,
                    "axonn-4d: overlap the all-gather of the next linear's weights along z with the current GEMM.",
                    {.belongs_to = kAxonn});
-  parallel.integer("cache_layers", &Parallel::cache_layers, 0,
-                   {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
-                   "axonn-4d, autoddl: number of first layers whose gathered weights are kept for a whole step instead "
-                   "of being gathered for each use.");
+  parallel.integer(
+      "cache_layers", &Parallel::cache_layers, 0,
+      {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
+      "axonn-4d, autoddl: number of layers, from the first, whose weights are gathered once and kept for a "
+      "whole step instead of being gathered for each use.");
   parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
                   "axonn-4d: type of the reduce-scatter of weight gradients along z in bf16 runs. bf16: half the "
-                  "bytes, but rounded in each addition.",
+                  "bytes, but every addition is rounded to bf16.",
                   {.belongs_to = kAxonn});
   parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
                     "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "
@@ -72,28 +77,32 @@ void declare_parallel(std::vector<Key>& keys) {
   std::vector<Member<LayerTags>> tags = {member("layers", Type::integer, &LayerTags::layers)};
   for (const TagMember& each : kTagMembers)
     tags.push_back(member(std::string(each.name).c_str(), Type::string, each.member));
-  parallel.tables("layer", &Parallel::layer, tags, {.belongs_to = kAutoddl},
-                  "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (default: "
-                  "all remaining). A sharding spec has one letter per mesh axis: what the axis splits. stream, "
-                  "attention and hidden (between up and down): r rows, c columns, - nothing; the linears qkv, out, up "
-                  "and down: r rows, c columns, k the contraction, f rows, with the matrix stored in flat shards, - "
-                  "nothing. schedule: at_once, or ring: GEMMs step by step (SUMMA).");
-  parallel.string(
-      "head", &Parallel::head, "", {.belongs_to = kAutoddl},
-      "autoddl: sharding spec of the final norm and the head, as for stream; empty: that of the last layer.");
+  parallel.tables(
+      "layer", &Parallel::layer, tags, {.belongs_to = kAutoddl},
+      "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (default: "
+      "all remaining). A sharding spec has one letter per mesh axis, which names what the axis splits. In "
+      "stream, attention and hidden (between up and down): r rows, c columns, - nothing. In the linears qkv, "
+      "out, up and down: r rows, c columns, k the contraction dimension, f rows, with the weights stored in "
+      "flat shards, - nothing. schedule: at_once: one GEMM; ring: a GEMM per block (SUMMA).");
+  parallel.string("head", &Parallel::head, "", {.belongs_to = kAutoddl},
+                  "autoddl: sharding spec of the final norm and the head, with the letters of stream; empty: that of "
+                  "the last layer's "
+                  "stream.");
   parallel.string("table", &Parallel::table, "", {.belongs_to = kAutoddl},
                   "autoddl: sharding spec of the embedding table and the head: v vocabulary, h features, f flat "
-                  "shards, - replicated; empty: f where head has r, h where it has c, else v.");
+                  "shards, - replicated; empty: f for each axis with r in head, h for each with c, else v.");
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "ZeRO stage. 0: off; 1: shard the optimizer state over the replicas.");
   parallel.choice(
       "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"},
       "Transport of tensors between ranks. auto: under mpirun, nccl if every rank has its own GPU, else mpi; without "
-      "mpirun, a single rank. nccl: NCCL, needs mpirun. mpi: MPI, GPU tensors are copied through the host, so that "
-      "ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and debuggers.");
-  parallel.integer("lanes", &Parallel::lanes, 0,
-                   {.range = between(1, 3), .derived = "3, or 1 with NCCL, where more can deadlock"},
-                   "Independent communication channels: activations, weights, gradients; 1: one for all.");
+      "mpirun, a single rank. nccl: NCCL, requires mpirun. mpi: MPI, with GPU tensors copied through the host, so that "
+      "ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and debugging.");
+  parallel.integer(
+      "lanes", &Parallel::lanes, 0,
+      {.range = between(1, 3), .derived = "3, or 1 with NCCL, which can deadlock with more"},
+      "Number of independent communication channels: 3 for activations, weights and gradients; 1 shared by "
+      "all.");
   parallel.number("timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
                   "A rank that does not respond for this long is considered lost: the other ranks report it and stop "
                   "with exit status 7.");
@@ -103,28 +112,28 @@ void declare_offload(std::vector<Key>& keys) {
   Declare<Offload> offload(keys, "offload", &Config::offload);
   constexpr const char* kOffload = "offload";
   offload.choice("optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
-                 "Optimizer offload: where master weights and moments are. none: in device memory; cpu: in host "
-                 "memory, updated by the CPU; interleaved: in host memory, updated in turns by the CPU and the device. "
+                 "Optimizer offload: the memory of master weights and moments. none: device memory; cpu: host memory, "
+                 "updated by the CPU; interleaved: host memory, updated partly by the CPU and partly by the device. "
                  "Results are bitwise identical.");
   offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.belongs_to = kOffload},
                "interleaved: share of the subgroups that are copied to the device and back for their update: a "
                "fraction \"a/b\" or a number from 0 to 1; \"auto\": chosen from measured rates.");
   offload.integer("subgroup", &Offload::subgroup, 100'000'000,
                   {.range = between(64, 1e12), .unit = "elements", .belongs_to = kOffload},
-                  "Largest number of elements that are updated at once.");
+                  "Largest number of elements in a subgroup, which is updated as a unit.");
   offload.integer("slots", &Offload::slots, 3, {.range = between(1, 64), .unit = "subgroups", .belongs_to = kOffload},
-                  "interleaved: number of subgroups that have room on the device at a time, including those being "
+                  "interleaved: number of subgroups that fit on the device at a time, including those being "
                   "copied in or out.");
   offload.integer("resident", &Offload::resident, 0,
                   {.range = between(0, 1e6), .unit = "subgroups", .belongs_to = kOffload},
-                  "interleaved: number of first subgroups that stay on the device.");
+                  "interleaved: number of subgroups, from the first, that stay on the device.");
   offload.choice("grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"},
                  "Type in which gradients are copied to the host. bf16: half the bytes, but every gradient is rounded "
-                 "after the norm is computed, with optimizer = \"none\" as well, so results differ from fp32; they are "
-                 "the same for every value of the other keys.");
+                 "after the norm is computed, even with optimizer = \"none\", so results differ from fp32, but do not "
+                 "depend on the other keys of [offload].");
   offload.boolean("pinned", &Offload::pinned, true,
                   "Pin host memory, so that copies to and from a GPU run at link speed and overlap with kernels. "
-                  "Memory that the system refuses to pin stays pageable, which is logged.",
+                  "If the system refuses to pin memory, it stays pageable, and the log says so.",
                   {.belongs_to = kOffload});
 }
 

@@ -20,14 +20,14 @@ const Key& extents_key(const Config& config) {
   return *find_key("parallel", path.substr(path.find('.') + 1));
 }
 
-/// Returns the extents of a replica; "tensor" is one number.
+/// Returns the extents of a replica's axes, also if the key is a single number, as for "tensor".
 std::vector<int64_t> extents(const Config& config) {
   const Value value = extents_key(config).get(config);
   if (const auto* one = std::get_if<int64_t>(&value)) return {*one};
   return std::get<IntegerList>(value);
 }
 
-/// Returns the errors because of which the configured strategy's keys do not describe a sharding.
+/// Returns the errors that prevent the configured strategy's keys from describing a sharding.
 std::vector<BrokenRule> malformed_keys(const Config& config) {
   std::vector<BrokenRule> broken;
   const NamedStrategy& strategy = strategy_of(config);
@@ -42,7 +42,7 @@ void for_own_keys(const Config& config, const Visit& visit) {
     if (key.section == "parallel" && key.belongs(strategy_of(config).name)) visit(key);
 }
 
-/// Returns the strategy's keys that differ, with the values of `other`: "mesh = [2, 2]".
+/// Returns the strategy's keys that differ in `other`, with the values in `other`: "mesh = [2, 2]".
 std::vector<std::string> differing(const Config& config, const Config& other) {
   std::vector<std::string> all;
   for_own_keys(config, [&](const Key& key) {
@@ -52,7 +52,7 @@ std::vector<std::string> differing(const Config& config, const Config& other) {
   return all;
 }
 
-/// Returns the sum of |log2 a/b| over extents, plus a little for every other key that differs.
+/// Returns the sum of |log2 a/b| over the extents, plus 0.001 for every key that differs.
 double distance(const Config& config, const Config& other) {
   std::vector<int64_t> a = extents(config), b = extents(other);
   a.resize(std::max(a.size(), b.size()), 1);
@@ -63,9 +63,9 @@ double distance(const Config& config, const Config& other) {
   return sum;
 }
 
-/// Returns the settings that fit and are nearest to the given ones: those for the same number of ranks, else those for
-/// the nearest smaller and the nearest larger number (twice as many at most). For one number of ranks, distance()
-/// decides.
+/// Returns the settings that fit and are nearest to those of `config`: settings for the same number of ranks, else for
+/// the nearest smaller and the nearest larger number (at most twice the number). For each number of ranks the setting
+/// with the smallest distance() is chosen.
 std::vector<Config> nearest_settings(const Config& config) {
   const int64_t ranks = ranks_of_replica(config);
   std::vector<Config> all;
@@ -193,7 +193,8 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       trial.parallel.table.clear();
       if (!is_given(config, "parallel.axes")) trial.parallel.axes = {ranks};
       if (const int64_t own = ranks_of_replica(trial); own != ranks)
-        return note(format("{} takes {} ranks of {}", replica_text(trial), own, devices));
+        return note(format("{} requires {} ranks per replica, but {} devices with data = {} leave {}",
+                           replica_text(trial), own, devices, base.parallel.data, ranks));
       if (ranks > 1) return found.push_back(trial);
       set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
       return add_trial();
@@ -230,7 +231,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
 }
 
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
-  if (wants_tags(config)) config.origins.erase("parallel.strategy");  // named layouts are points of its space
+  if (wants_tags(config)) config.origins.erase("parallel.strategy");  // autoddl's space contains the named layouts
   const int64_t farthest = std::clamp<int64_t>(devices / 16, 64, 4096);
   const auto any = [&](int64_t count) {
     std::string broken;
@@ -306,7 +307,7 @@ std::vector<Parallel> replica_layouts(const Config& config, int world) {
 
 std::vector<Parallel> generation_layouts(const Config& config, int world) {
   Config one_by_one = config;
-  one_by_one.parallel.sequence_parallel = false;  // generation has one row at a time, which cannot be split
+  one_by_one.parallel.sequence_parallel = false;  // generation computes one row at a time, which cannot be split
   std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
   std::erase_if(layouts, [](const Parallel& layout) { return layout.strategy != strategies().front().name; });
   return {std::ranges::max(layouts, {}, &Parallel::tensor)};

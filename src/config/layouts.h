@@ -1,6 +1,6 @@
 #pragma once
-// The layouts of a model on a number of ranks, as configurations: whether one fits, the nearest that fits, and all of
-// them.
+// The layouts of a model on a number of ranks, as configurations: checks whether a layout fits, and finds the nearest
+// layout that fits or all layouts.
 #include <string>
 #include <vector>
 
@@ -10,12 +10,12 @@ namespace trainer::config {
 
 /// Returns the number of ranks that share one replica of the model: the product of the strategy's own axes.
 int64_t ranks_of_replica(const Config& config);
-/// Return the key that determines ranks_of_replica(), and that key with its value: "mesh = [2, 2]".
+/// Return the key that determines ranks_of_replica() ("parallel.mesh"), and the same with its value: "mesh = [2, 2]".
 const char* replica_key(const Config& config);
 std::string replica_text(const Config& config);
 
-/// Returns the rules that the configuration breaks (config resolved), in the order in which messages name them, each
-/// with the nearest setting that breaks no rule.
+/// Returns the rules that a resolved configuration breaks, in the order of messages, each with the nearest setting that
+/// breaks no rule.
 std::vector<BrokenRule> broken_rules(const Config& config);
 /// True if the configured strategy fits the model and the batch.
 bool layout_fits(const Config& config);
@@ -24,39 +24,40 @@ bool layout_fits(const Config& config);
 /// rule.
 sharding::ModelSharding sharding_on(const Config& config, int64_t world);
 
-/// True if the configuration's file or the command line sets this key ("parallel.data").
+/// True if the configuration file or the command line sets `key` ("parallel.data").
 bool is_given(const Config& config, const char* key);
 
 /// Returns every legal combination of strategy, extents, data and micro_batch for `devices` ranks, with parallel.data
-/// set. Keys that the user set keep their values. `broken` receives a rule that some layout breaks, for the message
-/// when there is no layout. Layouts of autoddl are left to the search unless its tables are given: the result has one
-/// configuration without tables for each number of ranks of a replica.
+/// set. Keys that the user set keep their values. `broken` receives a rule that a rejected layout breaks, for the
+/// message if no layout is found. Unless tables are given, the layouts of autoddl are left to the search: the result
+/// has one configuration without tables for each number of ranks per replica.
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken);
 
-/// Returns the nearest smaller and the nearest larger number of devices for which there is a layout, within a sixteenth
-/// of `devices` (at least 64, at most 4096). Layouts of autoddl do not count unless its tables are given.
+/// Returns the nearest smaller and the nearest larger number of devices for which there is a layout. They differ from
+/// `devices` by at most a sixteenth (but no less than 64 and no more than 4096). Layouts of autoddl count only if
+/// tables are given.
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices);
 
-/// Returns lists of extents with this product: one, two or three axes of more than one rank.
+/// Returns lists of one to three extents above 1 whose product is `ranks`.
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node);
 
-/// Returns this layout with other rank placements if replicas span nodes, and with all gathered matrices kept. Keys
-/// that the user set keep their values.
+/// Returns variants of this layout: other rank placements if replicas span nodes, and gathered weights kept in all
+/// layers. Keys that the user set keep their values.
 std::vector<Config> variants(const Config& config, int64_t devices_per_node);
 
-/// Returns layouts in which `world` ranks can evaluate a trained model (config resolved), in order of preference:
+/// Returns layouts in which `world` ranks can evaluate the model of a resolved configuration, in order of preference:
 ///   - one replica per rank;
-///   - for models that one rank cannot hold, the layout of the configuration;
+///   - for models that do not fit on one rank, the configuration's own layout;
 ///   - replicas shared by as few ranks as possible.
 std::vector<Parallel> replica_layouts(const Config& config, int world);
-/// Returns layouts for one sequence that grows token by token: as many ranks as possible share a replica.
+/// Returns the layout for generating one sequence token by token: as many ranks as possible share a replica.
 std::vector<Parallel> generation_layouts(const Config& config, int world);
 
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);
 /// True if the layout is given by tables (config/tags.h).
 bool has_tags(const Config& config);
-/// True if the planner must search for the tables.
+/// True if the layout is to be given by tables and the planner must search for them.
 bool wants_tags(const Config& config);
 
 /// Resets the keys of all other strategies to their defaults.

@@ -27,19 +27,19 @@ class Loader {
   }
 
   void read(std::string_view text);
-  /// Sets a key from "section.key=value". `option` is the text that the user gave.
+  /// Sets a key from "section.key=value". `option` is the option as the user wrote it, for messages.
   void set(const std::string& text, const std::string& option);
   Config finish();
 
  private:
   const Key* find(const TomlNode& node, const Origin& at);
   void apply(const Key& key, const TomlNode& node, const Origin& at);
-  /// Fits the members of each table. Records the mistakes and returns false if some do not fit.
+  /// Converts the members of each table to their types. Records the errors and returns false if a member is invalid.
   bool check_members(const Key& key, TableList& tables, const Origin& at);
-  /// Returns the value that a word of --set stands for. Records the mistake and returns nothing if it is invalid.
+  /// Parses the value of a --set word. Records an error and returns an empty result if it is invalid.
   std::optional<TomlNode> read_word(const Field& field, const std::string& path, const std::string& word,
                                     const Origin& at);
-  /// Sets a member of the table of a name: "web.files".
+  /// Sets a member of a named table; `member` is "web.files".
   void set_in_table(const Key& key, const std::string& member, const std::string& word, const Origin& at);
   void take_settings_of_weights();
   void replace_length();
@@ -53,7 +53,7 @@ class Loader {
   StringList idle_;
 };
 
-/// True if a word looks like a TOML string or list, and therefore must be one. A pattern such as [ab]*.txt is neither.
+/// True if a word looks like a TOML string or list and must therefore parse as one. A glob such as [ab]*.txt does not.
 bool begins_as_quoted(const std::string& word) {
   if (word.starts_with('"') || word.starts_with('\'')) return true;
   return word.starts_with('[') &&
@@ -70,7 +70,7 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
   }
   const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
   if (const auto removed = removed_keys().find(path); removed != removed_keys().end()) {
-    if (options_.files || !at.set.empty())  // not for a checkpoint's own copy, which users cannot change
+    if (options_.files || !at.set.empty())  // users cannot change a checkpoint's own copy
       log::warning("{}: removed, has no effect: {}; delete it", place(at, config_.path, path), removed->second);
     return nullptr;
   }
@@ -85,7 +85,7 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
     mistakes_.add(at, path, format("unknown key; did you mean {}?", elsewhere));
     mistakes_.involve(elsewhere);
   } else {
-    mistakes_.add(at, path, format("unknown key; [{}] has {}", node.section, fmt::join(names, ", ")));
+    mistakes_.add(at, path, format("unknown key; the keys of [{}] are {}", node.section, fmt::join(names, ", ")));
   }
   return nullptr;
 }
@@ -136,8 +136,9 @@ void Loader::read(std::string_view text) try {
       StringList names;
       for (const Section& section : sections()) names.push_back(section.name);
       const std::string guess = did_you_mean(node.section, names);
-      mistakes_.add(name_at, node.section,
-                    "unknown section" + (guess.empty() ? format("; there are {}", fmt::join(names, ", ")) : guess));
+      mistakes_.add(
+          name_at, node.section,
+          "unknown section" + (guess.empty() ? format("; expected one of {}", fmt::join(names, ", ")) : guess));
       if (const auto meant = nearest(node.section, names)) mistakes_.involve(*meant);
     } else if (!known) {
       const auto home = std::ranges::find_if(keys(), [&](const Key& key) { return key.name == node.section; });
@@ -216,7 +217,7 @@ void Loader::set_in_table(const Key& key, const std::string& member, const std::
 
 std::optional<TomlNode> Loader::read_word(const Field& field, const std::string& path, const std::string& word,
                                           const Origin& at) {
-  // A word that is not a TOML value is a string; so is a number if the key takes strings (run.name=2024).
+  // A word that is not a TOML value is read as a string, as is a number if the key is a string (run.name=2024).
   TomlNode node;
   const auto as_string = [&] {
     try {
@@ -235,7 +236,7 @@ std::optional<TomlNode> Loader::read_word(const Field& field, const std::string&
     if (number || begins_as_quoted(word)) {
       mistakes_.add(
           at, path,
-          number ? mistake.text : format("{}: a quote or bracket that is not closed, or text after it", word));
+          number ? mistake.text : format("{}: unclosed quote or bracket, or text after the closing one", word));
       return std::nullopt;
     }
     node = as_string();
@@ -274,7 +275,7 @@ void Loader::warn_of_idle_keys() const {
                named.size() > 1 ? "the keys" : "the key");
 }
 
-/// Warns about keys that have no effect because of a different key's value.
+/// Warns about keys that have no effect with the value of another key.
 void Loader::warn_of_switched_off_keys() const {
   const Config& c = config_;
   const bool validates = !c.data.val.empty() || !c.data.validation.empty() || c.data.val_fraction > 0;
@@ -299,7 +300,7 @@ void Loader::warn_of_switched_off_keys() const {
       {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
       {!validates, "train", "eval_interval", "there is no validation data (data.val, data.val_fraction)"},
       {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},
-      {c.data.tokenizer.empty(), "train", "sample_interval", "generating text needs data.tokenizer"},
+      {c.data.tokenizer.empty(), "train", "sample_interval", "generating text requires data.tokenizer"},
   };
   for (const auto& [off, section, name, why] : all) {
     const Key& key = *find_key(section, name);
@@ -342,7 +343,7 @@ Config Loader::finish() {
   mistakes_.throw_if_any();
   if (options_.world) resolve_world(config_, world_size(config_, *options_.world));
   warn_of_idle_keys();
-  if (options_.files) warn_of_switched_off_keys();  // a checkpoint's own copy lists all values in force
+  if (options_.files) warn_of_switched_off_keys();  // a checkpoint's own copy sets every key
   return std::move(config_);
 }
 
@@ -361,7 +362,7 @@ Config load_text(std::string_view text, const std::string& origin, const std::ve
 std::string read_text(const std::string& given) {
   std::string text = read_text_file(given, "a configuration file; `trainer config reference` prints one to start from");
   if (given == kStandardInput && text.empty())
-    throw Error(Code::config, "--config -: standard input has no configuration; expected TOML");
+    throw Error(Code::config, "--config -: standard input is empty; expected a configuration in TOML");
   return text;
 }
 

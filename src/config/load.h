@@ -1,5 +1,5 @@
 #pragma once
-// Loading: from a file and `--set section.key=value` texts to a validated configuration.
+// Loads a validated configuration from a file and `--set section.key=value` texts.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -14,21 +14,21 @@ namespace trainer::config {
 struct LoadOptions {
   /// The number of ranks that were started together; empty: not checked against a world.
   std::optional<int64_t> world = {};
-  /// Requires data.train, and that every file named exists. Off if only the model matters (a checkpoint's own copy).
+  /// Requires data.train, and that all named files exist. False if only the model matters (a checkpoint's own copy).
   bool files = true;
   /// The value of checkpoint.resume given by --resume; empty: not given.
   std::string resume = {};
-  /// The planner has yet to choose the layout, so none of its rules is checked.
+  /// The planner has yet to choose the layout, so the rules for layouts are not checked.
   bool plans = false;
-  /// Returns the values of keys, as in --set, that follow from the model in model.init_from. They hold unless the
-  /// user gives others. Empty: the model's shape comes from the configuration only.
+  /// Returns the settings, in the form of --set, that follow from the model in model.init_from; keys that the user set
+  /// take precedence. An empty function: the model's shape comes from the configuration only.
   std::function<std::vector<std::string>(const std::string& init_from)> settings_of = {};
 };
 
 constexpr const char* kStandardInput = "-";
 /// Reads the text of a configuration file, or of standard input for "-". Throws Code::config when it cannot be read.
 std::string read_text(const std::string& path);
-/// Returns the name of that file in messages, from which the run's name is derived as well: "stdin" for standard input.
+/// Returns the name of a configuration file for messages and for the run's default name: "stdin" for standard input.
 std::string name_of(const std::string& path);
 
 /// Reads, resolves and validates. Throws one Error whose message has a line for every error, `FILE:LINE:COL:

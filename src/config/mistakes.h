@@ -9,26 +9,26 @@
 
 namespace trainer::config {
 
-/// Returns the position of an error, with which its message begins: "x.toml:3:9: data.vocab_size", "--set
-/// data.vocab_size=7". Without an origin (a default) it is only `file`.
+/// Returns the position with which an error's message begins: "x.toml:3:9: data.vocab_size", "--set
+/// data.vocab_size=7". For a default, which has no origin, it is `file` and the key.
 std::string place(const Origin& origin, const std::string& file, const std::string& key);
-/// Does the same for a key of a configuration, for errors that only the data reveal.
+/// Returns the position of a key of a loaded configuration, for errors that are found later, in the data.
 std::string place(const Config& config, const std::string& key);
 
 class Mistakes {
  public:
   explicit Mistakes(std::string file) : file_(std::move(file)) {}
 
-  /// `key`: "section.key", which is marked as involved. Without an origin the line names the file only.
+  /// Adds an error in `key` ("section.key") and marks the key as involved.
   void add(const Origin& origin, const std::string& key, const std::string& text, Code code = Code::config);
-  /// True if there is an error in `key` or its section. Then errors that follow from its value are not reported.
+  /// True if `key` or its section has an error. Errors that depend on the key's value are then not reported.
   bool involves(const std::string& key) const {
     return involved_.contains(key) || involved_.contains(key.substr(0, key.find('.')));
   }
   void involve(const std::string& key) { involved_.insert(key); }
 
-  /// Throws one line per error, ordered by position, those of --set last. The code is that of the errors if all agree,
-  /// else config.
+  /// Throws an Error with one line per mistake, ordered by position, those in --set last. Its code is that of the
+  /// mistakes if they all have the same code, else Code::config.
   void throw_if_any() const;
 
  private:

@@ -14,7 +14,7 @@ constexpr int64_t kDefaultSteps = 1000;
 constexpr double kDefaultValFraction = 0.05;
 constexpr int64_t kWarmupShare = 20, kLongestDefaultWarmup = 2000;
 
-/// Returns `path` with "{name}" replaced.
+/// Replaces "{name}" in `path`.
 void put_name(const std::string& name, std::string& path) {
   constexpr std::string_view kPlace = "{name}";
   for (size_t at = path.find(kPlace); at != std::string::npos; at = path.find(kPlace, at + name.size()))

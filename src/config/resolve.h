@@ -1,5 +1,5 @@
 #pragma once
-// Values that follow from others.
+// Values that are derived from other values.
 #include <string>
 #include <vector>
 
@@ -7,23 +7,23 @@
 
 namespace trainer::config {
 
-/// Fills in keys that were not given: run.name and {name} in paths, n_kv_head, d_ff, tie_embeddings, bias,
+/// Replaces {name} in paths and fills in keys that were not set: run.name, n_kv_head, d_ff, tie_embeddings, bias,
 /// val_fraction, steps, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
 
-/// Returns all lists of data files, to change their paths.
+/// Returns all lists of data files, so that callers can change the paths.
 std::vector<std::vector<std::string>*> file_lists(Data& data);
-/// Returns [data] for the files of one of its tables, as data.train, and with its settings.
+/// Returns a copy of [data] with the files of one of its tables as data.train, and with that table's settings.
 Data data_of(const Data& data, const FileSet& set);
-/// Returns the names of the validation sets; none where the only set has no name.
+/// Returns the names of the validation sets; an empty list if the only set has no name.
 std::vector<std::string> validation_names(const Data& data);
 /// Returns the index of the validation set that checkpoint.best names; 0 if it names none.
 size_t followed_set(const Config& config);
 
-/// Returns the smallest number of ranks for the configuration; the only one if parallel.data is set.
+/// Returns the smallest number of ranks that can run the configuration; if parallel.data is set, no other number can.
 int64_t fewest_ranks(const Config& config);
-/// Returns the number of ranks that run `config` when `launched` processes were started: the same number, or, with
-/// ranks as threads, that of the configuration.
+/// Returns the number of ranks that run `config` when `launched` processes were started: `launched`, or, if ranks are
+/// threads of a single process, fewest_ranks().
 int64_t world_size(const Config& config, int64_t launched);
 /// Fills in parallel.data for a world of this size.
 void resolve_world(Config& config, int64_t world);

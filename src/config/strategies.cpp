@@ -18,8 +18,8 @@ using sharding::LinearSharding;
 using sharding::ModelSharding;
 using Visit = std::function<void(const Parallel&)>;
 
-// The named strategies as points of one space. r rows, c columns, k contraction, f rows with the matrix in flat shards,
-// v vocabulary, h hidden, - copies:
+// The named strategies as points in one space of shardings. r: rows, c: columns, k: contraction dimension, f: rows,
+// with the weights in flat shards, v: vocabulary, h: hidden, -: replicated.
 //
 // clang-format off
 //   strategy        axes      stream  attention  hidden  qkv  out  up   down  head  table
@@ -36,7 +36,7 @@ ModelSharding over(const Config& config, std::vector<Axis> axes) {
   return s;
 }
 
-/// Shards all layers like this one.
+/// Shards all layers of the model like `layer`.
 void cut_all(ModelSharding& s, const Config& config, Layer layer) {
   layer.count = config.model.n_layer;
   s.layers = {layer};
@@ -65,7 +65,7 @@ void check_size(const char* key, const std::vector<int64_t>& extents, size_t lea
     broken.push_back({{key}, format("expected {}, found {} extents", form, extents.size())});
 }
 
-/// Visits parallel.cache_layers for all layers where weights are gathered.
+/// If weights are gathered, visits the setting that keeps them in all layers (parallel.cache_layers = n_layer).
 void with_cache(const Config& config, const Visit& visit) {
   if (config.parallel.cache_layers > 0 || !sharding_of(config).gathers_weights()) return;
   Parallel p = config.parallel;
@@ -74,9 +74,9 @@ void with_cache(const Config& config, const Visit& visit) {
 }
 
 // Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
-// 2022). Each of T ranks has 1/T of the columns of linears that read the residual stream. Of linears that write it, it
-// has 1/T of the rows. It also has 1/T of the attention heads and of the vocabulary. The residual stream is replicated
-// on all ranks, or, with sequence parallelism, split by token rows.
+// 2022). Linears that read the residual stream are column-parallel, those that write it row-parallel: each of T ranks
+// has 1/T of their columns or rows, and 1/T of the attention heads and of the vocabulary. The residual stream is
+// replicated on all ranks, or, with sequence parallelism, split by token rows.
 //
 //   rows of a batch N, hidden H            without                with sequence parallelism
 //   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
@@ -85,15 +85,16 @@ void with_cache(const Config& config, const Visit& visit) {
 //   out, down: weight [F/T, H]             Σ y   (all-reduce)     y reduce-scattered
 //     backward                             nothing                dy gathered
 //
-// Elements that a micro-batch passes to collectives over the axis, forward and backward, L layers, B = N·H, no
+// Elements passed to collectives over the axis per micro-batch, forward and backward, with L layers, B = N·H and no
 // recomputation:
 //   without: all-reduce (4L + 2)·B + 3N
-//   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of
-//            gradients that each rank has summed over its own rows: norms, biases of linears that write the
+//   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once per step an all-reduce of
+//            the gradients that each rank has summed over its own rows: norms, biases of linears that write the
 //            stream, positions.
-// If ranks share key/value heads, gradients of their weights and biases are all-reduced over those ranks once a step.
-// The head gathers its input once for loss and gradients together; a head with a separate backward pass would gather it
-// twice. Full recomputation repeats each layer's forward collectives except the last one, whose result is not needed.
+// If ranks share key/value heads, the gradients of these heads' weights and biases are all-reduced over those ranks
+// once per step. The head gathers its input once for loss and gradients together; a head with a separate backward pass
+// would gather it twice. Full recomputation repeats each layer's forward collectives except the last one, whose result
+// is not needed.
 ModelSharding megatron(const Config& config) {
   ModelSharding s = over(config, {{"tensor", config.parallel.tensor}});
   const AxisSet t = s.find("tensor");
@@ -116,9 +117,9 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
   }
 }
 
-// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). It splits both activations and weights by
-// rows and by columns, so only vectors are replicated. Its 2.5-dimensional form (Wang et al. 2021) has `depth` such
-// squares with the same weights, each for its own sequences.
+// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). Both activations and weights are split by
+// rows and by columns, so only vectors are replicated. The 2.5-dimensional form (Wang et al. 2021) has `depth` squares
+// with the same weights, each of which computes its own sequences.
 //
 //   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
 //   residual stream, norms                rows over row, columns over col  [N/q, H/q]
@@ -129,15 +130,15 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
 //   biases, norms, positions              columns over col, copies over row
 //   table of embedding and head           [V/q over col], 1/q of it over row
 //
-// A linear communicates two of its three matrices; the third is stationary. With "paper" this is always the result.
-// With "auto" it is the largest, which for down is the input. For a linear X [N, K] · W [K, N'] a rank takes part in
-// messages of NK/q + KN'/q elements, or, if the input is stationary, of KN'/q + NN'/q elements. Backward needs twice
-// that, less NN'/q where both GEMMs use one dY. Panels "ring" communicate blocks step by step (parallel/summa.h);
-// "gather" communicates whole lines of blocks.
+// A linear communicates two of its three matrices; the third is stationary. With "paper" the stationary matrix is
+// always the output. With "auto" it is the largest, which for down is the input. For a linear X [N, K] · W [K, N'] a
+// rank takes part in messages of NK/q + KN'/q elements, or, if the input is stationary, of KN'/q + NN'/q elements. The
+// backward pass takes twice that, minus NN'/q if both GEMMs use the same dY. Panels "ring" communicate blocks step by
+// step (parallel/summa.h); "gather" communicates whole rows or columns of blocks.
 //
 // Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Ranks are numbered (replica,
-// depth, row, col), innermost last, or in tiles of neighbours (parallel.node_tile). "data" is replica and depth
-// together: over both, gradients are reduced and ZeRO-1 shards the optimizer state.
+// depth, row, col), innermost last, or in tiles of neighbours (parallel.node_tile). The group "data" combines the axes
+// replica and depth: gradients are reduced over it, and ZeRO-1 shards the optimizer state over it.
 //
 // Results equal those of one rank. The original code differs in three points: it divides each gradient by the tokens of
 // one row of ranks, it uses one dropout mask on all ranks, and it clips by the norm of one column's vectors.
@@ -208,23 +209,23 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
   const Parallel& p = config.parallel;
   check_size("parallel.mesh", p.mesh, 2, 3, "two extents [q, q] or three [q, q, d]", broken);
   check_size("parallel.node_tile", p.node_tile, 2, 2, "two extents [r, c]", broken);
-  if (broken.empty() && p.panels == "gather" && p.mesh[0] != p.mesh[1])  // a rule of the ring schedule otherwise
+  if (broken.empty() && p.panels == "gather" && p.mesh[0] != p.mesh[1])  // the ring schedule has a rule for this itself
     broken.push_back({{"parallel.mesh"},
                       format("mesh = [{}, {}] is not a square of ranks; use [{}, {}]", p.mesh[0], p.mesh[1],
                              std::min(p.mesh[0], p.mesh[1]), std::min(p.mesh[0], p.mesh[1]))});
   if (!broken.empty()) return;
   if (p.mesh[0] % p.node_tile[0] == 0 && p.mesh[1] % p.node_tile[1] == 0) return;
   broken.push_back({{"parallel.node_tile", "parallel.mesh"},
-                    format("node_tile = [{}, {}] does not divide {} x {} ranks; node_tile = [{}, {}] fits",
+                    format("node_tile = [{}, {}] does not divide a mesh of {} x {} ranks; use node_tile = [{}, {}]",
                            p.node_tile[0], p.node_tile[1], p.mesh[0], p.mesh[1], std::gcd(p.mesh[0], p.node_tile[0]),
                            std::gcd(p.mesh[1], p.node_tile[1]))});
 }
 
 // AxoNN-4D: three-dimensional tensor parallelism combined with data parallelism (Singh et al. 2023, 2024), over axes x,
 // y and z. Linears that read the residual stream split the contraction over y and the columns over x. Those that write
-// it split the contraction over x and the columns over y, so activations need no redistribution within a block. z
-// splits the token rows (whole sequences). Each rank along z stores a flat shard of each matrix's block, which is
-// gathered for use.
+// it split the contraction over x and the columns over y, so activations need no redistribution within a transformer
+// block. z splits the token rows (whole sequences). Each rank along z stores a flat shard of its block of each matrix;
+// the block is all-gathered before use.
 //
 //   N rows of a replica, hidden H, heads A, feed-forward F          on a rank
 //   residual stream, norms            rows over z, columns over y    [N/z, H/y]
@@ -235,8 +236,8 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
 //   table of embedding and head       [V/x, H/y], 1/z of it          logits reduced over y, dx over x
 //
 // Norms gather two values per row over y, forward and backward. Gradients of matrices are reduce-scattered over z in
-// each micro-batch; those of biases, norms and positions are all-reduced once a step. Degenerate grids are [t, 1, 1]:
-// Megatron-1D without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
+// each micro-batch; those of biases, norms and positions are all-reduced once per step. Special cases: [t, 1, 1] is
+// Megatron-1D without sequence parallelism, [1, 1, z] is fully sharded data parallelism.
 //
 // Results equal those of one rank. The public code differs in three points: it does not reduce the gradients of biases
 // over z, it normalises over a rank's part of a row, and it clips by norms that differ between ranks.
@@ -299,7 +300,7 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   check_size("parallel.axes", p.axes, 1, kMostAxes, "one to six extents", broken);
   if (p.layer.empty())
     broken.push_back({{"parallel.layer", "parallel.strategy"},
-                      "no tables of letters: give [[parallel.layer]], or let `trainer plan --emit` write them"});
+                      "missing sharding specs: add [[parallel.layer]], or write them with `trainer plan --emit`"});
   const auto letters = [&](const char* key, const std::string& what, const std::string& word, const char* allowed) {
     if (word.size() == p.axes.size() && word.find_first_not_of(allowed) == std::string::npos) return;
     broken.push_back({{key, "parallel.axes"},
@@ -323,8 +324,8 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   if (!p.table.empty()) letters("parallel.table", "table", p.table, kTableLetters);
   if (broken.empty() && (layers > config.model.n_layer || (!all && layers != config.model.n_layer)))
     broken.push_back({{"parallel.layer", "model.n_layer"},
-                      format("tables for {} layers, the model has n_layer = {}; a table without `layers` has all that "
-                             "are left",
+                      format("tables for {} layers, but n_layer = {}; a table without `layers` applies to all "
+                             "remaining layers",
                              layers, config.model.n_layer)});
 }
 

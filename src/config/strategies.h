@@ -12,22 +12,22 @@
 
 namespace trainer::config {
 
-/// A rule that a configuration breaks.
+/// An error in the layout of a configuration.
 struct BrokenRule {
-  std::vector<const char*> keys;  // all keys that it depends on; the first one is named as the cause
-  std::string text;               // with the numbers and the values that would fit
+  std::vector<const char*> keys;  // all keys on which the rule depends, the likely cause first
+  std::string text;               // the message, with the values found and values that would fit
 };
 
 struct NamedStrategy {
   const char* name;
   const char* extents_key;  // "parallel.grid": determines the ranks of a replica; messages name it
   sharding::ModelSharding (*sharding)(const Config&);
-  /// Visits the settings of its keys for replicas of `ranks` ranks, whether their rules hold or not.
+  /// Visits all settings of the strategy's keys for replicas of `ranks` ranks, including settings that break rules.
   void (*each)(const Config&, int64_t ranks, const std::function<void(const Parallel&)>& visit);
   /// Visits settings with the same sharding but another rank placement or cache, for nodes of `devices_per_node`
   /// devices.
   void (*variants)(const Config&, int64_t devices_per_node, const std::function<void(const Parallel&)>& visit);
-  /// Adds the errors because of which its keys do not describe a sharding; null: every setting describes one.
+  /// Adds the errors that prevent the strategy's keys from describing a sharding; null if every setting describes one.
   void (*check_keys)(const Config&, std::vector<BrokenRule>& broken) = nullptr;
 };
 std::span<const NamedStrategy> strategies();
@@ -37,8 +37,8 @@ const NamedStrategy& strategy_of(const Config& config);
 /// Returns the divisors of n in ascending order.
 std::vector<int64_t> divisors(int64_t n);
 
-/// Returns the configured strategy's sharding over data × replica ranks (0 replicas count as one). Its keys must have
-/// been checked.
+/// Returns the configured strategy's sharding over data × replica ranks (data = 0 counts as 1). The strategy's keys
+/// must have been checked.
 sharding::ModelSharding sharding_of(const Config& config);
 sharding::Extents extents_of(const Config& config);
 

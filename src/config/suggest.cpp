@@ -13,7 +13,7 @@ int lower(char c) { return std::tolower(static_cast<unsigned char>(c)); }
 }  // namespace
 
 int edit_distance(std::string_view a, std::string_view b) {
-  // Rows of the dynamic programme for prefixes of `a` with length i − 2, i − 1 and i.
+  // Rows of the dynamic-programming table for the prefixes of `a` with length i − 2, i − 1 and i.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (size_t i = 1; i <= a.size(); ++i) {

@@ -11,8 +11,8 @@ namespace trainer::config {
 /// case-insensitively.
 int edit_distance(std::string_view a, std::string_view b);
 
-/// Returns the candidate nearest to `word`, if at most a third of the letters, or one letter, differ. Otherwise returns
-/// the first candidate that begins with `word`.
+/// Returns the candidate nearest to `word` if they differ in at most a third of the letters of `word`, or in a single
+/// letter; else the first candidate that begins with `word`, if it has at least three letters.
 std::optional<std::string> nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Returns `; did you mean "tensor"?`, or an empty string.

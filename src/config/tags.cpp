@@ -17,7 +17,7 @@ using sharding::VocabSpread;
 
 constexpr const char* kRing = "ring";
 
-/// The meaning of the letters in a word: the set to which a letter adds its axis.
+/// The letters allowed in a word, each with the set to which it adds its axis.
 using Letters = std::vector<std::pair<char, AxisSet*>>;
 Letters letters_of(Spread& s) { return {{'r', &s.rows}, {'c', &s.cols}}; }
 Letters letters_of(VocabSpread& t) { return {{'f', &t.flat}, {'v', &t.vocab}, {'h', &t.hidden}}; }
@@ -38,7 +38,8 @@ void read(std::string_view word, const Letters& letters) {
       if (word[a] == letter) *set |= AxisSet{2} << a;
 }
 
-/// Returns one letter for each axis except those of `data`: that of the first set that contains the axis, else "-".
+/// Returns one letter for each axis except those of `data`: the letter of the first set that contains the axis, else
+/// "-".
 std::string word_of(const ModelSharding& s, const Letters& letters) {
   std::string word;
   for (size_t a = 0; a < s.axes.size(); ++a) {

@@ -16,7 +16,7 @@
 
 namespace trainer::config {
 
-/// A member of LayerTags with its name and the letters that it accepts; schedule accepts a word instead.
+/// A member of LayerTags with its name and the letters that it accepts; null for schedule, which is a word.
 struct TagMember {
   std::string_view name;
   std::string LayerTags::*member;

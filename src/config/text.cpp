@@ -47,7 +47,7 @@ std::string toml_string(std::string_view text) {
 
 std::string number(double value) {
   std::string out = format("{}", value);
-  if (out.find_first_of(".en") == std::string::npos) out += ".0";  // n: inf, nan
+  if (out.find_first_of(".en") == std::string::npos) out += ".0";  // "n" is in inf and nan
   return out;
 }
 
@@ -155,7 +155,7 @@ std::string show(const Config& config) {
     size_t name_width = 0, value_width = 0;
     each_value(config, section.name, [&](const Key& key, const std::string& value) {
       name_width = std::max(name_width, key.name.size());
-      constexpr size_t kWidest = 60;  // longer ones, such as tables, have no column
+      constexpr size_t kWidest = 60;  // longer values, such as tables, do not widen the column
       if (value.size() <= kWidest) value_width = std::max(value_width, value.size());
     });
     if (name_width == 0) continue;
@@ -170,8 +170,8 @@ std::string show(const Config& config) {
 std::string reference() {
   std::string out =
       "# Every key of a configuration with its meaning, choices, range, unit and default. Written by\n"
-      "# `trainer config reference`. It runs as it stands; a run of your own needs only the keys it changes.\n"
-      "# Keys whose default follows from others are commented out.\n";
+      "# `trainer config reference`. It can be run as is; your own configuration needs only the keys that it changes.\n"
+      "# Keys whose default is derived from other keys are commented out.\n";
   for (const Section& section : sections()) {
     out += format("\n# {}\n[{}]\n", section.help, section.name);
     for (const Key& key : keys())

@@ -10,10 +10,10 @@ namespace trainer::config {
 /// Returns the value as TOML, with numbers in the shortest form that reads back to the same bits. Empty for monostate.
 std::string to_toml(const Value& value);
 
-/// Returns the values in force as a file that load() reads back to the same bits. Keys that have no value are omitted.
+/// Returns the effective values as a file that load() reads back to the same bits. Keys without a value are omitted.
 std::string to_toml(const Config& config);
 
-/// Returns the same with a comment on each line that states the origin of the value (default, derived, FILE:LINE or
+/// Returns the effective values with a comment on each line that states their origin (default, derived, FILE:LINE or
 /// --set).
 std::string show(const Config& config);
 

@@ -80,7 +80,7 @@ void read_value(const toml::node& node, TomlNode& out) {
       }
       TomlNode bad;
       read_value(element, bad);
-      out.shown = format("a list with {} at place {}", bad.shown, list.size() + integers.size() + 1);
+      out.shown = format("a list with {} at position {}", bad.shown, list.size() + integers.size() + 1);
       return;
     }
     if (!integers.empty()) {
@@ -102,7 +102,7 @@ TomlNode node_of(const toml::key& key) {
   return out;
 }
 
-/// True if keys are declared as members of such a table.
+/// True if there are keys that are declared as members of the table `name` in this section.
 bool is_table_of_keys(const std::string& section, const std::string& name) {
   return std::ranges::any_of(
       keys(), [&](const Key& key) { return key.section == section && key.name.starts_with(name + "."); });
@@ -120,10 +120,10 @@ toml::table parse(std::string_view text) {
     // These messages indicate an unquoted word, which the library may take for a mistyped true, false, inf or nan.
     for (const char* sign : {"could not determine value type", "expected 'true'", "expected 'false'", "expected 'inf'",
                              "expected 'nan'"}) {
-      if (what.find(sign) != std::string::npos) what = "not a value; strings need quotes, flags are true or false";
+      if (what.find(sign) != std::string::npos) what = "not a value; strings require quotes, flags are true or false";
     }
     if (const size_t at = what.find(" is not representable in 64 bits"); at != std::string::npos)
-      what = what.substr(0, at) + " is too large a number: integers go up to 9223372036854775807";
+      what = what.substr(0, at) + " is too large: the largest integer is 9223372036854775807";
     throw TomlMistake{what, e.source().begin.line, e.source().begin.column};
   }
 }
@@ -181,7 +181,7 @@ std::vector<TomlTable> read_toml_tables(std::string_view text) {
     } else if (const auto* array = content.as_array(); array != nullptr && array->is_array_of_tables()) {
       for (const toml::node& element : *array) add(name, *element.as_table());
     } else {
-      throw TomlMistake{format("{} outside of any table", name.str()), name.source().begin.line,
+      throw TomlMistake{format("{} is outside any table; move it into one", name.str()), name.source().begin.line,
                         name.source().begin.column};
     }
   }

@@ -14,7 +14,7 @@ struct TomlNode {
   bool is_section = false;
   int64_t line = 0, column = 0;              // position of the name
   int64_t value_line = 0, value_column = 0;  // position of the value
-  Value value;                               // monostate: of a type that no key has
+  Value value;                               // monostate: a type that no key accepts
   std::string shown;                         // "the integer 5"
 };
 
@@ -33,10 +33,10 @@ struct TomlTable {
   int64_t line = 0;
   std::vector<TomlNode> values;
 };
-/// Returns all tables, by name and, for one name, in file order. Throws TomlMistake.
+/// Returns all tables, ordered by name; tables with the same name are in file order. Throws TomlMistake.
 std::vector<TomlTable> read_toml_tables(std::string_view text);
 
-/// Parses one value, as it would follow "key ="; throws TomlMistake if it is not a value.
+/// Parses a single value, in the syntax of the right side of "key ="; throws TomlMistake if it is not a value.
 TomlNode read_toml_value(std::string_view text);
 
 }  // namespace trainer::config

@@ -15,7 +15,7 @@
 namespace trainer::config {
 namespace {
 
-/// Returns the "{word}" in a path after {name} was replaced, or an empty string.
+/// Returns a "{word}" that remains in a path after {name} was replaced, or an empty string.
 std::string place_holder(const std::string& path) {
   for (size_t open = path.find('{'); open != std::string::npos; open = path.find('{', open + 1)) {
     const size_t close =
@@ -25,7 +25,7 @@ std::string place_holder(const std::string& path) {
   return {};
 }
 
-/// Checks folders that a run creates. A misspelled placeholder would become part of their names.
+/// Checks the folders that a run creates: a misspelled placeholder would become part of a folder's name.
 void check_place_holders(const Config& config, Checker& checker) {
   const auto check = [&](const char* key, const std::string& path) {
     const std::string found = place_holder(path);
@@ -58,7 +58,7 @@ void check_run(const Config& config, Checker& checker) {
       !is_in_a_path || (run.name.find('/') == std::string::npos && run.name != "." && run.name != ".."), {"run.name"},
       "\"{}\" cannot be part of a folder's name; remove the \"/\", or set run.dir to a folder without it", run.name);
   checker.require(!is_in_a_path || run.name.size() <= 255, {"run.name"},
-                  "{} bytes; the name of a folder has at most 255", run.name.size());
+                  "the name has {} bytes, but a folder's name has at most 255; shorten it", run.name.size());
   checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");
 }
 
@@ -69,25 +69,25 @@ void check_rope(const Model& m, Checker& checker) {
   checker.require(is_llama_like(m), {"model.rope_type", "model.arch"},
                   "\"{}\" scales RoPE, but arch = \"gpt2\" has learned positions; remove it, or use arch = \"llama\"",
                   type);
-  checker.require(m.rope_factor > 0, {"model.rope_factor", "model.rope_type"},
-                  "rope_factor is missing; rope_type = \"{}\" needs the factor by which the context grows, as in 8.0",
-                  type);
+  checker.require(
+      m.rope_factor > 0, {"model.rope_factor", "model.rope_type"},
+      "rope_factor is missing; rope_type = \"{}\" requires the factor by which the context grows, as in 8.0", type);
   checker.require(m.rope_original > 0 || !(llama3 || yarn), {"model.rope_original", "model.rope_type"},
-                  "rope_original is missing; rope_type = \"{}\" needs the context length before scaling, as in 8192",
+                  "rope_original is missing; rope_type = \"{}\" requires the context length before scaling, as in 8192",
                   type);
   checker.require(!llama3 || m.rope_low_freq < m.rope_high_freq, {"model.rope_low_freq", "model.rope_high_freq"},
                   "rope_low_freq = {} must be below rope_high_freq = {}", m.rope_low_freq, m.rope_high_freq);
   checker.require(!yarn || m.rope_beta_slow <= m.rope_beta_fast, {"model.rope_beta_slow", "model.rope_beta_fast"},
-                  "rope_beta_slow = {} must not be above rope_beta_fast = {}", m.rope_beta_slow, m.rope_beta_fast);
+                  "rope_beta_slow = {} must be at most rope_beta_fast = {}", m.rope_beta_slow, m.rope_beta_fast);
   checker.require(!yarn || m.rope_theta > 1, {"model.rope_theta", "model.rope_type"},
-                  "{}; rope_type = \"yarn\" needs a base above 1", m.rope_theta);
+                  "rope_type = \"yarn\" requires a base above 1, found {}", m.rope_theta);
 }
 
 void check_model(const Model& m, Checker& checker) {
   const bool heads_fit = m.head_dim > 0 || m.d_model % m.n_head == 0;
   checker.require(heads_fit, {"model.n_head", "model.d_model"},
-                  "d_model = {} does not divide into n_head = {} heads; d_model = {} or {} does, or set head_dim",
-                  m.d_model, m.n_head, std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head,
+                  "d_model = {} is not divisible by n_head = {}; use d_model = {} or {}, or set head_dim", m.d_model,
+                  m.n_head, std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head,
                   (m.d_model / m.n_head + 1) * m.n_head);
   checker.require(m.head_dim == 0 || !is_llama_like(m) || m.head_dim % 2 == 0, {"model.head_dim", "model.arch"},
                   "head_dim = {} is odd; RoPE rotates pairs of features, so it must be even", m.head_dim);
@@ -111,24 +111,24 @@ void check_batches(const Config& config, Checker& checker) {
   checker.require(train.steps == 0 || train.tokens == 0, {"train.tokens", "train.steps"},
                   "steps = {} and tokens = {} both set the length of the run; keep one", train.steps, train.tokens);
   checker.require(train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
-                  "global_batch = {} is not a multiple of micro_batch = {}; {} is", train.global_batch,
+                  "global_batch = {} is not a multiple of micro_batch = {}; use {}", train.global_batch,
                   train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
 }
 
 void check_schedule(const Config& config, Checker& checker) {
   const Optim& optim = config.optim;
-  checker.require(optim.min_lr <= optim.lr, {"optim.min_lr", "optim.lr"}, "min_lr = {} is above lr = {}", optim.min_lr,
-                  optim.lr);
+  checker.require(optim.min_lr <= optim.lr, {"optim.min_lr", "optim.lr"}, "min_lr = {} is above lr = {}; lower it",
+                  optim.min_lr, optim.lr);
   const int64_t steps = total_steps(config);
   checker.require(optim.warmup_steps <= steps,
                   {"optim.warmup_steps", "train.steps", "train.tokens", "train.global_batch", "model.seq_len"},
-                  "a warm-up of {} steps does not end within a run of {} steps", optim.warmup_steps, steps);
+                  "a warm-up of {} steps is longer than the run of {} steps; shorten it", optim.warmup_steps, steps);
   const auto decay = static_cast<int64_t>(std::round(optim.decay_fraction * static_cast<double>(steps)));
   checker.require(
       optim.schedule != Schedule::wsd || optim.warmup_steps > steps || optim.warmup_steps + decay <= steps,
       {"optim.decay_fraction", "optim.warmup_steps", "optim.schedule", "train.steps", "train.tokens",
        "train.global_batch", "model.seq_len"},
-      "{} steps of warm-up and a final decay over {} of {} steps (decay_fraction = {}) overlap; lower one of them",
+      "a warm-up of {} steps and a final decay over {} of {} steps (decay_fraction = {}) overlap; shorten one of them",
       optim.warmup_steps, decay, steps, optim.decay_fraction);
 }
 
@@ -137,13 +137,13 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
   const std::vector<std::string> sets = validation_names(config.data);
   checker.require(best.empty() || std::ranges::count(sets, best) > 0, {"checkpoint.best", "data.validation"},
                   "no validation set is called \"{}\"{}", best,
-                  sets.empty() ? "; sets have names in [[data.validation]]" : did_you_mean(best, sets));
+                  sets.empty() ? "; validation sets are named in [[data.validation]]" : did_you_mean(best, sets));
   const std::string& resume = config.checkpoint.resume;
   checker.require(!resume.empty(), {"checkpoint.resume"},
                   "expected auto, must, never or a path, found an empty string");
   if (!files) return;
   const auto exists = [](const std::string& path) {
-    std::error_code failed;  // for example a name that is too long, or a folder that may not be read
+    std::error_code failed;  // for example, the name is too long or the folder is not readable
     return std::filesystem::exists(path, failed);
   };
   const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
@@ -155,12 +155,13 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
   checker.require_as(Code::checkpoint,
                      config.model.init_from.empty() || exists(config.model.init_from) ||
                          (resume != "never" && exists(own + "/latest")),
-                     {"model.init_from"}, "checkpoint \"{}\" not found", config.model.init_from);
+                     {"model.init_from"}, "checkpoint \"{}\" not found; expected a checkpoint or a Hugging Face folder",
+                     config.model.init_from);
 }
 
 void check_precision(const Precision& precision, Checker& checker) {
   checker.require(precision.deterministic, {"precision.deterministic"},
-                  "false is not supported: a run never chooses kernels by timing them; leave it at true");
+                  "false is not supported, as a run never selects kernels by timing; use true");
 }
 
 void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
@@ -176,7 +177,7 @@ void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
 
 void check_log(const Log& log, Checker& checker) {
   checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
-                  "the report is made from metrics.jsonl, which jsonl = false turns off; set report = false too");
+                  "the report requires metrics.jsonl, which jsonl = false disables; also set report = false");
   checker.require(log.trace.empty() || (log.trace.size() == 2 && log.trace.front() <= log.trace.back()), {"log.trace"},
                   "expected the first and the last step, [first, last], or [] for no trace; found [{}]",
                   fmt::join(log.trace, ", "));
@@ -189,27 +190,27 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
   for (const BrokenRule& rule : broken_rules(config)) checker.add(rule);
   checker.require(parallel.strategy != "auto" || !config.hardware.profile.empty(),
                   {"parallel.strategy", "hardware.profile"},
-                  "\"auto\" needs hardware.profile, which is not set; `trainer bench all --write-profile FILE` "
-                  "measures this machine");
-  if (parallel.strategy == "auto") return;  // the planner does the rest
+                  "\"auto\" requires hardware.profile, which is not set; measure this machine with `trainer bench all "
+                  "--write-profile FILE`");
+  if (parallel.strategy == "auto") return;  // the planner checks the layouts
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
-                  "\"nccl\" carries tensors between GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");
+                  "\"nccl\" requires GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");
   int64_t data = parallel.data;
   if (launched) {
     checker.require(
         *launched == 1 || parallel.transport != "threads", {"parallel.transport"},
-        "\"threads\" creates the ranks itself, but mpirun started {}; run it without mpirun, or use \"auto\"",
+        "\"threads\" runs all ranks in one process, but mpirun started {}; run without mpirun, or use \"auto\"",
         *launched);
-    checker.require(
-        *launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"), {"parallel.transport"},
-        "\"{}\" needs mpirun, but this is a single rank without it; start it with mpirun -np N, or use \"auto\"",
-        parallel.transport);
+    checker.require(*launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"),
+                    {"parallel.transport"},
+                    "\"{}\" requires mpirun, but the program was started without it; use mpirun -np N, or \"auto\"",
+                    parallel.transport);
     const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
     checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config)},
-                       "{} x data = {} does not make {}; start it with mpirun -np {}, or change them",
+                       "{} x data = {} does not match {}; start with mpirun -np {}, or change these keys",
                        replica_text(config), data == 0 ? "any" : format("{}", data), counted(world, "rank"), needed);
     if (data == 0 && fits) data = world / replica;
   }
@@ -217,8 +218,8 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
   const int64_t round = train.micro_batch * data;
   checker.require(data <= 1 || train.global_batch % train.micro_batch != 0 || train.global_batch % round == 0,
                   {"train.global_batch", "train.micro_batch", "parallel.data", replica_key(config)},
-                  "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}", train.global_batch,
-                  train.micro_batch, data, round);
+                  "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}; change it",
+                  train.global_batch, train.micro_batch, data, round);
 }
 
 void check_offload(const Config& config, Checker& checker) {
@@ -228,17 +229,19 @@ void check_offload(const Config& config, Checker& checker) {
                   offload.gpu_fraction);
   const bool some = offload.gpu_fraction != "auto" && fraction_of(offload.gpu_fraction).value_or(Fraction()).num > 0;
   checker.require(offload.optimizer != OffloadOptimizer::cpu || !some, {"offload.gpu_fraction", "offload.optimizer"},
-                  "gpu_fraction = {} with optimizer = \"cpu\", which updates everything on the host; use "
+                  "gpu_fraction = {} conflicts with optimizer = \"cpu\", which updates everything on the host; use "
                   "\"interleaved\"",
                   offload.gpu_fraction);
   checker.require(offload.optimizer != OffloadOptimizer::cpu || offload.resident == 0,
                   {"offload.resident", "offload.optimizer"},
-                  "resident = {} with optimizer = \"cpu\", which keeps nothing on the device; use \"interleaved\"",
+                  "resident = {} conflicts with optimizer = \"cpu\", which keeps no state on the device; use "
+                  "\"interleaved\"",
                   offload.resident);
-  checker.require(offload.grad_transport == GradTransport::fp32 || config.precision.compute != Compute::fp64,
-                  {"offload.grad_transport", "precision.compute"},
-                  "grad_transport = \"bf16\" with compute = \"fp64\", whose gradients are fp64; use \"fp32\", which "
-                  "sends them as they are");
+  checker.require(
+      offload.grad_transport == GradTransport::fp32 || config.precision.compute != Compute::fp64,
+      {"offload.grad_transport", "precision.compute"},
+      "grad_transport = \"bf16\" conflicts with compute = \"fp64\", whose gradients are fp64; use \"fp32\", "
+      "which sends them unrounded");
 }
 
 void check_debug(const Debug& debug, Checker& checker) {

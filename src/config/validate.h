@@ -1,5 +1,5 @@
 #pragma once
-// Checks of values against each other, against the files they name and against the world.
+// Checks values against each other, against the files that they name and against the number of ranks.
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -10,11 +10,11 @@
 
 namespace trainer::config {
 
-/// Adds an error for every combination that cannot run; keys already involved in an error are skipped. `config` must be
-/// resolved and loaded with these options. World = ranks of a replica × data.
+/// Adds an error for every combination of values that cannot run; combinations with a key that already has an error are
+/// skipped. `config` must be resolved and loaded with these options. World = ranks of a replica × data.
 void validate(const Config& config, const LoadOptions& options, Mistakes& mistakes);
 
-/// Returns the seconds of a "delay:SECONDS" of debug.inject; empty for other texts.
+/// Returns the seconds of a "delay:SECONDS" in debug.inject; an empty result for other text.
 std::optional<double> injected_delay(std::string_view fault);
 
 }  // namespace trainer::config

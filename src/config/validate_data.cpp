@@ -1,4 +1,4 @@
-// Checks of [data]: its files, and the tables of them.
+// Checks of [data]: the files, and the tables of files.
 #include <glob.h>
 
 #include <algorithm>
@@ -22,8 +22,9 @@ bool matches_a_file(const std::string& pattern) {
   return any;
 }
 
-/// Returns which files do not exist, or that standard input is none; empty: all exist. `tokens` is the manifest of
-/// tokens that an earlier start may have made from these texts and that replace missing texts.
+/// Returns an error that names the files that do not exist, or that rejects standard input; empty if all exist.
+/// `tokens` is the manifest of the tokens that an earlier start may have made from these texts; if it exists, the texts
+/// may be missing.
 std::string missing_files(const std::vector<std::string>& paths, DataFormat stated,
                           const std::filesystem::path& tokens) {
   if (std::ranges::count(paths, "-") > 0) return kPipeRemedy;
@@ -41,8 +42,8 @@ std::string missing_files(const std::vector<std::string>& paths, DataFormat stat
                 std::filesystem::current_path(ignored).string());
 }
 
-/// Returns the first name of an unknown kind and the remedy; empty: none. Opening the data checks the files that
-/// patterns match.
+/// Returns the error for the first file of an unknown kind; empty if there is none. The files that match a pattern are
+/// checked when the data are opened.
 std::string unknown_file(const std::vector<std::string>& paths, DataFormat stated) {
   const auto unknown = [&](const std::string& path) {
     return path != "-" && !is_pattern(path) && !file_kind(path, stated);
@@ -58,18 +59,20 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
   checker.require_as(Code::data, unknown.empty(), {key}, "{}", unknown);
 }
 
-/// Returns what is wrong with the name of a table of files; empty: nothing.
+/// Returns the error in the name of a table of files; empty if the name is valid.
 std::string bad_name(const std::string& name) {
   constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
   if (name.empty()) return "name: missing";
   const bool good = name.size() <= 40 && name.find_first_not_of(std::string(kLetters) + "_-") == std::string::npos &&
                     name[0] != '_' && name[0] != '-';
-  return good ? ""
-              : format("name = {}: expected at most 40 lowercase letters, digits, - and _, a letter or digit first",
-                       to_toml(Value(name)));
+  return good
+             ? ""
+             : format(
+                   "name = {}: expected at most 40 lowercase letters, digits, - and _, starting with a letter or digit",
+                   to_toml(Value(name)));
 }
 
-/// Checks tables of files. `extension` is that of the manifests of their tokens in `tokens`.
+/// Checks tables of files. The manifest of a table's tokens is the file NAME + `extension` in the folder `tokens`.
 void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Data& data, bool files,
                      const std::filesystem::path& tokens, const char* extension, Checker& checker) {
   for (const FileSet& set : sets) {
@@ -81,10 +84,9 @@ void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Da
     };
     const auto same = std::ranges::find(sets, set.name, &FileSet::name);
     if (!check(bad_name(set.name))) continue;
-    if (!check(set.name == "val" || set.name == "tokenizer" ? "the name is that of a file of every run; use another"
-                                                            : ""))
+    if (!check(set.name == "val" || set.name == "tokenizer" ? "the name is reserved; use a different one" : ""))
       continue;
-    check(&*same == &set ? "" : format("the name is given twice (lines {} and {})", same->line, set.line));
+    check(&*same == &set ? "" : format("duplicate name (lines {} and {}); rename one", same->line, set.line));
     if (!check(set.files.empty() ? "files: missing; give paths or globs" : "")) continue;
     for (const std::string& path : set.files)
       if (!check(bad_characters(path))) return;
@@ -95,7 +97,7 @@ void check_file_sets(const char* key, const std::vector<FileSet>& sets, const Da
   }
 }
 
-/// Returns the first file that is text; empty: none.
+/// Returns the first text file; empty if there is none.
 std::string first_text(const std::vector<std::string>& paths, DataFormat stated) {
   const auto text =
       std::ranges::find_if(paths, [&](const std::string& path) { return file_kind(path, stated) != FileKind::tokens; });
@@ -107,13 +109,14 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
   constexpr size_t kMostSources = 1000, kMostPhases = 64;
   const char *source = "data.source", *phase = "data.phase";
   checker.require(data.source.empty() || data.train.empty(), {source, "data.train"},
-                  "data.train is given too: training files come from one of them");
-  checker.require(data.source.size() <= kMostSources, {source}, "{} sources; {} are possible", data.source.size(),
-                  kMostSources);
-  checker.require(data.phase.size() <= kMostPhases, {phase}, "{} phases; {} are possible", data.phase.size(),
-                  kMostPhases);
-  checker.require(data.phase.empty() || !data.source.empty(), {phase, source},
-                  "phases change the weights of [[data.source]], but there are none");
+                  "data.source and data.train both set the training files; remove one of them");
+  checker.require(data.source.size() <= kMostSources, {source}, "{} sources, but at most {} are supported",
+                  data.source.size(), kMostSources);
+  checker.require(data.phase.size() <= kMostPhases, {phase}, "{} phases, but at most {} are supported",
+                  data.phase.size(), kMostPhases);
+  checker.require(
+      data.phase.empty() || !data.source.empty(), {phase, source},
+      "phases change the weights of sources, but there are none; add [[data.source]], or remove the phases");
   check_file_sets(source, data.source, data, files, tokens, ".json", checker);
 
   std::vector<std::string> names;
@@ -130,15 +133,15 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
     const auto check = [&](bool ok, const std::string& mistake) {
       checker.require_in(Code::config, ok, phase, format("{}", i + 1), now.line, mistake);
     };
-    check(now.from_tokens > 0, "from_tokens: missing; give the number of training tokens before it");
+    check(now.from_tokens > 0, "from_tokens: missing; set it to the number of training tokens before the phase");
     if (i > 0)
       check(now.from_tokens > data.phase[i - 1].from_tokens,
-            format("from_tokens = {} is not after that of phase {} ({})", now.from_tokens, i,
+            format("from_tokens = {} must be above that of phase {} ({})", now.from_tokens, i,
                    data.phase[i - 1].from_tokens));
     bool positive = false;
     for (const auto& [name, weight] : now.weights) {
       check(std::ranges::count(names, name) > 0,
-            format("weights: no source \"{}\"{}", name, did_you_mean(name, names)));
+            format("weights: unknown source \"{}\"{}", name, did_you_mean(name, names)));
       positive |= weight > 0;
     }
     check(positive, now.weights.empty() ? "weights: missing, as in weights = { web = 0.4, math = 0.6 }"
@@ -165,9 +168,11 @@ void check_data(const Config& config, bool files, Checker& checker) {
                   data.val_fraction);
   checker.require(data.validation.empty() || data.val.empty(), {"data.val", "data.validation"},
                   "data.val and data.validation both set the validation data; remove one of them");
-  checker.require(!trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
-                  "\"train\" needs data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
-  checker.require(!data.text_key.empty(), {"data.text_key"}, "expected the name of a member, found an empty string");
+  checker.require(
+      !trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
+      "\"train\" requires data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
+  checker.require(!data.text_key.empty(), {"data.text_key"},
+                  "expected a key of the JSON objects, found an empty string");
   const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
   check_sources(data, files, tokens, checker);
   check_file_sets("data.validation", data.validation, data, files, tokens, ".val.json", checker);
@@ -181,13 +186,15 @@ void check_data(const Config& config, bool files, Checker& checker) {
   for (const FileSet& set : data.source)
     if (text.empty()) text = first_text(set.files, set.format.value_or(data.format));
   if (data.tokenizer.empty()) {
-    checker.require(
-        text.empty(), {"data.tokenizer", "data.train", "data.source"},
-        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\", or to the file or folder of one", text);
+    checker.require(text.empty(), {"data.tokenizer", "data.train", "data.source"},
+                    "\"{}\" is text, which requires a tokenizer: set data.tokenizer to \"train\", or to a tokenizer's "
+                    "file or folder",
+                    text);
   } else if (trained) {
-    checker.require(!text.empty(), {"data.tokenizer", "data.train", "data.source"},
-                    "\"train\" needs text, but the training files are token files only; give the tokenizer they were "
-                    "made with, or \"\"");
+    checker.require(
+        !text.empty(), {"data.tokenizer", "data.train", "data.source"},
+        "\"train\" requires text, but all training files are token files; name the tokenizer that made them, "
+        "or use \"\"");
   } else {
     std::error_code ignored;
     checker.require_as(Code::data, std::filesystem::exists(data.tokenizer, ignored), {"data.tokenizer"},

@@ -84,7 +84,7 @@ class Axonn(rig.Runs):
             ((1, 3, 1), (), 2, r"d_model = 32 .* 3 ranks along y.*; grid = \[1, 2, 1\] or \[1, 4, 1\] fits"),
             ((1, 1, 4), (), 2, r"micro_batch = 2 sequences .* 4 ranks along z.*; grid = \[1, 2, 2\] fits"),
             ((2, 1, 1), ("model.vocab_multiple=97",), 2, r"vocab_multiple = 97 .* 2 ranks along x"),
-            ((2, 1, 1), ("parallel.data=3",), 3, r"grid = \[2, 1, 1\] x data = 3 does not make 2 ranks"),
+            ((2, 1, 1), ("parallel.data=3",), 3, r"grid = \[2, 1, 1\] x data = 3 does not match 2 ranks"),
         )
         for (x, y, z), sets, status, message in mistakes:
             self.launcher = [*rig.MPIRUN, "-np", str(x * y * z)]
@@ -96,12 +96,12 @@ class Axonn(rig.Runs):
         self.launcher = []
         for grid, message in (("[2, 2]", r"parallel.grid=\[2, 2\]: expected three extents \[x, y, z\], found 2"),
                               ("[2, 0, 1]", r"expected a list of integers >= 1 and <= 65536, found a list of 3 integers"),
-                              ("[2, \"a\", 1]", r"expected a list of integers .* found a list with .* at place 2")):
+                              ("[2, \"a\", 1]", r"expected a list of integers .* found a list with .* at position 2")):
             self.assertRegex(self.train("parallel.strategy=axonn-4d", f"parallel.grid={grid}", status=2), message)
         self.assertRegex(self.train("parallel.strategy=axonn-4d", "parallel.order=dxyz", status=2), "one of yxzd, xyzd")
         check = self.trainer("config", "check", "--config", "config.toml", "--set", "parallel.strategy=axonn-4d", "--set",
                              "parallel.grid=[2, 2, 1]", "--ranks", "6", status=3)
-        self.assertIn("grid = [2, 2, 1] x data = any does not make 6 ranks; start it with mpirun -np 4", check)
+        self.assertIn("grid = [2, 2, 1] x data = any does not match 6 ranks; start with mpirun -np 4", check)
 
     def test_a_dry_run_needs_no_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",

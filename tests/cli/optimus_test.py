@@ -89,9 +89,9 @@ class Optimus(rig.Runs):
             ([2, 1], (), 2, r"a square of ranks.* found 2 x 1"),
             ([2, 1], ("parallel.panels=gather",), 2, r"mesh = \[2, 1\] is not a square of ranks; use \[1, 1\]"),
             ([2, 2], ("model.vocab_multiple=97",), 2, r"vocab_multiple = 97 .* 2 ranks along col"),
-            ([2, 2], ("parallel.node_tile=[4, 1]",), 2, r"node_tile = \[4, 1\] does not divide 2 x 2 ranks; node_tile = "
-                                                        r"\[2, 1\] fits"),
-            ([2, 2], ("parallel.data=3",), 3, r"mesh = \[2, 2\] x data = 3 does not make 4 ranks; start it with mpirun -np 12"),
+            ([2, 2], ("parallel.node_tile=[4, 1]",), 2, r"node_tile = \[4, 1\] does not divide a mesh of 2 x 2 ranks; use node_tile = "
+                                                        r"\[2, 1\]"),
+            ([2, 2], ("parallel.data=3",), 3, r"mesh = \[2, 2\] x data = 3 does not match 4 ranks; start with mpirun -np 12"),
         )
         for mesh, sets, status, message in mistakes:
             self.launcher = [*rig.MPIRUN, "-np", "4"]

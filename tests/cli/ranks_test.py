@@ -43,7 +43,7 @@ class Ranks(rig.Runs):
         self.assertIn("no errors, runs on 1 rank\n", check("--set", "parallel.transport=threads"))
         self.assertRegex(check(verb="show"), r"data += 1 ")
         self.assertRegex(check("--ranks", "2", verb="show"), r"data += 2 ")
-        self.assertIn("does not make 3 ranks", self.trainer("config", "check", "--config", "config.toml", "--ranks", "3",
+        self.assertIn("does not match 3 ranks", self.trainer("config", "check", "--config", "config.toml", "--ranks", "3",
                                                             "--set", "parallel.data=2", status=3))
 
     def test_the_bytes_of_the_run_are_those_that_were_predicted(self):
@@ -176,7 +176,7 @@ class Ranks(rig.Runs):
         stderr = self.train("data.train=tokens/none.bin", status=4)
         self.assertEqual(stderr.count("not found"), 1, stderr)
         stderr = self.train("parallel.data=3", status=3)
-        self.assertEqual(stderr.count("does not make 2 ranks"), 1, stderr)
+        self.assertEqual(stderr.count("does not match 2 ranks"), 1, stderr)
 
     def test_one_rank_works_where_the_work_is_for_one(self):
         self.train(max_steps=1)

@@ -100,7 +100,7 @@ class Tensor(rig.Runs):
              r"n_kv_head = 6 heads can neither be split evenly over 4 ranks along tensor.* nor"),
             (("model.seq_len=31", "train.micro_batch=1"), 2, 2,
              r"31 token rows .* 2 ranks along tensor.*; sequence_parallel = false fits"),
-            (("parallel.data=3",), 2, 3, r"tensor = 2 x data = 3 does not make 2 ranks"),
+            (("parallel.data=3",), 2, 3, r"tensor = 2 x data = 3 does not match 2 ranks"),
         )
         for sets, tensor, status, message in mistakes:
             self.launcher = [*rig.MPIRUN, "-np", str(tensor)]

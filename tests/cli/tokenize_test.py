@@ -226,7 +226,7 @@ class Tokenize(rig.Runs):
             self.assertTrue(self.tensors(3, name) == self.tensors(3, "own"), name)
             self.assertEqual(self.losses(name), self.losses("own"))
         told = self.train("run.dir=prefix", "data.train=megatron", *sets, status=4)  # as Megatron's options name it
-        self.assertIn('did you mean "megatron.bin"?', told)
+        self.assertIn('use "megatron.bin"', told)
 
 
 if __name__ == "__main__":

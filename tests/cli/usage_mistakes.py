@@ -45,7 +45,7 @@ CASES = [
     usage("evaluation of both", ["eval", "--checkpoint", "c", "--config", "x.toml"], "--config excludes --checkpoint"),
     usage("more benchmark threads than any machine starts", ["bench", "peak", "--threads", "100000000"],
           "run.threads", "4096"),
-    usage("standard input without a configuration", ["--config", "-"], "--config -: standard input has no configuration"),
+    usage("standard input without a configuration", ["--config", "-"], "--config -: standard input is empty"),
     usage("configuration below a folder that is not there", ["--config", "~/no/such/x.toml"], "/no/such/x.toml: cannot be read"),
     usage("plan for a cluster that is not there", ["plan", "--config", "x.toml", "--cluster", "no.toml"],
           "no.toml: cannot be read: No such file or directory; expected a description of a cluster, of which configs/clusters/ has"),

@@ -49,7 +49,7 @@ const Case kCases[] = {
     {"[optim]\nlr = true", "2:6: optim.lr: ", {"number > 0", "found true"}},
     {"[log]\njsonl = 1", "2:9: log.jsonl: ", {"true or false", "integer 1"}},
     {"[run]\nname = 7", "2:8: run.name: ", {"string in quotes", "integer 7"}},
-    {"[data]\ntrain = ['a', 5]", "2:9: data.train: ", {"list of strings", "integer 5 at place 2"}},
+    {"[data]\ntrain = ['a', 5]", "2:9: data.train: ", {"list of strings", "integer 5 at position 2"}},
     {"[optim]\nlr = inf", "2:6: optim.lr: ", {"number > 0", "number inf"}},
     {"[run]\nname = 1979-05-27", "2:8: run.name: ", {"string in quotes", "date or time"}},
     {"[train]\nsteps = { n = 5 }", "2:9: train.steps: ", {"integer >= 1 and <= 1000000000", "a table"}},
@@ -122,7 +122,7 @@ const Case kCases[] = {
      {"unknown key \"file\"", "did you mean \"files\""}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt', 5]",
      "3:9: data.validation \"web\": files: ",
-     {"list of strings", "integer 5 at place 2"}},
+     {"list of strings", "integer 5 at position 2"}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt']\ndocument = 'page'",
      "4:12: data.validation \"web\": document: ",
      {"file, line, block", "\"page\""}},
@@ -133,18 +133,20 @@ const Case kCases[] = {
      {"lowercase letters"}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt']\n[[data.validation]]\nname = 'web'\nfiles = ['b.txt']",
      "4:1: data.validation \"web\": ",
-     {"given twice (lines 1 and 4)"}},
+     {"duplicate name (lines 1 and 4)"}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt']\n[checkpoint]\nbest = 'wbe'",
      "5:8: checkpoint.best: ",
      {"\"wbe\"", "did you mean \"web\""}},
     {"[checkpoint]\nbest = 'web'", "2:8: checkpoint.best: ", {"\"web\"", "[[data.validation]]"}},
     {"[[data.source]]\nname = 'web'\nfiles = ['a.txt']\n[data]\ntrain = ['b.txt']",
      "1:1: data.source: ",
-     {"data.train is given too", "one of them"}},
+     {"data.source and data.train", "remove one of them"}},
     {"[[data.source]]\nname = 'web'\nfiles = ['a.txt']\n[[data.source]]\nname = 'web'\nfiles = ['b.txt']",
      "4:1: data.source \"web\": ",
-     {"given twice (lines 1 and 4)"}},
-    {"[[data.source]]\nname = 'tokenizer'\nfiles = ['a.txt']", "1:1: data.source \"tokenizer\": ", {"use another"}},
+     {"duplicate name (lines 1 and 4)"}},
+    {"[[data.source]]\nname = 'tokenizer'\nfiles = ['a.txt']",
+     "1:1: data.source \"tokenizer\": ",
+     {"use a different one"}},
     {"[[data.source]]\nname = 'web'\nfiles = ['a.txt']\nweight = 1\n[[data.source]]\nname = 'math'\nfiles = ['b.txt']",
      "5:1: data.source \"math\": ",
      {"weight: missing", "every source, or to none"}},
@@ -158,11 +160,11 @@ const Case kCases[] = {
     {"[[data.phase]]\nfrom_tokens = 5\nweights = { math = 1 }", "1:1: data.phase: ", {"[[data.source]]"}},
     {"[[data.source]]\nname = 'math'\nfiles = ['a.txt']\n[[data.phase]]\nfrom_tokens = 5\nweights = { maths = 1 }",
      "4:1: data.phase 1: ",
-     {"weights: no source \"maths\"", "did you mean \"math\""}},
+     {"weights: unknown source \"maths\"", "did you mean \"math\""}},
     {"[[data.source]]\nname = 'math'\nfiles = ['a.txt']\n[[data.phase]]\nfrom_tokens = 20\nweights = { math = 1 }\n"
      "[[data.phase]]\nfrom_tokens = 10\nweights = { math = 2 }",
      "7:1: data.phase 2: ",
-     {"from_tokens = 10", "not after that of phase 1 (20)"}},
+     {"from_tokens = 10", "must be above that of phase 1 (20)"}},
     {"[[data.source]]\nname = 'math'\nfiles = ['a.txt']\n[[data.phase]]\nfrom_tokens = 20\nweights = { math = 'a' }",
      "6:11: data.phase 1: weights: ",
      {"a table of numbers >= 0", "a table"}},
@@ -257,9 +259,9 @@ TEST(Mistakes, AreTooManySourcesOrPhases) {
   for (int i = 0; i < 1001; ++i) sources += format("[[data.source]]\nname = 's{}'\nfiles = ['a.txt']\n", i);
   for (int i = 0; i < 65; ++i) phases += format("[[data.phase]]\nfrom_tokens = {}\nweights = {{ s0 = 1 }}\n", i + 1);
   const auto load = [](const std::string& text) { load_text(text, "f.toml", {}, {.files = false}); };
-  tests::expect_error(Code::config, {"data.source: 1001 sources; 1000 are possible"}, [&] { load(sources); });
+  tests::expect_error(Code::config, {"data.source: 1001 sources, but at most 1000"}, [&] { load(sources); });
   const std::string fewer = sources.substr(0, sources.rfind("[[data.source]]"));
-  tests::expect_error(Code::config, {"data.phase: 65 phases; 64 are possible"}, [&] { load(fewer + phases); });
+  tests::expect_error(Code::config, {"data.phase: 65 phases, but at most 64"}, [&] { load(fewer + phases); });
   load(fewer + phases.substr(0, phases.rfind("[[data.phase]]")));
 }
 

@@ -260,7 +260,7 @@ TEST(Planner, KeepsGivenExtents) {
       small({"parallel.strategy=megatron-1d", "parallel.tensor=1", "parallel.sequence_parallel=false"}), 4, cluster);
   ASSERT_FALSE(one.runs.empty());
   EXPECT_EQ(one.runs.front().config.parallel.data, 4);
-  tests::expect_error(Code::config, {"axes = [4, 2] takes 8 ranks of 4"}, [&] {
+  tests::expect_error(Code::config, {"axes = [4, 2] requires 8 ranks per replica, but 4 devices"}, [&] {
     planned(small({"parallel.strategy=autoddl", "parallel.axes=[4, 2]"}), 4, cluster);
   });
 }
