@@ -17,14 +17,14 @@ constexpr Unit kUnits[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
 [[noreturn]] void refuse(std::string_view text) {
   throw Error(
       Code::usage,
-      format("\"{}\" is not a duration; write for example 23h50m, 90s, 1.5h or plain seconds (above zero)", text));
+      format("\"{}\" is not a duration; expected a time above zero, such as 23h50m, 90s, 1.5h or plain seconds", text));
 }
 
 }  // namespace
 
 double parse_duration(std::string_view text) {
   double total = 0;
-  size_t first_unit = 0;  // units must come largest first
+  size_t first_unit = 0;  // the largest unit that may follow
   std::string_view rest = text;
   do {
     double value = 0;

@@ -7,8 +7,8 @@
 
 namespace trainer::run {
 
-/// Returns the seconds of "23h50m", "1d12h", "90s", "1.5h" or plain seconds ("5400"). Units d, h, m, s, largest first,
-/// each once. Throws Code::usage on anything else and on zero.
+/// Parses a duration such as "23h50m", "1d12h", "90s", "1.5h" or plain seconds ("5400"), and returns its seconds. The
+/// units d, h, m and s may each appear once, largest first. Throws Code::usage for zero and for any other text.
 double parse_duration(std::string_view text);
 
 class Deadline {

@@ -13,7 +13,7 @@ namespace trainer::run {
 namespace fs = std::filesystem;
 
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
-  constexpr double kNear = 1;  // nats: a batch of few tokens may differ by that much from the previous one
+  constexpr double kNear = 1;  // nats by which the losses of two small batches may differ
   const double guess = std::log(static_cast<double>(vocab));
   const bool jumped = loss > saved.loss + kNear;  // false if the previous loss is unknown
   return saved.is_sound() && loss <= guess + kNear && !jumped;
@@ -21,7 +21,7 @@ bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
 
 namespace {
 
-/// Returns the newest checkpoint that a later one records as proven, or an empty path.
+/// Returns the newest checkpoint that a later checkpoint records as proven, or an empty path.
 fs::path newest_recorded(const std::vector<checkpoint::Entry>& newest_first) {
   for (auto entry = newest_first.begin(); entry != newest_first.end(); ++entry)
     if (std::any_of(newest_first.begin(), entry,
@@ -40,11 +40,12 @@ std::string suggest_resume(const fs::path& proven, const fs::path& checkpoints) 
   if (advised.empty())
     return format("{}: start again with --resume never{}",
                   proven.empty() ? "no checkpoint was followed by a step with a normal loss"
-                                 : format("{}, the last checkpoint that was followed by a step with a normal loss, is "
-                                          "not there",
+                                 : format("{}, the last checkpoint that was followed by a step with a normal loss, no "
+                                          "longer exists",
                                           proven.string()),
-                  proven.empty() ? "" : ", or with --resume PATH and a different run.dir if you have it elsewhere");
-  // The run's own later checkpoints would be resumed by the path of a different run, and by one that it resumed before.
+                  proven.empty() ? "" : ", or with --resume PATH and a different run.dir if you have a copy of it");
+  // With the path of a different run's checkpoint, or of one that this run resumed before, --resume would continue from
+  // the run's own later checkpoints.
   const auto entry = std::ranges::find_if(
       own, [&](const checkpoint::Entry& each) { return fs::equivalent(each.folder, advised, missing); });
   const bool is_origin = entry == own.end() || !checkpoint::descendants(own, entry->sequence).empty();

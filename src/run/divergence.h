@@ -1,6 +1,6 @@
 #pragma once
-// A checkpoint that was saved after the weights exploded is intact and finite, yet no run resumes from it successfully.
-// Only the step after a checkpoint proves it.
+// A checkpoint that was saved after the weights exploded may be intact and finite, yet no run can resume from it
+// successfully. A checkpoint is proven only by a normal loss in the step that follows it.
 #include <filesystem>
 #include <string>
 
@@ -8,12 +8,12 @@
 
 namespace trainer::run {
 
-/// True if a step with this loss proves the checkpoint that was saved just before it: the loss is finite, near the
-/// previous one, and not far above that of a uniform guess, unlike the losses of exploded weights.
+/// True if a step with this loss proves the checkpoint that was saved just before the step: the loss is not far above
+/// the previous loss and that of a uniform guess, unlike the losses of exploded weights.
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab);
 
-/// Returns the advice for a run with these checkpoints that diverged: the proven checkpoint, or the newest remaining
-/// one that a later checkpoint records as proven. `proven` is empty if there was none.
+/// Returns the advice for a diverged run with these checkpoints: resume from the proven checkpoint, or from the newest
+/// remaining checkpoint that a later one records as proven. `proven` is empty if no checkpoint was proven.
 std::string suggest_resume(const std::filesystem::path& proven, const std::filesystem::path& checkpoints);
 
 }  // namespace trainer::run

@@ -16,8 +16,8 @@ int64_t windows_in(const data::TokenDataset& dataset, int64_t stride) {
   return 1 + (behind_the_first + stride - 1) / stride;
 }
 
-/// Fills sliding windows, beginning with number `first`. Rows that an earlier window predicts, and those past the end
-/// of the data, have weight 0.
+/// Fills `out` with sliding windows, starting at window `first`. Rows that an earlier window already predicts and rows
+/// past the end of the data have weight 0.
 void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t first, int64_t sequences,
                    data::TokenBatch& out) {
   const int64_t length = dataset.seq_len(), predictions = dataset.tokens() - 1;
@@ -48,8 +48,8 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
   data::TokenBatch batch;
   double sums[3] = {};  // nats, tokens, bytes
   auto& [nats, tokens, bytes] = sums;
-  // Replicas take micro-batches in turn. In the last round, windows beyond the chosen set fill the shape but do not
-  // count.
+  // Micro-batches are assigned to replicas round-robin. In the last round, windows beyond the chosen ones pad the batch
+  // and have weight 0.
   for (int64_t first = 0; first < windows; first += round) {
     const bool go_on = !progress || progress(first, windows);
     if (trainer.scalars().is_true_on_any_rank(!go_on)) {

@@ -1,6 +1,6 @@
 #pragma once
-// Evaluation: windows from the start of the data, each token predicted once. Windows follow each other without overlap,
-// or slide by less than their length, so that each token except the first ones is predicted from more context.
+// Evaluation on windows from the start of the data, in which each token is predicted once. Windows are consecutive, or
+// they overlap, so that tokens after the first window are predicted from more context.
 #include <functional>
 
 #include "data/source.h"
@@ -16,20 +16,20 @@ struct Evaluation {
 
 /// The positions of the windows in the data.
 struct EvalWindows {
-  /// Groups of global_batch windows; 0: all of the data. The set of windows thus does not depend on the layout.
+  /// Number of groups of global_batch windows, so that the windows do not depend on the layout; 0: all of the data.
   int64_t groups = 0;
   /// Tokens between the starts of two windows, at most seq_len: all tokens are predicted, the last window may be
-  /// shorter, and a window counts only the tokens that earlier ones did not. 0: consecutive whole windows.
+  /// shorter, and a window counts only tokens that no earlier window counted. 0: consecutive whole windows.
   int64_t stride = 0;
 };
 
-/// Without a tokenizer bits_per_byte is empty. `progress(done, windows)` is called between micro-batches and returns
-/// false to stop.
+/// Evaluates the loss on a dataset. Without a tokenizer bits_per_byte is empty. `progress(done, windows)` is called
+/// between micro-batches and returns false to stop.
 Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& windows,
                     const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);
 
-/// Evaluates each set. The report has the numbers of sets[followed] and, if the sets have names, those of each.
+/// Evaluates each set. The report contains the results for sets[followed] and, if the sets are named, for each set.
 Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedDataset>& sets, size_t followed,
                          const EvalWindows& windows, const data::Tokenizer* tokenizer,
                          const std::function<bool(int64_t done, int64_t windows)>& progress);

@@ -26,8 +26,8 @@ config::Compute compute_named(const std::string& name, const fs::path& folder) {
   throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
 }
 
-/// Uses the first layout that fits on every rank. If none does, all ranks throw the error of the last layout, which
-/// needs the least memory per rank.
+/// Uses the first layout that fits in the memory of every rank. If none does, all ranks throw the error of the last
+/// layout, which needs the least memory per rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
   for (const config::Parallel& layout : layouts) {
     loaded.config.parallel = layout;
@@ -40,17 +40,17 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
   }
 }
 
-/// Uses the GEMM algorithms of the run if its table can still be read.
+/// Uses the run's GEMM algorithms if its tuning table can still be read.
 void take_tuning(comm::World& world, const LoadedModel& loaded) {
   try {
     setup::use_gemm_tuning(loaded.config, world, *setup::make_dry_device(loaded.machine));
   } catch (const Error& error) {
     if (error.code() != Code::config) throw;
-    if (world.first()) log::info("{}: the library chooses the GEMM algorithms", error.what());
+    if (world.first()) log::info("{}; using the library's GEMM heuristic instead", error.what());
   }
 }
 
-/// Returns the damage found in the checkpoint. Empty: the tensors are loaded.
+/// Loads a checkpoint. Returns the corruption found in it, or an empty string if the model was loaded.
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         const std::vector<std::string>& sets, std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
@@ -67,8 +67,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const std::vector<config::Parallel> candidates = layouts(loaded.config, world.size());
   loaded.config.parallel = candidates.front();
   loaded.tokenizer_hash = header.tokenizer_hash;
-  // Validation on the tail of the training data uses the hash of the training data, the only one that older versions
-  // saved.
+  // If validation uses the tail of the training data, older versions saved only the hash of the training data.
   const config::Data& data = loaded.config.data;
   loaded.val_hash =
       header.val_hash.empty() && data.val.empty() && data.validation.empty() ? header.data_hash : header.val_hash;
@@ -78,13 +77,14 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const int64_t vocab = reader->vocab_size();
   for (const auto& [key, value] : checkpoint::model_keys(loaded.config.model, vocab))
     if (const auto stored = header.model_keys.find(key); stored != header.model_keys.end() && stored->second != value)
-      throw Error(Code::checkpoint, format("{}: {} is {} in manifest.json, {} in config.toml: one of them was edited",
+      throw Error(Code::checkpoint, format("{}: {} is {} in manifest.json, but {} in config.toml: one of the files was "
+                                           "edited; restore it",
                                            folder.string(), key, stored->second, value))
           .on(Scope::all_ranks);
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, candidates, vocab, loaded);
   loaded.device = setup::make_device(loaded.machine);
-  // The present machine decides, since the model may have been trained on a different one.
+  // "auto" instead of the run's transport, since the model may have been trained on a different machine.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
   loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                                     loaded.config, vocab, loaded.machine.compute, false);
@@ -110,7 +110,7 @@ LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& 
       load_first_whole(world, candidates, none_whole, [&](const fs::path& folder) {
         return load_folder(world, folder, layouts, threads, sets, loaded);
       });
-    } catch (const Error& error) {  // a run that is still training saves newer checkpoints and removes these
+    } catch (const Error& error) {  // a run that is still training may have replaced these checkpoints by newer ones
       if (error.scope() != Scope::all_ranks || std::exchange(candidates, list()) == candidates) throw;
     }
   }

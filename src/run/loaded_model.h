@@ -1,6 +1,6 @@
 #pragma once
-// A trained model loaded from only a checkpoint (its step folder holds config and tokenizer), for evaluation and
-// generation.
+// A trained model loaded from a checkpoint only, for evaluation and generation: the step folder contains the
+// configuration and the tokenizer.
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -21,18 +21,18 @@ struct LoadedModel {
   std::string tokenizer_hash, val_hash;
   setup::Machine machine;
   std::unique_ptr<device::Device> device;
-  std::unique_ptr<comm::World> gpu_world;   // carries tensors between GPUs; null: the world of the ranks does
+  std::unique_ptr<comm::World> gpu_world;   // for communication between GPUs; null: use the ranks' world
   std::unique_ptr<train::Trainer> trainer;  // weights only
 };
 
-/// Returns the layouts for a number of ranks: config::replica_layouts, config::generation_layouts. The first that fits
-/// into the memory of all ranks is used.
+/// Returns the candidate layouts for a number of ranks (config::replica_layouts or config::generation_layouts). The
+/// first layout that fits in the memory of all ranks is used.
 using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 
 /// Loads `path`: a step folder, or the newest intact checkpoint of a `checkpoints` or run folder. Warns about each
-/// skipped checkpoint. `threads` 0: all that the machine has. The compute type is that of training. `sets`
-/// ("run.threads=1") override keys of the checkpoint's configuration. Throws Code::checkpoint when the checkpoint
-/// cannot be read, Code::plan when the model does not fit.
+/// skipped checkpoint. `threads` 0: the configuration's. The compute type is that of training. `sets`
+/// ("run.threads=1") override keys of the checkpoint's configuration. Throws Code::checkpoint if the checkpoint
+/// cannot be read, Code::plan if the model does not fit in memory.
 LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0,
                        const std::vector<std::string>& sets = {});
 

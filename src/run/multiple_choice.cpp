@@ -10,18 +10,18 @@
 namespace trainer::run {
 namespace {
 
-/// The index of an ending: its question, and its index among the choices.
+/// The position of an ending: the index of the question, and that of the ending among the question's choices.
 struct Place {
   size_t question, choice;
 };
 
-/// Returns the number of tokens of an ending that are predicted in a sequence of `length` rows.
+/// Returns the number of the ending's tokens that are predicted in a sequence of `length` rows.
 int64_t scored_tokens(const Question::Choice& choice, int64_t length) {
   return std::min({choice.scored, static_cast<int64_t>(choice.tokens.size()) - 1, length});
 }
 
-/// Puts an ending into sequence `at` of a batch: its last `length` + 1 tokens, with weight where a token of the ending
-/// is predicted.
+/// Puts the last `length` + 1 tokens of a choice into sequence `at` of a batch. Rows that predict a token of the ending
+/// have weight 1.
 void put(const Question::Choice& choice, int64_t at, int64_t length, data::TokenBatch& batch) {
   const auto tokens = static_cast<int64_t>(choice.tokens.size());
   const int64_t predicted = std::min(length, tokens - 1), scored = scored_tokens(choice, length);
@@ -37,7 +37,7 @@ size_t best(const std::vector<double>& values) {
   return static_cast<size_t>(std::ranges::max_element(values) - values.begin());
 }
 
-/// Counts the right answers of one question by the log-likelihoods of its endings.
+/// Scores one question from the log-likelihoods of its endings and adds the result to `result`.
 void judge(const Question& question, const std::vector<double>& likelihoods, const std::vector<int64_t>& scored,
            Accuracy& result) {
   std::vector<double> per_token, per_byte;

@@ -1,6 +1,5 @@
 #pragma once
-// Multiple choice: of several endings of a text, the model chooses the most likely one (Zellers et al. 2019,
-// HellaSwag).
+// Multiple choice: the model chooses the most likely of several endings of a text (HellaSwag, Zellers et al. 2019).
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -12,20 +11,20 @@ namespace trainer::run {
 
 using data::Question;
 
-/// Shares of questions answered correctly. The chosen ending has the highest log-likelihood: unnormalized, per token
-/// (as reported by llm.c and nanoGPT), per byte (lm-evaluation-harness's acc_norm uses characters; NaN if bytes are not
-/// known).
+/// Fractions of questions answered correctly, if the chosen ending is the one with the highest log-likelihood:
+/// unnormalized, per token (as reported by llm.c and nanoGPT), or per byte (lm-evaluation-harness's acc_norm uses
+/// characters; NaN if the number of bytes is unknown).
 struct Accuracy {
   int64_t questions = 0;
-  int64_t truncated = 0;  // questions with a text longer than the model
+  int64_t truncated = 0;  // questions with a text longer than the context window
   double raw = 0, per_token = 0, per_byte = 0;
-  double loss = 0;           // nats per token of the right endings
-  bool interrupted = false;  // stopped before the last question; the rest is then meaningless
+  double loss = 0;           // nats per token of the correct endings
+  bool interrupted = false;  // stopped before the last question; the other members are then meaningless
 };
 
-/// Replicas share the questions. A text longer than the context window loses its beginning. In case of a tie the first
-/// ending is chosen. `progress(done, questions)` is called between batches and returns false to stop. Collective; the
-/// result is on every rank.
+/// Answers the questions, which are divided among the replicas. A text longer than the context window loses its
+/// beginning. In case of a tie the first ending is chosen. `progress(done, questions)` is called between batches and
+/// returns false to stop. Collective; every rank returns the result.
 Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& questions,
                           const std::function<bool(int64_t done, int64_t questions)>& progress);
 

@@ -23,11 +23,11 @@ void tell_later(const std::stop_token& over, int64_t layers) {
 }  // namespace
 
 PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
-  if (world.first() && world.transport() != "mpi") at_once_.emplace("planning; no step was made");
+  if (world.first() && world.transport() != "mpi") at_once_.emplace("planning; no step was trained");
   if (!world.first()) return;
   try {
     teller_ = std::jthread(tell_later, layers);
-  } catch (const std::system_error&) {  // no thread could be started: the line is not logged
+  } catch (const std::system_error&) {  // without a thread the line is not logged
   }
 }
 
@@ -40,7 +40,7 @@ std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Co
     setup::require_memory(plan, config, vocab, machine);
   });
   if (!stop_requested_on_any_rank(world)) return plan;
-  log::info("stopped by {} while planning; no step was made", signal_name(stop_signal()));
+  log::info("stopped by {} while planning; no step was trained", signal_name(stop_signal()));
   return std::nullopt;
 }
 

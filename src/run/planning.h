@@ -1,5 +1,5 @@
 #pragma once
-// Planning of a run before it allocates memory: stopping it by a signal, and the log line if it takes long.
+// Planning of a run before it allocates memory. Planning can be stopped with a signal, and is logged if it is slow.
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -9,9 +9,9 @@
 
 namespace trainer::run {
 
-/// Watches the planning of a model of `layers` layers on this rank. After two seconds rank 0 logs one line. A stop ends
-/// the process immediately if no other process waits for it. Ranks that are processes finish planning and then stop
-/// together.
+/// Watches the planning of a model with `layers` layers on this rank. After two seconds rank 0 logs one line. A stop
+/// signal ends the process immediately if no other process waits for this one; ranks that are processes finish planning
+/// and then stop together.
 class PlanningWatch {
  public:
   PlanningWatch(const comm::World& world, int64_t layers);
@@ -21,9 +21,8 @@ class PlanningWatch {
   std::jthread teller_;
 };
 
-/// Plans a training run. All ranks reject it when it does not fit on one of them (require_memory()), since memory may
-/// be short on one host only. Returns an empty result when a signal requests a stop on any rank, which is logged.
-/// Collective.
+/// Plans a training run. If the run does not fit on one rank (require_memory()), all ranks throw, since memory may be
+/// short on one host only. If a signal requests a stop on any rank, logs it and returns an empty result. Collective.
 std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
                                             const setup::Machine& machine);
 

@@ -23,10 +23,10 @@ void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
   report::warn_of_bad_lines(history, file);
   if (history.steps.empty()) return;
   if (step == 0)
-    log::warning("{}: steps of an earlier run are deleted, as this run starts from step 0", file.string());
+    log::warning("{}: steps of an earlier run are deleted, because this run starts from step 0", file.string());
   else if (std::ranges::count(history.checkpoints, step, &report::CheckpointReport::step) == 0)
     log::warning(
-        "{}: it has no checkpoint of step {}, from which this run resumes; its steps may be from a different run",
+        "{}: records no checkpoint of step {}, from which this run resumes; its steps may be from a different run",
         file.string(), step);
 }
 
@@ -146,7 +146,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
     bytes_differ_ = true;
     warn(r.step,
-         format("step {} sent {}, predicted were {}", r.step, comm_text(r.comm_bytes), comm_text(plan_.comm_bytes)));
+         format("step {} sent {}, but {} was predicted", r.step, comm_text(r.comm_bytes), comm_text(plan_.comm_bytes)));
   }
   if (progress_) progress_->step(r);
 }
@@ -157,7 +157,7 @@ void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) 
     if (const std::string told = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !told.empty())
       warn(step, told);
   };
-  // The seconds of single operators on a GPU are not known, since the host waits for all of them together.
+  // The times of individual operators are not known on a GPU, since the host waits for all of them together.
   for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the GEMMs of"}, {OpKind::attention, "the attention of"}}) {
     const Meter::Entry& entry = meter.of(kind);
     if (!machine_.gpu && peak_.is_measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
@@ -228,12 +228,12 @@ void Reporter::complete(report::History& history, const report::EndReport& end) 
 void Reporter::judge_prediction(const report::EndReport& end) {
   constexpr double kTolerance = 0.25;
   const double ratio = end.measured.step_ms / end.predicted.step_ms;
-  if (!(std::abs(ratio - 1) > kTolerance)) return;  // right, or not known
+  if (!(std::abs(ratio - 1) > kTolerance)) return;  // accurate, or unknown (NaN)
   const double waits = end.measured.wait_ms, expected = end.predicted.wait_ms;
   const double compute = end.measured.step_ms - waits, expected_compute = end.predicted.step_ms - expected;
   const bool by_waits = std::abs(waits - expected) > std::abs(compute - expected_compute);
-  warn(end.step, format("a step took {:.4g} ms, predicted were {:.4g} ms: {} took {:.4g} ms instead of {:.4g}; "
-                        "`trainer bench all --write-profile` measures the machine again",
+  warn(end.step, format("a step took {:.4g} ms, but {:.4g} ms was predicted: {} took {:.4g} ms instead of {:.4g}; "
+                        "measure the machine again with `trainer bench all --write-profile`",
                         end.measured.step_ms, end.predicted.step_ms, by_waits ? "exposed communication" : "compute",
                         by_waits ? waits : compute, by_waits ? expected : expected_compute));
 }
@@ -268,7 +268,7 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   metrics_->write(to_json(end));
   report::History history = report::read_history(metrics_file(config_));
   if (metrics_->lost() > 0) {
-    log::warning("{} lacks {} lines, as they could not be written", metrics_file(config_).string(), metrics_->lost());
+    log::warning("{} is missing {} lines that could not be written", metrics_file(config_).string(), metrics_->lost());
     complete(history, end);
   }
   report::Summary summary = report::summarize(history, samples_);

@@ -19,11 +19,11 @@
 
 namespace trainer::run {
 
-/// Rank 0 reports for all: on other ranks every call does nothing. No call waits for a different rank.
+/// Reports from rank 0; on other ranks every call does nothing. No call waits for another rank.
 class Reporter {
  public:
-  /// config, plan, machine, data and peak must outlive it. `memory` was started before the run allocated any; `first`:
-  /// this rank prints.
+  /// config, plan, machine, data and peak must outlive the reporter. `memory` must have been created before the run
+  /// allocated memory. `first`: this is rank 0.
   Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
            const data::TrainingData& data, const MemoryProbe& memory, setup::PeakTracker& peak, bool first);
 
@@ -31,7 +31,7 @@ class Reporter {
   void open(int64_t step);
   /// Writes the start event, before the first step. `notes`: log lines that follow it; empty ones are skipped.
   void start(const report::StartReport& start, std::string_view transport, const std::vector<std::string>& notes);
-  /// Shows a progress line from now on.
+  /// Starts showing the progress line.
   void show_progress(int64_t step);
 
   /// Reports the step `work`, which took `seconds` and resulted in `state`. The meter of `trainer` must have counted
@@ -39,7 +39,7 @@ class Reporter {
   void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
             const checkpoint::TrainState& state, train::Trainer& trainer);
   void evaluation(const report::EvalReport& eval);
-  /// Shows longer activities between steps.
+  /// Shows an activity between steps, such as an evaluation, in the progress line.
   void status(const std::string& activity);
   void checkpoint(const report::CheckpointReport& checkpoint);
   void sample(report::Sample sample);
@@ -52,11 +52,11 @@ class Reporter {
  private:
   /// Raises the peak to the rates of the step and its operators.
   void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
-  /// Warns if the steps took a different time than predicted, and names the part that was wrong.
+  /// Warns if the measured step time differs from the prediction, and names the part that was mispredicted.
   void judge_prediction(const report::EndReport& end);
-  /// Adds events of this process that the log lacks after a full disk.
+  /// Adds events of this process that are missing from metrics.jsonl, as after a full disk.
   void complete(report::History& history, const report::EndReport& end) const;
-  /// Returns the memory that is compared with the plan: of the process, or on a GPU of the device.
+  /// Returns the memory to compare with the plan: that of the process, or on a GPU that of the device.
   int64_t measured_memory(const train::Trainer& trainer) const;
 
   const config::Config& config_;
@@ -73,11 +73,11 @@ class Reporter {
   std::optional<device::PowerMeter> power_;
   std::vector<report::Sample> samples_;
   report::StartReport start_;
-  // Of this process, even if metrics.jsonl could not be written.
+  // Events and totals of this process, kept in case metrics.jsonl cannot be written.
   std::optional<report::StepReport> first_step_, last_step_;
   std::optional<report::EvalReport> last_eval_;
   int64_t skipped_ = 0;
-  CommBytes comm_bytes_;  // of all steps of this process
+  CommBytes comm_bytes_;
   double step_seconds_ = 0, wait_seconds_ = 0;
   int64_t steps_ = 0;
   bool bytes_differ_ = false;

@@ -66,7 +66,8 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
   return data::open_data(config, options);
 }
 
-/// Warns of validation sets whose text is in a source too. Tails of the sources are not compared.
+/// Warns about validation sets whose text is also in the training data. Sets that are tails of the training data are
+/// not compared.
 void warn_of_overlap(const config::Config& config, const data::Datasets& datasets) {
   if (!datasets.train || config.data.val_fraction > 0) return;
   const std::vector<data::NamedDataset>& sources = datasets.train->sources();
@@ -127,8 +128,8 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                       {"the slots of the sources", slots_text(*datasets.train)},
                       {"the hash of the validation data", datasets.val_hash}},
                      Code::data,
-                     "all ranks must find the same training and validation files: start them in one folder, or copy "
-                     "the files again");
+                     "all ranks must find the same training and validation files: start them in the same folder, or "
+                     "copy the files again");
   return datasets;
 }
 
@@ -143,17 +144,18 @@ std::string continue_mixture(comm::World& world, const config::Config& config, d
     const auto count = static_cast<double>(taken.at(source.name)), all = static_cast<double>(samples);
     if (most == 0 || taken.at(source.name) <= most * windows) continue;
     std::string remedy = "lower its weights, or shorten the run";
-    const double share = static_cast<double>(most * windows - 1) / all;  // a count is up to one sample above its share
+    const double share = static_cast<double>(most * windows - 1) / all;  // a count may exceed its share by one sample
     double others = 0;
     for (const auto& [name, weight] : data::weight_changes(config, train).front().weights)
       if (name != source.name) others += weight;
     if (mixture.phases().size() == 1 && share > 0 && share < 1 && others > 0) {
       const double weight = others * share / (1 - share), digit = std::pow(10, std::floor(std::log10(weight)) - 1);
-      remedy = format("a weight of {:.2g} stays below", std::floor(weight / digit) * digit);
+      remedy = format("set its weight to {:.2g} or less", std::floor(weight / digit) * digit);
     }
-    throw Error(Code::data,
-                format("data.source \"{}\": this run would take {:.3g} epochs of this source, but max_epochs = {}; {}",
-                       source.name, count / static_cast<double>(windows), most, remedy))
+    throw Error(
+        Code::data,
+        format("data.source \"{}\": this run would train for {:.3g} epochs on the source, but max_epochs = {}; {}",
+               source.name, count / static_cast<double>(windows), most, remedy))
         .on(Scope::all_ranks);
   }
   if (world.first())

@@ -1,26 +1,26 @@
 #pragma once
-// The data of a run. Rank 0 opens them, tokenizes if needed, and compares them with the checkpoint that the run resumes
-// from. The other ranks open the files that it has written.
+// The data of a run. Rank 0 opens them, tokenizes if needed, and compares them with the checkpoint from which the run
+// resumes. The other ranks open the files that rank 0 has written.
 #include "data/source.h"
 #include "run/deadline.h"
 #include "setup/machine.h"
 
 namespace trainer::run {
 
-/// Opens the data on every rank. The result has no train set when tokenizing was stopped. A resumed run keeps its
+/// Opens the data on every rank. The result has no train set if tokenization was stopped. A resumed run keeps its
 /// tokenizer. Data that differ from the checkpoint's are rejected (Code::checkpoint, see
-/// checkpoint::require_compatible) before anything in the run folder changes. Collective; the first rank holds the
-/// locks of the folders that are written.
+/// checkpoint::require_compatible) before anything in the run folder changes. Collective; rank 0 must hold the locks of
+/// the run and checkpoints folders.
 data::Datasets open_run_data(comm::World& world, const config::Config& config, const setup::Machine& machine,
                              const Deadline& deadline);
 
-/// Continues the mixture of a run at sample `from`, if it has one. The phases of `past`, those of the checkpoint, stay
-/// as they were; weights that differ from them count from there on. Then it refuses a run of `samples` that takes more
-/// epochs of a source than its max_epochs (Code::data, on all ranks) and, on the first rank, warns of phases that begin
-/// after its end. Returns a table of the sources, with their shares at that time, for the log.
+/// Continues the mixture of a run, if it has one, at sample `from`. The phases of the checkpoint (`past`) are kept; if
+/// the configured weights differ, they apply from sample `from`. Throws Code::data on all ranks if a run of `samples`
+/// samples would train on a source for more than its max_epochs. Rank 0 warns about phases that begin after the end of
+/// the run. Returns a table of the sources and their shares, for the log.
 std::string continue_mixture(comm::World& world, const config::Config& config, data::TrainingData& train,
                              std::vector<data::MixturePhase> past, int64_t from, int64_t samples);
-/// Returns the same table after `samples` samples; empty for a single source without a name.
+/// Returns the table of sources after `samples` samples; empty if the data are not a mixture.
 std::string mixture_table(const config::Config& config, const data::TrainingData& train, int64_t samples);
 
 }  // namespace trainer::run

@@ -17,7 +17,7 @@ fs::path checkpoint_folder(const config::Config& config) {
 
 namespace {
 
-/// Writes a file, unless it already has this content, so that a start on a full disk needs no space.
+/// Writes a file unless it already has this content, so that a resumed run can start on a full disk.
 void put(const fs::path& file, const std::string& bytes) {
   std::ifstream in(file, std::ios::binary);
   if (in && std::string(std::istreambuf_iterator<char>(in), {}) == bytes) return;
@@ -45,7 +45,7 @@ void write_run_files(const config::Config& config, const std::string& config_tom
     const std::string name = data::tokenizer_file_name(tokenizer);
     put(fs::path(config.run.dir) / name, tokenizer);
     std::error_code none;
-    // The tokenizer of an earlier run in the folder might be found first.
+    // Otherwise the tokenizer of an earlier run in the folder might be found first.
     for (const char* other : data::kTokenizerFiles)
       if (other != name) fs::remove(fs::path(config.run.dir) / other, none);
   }

@@ -24,23 +24,25 @@ bool is_path(const std::string& resume) { return resume != "auto" && resume != "
 
 bool is_in(const fs::path& folder, const fs::path& step_folder) {
   std::error_code missing;
-  return fs::equivalent(folder, step_folder / "..", missing);  // parent_path() of "step-00000004" is empty
+  return fs::equivalent(folder, step_folder / "..", missing);  // not parent_path(), which is empty for "step-00000004"
 }
 
 /// Explains why the run's own checkpoints are not a branch of `path`, whose checkpoints are `given`.
 std::string no_branch(const fs::path& folder, const checkpoint::Entry& newest, const fs::path& path,
                       const std::vector<fs::path>& given) {
-  const std::string why =
-      newest.state.origin == 0 ? format("do not record that they descend from {}", given.front().string())
-      : given.size() > 1 || !fs::equivalent(path, given.front())
-          ? format("descend from none of the {} checkpoints that {} has now", given.size(), path.string())
-          : format("do not descend from {}", given.front().string());
-  return format("{}: its checkpoints {}; --resume auto continues them, and a different run.dir starts a branch",
-                folder.string(), why);
+  const std::string why = newest.state.origin == 0
+                              ? format("do not record that they descend from {}", given.front().string())
+                          : given.size() > 1 || !fs::equivalent(path, given.front())
+                              ? format("descend from none of the {} checkpoints now in {}", given.size(), path.string())
+                              : format("do not descend from {}", given.front().string());
+  return format(
+      "{}: its checkpoints {}; use --resume auto to continue from them, or a different run.dir to start a branch",
+      folder.string(), why);
 }
 
-/// Returns the step folders to try, the best first. If the command that began a branch of a different run, or went back
-/// to an earlier step of this one, is repeated, what it began is resumed: a job that is queued again makes progress.
+/// Returns the step folders to try, best first. If a command that branched from a different run, or went back to an
+/// earlier step of this run, is repeated, the checkpoints saved since then are tried first, so that a requeued job
+/// makes progress.
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder, bool aloud) {
   if (checkpoint.resume == "never") return {};
   if (!is_path(checkpoint.resume)) {
@@ -99,7 +101,7 @@ checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
 
 namespace {
 
-/// Returns the configuration with absolute paths of data files, so that the copy in the checkpoint is valid in any
+/// Returns the configuration with absolute paths to the data files, so that the copy in the checkpoint is valid in any
 /// working directory.
 std::string config_for_anywhere(config::Config config) {
   const auto whole = [](std::string& path) {
@@ -155,12 +157,13 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
   const std::string none_whole =
       config.resume != "auto"
           ? ""
-          : format("{}: none of its {} checkpoints is intact; remove the folder to start from scratch: ",
+          : format("{}: none of the {} checkpoints is intact; remove the folder to start from scratch: ",
                    folder.string(), candidates.size());
   Resumed resumed;
   load_first_whole(world, candidates, none_whole,
                    [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
-  // The path of a folder with the run's own checkpoints selects the newest, as "auto" does, and one within it a step.
+  // The path of the run's own checkpoints folder selects the newest checkpoint, as "auto" does, and sets no origin; the
+  // path of a step folder within it does.
   std::error_code missing;
   if (is_path(config.resume) &&
       (!is_in(folder, resumed.folder) || fs::equivalent(config.resume, resumed.folder, missing)))
@@ -204,7 +207,7 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
   for (const auto& [key, value] : after) {
     const auto it = before.find(key);
     if (it == before.end()) {
-      const size_t dot = key.find('.');  // a key younger than the checkpoint changes nothing at its initial value
+      const size_t dot = key.find('.');  // a key added since the checkpoint has no effect at its initial value
       const config::Key* known = config::find_key(key.substr(0, dot), key.substr(dot + 1));
       if (known != nullptr && value == config::to_toml(known->initial)) continue;
       changes.push_back(format("{}: {} (new)", key, value));
@@ -213,7 +216,7 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
     }
   }
   for (const auto& [key, value] : before)
-    if (!after.contains(key)) changes.push_back(format("{}: {} (gone)", key, value));
+    if (!after.contains(key)) changes.push_back(format("{}: {} (removed)", key, value));
   return changes;
 }
 
@@ -222,7 +225,7 @@ void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
     const bool weights = (change.starts_with("data.source.") && change.find(".weight: ") != std::string::npos) ||
                          change.starts_with("data.phase: ");
     log::info("changed since: {}{}", change,
-              weights ? format(", from sample {} on", resumed.state.samples_seen) : std::string());
+              weights ? format(", starting at sample {}", resumed.state.samples_seen) : std::string());
   }
   if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
     log::info("changed since: the validation data; earlier validation losses are not comparable");
@@ -245,11 +248,11 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
   comm::World& world = trainer.mesh().world();
   fs::path source = config.model.init_from;
   const bool imports = huggingface::is_model_folder(source);
-  if (imports) {  // into a checkpoint of which each rank then reads its own elements
+  if (imports) {  // convert to a checkpoint, from which each rank then reads its own elements
     source = fs::path(config.run.dir) / kImported;
     world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
-      fs::remove_all(source);  // of a start that was interrupted
+      fs::remove_all(source);  // left by an interrupted start
       huggingface::import_model(config.model.init_from, source);
     });
   }
@@ -262,10 +265,11 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
   });
   load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer, reader); });
   if (imports)
-    world.control().run_on_all_ranks([&] {  // all ranks have read it
+    world.control().run_on_all_ranks([&] {
       if (world.first()) fs::remove_all(source);
     });
-  log::info("weights of {}, fresh optimizer", imports ? config.model.init_from : reader.folder().string());
+  log::info("initialized with the weights of {}, new optimizer state",
+            imports ? config.model.init_from : reader.folder().string());
   return std::nullopt;
 }
 

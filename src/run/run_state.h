@@ -17,15 +17,16 @@ namespace trainer::run {
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
                                      const std::string& gemm_tuning_hash = {});
 
-/// Returns only its model part, for a comparison before the data are open.
+/// Returns only the model keys of that snapshot, for a comparison before the data are open.
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);
 
-/// The header of the checkpoint that resume() will try first, read by one rank without warnings. None if the run starts
-/// from scratch or every checkpoint that resume() may try is damaged. Throws like resume() if there is nothing to try.
+/// The header of the checkpoint that resume() will load.
 struct StoredHeader {
   std::filesystem::path folder;
   checkpoint::Snapshot header;
 };
+/// Reads the header on the calling rank, without warnings. Returns an empty result if the run starts from scratch or
+/// every checkpoint that resume() may try is corrupted. Throws like resume() if a requested checkpoint is missing.
 std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const std::filesystem::path& folder);
 
 /// The state from which a run resumes.
@@ -33,33 +34,33 @@ struct Resumed {
   std::filesystem::path folder;
   int64_t sequence = 0;
   checkpoint::TrainState state;
-  // The values of the run that saved it.
+  // Values of the run that saved the checkpoint.
   std::string config_toml;
   std::optional<std::string> gemm_tuning_hash;
   std::string val_hash;
-  std::vector<data::MixturePhase> phases;  // of its mixture
+  std::vector<data::MixturePhase> phases;  // phases of that run's mixture
 };
 /// Loads weights, moments and state from the checkpoint that checkpoint.resume selects, and refreshes the compute
-/// weights. Returns an empty result if the run starts from scratch. "auto" skips damaged checkpoints of `folder`, with
-/// a warning for each, and throws Code::checkpoint when none is intact. "must" and a path select one checkpoint, and
-/// throw when it is missing or damaged. If the newest checkpoints of `folder` were saved after the same path was
-/// resumed (checkpoint::descendants), they are resumed instead. A checkpoint of another model is always an error.
-/// `expected` holds the run's keys and hashes. Collective; all ranks load the checkpoint that rank 0 finds.
+/// weights. Returns an empty result if the run starts from scratch. "auto" skips corrupted checkpoints in `folder`,
+/// with a warning for each, and throws Code::checkpoint if none is intact. "must" and a path select a single
+/// checkpoint, and throw if it is missing or corrupted. If the newest checkpoint in `folder` was saved after a resume
+/// from the same path (checkpoint::descendants), it is resumed instead. A checkpoint of a different model is always an
+/// error. `expected` contains the run's keys and hashes. Collective; all ranks load the checkpoint that rank 0 finds.
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
-/// Loads weights only: for model.init_from, evaluation and generation. Returns the damage that some rank found; empty:
-/// none. Collective.
+/// Loads only the weights, for model.init_from, evaluation and generation. Returns the corruption found by any rank;
+/// empty if there is none. Collective.
 [[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
 
 /// Fills a model before its first step: from a checkpoint by resume() if there is one, else from the weights of
-/// model.init_from, else with initial values. Logs the first two cases. Returns the state from which the run resumes.
-/// Collective.
+/// model.init_from, else with random initial values. Logs the first two cases. Returns the state from which the run
+/// resumes, or an empty result. Collective.
 std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
                                   const checkpoint::Snapshot& expected);
 
-/// Returns the keys of a resumed run that have changed, for one notice: "optim.lr: 0.0006 -> 0.0003". Tables with names
-/// are named: "data.source.web.weight: 0.7 -> 0.5".
+/// Returns a line for each key that has changed since the run was saved: "optim.lr: 0.0006 -> 0.0003", or for a named
+/// table "data.source.web.weight: 0.7 -> 0.5".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
 /// Logs the changes since the resumed run was saved.
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);

@@ -6,15 +6,15 @@
 
 namespace trainer::run {
 
-/// Learning rate of update `step` (1-based) in a run of `total_steps`.
+/// Returns the learning rate of update `step` (counted from 1) in a run of `total_steps`.
 ///   warm-up   step <= W:  lr · step / W
 ///   decay     after W, with p = (step − 1 − W) / (T − W), the share of the decay already done before this update:
 ///     cosine   min_lr + (lr − min_lr) · (1 + cos πp) / 2
 ///     linear   lr + (min_lr − lr) · p
 ///     wsd      lr until the last D = round(decay_fraction · T) steps (at most T − W), which fall linearly from lr
 ///     constant lr
-/// p stays below 1 within the run: every update moves the weights even when min_lr is 0. Beyond total_steps a decaying
-/// schedule stays at min_lr. W = min(warmup_steps, T): a run as short as its warm-up never decays.
+/// p stays below 1 within the run, so every update changes the weights even if min_lr is 0. Beyond total_steps a
+/// decaying schedule stays at min_lr. W = min(warmup_steps, T), so a run no longer than its warm-up never decays.
 double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t step);
 
 }  // namespace trainer::run

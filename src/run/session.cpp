@@ -18,8 +18,8 @@
 namespace trainer::run {
 namespace {
 
-/// Rank 0 holds these locks for as long as this object lives, so that no other process writes into the run's folder or
-/// its checkpoints.
+/// Locks that rank 0 holds during the lifetime of this object, so that no other process writes into the run folder or
+/// the checkpoints folder.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
     world.control().run_on_all_ranks([&] {
@@ -54,7 +54,7 @@ void plan_only(comm::World& world, const config::Config& config, const setup::Ma
       setup::require_memory(plan, config, vocab, machine);
     } catch (const Error& error) {
       if (config.hardware.memory_limit > 0) throw;
-      throw Error(error.code(), format("{}. To plan for a different machine, set hardware.memory_limit (GB per "
+      throw Error(error.code(), format("{}. To plan for a different machine, set hardware.memory_limit (GiB per "
                                        "rank), or use `trainer plan --cluster`",
                                        error.what()));
     }
@@ -77,11 +77,11 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   }
   setup::require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
-  std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share those of rank 0
+  std::optional<SignalGuard> signals;  // one per process: ranks that are threads share the handlers of rank 0
   if (world.first() || world.transport() != "threads") signals.emplace();
-  // A run is planned as soon as its vocabulary size is known, so that one that does not fit is rejected before a
-  // tokenizer is trained and text is tokenized. data.vocab_size is exact if it is given: a trained tokenizer has that
-  // size, and data that contradict it are rejected. Without the key the data must be open before the run is planned.
+  // A run is planned as soon as its vocabulary size is known, so that a run that does not fit in memory is rejected
+  // before a tokenizer is trained and text is tokenized. If data.vocab_size is set, it is exact: a trained tokenizer
+  // has that size, and data that contradict it are rejected. If not, the data must be opened first.
   std::optional<setup::RunPlan> plan;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;

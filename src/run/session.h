@@ -16,9 +16,9 @@ struct SessionOptions {
   std::string version, commit;  // for the report
 };
 
-/// Returns the exit status: 0 finished (or stopped at a limit), 75 saved after a signal. Throws Error in all other
-/// cases. Every rank of `world` calls it; rank 0 writes and reports. `config` must be resolved and validated. With
-/// dry_run only `plan_text` is set and no file is written.
+/// Runs the session. Returns the exit status: 0 if the run finished or stopped at a limit, 75 if it was saved after a
+/// signal. Throws Error in all other cases. Collective; rank 0 writes and reports. `config` must be resolved and
+/// validated. With dry_run only `plan_text` is set and no file is written.
 int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
                 std::string& plan_text);
 

@@ -14,10 +14,10 @@ namespace {
 std::atomic<int> stop_flag{0};
 std::atomic<bool> save_flag{false};
 std::atomic<bool> installed{false};
-std::atomic<const char*> at_once{nullptr};  // the activity that a stop ends immediately, without polling
+std::atomic<const char*> at_once{nullptr};  // the activity that a stop signal ends immediately
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
                   std::atomic<const char*>::is_always_lock_free,
-              "signal handlers may touch lock-free atomics only");
+              "signal handlers may only access lock-free atomics");
 
 /// Ends the process from within a signal handler.
 [[noreturn]] void end_at_once(int signal, const char* doing) {
@@ -31,8 +31,8 @@ extern "C" void handle_stop(int signal) {
   const int before = stop_flag.exchange(signal);
   if (before != 0 && before != SIGHUP) _exit(128 + signal);
 }
-// When a terminal closes, SIGHUP arrives twice, from the system and from the shell, and session managers send SIGTERM
-// afterwards. So SIGHUP requests a stop, but never counts as one of the two signals that end the process immediately.
+// When a terminal closes, SIGHUP arrives twice, from the system and from the shell, and session managers then send
+// SIGTERM. So SIGHUP requests a stop, but does not count towards the two signals that end the process immediately.
 extern "C" void handle_hang_up(int signal) {
   if (const char* doing = at_once.load()) end_at_once(signal, doing);
   int none = 0;
@@ -43,7 +43,7 @@ extern "C" void handle_save(int) { save_flag.store(true); }
 }  // namespace
 
 SignalGuard::SignalGuard() {
-  TRAINER_CHECK(!installed.exchange(true), "signal handlers are installed already");
+  TRAINER_CHECK(!installed.exchange(true), "at most one SignalGuard exists in a process");
   stop_flag = 0;
   save_flag = false;
   for (size_t i = 0; i < std::size(kSignals); ++i) {
@@ -63,7 +63,7 @@ SignalGuard::~SignalGuard() {
 }
 
 StopsAtOnce::StopsAtOnce(const char* doing) {
-  TRAINER_CHECK(at_once.exchange(doing) == nullptr, "a stop ends something else at once already");
+  TRAINER_CHECK(at_once.exchange(doing) == nullptr, "at most one StopsAtOnce exists in a process");
   if (stop_requested()) end_at_once(stop_signal(), doing);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// Requests that reach a run as signals. SIGTERM, SIGUSR1, SIGINT: the run stops at the next micro-step and saves; a
-// second one ends the process immediately with 128 + signal. SIGHUP (a terminal was closed): the same, but it never
-// counts as the first or second signal; if it is ignored (nohup), it stays ignored. SIGUSR2: the run saves after this
-// step and continues.
+// Requests that a run receives as signals. SIGTERM, SIGUSR1, SIGINT: the run stops at the next micro-step and saves; a
+// second signal ends the process immediately with status 128 + signal. SIGHUP (the terminal was closed): the run stops
+// and saves, but SIGHUP never counts as the first or second signal; if it was ignored (nohup), it stays ignored.
+// SIGUSR2: the run saves after the current step and continues.
 #include <csignal>
 
 #include "comm/world.h"
@@ -11,8 +11,8 @@ namespace trainer::run {
 
 inline constexpr int kStoppedBySignal = 75;  // exit status
 
-/// Installs the handlers; the destructor restores the previous ones. Only one may exist in a process (checked).
-/// Construction clears earlier requests.
+/// Installs the handlers and clears earlier requests; the destructor restores the previous handlers. At most one may
+/// exist in a process (checked).
 class SignalGuard {
  public:
   SignalGuard();
@@ -25,9 +25,9 @@ class SignalGuard {
   struct sigaction previous_[5];
 };
 
-/// While a StopsAtOnce exists, the first stop signal ends the process, with the status of a stopped run and the line
-/// "stopped by SIGTERM while " + `doing`. It is for long computations with nothing to save, when no other process waits
-/// for this one. Only one may exist in a process; it does nothing without a SignalGuard.
+/// While a StopsAtOnce exists, the first stop signal ends the process immediately, with the status of a stopped run and
+/// the line "stopped by SIGTERM while " + `doing`. It is for long computations that have nothing to save and for which
+/// no other process waits. At most one may exist in a process; it has no effect without a SignalGuard.
 class StopsAtOnce {
  public:
   explicit StopsAtOnce(const char* doing);
@@ -44,8 +44,8 @@ bool stop_requested_on_any_rank(comm::World& world);
 int stop_signal();
 /// True if a save was requested since the last call.
 bool take_save_request();
-/// Returns "SIGTERM"; for 0, which stop_signal() returns on a rank that stops because of a different rank: "a signal to
-/// another rank".
+/// Returns the name of a signal, such as "SIGTERM". For 0, which stop_signal() returns if a different rank received the
+/// signal, returns "a signal to another rank".
 const char* signal_name(int signal);
 
 }  // namespace trainer::run

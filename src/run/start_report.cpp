@@ -31,8 +31,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   for (const data::NamedDataset& set : datasets.val) start.val_tokens += set.dataset.tokens();
   start.unigram_entropy = datasets.unigram_entropy;
   start.flops = plan.flops;
-  // Ranks that are threads share a process, and so its memory as the system reports it. A GPU's memory is each rank's
-  // own.
+  // The system reports the memory of a process, which ranks that are threads share. GPU memory is counted per rank.
   const int ranks_of_process = world.transport() == "threads" && !machine.gpu ? world.size() : 1;
   start.predicted = {.step_ms = plan.step_seconds * 1e3,
                      .wait_ms = plan.wait_seconds * 1e3,
@@ -55,7 +54,7 @@ std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, con
 
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
   const report::Environment& environment = start.environment;
-  log::info("{}: {} parameters, vocabulary {}, {} ({}), matmul by {}", start.name,
+  log::info("{}: {} parameters, vocabulary {}, {} ({}), matmul with {}", start.name,
             format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, compute_reason,
             environment.product_path);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
@@ -65,7 +64,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
             environment.ranks == 1 ? "" : format(" ({})", transport), counted(environment.threads, "thread"),
             environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms))
-    log::info("step: {:.4g} ms predicted by {}", start.predicted.step_ms, start.predicted_by);
+    log::info("step: {:.4g} ms predicted with {}", start.predicted.step_ms, start.predicted_by);
   const double samples =
       static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch);
   log::info("memory: {} predicted; data: {} training and {} validation tokens{}",

@@ -11,14 +11,14 @@
 namespace trainer::run {
 namespace {
 
-/// Returns a name of the running system: processes for which it is the same share a clock.
+/// Returns an identifier of the running system. Processes with the same identifier share a clock.
 std::string system_identity() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
   return id;
 }
 
-/// Returns a track for each queue of the optimizer in host memory, with its recorded operations.
+/// Returns a track for each queue of the optimizer offload, with the operations recorded in it.
 std::vector<report::Track> tracks_of(offload::Engine& engine) {
   using offload::Lane;
   std::vector<report::Track> tracks = {{"host link: gradients and state to the host", {}},
@@ -53,14 +53,15 @@ Tracer::~Tracer() {
 void Tracer::expect_steps(int64_t first, int64_t last) const {
   const std::vector<int64_t>& steps = config_.log.trace;
   if (world_.first() && !steps.empty() && (steps.back() < first || steps.front() > last))
-    log::warning("no trace: log.trace covers steps {} to {}, this run makes steps {} to {}", steps.front(),
+    log::warning("no trace: log.trace covers steps {} to {}, but this run trains steps {} to {}", steps.front(),
                  steps.back(), first, last);
 }
 
 void Tracer::before_step(int64_t step) {
   const std::vector<int64_t>& steps = config_.log.trace;
   if (trace_ || steps.empty() || step < steps.front() || step > steps.back()) return;
-  // All ranks leave the barrier together. On one host they have one clock, and no need of that.
+  // Times are relative to the end of this barrier, which all ranks leave at about the same time. Ranks on one host
+  // share a clock, so they all use the origin of rank 0.
   world_.control().barrier();
   const std::string own = format("{} {}", system_identity(), now_seconds());
   const std::string first = world_.control().gather(own).front();
@@ -96,7 +97,7 @@ void Tracer::write() {
   const std::string own = report::trace_events(rank, *trace_, others);
   trace_.reset();
   std::string text = report::kTraceBegin;
-  for (int from = 0; from < world_.size(); ++from) {  // one after the other: memory for one rank's events
+  for (int from = 0; from < world_.size(); ++from) {  // one rank at a time, to hold only one rank's events in memory
     std::string events = world_.rank() == from ? own : std::string();
     world_.control().broadcast(events, from);
     if (world_.first() && !events.empty()) text += (from == 0 ? "" : ",\n") + events;

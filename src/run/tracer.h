@@ -9,7 +9,7 @@
 
 namespace trainer::run {
 
-/// Every rank has one and calls the same functions. World and trainer must outlive it.
+/// Every rank has a tracer and calls the same functions. World and trainer must outlive the tracer.
 class Tracer {
  public:
   Tracer(comm::World& world, const config::Config& config, train::Trainer& trainer);
@@ -17,14 +17,14 @@ class Tracer {
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  /// Warns if none of the steps that a run makes, first to last, is to be traced.
+  /// Warns if none of the run's steps, `first` to `last`, is to be traced.
   void expect_steps(int64_t first, int64_t last) const;
-  /// Starts recording before the first of the steps, or before a later one if a run resumes among them. Then compares
-  /// the clocks of different hosts. Collective.
+  /// Starts recording and aligns the clocks of different hosts before the first step to trace, or before a later one if
+  /// the run resumes within that range. Collective.
   void before_step(int64_t step);
-  /// Writes the file after the last of the steps. Collective.
+  /// Writes the file after the last step to trace. Collective.
   void after_step(int64_t step);
-  /// Writes the recorded part if a run ends among the steps. Collective.
+  /// Writes the steps recorded so far if the run ends before the last step to trace. Collective.
   void end();
 
  private:

@@ -29,7 +29,7 @@ namespace {
 
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
-/// The trainer polls it between micro-steps.
+/// True if a stop was requested or a token file was truncated. The trainer polls this between micro-steps.
 bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
 
 }  // namespace
@@ -61,8 +61,7 @@ int TrainingLoop::run() {
   prepare();
   const bool lacks_evaluation = trainer_.scalars().is_true_on_any_rank(is_evaluation_missing());
   if (is_finished() && !lacks_evaluation) {
-    log::info("the run is finished: {} of {} steps are done, and its files stay as they are", state_.step,
-              total_steps_);
+    log::info("the run is finished: {} of {} steps are done; no files were changed", state_.step, total_steps_);
     require_convergence();
     reporter_.repeat_summary();
     return 0;
@@ -79,7 +78,7 @@ int TrainingLoop::run() {
   bool in_time = true;
   try {
     in_time = train_until(last);
-  } catch (const Error& error) {  // a single rank has none to agree with, and nothing was updated
+  } catch (const Error& error) {  // a single rank can save without the others, and the failed step changed nothing
     if (error.code() == Code::data && world_.size() == 1) save_last_step();
     throw;
   }
@@ -121,7 +120,7 @@ void TrainingLoop::prepare() {
     total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
     if (state_.best_step >= 0 && state_.best_set != followed_set()) {
       log::info(
-          "checkpoint.best: the best checkpoint so far, of step {}, was chosen by a different validation set and is "
+          "checkpoint.best: the best checkpoint so far (step {}) was selected with a different validation set and is "
           "ignored",
           state_.best_step);
       state_.best_step = -1;
@@ -151,8 +150,8 @@ void TrainingLoop::begin() {
   asynchronous_ = !trainer_.scalars().is_true_on_any_rank(!open_.plan.memory.contains(setup::kSnapshotMemory));
   if (!asynchronous_)
     reporter_.warn(state_.step,
-                   "checkpoint.async is ignored: the copy of weights and optimizer state that it takes "
-                   "does not fit in host memory; training waits for each checkpoint");
+                   "checkpoint.async is ignored: the copy of weights and optimizer state that it requires "
+                   "does not fit in host memory; training will wait for each checkpoint");
 }
 
 bool TrainingLoop::step() {
@@ -161,7 +160,7 @@ bool TrainingLoop::step() {
                              .adam_step = state_.adam_step + 1,
                              .micro_batches = trainer_.accumulation(),
                              .lr = learning_rate(config_.optim, total_steps_, state_.step + 1)};
-  trainer_.meter().reset();  // drop what evaluations, samples and saves counted
+  trainer_.meter().reset();  // discard the counts of evaluations, samples and saves
   tracer_.before_step(work.step);
   const double start = now_seconds();
   train::Trainer::Outcome outcome;
@@ -231,7 +230,7 @@ bool TrainingLoop::evaluate_now() {
     if (!stop_requested_on_any())
       reporter_.warn(
           state_.step,
-          format("step {}: --max-time cut the evaluation short; it is repeated when the run resumes", state_.step));
+          format("step {}: --max-time interrupted the evaluation; it is repeated when the run resumes", state_.step));
     return false;
   }
   result.report.step = state_.step;
@@ -267,11 +266,11 @@ void TrainingLoop::sample_now() {
   reporter_.sample(std::move(sample));
 }
 
-// A checkpoint of a step that was skipped would displace a better one.
+// A skipped step is not saved, since its checkpoint would displace a better one.
 bool TrainingLoop::is_save_due() {
   if (!is_due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
   if (train::weights_are_finite(trainer_)) return true;
-  reporter_.warn(state_.step, format("step {}: weights are not finite: no checkpoint was saved", state_.step));
+  reporter_.warn(state_.step, format("step {}: no checkpoint was saved: weights are not finite", state_.step));
   return false;
 }
 
@@ -294,7 +293,7 @@ void TrainingLoop::save(bool background) {
   attempt([&] { store_.begin(snapshot, background); });
   save_.report.wait_seconds = now_seconds() - save_.began;
   if (!background) end_save();
-  state_ = snapshot.state;  // only a step that was saved can be the best
+  state_ = snapshot.state;  // with best_step, which only a saved step can become
   saved_step_ = state_.step;
   saved_ = save_.report.path;
 }
@@ -304,8 +303,7 @@ void TrainingLoop::attempt(const std::function<void()>& part) {
     part();
   } catch (const Error& error) {
     if (error.code() != Code::io || !save_.background) throw;
-    reporter_.warn(state_.step,
-                   format("step {}: {}; it is saved again, and training waits", state_.step, error.what()));
+    reporter_.warn(state_.step, format("step {}: {}; saving again, while training waits", state_.step, error.what()));
     save_.background = false;
     store_.begin(save_.snapshot, false);
   }
@@ -358,11 +356,11 @@ void TrainingLoop::give_up(const std::string& reason) {
 }
 
 void TrainingLoop::require_convergence() {
-  // After a resume only the first rank knows an evaluation from before.
+  // After a resume only rank 0 knows the result of an earlier evaluation.
   const bool evaluated = trainer_.scalars().is_true_on_any_rank(!std::isnan(loss_of_last_));
   const bool bad_loss = evaluated ? loss_of_last_ == kNotFinite : state_.skipped_in_row > 0;
   if (state_.step > 0 && state_.adam_step == 0)
-    give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
+    give_up(format("step {}: every step was skipped because its loss or gradient was not finite", state_.step));
   if (trainer_.scalars().is_true_on_any_rank(bad_loss))
     give_up(format("step {}: the {} loss is not finite", state_.step,
                    open_.datasets.val.empty() ? "training" : "validation"));

@@ -19,7 +19,7 @@
 
 namespace trainer::run {
 
-/// What is known and open before a run takes memory for its model.
+/// The parts of a run that are prepared before it allocates memory for the model.
 struct OpenRun {
   setup::Machine machine;
   comm::GpuTransport between_gpus;
@@ -30,32 +30,33 @@ struct OpenRun {
 
 class TrainingLoop {
  public:
-  /// Takes the memory of the run. The world outlives it. Every rank makes one.
+  /// Allocates the memory of the run. `world` must outlive the loop. Every rank constructs a loop.
   TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
                const Deadline& deadline, OpenRun open);
 
-  /// The whole run. Returns its exit status; see run_session().
+  /// Runs all steps. Returns the exit status; see run_session().
   int run();
 
  private:
-  /// Fills the model: from its newest checkpoint, where there is one.
+  /// Plans the memory and fills the model (fill_model()).
   void prepare();
-  /// Opens what the run writes, and reports its start.
+  /// Opens the run's output files, and reports the start.
   void begin();
   /// Trains up to step `last`, or until a stop is requested. Returns false when --max-time has passed.
   bool train_until(int64_t last);
-  /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
+  /// Makes and reports one optimizer step. Returns false if a stop was requested between micro-steps, which discards
+  /// the partial step.
   bool step();
-  /// Notes that the last checkpoint was followed by a normal step, if that is true; older ones may be deleted then.
+  /// If this loss proves the last checkpoint (run/divergence.h), records it; older checkpoints may then be deleted.
   void note_proof(double loss);
-  /// Reports how the run ended, and returns its exit status. `in_time` is false when --max-time ended it.
+  /// Reports how the run ended, and returns the exit status. `in_time` is false if --max-time ended the run.
   int finish(bool in_time);
 
-  /// Requests are what reached any rank since the last step; all ranks act alike.
+  /// Requests that any rank received since the last step, the same on all ranks.
   struct Requests {
     bool stop, save, time_is_up;
-    bool peak;     // the first rank has time to measure it
-    bool writing;  // a thread of a rank writes the checkpoint that is being saved
+    bool peak;     // a measurement of the peak is due on rank 0
+    bool writing;  // a background thread of any rank is still writing the checkpoint
   };
   Requests exchange_requests();
   bool stop_requested_on_any();
@@ -63,24 +64,24 @@ class TrainingLoop {
   bool is_finished() const { return state_.step >= total_steps_; }
 
   bool is_evaluation_due() const;
-  /// A signal cut the evaluation of the resumed step short; the step itself was saved.
+  /// True if the resumed step was saved but not evaluated, because a signal or --max-time interrupted its evaluation.
   bool is_evaluation_missing();
-  /// Returns false when a stop or --max-time cut the evaluation short.
+  /// Evaluates the validation data. Returns false if a stop or --max-time interrupted the evaluation.
   bool evaluate_now();
-  /// Makes the step of `state` the best of those with a checkpoint, if it has the lowest validation loss.
+  /// Records the step of `state` as the best one if its validation loss is the lowest.
   void note_best(checkpoint::TrainState& state) const;
-  /// Returns the name of the validation set that is followed; empty for a set without a name.
+  /// Returns the name of the validation set that selects the best checkpoint; empty for a set without a name.
   std::string followed_set() const;
   void sample_now();
 
   bool is_save_due();
-  /// Saves this step. In the background it only begins to, after the save before has ended.
+  /// Waits for the previous save and saves this step; in the background, only starts to save it.
   void save(bool background);
-  /// A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again. In the background it
-  /// is repeated between steps, once: the second failure ends the run.
+  /// Saves, but only warns if that fails, as on a full disk: the run continues and saves again after the next interval.
+  /// A background save that fails is repeated once between steps, and a second failure ends the run.
   void save_or_warn();
   void save_last_step();
-  /// Runs a part of a save. If it fails in the background, warns and begins the save again, between steps.
+  /// Runs a part of a save. If a background save fails, warns and starts it again between steps.
   void attempt(const std::function<void()>& part);
   void proceed_with_save();
   /// Waits for the save in progress, if there is one.
@@ -91,7 +92,8 @@ class TrainingLoop {
   [[noreturn]] void give_up(const std::string& reason);
   /// Ends the run with an error when losses or weights are not finite.
   void require_convergence();
-  /// Ends the run where a token file was cut short under it, after saving the last step that was completed before.
+  /// If a token file was truncated while the run had it mapped, saves the last complete step and ends the run with an
+  /// error.
   void require_whole_data();
 
   comm::World& world_;
@@ -100,15 +102,15 @@ class TrainingLoop {
   Deadline deadline_;
   OpenRun open_;
   MemoryProbe memory_;
-  const checkpoint::Snapshot header_;  // what its checkpoints have in common
+  const checkpoint::Snapshot header_;  // the part that all checkpoints of the run have in common
   int64_t total_steps_;
   std::unique_ptr<device::Device> device_;
-  std::unique_ptr<comm::World> gpu_world_;  // null: world_
+  std::unique_ptr<comm::World> gpu_world_;  // for communication between GPUs; null: use world_
   train::Trainer trainer_;
   /// The save in progress, or the last one.
   struct Save {
     checkpoint::Snapshot snapshot;
-    std::vector<std::byte> copies;  // of its tensors, where it is in the background
+    std::vector<std::byte> copies;  // copies of the tensors, for a background save
     bool background = false;
     double began = 0;
     report::CheckpointReport report;
@@ -119,13 +121,13 @@ class TrainingLoop {
   Tracer tracer_;
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
-  std::string mixture_table_;  // of the whole run, for its start
+  std::string mixture_table_;  // table of the sources for the whole run, logged at the start
   checkpoint::TrainState state_;
-  bool asynchronous_ = false;       // checkpoint.async, where the memory suffices
-  int64_t saved_step_ = -1;         // or being saved
+  bool asynchronous_ = false;       // checkpoint.async is set and the memory suffices for it
+  int64_t saved_step_ = -1;         // the last step that was saved or is being saved
   std::filesystem::path saved_;     // the checkpoint of saved_step_
   std::filesystem::path proven_;    // the last checkpoint that a normal step followed; empty: none
-  double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
+  double loss_of_last_ = kUnknown;  // validation loss of the last step; infinity if it is not finite
 };
 
 }  // namespace trainer::run

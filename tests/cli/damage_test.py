@@ -62,7 +62,7 @@ class Damage(rig.Runs):
         for folder in self.step_folders():
             flip_a_byte(folder / "rank-00000.shard")
         stderr = self.train(status=5)
-        self.assertIn("run/checkpoints: none of its 3 checkpoints is intact; remove the folder to start from scratch", stderr)
+        self.assertIn("run/checkpoints: none of the 3 checkpoints is intact; remove the folder to start from scratch", stderr)
         self.assertEqual(self.saved_steps(), [2, 4, 6])
 
     def test_must_and_a_path_mean_one_checkpoint(self):
@@ -255,7 +255,7 @@ class FullDisk(rig.Runs):
         self.assertEqual(words, ["status", "5", "latest", "step-00000002", "step-00000004",
                                  "status", "0", "latest", "step-00000004", "step-00000008"], result.stdout + result.stderr)
         self.assertRegex(result.stderr, "step [678]: saving the checkpoint of step 6: .*No space left on device; .*"
-                                        "it is saved again, and training waits")
+                                        "saving again, while training waits")
         self.assertEqual(result.stderr.count("saving the checkpoint of step 6"), 2)
         self.assertIn("resumed step 4", result.stderr)
         self.train("run.dir=whole")

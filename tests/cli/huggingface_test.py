@@ -64,7 +64,7 @@ class HuggingFace(rig.Runs):
         self.import_("hf", "back")
         loss = self.evaluate("back")["loss"]
         started = self.train("run.dir=next", "model.init_from=back", "train.steps=3", "model.dropout=0")
-        self.assertIn("weights of back, fresh optimizer", started)
+        self.assertIn("weights of back, new optimizer state", started)
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - loss), 0.3)
         # One message names all keys that differ, and the tokenizer; with them the run starts.
         other = ["run.dir=other", "model.init_from=back", "train.steps=3", "model.dropout=0", "model.d_model=64", "model.n_layer=1",
@@ -75,7 +75,7 @@ class HuggingFace(rig.Runs):
         keys = {"d_ff": 128, "d_model": 32, "n_head": 2, "n_kv_head": 2, "n_layer": 2, "seq_len": 32}
         tokenizer = f"data.tokenizer={next((self.folder / 'back').rglob('tokenizer.*')).relative_to(self.folder)}"
         self.assertEqual(remedy, [f"model.{key}={value}" for key, value in keys.items()] + [tokenizer, "data.vocab_size=320"])
-        self.assertIn("weights of back, fresh optimizer", self.train(*other, *remedy))
+        self.assertIn("weights of back, new optimizer state", self.train(*other, *remedy))
 
     def test_a_run_starts_from_the_files_themselves(self):
         self.train("train.steps=4", *LLAMA, "model.rope_type=llama3", "model.rope_factor=4", "model.rope_original=64",
@@ -88,7 +88,7 @@ class HuggingFace(rig.Runs):
         self.assertRegex(shown, r'rope_type += "llama3" +# hf\n')
         def run(steps):
             return self.trainer("--config", "bare.toml", "--set", "run.dir=next", "--set", f"train.steps={steps}")
-        self.assertIn("weights of hf, fresh optimizer", run(3))
+        self.assertIn("weights of hf, new optimizer state", run(3))
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - self.evaluate("back")["loss"]), 0.3)
         self.assertFalse((self.folder / "next/imported").exists())
         self.assertIn("resumed step 3", run(4))

@@ -110,7 +110,7 @@ class Mixtures(rig.Runs):
     def test_weights_change_on_resume(self):
         stderr = self.train(max_steps=4)
         stderr = self.train("data.source.math.weight=0.5")
-        self.assertIn("changed since: data.source.math.weight: 0.1 -> 0.5, from sample 16 on", stderr)
+        self.assertIn("changed since: data.source.math.weight: 0.1 -> 0.5, starting at sample 16", stderr)
         phases = self.manifest(8)["mixture"]["phases"]
         self.assertEqual([phase["first_sample"] for phase in phases], [0, 16])
         self.assertEqual(phases[1]["start"], self.events("step")[3]["sources"])
@@ -150,7 +150,7 @@ class Mixtures(rig.Runs):
 
     def test_limits_of_epochs(self):
         self.assertRegex(self.train("data.source.math.max_epochs=2", "train.steps=60", status=4),
-                         'data.source "math": .* 3.43 epochs .* max_epochs = 2; a weight of 0[.]0')
+                         'data.source "math": .* 3.43 epochs .* max_epochs = 2; set its weight to 0[.]0')
         stderr = self.train("data.source.math.max_epochs=2", "train.steps=60", "data.source.math.weight=0.05", max_steps=1)
         self.assertNotIn("max_epochs", stderr)
 

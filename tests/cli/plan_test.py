@@ -285,7 +285,7 @@ class Plan(rig.Runs):
         self.assertEqual(end["predicted"]["step_ms"], start["predicted"]["step_ms"])
         self.assertAlmostEqual(end["ratio"]["step_ms"], end["measured"]["step_ms"] / end["predicted"]["step_ms"])
         off = abs(end["ratio"]["step_ms"] - 1) > 0.25
-        self.assertEqual(any("predicted were" in w["message"] for w in self.events("warning", "predicted")), off)
+        self.assertEqual(any("was predicted" in w["message"] for w in self.events("warning", "predicted")), off)
         self.assertIn("Predicted and measured", (self.folder / "predicted" / "report.html").read_text())
         log = self.train("run.dir=chosen", "hardware.profile=here.toml", "run.threads=1", "parallel.strategy=auto")
         self.assertIn('strategy "auto" chose', log)

@@ -156,8 +156,8 @@ class Resume(rig.Runs):
                       self.train(*branch, resume="base/checkpoints/step-00000005", status=5))
         shutil.rmtree(self.step_folder(4, "base"))
         stderr = self.train(*branch, resume="base", status=5)
-        self.assertIn("descend from none of the 1 checkpoints that base has now", stderr)
-        self.assertIn("--resume auto continues them", stderr)
+        self.assertIn("descend from none of the 1 checkpoints now in base", stderr)
+        self.assertIn("use --resume auto", stderr)
         # Nothing is known of a run that began by itself, or was saved before its origin was recorded.
         self.assertIn("do not record that they descend from whole/checkpoints/step-00000012",
                       self.train("run.dir=base", resume="whole", status=5))
@@ -251,12 +251,12 @@ class Resume(rig.Runs):
         other = [line for line in steps.splitlines(True) if '"event":"checkpoint"' not in line]
         self.assertLess(len(other), len(steps.splitlines()))
         (self.folder / "run/metrics.jsonl").write_text("".join(other))
-        self.assertIn("it has no checkpoint of step 4, from which this run resumes; its steps may be from a different run",
+        self.assertIn("records no checkpoint of step 4, from which this run resumes; its steps may be from a different run",
                       self.train(resume="run/checkpoints/step-00000004"))
 
     def test_a_trace_out_of_reach_is_a_warning(self):
         stderr = self.train("log.trace=[10, 12]")
-        self.assertIn("no trace: log.trace covers steps 10 to 12, this run makes steps 1 to 8", stderr)
+        self.assertIn("no trace: log.trace covers steps 10 to 12, but this run trains steps 1 to 8", stderr)
 
     def test_the_log_is_cut_back_to_the_resumed_step(self):
         self.train("run.dir=whole")

@@ -154,7 +154,7 @@ class Signals(rig.Runs):
         for which, sets in ((signal.SIGTERM, []), (signal.SIGINT, ["parallel.data=2", "parallel.transport=threads"]), (signal.SIGHUP, [])):
             process = self.planning(*sets)
             begin = time.monotonic()
-            self.assertEqual(self.stop(process, which), f"stopped by {which.name} while planning; no step was made\n")
+            self.assertEqual(self.stop(process, which), f"stopped by {which.name} while planning; no step was trained\n")
             self.assertLess(time.monotonic() - begin, 5)
         self.goes_on_identically(*LONG)
 
@@ -200,7 +200,7 @@ class Signals(rig.Runs):
         sets = ["train.steps=2", "optim.warmup_steps=1", "train.eval_interval=1", "train.eval_batches=0", "train.micro_batch=1", "run.threads=1",
                 "data.val=long/tokens.bin", "data.val_fraction=0", "precision.compute=fp64"]
         stderr = self.train(*sets, max_time="1s")
-        self.assertIn("step 1: --max-time cut the evaluation short", stderr)
+        self.assertIn("step 1: --max-time interrupted the evaluation", stderr)
         self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
         self.assertEqual((self.saved_steps(), self.events("eval")), ([1], []))
         self.assertLess(self.events("end")[-1]["wall_s"], 8)
