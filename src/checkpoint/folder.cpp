@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-/// True if the name is "step-" and digits: a copy that a user keeps as "step-00000100.good" is ignored.
+/// True if the name is "step-" followed by digits only, so that a user's copy "step-00000100.good" is ignored.
 bool is_step_name(std::string_view name) {
   if (!name.starts_with(kStepPrefix) || name.size() == kStepPrefix.size()) return false;
   name.remove_prefix(kStepPrefix.size());
@@ -107,7 +107,7 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCa
   const fs::path& newest = listing.complete.front().folder;
   const std::string latest = read_latest(checkpoints, calls);
   if (aloud && latest != newest.filename()) {
-    log::warning("{} {}; the newest complete checkpoint is {} (to use a different one, give its folder)",
+    log::warning("{} {}; using the newest complete checkpoint, {} (to use a different one, specify its folder)",
                  (checkpoints / kLatestFile).string(),
                  latest.empty() ? std::string("is missing or unreadable") : format("names {}", latest),
                  newest.filename().string());
@@ -124,11 +124,10 @@ std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool 
   }
   std::error_code error;
   const bool foreign = fs::exists(path / "config.json", error);
-  throw Error(
-      Code::checkpoint,
-      format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder{}", path.string(),
-             fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile,
-             foreign ? "; `trainer checkpoint import` makes one from Hugging Face's config.json and weights" : ""));
+  throw Error(Code::checkpoint,
+              format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder{}", path.string(),
+                     fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile,
+                     foreign ? "; convert a Hugging Face model with `trainer checkpoint import`" : ""));
 }
 
 fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }

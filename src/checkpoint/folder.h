@@ -10,7 +10,7 @@
 namespace trainer::checkpoint {
 
 constexpr const char* kLatestFile = "latest";
-/// Prefix of a step folder that a save of the same step has renamed, until its successor is in place.
+/// Prefix of a step folder that was renamed because the same step is saved again, until the new folder is in place.
 constexpr const char* kReplacedPrefix = ".replaced-";
 
 /// Returns "step-00000100".
@@ -26,25 +26,24 @@ struct Listing {
   std::vector<Entry> complete;       // newest first
   std::vector<std::string> damaged;  // the problem of each damaged step folder
 };
-/// Returns the step folders of a `checkpoints` folder; empty if there is no such folder. Only the sizes of shards are
-/// checked.
+/// Returns the step folders in a `checkpoints` folder; empty if the folder does not exist. Of the shards, only the
+/// sizes are checked.
 Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& calls = system_calls());
 
-/// Returns those of a folder's checkpoints, newest first, that a run saved after it had resumed from the checkpoint of
-/// this sequence by its path. Empty unless the newest is one of them. Resuming by a path several times is followed back
-/// as long as the checkpoints between are there.
+/// Returns the checkpoints, newest first, that a run saved after it was resumed by path from the checkpoint with this
+/// sequence number. Empty unless the newest checkpoint is one of them. A chain of several such resumes is followed back
+/// as long as the checkpoints in between exist.
 std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t sequence);
 
-/// Returns the complete step folders of a `checkpoints` folder, newest first. Warns about each damaged one, and when
-/// `latest` is missing or does not name the newest. Empty when there is no step folder; throws Code::checkpoint when
-/// all of them are damaged. Only the sizes of shards are checked: reading them may still find Damage. Without `aloud`
-/// there are no warnings.
+/// Returns the complete step folders in a `checkpoints` folder, newest first; empty if there is no step folder. Throws
+/// Code::checkpoint if all step folders are corrupted. Of the shards, only the sizes are checked: reading them may
+/// still throw Damage. With `aloud`, warns about each corrupted folder, and if `latest` does not name the newest.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,
                                                         SystemCalls& calls = system_calls(), bool aloud = true);
 
-/// Returns the step folders to which PATH refers. PATH is a step folder of any name, or a `checkpoints` folder, its
-/// file `latest`, or a run folder. The latter three give their complete step folders, newest first. Throws
-/// Code::checkpoint when there is none.
+/// Returns the step folders to which PATH refers. PATH is a step folder with any name, or a `checkpoints` folder, its
+/// file `latest`, or a run folder; for the latter three the complete step folders are returned, newest first. Throws
+/// Code::checkpoint if there is none.
 std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, SystemCalls& calls = system_calls(),
                                               bool aloud = true);
 /// Returns the first of the candidates.

@@ -130,7 +130,7 @@ VerifyReport verify(const fs::path& path, SystemCalls& calls) {
       known.insert(file.name);
       guarded([&] {
         if (checksum_of(read_file(calls, report.folder / file.name, file.bytes)) != file.checksum) {
-          note(format("{}: its checksum differs from the manifest's", (report.folder / file.name).string()));
+          note(format("{}: the checksum differs from the manifest's", (report.folder / file.name).string()));
         }
       });
     }

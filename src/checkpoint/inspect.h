@@ -17,12 +17,12 @@ nlohmann::json inspect_json(const std::filesystem::path& path, SystemCalls& call
 
 struct VerifyReport {
   std::filesystem::path folder;
-  int64_t tensors = 0, bytes = 0;     // of the manifest's tensors that were verified
-  std::vector<std::string> problems;  // empty: every byte of every file is as it was written
+  int64_t tensors = 0, bytes = 0;     // tensors that were verified, and their size
+  std::vector<std::string> problems;  // empty if every file has exactly the bytes that were written
 };
-/// Reads everything: COMPLETE, the manifest, each file's size and checksum, the zeros between tensors; unexpected files
-/// are problems too. Damage is reported, not thrown; throws Code::checkpoint when PATH has no checkpoint. In a
-/// `checkpoints` or run folder, the step folder that `latest` names is verified, complete or not.
+/// Verifies everything: COMPLETE, the manifest, each file's size and checksum, and the zeros between tensors;
+/// unexpected files are problems too. Corruption is reported, not thrown; throws Code::checkpoint if PATH contains no
+/// checkpoint. In a `checkpoints` or run folder, the step folder that `latest` names is verified, complete or not.
 VerifyReport verify(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 std::string to_text(const VerifyReport& report);
 nlohmann::json to_json(const VerifyReport& report);

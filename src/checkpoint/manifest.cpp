@@ -89,7 +89,7 @@ std::string part_to_json(const Manifest& part) {
 void merge_part(Manifest& manifest, const Manifest& part) {
   const auto first_shard = static_cast<int64_t>(manifest.shards.size());
   manifest.shards.insert(manifest.shards.end(), part.shards.begin(), part.shards.end());
-  // Copies of the names, since tensors are reallocated as more are added.
+  // The map copies the names, since the vector of tensors is reallocated as it grows.
   std::map<std::string, size_t, std::less<>> places;
   for (size_t i = 0; i < manifest.tensors.size(); ++i) places[manifest.tensors[i].name] = i;
   for (StoredTensor tensor : part.tensors) {
@@ -167,12 +167,12 @@ Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
   const fs::path mark = step_folder / kCompleteFile, path = step_folder / kManifestFile;
   if (!fs::exists(mark, error)) {
     throw Error(Code::checkpoint,
-                format("{}: {} not found: the save did not complete", step_folder.string(), kCompleteFile));
+                format("{}: {} not found; the save was interrupted", step_folder.string(), kCompleteFile));
   }
   const std::string text = read_file(calls, path, kLargestManifest);
   if (read_file(calls, mark, kLargestMark) != completion_mark(text)) {
-    throw Error(Code::checkpoint, format("{}: does not match {}: one of them is damaged, from a different checkpoint "
-                                         "or from a different version (this program reads format {})",
+    throw Error(Code::checkpoint, format("{}: does not match {}; one of the files is corrupted, from a different "
+                                         "checkpoint or from a different version (this program reads format {})",
                                          path.string(), kCompleteFile, kFormat));
   }
   Manifest manifest = parse_manifest(text, path.string());

@@ -1,10 +1,10 @@
 #pragma once
-// The manifest of a checkpoint: state, files and, for each global tensor, which of its elements are where.
+// The manifest of a checkpoint: state, files and, for each global tensor, where its elements are stored.
 //
 // A tensor is stored in pieces, one per process that wrote a part of it. A piece is a list of runs of the row-major
-// global tensor, stored consecutively in one shard file, beginning at `offset`. It has a checksum for each chunk of its
-// bytes: a reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly
-// once.
+// global tensor, stored consecutively in one shard file, starting at `offset`. Each chunk of the piece has its own
+// checksum, so that a reader of a few rows can verify them without reading the rest. Every element of a tensor is in
+// exactly one piece.
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -18,26 +18,27 @@
 namespace trainer::checkpoint {
 
 constexpr int64_t kFormat = 1;            // version of the manifest and of COMPLETE
-constexpr int64_t kAlignment = 64;        // bytes; pieces begin at multiples of it and are padded with zeros
-constexpr int64_t kChunkBytes = 4 << 20;  // in new checkpoints; fits in the cache during packing, hashing and writing
+constexpr int64_t kAlignment = 64;        // bytes; pieces start at multiples of this, with zeros between them
+constexpr int64_t kChunkBytes = 4 << 20;  // in new checkpoints; a chunk stays in cache while packed, hashed and written
 constexpr const char* kManifestFile = "manifest.json";
 constexpr const char* kCompleteFile = "COMPLETE";
 constexpr const char* kConfigFile = "config.toml";
 
-/// The bytes of a complete checkpoint differ from those that were written: an earlier checkpoint may still be intact.
+/// Thrown if the bytes of a complete checkpoint differ from those that were written. An earlier checkpoint may still be
+/// intact.
 class Damage : public Error {
  public:
   explicit Damage(std::string message) : Error(Code::checkpoint, std::move(message)) {}
 };
 
-/// `count` runs of `length` elements; their first elements are `global`, global + stride, …
+/// `count` runs of `length` elements each, which start at the elements `global`, global + stride, …
 struct RunGroup {
   int64_t global = 0, length = 0, stride = 0, count = 1;
   int64_t elements() const { return length * count; }
   int64_t end() const { return global + (count - 1) * stride + length; }
 };
 
-/// Groups runs: in ascending order of their global offset, adjacent ones joined, equally spaced ones grouped.
+/// Sorts runs by their global offset, joins adjacent runs and groups runs of equal length and spacing.
 std::vector<RunGroup> group_runs(std::vector<mesh::Run> runs);
 
 struct Piece {
@@ -63,7 +64,7 @@ struct StoredFile {
 };
 
 struct Manifest {
-  /// Time of saving in µs since 1970, or later if the clock went backwards: the newest has the highest.
+  /// Time of saving in µs since 1970, but always above that of earlier checkpoints, even if the clock went backwards.
   int64_t sequence = 0;
   Snapshot header;  // without tensors, config and tokenizer
   int64_t chunk_bytes = kChunkBytes;
@@ -82,18 +83,18 @@ std::string to_json(const Manifest& manifest);
 /// names the file in messages. Throws Code::checkpoint if the bytes are not a valid manifest.
 Manifest parse_manifest(std::string_view json, const std::string& origin);
 
-/// Serializes the shards and tensors that one process wrote, to be sent to the process that publishes. They need not
-/// cover any tensor.
+/// Serializes the shards and tensors that one process wrote, to be sent to the process that publishes the checkpoint.
+/// Tensors may be incomplete.
 std::string part_to_json(const Manifest& part);
 Manifest parse_part(std::string_view json);
-/// Adds the shards and pieces of a part. Throws Code::internal when its tensors differ from those of other parts.
+/// Adds the shards and pieces of a part. Throws Code::internal if a tensor's type or shape differs from other parts.
 void merge_part(Manifest& manifest, const Manifest& part);
 
 /// Returns the content of COMPLETE for a manifest of these bytes.
 std::string completion_mark(std::string_view manifest_json);
 
-/// Reads and parses the manifest of a step folder; throws Code::checkpoint unless its checksum is that in COMPLETE and
-/// every file that it names has the right size.
+/// Reads and parses the manifest of a step folder. Throws Code::checkpoint unless the manifest's checksum matches
+/// COMPLETE and every file named in the manifest has the recorded size.
 Manifest read_manifest(SystemCalls& calls, const std::filesystem::path& step_folder);
 
 }  // namespace trainer::checkpoint

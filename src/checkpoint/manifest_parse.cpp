@@ -26,7 +26,7 @@ class Value {
 
   [[noreturn]] void fail(const std::string& problem) const {
     throw Error(Code::checkpoint,
-                format("{}: {}; the manifest is damaged or was not written by this program", place_, problem));
+                format("{}: {}; the manifest is corrupted or was not written by this program", place_, problem));
   }
   Value operator[](const char* key) const {
     if (!json_.is_object()) fail("expected an object");
@@ -34,7 +34,7 @@ class Value {
     if (found == json_.end()) fail(format("\"{}\" is missing", key));
     return Value(*found, format("{}: {}", place_, key));
   }
-  /// Returns a member that older manifests do not have.
+  /// Returns a member that older manifests lack, or an empty result.
   std::optional<Value> if_there(const char* key) const {
     return json_.is_object() && json_.contains(key) ? std::optional((*this)[key]) : std::nullopt;
   }
@@ -103,7 +103,7 @@ class Value {
   std::string place_;
 };
 
-/// Returns the mixture, checked to be one that a run continues: phases in order, each with all slots.
+/// Returns the mixture after checking that a run can continue it: the phases are in order, each with all slots.
 MixtureState mixture_of(const Value& value) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 4;
   MixtureState mixture;
@@ -205,8 +205,7 @@ Piece piece_of(const Value& value, const StoredTensor& tensor, const Manifest& m
     piece.runs.push_back(group);
   }
   if (elements == 0) value.fail("has no runs");
-  if (elements * size > shard_bytes - piece.offset)
-    value.fail(format("{} elements do not fit into the shard", elements));
+  if (elements * size > shard_bytes - piece.offset) value.fail(format("{} elements do not fit in the shard", elements));
   for (const Value& entry : value["xxh3"].list()) piece.chunks.push_back(entry.checksum());
   const int64_t chunks = divide_up(elements * size, manifest.chunk_bytes);
   if (static_cast<int64_t>(piece.chunks.size()) != chunks) {
@@ -260,7 +259,7 @@ StoredTensor tensor_of(const Value& value, const Manifest& manifest, bool whole)
   return tensor;
 }
 
-/// Checks that no byte of a shard belongs to two pieces, and that there is only alignment between and after them.
+/// Checks that no byte of a shard belongs to two pieces, and that only padding lies between and after the pieces.
 void check_shards(const Value& root, const Manifest& manifest) {
   struct Range {
     int64_t shard, begin, end;

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Lists at most ten lines, then the number of remaining ones.
+/// Returns the problems as lines: at most ten, then the number of remaining problems.
 std::string listed(const std::vector<std::string>& problems) {
   constexpr size_t kMost = 10;
   std::string text;
@@ -44,7 +44,7 @@ Reader::Reader(const fs::path& path, SystemCalls& calls)
     if (file == nullptr) return {};
     std::string bytes = read_file(calls_, folder_ / name, file->bytes);
     if (checksum_of(bytes) != file->checksum) {
-      throw Damage(format("{}: its checksum differs from the manifest's: the file is damaged or was edited",
+      throw Damage(format("{}: the checksum differs from the manifest's; the file is corrupted or was edited",
                           (folder_ / name).string()));
     }
     return bytes;
@@ -74,14 +74,14 @@ int64_t Reader::vocab_size() const {
 
 void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {
   if (rules.tied && !header().tied) {
-    throw Error(Code::checkpoint, format("{}: its output head is not tied to the embedding, but the run ties them; set "
+    throw Error(Code::checkpoint, format("{}: the output head is not tied to the embedding, but the run ties them; set "
                                          "model.tie_embeddings = false",
                                          folder_.string()));
   }
   const auto moment = [](const auto& tensor) { return !is_weight(tensor.name); };
   if (std::ranges::any_of(slices, moment) && std::ranges::none_of(manifest_.tensors, moment)) {
-    throw Error(Code::checkpoint, format("{}: it has weights only, no optimizer state: a run cannot resume from it; "
-                                         "start a new run from it with model.init_from",
+    throw Error(Code::checkpoint, format("{}: a run cannot resume from this checkpoint, which has weights but no "
+                                         "optimizer state; start a new run from it with model.init_from",
                                          folder_.string()));
   }
   std::map<std::string, const StoredTensor*> stored;
@@ -118,7 +118,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   }
   if (!problems.empty()) {
     throw Error(Code::checkpoint,
-                format("{}: its tensors differ from the run's:{}", folder_.string(), listed(problems)));
+                format("{}: the tensors differ from the run's:{}", folder_.string(), listed(problems)));
   }
   ShardReader reader(calls_, folder_, manifest_);
   for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
@@ -126,13 +126,14 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
 
 namespace {
 
-/// Rejects, or warns, unless the hashes agree. `remedy` is the alternative to checkpoint.allow_other_data.
+/// If the hashes differ, throws, or with `allow` only warns. `remedy` is the alternative to allow_other_data.
 void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
              bool allow) {
   if (before == now || before.empty() || now.empty()) return;
   const std::string text = format("{} (hash {}, now {})", what, before, now);
   if (!allow)
-    throw Error(Code::checkpoint, format("{}; {}, or accept it: checkpoint.allow_other_data = true", text, remedy));
+    throw Error(Code::checkpoint,
+                format("{}; {}, or accept the difference with checkpoint.allow_other_data = true", text, remedy));
   log::warning("{}", text);
 }
 
@@ -170,10 +171,9 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
   for (const std::string& name : names) {
     const std::string before = value_of(stored.model_keys, name), now = value_of(run.model_keys, name);
     const bool rope = name.starts_with("rope_"), scaling = rope && name != "rope_theta";
-    // A checkpoint of an older program lacks keys; a missing number of a rotary scaling may belong to another
-    // rope_type.
+    // Checkpoints of older versions lack keys; a missing RoPE scaling key may also be one that rope_type does not use.
     if (before == now || (before == kNone && !(scaling && same_type)) || (now == kNone && !rope)) continue;
-    // GPT-2 has learned positions, one for each of seq_len; Llama's are rotary, of any length.
+    // GPT-2 has seq_len learned positions and no RoPE; with RoPE any seq_len works.
     if (gpt2 ? rope : name == "seq_len") continue;
     if (name == "tie_embeddings" && before == "true") continue;  // an untied head gets a copy
     const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before, now);

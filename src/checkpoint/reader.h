@@ -1,5 +1,5 @@
 #pragma once
-// Reader: opens a checkpoint, identifies its run, and fills tensors of any layout from it.
+// Reader: opens a checkpoint, compares it with a run, and fills tensors of any layout from it.
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -15,18 +15,18 @@ namespace trainer::checkpoint {
 /// The parts of a checkpoint to load, and the names of the tensors of the head and the embedding.
 struct LoadRules {
   bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
-  bool tied = false;          // the run's head is its embedding
+  bool tied = false;          // the run's output head is tied to its embedding
   std::string head = "head.weight", embedding = "wte";
 };
 
-/// Returns the tokenizer of a checkpoint, which begins texts as its run did; empty: it has none. `folder` names it in
-/// messages.
+/// Returns the tokenizer of a checkpoint, with the run's setting for the BOS token; an empty result if the checkpoint
+/// has none. `folder` is the checkpoint's folder, for messages.
 std::optional<data::Tokenizer> tokenizer_of(const Snapshot& header, const std::filesystem::path& folder);
 
 class Reader {
  public:
-  /// Resolves `path` (see resolve) and reads manifest, config and tokenizer. Throws Code::checkpoint naming the file
-  /// that is missing or damaged.
+  /// Resolves `path` (see resolve) and reads manifest, config and tokenizer. Throws Code::checkpoint with the name of
+  /// the file that is missing or corrupted.
   explicit Reader(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -37,10 +37,10 @@ class Reader {
   /// Returns the model's vocabulary size without padding. Throws Code::checkpoint if the manifest does not contain it.
   int64_t vocab_size() const;
 
-  /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint. All
-  /// differences are listed in one Code::checkpoint. A checkpoint with a tied head fills the head of an untied run with
-  /// copies of the embedding and of its moments. The reverse is rejected. Bytes are verified before they are copied;
-  /// after a throw the contents of the slices are undefined.
+  /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint; one
+  /// Code::checkpoint lists all differences. If the checkpoint's head is tied but the run's is not, the head is filled
+  /// with copies of the embedding and the embedding's moments; the reverse is rejected. Bytes are verified before they
+  /// are copied; after a throw the contents of the slices are undefined.
   void load(std::span<const TensorSlice> slices, const LoadRules& rules) const;
 
  private:
@@ -49,17 +49,17 @@ class Reader {
   Manifest manifest_;
 };
 
-/// Throws Code::checkpoint unless a run with these keys may resume from `stored`: lists every model key that differs. A
-/// different tokenizer or different data are rejected, or, with `allow_other_data`, cause a warning. Empty hashes are
-/// not compared. `folder` is the folder of `stored`, for messages.
+/// Throws Code::checkpoint, with every model key that differs, unless `run` may resume from `stored`. A different
+/// tokenizer or different data are rejected, or, with `allow_other_data`, cause a warning. Empty hashes are not
+/// compared. `folder` is the folder of `stored`, for messages.
 void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                         bool allow_other_data);
-/// Throws Code::checkpoint unless this run has the model of `stored`: lists every key that differs, and the values of
-/// --set that remedy it. RoPE allows any seq_len. `chosen`: keys that the user set to a different value. A different
-/// epsilon of the norm or base of RoPE that was set is only a warning, since contexts are extended this way.
+/// Throws Code::checkpoint unless `run` has the model of `stored`; the message lists every key that differs, and the
+/// --set values that restore them. RoPE allows any seq_len. `chosen` returns whether the user set a key: norm_eps and
+/// RoPE keys that the user set only cause a warning, since they are changed on purpose to extend contexts.
 void require_same_use(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                       const std::function<bool(const std::string& key)>& chosen);
-/// Does the last part of require_compatible().
+/// Checks only the tokenizer, as require_compatible() does.
 void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                             bool allow_other_data);
 

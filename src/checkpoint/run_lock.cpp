@@ -35,12 +35,12 @@ std::string owner_in(int fd) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Returns 0, or the errno of trying to take the lock without waiting.
+/// Tries to take the lock without waiting. Returns 0, or the errno of the failure.
 int try_lock(int fd) {
   return uninterrupted([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
 }
 
-/// True if the open file still has that name, which its last holder may have removed.
+/// True if `path` still names the open file; the previous holder may have unlinked it.
 bool is_named(int fd, const fs::path& path) {
   struct stat open {
   }, named{};
@@ -58,7 +58,7 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     const int reason = errno;
     if (fd_ < 0)
-      throw Error(Code::io, format("{}: cannot open: {}; the folder must be writable, or choose a different {}",
+      throw Error(Code::io, format("{}: cannot open: {}; make the folder writable, or choose a different {}",
                                    path.string(), std::generic_category().message(reason), kind.key));
     refused = try_lock(fd_);
     if (refused != 0 || is_named(fd_, path)) break;

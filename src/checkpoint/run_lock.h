@@ -5,17 +5,17 @@
 
 namespace trainer::checkpoint {
 
-/// Holds a file in the folder by flock: the kernel releases it when the process ends, however it ends. The file names
-/// its holder.
+/// Holds a flock on a file in the folder, which the kernel releases even if the process is killed. The file contains
+/// the name of the lock's holder.
 class RunLock {
  public:
-  /// Locks a run folder by FOLDER/run.lock, which stays. Creates the folder. Throws Code::usage, naming process and
-  /// host, when another process holds the lock. Throws Code::io when the file cannot be created. Warns on a file system
-  /// without locks.
+  /// Creates a run folder and locks it with FOLDER/run.lock, which is never removed. Throws Code::usage with the
+  /// process and host if another process holds the lock, and Code::io if the file cannot be created. Warns on a file
+  /// system without locks.
   explicit RunLock(const std::filesystem::path& folder)
       : RunLock(folder, {"run.lock", "is training in this folder", "run.dir (or run.name)", true}) {}
-  /// Does the same for a `checkpoints` folder, which several run folders may share. FOLDER/save.lock is removed by its
-  /// holder.
+  /// Does the same for a `checkpoints` folder, which several run folders may share, with FOLDER/save.lock, which the
+  /// holder removes.
   static RunLock of_checkpoints(const std::filesystem::path& folder) {
     return RunLock(folder, {"save.lock", "keeps its checkpoints in this folder", "checkpoint.dir", false});
   }

@@ -53,7 +53,8 @@ void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(size));
 }
 
-/// A host copy of the elements that a slice's runs cover. `local` may be far larger: all of a block's parameters.
+/// A host copy of the range of `local` that a slice's runs cover: `local` may be far larger, such as all parameters of
+/// a transformer block.
 class OnHost {
  public:
   OnHost(const TensorSlice& slice, const std::vector<mesh::Run>& runs) : data_(slice.local.data) {
@@ -76,7 +77,7 @@ class OnHost {
   std::byte* data_;
 };
 
-/// Returns the bytes of the runs, one after another, in chunks. A chunk that one run fills is a view of the tensor
+/// Packs the bytes of consecutive runs into chunks. A chunk within a single contiguous run is a view of the tensor
 /// itself.
 class Packer {
  public:
@@ -112,7 +113,7 @@ class Packer {
   std::vector<mesh::Run> runs_;
   std::span<std::byte> buffer_;
   size_t run_ = 0;
-  int64_t done_ = 0;  // bytes of the current run that are done
+  int64_t done_ = 0;  // bytes of the current run already returned
 };
 
 /// Walks the stored runs of a piece and the requested runs of a slice together, chunk by chunk.
@@ -162,7 +163,7 @@ class Intersection {
   int64_t size_;
   std::vector<Copy> copies_;
   size_t group_ = 0, wanted_next_ = 0;
-  int64_t index_ = 0, done_ = 0;  // run in the group, elements of the run that are done
+  int64_t index_ = 0, done_ = 0;  // index of the run in its group, and elements of the run already visited
 };
 
 }  // namespace
@@ -257,7 +258,7 @@ std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, 
   const int64_t begin = index * manifest_.chunk_bytes;
   const int64_t end = std::min(begin + manifest_.chunk_bytes, piece.elements() * size_of(stored.dtype));
   return format(
-      "{}: tensor {}: the checksum of bytes {} to {} differs: the file is damaged or from a different checkpoint",
+      "{}: tensor {}: the checksum of bytes {} to {} differs; the file is corrupted or from a different checkpoint",
       (folder_ / manifest_.shards[static_cast<size_t>(piece.shard)].name).string(), stored.name, piece.offset + begin,
       piece.offset + end);
 }

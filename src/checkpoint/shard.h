@@ -1,5 +1,5 @@
 #pragma once
-// Shard files: the bytes of pieces. Tensors are streamed through one chunk-sized buffer, whatever their size.
+// Shard files contain the bytes of pieces. Tensors of any size are streamed through one chunk-sized buffer.
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -15,8 +15,8 @@ struct WrittenShard {
   std::vector<StoredTensor> tensors;  // with one piece each
 };
 
-/// Writes slices one after another into a new file. `shard` is the file's index in the manifest. The runs of a slice
-/// must be disjoint and inside of its tensors.
+/// Writes slices consecutively into a new file. `shard` is the file's index in the manifest. The runs of a slice must
+/// be disjoint and within the local and the global tensor.
 class ShardWriter {
  public:
   ShardWriter(SystemCalls& calls, const std::filesystem::path& path, int64_t shard);
@@ -38,7 +38,7 @@ WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, 
 /// Copies the elements of slices into `memory`, which grows as needed, and returns slices of the copies. A shard
 /// written from them has the same bytes.
 std::vector<TensorSlice> copy_to_host(std::span<const TensorSlice> slices, std::vector<std::byte>& memory);
-/// Returns the number of bytes for copies of slices: the elements, and the tables of their runs.
+/// Returns the memory for copies of slices: the elements, and the lists of their runs.
 int64_t bytes_of_copies(std::span<const TensorSlice> slices);
 
 /// Reads from the shards of one step folder; files are opened on first use.
@@ -47,7 +47,7 @@ class ShardReader {
   ShardReader(SystemCalls& calls, const std::filesystem::path& folder, const Manifest& manifest);
 
   /// Fills the runs of `slice` from `stored` (same shape and dtype). Every chunk is verified before its bytes are
-  /// copied; throws Code::checkpoint naming file, tensor and offset otherwise.
+  /// copied; if a checksum differs, throws Damage with file, tensor and offset.
   void fill(const TensorSlice& slice, const StoredTensor& stored);
 
   /// Reads and verifies all chunks of a tensor; each mismatch goes to `report`.

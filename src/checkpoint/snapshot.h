@@ -20,7 +20,7 @@ struct TensorSlice {
   Shape shape;       // global
   Tensor local;      // flat storage; the runs' local offsets are relative to it
   std::vector<mesh::Run> runs;
-  device::Device* device = nullptr;  // whose memory `local` is in; null: the host's
+  device::Device* device = nullptr;  // the device whose memory contains `local`; null: the host
 };
 
 struct TrainState {
@@ -29,13 +29,13 @@ struct TrainState {
   int64_t samples_seen = 0, tokens_seen = 0;
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
-  std::string best_set;      // the validation set that was followed; empty: one without a name
+  std::string best_set;      // the validation set of best_val_loss; empty: the only set, which has no name
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
-  /// The sequence (manifest.h) of the checkpoint whose path the run last resumed from: in a branch of another run, or
-  /// after going back to an earlier step. 0: none, or saved by a version that did not record it.
+  /// The sequence number (manifest.h) of the checkpoint from which the run was last resumed by path, to branch from a
+  /// different run or to go back to an earlier step. 0: none, or saved by a version that did not record it.
   int64_t origin = 0;
-  /// Number of last steps whose loss or gradient was not finite, so that there was no update.
+  /// Number of consecutive steps up to this one that were skipped because the loss or gradient was not finite.
   int64_t skipped_in_row = 0;
   bool finite_weights = true;
   /// True if the weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
@@ -43,7 +43,7 @@ struct TrainState {
   bool is_sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 
-/// The mixture of the training data; empty: there is a single source without a name.
+/// The mixture of the training data; empty if the data are a single source without a name.
 struct MixtureState {
   struct Source {
     int64_t windows = 0;
@@ -56,7 +56,7 @@ struct MixtureState {
 struct Snapshot {
   TrainState state;
   MixtureState mixture;
-  std::string config_toml;  // with all values in force
+  std::string config_toml;  // all effective values
   std::string tokenizer;    // serialized, may be empty
   int32_t bos = -1;         // token that begins each document and prompt; −1: none
   std::string tokenizer_hash, data_hash;

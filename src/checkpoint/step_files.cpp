@@ -23,7 +23,7 @@ void complete_step_folder(SystemCalls& calls, const fs::path& folder, Manifest m
     add_file(data::tokenizer_file_name(tokenizer), tokenizer);
 
   const std::string json = to_json(manifest);
-  parse_manifest(json, kManifestFile);  // throws when the slices do not cover their tensors
+  parse_manifest(json, kManifestFile);  // throws if the shards do not cover the tensors
   write_file(calls, folder / kManifestFile, json);
   write_file(calls, folder / kCompleteFile, completion_mark(json));
   sync_folder(calls, folder);
@@ -43,7 +43,7 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
     if (!name.starts_with(prefix)) continue;
     char* end = nullptr;
     const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), &end, 16));
-    const bool same_target = *end == '\0';  // "gpt2-2" has the prefix of "gpt2" too
+    const bool same_target = *end == '\0';  // folders for "gpt2-2" also begin with the prefix for "gpt2"
     if (same_target && writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH) remove_tree(calls, parent / name);
   }
   try {

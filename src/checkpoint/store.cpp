@@ -52,7 +52,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
 
 void CheckpointStore::begin(const Snapshot& snapshot, bool background) {
   TRAINER_CHECK(!is_saving(), "one save at a time");
-  // If no thread can be started, std::async defers as well.
+  // With both flags, std::async falls back to deferred execution if no thread can be started.
   const std::launch policy = background ? std::launch::async | std::launch::deferred : std::launch::deferred;
   saving_.emplace(Saving{snapshot, policy, snapshot.state.proven_step});
   attempt([&] {
@@ -194,7 +194,7 @@ void CheckpointStore::apply_retention(int64_t proven) try {
   const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
   if (entries.empty()) return;
   const int64_t best = retention_.keep_best ? entries.front().state.best_step : -1;
-  int64_t newer = 0;  // sound ones
+  int64_t newer = 0;  // number of newer sound checkpoints
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;
     const bool sound = entries[i].state.is_sound();

@@ -1,11 +1,11 @@
 #pragma once
-// CheckpointStore: folders of global tensors by name, published atomically. A step folder holds shard files, a
-// manifest, the run's config and tokenizer, and COMPLETE, which is written last. The manifest records which runs of
-// which tensor are where, with XXH3-128 checksums. The folder can be moved as it is.
+// CheckpointStore: folders of named global tensors, published atomically. A step folder contains shard files, a
+// manifest, the run's config and tokenizer, and COMPLETE, which is written last. The manifest records where the runs of
+// each tensor are stored, with XXH3-128 checksums. A step folder can be moved anywhere.
 //
-// A save writes ".saving-step-…" and renames it when its content is durable. A folder that is replaced or deleted (the
-// same step saved before, retention) is renamed first and then emptied. So after a kill or a power failure at any time
-// there are only complete step folders and hidden remains. The next store that is opened removes the remains.
+// A save writes ".saving-step-…" and renames the folder once its content is durable. A folder that is replaced (by a
+// second save of the same step) or deleted (by retention) is renamed first and then removed. So after a kill or a power
+// failure at any time there are only complete step folders and hidden leftovers, which the next store removes.
 //
 // A save has two parts. First every rank writes its shard; then the first rank, which knows all shards, writes the
 // manifest and publishes the folder. With background saving, a thread of each rank does this. Only the calling thread

@@ -14,12 +14,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The size of a shard, which is held in memory; a larger tensor gets a shard of its own.
+// Size limit of a shard, which is held in memory; a larger tensor gets a shard of its own.
 constexpr int64_t kShardBytes = int64_t{1} << 30;
 
 bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
 
-/// Reads tensors and writes them as one shard each time they reach kShardBytes.
+/// Reads tensors and writes them as shards of at most kShardBytes.
 class Copier {
  public:
   Copier(SystemCalls& calls, const Reader& reader, fs::path folder)

@@ -196,17 +196,17 @@ class Identity(rig.Runs):
             whole = path.read_bytes()
             self.flip(path)
             if name != "tokenizer.model":  # a run that goes on has the checkpoint's
-                self.assertIn(f"{name}: its checksum differs", self.train_text(max_steps=1))
+                self.assertRegex(self.train_text(max_steps=1), f"{name}: .*checksum differs")
                 self.assertEqual(path.read_bytes(), whole)
         self.flip(self.folder / "run/tokens/train.bin")
         self.evaluate("--checkpoint", "run")
         self.text.unlink()
-        self.assertIn("its checksum differs", self.train_text(status=4))
+        self.assertIn("checksum differs", self.train_text(status=4))
         self.assertIn("text.txt not found", self.evaluate("--checkpoint", "run", status=4))
 
     def test_damaged_token_files_of_the_user_are_rejected(self):
         self.flip(self.folder / "tokens/tokens.bin")
-        self.assertIn("tokens/tokens.bin: its checksum differs", self.train(status=4))
+        self.assertRegex(self.train(status=4), "tokens/tokens.bin: .*checksum differs")
 
     def test_a_run_goes_on_without_its_text(self):
         self.train_text("run.dir=whole")

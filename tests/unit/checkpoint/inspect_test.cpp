@@ -57,7 +57,7 @@ TEST(Verify, ListsAllProblemsOfTheOneThatLatestNames) {
 
   fs::remove(step / "COMPLETE");
   ASSERT_EQ(verify(run).problems.size(), 1u);
-  EXPECT_NE(verify(run).problems[0].find("the save did not complete"), std::string::npos);
+  EXPECT_NE(verify(run).problems[0].find("the save was interrupted"), std::string::npos);
   fs::remove(step / "manifest.json");
   EXPECT_EQ(verify(step).problems.size(), 1u);
   EXPECT_THROW(verify(run / "absent"), Error);
