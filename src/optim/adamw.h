@@ -8,13 +8,13 @@
 namespace trainer::optim {
 
 /// Returns the scalars of an update, computed on the host in double precision.
-/// Reference: Loshchilov & Hutter 2019, algorithm 2, with bias corrections folded into step and denominator.
+/// Reference: Loshchilov & Hutter 2019, algorithm 2, with the bias corrections folded into step size and denominator.
 ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update, bool decay);
 
 class AdamW final : public Optimizer {
  public:
-  /// `store` and `optim` must outlive this object. `round_gradients`: round gradients to bf16 first, to match runs that
-  /// send them to the host in bf16.
+  /// `store` and `optim` must outlive this object. `round_gradients` rounds gradients to bf16 first, to match runs that
+  /// send gradients to the host in bf16.
   AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients = false);
   /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates its own chunk; the chunks'
   /// all-gather overlaps with the update of the next group. On return all gathers are complete.

@@ -12,7 +12,7 @@ DecayRanges::DecayRanges(const params::ParamStore& store) : ranges_(store.groups
       ranges.push_back({offset, count, store.decays(slot)});
     }
   }
-  // Padding belongs to the range before it. Its gradients are zero, so it stays zero.
+  // Padding belongs to the range before it. The gradients of padding are zero, so its weights stay zero.
   for (size_t g = 0; g < ranges_.size(); ++g)
     for (size_t i = 0; i < ranges_[g].size(); ++i) {
       const int64_t end = i + 1 < ranges_[g].size() ? ranges_[g][i + 1].begin : store.groups()[g].elements;

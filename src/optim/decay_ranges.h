@@ -1,7 +1,7 @@
 #pragma once
-// DecayRanges splits each group's flat buffer into ranges of uniform weight decay, so that an update takes few calls.
-// The ranges cover the whole buffer with its padding, so that tensors written together with the weights, such as copies
-// in a different type, are written completely.
+// DecayRanges splits each group's flat buffer into ranges of uniform weight decay, so that an update needs few kernel
+// calls. The ranges cover the whole buffer including its padding, so that tensors written together with the weights,
+// such as copies in a different type, are written completely.
 #include <vector>
 
 #include "params/param_store.h"

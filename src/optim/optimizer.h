@@ -1,7 +1,7 @@
 #pragma once
-// Optimizer: updates weights from complete gradients. AdamW (adamw.h) does this between two steps, in device memory.
-// offload::Engine (offload/engine.h) does it concurrently with the steps, on host or device. Both round identically, so
-// the weights are bitwise identical.
+// Optimizer: updates weights from complete gradients. AdamW (adamw.h) does so between two steps, in device memory.
+// offload::Engine (offload/engine.h) does so concurrently with the steps, on host or device. Both round identically, so
+// they produce bitwise identical weights.
 #include <cstdint>
 
 #include "tensor/exec.h"
@@ -21,10 +21,10 @@ class Optimizer {
   /// Begins a step, before its first micro-step.
   virtual void begin_step() {}
   /// Announces that a group's gradient will be complete when the queued device work is done. Called in the order of the
-  /// backward pass, once per group in every step that is not interrupted.
+  /// backward pass, once per group in each step, unless the step is interrupted.
   virtual void gradient_complete(Exec&, int /*group*/) {}
-  /// Updates the weights; the gradient norm is known and finite. Weights are updated on return, or at the latest when
-  /// ParamStore returns them.
+  /// Updates the weights; the gradient norm is known and finite. The update is complete on return, or at the
+  /// latest when ParamStore returns the weights.
   virtual void step(Exec& ex, const Update& update) = 0;
   /// Ends the step without an update, since the gradients are unusable. Weights and moments stay as they are.
   virtual void discard() {}

@@ -14,7 +14,8 @@
 namespace trainer::report {
 namespace {
 
-/// Calls act(line, true if it ended with a newline) for each line. Throws Code::io with the reason.
+/// Calls act(line, ended) for each line; `ended` is false if a newline is missing after the last line. Throws Code::io
+/// with the reason.
 void for_each_line(const std::filesystem::path& file, const std::function<void(const std::string&, bool)>& act) {
   errno = 0;
   std::ifstream in(file, std::ios::binary);
@@ -23,7 +24,7 @@ void for_each_line(const std::filesystem::path& file, const std::function<void(c
     throw Error(Code::io, format("cannot read {}: {}; check run.dir", file.string(), system_reason(errno)));
 }
 
-/// Returns the step of an event; empty if the line is not a JSON object. Events without a step belong to the start.
+/// Returns the step of an event; empty if the line is not a JSON object. Events without a step count as step 0.
 std::optional<int64_t> step_of(const std::string& line) {
   const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object()) return std::nullopt;
@@ -41,8 +42,8 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     const auto at = step_of(line);
     return ended && at && *at <= step;
   };
-  int64_t kept = 0, size = 0;     // bytes of the leading lines that are kept; of all lines
-  bool only_the_end_goes = true;  // only lines at the end are removed
+  int64_t kept = 0, size = 0;     // bytes of the leading lines that are kept; bytes of all lines
+  bool only_the_end_goes = true;  // every removed line is after the last kept one
   for_each_line(file, [&](const std::string& line, bool ended) {
     const bool follows = kept == size;
     size += static_cast<int64_t>(line.size()) + ended;
@@ -58,10 +59,10 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     });
     return replace_file(file, text);
   }
-  // Truncating in place needs no space on a full disk.
+  // Truncating in place works even if the disk is full.
   if (::truncate(file.c_str(), kept) != 0) {
     const int reason = errno;
-    throw Error(Code::io, format("cannot cut {} back to step {}: {}", file.string(), step, system_reason(reason)));
+    throw Error(Code::io, format("cannot truncate {} after step {}: {}", file.string(), step, system_reason(reason)));
   }
 }
 

@@ -9,7 +9,7 @@
 #include "comm/mpi/mpi_table.h"
 #include "comm/world.h"
 
-// Which of the three ways of mpi_table.h this program was built for.
+// Returns the MPI table in the way that this program was built for (see mpi_table.h): linked, loaded, or without MPI.
 namespace trainer::comm {
 #if defined(TRAINER_HAS_MPI)
 
@@ -18,13 +18,13 @@ const MpiTable& mpi_table() { return *trainer_mpi(); }
 #elif defined(TRAINER_MPI_MODULES)
 namespace {
 
-/// An application binary interface of MPI: its module, and the libraries that have it.
+/// An application binary interface (ABI) of MPI: the module compiled for it, and the libraries that implement it.
 struct Family {
   std::string_view name, module;
   std::array<const char*, 2> libraries;
 };
 constexpr Family kOpenMpi = {"openmpi", "trainer_mpi_openmpi.so", {"libmpi.so.40", nullptr}};
-// Intel MPI, MVAPICH and Cray MPICH are called as MPICH itself; Debian's MPICH has a name of its own.
+// Intel MPI, MVAPICH and Cray MPICH share MPICH's ABI and file name; Debian names its MPICH differently.
 constexpr Family kMpich = {"mpich", "trainer_mpi_mpich.so", {"libmpi.so.12", "libmpich.so.12"}};
 
 std::string error_of_loader() {
@@ -41,9 +41,10 @@ const MpiTable& table_of(const Family& family) {
                                     error_of_loader()));
   const MpiTable& table = *reinterpret_cast<MpiTableFunction>(function)();
   if (table.abi != kMpiAbi)
-    throw Error(Code::usage, format("{} is of another version of the trainer (interface {}, expected {}): install both "
-                                    "from one archive",
-                                    file, table.abi, kMpiAbi));
+    throw Error(Code::usage,
+                format("{} belongs to a different version of the trainer (interface {}, expected {}); install "
+                       "both from the same archive",
+                       file, table.abi, kMpiAbi));
   return table;
 }
 
@@ -60,7 +61,7 @@ const MpiTable& load() {
   }
   std::vector<const Family*> families;
   if (choice == kOpenMpi.name || (choice.empty() && std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr))
-    families = {&kOpenMpi};  // started by its mpirun, no other library finds the other ranks
+    families = {&kOpenMpi};  // ranks started by its mpirun can only find each other through its library
   else if (choice == kMpich.name)
     families = {&kMpich};
   else if (!choice.empty())
@@ -94,14 +95,14 @@ const MpiTable& mpi_table() {
 
 const MpiTable& mpi_table() {
   throw Error(Code::usage,
-              "this trainer was built without MPI: install libopenmpi-dev and build again, or start it without mpirun");
+              "this trainer was built without MPI; install libopenmpi-dev and rebuild, or start it without mpirun");
 }
 
 #endif
 
 std::optional<std::string> mpi_version() {
 #if defined(TRAINER_MPI_MODULES)
-  // Both libraries in one process would clash: only the one that this launcher needs is loaded.
+  // Two MPI libraries in one process would clash, so none is loaded before a launcher determines which one is needed.
   if (!launched_ranks()) return "MPI at run time (" TRAINER_MPI_MODULES ")";
 #elif !defined(TRAINER_HAS_MPI)
   return std::nullopt;

@@ -86,7 +86,7 @@ int test(MpiRequest* request, int* done) {
   return status;
 }
 
-/// One MPI_Testsome of at most kAtOnce requests; `first` is added to the indices.
+/// Calls MPI_Testsome on at most kAtOnce requests; `first` is the index of requests[0] in the whole array.
 constexpr int kAtOnce = 64;
 int test_chunk(int first, int n, MpiRequest* requests, int* done, MpiCompletion* completions) {
   MPI_Request all[kAtOnce];
@@ -98,7 +98,8 @@ int test_chunk(int first, int n, MpiRequest* requests, int* done, MpiCompletion*
   if (count == MPI_UNDEFINED) count = 0;  // every request is null
   for (int i = 0; i < count; ++i) {
     int error = MPI_SUCCESS, bytes = 0;
-    if (status == MPI_ERR_IN_STATUS) MPI_Error_class(statuses[i].MPI_ERROR, &error);  // unset otherwise
+    if (status == MPI_ERR_IN_STATUS)
+      MPI_Error_class(statuses[i].MPI_ERROR, &error);  // MPI sets MPI_ERROR only in this case
     const bool truncated = error == MPI_ERR_TRUNCATE;
     MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
     completions[(*done)++] = {first + indices[i], error == MPI_SUCCESS || truncated ? 0 : statuses[i].MPI_ERROR, bytes,

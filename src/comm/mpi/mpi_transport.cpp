@@ -73,8 +73,9 @@ class MpiTransport final : public Transport {
   }
 
   void cancel() noexcept override {
-    // A message to a lost peer cannot be cancelled, but MPI only reads it. Receives end quickly, unless the sender is
-    // lost in the middle of a message. Then MPI is not called again, so that it does not write to memory.
+    // A send to a lost peer cannot be cancelled, but it is harmless, since MPI only reads its buffer. Cancelled
+    // receives complete quickly unless the sender was lost in the middle of a message. In that case MPI is never called
+    // again, so that it cannot write to a buffer that may have been freed.
     for (size_t i = 1; i < requests_.size(); ++i)
       if (messages_[i].receives) mpi_.cancel(&requests_[i]);
     const double begin = now_seconds();
@@ -139,8 +140,9 @@ class MpiTransport final : public Transport {
     if (message.receives) {
       const bool longer = result.truncated != 0;
       TRAINER_CHECK(!longer && result.bytes == message.bytes,
-                    "rank {} sent {} bytes to rank {}, which expects {}: they run different operations", message.peer,
-                    longer ? format("more than {}", message.bytes) : format("{}", result.bytes), rank_, message.bytes);
+                    "rank {} sent {} bytes to rank {}, which expected {}: the ranks are running different operations",
+                    message.peer, longer ? format("more than {}", message.bytes) : format("{}", result.bytes), rank_,
+                    message.bytes);
     }
     --*message.open;
   }
@@ -163,7 +165,8 @@ class MpiTransport final : public Transport {
   const MpiTable& mpi_;
   int rank_ = 0, size_ = 1, max_tag_ = 32767;
   Bell bell_;
-  // Requests in flight: first the next control message, then those of operations, which messages_ describes.
+  // Requests in flight: element 0 receives the next control message, the rest belong to operations. messages_[i]
+  // describes requests_[i].
   std::vector<MpiRequest> requests_;
   std::vector<Message> messages_{Message{}};
   std::vector<MpiCompletion> done_;
@@ -179,7 +182,7 @@ std::unique_ptr<Transport> mpi_transport() { return std::make_unique<MpiTranspor
 
 void mpi_library_all_reduce(float* values, int64_t n) {
   const MpiTable& mpi = mpi_table();
-  check(mpi, mpi.all_reduce(values, static_cast<int>(n)), "add");
+  check(mpi, mpi.all_reduce(values, static_cast<int>(n)), "all-reduce");
 }
 
 }  // namespace trainer::comm

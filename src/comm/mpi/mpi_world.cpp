@@ -11,9 +11,9 @@
 namespace trainer::comm {
 
 std::unique_ptr<World> mpi_world(const WorldOptions& options) {
-  TRAINER_CHECK(mpi_table().started() == 0, "MPI starts once in a process");
+  TRAINER_CHECK(mpi_table().started() == 0, "MPI is started once per process");
   auto engine = std::make_unique<Engine>(mpi_transport(), options);
-  // The library of another MPI than the launcher's does not find the other ranks: each would train alone.
+  // An MPI library that does not match the launcher's cannot find the other ranks: each rank would train on its own.
   if (const int launched = launched_ranks().value_or(engine->size()); launched != engine->size())
     throw Error(Code::usage,
                 format("{} ranks were started, but {} finds {}: it is not the MPI library of this mpirun; set "
