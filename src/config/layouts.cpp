@@ -338,7 +338,8 @@ std::string layout_text(const Config& config) {
   });
   text += format(", data {}", p.data) + (p.zero_stage == 1 ? ", zero 1" : "");
   if (config.offload.optimizer == OffloadOptimizer::none) return text;
-  return text + ", state on the host" + (config.offload.resident > 0 ? format(" but {}", config.offload.resident) : "");
+  return text + ", state on the host" +
+         (config.offload.resident > 0 ? format(" ({} subgroups on the device)", config.offload.resident) : "");
 }
 
 }  // namespace trainer::config

@@ -11,8 +11,8 @@
 namespace trainer::plan {
 namespace {
 
-/// Interpolates between points (x ascending, y) on straight lines; beyond the ends the outer lines are extended, but
-/// never below the first value.
+/// Interpolates linearly between points (x ascending, y). Beyond the ends it extrapolates from the outermost segments,
+/// but never returns less than the first value.
 double on_lines(const std::vector<std::pair<double, double>>& points, double x) {
   if (points.size() == 1) return points.front().second * std::max(1.0, x / std::max(points.front().first, 1.0));
   const auto above = std::lower_bound(points.begin() + 1, points.end() - 1, x,
@@ -22,8 +22,8 @@ double on_lines(const std::vector<std::pair<double, double>>& points, double x) 
   return std::max(points.front().second, first_y + (second_y - first_y) * (x - x0) / (x1 - x0));
 }
 
-/// RateBetween interpolates measured rates: their logarithms are weighted by the inverse fourth power of the distance
-/// in the logarithms of the extents.
+/// RateBetween interpolates measured rates: it averages their logarithms, weighted by the inverse fourth power of the
+/// distance in log extents.
 template <size_t kExtents>
 class RateBetween {
  public:
@@ -39,7 +39,7 @@ class RateBetween {
     weights_ += weight;
     sum_ += weight * std::log(rate);
   }
-  /// Returns 0 if there are none.
+  /// Returns 0 if no rates were added.
   double rate() const { return weights_ == 0 ? 0 : std::exp(sum_ / weights_); }
 
  private:
@@ -72,7 +72,7 @@ double Cluster::measured_rate(DType compute, const ProductShape& product) const 
 }
 
 double Cluster::measured_rate(DType compute, const AttentionExtents& extents) const {
-  // Beyond the measured extents rates hardly change, so the nearest measured extents are used.
+  // Beyond the measured range rates hardly change, so extents are clamped to it.
   std::vector<const AttentionPoint*> points;
   for (const AttentionPoint& point : attentions)
     if (point.compute == compute && point.backward == extents.backward) points.push_back(&point);
@@ -91,10 +91,10 @@ double Cluster::measured_rate(DType compute, const AttentionExtents& extents) co
 double Cluster::tiled_seconds(DType compute, const ProductShape& product) const {
   const double m = static_cast<double>(product.m), k = static_cast<double>(product.k),
                n = static_cast<double>(product.n), unit_rate = peak(compute) * efficiency / units;
-  // Smaller tiles leave fewer units idle, but load more operands per FLOP. Splitting k has more tiles of the same size,
-  // whose fp32 sums are written and read.
+  // Smaller tiles leave fewer units idle, but load more operand bytes per FLOP. Split-K produces more tiles of the same
+  // size, whose fp32 partial sums are written to memory and read back.
   struct Tile {
-    double m, n, share;  // of the rate of the largest tile: typical of libraries
+    double m, n, share;  // share of the largest tile's rate, as is typical of GEMM libraries
   };
   double least = std::numeric_limits<double>::infinity();
   for (const Tile& tile : {Tile{tile_m, tile_n, 1}, Tile{tile_n, tile_m, 1}, Tile{tile_m / 2, tile_n, 0.9},

@@ -1,21 +1,21 @@
 #pragma once
 // Cluster: the properties of a machine that determine the time of a step. It comes from a file: either the profile that
 // `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that were
-// not measured follow from a few constants; predictions then mention it.
+// not measured are derived from a few constants, which predictions then mention.
 //
-//   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew,
+//   [cluster]     name, source, devices_per_node, lanes, ranks (profiles only: number of ranks measured together),
+//   skew,
 //                 price_per_gpu_hour
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, units, tile_m, tile_n, attention (share of the peak, if there is no [[attention]]),
-//                 memory_share (of kinds without
-//                 [[operator]]), operator_us, in_step_{forward,dx,dw,attention}
-//   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
+//                 half_n, units, tile_m, tile_n, attention (share of the peak, without [[attention]]),
+//                 memory_share (for kinds without [[operator]]), operator_us, in_step_{forward,dx,dw,attention}
+//   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    per rank
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
 //   [[attention]] compute, pass, length, head_dim, tflops  pass: "forward", "backward"
-//   [[operator]]  kind, gb_per_s                          any other operator, by the bytes that it must move
-//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown, progress; gb_per_s within a node: of one rank; between
-//                 nodes: of a node
-//   [[collective]]  op, ranks, per_node, bytes, us        a measured point; bytes: the payload (comm/bytes.h)
+//   [[operator]]  kind, gb_per_s                          any other operator, by its minimal memory traffic
+//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown, progress; gb_per_s is per rank within a node, per node
+//                 between nodes
+//   [[collective]]  op, ranks, per_node, bytes, us        a measurement; bytes is the payload (comm/bytes.h)
 #include <array>
 #include <cstdint>
 #include <map>
@@ -32,15 +32,13 @@ struct Link {
   double gb_per_s = 0;  // 10⁹ bytes a second, in each direction
   double start_us = 0;  // per operation
   double hop_us = 0;    // per step from rank to rank
-  /// Seconds that compute loses per second of overlap with communication: 0 if overlap is free, 1 if the same unit does
-  /// both.
+  /// Fraction of compute speed lost during communication: 0 if overlap is free, 1 if the same unit does both.
   double slowdown = 0;
-  /// Seconds of progress of communication per second of overlap with compute: less than 1 if communication waits for a
-  /// core.
+  /// Fraction of communication speed kept during compute: less than 1 if communication has to wait for a core.
   double progress = 1;
 };
 
-/// A rank's share of its host while all ranks of the node use it: memory and its bandwidth, the link to and from the
+/// A rank's share of its host while all ranks of the node use it: memory, memory bandwidth, the link to and from the
 /// device with both directions in use, and the parameters that the host updates per second. A CPU is its own host.
 struct Host {
   double memory_bytes = 0, memory_rate = 0, to_device = 0, to_host = 0, updates = 0;
@@ -49,18 +47,17 @@ struct Host {
 
 enum class ProductForm : uint8_t { forward, dx, dw };
 std::string_view name_of(ProductForm form);
-/// forward transposes neither operand, dx the right one, dw the left one.
+/// The form of a linear's GEMM: forward transposes neither operand, dx the right one, dw the left one.
 ProductForm form_of(const ProductShape& product);
 
-/// A measured rate of GEMMs. Among the measured points of a form, rates are interpolated by the logarithms of m, k and
-/// n.
+/// A measured GEMM rate. Rates of the same form are interpolated in the logarithms of m, k and n.
 struct ProductPoint {
   DType compute = DType::f32;
   ProductForm form = ProductForm::forward;
   double m = 0, k = 0, n = 0;
   double flops = 0;  // a second
 };
-/// A measured rate of attention, interpolated by the logarithms of both extents.
+/// A measured rate of attention, interpolated in the logarithms of both extents.
 struct AttentionPoint {
   DType compute = DType::f32;
   bool backward = false;
@@ -75,32 +72,32 @@ struct CollectivePoint {
 
 struct Cluster {
   std::string name, source, path;
-  bool measured = false;          // a profile
+  bool measured = false;          // true for profiles
   int devices_per_node = 1;       // ranks per node
   int ranks = 0;                  // in a profile: the number of ranks that were measured together
   int lanes = 3;                  // see parallel.lanes
-  double price_per_gpu_hour = 0;  // in any currency; 0: not known
+  double price_per_gpu_hour = 0;  // in any currency; 0: unknown
   double skew = 1;  // time of equal work on the slowest rank relative to the mean; above 1 if ranks share cores
 
   std::string device;
   bool cpu = false;
   double memory_bytes = 0;                    // per rank
   double memory_rate = 0;                     // bytes a second
-  double memory_share = 1;                    // of memory_rate that operators reach
+  double memory_share = 1;                    // share of memory_rate that operators reach
   double operator_seconds = 0;                // fixed cost of an operator
   std::map<DType, double> peaks;              // FLOP/s
   double efficiency = 1;                      // share of the peak that GEMMs of infinite extents reach
-  double half_m = 0, half_k = 0, half_n = 0;  // extent at which a GEMM reaches half of that if the others are infinite
-  /// Units that each compute one tile of a GEMM's output at a time: NVIDIA's SMs, AMD's compute units. A GEMM takes
-  /// whole rounds of them ("wave quantization"), and half_m and half_n do not count. 0: not known.
+  double half_m = 0, half_k = 0, half_n = 0;  // extent for half the rate if the others are infinite
+  /// Units that each compute one tile of a GEMM's output at a time: NVIDIA's SMs, AMD's compute units. A GEMM runs
+  /// in whole waves of tiles ("wave quantization"); half_m and half_n are then ignored. 0: unknown.
   double units = 0;
   double tile_m = 256, tile_n = 128;  // the largest tile
   double attention = 1;               // share of the peak that attention reaches if it was not measured
 
   std::vector<ProductPoint> products;
   std::vector<AttentionPoint> attentions;
-  /// Shares of those rates that GEMMs, by form, and attention reach in a training step, in which operands come from
-  /// memory, GEMMs have epilogues, and ranks share a node's resources.
+  /// Shares of the measured rates that GEMMs (by form) and attention reach within a training step, where operands come
+  /// from memory instead of caches, GEMMs have epilogues, and ranks share the resources of a node.
   std::array<double, 3> in_step = {1, 1, 1};
   double attention_in_step = 1;
   std::map<OpKind, double> operators;  // bytes a second in training steps; other kinds: memory_rate · memory_share
@@ -110,12 +107,12 @@ struct Cluster {
 
   /// Returns the peak in this type; 0 if the file has none.
   double peak(DType compute) const;
-  /// Returns the FLOP/s of a GEMM, or of attention, from the tables; 0 if they have no rates of its form or pass.
+  /// Returns the FLOP/s of a GEMM, or of attention, from the tables; 0 if the tables have none for its form or pass.
   double measured_rate(DType compute, const ProductShape& product) const;
   double measured_rate(DType compute, const AttentionExtents& extents) const;
   /// Returns the seconds of a GEMM on one device.
   double product_seconds(DType compute, const ProductShape& product, double bytes) const;
-  /// Returns the seconds of a GEMM's FLOPs on units that compute tiles.
+  /// Returns the seconds of a GEMM on units that compute tiles.
   double tiled_seconds(DType compute, const ProductShape& product) const;
   /// Returns the seconds of any operator.
   double seconds_of(DType compute, const OpCall& call) const;
@@ -127,17 +124,16 @@ struct GroupShape {
   int per_node = 1;  // ranks of the group on one node
   bool spans_nodes() const { return per_node < ranks; }
 };
-/// The time of a collective on an idle machine if all groups of its kind run it concurrently: seconds that do not
-/// depend on the number of bytes, and seconds in which the link is busy.
+/// The time of a collective on an otherwise idle machine, on which all groups along the same axes run it concurrently:
+/// start-up seconds, which are independent of the size, and seconds in which the link is busy.
 struct CollectiveTime {
   double fixed = 0, busy = 0;
   bool measured = false;
   double total() const { return fixed + busy; }
 };
-/// `payload`: in elements, as comm/bytes.h counts it.
-///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  each of its steps costs hop_us: once
-///   around
-///                                                   n nodes: n steps of [inter], the others of [intra]
+/// `payload` is in elements, as counted in comm/bytes.h.
+///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  each step costs hop_us: in one round
+///                                                   over n nodes, n steps on [inter], the rest on [intra]
 ///   tree (all_reduce on GPUs, if it is faster)      2 payload / β; twice log₂ n steps between and log₂ within nodes
 ///   few elements (sent straight to all)             the same bytes in log₂ g steps
 ///   chain (broadcast, reduce)                       payload / β + (g − 1) steps
@@ -146,7 +142,7 @@ struct CollectiveTime {
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
                                int64_t payload);
 
-/// The line through two measured points of a ring: start-up seconds, and the bytes that each rank sends per second.
+/// The line through two measurements of a ring collective: start-up seconds, and bytes per second sent by each rank.
 struct RingFit {
   double start = 0, rate = 0;
 };

@@ -1,4 +1,4 @@
-// Reading and writing descriptions of machines.
+// Reading and writing cluster files: profiles and descriptions of clusters.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -21,14 +21,14 @@ using config::TomlTable;
                                    at.name.empty() ? "" : ".", at.name, what));
 }
 
-/// Rejects a value, with its line in the message.
+/// Throws an error for a value, naming its line and key.
 [[noreturn]] void refuse_value(const std::string& path, TomlNode node, const std::string& what) {
   node.line = node.value_line;
   node.column = node.value_column;
   refuse(path, node, what);
 }
 
-/// Reader takes the values of one table; keys that were not taken are an error at the end.
+/// Reader reads the values of one table; end() rejects keys that were not read.
 class Reader {
  public:
   Reader(const std::string& path, const TomlTable& table) : path_(path), table_(table) {
@@ -44,15 +44,15 @@ class Reader {
     refuse_value(path_, node, "expected a string, found " + node.shown);
   }
   std::string text(const char* name, const std::string& otherwise) { return known(name) ? text(name) : otherwise; }
-  /// Reads a number above 0; with `zero`, at least 0.
+  /// Reads a number above 0, or with `zero` a number of at least 0.
   double number(const char* name, bool zero = false) {
-    const TomlNode& node = need(name, zero ? "a number from 0 on" : "a number above 0");
+    const TomlNode& node = need(name, zero ? "a number of at least 0" : "a number above 0");
     const auto* integer = std::get_if<int64_t>(&node.value);
     const auto* real = std::get_if<double>(&node.value);
     const double value = integer != nullptr ? static_cast<double>(*integer) : real != nullptr ? *real : -1;
     if (!std::isfinite(value) || value < 0 || (value == 0 && !zero))
       refuse_value(path_, node,
-                   format("expected {}, found {}", zero ? "a number from 0 on" : "a number above 0", node.shown));
+                   format("expected {}, found {}", zero ? "a number of at least 0" : "a number above 0", node.shown));
     return value;
   }
   double number_or(const char* name, double otherwise) { return known(name) ? number(name, true) : otherwise; }
@@ -60,7 +60,8 @@ class Reader {
   /// Reads a number above 0 and at most 1.
   double share_or(const char* name, double otherwise) {
     const double value = positive_or(name, otherwise);
-    if (value > 1) refuse_value(path_, *find(name), "expected a share of at most 1, found " + find(name)->shown);
+    if (value > 1)
+      refuse_value(path_, *find(name), "expected a number above 0 and at most 1, found " + find(name)->shown);
     return value;
   }
   int integer(const char* name) {
@@ -86,7 +87,7 @@ class Reader {
     for (const TomlNode& node : table_.values)
       if (std::ranges::count(asked_, node.name) == 0)
         refuse(path_, node,
-               "unknown key; there are " + format("{}", fmt::join(asked_, ", ")) +
+               "unknown key; expected one of " + format("{}", fmt::join(asked_, ", ")) +
                    config::did_you_mean(node.name, asked_));
   }
 
@@ -122,12 +123,12 @@ std::string name_of_compute(DType compute) {
   return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
 }
 
-/// Field is a number in a table, whose unit in the file differs from the program's.
+/// A number in a table, whose unit in the file may differ from the program's.
 struct Field {
   enum class Kind { needed, from_zero, positive, share } kind;
   const char* name;
   double* value;
-  double unit = 1;  // the file's unit in the program's
+  double unit = 1;  // value of the file's unit in the program's unit
   double otherwise = 0;
 };
 using enum Field::Kind;
@@ -255,34 +256,35 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
                                .bytes = in.number("bytes"),
                                .seconds = in.number("us") * 1e-6});
     } else {
-      throw Error(Code::config, format("{}:{}:1: {}: unknown table; there are {}{}", path, table.line, table.name,
+      throw Error(Code::config, format("{}:{}:1: {}: unknown table; expected one of {}{}", path, table.line, table.name,
                                        fmt::join(names, ", "), config::did_you_mean(table.name, names)));
     }
     in.end();
   }
   for (const char* needed : {"cluster", "device"})
     if (std::ranges::count(found, needed) == 0)
-      throw Error(Code::config,
-                  format("{}: the table [{}] is missing: this is neither a profile nor the description of a cluster",
-                         path, needed));
+      throw Error(
+          Code::config,
+          format(
+              "{}: the table [{}] is missing; expected a cluster file such as those in configs/clusters/, or a profile",
+              path, needed));
   if (c.peaks.empty())
-    throw Error(Code::config, format("{}: device: no peak; give tflops_bf16, tflops_fp32 or tflops_fp64", path));
+    throw Error(Code::config, format("{}: device: no peak; add tflops_bf16, tflops_fp32 or tflops_fp64", path));
   if (c.devices_per_node > 1 && c.intra.gb_per_s == 0)
-    throw Error(Code::config,
-                format("{}: the table [intra] is missing, but {} devices share a node", path, c.devices_per_node));
+    throw Error(Code::config, format("{}: the table [intra] is missing; add it, since {} devices share a node", path,
+                                     c.devices_per_node));
   return c;
 }
 
 std::string cluster_text(const std::string& path) {
-  return read_text_file(
-      path,
-      "a description of a cluster, of which configs/clusters/ has some, or a profile of this machine, "
-      "which `trainer bench all --write-profile FILE` writes");
+  return read_text_file(path,
+                        "a cluster file such as those in configs/clusters/, or a profile of this machine, which "
+                        "`trainer bench all --write-profile FILE` writes");
 }
 
 Cluster read_cluster(const std::string& path) { return parse_cluster(cluster_text(path), path); }
 
-// Twelve digits exceed the precision of any measurement, yet are few enough that a file that is read back is written as
+// Twelve digits exceed the precision of any measurement, yet are few enough that reading and rewriting a file yields
 // the same text.
 std::string to_toml(const Cluster& cluster) {
   Cluster c = cluster;  // fields point into it

@@ -28,8 +28,8 @@ std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
   return all;
 }
 
-/// The placements of a linear's input, its output before and after the reduction, and its input's gradient before the
-/// reduction.
+/// The placements of a linear's input, of its output before and after the reduction, and of the input gradient before
+/// the reduction.
 Placement placed(const Spread& spread) { return {spread.rows, spread.cols, 0}; }
 Placement input_of(const LinearSharding& l) { return {l.rows, l.contraction, 0}; }
 Placement partial_output_of(const LinearSharding& l) { return {l.rows, l.cols, l.contraction}; }
@@ -131,7 +131,8 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
   if (ranks(flat) > 1) {
     const double gather = collective(flat, CommOp::all_gather, compute_, block);
     const double scatter = collective(flat, CommOp::reduce_scatter, sums, block);
-    // Each overlaps with a GEMM of the previous or next linear, which takes about as long as this one's.
+    // Each collective overlaps with a GEMM of the previous or next linear, which takes about as long as this linear's
+    // GEMM.
     const bool kept = config_.parallel.cache_layers >= config_.model.n_layer;  // gathered once per step
     seconds += added(flat, gather, time.forward) / (kept ? accumulation_ : 1) +
                (kept ? 0 : added(flat, gather, time.dx)) + added(flat, scatter, time.dx + time.dw);
@@ -156,7 +157,7 @@ double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& l
 
 double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& spread) {
   const double elements = rows_ * matrix_of(site).out;
-  // Recomputation stops before the last reduction of a block.
+  // Recomputation of a block ends before the block's last reduction.
   const double again = config_.train.recompute == config::Recompute::full && site != Site::down ? 1 : 0;
   return move(partial_output_of(linear), placed(spread), elements) * (1 + again) +
          move(placed(spread), output_of(linear), elements);
@@ -206,7 +207,7 @@ double LayerCosts::hidden(const Spread& spread) {
 
 double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread& table) {
   const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
-  // `near`: placement of the activations at the table; `partial`: of partial sums over the vocabulary.
+  // `near` is the placement of the activations next to the table, `partial` that of partial sums over the vocabulary.
   const Placement near{(stream.rows | f) & ~(v | h), h, 0}, partial{near.rows, h, v};
   const int64_t m = std::max<int64_t>(1, static_cast<int64_t>(rows_ / ranks(near.rows))),
                 k = static_cast<int64_t>(width_ / ranks(h)), n = static_cast<int64_t>(vocab_ / ranks(v));
@@ -233,7 +234,7 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
 }
 
 double LayerCosts::matrix_bytes(AxisSet cut, double in, double out) const {
-  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes of a gradient, and of each moment
+  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient or moment
   double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : element_ == sum ? 2 * sum : 3 * sum;
   if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
   return in * out / ranks(cut) * (element_ + sum + state);
@@ -262,7 +263,7 @@ double LayerCosts::hidden_bytes(const Spread& spread) const {
 
 double LayerCosts::bytes(const ModelSharding& layout) const {
   const bool whole = config_.train.recompute == config::Recompute::full;
-  double kept = 0, live = 0;  // kept by all layers; needed by the layer that computes
+  double kept = 0, live = 0;  // saved by all layers; temporary in the current layer
   for (const sharding::Layer& layer : layout.layers) {
     const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
     double each = stream_bytes(layer.stream) + (whole ? 0 : inside), moved = 0;
@@ -273,7 +274,7 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
       const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
       const bool gathers = ranks(l.flat) > 1;
       if (gathers && config_.parallel.cache_layers > 0) each += block;
-      if (l.schedule == sharding::GemmSchedule::ring) continue;  // works on one block at a time
+      if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
       const bool reads = reads_residual(site);
       const Spread& from = reads ? layer.stream : layer.inside(site);
       const Spread& to = reads ? layer.inside(site) : layer.stream;
@@ -289,7 +290,8 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
     live = std::max(live, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0));
   }
   const sharding::VocabSpread& t = layout.table;
-  // The head works on chunks of rows (parallel/vocab.h): logits, and their gradients if these have a different type.
+  // The head processes chunks of rows (parallel/vocab.h): their logits, and also the gradients of the logits if they
+  // have a different type.
   const bool mixed = compute_ == DType::bf16;
   const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.hidden);
   const double logits =
@@ -380,7 +382,7 @@ std::optional<ModelSharding> LayerCosts::best(double cap) {
   SearchProblem problem = this->problem(choices);
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return std::nullopt;
-  // The tables' share is not known yet, so the smallest possible one is assumed.
+  // The memory of the tables is not known yet, so the smallest possible one is assumed.
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
   problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_)) /
                 static_cast<double>(config_.model.n_layer);

@@ -1,7 +1,7 @@
 #pragma once
-// LayerCosts: the cost of a layout as a sum over its linears and the redistributions between them. It is the additive
-// model that the search minimises; the best layouts are then recorded and priced as whole programs (plan/price.h),
-// which is exact in bytes and in overlap.
+// LayerCosts: the cost of a layout as a sum over its linears and the redistributions between them. The search
+// minimises this additive model; the best layouts are then recorded and simulated as whole programs (plan/price.h),
+// with exact bytes and overlap.
 //
 //   variable                 choices                           node                                  edges to
 //   stream                   Spread                            norms and residuals of both branches  qkv, out, up, down
@@ -36,14 +36,14 @@ using sharding::Spread;
 class LayerCosts {
  public:
   /// `config` must be resolved and have parallel.data; `axes` as in ModelSharding, "data" first. Costs are per
-  /// micro-step; work done once per step counts with its share.
+  /// micro-step; work done once per step counts with the share of one micro-step.
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
              const ModelSharding& axes, RouteShares& routes);
 
-  /// Returns the seconds of a step of the whole model. A ring schedule counts like a single GEMM.
+  /// Returns the seconds of a step of the whole model. A ring schedule costs the same as a single GEMM.
   double step_seconds(const ModelSharding& layout);
-  /// Returns the cheapest legal layout, the same in all layers, whose layers and tables keep at most `cap` bytes; empty
-  /// if there is none.
+  /// Returns the cheapest legal layout, the same in all layers, whose layers and tables need at most `cap` bytes;
+  /// empty if no layout does.
   std::optional<ModelSharding> best(double cap);
   /// The choices of the variables.
   struct Choices {
@@ -52,8 +52,8 @@ class LayerCosts {
   };
   /// Returns the search problem of one layer. Its variables: stream, qkv, attention, out, up, hidden, down.
   SearchProblem problem(Choices& choices);
-  /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the tensors that all layers
-  /// keep for the backward pass, and those that one layer needs while it computes.
+  /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the activations saved by
+  /// all layers for the backward pass, and the temporary tensors of one layer.
   double bytes(const ModelSharding& layout) const;
 
  private:
@@ -66,14 +66,14 @@ class LayerCosts {
   double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
   GroupShape group(AxisSet axes);
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
-  /// Returns the seconds to redistribute a matrix, which has `elements` elements in the replica, between two
+  /// Returns the seconds to redistribute a matrix of `elements` elements (over the whole replica) between two
   /// placements.
   double move(const Placement& from, const Placement& to, double elements);
   Matrix matrix_of(Site site) const;
   const Products& products(Site site, const LinearSharding& linear);
   double linear(Site site, const LinearSharding& linear);
-  /// Returns the seconds that communication along these axes adds to `compute`. `communication`: its seconds without
-  /// overlap.
+  /// Returns the seconds that communication along these axes adds to `compute` seconds of compute. `communication` is
+  /// the number of seconds that it takes on its own.
   double added(AxisSet axes, double communication, double compute);
   double read(Site site, const Spread& spread, const LinearSharding& linear);
   double write(Site site, const LinearSharding& linear, const Spread& spread);
@@ -84,9 +84,9 @@ class LayerCosts {
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
-  /// Returns bytes of weights, gradients and optimizer state of one matrix.
+  /// Returns the bytes of one matrix's weights, gradients and optimizer state.
   double matrix_bytes(AxisSet cut, double in, double out) const;
-  /// Returns the bytes that a layer keeps for its backward pass, for this placement of the activations.
+  /// Returns the bytes that a layer saves for its backward pass with this placement of the activations.
   double stream_bytes(const Spread& spread) const;
   double attention_bytes(const Spread& spread) const;
   double hidden_bytes(const Spread& spread) const;
@@ -95,15 +95,15 @@ class LayerCosts {
   const Cluster& cluster_;
   const config::Config& config_;
   const DType compute_;
-  const ModelSharding axes_;  // only its axes are used
+  const ModelSharding axes_;  // only the axes are used
   const mesh::MeshShape mesh_;
   double rows_, width_, wide_, heads_, kv_heads_, queries_, keys_,
-      vocab_;  // rows: of a replica's micro-batch; the rest: of the model
+      vocab_;  // rows_ counts those of a replica's micro-batch
   double element_, accumulation_;
   bool gated_;
   std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;
-  std::map<double, std::unordered_map<uint64_t, double>> moves_;  // by elements
+  std::map<double, std::unordered_map<uint64_t, double>> moves_;  // seconds by elements and placements
   std::unordered_map<uint64_t, Products> products_;
 };
 

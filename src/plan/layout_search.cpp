@@ -11,7 +11,7 @@ namespace {
 
 using config::Config;
 
-/// Puts an axis into one of the sets of a spread or linear, or into none.
+/// Assigns an axis to one of the axis sets of a spread or linear, or to none.
 void put(Spread& spread, AxisSet axis, int choice) {
   spread = {spread.rows & ~axis, spread.cols & ~axis};
   if (choice < 2) (choice == 0 ? spread.rows : spread.cols) |= axis;
@@ -48,7 +48,7 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
     choice.seconds = costs.step_seconds(layout);
     if (choice.offload != config::OffloadOptimizer::none) {
       config.offload.optimizer = config::OffloadOptimizer::none;
-      const double all = costs.bytes(layout);  // an interleaved update keeps on the device as much of this as fits
+      const double all = costs.bytes(layout);  // an interleaved update keeps as much of this on the device as fits
       const double kept = choice.offload == config::OffloadOptimizer::interleaved ? memory_limit_ : choice.bytes;
       choice.seconds += std::max(0.0, all - std::max(kept, choice.bytes)) * seconds_per_state_byte();
     }
@@ -63,7 +63,7 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
 
 double LayoutSearch::seconds_per_state_byte() const {
   const double each = static_cast<double>((compute_ == DType::bf16 ? 3 : 2) * size_of(accumulator_of(compute_)));
-  // The host updates one part of the parameters while the others stream through the device and back.
+  // The host updates one part of the parameters while the rest is copied to the device, updated and copied back.
   return 1 / (cluster_.host.updates * each + cluster_.host.to_device);
 }
 
@@ -103,7 +103,8 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   LayerCosts costs = costs_of(priced, layout);
   std::vector<PlannedRun> runs;
   const auto add = [&](ModelSharding other) {
-    if (layout.head == layout.layers.back().stream) other.head = other.layers.back().stream;  // the head follows
+    if (layout.head == layout.layers.back().stream)
+      other.head = other.layers.back().stream;  // keep the head on the last layer's spread
     if (first_violation(other, config::extents_of(config))) return;
     Config trial = config;
     config::set_tables(trial, other);
@@ -130,7 +131,7 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
       add(std::move(other));
     }
   }
-  ModelSharding other = layout;  // the other schedule: a ring of GEMMs, or a single GEMM
+  ModelSharding other = layout;  // switch the schedule between a ring of GEMMs and a single GEMM
   for (sharding::Layer& layer : other.layers)
     for (LinearSharding& l : layer.linears)
       l.schedule =

@@ -9,12 +9,12 @@ namespace trainer::plan {
 
 class LayoutSearch {
  public:
-  /// `memory_limit`: bytes per rank. The cluster must outlive the search.
+  /// `memory_limit` is in bytes per rank. The cluster must outlive the search.
   LayoutSearch(const Cluster& cluster, int64_t vocab, DType compute, double memory_limit)
       : cluster_(cluster), vocab_(vocab), compute_(compute), memory_limit_(memory_limit) {}
 
-  /// Fills in the estimate of a run and the choices to price. Runs that fit with none of the choices come after all
-  /// other runs.
+  /// Fills in the estimate of a run and the choices to price. Runs that do not fit with any of their
+  /// choices are ranked after all other runs.
   void estimate(PlannedRun& run);
 
   /// Adds the best sharding spec for each list of at most `most_axes` axes whose sizes multiply to the ranks of
@@ -22,11 +22,11 @@ class LayoutSearch {
   void find_tags(const config::Config& config, size_t most_axes, std::vector<PlannedRun>& runs);
 
   /// Returns legal sharding specs that differ from this one in one axis of one variable, or of two variables that
-  /// exchange a tensor; the fastest by the model first.
+  /// exchange a tensor, ordered by estimated time.
   std::vector<PlannedRun> neighbours(const config::Config& config);
 
  private:
-  /// `config`: the one that `costs` refers to; its choices are overwritten.
+  /// `config` must be the configuration that `costs` was created with; its choices are overwritten.
   void estimate(PlannedRun& run, config::Config& config, LayerCosts& costs, const ModelSharding& layout) const;
   /// Returns the seconds of an update per byte of optimizer state on the host.
   double seconds_per_state_byte() const;

@@ -1,7 +1,7 @@
 #pragma once
 // A lower bound on the words that a rank communicates for one GEMM Y[m, n] = X[m, k] W[k, n] whose operands are
-// distributed evenly over all ranks, with one copy of each element: the reference for any layout of a linear. The bound
-// does not depend on memory (Al Daas, Ballard, Grigori, Kumar, Rouse 2022, arXiv 2205.13407).
+// distributed evenly over all ranks, with one copy of each element. It is the reference for any layout of a linear, and
+// is independent of the memory size (Al Daas, Ballard, Grigori, Kumar, Rouse 2022, arXiv 2205.13407).
 #include <cstdint>
 
 namespace trainer::plan {

@@ -10,8 +10,8 @@ namespace {
 
 using config::OffloadOptimizer;
 
-/// Returns the memory traffic of an update in bytes per parameter, where its state is stored: the gradient, a read and
-/// a write of three values of state, and the compute weights.
+/// Returns the memory traffic of an update in bytes per parameter, in the memory that stores the state: the gradient,
+/// a read and a write of three state values, and the compute weights.
 double update_traffic(const offload::Sizes& sizes) {
   return static_cast<double>(sizes.gradient + 6 * sizes.state + (sizes.compute == sizes.state ? 0 : sizes.compute));
 }
@@ -62,7 +62,7 @@ std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, cons
   if (!less || !more) return std::nullopt;
   OffloadWork work = *more;
   const size_t each = more->subgroups.size() - less->subgroups.size();
-  // Groups are the embedding, the layers and the head: the second one is a layer.
+  // The groups are the embedding, then the layers, then the head, so group 1 is the first layer.
   const auto layer = std::ranges::find_if(more->subgroups, [&](const auto& s) { return s.group == 1; });
   const std::vector<offload::Subgroup> repeated(
       layer, layer + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(each), more->subgroups.end() - layer));

@@ -25,8 +25,13 @@ int64_t bytes_of(const PlannedRun& run) {
 
 std::string bytes_text(double bytes) { return format_bytes(bytes); }
 
-/// Compares the bytes that the run sends with the lower bound for linears: each operand of a linear is gathered once,
-/// and its gradient or the operand itself is reduced once.
+std::string along(const std::string& axis) {
+  return axis == "control" ? "scalars (gradient norm, loss)" : "along " + axis;
+}
+std::string waits_for(const std::string& axis) { return (axis == "control" ? "waits for " : "waits ") + along(axis); }
+
+/// Compares the bytes that each rank sends with the lower bound for the GEMMs of linears (lower_bound.h). The bound of
+/// the forward GEMM counts twice: each operand is gathered once, and its gradient or the operand itself reduced once.
 std::string beside_lower_bound(const PlannedRun& run, DType compute) {
   const int64_t ranks = config::ranks_of_replica(run.config);
   if (ranks == 1) return "";
@@ -53,8 +58,9 @@ std::string beside_lower_bound(const PlannedRun& run, DType compute) {
     if ((set & mesh.set("data")) != 0) continue;
     for (const auto& [operation, bytes] : operations) moved += static_cast<double>(bytes) / mesh.group_size(set);
   }
-  return format("a rank sends {} within its replica; linears need {} in any layout that holds each operand once\n",
-                bytes_text(moved), bytes_text(least));
+  return format(
+      "each rank sends {} within its replica; lower bound for the matmuls of linears without replicated operands: {}\n",
+      bytes_text(moved), bytes_text(least));
 }
 
 }  // namespace
@@ -62,12 +68,12 @@ std::string beside_lower_bound(const PlannedRun& run, DType compute) {
 std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
   std::vector<std::pair<std::string, double>> all;
   for (const auto& [name, part] : kStepParts) all.emplace_back(name, time.*part);
-  for (const auto& [axis, comm] : time.comm) all.emplace_back("waits along " + axis, comm.exposed);
+  for (const auto& [axis, comm] : time.comm) all.emplace_back(waits_for(axis), comm.exposed);
   return all;
 }
 
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
-  // Axes have different names in different strategies, so exposed communication counts as one part.
+  // Strategies name their axes differently, so exposed communication along all axes counts as one part.
   std::pair<const char*, double> largest{"waits", run.time.exposed() - than.time.exposed()};
   for (const auto& [name, part] : kStepParts)
     if (const double more = run.time.*part - than.time.*part; more > largest.second) largest = {name, more};
@@ -76,9 +82,11 @@ std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
 }
 
 std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
-  std::string text = format("{} layouts of {}{}, {} priced in {:.1f} s; {} of memory per rank, {}\n", plan.enumerated,
-                            cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.priced,
-                            plan.seconds, bytes_text(plan.memory_limit), name_of(plan.compute));
+  std::string text = format(
+      "{}{}: layouts estimated: {}; simulated: {}, the most promising ones and their variants "
+      "({:.1f} s); {} of memory per rank, {}\n",
+      cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.enumerated, plan.priced, plan.seconds,
+      bytes_text(plan.memory_limit), name_of(plan.compute));
   const size_t shown = std::min(top, plan.runs.size());
   size_t width = 26;  // of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
@@ -101,15 +109,18 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   }
   if (!plan.too_large.empty()) {
     const PlannedRun& run = plan.too_large.front();
-    text += format("{} more need too much memory; the smallest, {} with {}, lacks {}\n", plan.too_large.size(),
-                   run.strategy, run.layout, bytes_text(static_cast<double>(run.plan.total) - plan.memory_limit));
+    text +=
+        format("simulated layouts that do not fit in memory: {}; the smallest, {} with {}, exceeds the limit by {}\n",
+               plan.too_large.size(), run.strategy, run.layout,
+               bytes_text(static_cast<double>(run.plan.total) - plan.memory_limit));
   }
   return text;
 }
 
 ErrorBand error_band(const Cluster& cluster) {
-  // Profiles: single layouts err by up to 24 % (tests/bench/RESULTS.md). Data sheets: published runs take 1.06 to 1.29
-  // times as long (tests/unit/plan/published_runs_test.cpp), and links of other clusters are less certain.
+  // With profiles, predictions for single layouts are off by up to 24 % (tests/bench/RESULTS.md). With data sheets,
+  // published runs took 1.06 to 1.29 times the prediction (tests/unit/plan/published_runs_test.cpp), and the links of
+  // other clusters are less certain.
   return cluster.measured ? ErrorBand{0.8, 1.25} : ErrorBand{0.8, 1.4};
 }
 
@@ -161,13 +172,13 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
   std::string text = format("\nbreakdown of the {:.4g} ms of {} with {}\n", ms(total), best.strategy, best.layout);
   for (const auto& [name, seconds] : parts(best.time))
     if (seconds > 0) text += format("  {:<34}{:>10.4g} ms {:>8}\n", name, ms(seconds), format_percent(seconds / total));
-  text += "communication, overlapped or not\n";
+  text += "communication, overlapped or not (a+b: one group of ranks over both mesh axes)\n";
   for (const auto& [axis, comm] : best.time.comm) {
     int64_t bytes = 0;
     const auto found = best.plan.comm_bytes.find(axis);
     if (found != best.plan.comm_bytes.end())
       for (const auto& [operation, count] : found->second) bytes += count;
-    text += format("  {:<34}{:>10.4g} ms {:>8} overlapped, {}\n", "along " + axis, ms(comm.busy),
+    text += format("  {:<34}{:>10.4g} ms {:>8} overlapped, {}\n", along(axis), ms(comm.busy),
                    format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
                    bytes_text(static_cast<double>(bytes)));
   }
@@ -193,7 +204,7 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
     if (!any) text += "  it would not be faster with any of the above\n";
   }
   if (best.time.unmeasured > 0)
-    text += format("{:.4g} ms of communication were not measured but computed from the constants of {}\n",
+    text += format("{:.4g} ms of communication were computed from the constants in {}, not from measured collectives\n",
                    ms(best.time.unmeasured), cluster.path);
   return text;
 }
@@ -201,7 +212,7 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
 std::string emitted(const PlannedRun& run, const Cluster& cluster) {
   std::string text = format(
       "# {} with {}, planned for {}{}\n# Predicted: {:.4g} ms/step ({:.4g} compute, {:.4g} exposed communication, "
-      "{:.4g} optimizer), {} per rank. Runs compare themselves with it, by hardware.profile.\n",
+      "{:.4g} optimizer), {} per rank. hardware.profile makes a run report its speed relative to it.\n",
       run.strategy, run.layout, cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)",
       ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
       ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)));

@@ -21,7 +21,7 @@ namespace {
 
 using config::Config;
 
-/// Runs work(i) for i < n on several threads. The first exception ends it.
+/// Runs work(i) for all i < n on several threads. Stops at the first exception and rethrows it.
 void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
@@ -45,11 +45,11 @@ void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
   if (problem != nullptr) std::rethrow_exception(problem);
 }
 
-/// A strategy with one number of replicas. Estimates have similar errors within a family.
+/// A strategy and a number of replicas. The estimates of a family have similar relative errors.
 using Family = std::pair<std::string, int64_t>;
 Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
 
-/// Takes about `most` of the first runs, and some of every family.
+/// Removes and returns about `most` of the first runs, at least kEach of each family.
 std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
   constexpr size_t kEach = 2;
   std::vector<PlannedRun> chosen, left;
@@ -64,8 +64,8 @@ std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
   return chosen;
 }
 
-/// Takes at most `most` runs that may be faster than the best priced one, assuming that the additive model errs by no
-/// more than it did for other runs of the family.
+/// Removes and returns at most `most` runs that may be faster than the best priced run, assuming that the additive
+/// model overestimates a run by no more than it did the priced runs of the family.
 std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
                                        size_t most) {
   double best = std::numeric_limits<double>::infinity();
@@ -86,7 +86,7 @@ std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std:
   return chosen;
 }
 
-/// Planning is the state of one plan.
+/// The state of planning one run.
 class Planning {
  public:
   Planning(const PlanRequest& request, const Cluster& cluster)
@@ -101,8 +101,8 @@ class Planning {
   Plan run() {
     std::vector<PlannedRun> runs = estimate_all();
     plan_.enumerated = static_cast<int64_t>(runs.size());
-    // The best of all, and some of every family, are priced; then more, as long as nothing fits or one of the rest may
-    // be the fastest.
+    // First the best estimates and some layouts of every family are priced; then more, as long as nothing fits or one
+    // of the remaining layouts may be the fastest.
     std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
     for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {
       std::vector<PlannedRun> chosen = plan_.runs.empty() ? take_first(runs, request_.most_priced)
@@ -120,7 +120,7 @@ class Planning {
  private:
   static constexpr int kMostRounds = 6;
 
-  /// Returns all layouts with their estimates; those whose state by itself is too large come last.
+  /// Returns all layouts with their estimates; those whose state by itself does not fit come last.
   std::vector<PlannedRun> estimate_all() {
     std::string broken;
     const std::vector<Config> all = config::enumerate_layouts(request_.config, request_.devices, broken);
@@ -153,8 +153,8 @@ class Planning {
     if (runs.empty()) {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
       throw Error(Code::config,
-                  format("no layout of {} devices suits the model and the keys that are given: {}{}", request_.devices,
-                         broken.empty() ? "no strategy supports this many" : broken,
+                  format("no layout on {} devices fits the model and the given keys: {}{}", request_.devices,
+                         broken.empty() ? "no strategy supports this number of devices" : broken,
                          nearest.empty() ? "" : format("; {} devices would fit", fmt::join(nearest, " or "))));
     }
     return runs;
@@ -176,7 +176,7 @@ class Planning {
   /// Prices variants of the fastest layouts of each strategy (config::variants).
   void vary() {
     constexpr size_t kVaried = 4;
-    constexpr double kGain = 1.5;  // the largest speedup that a variant is expected to give
+    constexpr double kGain = 1.5;  // no variant is expected to be faster by more than this factor
     std::map<std::string, size_t> of_strategy;
     std::vector<PlannedRun> variants;
     for (const PlannedRun& run : plan_.runs) {
@@ -193,14 +193,14 @@ class Planning {
     add(std::move(variants));
   }
 
-  /// Returns a priced layout with the offload settings of the request.
+  /// Resets the offload settings of a priced layout to those of the request.
   Config reopened(Config config) const {
     config.offload = request_.config.offload;
     return config;
   }
 
   /// Moves from the fastest layout, as a sharding spec, to its neighbours as long as one of them is faster. The
-  /// additive model proposes neighbours; their priced times decide.
+  /// additive model proposes neighbours; their simulated times decide.
   void refine_tags() {
     for (int round = 0; round < kMostRounds && !plan_.runs.empty(); ++round) {
       Config fastest = reopened(plan_.runs.front().config);
@@ -244,11 +244,11 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
   const DType compute = choose_compute(request.config, cluster);
   if (cluster.peak(compute) == 0)
     throw Error(Code::config,
-                format("{}: device: no peak for {}; give tflops_{}", cluster.path, name_of(compute), name_of(compute)));
+                format("{}: device: no peak for {}; add tflops_{}", cluster.path, name_of(compute), name_of(compute)));
   if (request.devices > cluster.devices_per_node && cluster.inter.gb_per_s == 0)
     throw Error(Code::config,
-                format("{}: {}{} of one node, and the table [inter] is missing; add it to plan for {} devices, or "
-                       "plan for {} with --devices",
+                format("{}: {}{} devices of one node, and the table [inter] is missing; add it to plan for {} "
+                       "devices, or limit the plan to one node with --devices {}",
                        cluster.path, cluster.measured ? "the profile measured " : "it describes ",
                        cluster.devices_per_node, request.devices, cluster.devices_per_node));
   Plan plan = Planning(request, cluster).run();
@@ -260,8 +260,8 @@ std::string why_nothing_fits(const Plan& plan) {
   const PlannedRun& run = plan.too_large.front();
   const auto largest = std::ranges::max_element(run.plan.memory, {}, [](const auto& part) { return part.second; });
   return format(
-      "no layout fits into {} of memory: the smallest, {} with {}, recompute = \"{}\" and micro_batch = {}, "
-      "takes {}, most of it {} with {}; use devices with {}, or more devices",
+      "no layout fits into {} of memory per rank: the smallest, {} with {}, recompute = \"{}\" and micro_batch = {}, "
+      "needs {}, of which {} takes {}; use devices with at least {} of memory, or more devices",
       format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config),
       run.config.train.micro_batch, format_bytes(run.plan.total), largest->first, format_bytes(largest->second),
       format_bytes(run.plan.total));

@@ -21,10 +21,10 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
   const Cluster cluster = read_cluster(config.hardware.profile);
   require_own_profile(cluster, machine);
   if (cluster.peak(machine.compute) == 0) {
-    const std::string why = format("{}: device.tflops_{} is missing: the run computes in {}", cluster.path,
+    const std::string why = format("{}: device.tflops_{} is missing, but the run computes in {}", cluster.path,
                                    name_of(machine.compute), name_of(machine.compute));
     if (cluster.measured) throw Error(Code::config, why);
-    log::info("{}, so the times of its steps are not predicted", why);
+    log::info("{}; add it to get a predicted step time", why);
     return plan_run(config, vocab, machine, true);
   }
   const StepProgram step = record_step(config, vocab, machine);

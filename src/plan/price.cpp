@@ -23,7 +23,7 @@ StepTime combined(const StepTime& a, double of_a, const StepTime& b, double of_b
   return c;
 }
 
-/// Timeline plays one program.
+/// Timeline simulates programs with a virtual clock.
 class Timeline {
  public:
   Timeline(const StepProgram& step, const Cluster& cluster, DType compute)
@@ -61,7 +61,7 @@ class Timeline {
   };
 
   void compute(const Event& event) {
-    // One rank represents all: waiting for the slowest rank is counted as its compute.
+    // One rank represents all ranks, so the time spent waiting for the slowest rank counts as compute.
     const double seconds = cluster_.skew * cluster_.seconds_of(compute_, event.op);
     const OpKind kind = event.op.kind;
     double StepTime::*part = kind == OpKind::gemm                                     ? &StepTime::products
@@ -76,7 +76,7 @@ class Timeline {
   }
 
   void start(const Event& event) {
-    // Which ranks exchange scalars is not recorded; all of them are an upper bound.
+    // The recording does not say which ranks exchange scalars; assuming all of them gives an upper bound.
     const bool control = event.key.axes == mesh::kControlAxes;
     const mesh::AxisSet axes = control ? step_.mesh.all() : event.key.axes;
     auto known = groups_.find(axes);
@@ -86,7 +86,7 @@ class Timeline {
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();
     if (!time.measured) time_->unmeasured += time.total();
-    // Exchanges of scalars have a channel of their own, even if all other operations share one.
+    // Scalars are exchanged on a separate channel, even if all other operations share one.
     const uint64_t channel = cluster_.lanes == 1 && !control ? 0 : uint64_t{axes} << 8 | event.lane;
     channels_[channel].push_back(std::move(transfer));
   }
@@ -96,7 +96,7 @@ class Timeline {
     for (const auto& [channel, queue] : channels_)
       for (const Transfer& transfer : queue)
         if (transfer.number == collective) axis = transfer.axis;
-    if (axis.empty()) return;  // ended before
+    if (axis.empty()) return;  // already complete
     double none = 0;
     const auto pending = [&] {
       return std::ranges::any_of(channels_, [&](const auto& channel) {
@@ -106,7 +106,8 @@ class Timeline {
     while (pending()) time_->comm[axis].exposed += advance(none);
   }
 
-  /// Advances to the next end of an operation, or of the compute that is `left` if there is any. Returns the seconds.
+  /// Advances the clock until the next collective or the compute of `left` seconds (0: none) completes. Returns the
+  /// seconds passed.
   double advance(double& left) {
     int sharing[2] = {0, 0};
     double slowdown = 0, next = std::numeric_limits<double>::infinity();
@@ -166,8 +167,8 @@ double added_beside(const Link& link, double communication, double compute) {
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes) {
   GroupShape shape{.ranks = mesh.group_size(axes), .per_node = 1};
   if (shape.ranks == 1) return shape;
-  // Groups are regular: each has as many ranks on every node it uses as the first rank's group has on the first node.
-  // They are counted without a list: plans use thousands of meshes.
+  // All groups are alike: on every node that a group uses, it has as many ranks as the first rank's group has on the
+  // first node. Ranks are counted without listing them, since a plan uses thousands of meshes.
   shape.per_node = 0;
   int stride = mesh.world_size(), inner = shape.ranks;
   auto last = static_cast<int>(cluster.devices_per_node) - 1;  // of the node, less the coordinates already passed

@@ -16,14 +16,14 @@ namespace {
 using config::Config;
 using config::Recompute;
 
-constexpr double kGpuMemoryShare = 0.92;  // the rest is used by the context and by libraries
+constexpr double kGpuMemoryShare = 0.92;  // the CUDA or HIP context and libraries use the rest
 constexpr int64_t kFewLayers = 3;         // layers of the deeper recorded model; the other has one fewer
 
 /// Returns a machine that represents one rank of the cluster in dry runs.
 Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks) {
   Machine machine;
   machine.threads = 1;
-  // GEMMs on a GPU do not read packed weights, and neither do the AVX2 kernels.
+  // Neither GEMMs on GPUs nor the AVX2 kernels use packed weights.
   machine.isa = cluster.cpu && cluster.measured ? device::detect_isa() : device::Isa::avx2;
   machine.compute = compute;
   machine.compute_reason = "the planner";
@@ -40,7 +40,7 @@ bool has_equal_layers(const Config& config) {
          config.offload.resident == 0;
 }
 
-/// Returns true if a run fits on its device, and its host data fits on the host.
+/// Returns true if a run fits in device memory and its host data fits in host memory.
 bool fits(const RunPlan& plan, const Cluster& cluster, int64_t limit) {
   const auto on_host = static_cast<double>(memory_of(plan).host);
   return plan.total <= limit && (cluster.cpu || !cluster.host.known() || on_host <= cluster.host.memory_bytes);
@@ -183,10 +183,10 @@ void Pricer::price(PlannedRun& run) const {
 }
 
 void Pricer::price_choices(PlannedRun& run) const {
-  constexpr double kEqual = 1.02;  // estimates that differ by less decide nothing
+  constexpr double kEqual = 1.02;  // estimates closer than this factor count as equal
   constexpr auto kOnDevice = config::OffloadOptimizer::none;
   std::optional<PlannedRun> fastest, smallest;
-  double least = 0;  // estimate of the first that fits
+  double least = 0;  // estimate of the first choice that fits
   for (const Choice& choice : run.choices) {
     // If everything fits on the device, saving more memory is never faster.
     const bool saves_more = fastest && !fastest->plan.offload &&

@@ -10,9 +10,8 @@
 
 namespace trainer::plan {
 
-/// The choices that a layout leaves open: how much is recomputed, whether replicas split the optimizer's state
-/// (ZeRO-1), and where that state is. With the additive model's seconds per step and bytes
-/// per rank.
+/// The choices that a layout leaves open: how much is recomputed, whether replicas split the optimizer state
+/// (ZeRO-1), and where that state is stored; with the additive model's estimates of time and memory.
 struct Choice {
   config::Recompute recompute = config::Recompute::none;
   int64_t zero_stage = 0;
@@ -23,10 +22,10 @@ struct Choice {
 /// Returns all choices that the given keys leave open.
 std::vector<Choice> choices(const config::Config& config, const Cluster& cluster);
 
-/// One layout of a run, priced.
+/// A layout of a run with its predicted time and memory.
 struct PlannedRun {
   config::Config config;         // with every key of the layout set
-  std::string strategy, layout;  // its name, and "tensor 4, data 2"
+  std::string strategy, layout;  // "megatron-1d", "tensor 4, data 2"
   StepTime time;
   RunPlan plan;
   bool fits = false;
@@ -37,22 +36,24 @@ struct PlannedRun {
 
 /// Returns the run of a configuration, to be priced; keys of other strategies are dropped.
 PlannedRun planned(config::Config config);
-/// Returns the same text for layouts that are equal, whatever their strategy and axes: the sharding spec, with adjacent
-/// axes merged if they split the same dimensions, data, micro-batch, and the matrices that stay gathered.
+/// Returns a text that is the same for equivalent layouts, whatever their strategy and axes: the sharding spec
+/// (adjacent axes that split the same dimensions are merged), the number of replicas, the micro-batch, and the number
+/// of layers whose matrices stay gathered.
 std::string identity(config::Config config);
-/// Returns the names of this layout in other strategies: "axonn-4d grid 4 x 1 x 1".
+/// Returns other strategies that express the same layout: "axonn-4d grid 4 x 1 x 1".
 std::vector<std::string> other_names(const config::Config& config);
 /// Returns the type that a run would compute in on this cluster.
 DType choose_compute(const config::Config& config, const Cluster& cluster);
 
-/// Pricer records and prices runs of one model on one cluster. Threads may share it.
+/// Pricer records and prices runs of one model on one cluster. It is thread-safe.
 class Pricer {
  public:
-  /// `config` sets the compute type and the memory limit of a rank. The cluster outlives it.
+  /// `config` sets the compute type and the memory limit of a rank. The cluster must outlive the
+  /// pricer.
   Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks);
 
-  /// Fills in time, memory and bytes of run.config, whose layout must be legal. For a deep model of equal layers, two
-  /// shallow models are recorded instead: every further layer adds the same.
+  /// Fills in time, memory and bytes of run.config, whose layout must be legal. For a deep model with identical
+  /// layers, two shallow models are recorded and extrapolated, since each further layer adds the same cost.
   void price(PlannedRun& run) const;
   /// Prices the choices of a run in order and keeps the fastest that fits, or the smallest if none does.
   void price_choices(PlannedRun& run) const;
@@ -62,8 +63,8 @@ class Pricer {
   double memory_limit() const { return static_cast<double>(machine_.memory_limit); }
 
  private:
-  /// Prices an interleaved update with the device share that takes the least time, and with as much of the state
-  /// resident as fits.
+  /// Prices an interleaved update with the device share that minimises its time, and with as much of the state
+  /// resident on the device as fits if that is faster.
   void price_interleaved(PlannedRun& run) const;
 
   const Cluster& cluster_;

@@ -17,8 +17,8 @@ struct Event {
   Kind kind = Kind::compute;
   uint8_t lane = 0;                      // start: a comm::Lane
   CommKey key;                           // start
-  int64_t collective = 0;                // start, wait: its number in the program
-  int64_t elements = 0, wire_bytes = 0;  // start: payload, and bytes of the whole group
+  int64_t collective = 0;                // start, wait: the number of the collective in the program
+  int64_t elements = 0, wire_bytes = 0;  // start: the payload, and the bytes that the whole group sends
   OpCall op;                             // compute
 };
 using Program = std::vector<Event>;
@@ -37,7 +37,7 @@ class ProgramRecorder final : public Recorder {
 /// The micro-steps of a step: the first, those in between, and the last with the update.
 struct StepProgram {
   mesh::MeshShape mesh;
-  Program first, middle, last;  // without gradient accumulation: only the last
+  Program first, middle, last;  // without gradient accumulation, only `last` is used
   int64_t accumulation = 1;
   RunPlan plan;  // memory and bytes of the same run
 };

@@ -7,7 +7,8 @@ std::vector<RouteShares::Leg> RouteShares::of(const std::vector<sharding::Axis>&
   std::vector<Leg> legs;
   Placement state = from;
   for (const mesh::Step& step : steps_of(axes.size(), from, to)) {
-    double group = 1, share = 1;  // ranks along the axes that change; the part left by other axes' splits
+    double group = 1, share = 1;  // ranks along the changing axes; the share of elements that is left after the splits
+                                  // along other axes
     for (size_t a = 1; a < axes.size(); ++a) {
       const auto size = static_cast<double>(axes[a].size);
       if ((step.axes >> a & 1) != 0) {

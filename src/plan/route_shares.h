@@ -15,16 +15,16 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// Returns both placements as one number: a mesh has at most eight axes.
+/// Returns the placement packed into one number, which is possible since a mesh has at most eight axes.
 constexpr uint64_t pair_key(const Placement& a, const Placement& b) {
   uint64_t key = 0;
   for (const sharding::AxisSet set : {a.rows, a.cols, a.partial, b.rows, b.cols, b.partial}) key = key << 8 | set;
   return key;
 }
 
-/// RouteShares: the share of a tensor's elements that each collective of a redistribution sends. The steps of a
-/// redistribution are those of the shortest route over axes of two ranks; they depend on nothing else, so all layouts
-/// of a plan use one cache.
+/// RouteShares: the share of a tensor's elements that each collective of a redistribution sends. The steps are those
+/// of the shortest route on a mesh whose axes have two ranks each. They depend on the placements only, so all layouts
+/// of a plan share one cache.
 class RouteShares {
  public:
   struct Leg {

@@ -10,8 +10,8 @@ namespace trainer::plan {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kEqual = 1e-12;  // costs that differ by this share are equal
-constexpr int kParts = 256;       // of the memory cap
+constexpr double kEqual = 1e-12;  // costs whose relative difference is at most this count as equal
+constexpr int kParts = 256;       // number of steps into which the memory cap is divided
 constexpr double kExhaustive = 1e6;
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -40,7 +40,7 @@ void sum(const SearchProblem& problem, Assignment& of) {
     of.cost += cost_of(edge, problem, of.choices[at(edge.a)], of.choices[at(edge.b)]);
 }
 
-/// Changes pairs of variables as long as that lowers the cost and fits.
+/// Changes the choices of pairs of variables as long as this lowers the cost within the cap.
 Assignment polish(const SearchProblem& problem, Assignment best) {
   const auto memory_with = [&](int i, const Assignment& of) { return problem.memory[at(i)][at(of.choices[at(i)])]; };
   for (bool moved = best.found(); moved;) {
@@ -48,7 +48,7 @@ Assignment polish(const SearchProblem& problem, Assignment best) {
     for (int i = 0; i < problem.variables(); ++i)
       for (int j = i + 1; j < problem.variables(); ++j) {
         Assignment trial = best;
-        const double spare =  // of the cap, without the two variables
+        const double spare =  // memory left for the two variables
             problem.cap * (1 + kEqual) - best.memory + memory_with(i, best) + memory_with(j, best);
         for (trial.choices[at(i)] = 0; trial.choices[at(i)] < problem.choices(i); ++trial.choices[at(i)])
           for (trial.choices[at(j)] = 0; trial.choices[at(j)] < problem.choices(j); ++trial.choices[at(j)]) {
@@ -63,12 +63,12 @@ Assignment polish(const SearchProblem& problem, Assignment best) {
   return best;
 }
 
-/// Dynamic programming over a chain of variables, from its end. A state is a choice and how many of `steps` equal parts
-/// of the memory above the minimum are left; 0: memory is ignored. Memory of choices is rounded up to whole parts. The
-/// conditioned variable, if there is one, takes its choice `fixed`.
+/// Dynamic programming over a chain of variables, from its end. A state is a choice and the number of parts of memory
+/// left, where the memory above the minimum is divided into `steps` equal parts (0: memory is ignored). The memory of a
+/// choice is rounded up to whole parts. The conditioned variable, if any, takes its choice `fixed`.
 Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int fixed, int steps) {
   const int n = problem.variables();
-  std::vector<const SearchProblem::Edge*> links(at(n), nullptr);  // to the variable before, in a chain
+  std::vector<const SearchProblem::Edge*> links(at(n), nullptr);  // edge to the previous variable of the chain
   std::vector<std::vector<double>> node = problem.nodes;
   for (const SearchProblem::Edge& edge : problem.edges) {
     if (conditioned < 0 || (edge.a != conditioned && edge.b != conditioned)) {
@@ -106,7 +106,7 @@ Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int fixe
   for (int i = n - 1; i >= 0; --i) {
     const std::vector<double>& after = rest[at(i + 1)];
     std::vector<double> cheapest(after.begin(), after.begin() + static_cast<std::ptrdiff_t>(width));
-    const bool linked = link_of(i) != nullptr;  // else all choices have the same rest
+    const bool linked = link_of(i) != nullptr;  // otherwise later variables do not depend on the choice
     for (int d = 1; !linked && d < choices_after(i); ++d)
       for (size_t m = 0; m < width; ++m) cheapest[m] = std::min(cheapest[m], after[at(d) * width + m]);
     rest[at(i)].assign(at(problem.choices(i)) * width, kInfinity);
@@ -191,12 +191,13 @@ Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
   std::ranges::stable_sort(order, {}, [&](int fixed) { return free[at(fixed)].cost; });
   for (const int fixed : order) {
     const Assignment& cheapest = free[at(fixed)];
-    if (!cheapest.found() || cheapest.cost * (1 - kEqual) > best.cost) break;  // the cap makes no choice cheaper
+    if (!cheapest.found() || cheapest.cost * (1 - kEqual) > best.cost)
+      break;  // a memory cap can only increase the cost
     const Assignment found =
         cheapest.memory <= problem.cap ? cheapest : dp_over_chain(problem, conditioned, fixed, kParts);
     if (is_better(found, best)) best = found;
   }
-  return polish(problem, best);  // uses memory lost to rounding
+  return polish(problem, best);  // uses the memory that rounding left unused
 }
 
 Assignment search(const SearchProblem& problem, int conditioned) {

@@ -1,11 +1,11 @@
 #pragma once
-// Search: each variable of a graph takes one of its choices, at the least total cost of nodes and edges. Choosing the
-// layouts of a model's layers is such a problem (plan/layer_costs.h): a node is the cost of an operator, an edge the
-// cost of redistributing activations between two neighbours, forward and backward.
+// Search assigns one choice to each variable of a graph so that the total cost of nodes and edges is minimal. Choosing
+// the layouts of a model's layers is such a problem (plan/layer_costs.h): a node is the cost of an operator, an edge
+// the cost of redistributing activations between two neighbours, forward and backward.
 //
 //   method         work                                    finds
 //   exhaustive     all assignments                         the optimum
-//   chain DP       edges x choices²                        the optimum of chains without a memory cap; and of a
+//   chain DP       edges x choices²                        the optimum of chains without a memory cap, or of a
 //                  x choices of one variable               graph that consists of chains without this variable
 //   capped DP      256 times chain DP                      the optimum within the cap, with memory in parts of 1/256
 #include <cstddef>
@@ -36,12 +36,12 @@ struct Assignment {
   bool found() const { return cost < std::numeric_limits<double>::infinity(); }
 };
 
-/// Returns cost and memory of an assignment.
+/// Returns the assignment of these choices with its cost and memory.
 Assignment evaluate(const SearchProblem& problem, std::vector<int> choices);
-/// Returns the cheapest assignment within the cap; of equal ones the lexicographically smallest.
+/// Returns the cheapest assignment within the cap, and the lexicographically smallest in case of a tie.
 Assignment exhaustive(const SearchProblem& problem);
-/// Returns the cheapest assignment, ignoring memory. Edges that do not lead to `conditioned` (−1: none) connect a
-/// variable to the next one (internal error).
+/// Returns the cheapest assignment, ignoring memory. All edges except those of `conditioned` (−1: none) must
+/// connect consecutive variables; anything else is an internal error.
 Assignment chain_dp(const SearchProblem& problem, int conditioned = -1);
 /// Returns the cheapest assignment within the cap, up to rounding of memory to 1/256 of the limit.
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned = -1);

@@ -251,7 +251,7 @@ class Plan(rig.Runs):
             self.assertIn(part, message)
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "h100.toml", "--emit", "best.toml", status=2)
         self.assertIn("h100.toml: cannot be read: No such file", message)
-        self.assertIn("expected a description of a cluster, of which configs/clusters/ has some", message)
+        self.assertIn("expected a cluster file such as those in configs/clusters/", message)
         self.assertNotIn("config reference", message)
         self.assertFalse((self.folder / "best.toml").exists())
         message = self.trainer("plan", "--config", "config.toml", "--profile", str(CLUSTERS / "h100.toml"), status=2)
