@@ -42,7 +42,7 @@ class TensorSource {
       for (const std::string& part : tensor.parts) {
         wanted.insert(part);
         const auto found = stored_.find(part);
-        if (found == stored_.end()) refuse(part, "not in the checkpoint");
+        if (found == stored_.end()) refuse(part, "missing from the checkpoint");
         const checkpoint::StoredTensor& stored = *found->second;
         if (stored.shape != tensor.part_shape())
           refuse(part, format("{}, but its model needs {}", to_string(stored.shape), to_string(tensor.part_shape())));
@@ -117,7 +117,7 @@ void write_tensor(const MappedTensor& tensor, FloatType type, TensorSource& sour
     const std::span<const float> chunk = values.subspan(at, std::min<size_t>(kChunk, values.size() - at));
     buffer.resize(chunk.size() * static_cast<size_t>(size_of(type)));
     if (const size_t lost = from_float(chunk, type, buffer); lost < chunk.size())
-      source.refuse(tensor.parts.front(), format("a weight of {} is too large for {}; choose --dtype bf16 or fp32",
+      source.refuse(tensor.parts.front(), format("a weight of {} is too large for {}; use --dtype bf16 or fp32",
                                                  chunk[lost], torch_name(type)));
     writer.write(buffer);
   }
@@ -153,8 +153,8 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   const config::Config config =
       config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
   if (!header.state.finite_weights && !options.allow_nonfinite)
-    throw Error(Code::nonfinite, format("{}: weights are not finite; choose an earlier checkpoint, or insist with "
-                                        "--allow-nonfinite",
+    throw Error(Code::nonfinite, format("{}: some weights are not finite; export an earlier checkpoint, or use "
+                                        "--allow-nonfinite to export it anyway",
                                         reader.folder().string()));
   const int64_t vocab = reader.vocab_size();
   const std::optional<data::Tokenizer> tokenizer = checkpoint::tokenizer_of(header, reader.folder());
@@ -169,7 +169,7 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   const config::Model& m = config.model;
   const bool all_biases = m.bias.value() && attention_bias(m) == config::AttentionBias::all && has_mlp_bias(m);
   if (m.arch == config::Arch::gpt2 && !all_biases)
-    log::info("model.bias = false: Hugging Face's GPT-2 always has biases, they are written as zeros");
+    log::info("model.bias = false: Hugging Face's GPT-2 always has biases, so zeros are written for them");
   Exported done{reader.folder(), {}, 0, 0};
   checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {
     write_weights(calls, folder, tensors, options, source, done);

@@ -13,7 +13,7 @@ namespace trainer::huggingface {
 struct ExportOptions {
   FloatType type = FloatType::f32;
   int64_t shard_bytes = 5'000'000'000;  // size limit of the tensors in one file, unless a single one is larger
-  bool allow_nonfinite = false;         // otherwise weights that are not finite are rejected (Code::nonfinite)
+  bool allow_nonfinite = false;         // if false, weights that are not finite are rejected (Code::nonfinite)
 };
 struct Exported {
   std::filesystem::path source;    // the step folder that was read
@@ -22,10 +22,10 @@ struct Exported {
 };
 
 /// Writes the folder `output`, which must not exist: weights (model.safetensors, or shards with an index), config.json,
-/// generation_config.json and the tokenizer. It is created completely or not at all, and is a function of the
-/// checkpoint's tensors, model and tokenizer, not of its layout. `path` as in checkpoint::resolve(). Memory is bounded
-/// by the largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for models that
-/// Hugging Face cannot represent, Code::io when writing fails.
+/// generation_config.json and the tokenizer. The folder is created completely or not at all. It depends on
+/// the tensors, model and tokenizer of the checkpoint, but not on the layout. `path` as in checkpoint::resolve().
+/// Memory use is bounded by the largest tensor; every byte read is verified. Throws Code::checkpoint for corrupt data
+/// and for models that Hugging Face cannot represent, Code::io when writing fails.
 Exported export_model(const std::filesystem::path& path, const std::filesystem::path& output,
                       const ExportOptions& options = {}, SystemCalls& calls = system_calls());
 

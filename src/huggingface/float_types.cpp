@@ -23,7 +23,7 @@ constexpr std::array<Names, 4> kTypes{{{FloatType::f64, 8, "F64", "float64", "fp
 
 const Names& names_of(FloatType type) { return kTypes[static_cast<size_t>(type)]; }
 
-/// Stores convert(from[i]) for all i, and returns the first finite one that becomes infinite.
+/// Stores convert(from[i]) for all i, and returns the index of the first finite element that becomes infinite.
 template <typename T, typename F>
 size_t store_all(std::span<const float> from, std::span<std::byte> out, T infinity, F&& convert) {
   constexpr T kMagnitude = static_cast<T>(~(T{1} << (8 * sizeof(T) - 1)));

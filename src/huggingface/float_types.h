@@ -23,10 +23,10 @@ std::optional<FloatType> find_named(std::string_view name);
 uint16_t half_from_float(float value);
 float float_from_half(uint16_t bits);
 
-/// Converts out.size() elements. Only fp64 is rounded.
+/// Converts out.size() elements to fp32. All types except fp64 are converted exactly.
 void to_float(FloatType type, std::span<const std::byte> from, std::span<float> out);
-/// Converts from.size() elements, rounded to nearest even. `out` has room for them. Returns the index of the first
-/// finite element that becomes infinite; from.size() when there is none.
+/// Converts from.size() elements, rounded to nearest even. `out` must have room for all of them. Returns the index of
+/// the first finite element that becomes infinite; from.size() when there is none.
 size_t from_float(std::span<const float> from, FloatType type, std::span<std::byte> out);
 
 }  // namespace trainer::huggingface

@@ -29,7 +29,7 @@ constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a tim
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
 constexpr const char *kHead = "lm_head.weight", *kConfigFile = "config.json";
 
-/// True if a tensor holds no parameters: buffers that older versions of the library also stored, masks and RoPE
+/// True if a tensor is not a parameter but a buffer that older versions of the library stored: a mask or RoPE
 /// frequencies.
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
@@ -56,10 +56,10 @@ class TensorReader {
       const WeightFiles::Place place = place_of(tensor);
       if (place.file == nullptr)
         throw Error(Code::checkpoint,
-                    format("{}: not in the files, but the model of config.json needs it", tensor.name));
+                    format("{}: missing from the files, but required by the model in config.json", tensor.name));
       if (place.entry->shape != tensor.shape.extents())
-        refuse(place, format("shape [{}], but the model of config.json needs {}", fmt::join(place.entry->shape, ", "),
-                             to_string(tensor.shape)));
+        refuse(place, format("shape [{}], but the model in config.json requires {}",
+                             fmt::join(place.entry->shape, ", "), to_string(tensor.shape)));
       if (!find_stored(place.entry->dtype))
         refuse(place, format("elements of type {}, expected F32, BF16, F16 or F64", place.entry->dtype));
       used.insert(place.entry->name);
@@ -101,7 +101,7 @@ class TensorReader {
       same = std::ranges::equal(here, there);
       at += length;
     }
-    if (!same) refuse(head, format("tie_word_embeddings is true, but it differs from {}", table.entry->name));
+    if (!same) refuse(head, format("tie_word_embeddings is true, but this tensor differs from {}", table.entry->name));
   }
 
   const WeightFiles& files_;
@@ -185,8 +185,10 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
     checkpoint::complete_step_folder(calls, folder, std::move(manifest));
   });
   if (!done.tokenizer)
-    log::warning("{}: no tokenizer: train and evaluate the checkpoint on .bin files; `generate` needs one",
-                 input.string());
+    log::warning(
+        "{}: no tokenizer found, so the checkpoint can be trained and evaluated on .bin files only; `generate` "
+        "requires one",
+        input.string());
   return done;
 }
 

@@ -43,7 +43,7 @@ WeightIndex parse_index_json(std::string_view text, const std::string& origin) {
                             file.dump(-1, ' ', false, json::error_handler_t::replace)));
     index.emplace_back(tensor, name);
   }
-  if (index.empty()) refuse("weight_map", "names no tensor");
+  if (index.empty()) refuse("weight_map", "empty; expected at least one tensor");
   return index;
 }
 

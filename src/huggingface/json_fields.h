@@ -27,7 +27,7 @@ class Fields {
     const auto found = object_.find(field);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
-  /// True if the field is there and null.
+  /// True if the field is present and null.
   bool has_null(const char* field) const {
     const auto found = object_.find(field);
     return found != object_.end() && found->is_null();
@@ -58,12 +58,12 @@ class Fields {
   void demand(const char* field, const json& only) const {
     const json* value = find(field);
     if (value != nullptr && *value != only)
-      refuse(field, format("{} is not supported, this program supports only {}", text_of(*value), text_of(only)));
+      refuse(field, format("{} is not supported; expected {}", text_of(*value), text_of(only)));
   }
   void demand_one_of(const char* field, const std::vector<std::string>& known) const {
     const json* value = find(field);
     if (value != nullptr && std::ranges::none_of(known, [&](const auto& each) { return *value == each; }))
-      refuse(field, format("{} is not supported, this program supports {}", text_of(*value), fmt::join(known, ", ")));
+      refuse(field, format("{} is not supported; expected one of {}", text_of(*value), fmt::join(known, ", ")));
   }
   void demand_absent(const char* field) const {
     if (const json* value = find(field)) refuse(field, format("{} is not supported", text_of(*value)));

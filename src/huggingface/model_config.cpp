@@ -12,14 +12,16 @@ namespace trainer::huggingface {
 
 namespace {
 
-/// A family with rotary positions, RMS norms and a gated MLP: its names, and the values of fields that its files omit.
+/// A family with rotary positions, RMS norms and a gated MLP: its names, and the defaults of fields that config.json
+/// may omit.
 struct Family {
   config::Arch arch;
   const char *model_type, *architecture;
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t window = 0;    // sliding_window; 0: none
-  bool has_attention_bias = false, has_mlp_bias = false, has_window_flag = false;  // fields of such names
+  bool has_attention_bias = false, has_mlp_bias = false,
+       has_window_flag = false;  // whether config.json has these fields
 };
 constexpr Family kFamilies[] = {
     {.arch = config::Arch::llama,
@@ -109,8 +111,10 @@ void require_represented(const config::Model& m, const Family& family) {
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
   require_represented(m, family);
   if (m.dropout > 0)
-    log::info("model.dropout = {} is left out: Hugging Face's {} has none; results do not depend on it", m.dropout,
-              family.model_type);
+    log::info(
+        "model.dropout = {} is not exported, since Hugging Face's {} has no dropout; evaluation and generation do not "
+        "use it",
+        m.dropout, family.model_type);
   out["max_position_embeddings"] = m.max_positions > 0 ? m.max_positions : m.seq_len;
   out["hidden_size"] = m.d_model;
   out["intermediate_size"] = m.d_ff;
@@ -157,15 +161,15 @@ void read_gpt2(const Fields& fields, Keys& keys) {
   keys.add("tie_embeddings", fields.flag("tie_word_embeddings", true));
 }
 
-/// Returns the largest number of positions at which attention with the model's sliding window is full attention; empty:
-/// any number.
+/// Returns the longest context for which sliding-window attention equals full attention; empty if the model has no
+/// sliding window.
 std::optional<int64_t> positions_of_window(const Fields& fields, const Family& family) {
   if (const json* layers = fields.find("layer_types")) {
     if (!layers->is_array()) fields.refuse("layer_types", format("{}, expected a list", Fields::text_of(*layers)));
     for (size_t layer = 0; layer < layers->size(); ++layer)
       if (const json& type = (*layers)[layer]; type != "full_attention")
-        fields.refuse("layer_types",
-                      format("layer {} is {}: this program has only \"full_attention\"", layer, Fields::text_of(type)));
+        fields.refuse("layer_types", format("layer {} is {}; this program supports only \"full_attention\"", layer,
+                                            Fields::text_of(type)));
   }
   if (family.arch == config::Arch::mistral) {
     if (fields.has_null("sliding_window")) return std::nullopt;
@@ -174,20 +178,20 @@ std::optional<int64_t> positions_of_window(const Fields& fields, const Family& f
   if (family.arch == config::Arch::llama) {
     fields.demand_absent("sliding_window");
   } else {
-    fields.demand("use_sliding_window", false);  // other fields of windows have no effect then
+    fields.demand("use_sliding_window", false);  // the other window fields then have no effect
   }
   return std::nullopt;
 }
 
-/// Contexts of published models are longer than what a run usually trains on and caches.
+/// Published models have longer contexts than a run usually trains on and than a KV cache should hold by default.
 void read_length(const Fields& fields, const Family& family, Keys& keys) {
   constexpr int64_t kLongest = 4096;
   const int64_t declared = fields.size("max_position_embeddings");
   const std::optional<int64_t> window = positions_of_window(fields, family);
   const int64_t usable = std::min(declared, window.value_or(declared));
   if (usable < declared)
-    log::info("sliding_window = {}: sequences of at most {} tokens, which the window covers, are supported", *window,
-              usable);
+    log::info("sliding_window = {}: only sequences of at most {} tokens, which the window covers, are supported",
+              *window, usable);
   const int64_t length = std::min(usable, kLongest);
   if (length < usable) {
     log::info("max_position_embeddings = {}: the checkpoint has model.seq_len = {}; set it for longer sequences",
@@ -258,10 +262,10 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");
   const std::string known = format("{}", fmt::join(config::kArchNames, ", "));
-  if (type == nullptr) fields.refuse("model_type", format("missing; this program has {}", known));
+  if (type == nullptr) fields.refuse("model_type", format("missing; expected one of {}", known));
   const auto* const found = std::ranges::find_if(config::kArchNames, [&](const char* name) { return *type == name; });
   if (found == std::end(config::kArchNames))
-    fields.refuse("model_type", format("{} is not supported, this program has {}", Fields::text_of(*type), known));
+    fields.refuse("model_type", format("{} is not supported; expected one of {}", Fields::text_of(*type), known));
   const Family* const family = family_of(static_cast<config::Arch>(found - std::begin(config::kArchNames)));
   fields.demand_absent("quantization_config");
   Keys keys;
@@ -276,7 +280,7 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   sets.push_back("data.val_fraction=0");
   try {
     model.config = config::load_text("", origin, sets, {.files = false});
-  } catch (const Error& error) {  // a range that this program has, but Hugging Face does not
+  } catch (const Error& error) {  // a limit that this program imposes, but Hugging Face does not
     throw Error(Code::checkpoint, format("{}: this model cannot be imported: {}", origin, error.what()));
   }
   return model;

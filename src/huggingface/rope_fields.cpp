@@ -11,13 +11,14 @@ namespace {
 constexpr const char *kScaling = "rope_scaling", *kParameters = "rope_parameters",
                      *kOriginal = "original_max_position_embeddings";
 
-/// The object of one scaling, and the fields of it that were used.
+/// The JSON object of a RoPE scaling, and those of its fields that were used.
 class Scaling {
  public:
   Scaling(const Fields& fields, const char* name) : fields_(fields), name_(name) {
     for (const auto& [field, value] : fields.members())
       if (value.is_object())
-        refuse(field, format("{} is not supported, this program has one table for all layers", Fields::text_of(value)));
+        refuse(field,
+               format("{} is not supported; this program uses one RoPE table for all layers", Fields::text_of(value)));
   }
 
   [[noreturn]] void refuse(const std::string& field, const std::string& reason) const {
@@ -39,7 +40,7 @@ class Scaling {
   void warn_of_unused() const {
     for (const auto& [field, value] : fields_.members())
       if (!used_.contains(field) && !value.is_null())
-        log::warning("{}.{}: no effect: this type of scaling does not use it", name_, field);
+        log::warning("{}.{}: ignored, since this type of scaling does not use it", name_, field);
   }
 
  private:
@@ -54,7 +55,7 @@ config::RopeType type_of(const Fields& rope, const Scaling& scaling) {
   if (type == nullptr) return config::RopeType::plain;
   const auto* const found = std::ranges::find_if(config::kRopeNames, [&](const char* name) { return *type == name; });
   if (found == std::end(config::kRopeNames))
-    scaling.refuse("", format("{} is not supported, this program supports {}", Fields::text_of(*type),
+    scaling.refuse("", format("{} is not supported; expected one of {}", Fields::text_of(*type),
                               fmt::join(config::kRopeNames, ", ")));
   return static_cast<config::RopeType>(found - std::begin(config::kRopeNames));
 }

@@ -5,7 +5,7 @@
 
 namespace trainer::huggingface {
 
-/// Reads either form; rope_scaling wins unless it is null. Rejects types of scaling that this program does not have.
+/// Reads either form; rope_scaling wins unless it is null. Rejects types of scaling that this program does not support.
 void read_rope(const Fields& fields, double default_theta, Keys& keys);
 /// Writes the older form, which every version reads.
 void add_rope(const config::Model& model, ordered_json& out);

@@ -54,8 +54,9 @@ class HeaderReader {
       end = tensor.end;
     }
     if (end != data_bytes_)
-      throw Error(Code::checkpoint, format("{}: {} bytes of tensors announced, {} are there: the file is {}", origin_,
-                                           end, data_bytes_, end > data_bytes_ ? "truncated" : "too long"));
+      throw Error(Code::checkpoint,
+                  format("{}: the header describes {} bytes of tensors, but the file has {}: it is {}", origin_, end,
+                         data_bytes_, end > data_bytes_ ? "truncated" : "too long"));
     return tensors;
   }
 
@@ -64,7 +65,8 @@ class HeaderReader {
     throw Error(Code::checkpoint, format("{}: {}: {}", origin_, place, reason));
   }
 
-  /// Rejects nesting that no header has and names that occur twice, before either uses much memory.
+  /// Rejects names that occur twice and nesting deeper than that of any valid header while parsing, before either uses
+  /// much memory.
   json parse(std::string_view text) const {
     constexpr int kDeepest = 3;  // {"name": {"shape": […]}}
     std::set<std::string, std::less<>> names;
@@ -104,7 +106,7 @@ class HeaderReader {
       fail(name, format("unknown element type {}", dtype.dump(-1, ' ', false, json::error_handler_t::replace)));
     entry.shape = sizes_of(name, member(name, value, "shape"), "shape");
     for (const int64_t size : entry.shape) {
-      if (size != 0 && bytes > data_bytes_ / size) fail(name, "its shape needs more bytes than the file has");
+      if (size != 0 && bytes > data_bytes_ / size) fail(name, "its shape requires more bytes than the file has");
       bytes *= size;
     }
     const std::vector<int64_t> offsets = sizes_of(name, member(name, value, "data_offsets"), "data_offsets");
@@ -140,10 +142,11 @@ SafetensorsFile::SafetensorsFile(SystemCalls& calls, const fs::path& path) : fil
   uint64_t length = 0;
   file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
   if (length > static_cast<uint64_t>(kMostHeaderBytes))
-    refuse(format("its header would have {} bytes, at most {} are read: not a safetensors file, or a damaged one",
-                  length, kMostHeaderBytes));
+    refuse(format(
+        "its header would have {} bytes, more than the limit of {}: the file is corrupt or not a safetensors file",
+        length, kMostHeaderBytes));
   if (static_cast<int64_t>(length) > size - kLengthBytes)
-    refuse(format("its header has {} bytes, but {} follow: the file is truncated", length, size - kLengthBytes));
+    refuse(format("its header has {} bytes, but only {} follow: the file is truncated", length, size - kLengthBytes));
   std::string header(static_cast<size_t>(length), '\0');
   file_.read(kLengthBytes, std::as_writable_bytes(std::span(header)));
   data_ = kLengthBytes + static_cast<int64_t>(length);

@@ -1,6 +1,6 @@
 #pragma once
 // Safetensors files: the length of a JSON header (uint64), the header, then the bytes of all tensors without gaps, all
-// little-endian. The header gives each tensor's element type, shape, and begin and end among those bytes.
+// little-endian. The header states each tensor's element type, shape, and first and end byte among these bytes.
 // https://github.com/huggingface/safetensors#format
 #include <cstdint>
 #include <filesystem>
@@ -19,8 +19,8 @@ struct TensorEntry {
   int64_t begin = 0, end = 0;  // bytes, counted from the end of the header
 };
 
-/// Reads a header and checks all of it: known types, shapes that agree with the bytes, tensors that fill `data_bytes`
-/// without gap or overlap. `origin` names the file in messages. Throws Code::checkpoint for anything else.
+/// Parses a header and checks it completely: known types, shapes that agree with the bytes, tensors that fill
+/// `data_bytes` without gap or overlap. `origin` names the file in messages. Throws Code::checkpoint for anything else.
 std::vector<TensorEntry> parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& origin);
 
 /// An open safetensors file.
@@ -41,8 +41,8 @@ class SafetensorsFile {
   std::vector<TensorEntry> tensors_;
 };
 
-/// Writes a safetensors file: the header first, then the tensors' bytes in the order given. `begin` and `end` of the
-/// entries are set here.
+/// Writes a safetensors file: the header first, then the tensors' bytes in the order given. The writer sets `begin`
+/// and `end` of the entries.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(SystemCalls& calls, const std::filesystem::path& path, std::vector<TensorEntry> tensors);

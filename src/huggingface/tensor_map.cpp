@@ -20,7 +20,7 @@ class Collector {
   void head_norm(const std::string& name, const std::string& ours) {
     tensors_.push_back({name + ".weight", {head_size(model_)}, {ours + ".gain"}});
   }
-  /// GPT-2's linears always have biases there; those that the model lacks are zeros.
+  /// In Hugging Face's GPT-2 all linears have biases; those that the model does not have are zeros.
   void linear(const std::string& name, int64_t in, int64_t out, const std::vector<std::string>& ours, bool has_bias) {
     std::vector<std::string> weights;
     for (const std::string& each : ours) weights.push_back(each + ".weight");

@@ -1,6 +1,6 @@
 #pragma once
 // The tensors of a GPT-2, Llama, Mistral or Qwen model in Hugging Face transformers, and the tensors of this program
-// that they are made of.
+// from which they are assembled.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
 // columns of q, k and v side by side in one matrix. Both families rotate halves (RoPE) as this program does.
@@ -27,7 +27,7 @@ struct MappedTensor {
 };
 
 /// Returns all tensors of a model in the order of its layers; `vocab` is the vocabulary size without padding. A tied
-/// head is not included. Biases that GPT-2 always has and the model lacks are zeros.
+/// head is not included. Biases that GPT-2 requires but the model does not have are zeros.
 std::vector<MappedTensor> tensor_map(const config::Model& model, int64_t vocab);
 
 /// Returns the prefix of the names of all tensors except the head's; files of models without a head omit it.

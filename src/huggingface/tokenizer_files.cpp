@@ -27,8 +27,8 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t
     files.push_back({kJsonFile, std::move(*json)});
   } else {
     log::warning(
-        "the tokenizer is written as tokenizer.model only: AutoTokenizer can load SentencePiece's BPE without "
-        "normalisation, but no other SentencePiece model");
+        "the tokenizer is written as tokenizer.model only: of SentencePiece models, tokenizer.json can represent only "
+        "BPE without normalisation");
     return files;
   }
   const std::string end = tokenizer.name_of(tokenizer.eos());

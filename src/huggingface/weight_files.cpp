@@ -30,7 +30,9 @@ std::vector<std::string> files_of(SystemCalls& calls, const fs::path& folder, We
   throw Error(
       Code::checkpoint,
       format("{}: neither {} nor {} found{}", folder.string(), kWeightsFile, kIndexFile,
-             pickled ? "; save pytorch_model.bin as safetensors first: transformers' save_pretrained does" : ""));
+             pickled
+                 ? "; convert pytorch_model.bin to safetensors first, for example with transformers' save_pretrained"
+                 : ""));
 }
 
 }  // namespace
@@ -48,8 +50,8 @@ WeightFiles::WeightFiles(SystemCalls& calls, const fs::path& folder) {
   for (const auto& [tensor, name] : index) {
     const Place place = find(tensor);
     if (place.file == nullptr || place.file->path().filename() != name)
-      throw Error(Code::checkpoint,
-                  format("{}: {}: not in the file that {} names", (folder / name).string(), tensor, kIndexFile));
+      throw Error(Code::checkpoint, format("{}: {}: missing from this file, although {} lists it there",
+                                           (folder / name).string(), tensor, kIndexFile));
   }
 }
 

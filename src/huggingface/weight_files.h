@@ -13,7 +13,7 @@ namespace trainer::huggingface {
 class WeightFiles {
  public:
   /// Opens model.safetensors, or the files that the index names. Throws Code::checkpoint when the folder has neither,
-  /// or when a file is damaged or lacks a tensor that the index lists.
+  /// or when a file is corrupt or is missing a tensor that the index lists.
   WeightFiles(SystemCalls& calls, const std::filesystem::path& folder);
 
   struct Place {

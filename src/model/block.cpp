@@ -123,7 +123,7 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
-    if (norm1_->is_split()) {  // the statistics take a few bytes per row, and save a second exchange
+    if (norm1_->is_split()) {  // keeping the statistics costs a few bytes per row and avoids a second exchange
       only_input.stats1 = std::move(saved.stats1);
       only_input.stats2 = std::move(saved.stats2);
     }
@@ -252,7 +252,8 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     if (rebuild) ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
     const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {}, grads);
     s.z.reset();
-    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre is not needed again
+    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre),
+                                     up(pre)});  // in place, since pre is not needed afterwards
     dpre = std::move(s.pre);
   } else {
     if (rebuild)
@@ -307,8 +308,8 @@ Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcont
                                       .dropout = attention_dropout(batch)});
   rotate(ex, batch, queries_and_keys(dqkv), /*inverse=*/true);
   s.qk.reset();
-  if (q_norm_) {  // in place; ranks that share a key head have partial sums of its gradient, and the norm is linear in
-                  // it
+  if (q_norm_) {  // in place; ranks that share a key head pass on partial sums of its gradient, since the norm's
+                  // backward is linear in the gradient
     q_norm_->backward(ex, queries(dqkv), queries(qkv), s.q_stats, {}, queries(dqkv), grads);
     k_norm_->backward(ex, keys(dqkv), keys(qkv), s.k_stats, {}, keys(dqkv), grads);
     s.q_stats = {};

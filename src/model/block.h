@@ -1,6 +1,6 @@
 #pragma once
 // One transformer block (pre-norm):  x1 = x + drop(attention(norm1(x))·Wo);  x2 = x1 + drop(mlp(norm2(x1)))
-// With qk_norm queries and keys of each head have an RMS norm of their own, before rotary positions.
+// With qk_norm, the queries and keys of each head pass through an RMS norm before RoPE.
 // GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
 #include <memory>
 #include <optional>
@@ -32,9 +32,9 @@ class Block {
     Scratch x;  // [n, H] input; n, H: this rank's part of the residual stream
     parallel::NormStats stats1;
     Scratch a;    // [n, H] norm1(x); rebuilt under `selective`
-    Scratch qkv;  // [N, (A+2K)·D] of this rank's sequences and heads, rotated in place without qk_norm
+    Scratch qkv;  // [N, (A+2K)·D] of this rank's sequences and heads; rotated in place unless qk_norm is set
     parallel::NormStats q_stats, k_stats;
-    Scratch qk;       // [N, (A+K)·D] normed and rotated with qk_norm; rebuilt under `selective`
+    Scratch qk;       // [N, (A+K)·D] with qk_norm: normed and rotated; rebuilt under `selective`
     Scratch context;  // [N, A·D]
     Scratch lse;      // [b·A, S] accumulator type; b, N, A, K, F: this rank's
     Scratch x1;       // [n, H] after attention
@@ -48,12 +48,13 @@ class Block {
 
   /// Maps x [n, H] to [n, H] and fills `saved` for the backward pass.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
-  /// Runs the forward pass without a backward one. `cache` (generation, one sequence) receives the new keys and values.
+  /// Runs the forward pass without saving activations. `cache` (generation, one sequence) receives the new keys and
+  /// values.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
   /// Maps dy [n, H] to dx [n, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
-  /// Returns the group of the store that has all parameters of the block.
+  /// Returns the store's group that contains all parameters of the block.
   int group() const { return group_; }
   /// Returns the number of local columns of keys (and of values), for the cache.
   int64_t kv_width() const { return kv_heads_ * head_dim_; }
@@ -68,7 +69,7 @@ class Block {
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved,
                           parallel::GradSink& grads);
   void rotate(Exec& ex, const parallel::Batch& batch, const Tensor& qk, bool inverse) const;
-  /// Returns normed and rotated queries and keys; keeps the statistics, or uses those that were kept.
+  /// Returns normed and rotated queries and keys; saves the norms' statistics if `keep`, else uses the saved ones.
   Scratch normed(Exec& ex, const parallel::Batch& batch, Saved& saved, bool keep);
 
   bool has_dropout(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }

@@ -143,8 +143,8 @@ Scratch Transformer::extend(Exec& ex, const Batch& all, Cache& cache) {
   batch.cut = false;
   TRAINER_CHECK(
       batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
-      "{} rows at position {} of a cache that holds {} of {}", batch.seq_len, batch.first_position, cache.used,
-      cache.capacity);
+      "{} rows at position {} do not fit in a cache with {} of {} positions in use", batch.seq_len,
+      batch.first_position, cache.used, cache.capacity);
   const Scratch features = infer(ex, batch, &cache);
   cache.used += batch.seq_len;
   return head_->logits(ex, features.tensor().row_range(batch.seq_len - 1, 1));

@@ -13,7 +13,7 @@ class Transformer {
   Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
               const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed);
 
-  /// Everything that the backward pass of one micro-batch needs; made once and reused.
+  /// Everything that the backward pass of a micro-batch needs; allocated once and reused.
   struct Saved {
     explicit Saved(const Transformer& model) : blocks(model.blocks_.size()) {}
     std::vector<Block::Saved> blocks;
@@ -24,10 +24,10 @@ class Transformer {
 
   /// Runs the model up to the input of the head and saves activations for the backward pass.
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
-  /// Runs head, loss and all gradients, last layer first. losses [loss_rows] f64 ← weights·loss of the rows whose
-  /// losses this rank has, not scaled by loss_scale; parallel::sum_of_losses waits for them and sums them.
+  /// Runs head, loss and all gradients, last layer first. losses [loss_rows] f64 receives weights·loss of the rows
+  /// whose losses this rank computes, not scaled by loss_scale; parallel::sum_of_losses waits for them and sums them.
   void backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const Tensor& losses, parallel::GradSink& grads);
-  /// Writes the same losses without gradients and dropout.
+  /// Writes the same losses as backward(), but computes no gradients and applies no dropout.
   void loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses);
 
   /// The keys and values of all blocks for one sequence of up to seq_len tokens.
@@ -46,11 +46,11 @@ class Transformer {
   /// padded vocabulary] in the accumulator type.
   Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache);
 
-  /// Returns the axes along which ranks of a replica have the losses of different rows, and the number of rows on this
-  /// rank.
+  /// Returns the axes along which the ranks of a replica compute the losses of different rows, and the number of these
+  /// rows on this rank.
   mesh::AxisSet loss_axes() const { return head_->loss_axes(); }
   int64_t loss_rows(parallel::Rows rows) const { return head_->loss_rows(rows); }
-  /// Returns the token row of each of them.
+  /// Returns the token row of each of this rank's losses.
   std::vector<int64_t> rows_of_losses(const device::Device& device, parallel::Rows rows) const {
     return head_->rows_of_losses(device, rows);
   }

@@ -73,7 +73,7 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
     const char* part;
   };
   for (const auto& [config, field, value, part] : std::vector<Case>{
-           {gpt2(), "model_type", "olmo3", "model_type: \"olmo3\" is not supported, this program has gpt2, llama"},
+           {gpt2(), "model_type", "olmo3", "model_type: \"olmo3\" is not supported; expected one of gpt2, llama"},
            {gpt2(), "model_type", nullptr, "model_type: missing"},
            {gpt2(), "n_layer", nullptr, "n_layer: missing"},
            {gpt2(), "n_layer", 0, "n_layer: 0, expected a whole number"},

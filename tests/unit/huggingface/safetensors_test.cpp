@@ -89,11 +89,11 @@ TEST(Safetensors, AreRejectedIfTheHeaderIsWrong) {
           {R"({"a":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", "nested too deeply"},
           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", "data_offsets [0]"},
           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "data_offsets [8,0]"},
-          {R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "its shape needs more bytes"},
+          {R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "its shape requires more bytes"},
           {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})",
            "8 bytes from 0 to 8, but its type and shape need 4"},
-          {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,8]}})", "needs more bytes"},
-          {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "4 bytes of tensors announced, 8 are there"},
+          {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,8]}})", "requires more bytes"},
+          {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "4 bytes of tensors, but the file has 8"},
           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}})", "is not a size"},
           {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "tensors leave a gap"},
           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
@@ -133,7 +133,7 @@ TEST(WeightIndex, ReportsWhichFileHasATensor) {
 TEST(WeightIndex, IsRejectedIfItNamesSomethingOtherThanAFileOfWeights) {
   for (const auto& [text, part] : {std::pair{"{}", "weight_map: missing"},
                                    {"", "weight_map: missing"},
-                                   {R"({"weight_map":{}})", "names no tensor"},
+                                   {R"({"weight_map":{}})", "empty"},
                                    {R"({"weight_map":{"a":3}})", "a: 3 is not the name"},
                                    {R"({"weight_map":{"a":"model.safetensors.index.json"}})", "is not the name"},
                                    {R"({"weight_map":{"a":"../x.safetensors"}})", "is not the name"},
@@ -157,7 +157,7 @@ TEST(WeightFiles, AreRejectedIfIndexAndFilesDisagree) {
   index(R"({"a":"1.safetensors","b":"2.safetensors"})");
   EXPECT_EQ(read(), "");
   index(R"({"a":"2.safetensors","b":"2.safetensors"})");
-  expect_parts(read(), {"2.safetensors: a: not in the file that"});
+  expect_parts(read(), {"2.safetensors: a: missing from this file"});
   index(R"({"a":"1.safetensors","b":"3.safetensors"})");
   expect_parts(read(), {"3.safetensors"});
   put("2.safetensors", "a");
