@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr size_t kMostTokens = size_t{1} << 24;
 
-/// Reads the members of a tokenizer.json; messages name them.
+/// Reads the members of a tokenizer.json; error messages name the member.
 class Reader {
  public:
   explicit Reader(const std::string& origin) : origin_(origin) {}
@@ -60,9 +60,10 @@ class Reader {
 
   void check_model(const json& model) {
     if (const json& type = member(model, "type"); !type.is_null() && type != "BPE")
-      refuse("model.type", format("{} is not supported, only byte-level BPE and SentencePiece models are", dump(type)));
+      refuse("model.type", format("{} is not supported; use a byte-level BPE or a SentencePiece model", dump(type)));
     if (flag(model, "byte_fallback", false))
-      refuse("model.byte_fallback", "true is not supported: give the tokenizer.model that this was made from");
+      refuse("model.byte_fallback",
+             "true is not supported; use the tokenizer.model from which this file was converted");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (const json& value = member(model, key); !value.is_null() && value != "")
         refuse(std::string("model.") + key, format("{} is not supported", dump(value)));
@@ -73,7 +74,7 @@ class Reader {
     const json& type = member(step, "type");
     if (type == "Sequence") {
       const json& steps = member(step, "pretokenizers");
-      if (!steps.is_array() || steps.empty()) refuse("pre_tokenizer", "a sequence without members");
+      if (!steps.is_array() || steps.empty()) refuse("pre_tokenizer", "empty sequence; expected at least one step");
       for (const json& each : steps) read_step(each);
     } else {
       read_step(step);
@@ -94,8 +95,8 @@ class Reader {
     } else if (type == "Split") {
       const json& pattern = member(member(step, "pattern"), "Regex");
       if (!pattern.is_string() || member(step, "behavior") != "Isolated" || flag(step, "invert", false))
-        refuse("pre_tokenizer", format("{} is not supported: Split takes a regular expression and isolates what it "
-                                       "matches",
+        refuse("pre_tokenizer", format("{} is not supported; expected a Split with a regular expression and "
+                                       "behavior Isolated",
                                        dump(step)));
       spec_.patterns.push_back(pattern.get<std::string>());
     } else {
@@ -225,7 +226,7 @@ class Reader {
         if (spec_.eos < 0 && spec_.names[static_cast<size_t>(id)] == name) spec_.eos = id;
     if (spec_.eos < 0 && specials_.size() == 1) spec_.eos = specials_.front();
     if (spec_.eos < 0)
-      refuse("added_tokens", "no end-of-text token such as <|endoftext|>, which every document must end with");
+      refuse("added_tokens", "no end-of-text token such as <|endoftext|>; one is required to end documents");
   }
 
   /// Returns the name of the special token with which a post-processor's template begins texts; empty: none.
@@ -238,7 +239,8 @@ class Reader {
     return name.is_string() ? name.get<std::string>() : std::string();
   }
 
-  /// Finds the special token that begins texts: the template's, or else one with a usual name, which nothing adds.
+  /// Finds the special token that begins texts: the one in the template, or else one with a usual name, which is then
+  /// not added automatically.
   void find_bos(const json& post_processor) {
     const std::string first = first_of_template(post_processor);
     for (const std::string& name : {first, std::string("<|begin_of_text|>"), std::string("<|startoftext|>"),

@@ -1,7 +1,8 @@
 #pragma once
-// Byte-level BPE as a value: the contents of tokenizer.json, and older pairs of files converted to it.
+// Byte-level BPE as a value: the contents of a tokenizer.json, or of older files converted to one.
 //
-// GPT-2 represents each byte of a token by a character: printable bytes as themselves, all others from U+0100 on.
+// GPT-2 represents each byte of a token by a character: printable bytes by themselves, all others by characters from
+// U+0100 upwards.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -29,7 +30,7 @@ struct BpeSpec {
   bool ignore_merges = false;  // a word that is itself a token is not split further
 };
 
-/// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is damaged, or uses unsupported
+/// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is corrupt or uses unsupported
 /// features: normalization, other model types, prefixes.
 BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 
@@ -46,7 +47,7 @@ bool looks_like_ranks(std::string_view bytes);
 /// Returns vocab.json and merges.txt of a tokenizer.json, for programs that need those.
 std::pair<std::string, std::string> vocab_and_merges(const BpeSpec& spec);
 
-/// Returns the character by which GPT-2 represents each byte, in UTF-8.
+/// Returns GPT-2's character for each byte, in UTF-8.
 const std::array<std::string, 256>& byte_characters();
 
 }  // namespace trainer::data

@@ -150,7 +150,7 @@ std::string name_of(std::string_view bytes) {
   return name;
 }
 
-/// Returns the two tokens that were merged into this one: the result of merging its bytes with earlier ranks only.
+/// Returns the two tokens that were merged into this one, by merging its bytes using lower ranks only.
 std::vector<std::string> halves_of(const RankedToken& token, const std::unordered_map<std::string, size_t>& ranks) {
   std::vector<std::string> parts;
   for (const char byte : token.bytes) parts.emplace_back(1, byte);
@@ -218,7 +218,7 @@ std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string
   std::vector<NamedToken> special;
   for (const NamedToken& token : vocab)
     if (token.name == kEndOfText) special.push_back(token);
-  if (special.empty()) throw Error(Code::data, format("{}: has no token {}", vocab_origin, kEndOfText));
+  if (special.empty()) throw Error(Code::data, format("{}: the token {} is missing", vocab_origin, kEndOfText));
   return assemble(vocab, merges, special, kGpt2Pattern);
 }
 

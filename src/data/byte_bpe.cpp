@@ -142,7 +142,7 @@ class ByteBpeEncoder final : public TextEncoder {
   }
 
  private:
-  /// Appends text; bytes that are not UTF-8 become tokens of their own.
+  /// Appends text; bytes that are not valid UTF-8 become separate tokens.
   void append_text(std::string_view text, std::vector<int32_t>& ids) {
     while (!text.empty()) {
       const size_t valid = utf8_first_invalid(text);

@@ -25,7 +25,7 @@ class PlainFile final : public ByteSource {
     const size_t wanted = std::min(bytes, static_cast<size_t>(std::max<int64_t>(size_ - offset, 0)));
     if (file_.read_at(offset, out, wanted) != wanted)
       throw Error(Code::data,
-                  format("{}: truncated while it was read (expected {} bytes)", file_.path().string(), size_));
+                  format("{}: truncated while being read (expected {} bytes)", file_.path().string(), size_));
     return wanted;
   }
   int64_t file_bytes(int64_t offset) const override { return offset; }

@@ -17,8 +17,8 @@ bool is_pipe(const std::string& file);
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  /// Copies the text from byte `offset`; fewer bytes only at its end. Only plain files support seeking backwards:
-  /// otherwise `offset` must be at least the previous call's.
+  /// Copies the text from byte `offset`; returns fewer bytes only at the end of the text. Only plain files support
+  /// seeking backwards; for other inputs `offset` must not be less than in the previous call.
   virtual size_t read_at(int64_t offset, char* out, size_t bytes) = 0;
   /// Returns how many bytes of the file on disk were read for the text before `offset`. Compressed files are read
   /// ahead.

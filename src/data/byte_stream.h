@@ -7,14 +7,14 @@
 
 namespace trainer::data {
 
-/// Keeps the text from the last read's offset on, so that a reader can ask for more at the same position.
+/// Keeps the text that follows the offset of the last read, so that a reader can read more from the same position.
 class ByteStream : public ByteSource {
  public:
   explicit ByteStream(const std::atomic<bool>* cancelled) : cancelled_(cancelled) {}
   size_t read_at(int64_t offset, char* out, size_t bytes) final;
 
  protected:
-  /// Reads the next bytes of the text; fewer only at its end.
+  /// Reads the next bytes of the text; returns fewer only at the end of the text.
   virtual size_t pull(char* out, size_t bytes) = 0;
   bool cancelled() const { return cancelled_ != nullptr && *cancelled_; }
 
@@ -32,7 +32,7 @@ class PackedFile {
   /// Returns the next block; empty at the end.
   std::string next();
   int64_t bytes_read() const { return at_; }
-  /// Throws Code::data: the data is damaged after the byte that is `unread` bytes before the end of the last block.
+  /// Throws Code::data: the data is corrupt after the byte that is `unread` bytes before the end of the last block.
   [[noreturn]] void refuse(size_t unread, const std::string& reason) const;
 
  private:

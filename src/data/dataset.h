@@ -18,7 +18,7 @@ struct TokenBatch {
   std::vector<int64_t> starts;        // rows at which a document begins, ascending
   int64_t sequences = 0, seq_len = 0;
 
-  /// Makes room for `sequences` of `length` tokens, with every row counted and no starts.
+  /// Allocates room for `sequences` of `length` tokens, with weight 1 for every row and no starts.
   void resize(int64_t sequences_, int64_t length);
 };
 
@@ -49,9 +49,9 @@ class TokenDataset {
   /// Fills one sequence of `out` with that sample, without checking whether files were truncated. Rows are filled in
   /// ascending order.
   void fill_sample(int64_t sample, int64_t row, TokenBatch& out) const { fill(window_of(sample), row, out); }
-  /// Fills consecutive windows beginning with `window`, in file order; windows past the end have mask 0.
+  /// Fills consecutive windows beginning with `window`, in file order; windows past the end have weight 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;
-  /// Asks the system to read ahead the windows of the next samples.
+  /// Asks the system to prefetch the windows of the next samples.
   void prefetch(int64_t sample, int64_t sequences) const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// The lists of data files that [data] has: the training files or the sources of a mixture, and validation sets.
+// The lists of data files in [data]: the training files or the sources of a mixture, and validation sets.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -22,7 +22,7 @@ struct FilePart {
 
 /// Returns the training files, or the sources, in the order of the configuration.
 std::vector<FilePart> training_parts(const config::Data& data);
-/// Returns the validation sets that have files of their own.
+/// Returns the validation sets that have their own files.
 std::vector<FilePart> validation_parts(const config::Data& data);
 
 bool all_token_files(const std::vector<std::string>& files, config::DataFormat stated);
@@ -33,7 +33,7 @@ TextOptions text_options(const config::Data& data);
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart>& parts,
                             const std::filesystem::path& cache);
 
-/// Returns act() with the name of the source or set in its errors.
+/// Returns the result of act(); prefixes its errors with the name of the source or set.
 template <typename F>
 auto naming(const char* key, const std::string& name, F&& act) {
   try {

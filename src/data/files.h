@@ -10,8 +10,8 @@
 
 namespace trainer::data {
 
-/// A file mapped read-only. An empty file has no bytes and no mapping. If the file is truncated meanwhile, zeros are
-/// read (see mapping_guard.h): data that was read is valid only if require_whole() succeeds afterwards.
+/// A file mapped read-only. An empty file has no bytes and no mapping. If the file is truncated while it is mapped,
+/// reads return zeros (see mapping_guard.h): data that was read is valid only if require_whole() succeeds afterwards.
 class MappedFile {
  public:
   /// Throws Code::data when the file cannot be opened, Code::io when it cannot be mapped.

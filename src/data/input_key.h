@@ -21,7 +21,7 @@ std::vector<std::string> known_files(const std::string& pattern, const nlohmann:
 /// Returns a hash over the inputs' sizes and contents (not their names), the text options and `extra`.
 std::string input_key(const nlohmann::json& inputs, const TextOptions& options, const std::string& extra);
 
-/// Returns the parsed file, or null if it is missing or damaged.
+/// Returns the parsed file, or null if it is missing or corrupt.
 nlohmann::json read_json_or_null(const std::filesystem::path& path);
 
 /// Returns a string member of any JSON value; empty if there is none.

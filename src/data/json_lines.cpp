@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Copying and writing a value recurse, so depth uses stack.
+/// Copying and writing values is recursive, so nesting consumes stack.
 constexpr int kDeepest = 64;
 
 ordered_json parse(std::string_view line) {

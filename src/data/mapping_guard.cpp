@@ -33,7 +33,7 @@ int64_t page_bytes = 4096;
 
 /// Uses only operations that are safe in a signal handler: atomics, and mmap, which is a plain system call.
 extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
-  const bool fault = info->si_code > 0;  // otherwise a process sent the signal, and there is no address
+  const bool fault = info->si_code > 0;  // if false, a process sent the signal, and si_addr is not valid
   const auto* address = fault ? static_cast<const std::byte*>(info->si_addr) : nullptr;
   for (GuardedMapping* each = all.load(); fault && each != nullptr; each = each->next) {
     const std::byte* begin = each->begin.load();
@@ -46,7 +46,7 @@ extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
     if (zeros != MAP_FAILED) return;
     break;
   }
-  ::sigaction(SIGBUS, &previous, nullptr);  // the access is repeated, with the previous handler
+  ::sigaction(SIGBUS, &previous, nullptr);  // the access faults again and reaches the previous handler
   if (!fault) ::raise(SIGBUS);
 }
 

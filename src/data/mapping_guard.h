@@ -1,5 +1,5 @@
 #pragma once
-// Files that are truncated while they are mapped. Reading a page that the file has lost raises SIGBUS, which ends a
+// Files that are truncated while they are mapped. Reading a page beyond the new end raises SIGBUS, which kills the
 // process. In a guarded mapping such a page reads as zeros and the loss is recorded, so that the reader can detect it
 // before using the data.
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace trainer::data {
 struct GuardedMapping;
 
 /// Guards one read-only mapping as long as it exists. The first guard in the process installs a SIGBUS handler. Faults
-/// at other addresses end the process as before.
+/// at other addresses are passed to the previous handler.
 class MappingGuard {
  public:
   MappingGuard(const std::byte* begin, int64_t bytes, std::filesystem::path path);
@@ -20,7 +20,7 @@ class MappingGuard {
 
   /// True if a read hit a page that the file has lost. It stays true, and is cheap to check.
   bool has_lost_page() const;
-  /// True also if the file with that name, if it is still the mapped one, is shorter now. Queries the system.
+  /// Like has_lost_page(), but also true if the mapped file still has its name and is now shorter. Queries the system.
   bool is_cut_short() const;
 
  private:

@@ -12,7 +12,7 @@
 namespace trainer::data {
 
 SlotsByName slots_of(const WeightsByName& weights) {
-  double total = 0;  // these operations in this order give the same bits on every machine
+  double total = 0;  // this order of operations is bitwise reproducible on every machine
   for (const auto& [name, weight] : weights)
     if (weight > 0) total += weight;
   struct Share {
@@ -34,7 +34,7 @@ SlotsByName slots_of(const WeightsByName& weights) {
   std::ranges::stable_sort(by_remainder, {},
                            [](const Share* share) { return static_cast<double>(share->slots) - share->exact; });
   for (size_t i = 0; i < by_remainder.size() && sum < kMixtureSlots; ++i, ++sum) ++by_remainder[i]->slots;
-  for (; sum > kMixtureSlots; --sum)  // those raised to one slot take it from the largest
+  for (; sum > kMixtureSlots; --sum)  // slots added for small sources are taken from the largest source
     --std::ranges::max_element(shares, {}, [](const Share& share) {
         return std::pair(share.slots, share.name);
       })->slots;

@@ -1,7 +1,7 @@
 #pragma once
-// Mixture: which source of weighted training data a sample is from, a pure function of (weights, sample). It does not
-// depend on the length of the run, and weights may change at any sample. At every sample each source has its share of
-// the samples since the last change, less than one more or less, and goes through its windows in order of time.
+// Mixture: which source of weighted training data a sample is from: a pure function of (weights, sample). It does not
+// depend on the length of the run, and weights may change at any sample. The number of samples from each source since
+// the last change always differs by less than one from its share, and the windows of a source are used in sequence.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,14 +12,14 @@ namespace trainer::data {
 /// Total number of slots that the weights of a mixture are rounded to.
 inline constexpr int64_t kMixtureSlots = 100'000;
 
-/// Values by the name of a source. Their order, bytewise, settles ties.
+/// Values by source name. Ties are broken by the bytewise order of the names.
 using SlotsByName = std::map<std::string, int64_t>;
 using WeightsByName = std::map<std::string, double>;
 
-/// Returns the slots of each source with a positive weight, by largest remainder, at least one each.
+/// Returns the slots of each source with a positive weight: at least one each, by the largest remainder method.
 SlotsByName slots_of(const WeightsByName& weights);
 
-/// The weights of the samples from `first_sample` on.
+/// The weights that apply from `first_sample` onwards.
 struct WeightChange {
   int64_t first_sample = 0;
   WeightsByName weights;
@@ -36,7 +36,7 @@ struct MixturePhase {
 /// ceil((j + 1)·B/m) − 1; each slot goes to the source, of those that may take it, whose last such slot comes first.
 class MixturePattern {
  public:
-  /// `slots`: of each source, in the order of names; 0: it has none.
+  /// `slots` is the number of slots of each source (possibly 0), in the order of names.
   explicit MixturePattern(std::vector<int64_t> slots);
 
   int64_t period() const { return static_cast<int64_t>(source_.size()); }
@@ -54,8 +54,8 @@ class MixturePattern {
 
 class Mixture {
  public:
-  /// The phases of a run that is at sample `from`. Those of `past` that begin before it stay as they are. Then
-  /// `changes` count, in ascending order, the first at sample 0.
+  /// The phases of a run that has reached sample `from`: the phases of `past` that begin before `from`, then those of
+  /// `changes`, which must be ascending and begin with sample 0.
   Mixture(std::vector<MixturePhase> past, int64_t from, const std::vector<WeightChange>& changes);
 
   /// All sources of all phases, in order.

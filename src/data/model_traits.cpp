@@ -17,7 +17,7 @@ class FieldReader {
   uint64_t value() const { return value_; }          // of a varint field
   std::string_view bytes() const { return bytes_; }  // of a length-delimited field
 
-  /// Moves to the next field; returns false at the end or at damaged data.
+  /// Moves to the next field; returns false at the end or if the data is corrupt.
   bool next() {
     uint64_t tag = 0;
     if (rest_.empty() || !varint(tag)) return false;

@@ -9,7 +9,7 @@ namespace trainer::data {
 
 struct ModelTraits {
   bool bpe = false;
-  bool normalises = false;   // has a character map, so that text may change
+  bool normalises = false;   // has a character map, which may change text
   bool dummy_prefix = true;  // a space is added before the text
   bool trims_spaces = true;
   bool escapes_spaces = true;  // spaces are stored as U+2581
@@ -25,7 +25,7 @@ enum class PieceKind { normal = 1, unknown = 2, control = 3, user_defined = 4, u
 
 struct ModelPiece {
   std::string_view text;  // within the model's bytes
-  float score = 0;        // for BPE, the pair with the higher score is joined first
+  float score = 0;        // BPE merges the pair with the highest score first
   PieceKind kind = PieceKind::normal;
 };
 /// Reads the pieces of a model that read_traits() accepts, in order of their ids. Fields of a piece: piece = 1, score =

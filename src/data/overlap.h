@@ -6,7 +6,7 @@
 
 namespace trainer::data {
 
-/// Limit on the training tokens that are searched. Searching this many takes a few tenths of a second.
+/// Limit on the training tokens that are searched, chosen so that a search takes a few tenths of a second.
 inline constexpr int64_t kMostSearched = int64_t{1} << 27;
 
 /// Looks for samples of the validation tokens in the first `most` training tokens. Returns a sentence for the user if

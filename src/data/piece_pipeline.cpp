@@ -60,7 +60,7 @@ std::optional<PiecePipeline::Claim> PiecePipeline::claim() {
   std::exception_ptr error;
   try {
     raw = reader_.next();
-  } catch (...) {  // the error takes the piece's place, and no piece follows
+  } catch (...) {  // the error is delivered instead of the piece, and no piece follows
     error = std::current_exception();
   }
   lock.lock();

@@ -15,7 +15,7 @@ std::vector<ordered_json> read_prompts(std::string_view text, const std::string&
     if (!line.is_object() || !line.contains("prompt") || !line["prompt"].is_string())
       throw Error(Code::data, format("{}:{}: expected a JSON object with a text called \"prompt\"", path, number));
     if (line.contains("seed") && !line["seed"].is_number_unsigned())
-      throw Error(Code::data, format("{}:{}: seed: expected a whole number, 0 or more", path, number));
+      throw Error(Code::data, format("{}:{}: seed: expected an integer of at least 0", path, number));
     prompts.push_back(std::move(line));
     return true;
   });

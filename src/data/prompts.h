@@ -1,5 +1,5 @@
 #pragma once
-// Prompts as JSON lines: {"prompt": text} and any other members of a line, which are kept.
+// Prompts as JSON lines: {"prompt": text} ; any other members of a line are kept.
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>

@@ -26,7 +26,7 @@ std::string read_questions_file(const std::string& path) {
   return bytes;
 }
 
-/// Throws Code::data unless a question may have `choices` endings. `where` names it.
+/// Throws Code::data unless a question may have `choices` endings. `where` identifies the question in messages.
 void require_choices(size_t choices, const std::string& where) {
   if (choices < 2) throw Error(Code::data, format("{}: {} endings; expected two or more", where, choices));
   if (choices > kMostChoices)
@@ -39,7 +39,8 @@ void check(const Question& question, const std::string& where, int64_t vocab) {
   if (question.answer < 0 || question.answer >= choices)
     throw Error(Code::data, format("{}: the label is {}; expected 0 to {}", where, question.answer, choices - 1));
   for (const Question::Choice& choice : question.choices) {
-    if (choice.scored < 1) throw Error(Code::data, format("{}: an ending without tokens", where));
+    if (choice.scored < 1)
+      throw Error(Code::data, format("{}: an ending is empty; expected at least one token", where));
     for (const int32_t token : choice.tokens)
       if (token < 0 || token >= vocab)
         throw Error(Code::data, format("{}: token {}, but the model's vocabulary has {}", where, token, vocab));
@@ -161,8 +162,8 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
       if (context.empty()) choice.tokens.insert(choice.tokens.begin(), static_cast<int32_t>(vocab - 1));
     }
     if (numbers.at() - begin != size)
-      throw Error(Code::data,
-                  format("{}: question {} has {} bytes, but its header gives {}", path, i, numbers.at() - begin, size));
+      throw Error(Code::data, format("{}: question {} has {} bytes, but its header states {}", path, i,
+                                     numbers.at() - begin, size));
     check(question, format("{}: question {}", path, i), vocab);
   }
 }

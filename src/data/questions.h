@@ -13,7 +13,7 @@ struct Question {
   struct Choice {
     std::vector<int32_t> tokens;  // tokens of context and ending
     int64_t scored = 0;           // number of scored tokens at the end: the tokens of the ending
-    int64_t bytes = 0;            // bytes of the ending's text, without the space before it; 0: not known
+    int64_t bytes = 0;            // bytes of the ending's text, without the space before it; 0: unknown
   };
   std::vector<Choice> choices;
   int64_t answer = 0;

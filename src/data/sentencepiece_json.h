@@ -10,9 +10,9 @@ namespace trainer::data {
 /// represent the model: unigram models, and those that normalize text.
 ///
 /// SentencePiece joins the two neighbours whose joint piece has the highest score, and has no list of merges. So each
-/// way to split a piece into two others becomes a merge, in the order of the pieces' scores. That library treats U+2581
-/// in a text as a space, this program as bytes.
-/// `begin`: the piece that begins each text; empty: none.
+/// way to split a piece into two others becomes a merge, in the order of the pieces' scores. Hugging Face's library
+/// treats U+2581 in a text as a space, whereas this program encodes it as bytes. `begin` is the piece that begins each
+/// text; empty: none.
 std::optional<std::string> sentencepiece_to_json(std::string_view serialized, std::string_view begin = {});
 
 }  // namespace trainer::data

@@ -1,5 +1,5 @@
-// SentencePiece models by their library, with two additions: byte tokens for all text that the library would change,
-// and a word cache.
+// SentencePiece models, encoded with the SentencePiece library, with two additions: byte tokens for all text that the
+// library would change, and a word cache.
 #include <sentencepiece_processor.h>
 
 #include <algorithm>

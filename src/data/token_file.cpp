@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kScanBlock = int64_t{1} << 20;  // tokens
 
-/// Calls fn with the tokens at `data` as a span of their own type.
+/// Calls fn with the tokens at `data` as a span of their stored type.
 template <typename F>
 void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
   if (width == 2) {
@@ -84,13 +84,13 @@ TokenStream::TokenStream(const std::vector<std::string>& files) {
     if (segments_.empty()) info_ = found;
     if (found.vocab_size != info_.vocab_size || found.tokenizer_hash != info_.tokenizer_hash) {
       throw Error(Code::data, fmt::format("{}: offset 16: its vocabulary ({}) or tokenizer ({}) differs from that of "
-                                          "{} ({}, {}); files of different tokenizers cannot be combined",
+                                          "{} ({}, {}); combine only files made with the same tokenizer",
                                           path, found.vocab_size, found.tokenizer_hash, files.front(), info_.vocab_size,
                                           info_.tokenizer_hash));
     }
     if (found.bos != info_.bos)
-      throw Error(Code::data, fmt::format("{}: offset 40: its documents begin with {}, those of {} with {}; make both "
-                                          "with the same data.bos",
+      throw Error(Code::data, fmt::format("{}: offset 40: its documents begin with {}, those of {} with {}; tokenize "
+                                          "both with the same data.bos",
                                           path, bos_text(found.bos), files.front(), bos_text(info_.bos)));
     segments_.push_back(std::move(segment));
   }

@@ -6,11 +6,11 @@
 //              tokens), then the token count;
 //   Megatron   X.bin without header next to X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
 //   nanoGPT    .bin without header: uint16.
-// The llm.c format is written. Header words that other programs leave 0 contain more: [3] the high half of the token
-// count (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's
-// hash, [10] the token that begins each document + 1 (0: none). The document index X.docs is next to X.bin. It has
-// "trndocs1", the number n of documents (uint64), then n + 1 token positions (uint64), from 0 to the token count. All
-// little-endian.
+// The llm.c format is written. Header words that other programs leave 0 store additional fields: [3] the high half of
+// the token count (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the
+// tokenizer's hash, [10] the token that begins each document + 1 (0: none). The document index X.docs is next to X.bin.
+// It has "trndocs1", the number n of documents (uint64), then n + 1 token positions (uint64), from 0 to the token
+// count. All little-endian.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -48,7 +48,7 @@ std::string bos_text(int32_t bos);
 /// A read-only view of consecutive tokens of one or more token files as one stream; 16 or 32 bits per token on disk.
 class TokenStream {
  public:
-  /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not fit its index.
+  /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not match its index.
   /// The same holds when files of different vocabularies, tokenizers or BOS tokens are joined.
   explicit TokenStream(const std::vector<std::string>& files);
   ~TokenStream();
@@ -68,19 +68,19 @@ class TokenStream {
   /// Copies tokens [begin, begin + out.size()) to `out`; they must exist. Throws Code::data naming file and offset for
   /// a token outside the vocabulary limit, if one is set.
   void copy(int64_t begin, std::span<int32_t> out) const;
-  /// Makes copy() reject tokens >= vocab_size from now on.
+  /// Makes all later calls of copy() reject tokens >= vocab_size.
   void limit_vocabulary(int64_t vocab_size) { vocab_limit_ = vocab_size; }
   /// Reads everything once; throws Code::data naming file and offset of the first token >= vocab_size.
   void check_vocabulary(int64_t vocab_size, int threads) const;
   /// Adds the occurrences of each token of [begin, end) to counts; tokens must be < counts.size().
   void count(int64_t begin, int64_t end, std::span<int64_t> counts) const;
-  /// Asks the system to read ahead [begin, end).
+  /// Asks the system to prefetch [begin, end).
   void prefetch(int64_t begin, int64_t end) const;
 
   /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Document ends come
   /// from the document index if there is one; else they are after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
-  /// Appends where documents begin among `ids`, the tokens from `begin` on: their places in `ids` plus `row`. A
+  /// Appends the positions in `ids` (the tokens from position `begin`) at which documents begin, plus `row`. A
   /// document begins at the start of a file and where the previous one ends, as in document_end_near().
   void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
 

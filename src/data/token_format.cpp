@@ -46,7 +46,8 @@ class OwnIndex : public DocumentIndex {
     documents_ = load<int64_t>(file_, 8);
     const int64_t whole = (file_.size() - kDocumentsHeader) / 8 - 1;
     if (documents_ != whole || file_.size() % 8 != 0) {
-      refuse(file_, file_.size(), fmt::format("truncated: {} documents announced, room for {}", documents_, whole));
+      refuse(file_, file_.size(),
+             fmt::format("truncated: the header states {} documents, but there is room for {}", documents_, whole));
     }
     if (position(documents_) != tokens) {
       refuse(file_, file_.size() - 8,
@@ -90,7 +91,7 @@ class MegatronIndex : public DocumentIndex {
     const int64_t most = file_.size() / 8;
     if (sequences_ <= 0 || marks_ <= 0 || sequences_ > most || marks_ > most || document_mark(marks_) > file_.size()) {
       refuse(file_, file_.size(),
-             fmt::format("truncated: {} sequences and {} document marks announced", sequences_, marks_));
+             fmt::format("truncated: the header states {} sequences and {} document marks", sequences_, marks_));
     }
     tokens_ = start_of(sequences_ - 1) + load<int32_t>(file_, kMegatronHeader + 4 * (sequences_ - 1));
   }
@@ -206,13 +207,15 @@ TokenFileLayout open_token_file(const std::string& path) {
     }
   }
   const int64_t tokens = layout.info.tokens, room = (file.size() - layout.offset) / layout.width;
-  if (tokens <= 0) refuse(file, layout.offset, fmt::format("{} tokens announced, expected some", tokens));
+  if (tokens <= 0)
+    refuse(file, layout.offset, fmt::format("the header states {} tokens; expected at least one", tokens));
   if (tokens > room) {
     refuse(file, file.size(),
-           fmt::format("truncated: {} tokens of {} bytes announced, room for {}", tokens, layout.width, room));
+           fmt::format("truncated: the header states {} tokens of {} bytes, but there is room for {}", tokens,
+                       layout.width, room));
   }
   if (const int64_t end = layout.offset + tokens * layout.width; file.size() != end) {
-    refuse(file, file.size(), fmt::format("too long: {} tokens announced, which end at byte {}", tokens, end));
+    refuse(file, file.size(), fmt::format("too long: the header states {} tokens, which end at byte {}", tokens, end));
   }
   if (std::error_code none; !layout.documents && fs::exists(document_index_path(path), none)) {
     layout.documents = std::make_unique<OwnIndex>(document_index_path(path), layout.info.tokens);

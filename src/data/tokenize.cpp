@@ -20,7 +20,7 @@ constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared
 // Part of the key; must be incremented when the output for the same input changes.
 constexpr const char* kFormat = "tokens-2";
 
-/// The progress of the work, which an interrupted call leaves behind.
+/// The progress of tokenizing, stored so that an interrupted call can be resumed.
 struct Progress {
   TextPosition position;
   int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0;
@@ -206,7 +206,7 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
         output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
   } catch (const json::exception&) {
     return std::nullopt;
-  } catch (const Error&) {  // lost or damaged since then: tokenized again
+  } catch (const Error&) {  // lost or corrupted since then: tokenize again
     return std::nullopt;
   }
 }
@@ -274,7 +274,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
       key = key_of(inputs, tokenizer, options.text);
     }
   }
-  if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: contains no text", files.front()));
+  if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: no text found", files.front()));
   const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash(),
                            tokenizer.bos()};
   work.finish(info, output);

@@ -4,7 +4,7 @@
 // size.
 //
 // NAME.bin, NAME.docs and NAME.json (the manifest, written last) are published only when complete. Until then
-// NAME.work/ holds the work done so far, from which the next call resumes.
+// NAME.work/ contains the unfinished output, from which the next call resumes.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -27,7 +27,7 @@ struct TokenizeOptions {
   bool anew = false;  // existing output is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
-  /// Text between two sync points, which bounds the work lost by an interruption.
+  /// Amount of text between two sync points; it bounds the work that an interruption can lose.
   int64_t sync_bytes = int64_t{256} << 20;
   std::function<void()> begin;                            // called before tokenizing, unless the output is reused
   std::function<bool()> stop;                             // polled; true: save the work done so far and return
@@ -47,12 +47,12 @@ struct TokenizeResult {
 /// Finds the finished output of these texts, tokenizer and options. Its manifest must name the same texts by size and
 /// content. Unchanged modification times are trusted, and missing text files are assumed unchanged, with a warning. Its
 /// files must have the manifest's checksums (or fingerprints, for files larger than 4 GiB). Otherwise returns an empty
-/// result, with a warning if the files are damaged. Writes nothing.
+/// result, with a warning if the files are corrupt. Writes nothing.
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const std::filesystem::path& output, const TextOptions& text);
 
-/// Returns the damage in a token file, according to the checksums in the manifest next to it. Empty if there is none,
-/// or if there is no such manifest.
+/// Checks a token file against the checksums in the manifest next to it and describes any corruption. Returns an empty
+/// text if the file is intact or has no manifest with checksums.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
 /// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() finds it. If there is a

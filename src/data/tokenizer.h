@@ -8,7 +8,7 @@
 // cache, which yields the same tokens many times faster. Bytes that are not valid UTF-8 and U+2581 (SentencePiece's
 // mark of a space) become byte tokens. So with byte fallback decode(encode(x)) returns any byte string unchanged.
 //
-// Byte-level BPE, as in GPT-2 and its successors: a tokenizer.json, or older files that are converted to one. Patterns
+// Byte-level BPE, as in GPT-2 and its successors: a tokenizer.json, or older files that are converted to it. Patterns
 // split text into words, which may contain several newlines, so that documents are split between words. Special tokens
 // such as <|endoftext|> are never produced from text. Decoding restores any byte string unchanged.
 #include <cstdint>
@@ -38,7 +38,7 @@ class Tokenizer {
   /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there
   /// is one, or a file of ranks (tiktoken), recognized by their contents. In a folder it is the first of
   /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
-  /// is missing, damaged or of a different kind.
+  /// is missing, corrupt or of a different kind.
   /// A tokenizer_config.json next to it decides about the BOS token.
   static Tokenizer load(const std::string& path);
   /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json.
@@ -48,7 +48,7 @@ class Tokenizer {
   /// vocabulary of this size.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
                          int64_t max_bytes = int64_t{64} << 20);
-  /// Does the same for a sample with these shares of the texts.
+  /// Trains on a sample that contains these shares of the texts.
   static Tokenizer train(const std::vector<TrainingText>& texts, int64_t vocab_size,
                          int64_t max_bytes = int64_t{64} << 20);
 
@@ -61,8 +61,8 @@ class Tokenizer {
   int32_t bos() const { return bos_; }
   /// Throws Code::data when the token is not in the vocabulary.
   void use_bos(int32_t bos);
-  /// Applies data.bos: "auto" follows the tokenizer's files, of which a model trained here is silent. Throws
-  /// Code::config, naming `origin`, when the token is required, but there is none.
+  /// Applies data.bos: "auto" follows the tokenizer's files; with a model trained here it is off. Throws
+  /// Code::config, naming `origin`, when a BOS token is required but the tokenizer has none.
   void use_bos(config::Bos choice, const std::string& origin);
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
@@ -73,7 +73,7 @@ class Tokenizer {
   std::string_view piece(int32_t id) const;
   /// Returns the token's name in the vocabulary, including control symbols: "</s>".
   std::string name_of(int32_t id) const;
-  /// Returns where a document may be split without changing the result.
+  /// Returns the rule for where a document may be split without changing its tokens.
   CutRule cuts() const;
   /// True if the model adds a space before each text, which decoding removes.
   bool dummy_prefix() const;
@@ -84,7 +84,7 @@ class Tokenizer {
   void read_settings(const std::filesystem::path& file);
   std::shared_ptr<const TokenizerModel> model_;
   std::string serialized_, hash_;
-  int32_t known_bos_ = -1, bos_ = -1;  // the one that the files name, and the one in use
+  int32_t known_bos_ = -1, bos_ = -1;  // the BOS token named in the files, and the one in use
   bool adds_bos_ = false;
 };
 

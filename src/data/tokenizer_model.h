@@ -43,10 +43,10 @@ class TokenizerModel {
   Facts facts_;
 };
 
-/// Makes the model from a serialized SentencePiece model. Throws Code::data, naming `origin`, when it cannot be used.
+/// Creates the model from a serialized SentencePiece model. Throws Code::data, naming `origin`, when it cannot be used.
 std::unique_ptr<TokenizerModel> make_sentencepiece(const std::string& serialized, const std::string& origin);
-/// Makes the model from a tokenizer.json with byte-level BPE. Throws Code::data, naming `origin`, when it is damaged or
-/// of a different kind.
+/// Creates the model from a tokenizer.json with byte-level BPE. Throws Code::data, naming `origin`, when the file is
+/// corrupt or of a different kind.
 std::unique_ptr<TokenizerModel> make_byte_bpe(std::string_view json, const std::string& origin);
 
 }  // namespace trainer::data

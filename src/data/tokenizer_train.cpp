@@ -91,7 +91,7 @@ Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab
   Tokenizer tokenizer = from_bytes(std::move(model), "the trained tokenizer");
   if (tokenizer.vocab_size() < vocab_size) {
     throw Error(Code::data, fmt::format("{}: data.vocab_size = {} is too large: this text yields at most {} different "
-                                        "tokens; set at most {} or add text",
+                                        "tokens; use at most {}, or add text",
                                         first, vocab_size, tokenizer.vocab_size(), tokenizer.vocab_size()));
   }
   return tokenizer;

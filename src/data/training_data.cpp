@@ -39,7 +39,7 @@ void TrainingData::train_batch(int64_t sample, int64_t sequences, TokenBatch& ou
   for (int64_t row = 0; row < sequences; ++row) {
     const Mixture::Place place = mixture_->at(sample + row);
     const TokenDataset* dataset = by_place_[place.source];
-    TRAINER_CHECK(dataset != nullptr, "sample {} is of a source that is open", sample + row);
+    TRAINER_CHECK(dataset != nullptr, "the source of sample {} is open", sample + row);
     dataset->fill_sample(place.index, row, out);
     used.insert(dataset);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// TrainingData: the training sequences of a run, from one set of files or from several by a mixture.
+// TrainingData: the training sequences of a run, from one set of files, or from several according to a mixture.
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ class TrainingData {
   const std::vector<NamedDataset>& sources() const { return sources_; }
   bool is_mixed() const { return !sources_.front().name.empty(); }
   int64_t tokens() const;
-  /// Returns the windows of all sources.
+  /// Returns the number of windows of all sources.
   int64_t windows() const;
 
   /// The mixture may name sources of earlier phases that are not open; no later sample may be drawn from them.
@@ -27,7 +27,7 @@ class TrainingData {
   /// Null for a single source without a name.
   const Mixture* mixture() const { return mixture_ ? &*mixture_ : nullptr; }
 
-  /// As those of TokenDataset.
+  /// Like the functions of TokenDataset.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
   void prefetch(int64_t sample, int64_t sequences) const;
   void require_whole() const;

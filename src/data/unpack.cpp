@@ -1,4 +1,4 @@
-// Unpacking of .gz and .zst by zlib and libzstd. Consecutive members or frames form one text.
+// Decompression of .gz and .zst with zlib and libzstd. Consecutive members or frames form one text.
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
@@ -8,12 +8,12 @@
 namespace trainer::data {
 namespace {
 
-constexpr const char* kCutShort = "the file ends inside it: it was cut short; get it again";
+constexpr const char* kCutShort = "the file is truncated; download or copy it again";
 
 class GzipFile final : public ByteStream {
  public:
   GzipFile(const std::string& file, const std::atomic<bool>* cancelled) : ByteStream(cancelled), file_(file) {
-    TRAINER_CHECK(inflateInit2(&stream_, 16 + MAX_WBITS) == Z_OK, "zlib: cannot begin");  // 16: gzip only
+    TRAINER_CHECK(inflateInit2(&stream_, 16 + MAX_WBITS) == Z_OK, "zlib can be initialised");  // 16: gzip only
   }
   ~GzipFile() override { inflateEnd(&stream_); }
   int64_t file_bytes(int64_t) const override { return file_.bytes_read() - stream_.avail_in; }
@@ -34,7 +34,7 @@ class GzipFile final : public ByteStream {
       between_ = status == Z_STREAM_END;
       if (status == Z_BUF_ERROR) file_.refuse(0, kCutShort);
       if (status != Z_OK && !between_)
-        file_.refuse(stream_.avail_in, format("not gzip data, or damaged ({}); get the file again",
+        file_.refuse(stream_.avail_in, format("not gzip data, or corrupt ({}); download or copy it again",
                                               stream_.msg != nullptr ? stream_.msg : zError(status)));
     }
     return bytes - stream_.avail_out;
@@ -50,7 +50,7 @@ class ZstdFile final : public ByteStream {
  public:
   ZstdFile(const std::string& file, const std::atomic<bool>* cancelled)
       : ByteStream(cancelled), file_(file), context_(ZSTD_createDCtx(), ZSTD_freeDCtx) {
-    TRAINER_CHECK(context_, "zstd: cannot begin");
+    TRAINER_CHECK(context_, "zstd can be initialised");
   }
   int64_t file_bytes(int64_t) const override {
     return file_.bytes_read() - static_cast<int64_t>(input_.size - input_.pos);
@@ -74,9 +74,10 @@ class ZstdFile final : public ByteStream {
       if (!between_ && input_.size == 0 && output.pos == before) file_.refuse(0, kCutShort);
       // The library compares these only if the output has room for the whole frame.
       if (between_ && announced_ < ZSTD_CONTENTSIZE_ERROR && unpacked_ != announced_)
-        file_.refuse(input_.size - input_.pos,
-                     format("damaged: a frame has {} bytes of text, but announces {}; get the file again", unpacked_,
-                            announced_));
+        file_.refuse(
+            input_.size - input_.pos,
+            format("corrupt: a frame has {} bytes of text, but its header states {}; download or copy it again",
+                   unpacked_, announced_));
     }
     return output.pos;
   }
@@ -95,7 +96,8 @@ class ZstdFile final : public ByteStream {
     const size_t unread = input_.size - input_.pos;
     if (ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge)
       file_.refuse(unread, "its window is larger than 128 MiB; compress it again with at most `zstd --long=27`");
-    file_.refuse(unread, format("not Zstandard data, or damaged ({}); get the file again", ZSTD_getErrorName(status)));
+    file_.refuse(unread,
+                 format("not Zstandard data, or corrupt ({}); download or copy it again", ZSTD_getErrorName(status)));
   }
 
   PackedFile file_;

@@ -13,7 +13,7 @@ class WordCache {
   /// Longer words are not cached.
   static constexpr size_t kLongestWord = 48;
 
-  /// Appends the tokens of `word`; for a new word, encode(word, tokens) computes them.
+  /// Appends the tokens of `word`. For a word that is not cached, encode(word, tokens) computes them.
   template <typename F>
   void append(std::string_view word, std::vector<int32_t>& ids, F&& encode) {
     auto found = words_.find(word);

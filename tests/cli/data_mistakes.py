@@ -68,7 +68,7 @@ CASES = [
          "iconv", sets=["data.train=a.txt", "data.format=text"]),
     data("pattern that matches other files too", {"d/a.txt": tiny_text(), "d/b.csv": "a,b\n"}, '"d/b.csv"', sets=["data.train=d/*"]),
     data("folder as text", {"d/a.txt": "a b c"}, '"d" is a folder', '"d/*.txt"', sets=["data.train=d"]),
-    data("gzip file that is cut short", {"a.txt.gz": gzip.compress(tiny_text().encode())[:-9]}, "a.txt.gz: after byte", "cut short",
+    data("gzip file that is cut short", {"a.txt.gz": gzip.compress(tiny_text().encode())[:-9]}, "a.txt.gz: after byte", "truncated",
          sets=["data.train=a.txt.gz"]),
     data("standard input as text", {}, "x.toml:7:9: data.train", "trainer tokenize --input -", toml=TINY.replace("text.txt", "-")),
     data("pipe as text", {}, "f.txt", "trainer tokenize --input -", sets=["data.train=f.txt"], prepare=lambda place: os.mkfifo(place.folder / "f.txt")),

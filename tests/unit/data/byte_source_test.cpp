@@ -108,16 +108,16 @@ TEST(ByteSource, RejectsDamagedDataWithItsPlace) {
   for (const auto& [extension, pack] : kPackers) {
     const std::string name = std::string("a.txt") + extension, packed = pack(text);
     for (const size_t kept : {size_t{3}, packed.size() / 2, packed.size() - 1})
-      refused(name, packed.substr(0, kept), {fmt::format("after byte {} of", kept), "cut short"});
-    refused(name, packed + packed.substr(0, 9), {"cut short"});
+      refused(name, packed.substr(0, kept), {fmt::format("after byte {} of", kept), "truncated"});
+    refused(name, packed + packed.substr(0, 9), {"truncated"});
     std::string damaged = packed;
     damaged[packed.size() / 2] = static_cast<char>(damaged[packed.size() / 2] ^ 0x10);
-    refused(name, damaged, {"damaged"});
+    refused(name, damaged, {"corrupt"});
     damaged = packed;
     damaged[packed.size() - 3 - (extension[1] == 'g' ? 4 : 0)] ^= 1;  // in the checksum
-    refused(name, damaged, {"damaged"});
-    refused(name, packed + "garbage after the end", {"damaged"});
-    refused(name, text, {"damaged", "after byte"});
+    refused(name, damaged, {"corrupt"});
+    refused(name, packed + "garbage after the end", {"corrupt"});
+    refused(name, text, {"corrupt", "after byte"});
   }
   refused("a.gz", zstd(text), {"not gzip data"});
   refused("a.zst", gzip(text), {"not Zstandard data"});
@@ -125,7 +125,7 @@ TEST(ByteSource, RejectsDamagedDataWithItsPlace) {
   // An empty last block in a frame that announces 144 bytes, which the library accepts if it has room for fewer.
   const std::string wrong("\x28\xB5\x2F\xFD\x20\x90\x01\x00\x00", 9);
   for (const size_t part : {size_t{100}, size_t{1} << 20})
-    expect_error(Code::data, {"damaged"}, [&] { all_of(write(folder / "a.zst", zstd("text") + wrong), part); });
+    expect_error(Code::data, {"corrupt"}, [&] { all_of(write(folder / "a.zst", zstd("text") + wrong), part); });
 }
 
 TEST(ByteSource, TokensOfCompressedFilesAreThoseOfTheirText) {

@@ -121,7 +121,7 @@ TEST(Questions, MistakesAreNamed) {
   for (size_t size = 4; size < whole.size(); ++size)  // cut anywhere
     expect(whole.substr(0, size), "", nullptr);
   for (const auto& [at, byte, part] : {std::tuple{1024, 0, "question 0 at byte 1024 does not begin with 65535"},
-                                       {1026, 30, "question 0 has 28 bytes, but its header gives 30"},
+                                       {1026, 30, "question 0 has 28 bytes, but its header states 30"},
                                        {1024 + 2 * 4, 65, "question 0: 65 endings; expected at most 64"},
                                        {4, 2, "version 2"}}) {
     std::string odd = whole;
