@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581 represents a space inside pieces
 
-/// Returns the text of a piece, with spaces for marks.
+/// Returns the text of a piece, with U+2581 replaced by spaces.
 std::string with_spaces(std::string text) {
   for (size_t at = text.find(kSpaceMark); at != std::string::npos; at = text.find(kSpaceMark, at + 1)) {
     text.replace(at, kSpaceMark.size(), " ");
@@ -34,7 +34,7 @@ class SentencePieceModel final : public TokenizerModel {
                                           serialized.size(), reason));
     };
     if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
-    if (traits->nul_in_piece) refuse("a piece holds a NUL character");
+    if (traits->nul_in_piece) refuse("a piece contains a NUL character");
     // A library that trims spaces would trim our prefix. In that case the library adds its own prefix to each line.
     own_prefix_ = traits->dummy_prefix && !traits->trims_spaces;
     const std::string loaded = own_prefix_ ? serialized + std::string(kNoDummyPrefix) : serialized;
@@ -42,7 +42,7 @@ class SentencePieceModel final : public TokenizerModel {
     if (!status.ok()) refuse(status.ToString());
     facts_.eos = processor_.eos_id();
     facts_.bos = processor_.bos_id();
-    if (facts_.eos < 0) refuse("it has no end-of-text token (</s>), which every document must end with");
+    if (facts_.eos < 0) refuse("it has no end-of-text token (</s>); one is required to end documents");
     const bool spaces_in_front_only = read_pieces();
     facts_.splits_words =
         spaces_in_front_only && traits->bpe && !traits->normalises && !traits->trims_spaces && traits->escapes_spaces;

@@ -39,7 +39,9 @@ class TemporaryFolder {
   TemporaryFolder() {
     std::error_code failed;
     const fs::path around = fs::temp_directory_path(failed);
-    if (failed) throw Error(Code::io, fmt::format("TMPDIR, or /tmp, is not a folder: {}", failed.message()));
+    if (failed)
+      throw Error(Code::io,
+                  fmt::format("the temporary folder (TMPDIR, default /tmp) cannot be used: {}", failed.message()));
     std::string name = (around / "trainer-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr)
       throw Error(Code::io, fmt::format("{}: cannot create a temporary folder: {}; set TMPDIR to a different folder",
@@ -66,8 +68,8 @@ std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) 
   return std::make_shared<TokenStream>(files);
 }
 
-/// Opens the files as one stream. Tokens of text are read from `output` if they are complete there; otherwise they are
-/// made at `place()`. Returns null when stopped.
+/// Opens the files as one stream. Tokens of text are read from `output` if they are complete there; otherwise the
+/// text is tokenized to `place()`. Returns null when stopped.
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const std::function<fs::path()>& place, const OpenOptions& options) {
@@ -117,8 +119,8 @@ void require_bos(const TokenStream& stream, int32_t bos) {
                   stream.name(), bos_text(stream.info().bos), bos_text(bos), bos < 0 ? "off" : "on"));
 }
 
-/// Decides which token begins documents. With "auto" it is the one of the token files, if there are some of this
-/// tokenizer.
+/// Decides which token begins documents. With "auto", token files made with the same tokenizer decide, if there are
+/// any.
 void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, const OpenOptions& options,
                 Tokenizer& tokenizer) {
   if (options.bos && (options.bos_of.empty() || options.bos_of == tokenizer.hash()))
@@ -131,14 +133,14 @@ void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, co
   }
 }
 
-/// Rejects tokens of a different tokenizer, and tokens outside the vocabulary. Streams of at most `most` tokens are
-/// checked immediately, longer ones later in copy().
+/// Rejects tokens made with a different tokenizer, and tokens outside the vocabulary. Streams of at most `most` tokens
+/// are checked immediately, longer ones later in copy().
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads,
                         int64_t most = kScannedAtStart) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
     throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, but data.tokenizer "
-                                        "is {}; set data.tokenizer to theirs, or tokenize the text again",
+                                        "is {}; set data.tokenizer to that tokenizer, or tokenize the text again",
                                         stream.name(), info.tokenizer_hash, tokenizer->hash()));
   }
   if (tokenizer != nullptr && !info.tokenizer_hash.empty()) require_bos(stream, tokenizer->bos());
@@ -146,7 +148,7 @@ void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t
   if (stream.tokens() <= most) stream.check_vocabulary(vocab, threads);
 }
 
-/// Rejects sources whose tokens are of different tokenizers.
+/// Rejects sources whose tokens were made with different tokenizers.
 void require_one_tokenizer(const std::vector<FilePart>& parts,
                            const std::vector<std::shared_ptr<TokenStream>>& streams) {
   const TokenFileInfo& first = streams.front()->info();
@@ -154,7 +156,7 @@ void require_one_tokenizer(const std::vector<FilePart>& parts,
     const TokenFileInfo& info = streams[i]->info();
     if (info.bos != first.bos)
       throw Error(Code::data, fmt::format("data.source \"{}\": {}: its documents begin with {}, those of data.source "
-                                          "\"{}\" ({}) with {}; make both with the same data.bos",
+                                          "\"{}\" ({}) with {}; tokenize both with the same data.bos",
                                           parts[i].name, streams[i]->name(), bos_text(info.bos), parts[0].name,
                                           streams[0]->name(), bos_text(first.bos)));
     if (info.vocab_size == first.vocab_size && info.tokenizer_hash == first.tokenizer_hash) continue;
@@ -271,7 +273,8 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   };
   const auto only_tokens = [](const FilePart& part) { return all_token_files(part.files, part.data.format); };
   if (data.tokenizer == "train" && std::ranges::all_of(parts, only_tokens))
-    throw Error(Code::config, fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
+    throw Error(Code::config,
+                fmt::format("data.tokenizer: \"train\" requires text, but {} contains tokens", files.front()));
   if (!options.tokenizer.empty()) {
     result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer");
   } else if (data.tokenizer == "train") {
@@ -373,9 +376,11 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
                                     : expand_files(files, part.data.format, "--format");
     for (const std::string& file : list)
       if (files.empty() && file_kind(file, part.data.format) == FileKind::tokens && !fs::exists(file))
-        throw Error(Code::data, fmt::format("{} not found, where the checkpoint's data was; give its current path with "
-                                            "--data, or a --config with that path",
-                                            file));
+        throw Error(
+            Code::data,
+            fmt::format("{} not found, but the checkpoint's configuration refers to it; give its current path with "
+                        "--data, or a --config with that path",
+                        file));
     const auto stream = open_stream(list, part.data, tokenizer, output, place, options);
     if (!stream) return {};
     require_vocabulary(*stream, tokenizer, vocab, options.threads);

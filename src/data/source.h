@@ -1,6 +1,6 @@
 #pragma once
-// Data sets from the [data] section. Opening finds the files, trains or loads the tokenizer, tokenizes text (once: the
-// result is kept), opens token files and splits off validation.
+// Data sets from the [data] section. Opening finds the files, trains or loads the tokenizer, tokenizes text (once; the
+// tokens are cached), opens token files and splits off validation.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -21,12 +21,12 @@ struct OpenOptions {
   int threads = 1;
   std::filesystem::path cache;  // tokens of text files; empty: RUN_DIR/tokens
   std::string tokenizer;        // a serialized model, used instead of training or loading data.tokenizer
-  std::optional<int32_t> bos;   // the token that begins documents (−1: none), instead of deciding by data.bos ...
+  std::optional<int32_t> bos;   // the token that begins documents (−1: none); overrides data.bos ...
   std::string bos_of;           // ... if the tokenizer has this hash; empty: in any case
   /// New tokens are written to a folder in the cache (Datasets::staged), and existing ones are not changed, until
   /// adopt_staged() or drop_staged() is called.
   bool stage = false;
-  std::function<bool()> stop;                             // polled while tokenizing; work done is kept
+  std::function<bool()> stop;                             // polled while tokenizing; true: save the work and return
   std::function<void(const TokenizeProgress&)> progress;  // called while tokenizing
 };
 
@@ -50,7 +50,7 @@ struct Datasets {
 /// tokenizer, a tokenizer to train without text, or an unknown vocabulary.
 Datasets open_data(const config::Config& config, const OpenOptions& options);
 
-/// Returns the weights of the sources as the configuration has them: from the first sample on, and by phase.
+/// Returns the configured weights of the sources: those from the first sample, and those of each phase.
 std::vector<WeightChange> weight_changes(const config::Config& config, const TrainingData& train);
 
 /// Moves staged tokens to their final place in a cache folder; drop_staged() removes them.

@@ -61,7 +61,7 @@ struct SplitPattern::State {
 
 SplitPattern::SplitPattern(std::string_view expression, const std::string& origin) : state_(std::make_shared<State>()) {
   if (expression.size() > kLongestPattern)
-    throw Error(Code::data, format("{}: a pattern of {} bytes", origin, expression.size()));
+    throw Error(Code::data, format("{}: a pattern of {} bytes is too long", origin, expression.size()));
   const std::string text = with_spaces_spelled_out(expression, origin);
   int error = 0;
   size_t place = 0;
@@ -72,7 +72,7 @@ SplitPattern::SplitPattern(std::string_view expression, const std::string& origi
   if (state_->code == nullptr)
     throw Error(Code::data,
                 format("{}: pattern {}: {} (at place {} of {})", origin, expression, message_of(error), place, text));
-  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is just slower
+  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is only slower
 }
 
 struct SplitPattern::Matcher::State {

@@ -1,5 +1,5 @@
 #pragma once
-// Statistics with which a loss is compared.
+// Reference values for a loss.
 #include <cstdint>
 
 #include "data/tokenizer.h"

@@ -67,7 +67,7 @@ std::optional<Cut> cut_between_words(std::string_view text) {
   return text.size() < kLongestWord ? std::nullopt : std::optional(cut_inside_line(text));
 }
 
-/// Returns where to end a piece whose window does not reach the end of the file; empty if the window is too small.
+/// Returns the end of a piece whose window does not reach the end of the file; empty if the window is too small.
 std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document, CutRule rule) {
   const size_t newline = text.rfind('\n');
   if (json_lines) return newline == npos ? std::nullopt : std::optional(Cut{newline + 1, true});

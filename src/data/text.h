@@ -1,7 +1,8 @@
 #pragma once
-// Text files as pieces of bounded size, and pieces as documents. A piece ends where this changes neither documents nor
-// tokens: at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a piece, before
-// a space. The next piece's beginning depends only on the file's content, so reading can be resumed at any piece.
+// Text files as pieces of bounded size, and pieces as documents. A piece ends where a split changes neither documents
+// nor tokens: at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a piece,
+// before a space. The next piece's beginning depends only on the file's content, so reading can be resumed at any
+// piece.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -44,21 +45,22 @@ struct TextPiece {
   std::string text;           // raw bytes
   bool ends_document = true;  // false: the last document continues in the next piece
   int64_t file_bytes = 0;     // bytes of the file on disk that were read for the text up to the piece's end
-  /// On the last piece of a pipe: the result that hash_file() would have for a file with its text.
+  /// On the last piece of a pipe: the value that hash_file() would return for a file with the same text.
   std::string pipe_hash;
 };
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 /// Reads `files` in order, in pieces of about `piece_bytes`, beginning at `start`. A byte-order mark at the start of a
-/// file is ignored. Throws Code::data when a file is missing, empty, not text (require_text), or shrinks meanwhile.
+/// file is ignored. Throws Code::data when a file is missing, empty, not text (require_text), or is truncated while
+/// being read.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
               TextPosition start = {}, CutRule cuts = CutRule::after_newline);
   /// Returns the next piece; empty after the last one.
   std::optional<TextPiece> next();
-  /// Returns where the next piece begins.
+  /// Returns the position at which the next piece begins.
   TextPosition position() const { return next_; }
   /// Makes a call of next() in a different thread return early, even if it waits for a pipe; no piece is valid
   /// afterwards.

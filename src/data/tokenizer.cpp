@@ -77,7 +77,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
   return tokenizer;
 }
 
-/// Reads Hugging Face's settings, if the file exists: which token is BOS, and whether texts begin with it.
+/// Reads the BOS token, and whether texts begin with it, from Hugging Face's settings if the file exists.
 void Tokenizer::read_settings(const fs::path& file) {
   if (std::error_code none; !fs::exists(file, none)) return;
   const json settings = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);

@@ -252,7 +252,7 @@ class HuggingFace(rig.Runs):
                 ("nesting", first, struct.pack("<Q", 100_000) + b"[" * 100_000, CHECKPOINT, "nested too deeply"),
                 ("index of itself", "model.safetensors.index.json", json.dumps(itself).encode(), CHECKPOINT,
                  "is not the name of a safetensors file"),
-                ("index of others", "model.safetensors.index.json", json.dumps(other).encode(), CHECKPOINT, "not in the file"),
+                ("index of others", "model.safetensors.index.json", json.dumps(other).encode(), CHECKPOINT, "missing from this file"),
                 ("index cut", "model.safetensors.index.json", json.dumps(index)[:-9].encode(), CHECKPOINT, "weight_map"),
                 ("config cut", "config.json", b'{"model_type": "gpt2"', CHECKPOINT, "config.json"),
                 ("tokenizer cut", "tokenizer.model", tokenizer[:-50], DATA, "tokenizer.model"),

@@ -109,7 +109,7 @@ class Identity(rig.Runs):
         self.train(max_steps=4)
         first = self.evaluate("--config", "config.toml")
         self.move("-1")
-        self.assertIn("tokens/tokens.bin not found, where the checkpoint's data was; give its current path with --data", self.evaluate("--checkpoint", "run", status=4))
+        self.assertIn("tokens/tokens.bin not found, but the checkpoint's configuration refers to it; give its current path with --data", self.evaluate("--checkpoint", "run", status=4))
         self.assertEqual(first["loss"], self.evaluate("--config", "config.toml")["loss"])
         self.assertIn("resumed step 4", self.train())
 

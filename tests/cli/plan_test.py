@@ -186,14 +186,14 @@ class Plan(rig.Runs):
             speed = row["run"]["tokens_per_s"] / row["devices"]
             self.assertAlmostEqual(row["efficiency"], speed / rows[0]["run"]["tokens_per_s"])
             self.assertRegex(text, rf"(?m)^ +{row['devices']} {row['run']['strategy']}.* {row['run']['step_seconds'] * 1e3:.4g} ")
-        self.assertIn("no layout of 7 devices", rows[3]["problem"])
-        self.assertRegex(text, r"(?m)^ +7 no layout of 7 devices")
+        self.assertIn("no layout on 7 devices", rows[3]["problem"])
+        self.assertRegex(text, r"(?m)^ +7 no layout on 7 devices")
         page = (self.folder / "scaling.html").read_text()
         self.assertIn("<svg", page)
         self.assertIn("4 devices", page)
         for option in ("--emit=best.toml", "--explain"):
-            self.assertIn("--devices, found 2", self.plan("--devices", "1,2", option, status=2, stdout=False))
-        self.assertIn("no layout of 7 devices", self.plan("--devices", "7,11", *keys, status=2, stdout=False))
+            self.assertIn("one number of --devices", self.plan("--devices", "1,2", option, status=2, stdout=False))
+        self.assertIn("no layout on 7 devices", self.plan("--devices", "7,11", *keys, status=2, stdout=False))
         # Every plan says how far to trust it.
         for lines in (text, self.plan("--devices", "2", *keys)):
             self.assertRegex(lines, r"error band: steps take 0\.\d+ to 1\.\d+ times as long as predicted; cluster.toml is a data sheet")

@@ -316,7 +316,7 @@ TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
            {"/pre_tokenizer",
             {{"type", "Sequence"},
              {"pretokenizers", json::array({json{{"type", "Split"}, {"pattern", {{"String", " "}}}}})}},
-            "Split takes a regular expression"},
+            "Split with a regular expression"},
            {"/model/vocab", json::object(), "model.vocab: missing"},
            {"/model/vocab/a", 300000000, "model.vocab: a: 300000000 is not a token id"},
            {"/model/vocab/a", -1, "model.vocab: a: -1 is not a token id"},

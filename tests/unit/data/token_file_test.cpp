@@ -196,7 +196,7 @@ TEST(TokenFile, DoesNotJoinDifferentTokenizers) {
       write(folder / "a.bin", token_header({2, 300, 2, std::string(32, '1')}) + packed<uint16_t>(std::vector{1, 2}));
   const std::string b =
       write(folder / "b.bin", token_header({2, 300, 2, std::string(32, '2')}) + packed<uint16_t>(std::vector{1, 2}));
-  expect_error(Code::data, {"b.bin", "a.bin", "different tokenizers"}, [&] { TokenStream({a, b}); });
+  expect_error(Code::data, {"b.bin", "a.bin", "same tokenizer"}, [&] { TokenStream({a, b}); });
 }
 
 TEST(TokenFile, FindsDocumentEndsByTheEndOfTextToken) {

@@ -128,7 +128,7 @@ TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
   const Error error = tests::error_of([&] { Tokenizer::train({file}, 5000); });
   EXPECT_EQ(error.code(), Code::data);
   const std::string message = error.what();
-  const std::string mark = "set at most ";
+  const std::string mark = "use at most ";
   ASSERT_NE(message.find(mark), std::string::npos) << message;
   const int64_t most = std::stoll(message.substr(message.find(mark) + mark.size()));
   EXPECT_EQ(Tokenizer::train({file}, most).vocab_size(), most);
