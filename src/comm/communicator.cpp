@@ -91,10 +91,10 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
   }
   const int64_t wire_bytes = wire_elements(r.op, size(), payload) * size_of(r.in.dtype);
   ex.meter.add(key, payload, wire_bytes);
-  const int64_t recorded =
-      ex.meter.recorder == nullptr
-          ? -1
-          : ex.meter.recorder->add_collective(key, static_cast<uint8_t>(group_.lane), payload, wire_bytes);
+  const int64_t recorded = ex.meter.recorder == nullptr ? -1
+                                                        : ex.meter.recorder->add_collective(
+                                                              {group_.axes, r.op, r.in.dtype},
+                                                              static_cast<uint8_t>(group_.lane), payload, wire_bytes);
   if (ex.device.dry() || payload == 0) return {nullptr, key, recorded};
   const bool direct = ex.device.kind() == device::Kind::cpu || can_reach_gpus();
   return {direct ? start(r) : start_staged(ex.device, r), key, recorded, wire_bytes};

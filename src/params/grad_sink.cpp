@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "ops/activation.h"
 #include "ops/adamw.h"
@@ -53,8 +54,15 @@ void GradSink::prepare(device::Device& device) {
   }
   if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
   blocks_ = Buffer(device, "gradients", {blocks}, DType::f64);
-  squares_ =
-      Buffer(device, "gradients", {store_.mesh_shape().world_size(), static_cast<int64_t>(pieces_.size())}, DType::f64);
+  const mesh::MeshShape& mesh = store_.mesh_shape();
+  int64_t longest = 1;
+  for (int axis = mesh.axes() - 1; axis >= 0; --axis) {
+    if (mesh.size(axis) == 1) continue;
+    const bool all = mesh.size(axis) == mesh.world_size();  // then there is a communicator already
+    ranks_.push_back(&store_.mesh()->along(all ? mesh.all() : mesh::AxisSet{1} << axis, comm::Lane::control));
+    longest = std::max<int64_t>(longest, mesh.size(axis));
+  }
+  squares_ = Buffer(device, "gradients", {longest, static_cast<int64_t>(pieces_.size())}, DType::f64);
   bad_ = Buffer(device, "gradients", {1}, DType::f64);
 }
 
@@ -219,24 +227,34 @@ GradNorm GradSink::finish(Exec& ex) {
       ops::run(ex, ops::SquaredNorm{x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
     }
   }
-  const Tensor all = squares_, own = all.row_range(store_.rank(), 1).reshape({all.cols()});
   if (!ex.device.dry()) {
     const Tensor& blocks = on_host_.get(ex.device, blocks_);
     own_squares_.resize(pieces_.size());
     for (size_t g = 0; g < pieces_.size(); ++g) own_squares_[g] = sum_of_blocks(blocks, pieces_[g]);
-    ex.device.copy_to_device(own.data, own_squares_.data(), own.bytes());
   }
-  comm::Communicator* ranks =
-      all.rows() == 1 ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
-  if (ranks != nullptr) ranks->all_gather(ex, own, all.reshape({all.count()})).join(ex);
+  double squares = ranks_.empty() ? std::accumulate(own_squares_.begin(), own_squares_.end(), 0.0) : 0;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    comm::Communicator& ranks = *ranks_[i];
+    const Tensor all = squares_.tensor().row_range(0, ranks.size());
+    const Tensor own = all.row_range(ranks.rank(), 1).reshape({all.cols()});
+    if (!ex.device.dry()) ex.device.copy_to_device(own.data, own_squares_.data(), own.bytes());
+    ranks.all_gather(ex, own, all.reshape({all.count()})).join(ex);
+    if (ex.device.dry()) continue;
+    const auto* gathered = on_host_.get(ex.device, all).as<double>();
+    const bool last = i + 1 == ranks_.size();
+    for (int64_t g = 0; g < all.cols(); ++g) {
+      double along_axis = 0;
+      double& sum = last ? squares : along_axis;
+      for (int64_t rank = 0; rank < all.rows(); ++rank) sum += gathered[rank * all.cols() + g];
+      own_squares_[static_cast<size_t>(g)] = along_axis;
+    }
+  }
   GradNorm result;
   if (ex.device.dry()) return result;
-  double squares = 0;
-  const auto* gathered = on_host_.get(ex.device, all).as<double>();
-  for (int64_t g = 0; g < all.cols(); ++g)
-    for (int64_t rank = 0; rank < all.rows(); ++rank) squares += gathered[rank * all.cols() + g];
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
+    comm::Communicator* ranks =
+        ranks_.empty() ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
     const int64_t bad = find_first_nonfinite(ex, ranks);
     result.bad_tensor = bad < static_cast<int64_t>(store_.params().size())
                             ? store_.params()[static_cast<size_t>(bad)].name

@@ -73,8 +73,8 @@ class GradSink {
   void end_micro(Exec& ex);
   /// Joins the reductions over the replicas (with ZeRO-1 a replica has the result for its own chunk) and returns the
   /// norm over all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, in the part of each
-  /// group's flat buffer that it owns and counts. Blocks, ranks and groups are added in order, so the norm is the same
-  /// on every rank, with or without ZeRO-1.
+  /// group's flat buffer that it owns and counts. Blocks and groups are added in order, and ranks along one axis of the
+  /// mesh after the other, innermost first. So the norm is the same on every rank, with or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
@@ -127,7 +127,8 @@ class GradSink {
   std::vector<std::vector<Piece>> pieces_;  // by group
   Buffer strided_;                          // scratch to pack a piece whose rows are not contiguous
   Buffer blocks_;                           // [block sums of this rank] f64
-  Buffer squares_;                          // [ranks, groups] f64
+  std::vector<comm::Communicator*> ranks_;  // along each axis with several ranks, the innermost first
+  Buffer squares_;                          // [ranks of the longest axis, groups] f64
   Buffer bad_;                              // [1] f64
   HostCopy on_host_;                        // copy of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank

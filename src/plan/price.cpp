@@ -76,9 +76,8 @@ class Timeline {
   }
 
   void start(const Event& event) {
-    // The recording does not say which ranks exchange scalars; assuming all of them gives an upper bound.
-    const bool control = event.key.axes == mesh::kControlAxes;
-    const mesh::AxisSet axes = control ? step_.mesh.all() : event.key.axes;
+    const bool control = is_scalar_exchange(event);
+    const mesh::AxisSet axes = event.key.axes;
     auto known = groups_.find(axes);
     if (known == groups_.end()) known = groups_.emplace(axes, group_shape(cluster_, step_.mesh, axes)).first;
     const CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);

@@ -4,6 +4,7 @@
 // whatever the strategy.
 #include <vector>
 
+#include "comm/communicator.h"
 #include "mesh/mesh_shape.h"
 #include "setup/run_plan.h"
 
@@ -22,6 +23,11 @@ struct Event {
   OpCall op;                             // compute
 };
 using Program = std::vector<Event>;
+
+/// True for collectives of scalars: losses, norms, requests to stop.
+inline bool is_scalar_exchange(const Event& event) {
+  return event.kind == Event::Kind::start && event.lane == static_cast<uint8_t>(comm::Lane::control);
+}
 
 /// ProgramRecorder records the operations of a pass.
 class ProgramRecorder final : public Recorder {

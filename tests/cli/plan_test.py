@@ -192,7 +192,7 @@ class Plan(rig.Runs):
         self.assertIn("<svg", page)
         self.assertIn("4 devices", page)
         for option in ("--emit=best.toml", "--explain"):
-            self.assertIn("one number of --devices", self.plan("--devices", "1,2", option, status=2, stdout=False))
+            self.assertIn("--devices, found 2", self.plan("--devices", "1,2", option, status=2, stdout=False))
         self.assertIn("no layout on 7 devices", self.plan("--devices", "7,11", *keys, status=2, stdout=False))
         # Every plan says how far to trust it.
         for lines in (text, self.plan("--devices", "2", *keys)):

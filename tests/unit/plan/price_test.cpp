@@ -251,7 +251,7 @@ TEST_F(Play, SlowsCommunicationNextToCompute) {
 TEST_F(Play, ExchangesScalarsNextToAnyQueue) {
   cluster_.lanes = 1;
   const int64_t gathered = gather(4);
-  const int64_t scalar = recorder_.add_collective({mesh::kControlAxes, CommOp::all_reduce, DType::f64},
+  const int64_t scalar = recorder_.add_collective({step_.mesh.set("x"), CommOp::all_reduce, DType::f64},
                                                   static_cast<uint8_t>(comm::Lane::control), 1, 0);
   wait(scalar);
   wait(gathered);
