@@ -109,10 +109,12 @@ class Planning {
                                                           : take_promising(runs, plan_.runs, request_.most_priced / 2);
       if (chosen.empty()) break;
       price(std::move(chosen));
+      confirm(1);
     }
     vary();
     if (searches_tags_) refine_tags();
     keep_fastest_tags();
+    confirm(request_.shown);
     std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
     return std::move(plan_);
   }
@@ -167,10 +169,31 @@ class Planning {
 
   void add(std::vector<PlannedRun> runs) {
     plan_.priced += static_cast<int64_t>(runs.size());
-    for (PlannedRun& run : runs) {
-      (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
-    }
+    sort_in(std::move(runs));
+  }
+
+  void sort_in(std::vector<PlannedRun> runs) {
+    for (PlannedRun& run : runs) (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
+  }
+
+  /// Records the `most` fastest runs with all layers. One that does not fit takes the fastest of its choices that does.
+  void confirm(size_t most) {
+    for (;;) {
+      const auto end = plan_.runs.begin() + static_cast<std::ptrdiff_t>(std::min(most, plan_.runs.size()));
+      const auto begin =
+          std::stable_partition(plan_.runs.begin(), end, [](const PlannedRun& run) { return run.whole; });
+      if (begin == end) return;
+      std::vector<PlannedRun> runs(std::make_move_iterator(begin), std::make_move_iterator(end));
+      plan_.runs.erase(begin, end);
+      for_each(runs.size(), request_.threads, [&](size_t i) {
+        pricer_.price(runs[i], Depth::all);
+        if (runs[i].fits || runs[i].choices.empty()) return;
+        runs[i].config = reopened(runs[i].config);
+        pricer_.price_choices(runs[i], Depth::all);
+      });
+      sort_in(std::move(runs));
+    }
   }
 
   /// Prices variants of the fastest layouts of each strategy (config::variants).
@@ -212,7 +235,8 @@ class Planning {
         if (next.size() < request_.most_priced / 2 && seen_.insert(identity(run.config)).second)
           next.push_back(std::move(run));
       price(std::move(next));
-      if (plan_.runs.front().time.total() >= best) return;
+      confirm(1);
+      if (plan_.runs.empty() || plan_.runs.front().time.total() >= best) return;
     }
   }
 

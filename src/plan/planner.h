@@ -9,7 +9,7 @@
 //                  choices in the order of their estimates (plan/pricing.h)
 //   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
 //   5. refine      the fastest layout as a sharding spec by moving to faster neighbours
-//   6. rank        by step time
+//   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory is exact
 #include <string>
 #include <vector>
 
@@ -24,6 +24,7 @@ struct PlanRequest {
   int64_t devices = 1;
   int threads = 2;
   size_t most_priced = 48;
+  size_t shown = 10;  // of Plan::runs: these are recorded with all layers
 };
 
 struct Plan {

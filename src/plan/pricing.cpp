@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/error.h"
 #include "base/join.h"
 #include "config/keys.h"
 #include "config/layouts.h"
@@ -57,6 +58,18 @@ Map on_line(const Map& a, const Map& b, int64_t factor) {
     value = on_line(value, found == b.end() ? typename Map::mapped_type() : found->second, factor);
   }
   return line;
+}
+
+/// Sets the payload of scalar exchanges to that of a deeper model: their time is not linear in it.
+void deepen_scalars(Program& less, Program& more, int64_t factor) {
+  auto before = less.begin();
+  for (Event& event : more) {
+    if (!is_scalar_exchange(event)) continue;
+    before = std::find_if(before, less.end(), is_scalar_exchange);
+    TRAINER_CHECK(before != less.end(), "the same scalars are exchanged at any depth");
+    before->elements = event.elements = on_line(before->elements, event.elements, factor);
+    ++before;
+  }
 }
 
 }  // namespace
@@ -146,21 +159,26 @@ DType choose_compute(const Config& config, const Cluster& cluster) {
 Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks)
     : cluster_(cluster), vocab_(vocab), machine_(machine_of(cluster, config, choose_compute(config, cluster), ranks)) {}
 
-void Pricer::price(PlannedRun& run) const {
-  const auto record = [&](int64_t layers) {
+void Pricer::price(PlannedRun& run, Depth depth) const {
+  const int64_t layers = run.config.model.n_layer;
+  run.whole = depth == Depth::all || layers <= kFewLayers || !has_equal_layers(run.config);
+  const auto record = [&](int64_t recorded) {
     Config config = run.config;
-    config.model.n_layer = layers;
+    config.model.n_layer = recorded;
+    // Samples take almost no memory, but planning them takes time.
+    if (depth == Depth::few) config.train.sample_interval = 0;
     if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
     return record_step(config, vocab_, machine_);
   };
-  const int64_t layers = run.config.model.n_layer;
-  if (layers <= kFewLayers || !has_equal_layers(run.config)) {
+  if (run.whole) {
     const StepProgram step = record(layers);
     run.time = plan::price(step, cluster_, machine_.compute);
     run.plan = step.plan;
   } else {
-    const StepProgram less = record(kFewLayers - 1), more = record(kFewLayers);
+    StepProgram less = record(kFewLayers - 1), more = record(kFewLayers);
     const int64_t factor = layers - kFewLayers + 1;
+    for (Program StepProgram::*const program : {&StepProgram::first, &StepProgram::middle, &StepProgram::last})
+      deepen_scalars(less.*program, more.*program, factor);
     run.time = extrapolate(plan::price(less, cluster_, machine_.compute), plan::price(more, cluster_, machine_.compute),
                            static_cast<double>(factor));
     run.plan = more.plan;
@@ -182,7 +200,7 @@ void Pricer::price(PlannedRun& run) const {
   run.mfu = run.plan.flops.full() * run.tokens_per_s / (machine_.ranks * cluster_.peak(machine_.compute));
 }
 
-void Pricer::price_choices(PlannedRun& run) const {
+void Pricer::price_choices(PlannedRun& run, Depth depth) const {
   constexpr double kEqual = 1.02;  // estimates closer than this factor count as equal
   constexpr auto kOnDevice = config::OffloadOptimizer::none;
   std::optional<PlannedRun> fastest, smallest;
@@ -195,8 +213,8 @@ void Pricer::price_choices(PlannedRun& run) const {
     PlannedRun tried = run;
     choice.set(tried.config);
     tried.layout = config::layout_text(tried.config);
-    price(tried);
-    if (choice.offload == config::OffloadOptimizer::interleaved) price_interleaved(tried);
+    price(tried, depth);
+    if (choice.offload == config::OffloadOptimizer::interleaved) price_interleaved(tried, depth);
     if (tried.fits && !fastest) least = choice.seconds;
     if (tried.fits && (!fastest || tried.time.total() < fastest->time.total())) fastest = tried;
     if (!smallest || tried.plan.total < smallest->plan.total) smallest = std::move(tried);
@@ -204,7 +222,7 @@ void Pricer::price_choices(PlannedRun& run) const {
   run = fastest ? std::move(*fastest) : std::move(*smallest);
 }
 
-void Pricer::price_interleaved(PlannedRun& run) const {
+void Pricer::price_interleaved(PlannedRun& run, Depth depth) const {
   const OffloadWork& work = *run.plan.offload;
   const config::Fraction share = device_share(work, offload_rates(cluster_, work.sizes));
   run.config.offload.gpu_fraction = format("{}/{}", share.num, share.den);
@@ -213,7 +231,7 @@ void Pricer::price_interleaved(PlannedRun& run) const {
   PlannedRun tried = run;
   tried.config.offload.resident = residents;
   tried.layout = config::layout_text(tried.config);
-  price(tried);
+  price(tried, depth);
   if (tried.fits && tried.time.total() < run.time.total()) run = std::move(tried);
 }
 

@@ -29,6 +29,7 @@ struct PlannedRun {
   StepTime time;
   RunPlan plan;
   bool fits = false;
+  bool whole = false;           // recorded with all layers: memory and time are exact
   double estimate = 0;          // seconds, by the additive model
   std::vector<Choice> choices;  // to be priced, in this order
   double tokens_per_s = 0, mfu = 0;
@@ -45,6 +46,11 @@ std::vector<std::string> other_names(const config::Config& config);
 /// Returns the type that a run would compute in on this cluster.
 DType choose_compute(const config::Config& config, const Cluster& cluster);
 
+/// The layers that are recorded: all of them, or only a few of a deep model with identical layers. In the latter case
+/// the rest is extrapolated, since each further layer adds the same cost, except to a peak of memory that lies in
+/// another part of the step.
+enum class Depth : uint8_t { few, all };
+
 /// Pricer records and prices runs of one model on one cluster. It is thread-safe.
 class Pricer {
  public:
@@ -52,11 +58,10 @@ class Pricer {
   /// pricer.
   Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks);
 
-  /// Fills in time, memory and bytes of run.config, whose layout must be legal. For a deep model with identical
-  /// layers, two shallow models are recorded and extrapolated, since each further layer adds the same cost.
-  void price(PlannedRun& run) const;
+  /// Fills in time, memory and bytes of run.config, whose layout must be legal.
+  void price(PlannedRun& run, Depth depth = Depth::few) const;
   /// Prices the choices of a run in order and keeps the fastest that fits, or the smallest if none does.
-  void price_choices(PlannedRun& run) const;
+  void price_choices(PlannedRun& run, Depth depth = Depth::few) const;
 
   DType compute() const { return machine_.compute; }
   /// Returns the memory limit in bytes per rank.
@@ -65,7 +70,7 @@ class Pricer {
  private:
   /// Prices an interleaved update with the device share that minimises its time, and with as much of the state
   /// resident on the device as fits if that is faster.
-  void price_interleaved(PlannedRun& run) const;
+  void price_interleaved(PlannedRun& run, Depth depth) const;
 
   const Cluster& cluster_;
   const int64_t vocab_;
