@@ -18,6 +18,7 @@ MODELS = {"3.6B": (30, 3072, 32, 512), "18.4B": (40, 6144, 48, 1024), "76.1B": (
 DEVICES = (64, 256, 1024, 4096, 32768)
 STRATEGIES = ("megatron-1d", "optimus-2d", "axonn-4d", "autoddl")
 COLOURS = {"megatron-1d": "#2563b0", "optimus-2d": "#d1631a", "axonn-4d": "#1f8a70", "autoddl": "#a3417f"}
+MOST = 0.8  # of the picture's axis of utilisation
 CONFIG = """[model]
 n_layer = {layers}
 n_head = {heads}
@@ -65,14 +66,14 @@ def picture(rows):
         x0, y0 = panel * width + 40, height - 20
         place_x = {d: x0 + i * (width - 60) / (len(DEVICES) - 1) for i, d in enumerate(DEVICES)}
         out.append(f'<text x="{x0}" y="14" font-weight="bold">{model}</text>')
-        for share in (0, 0.2, 0.4, 0.6):
-            y = y0 - share / 0.6 * (height - 50)
+        for share in (0, 0.2, 0.4, 0.6, 0.8):
+            y = y0 - share / MOST * (height - 50)
             out.append(f'<line x1="{x0}" x2="{x0 + width - 60}" y1="{y}" y2="{y}" stroke="#ddd"/>'
                        f'<text x="{x0 - 6}" y="{y + 4}" text-anchor="end">{share:.0%}</text>')
         for devices, x in place_x.items():
             out.append(f'<text x="{x}" y="{y0 + 14}" text-anchor="middle">{devices}</text>')
         for strategy in STRATEGIES:
-            points = [(place_x[d], y0 - min(best[strategy]["mfu"], 0.6) / 0.6 * (height - 50))
+            points = [(place_x[d], y0 - best[strategy]["mfu"] / MOST * (height - 50))
                       for (m, d), best in rows.items() if m == model and strategy in best]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             out.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[strategy]}" stroke-width="2"/>')
@@ -91,13 +92,14 @@ def main():
     parser.add_argument("--devices", type=int, nargs="*", default=DEVICES)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     args = parser.parse_args()
+    version = subprocess.run([args.trainer, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     rows, times = {}, {}
     for model in args.models:
         for devices in args.devices:
             rows[model, devices], times[model, devices] = plan(args.trainer, args.cluster, model, devices)
             print(model, devices, {s: round(r["step_seconds"], 3) for s, r in rows[model, devices].items()}, flush=True)
     lines = [f"# Which strategy wins where: {pathlib.Path(args.cluster).stem}", "",
-             f"Predicted by `scripts/scale_study.py --cluster {args.cluster}`; the cluster was not measured. GPT of published "
+             f"Predicted by `scripts/scale_study.py --cluster {args.cluster}` with {version}; the cluster was not measured. GPT of published "
              "sizes, sequences of 2048 tokens, bf16. Of each strategy the fastest layout that fits: seconds a step.", "",
              "| model | devices | " + " | ".join(STRATEGIES) + " | fastest | utilisation | planned in |",
              "|" + "---|" * (len(STRATEGIES) + 5)]
