@@ -76,7 +76,9 @@ Counts predicted(const plan::StepProgram& step, int64_t steps) {
   Counts all;
   each_event(step, steps, [&](const plan::Event& event, int64_t times) {
     if (event.kind != plan::Event::Kind::start) return;
-    auto& [calls, elements, bytes] = all[event.key];
+    CommKey key = event.key;
+    if (is_scalar_exchange(event)) key.axes = mesh::kControlAxes;  // as meters count them
+    auto& [calls, elements, bytes] = all[key];
     calls += times;
     elements += times * event.elements;
     bytes += times * event.wire_bytes;
