@@ -165,8 +165,6 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
   const auto record = [&](int64_t recorded) {
     Config config = run.config;
     config.model.n_layer = recorded;
-    // Samples take almost no memory, but planning them takes time.
-    if (depth == Depth::few) config.train.sample_interval = 0;
     if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
     return record_step(config, vocab_, machine_);
   };

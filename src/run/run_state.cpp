@@ -171,6 +171,15 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
   return resumed;
 }
 
+/// Removes a folder, if one is named, when the work that needs it has ended, also by an error.
+struct RemoveAtEnd {
+  fs::path folder;
+  ~RemoveAtEnd() {
+    std::error_code error;
+    if (!folder.empty()) fs::remove_all(folder, error);
+  }
+};
+
 std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader) {
   std::string damage = find_damage_on_any_rank(trainer.mesh().world(), [&] {
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
@@ -248,26 +257,21 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
   comm::World& world = trainer.mesh().world();
   fs::path source = config.model.init_from;
   const bool imports = huggingface::is_model_folder(source);
-  if (imports) {  // convert to a checkpoint, from which each rank then reads its own elements
-    source = fs::path(config.run.dir) / kImported;
-    world.control().run_on_all_ranks([&] {
-      if (!world.first()) return;
-      fs::remove_all(source);  // left by an interrupted start
-      huggingface::import_model(config.model.init_from, source);
-    });
-  }
-  const checkpoint::Reader reader(source);  // each rank reads only the elements that it holds
-  world.control().run_on_all_ranks([&] {    // only rank 0 compares, so that warnings are logged once
+  if (imports) source = fs::path(config.run.dir) / kImported;  // a checkpoint, from which each rank reads its elements
+  const RemoveAtEnd imported{imports && world.first() ? source : fs::path()};
+  world.control().run_on_all_ranks([&] {
+    if (!imports || !world.first()) return;
+    fs::remove_all(source);  // left by a killed start
+    huggingface::import_model(config.model.init_from, source);
+  });
+  const checkpoint::Reader reader(source);
+  world.control().run_on_all_ranks([&] {  // only rank 0 compares, so that warnings are logged once
     if (!world.first()) return;
     checkpoint::require_same_use(reader.header(), expected, reader.folder(),
                                  [&](const std::string& key) { return config.origins.contains("model." + key); });
     checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   });
   load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer, reader); });
-  if (imports)
-    world.control().run_on_all_ranks([&] {
-      if (world.first()) fs::remove_all(source);
-    });
   log::info("initialized with the weights of {}, new optimizer state",
             imports ? config.model.init_from : reader.folder().string());
   return std::nullopt;

@@ -279,7 +279,7 @@ class FullDisk(rig.Runs):
         for step, outcome, line in zip([4, 6, 8, 5, 8], ["stopped after --max-steps"] * 2 + ["finished"] +
                                        ["stopped after --max-steps", "finished"], summaries, strict=True):
             self.assertRegex(line, f"{outcome} at step {step} of 8, ")
-        self.assertIn("disk/run/metrics.jsonl lacks ", result.stderr)
+        self.assertIn("disk/run/metrics.jsonl is missing ", result.stderr)
 
     def test_a_log_that_cannot_be_written_is_a_warning(self):
         result = self.in_small_disk(64, """

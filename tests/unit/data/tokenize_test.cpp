@@ -295,7 +295,7 @@ TEST(Tokenize, RejectsInputWithoutText) {
   const auto run = [&](const std::string& file) {
     tokenize_files({file}, small_tokenizer(), folder / "o.bin", {.text = {.document = Document::line}});
   };
-  expect_error(Code::data, {empty, "offset 0", "empty"}, [&] { run(empty); });
+  expect_error(Code::data, {empty, "the file is empty"}, [&] { run(empty); });
   expect_error(Code::data, {blank, "no text"}, [&] { run(blank); });
   expect_error(Code::data, {"missing.txt", "cannot open"}, [&] { run((folder / "missing.txt").string()); });
 }

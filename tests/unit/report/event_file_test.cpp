@@ -68,6 +68,19 @@ TEST_F(Files, CountTheRecordsThatAFullDiskTakes) {
   expect_texts(logged_, "/dev/full", "No space left");
 }
 
+TEST_F(Files, AreBegunAgainAfterTheyWereDeleted) {
+  std::filesystem::create_directory(folder_ / "run");
+  RecordFile file(folder_ / "run" / "x");
+  file.write("1\n");
+  std::filesystem::remove_all(folder_ / "run");
+  file.write("2\n");
+  file.write("3\n");
+  EXPECT_EQ(read(file.path()), "2\n3\n");
+  EXPECT_EQ(file.lost(), 1);
+  expect_texts(logged_, file.path().string(), "was deleted during the run; 1 lines are lost");
+  EXPECT_EQ(std::ranges::count(logged_, '\n'), 1) << logged_;
+}
+
 TEST_F(Files, OfLaterProcessesSortBehindEarlierOnes) {
   put("events.out.tfevents.9000000000.elsewhere.1.0", "");
   put("events.out.tfevents.not_a_number", "");
