@@ -44,7 +44,7 @@ void compare(const Runs& named, const std::string& output) {
                                     named.size(), report::kMostCompared));
   const std::vector<report::ComparedRun> runs = report::read_runs(named);
   const std::string file = output.empty() ? "comparison.html" : output;
-  replace_file(file, report::comparison_html(runs));
+  replace_file(file, report::comparison_html(runs, std::filesystem::absolute(file).parent_path()));
   print(report::comparison_text(runs));
   log::info("wrote {}", file);
 }

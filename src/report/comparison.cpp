@@ -140,6 +140,18 @@ page::Grid facts(const std::vector<ComparedRun>& runs) {
   return grid;
 }
 
+/// Returns links to the runs' reports; empty if there are none.
+std::string links(const std::vector<ComparedRun>& runs, const std::filesystem::path& folder) {
+  std::string html;
+  for (const ComparedRun& run : runs) {
+    if (run.report.empty()) continue;
+    // The dot keeps a folder name with a colon from being taken for a scheme.
+    const std::string target = "./" + std::filesystem::proximate(run.report, folder).generic_string();
+    html += format("{}<a href=\"{}\">{}</a>", html.empty() ? "" : ", ", svg::escape(target), svg::escape(run.name));
+  }
+  return html.empty() ? "" : "<p>Reports: " + html + "</p>";
+}
+
 /// Returns the number of columns that a text takes. UTF-8 continuation bytes take none.
 size_t columns(const std::string& text) {
   return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
@@ -171,6 +183,8 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs) {
   for (const NamedRun& run : runs) {
     ComparedRun compared{run.name, read_history(run.folder / "metrics.jsonl"), {}, config_of(run.folder)};
     warn_of_bad_lines(compared.history, run.folder / "metrics.jsonl");
+    if (std::error_code error; std::filesystem::exists(run.folder / "report.html", error))
+      compared.report = run.folder / "report.html";
     compared.summary = summarize(compared.history, {});
     out.push_back(std::move(compared));
   }
@@ -187,7 +201,7 @@ page::Grid differing_keys(const std::vector<ComparedRun>& runs) {
   return grid;
 }
 
-std::string comparison_html(const std::vector<ComparedRun>& runs) {
+std::string comparison_html(const std::vector<ComparedRun>& runs, const std::filesystem::path& folder) {
   std::string title;
   for (const ComparedRun& run : runs) title += (title.empty() ? "" : " – ") + run.name;
   std::string html = page::begin(title, format("{} runs compared", runs.size()),
@@ -214,7 +228,7 @@ std::string comparison_html(const std::vector<ComparedRun>& runs) {
        curves(runs, chart("time", "Step, ms"), by_step, &StepReport::step_ms),
        curves(runs, chart("norm", "Gradient norm, before clipping"), by_step, &StepReport::grad_norm),
        curves(runs, chart("lr", "Learning rate"), by_step, &StepReport::lr)});
-  html += page::section("<h2>Results</h2>" + page::table(facts(runs)));
+  html += page::section("<h2>Results</h2>" + page::table(facts(runs)) + links(runs, folder));
   const page::Grid keys = differing_keys(runs);
   html +=
       page::section("<h2>Differences in configuration</h2>" + (keys.rows.empty() ? "<p>None.</p>" : page::table(keys)));

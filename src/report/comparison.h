@@ -1,6 +1,7 @@
 #pragma once
 // Runs side by side on one page: overlaid curves, results, and differences between their configurations.
 // Self-contained, like report.html.
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,13 +20,14 @@ struct ComparedRun {
   History history;
   Summary summary;
   std::map<std::string, std::string> config;  // effective values, "section.key" to text
+  std::filesystem::path report = {};          // the run's own report.html; empty if there is none
 };
 
 /// Reads the runs from their folders.
 std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs);
 
-/// Returns the page's text.
-std::string comparison_html(const std::vector<ComparedRun>& runs);
+/// Returns the text of a page in `folder`, which links to the runs' reports.
+std::string comparison_html(const std::vector<ComparedRun>& runs, const std::filesystem::path& folder = ".");
 
 /// Returns the keys whose values differ between runs, with each run's value; "-" if the run does not have the key.
 page::Grid differing_keys(const std::vector<ComparedRun>& runs);

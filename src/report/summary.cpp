@@ -120,8 +120,9 @@ std::string offload_text(const OffloadReport& offload) {
   const auto part = [&](int64_t count) { return format_percent(static_cast<double>(count) / all); };
   std::string text = format("{} updated on the host, {} streamed, {} resident; {:.2f} ms/step exposed (median)",
                             part(offload.host), part(offload.streamed), part(offload.resident), offload.exposed_ms);
-  if (std::isfinite(offload.emulated_ms))
-    text += format("; an update takes {:.3g} ms on the emulated device's clock{}", offload.emulated_ms,
+  const bool emulated = std::isfinite(offload.emulated_ms);
+  if (const double update = emulated ? offload.emulated_ms : offload.update_ms; std::isfinite(update))
+    text += format("; an update takes {:.3g} ms{}{}", update, emulated ? " on the emulated device's clock" : "",
                    std::isfinite(offload.predicted_ms) ? format(", {:.3g} ms predicted", offload.predicted_ms) : "");
   if (std::isfinite(offload.overlapped)) text += format("; {} of it overlapped", format_percent(offload.overlapped));
   return text;

@@ -30,14 +30,16 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
   const std::string b =
       run("sec<ond", 60, 2,
           "[optim]\nlr = 2e-3\nmin_lr = 0.0003\nbeta1 = 0.9\n[data]\ntrain = [\"x\"]\n[log]\njsonl = true\n");
+  put("sec<ond/report.html", "");
   const std::vector<ComparedRun> runs = read_runs(named_runs({a, b}));
   std::string differing;
   for (const page::Grid::Row& row : differing_keys(runs).rows)
     differing += format("{}: {} | {}\n", row.name, row.cells.at(0), row.cells.at(1));
   EXPECT_EQ(differing, "data.train: [\"x\",\"y\"] | [\"x\"]\nlog.jsonl: - | true\noptim.lr: 0.001 | 0.002\n");
 
-  const std::string page = comparison_html(runs);
+  const std::string page = comparison_html(runs, folder_ / "pages");
   EXPECT_EQ(faults(page), "");
+  expect_texts(page, "<p>Reports: <a href=\"./../sec&lt;ond/report.html\">sec&lt;ond</a></p>");  // the other has none
   expect_texts(page, "2 runs compared", "sec&lt;ond", "Training loss", "Validation loss", "class=\"s1\"", "optim.lr",
                "0.002", "(2×)", "(0.5×)");
   EXPECT_EQ(page.find("over the tokens seen"), std::string::npos);  // steps of one size
