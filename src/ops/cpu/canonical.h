@@ -6,10 +6,10 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Fused multiply-add, rounded once on every instruction set; plain code calls the C library.
+/// Fused multiply-add, rounded once on every instruction set; plain code on x86 calls the C library.
 template <typename A>
 [[gnu::always_inline]] inline Vec<A> fused(Vec<A> a, Vec<A> b, Vec<A> c) {
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(__aarch64__)
   return fmadd(a, b, c);
 #else
   for (int i = 0; i < kLanes<A>; ++i) {
@@ -28,6 +28,8 @@ template <typename A>
   return (Vec<float>)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
 #elif defined(__AVX2__)
   return (Vec<float>)_mm256_sqrt_ps((__m256)x);
+#elif defined(__aarch64__)
+  return (Vec<float>)vsqrtq_f32((float32x4_t)x);
 #else
   for (int i = 0; i < kLanes<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
   return x;
@@ -38,6 +40,8 @@ template <typename A>
   return (Vec<double>)_mm512_maskz_sqrt_pd(0xff, (__m512d)x);
 #elif defined(__AVX2__)
   return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__aarch64__)
+  return (Vec<double>)vsqrtq_f64((float64x2_t)x);
 #else
   for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
   return x;

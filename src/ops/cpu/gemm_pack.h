@@ -15,7 +15,11 @@ constexpr int kRows = 14;
 constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
 constexpr bool kByBlock = true;                                        // for long k, not all blocks of A would fit
 #else
+#if defined(__aarch64__)
+constexpr int kRows = 12;                                             // 32 vector registers
+#else
 constexpr int kRows = 6;
+#endif
 constexpr int64_t kBlockK = 256, kBlockRows = 192, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
 constexpr bool kByBlock = false;                                      // no gain was measured
 #endif

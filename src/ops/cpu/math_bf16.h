@@ -20,7 +20,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
   Vec<float> floor = (x + 0x1.8p23f) - 0x1.8p23f;
   floor -= floor > x ? splat(1.0f) : Vec<float>{};
   Vec<float> f = x - floor;
-  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<uint32_t>)f - 1U) : f;  // like the instruction, rounds down
+  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<uint32_t>)f - 1U) : f;    // like the instruction, rounds down
 #endif
   Vec<float> p = fmadd(f, splat(0x1.e974fap-10f), splat(0x1.2778560p-7f));
   p = fmadd(f, p, splat(0x1.c91ce6p-5f));
@@ -30,8 +30,12 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
 #if defined(__AVX512F__)
   return (Vec<float>)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);  // p·2^floor(x)
 #else
+#if defined(__aarch64__)
+  const Vec<int32_t> n = (Vec<int32_t>)vcvtq_s32_f32((float32x4_t)floor);  // 0 for NaN
+#else
   Vec<int32_t> n{};
   for (int i = 0; i < kLanes<float>; ++i) n[i] = x[i] == x[i] ? static_cast<int32_t>(floor[i]) : 0;
+#endif
   return p * (Vec<float>)((n + 127) << 23);
 #endif
 }

@@ -12,6 +12,8 @@ inline constexpr int kPhiloxGroup = 4 * kLanes<uint64_t>;
 [[gnu::always_inline]] inline Vec<uint64_t> multiply_low(Vec<uint64_t> a, uint64_t b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return (Vec<uint64_t>)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(static_cast<int64_t>(b)));
+#elif defined(__aarch64__)
+  return (Vec<uint64_t>)vmull_u32(vmovn_u64((uint64x2_t)a), vdup_n_u32(static_cast<uint32_t>(b)));
 #else
   return (a & 0xffffffffu) * b;
 #endif

@@ -179,6 +179,8 @@ template <typename T>
 #elif defined(__AVX2__)
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return (Vec<float>)_mm256_slli_epi32(wide, 16);
+#elif defined(__aarch64__)
+  return (Vec<float>)((Vec<uint32_t>)vmovl_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p))) << 16);
 #else
   Vec<float> v;
   for (int i = 0; i < kLanes<float>; ++i) v[i] = static_cast<float>(p[i]);
@@ -186,13 +188,15 @@ template <typename T>
 #endif
 }
 [[gnu::always_inline]] inline void store(bf16* p, Vec<float> v) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
   const Vec<uint32_t> u = (Vec<uint32_t>)v;
   const Vec<int32_t> rounded = (Vec<int32_t>)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   const Vec<int32_t> nan = (Vec<int32_t>)(v != v);
   const Vec<int32_t> out = (nan & 0x7fff) | (~nan & rounded);
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)out));
+#elif defined(__aarch64__)
+  vst1_u16(reinterpret_cast<uint16_t*>(p), vmovn_u32((uint32x4_t)out));
 #else
   const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // the values of each 128-bit lane, twice
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
