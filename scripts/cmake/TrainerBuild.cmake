@@ -40,8 +40,15 @@ trainer_header_library(tomlplusplus toml++/toml.h libtomlplusplus-dev)
 trainer_header_library(json nlohmann/json.hpp nlohmann-json3-dev)
 trainer_header_library(xxhash xxhash.h libxxhash-dev)
 trainer_header_library(cli11 CLI/CLI.hpp libcli11-dev)
-# No pkg-config: Debian 13's description of SentencePiece requires protobuf's development files, which nothing uses.
+# No pkg-config: Debian 13's description of SentencePiece requires protobuf's development files, which nothing uses. Only
+# its version is read there, which no header states.
 trainer_header_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
+find_file(TRAINER_sentencepiece_PC pkgconfig/sentencepiece.pc PATH_SUFFIXES lib lib/${CMAKE_LIBRARY_ARCHITECTURE})
+set(TRAINER_SENTENCEPIECE_VERSION unknown)
+if(TRAINER_sentencepiece_PC)
+  file(STRINGS "${TRAINER_sentencepiece_PC}" version REGEX "^Version: ")
+  string(REPLACE "Version: " "" TRAINER_SENTENCEPIECE_VERSION "${version}")
+endif()
 trainer_header_library(pcre2 pcre2.h libpcre2-dev)
 # Static archives where there are some: the program then runs without these packages. They add 0.8 MB.
 find_library(TRAINER_pcre2_LIBRARY NAMES libpcre2-8.a pcre2-8 REQUIRED)
@@ -232,7 +239,8 @@ function(trainer_module name)
     target_link_libraries(trainer PRIVATE trainer_${name})
     if(EXISTS "${PROJECT_SOURCE_DIR}/src/${name}/version.cpp")
       set_source_files_properties("${PROJECT_SOURCE_DIR}/src/${name}/version.cpp" PROPERTIES
-        INCLUDE_DIRECTORIES "${TRAINER_GENERATED}" OBJECT_DEPENDS "${TRAINER_GENERATED}/trainer_version.h")
+        INCLUDE_DIRECTORIES "${TRAINER_GENERATED}" OBJECT_DEPENDS "${TRAINER_GENERATED}/trainer_version.h"
+        COMPILE_DEFINITIONS "TRAINER_BUILD_TYPE=\"${CMAKE_BUILD_TYPE}\";TRAINER_SENTENCEPIECE_VERSION=\"${TRAINER_SENTENCEPIECE_VERSION}\"")
       add_dependencies(trainer_${name} trainer_version)
     endif()
   endif()
@@ -295,7 +303,7 @@ function(trainer_mpi_modules module)
     target_link_options(trainer_mpi_${mpi} PRIVATE -Wl,-z,undefs)
     add_dependencies(trainer_${module} trainer_mpi_${mpi})
   endforeach()
-  list(JOIN TRAINER_MPI_MODULES ", " names)
+  list(JOIN TRAINER_MPI_MODULES "\",\"" names)
   target_compile_definitions(trainer_${module} PRIVATE "TRAINER_MPI_MODULES=\"${names}\"")
 endfunction()
 

@@ -118,8 +118,9 @@ struct ReportOptions {
 };
 int report_command(const ReportOptions& options);
 
-/// Returns version, commit, compiled-in features and the hardware of this machine.
+/// Returns version, commit, compiler, libraries and the hardware of this machine: as text, or as one JSON document.
 std::string version_text();
+std::string version_json();
 std::string version();
 std::string commit();
 

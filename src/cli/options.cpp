@@ -325,7 +325,9 @@ void add_descriptions(CLI::App& app, CommandLine& line) {
 
 void declare(CLI::App& app, CommandLine& line) {
   app.formatter(std::make_shared<Help>());
-  app.set_version_flag("--version,-V", [] { return version_text(); });
+  CLI::Option* json = app.add_flag("--json")->description("with --version: print one JSON document on stdout");
+  json->needs(
+      app.set_version_flag("--version,-V", [json] { return json->count() > 0 ? version_json() : version_text(); }));
   app.require_subcommand(0, 1);
   add_train(app, line.bare);
   app.callback([&] {

@@ -98,6 +98,8 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
 std::optional<int> launched_ranks();
 /// Returns the version of MPI for --version; empty if MPI is not compiled in.
 std::optional<std::string> mpi_version();
+/// Returns the MPI modules of this build, one of which a launched program loads; empty if MPI is linked or missing.
+std::vector<std::string> mpi_modules();
 /// Starts MPI and a progress thread. Throws Code::usage if MPI is not compiled in. May be called once per process; the
 /// destructor finalizes MPI, unless a peer was lost.
 std::unique_ptr<World> mpi_world(const WorldOptions& options);

@@ -85,6 +85,8 @@ CASES = [
     usage("config of nearly a word", ["config", "refrence"], 'did you mean "reference"?'),
     usage("help onto a full disk", ["train", "--help"], "cannot write standard output: No space left on device", status=5,
           redirect="> /dev/full"),
+    usage("JSON of nothing", ["--json"], "--json requires --version"),
+    usage("JSON before the verb", ["--json", "plan"], "--json before the verb `plan`"),
     usage("version to nobody", ["--version"], "cannot write standard output", status=5, redirect=">&-"),
     usage("reference onto a full disk", ["config", "reference"], "cannot write standard output: No space left on device",
           status=5, redirect="> /dev/full"),

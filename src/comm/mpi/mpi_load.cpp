@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "comm/mpi/mpi_table.h"
 #include "comm/world.h"
 
@@ -100,10 +101,18 @@ const MpiTable& mpi_table() {
 
 #endif
 
+std::vector<std::string> mpi_modules() {
+#if defined(TRAINER_MPI_MODULES)
+  return {TRAINER_MPI_MODULES};
+#else
+  return {};
+#endif
+}
+
 std::optional<std::string> mpi_version() {
 #if defined(TRAINER_MPI_MODULES)
   // Two MPI libraries in one process would clash, so none is loaded before a launcher determines which one is needed.
-  if (!launched_ranks()) return "MPI at run time (" TRAINER_MPI_MODULES ")";
+  if (!launched_ranks()) return format("MPI at run time ({})", fmt::join(mpi_modules(), ", "));
 #elif !defined(TRAINER_HAS_MPI)
   return std::nullopt;
 #endif
