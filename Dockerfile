@@ -36,6 +36,15 @@ RUN apt-get update \
 COPY --chown=trainer configs /home/trainer/configs
 COPY --chown=trainer data /home/trainer/data
 WORKDIR /home/trainer
+# What the image was built from; scripts/README.md has the command that fills them in.
+ARG VERSION=unknown REVISION=unknown CREATED=unknown SOURCE=unknown
+LABEL org.opencontainers.image.title="trainer" \
+      org.opencontainers.image.description="Pretrains GPT-style language models with tensor parallelism" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.created="$CREATED" \
+      org.opencontainers.image.source="$SOURCE" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # Without these Open MPI's mpirun refuses to start where the container's user is root (docker run --user 0).
 ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ENTRYPOINT ["trainer"]

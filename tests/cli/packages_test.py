@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What is installed and packed: files in their places, a manual page and completions that say what --help says, and examples
 that their own tools accept. Tools that are not on this machine are named and skipped."""
+import json
 import os
 import pathlib
 import re
@@ -98,6 +99,34 @@ class Version(unittest.TestCase):
     def test_sources_without_a_repository_have_no_commit(self):
         self.environment["GIT_CEILING_DIRECTORIES"] = str(self.sources.parent)
         self.assertEqual(self.found(), ["0.1.0", ""])
+
+    def test_the_program_describes_its_build_as_text_and_as_json(self):
+        text, found = output(rig.TRAINER, "--version"), json.loads(output(rig.TRAINER, "--version", "--json"))
+        self.assertEqual(json.loads(output(rig.TRAINER, "--json", "-V")), found)
+        self.assertEqual(text.splitlines()[0], f"trainer {found['version']} (commit {found['commit'] or 'unknown'})")
+        self.assertRegex(found["compiler"], r"^(GCC|Clang) \d+\.\d+\.\d+$")
+        self.assertEqual(set(found["libraries"]), {"fmt", "nlohmann-json", "toml++", "CLI11", "PCRE2", "xxHash", "zlib", "zstd", "SentencePiece"})
+        for name, version in found["libraries"].items():
+            self.assertRegex(version, r"^\d+\.\d+", name)
+            self.assertIn(f"{name} {version}", text)
+        for words in (found["compiler"], found["build_type"], f"ISA found: {' '.join(found['isa']['found'])};", f"in use: {found['isa']['in_use']}",
+                      f"fp32 with {found['matmul']['fp32']}, bf16 with {found['matmul']['bf16']}", f"{found['threads']} threads",
+                      found["mpi"] or "no MPI", found["cuda"] or "no CUDA", found["nccl"] or "no NCCL", *found["mpi_modules"]):
+            self.assertIn(words, text)
+        cache = BUILD / "CMakeCache.txt"
+        if cache.exists():
+            self.assertIn(f"CMAKE_BUILD_TYPE:STRING={found['build_type']}\n", cache.read_text())
+            modules = {path.name for path in BUILD.glob("trainer_mpi_*.so")}
+            self.assertEqual({f"trainer_mpi_{name}.so" for name in found["mpi_modules"]}, modules)
+
+    @needs("dpkg-query")
+    def test_the_versions_of_libraries_are_those_of_the_packages(self):
+        found = json.loads(output(rig.TRAINER, "--version", "--json"))["libraries"]
+        for name, package in (("fmt", "libfmt-dev"), ("PCRE2", "libpcre2-dev"), ("zstd", "libzstd-dev"), ("CLI11", "libcli11-dev"),
+                              ("SentencePiece", "libsentencepiece-dev"), ("nlohmann-json", "nlohmann-json3-dev")):
+            version = subprocess.run(["dpkg-query", "-W", "-f=${Version}", package], capture_output=True, text=True).stdout
+            if version:
+                self.assertTrue(version.split(":")[-1].startswith(found[name]), f"{name} {found[name]}, {package} {version}")
 
     def test_the_program_tells_what_its_build_wrote(self):
         header = BUILD / "generated/trainer_version.h"
@@ -304,13 +333,60 @@ class Examples(Folder):
             self.skipTest("shellcheck is not installed")
         output("shellcheck", self.SLURM)
 
-    def test_the_job_of_kubernetes(self):
+    # The fields of an MPIJob and their types, by the operator's schema (kubeflow.org_mpijobs.yaml, v2beta1).
+    MPI_JOB = {"slotsPerWorker": int, "sshAuthMountPath": str, "runPolicy": {"cleanPodPolicy": str, "backoffLimit": int},
+               "mpiReplicaSpecs": {name: {"replicas": int, "restartPolicy": str, "template": {"spec": dict}} for name in ("Launcher", "Worker")}}
+
+    def test_images_have_labels_that_say_what_they_were_built_from(self):
+        # Instructions of the stage that all images with the program start from.
+        text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+        stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S))
+        labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', stages["runtime"]))
+        arguments = re.findall(r"(\w+)=", "".join(re.findall(r"^ARG (.*)$", stages["runtime"], re.M)))
+        self.assertEqual(labels["title"], "trainer")
+        self.assertEqual(labels["licenses"], "Apache-2.0")
+        for name in ("version", "revision", "created", "source"):
+            self.assertEqual(labels[name], f"${name.upper()}")
+            self.assertIn(name.upper(), arguments)
+        for stage in ("cpu", "cuda", "kubernetes"):
+            self.assertIn(f"\nFROM runtime AS {stage}\n", text)
+
+    def kubernetes_job(self):
         try:
             import yaml
         except ImportError:
             self.skipTest("Python's yaml is not installed")
+        return yaml.safe_load((ROOT / "configs/kubernetes.yaml").read_text())
+
+    def check_fields(self, found, expected, place):
+        if isinstance(expected, type):
+            self.assertIs(type(found), expected, place)
+            return
+        self.assertLessEqual(set(found), set(expected), place)
+        for name, value in found.items():
+            self.check_fields(value, expected[name], f"{place}.{name}")
+
+    def test_the_job_of_kubernetes_has_fields_of_the_mpi_operator(self):
+        job = self.kubernetes_job()
+        self.assertEqual(set(job), {"apiVersion", "kind", "metadata", "spec"})
+        self.check_fields(job["spec"], self.MPI_JOB, "spec")
+        self.assertIn(job["spec"]["runPolicy"]["cleanPodPolicy"], ("None", "Running", "All"))
+        for replicas in job["spec"]["mpiReplicaSpecs"].values():
+            self.assertIn(replicas["restartPolicy"], ("Never", "OnFailure"))
+
+    def test_the_pods_of_kubernetes_follow_its_schema(self):
+        job = self.kubernetes_job()
+        try:
+            import kubernetes_validate
+        except ImportError:
+            self.skipTest("Python's kubernetes-validate, which contains the schemas of Kubernetes, is not installed")
+        for name, replicas in job["spec"]["mpiReplicaSpecs"].items():
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name.lower()}, "template": replicas["template"]}
+            kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+    def test_the_job_of_kubernetes(self):
         path = ROOT / "configs/kubernetes.yaml"
-        job = yaml.safe_load(path.read_text())
+        job = self.kubernetes_job()
         self.assertEqual((job["apiVersion"], job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
         launcher, worker = (job["spec"]["mpiReplicaSpecs"][name]["template"]["spec"] for name in ("Launcher", "Worker"))
         words = launcher["containers"][0]["args"]
