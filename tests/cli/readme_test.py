@@ -24,14 +24,14 @@ READMES = {path.relative_to(ROOT).as_posix(): path.read_text()
            if not path.parent.name.startswith("build")}
 VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "completion", "manual", "plan")
 # What commands make, and what lies on other machines.
-MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|NEW_INPUTS)(/|$|\.)|~")
+MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|share|NEW_INPUTS)(/|$|\.)|~")
 # Files of a run and of checks: `config.toml`, `results/gpu_check.md`.
 OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
            "tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
 # Programs of others, and the options of theirs that READMEs name alone.
-FOREIGN = {"tar", "docker", "git", "sbatch", "tensorboard", "cpack"}
+FOREIGN = {"tar", "pip", "docker", "git", "sbatch", "tensorboard", "cpack"}
 FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
 ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
 PLACEHOLDER = re.compile(r"<?[A-Z][A-Z_]*>?$|…")
