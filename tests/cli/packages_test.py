@@ -294,6 +294,28 @@ class Examples(Folder):
         self.assertEqual(self.slurm(0), ([started], 0))
         self.assertEqual(self.slurm(4), ([started], 4))
 
+    def test_a_release_refuses_a_system_whose_c_library_is_too_old(self):
+        for name in ("bin", "lib/trainer", "tools"):
+            (self.folder / name).mkdir(parents=True)
+        shutil.copy(ROOT / "scripts/start.sh", self.folder / "bin/trainer")
+        for path, text in (("lib/trainer/trainer", 'echo "started $*"'), ("tools/getconf", 'test -n "$GLIBC" && echo "glibc $GLIBC"')):
+            (self.folder / path).write_text(f"#!/bin/sh\n{text}\n")
+            (self.folder / path).chmod(0o755)
+        (self.folder / "linked").symlink_to("bin/trainer")
+        for program in ("bin/trainer", "linked"):
+            # Debian 11, RHEL 9, Ubuntu 22.04, the newest that lacks it; "": a system without glibc, as Alpine Linux.
+            for glibc, starts in (("2.4", False), ("2.31", False), ("2.34", False), ("2.35", False), ("2.35.9000", False), ("", False),
+                                  ("2.36", True), ("2.36.9000", True), ("2.39", True), ("2.41", True), ("2.100", True), ("3.0", True)):
+                with self.subTest(program=program, glibc=glibc):
+                    result = subprocess.run([self.folder / program, "--config", "a b"], capture_output=True, text=True,
+                                            env={"PATH": f"{self.folder / 'tools'}:{os.environ['PATH']}", "GLIBC": glibc})
+                    if starts:
+                        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "started --config a b\n", ""))
+                    else:
+                        self.assertEqual((result.returncode, result.stdout), (2, ""))
+                        for word in ("glibc 2.36", f"has: {glibc or 'none'}", "from source"):
+                            self.assertIn(word, result.stderr)
+
     def quickstart(self, *options, gpu):
         """Runs the quick start where nvidia-smi finds a GPU or not; its calls of cmake and mpirun, its output, its status."""
         environment = self.stand_ins(nvidia_smi=0 if gpu else 9, cmake=0, mpirun=0, trainer=0, install_packages_sh=0)
