@@ -5,6 +5,7 @@
 #include "device/lane.h"
 #include "offload/calibrate.h"
 #include "offload/make.h"
+#include "optim/make.h"
 
 namespace trainer::bench {
 namespace {
@@ -68,7 +69,9 @@ class Ladder {
 offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements) {
   if (const std::optional<offload::Rates> emulated = offload::rates_of(config.debug)) return *emulated;
   const std::unique_ptr<device::Device> host = device::make_host(device, config.offload.pinned);
-  return offload::measure_rates(device, *host, elements, compute == DType::f64 ? DType::f64 : DType::f32);
+  const DType master = accumulator_of(compute);
+  const optim::Rules rules = optim::make_rules(config, master);
+  return offload::measure_rates(device, *host, elements, master, *rules[0]);
 }
 
 std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {

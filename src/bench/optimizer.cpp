@@ -10,7 +10,7 @@
 #include "ops/cpu/peak.h"
 #include "ops/elementwise.h"
 #include "ops/operands.h"
-#include "optim/decay_ranges.h"
+#include "optim/selection.h"
 #include "tensor/buffer.h"
 #include "tensor/host_copy.h"
 #include "train/trainer.h"
@@ -54,11 +54,11 @@ std::vector<int64_t> update_pieces(const config::Config& config, const setup::Ma
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::solo_world();
   train::Trainer trainer(*dry, *world, config, config.data.vocab_size, machine.compute, true);
-  const optim::DecayRanges ranges(trainer.store());
+  const optim::Selection all(trainer.store());
   std::vector<int64_t> pieces;
   for (size_t g = 0; g < trainer.store().groups().size(); ++g)
-    ranges.each(static_cast<int>(g), trainer.store().groups()[g].held,
-                [&](comm::Chunk part, bool) { pieces.push_back(part.count); });
+    all.each(static_cast<int>(g), trainer.store().groups()[g].held,
+             [&](comm::Chunk part, bool) { pieces.push_back(part.count); });
   return pieces;
 }
 

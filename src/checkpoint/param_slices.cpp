@@ -3,35 +3,43 @@
 namespace trainer::checkpoint {
 namespace {
 
-std::vector<TensorSlice> slices(const params::ParamStore& store, bool moments, bool owned_only) {
+void add_slices(std::vector<TensorSlice>& slices, const params::ParamStore& store, const params::Param& param,
+                int64_t offset, bool states, bool owned_only) {
+  const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
+  const auto add = [&](const std::string& suffix, const Tensor& local, comm::Chunk range) {
+    slices.push_back({param.name + suffix, param.shape, local, mesh::clip_runs(param.runs, range.begin, range.count),
+                      &store.home()});
+  };
+  const comm::Chunk weights = owned_only ? group.owned : group.master_range();
+  add("", group.master_of(weights), weights);
+  if (!states) return;
+  for (const params::State& state : group.states)
+    if (const comm::Chunk chunk = state.chunk_with(offset); chunk.count > 0) {
+      const comm::Chunk range = params::overlap(chunk, owned_only ? group.owned : group.held);
+      add("#" + state.suffix, group.state(state.suffix, range), range);
+    }
+}
+
+std::vector<TensorSlice> slices(const params::ParamStore& store, bool states, bool owned_only) {
   std::vector<TensorSlice> slices;
-  slices.reserve(store.params().size() * (moments ? 3 : 1));
-  for (const params::Param& param : store.params()) {
-    if (owned_only && !param.primary) continue;
-    const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
-    const auto add = [&](const char* suffix, const Tensor& local, comm::Chunk range) {
-      slices.push_back({param.name + suffix, param.shape, local, mesh::clip_runs(param.runs, range.begin, range.count),
-                        &store.home()});
-    };
-    const comm::Chunk weights = owned_only ? group.owned : group.master_range();
-    add("", group.master_of(weights), weights);
-    if (!moments) continue;
-    const comm::Chunk state = owned_only ? group.owned : group.held;
-    add("#m", group.m_of(state), state);
-    add("#v", group.v_of(state), state);
-  }
+  for (params::SlotId slot = 0; slot < store.slots(); ++slot)
+    for (const int index : store.params_of(slot)) {
+      const params::Param& param = store.params()[static_cast<size_t>(index)];
+      if (owned_only && !param.primary) continue;
+      add_slices(slices, store, param, store.range_of(slot).offset, states, owned_only);
+    }
   return slices;
 }
 
 }  // namespace
 
-std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool moments) {
+std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool states) {
   store.settle();
-  return slices(store, moments, true);
+  return slices(store, states, true);
 }
-std::vector<TensorSlice> slices_to_fill(const params::ParamStore& store, bool moments) {
+std::vector<TensorSlice> slices_to_fill(const params::ParamStore& store, bool states) {
   store.forget();
-  return slices(store, moments, false);
+  return slices(store, states, false);
 }
 
 }  // namespace trainer::checkpoint

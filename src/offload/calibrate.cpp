@@ -4,12 +4,12 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/median.h"
 #include "device/lane.h"
-#include "ops/adamw.h"
 #include "ops/cpu/peak.h"
 #include "ops/operands.h"
 #include "tensor/buffer.h"
@@ -66,24 +66,23 @@ std::vector<double> seconds_together(const std::vector<std::function<void()>>& c
   return seconds;
 }
 
-/// p, m, v and the gradient of some elements.
+/// Master weights, states and the gradient of some elements, one after the other.
 struct State {
   Buffer memory;
-  Tensor part(int64_t which) const { return memory.tensor().row_range(which, 1).reshape({memory.tensor().shape[1]}); }
 };
 
-void update(device::Device& where, const State& state) {
+void update(device::Device& where, const State& state, int64_t elements, DType master, const optim::Rule& rule) {
   Arena none(where, Arena::Mode::heap);
   Meter meter;
   Exec ex{where, none, meter};
-  const ops::AdamWScalars scalars{
-      .beta1 = 0.9, .beta2 = 0.95, .inv_sqrt_correction = 1, .eps = 1e-8, .negative_step = -1e-6};
-  ops::run(ex, ops::AdamW{.p = state.part(0),
-                          .m = state.part(1),
-                          .v = state.part(2),
-                          .g = state.part(3),
-                          .compute = {},
-                          .scalars = scalars});
+  std::byte* at = state.memory.tensor().data;
+  const auto next = [&](DType type) {
+    return Tensor{std::exchange(at, at + elements * size_of(type)), {elements}, type, 0};
+  };
+  const Tensor p = next(master);
+  std::vector<Tensor> states;
+  for (const params::StateSpec& spec : rule.states()) states.push_back(next(spec.type));
+  rule.update(ex, {.lr = 1e-6}, /*decay=*/false, {.p = p, .states = states, .g = next(master), .compute = {}});
   where.synchronize();
 }
 
@@ -133,13 +132,16 @@ double pageable_rate(device::Device& device, const State& from) {
 
 }  // namespace
 
-int64_t calibration_bytes(int64_t elements, DType state) {
-  return 4 * std::min(elements, kMostElements) * size_of(state);
+int64_t calibration_bytes(int64_t elements, int64_t master, int64_t kept) {
+  return std::min(elements, kMostElements) * (kept + master);
 }
 
-Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType state) {
-  const int64_t n = std::min(elements, kMostElements);
-  const auto on = [&](device::Device& where) { return State{Buffer(where, "calibration", {4, n}, state)}; };
+Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType master,
+                    const optim::Rule& rule) {
+  const int64_t n = std::min(elements, kMostElements), bytes_each = 2 * size_of(master) + optim::state_bytes(rule);
+  const auto on = [&](device::Device& where) {
+    return State{Buffer(where, "calibration", {n * bytes_each}, DType::u8)};
+  };
   const State here = on(host), sent = on(host), received = on(host);  // kStatesOnHost
   const State there = on(device), back = on(device);                  // kStatesOnDevice
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
@@ -155,8 +157,9 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   };
   Rates rates;
   rates.memory = memory_rate(host, here);
-  rates.device = count / seconds_of([&] { update(*in, there); });
-  const std::vector<double> together = seconds_together({[&] { update(host, here); }, copy_in, copy_out});
+  rates.device = count / seconds_of([&] { update(*in, there, n, master, rule); });
+  const std::vector<double> together =
+      seconds_together({[&] { update(host, here, n, master, rule); }, copy_in, copy_out});
   rates.host = count / together[0];
   rates.to_device = bytes / together[1];
   rates.to_host = bytes / together[2];

@@ -4,9 +4,10 @@
 
 namespace trainer::offload {
 
-/// Memory for the measurement: the number of states, each with p, m, v and the gradient of all measured parameters.
+/// Memory for the measurement: the number of states, each with master weights, the optimizer's states and
+/// the gradient of all measured parameters. Bytes per element: `master` of weights, `kept` of weights and states.
 inline constexpr int64_t kStatesOnDevice = 2, kStatesOnHost = 3;
-int64_t calibration_bytes(int64_t elements, DType state);
+int64_t calibration_bytes(int64_t elements, int64_t master, int64_t kept);
 
 /// Measures the rates of an update over at most `elements` parameters:
 ///   - copies to and from the device, and updates on the host: all three concurrently, as in an update
@@ -16,6 +17,7 @@ int64_t calibration_bytes(int64_t elements, DType state);
 ///   - start-up time of an operation: an empty parallel loop on the host, plus setting and awaiting a mark on a GPU
 /// `host` is the device that stores the state. Memory is allocated as "calibration" and released. On a dry device
 /// nothing else is done, and all rates are 1.
-Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType state);
+Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType master,
+                    const optim::Rule& rule);
 
 }  // namespace trainer::offload

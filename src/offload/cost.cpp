@@ -9,14 +9,14 @@ double host_traffic(const Rates& rates, const Sizes& sizes) {
   if (rates.host_bytes > 0) return rates.host_bytes;
   // Without bounce buffers the refresh reads the master weights themselves.
   const int64_t written = sizes.bounces() ? sizes.compute : 0;
-  return static_cast<double>(sizes.gradient + 6 * sizes.state + written + sizes.compute);
+  return static_cast<double>(sizes.gradient + 2 * sizes.kept() + written + sizes.compute);
 }
 
 double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes) {
   const Share share = share_of(places(plan, static_cast<int>(subgroups.size())), subgroups);
   const auto host = static_cast<double>(share.host), streamed = static_cast<double>(share.streamed);
   const auto resident = static_cast<double>(share.resident), largest = static_cast<double>(share.largest_streamed);
-  const double state = 3.0 * static_cast<double>(sizes.state), compute = static_cast<double>(sizes.compute);
+  const double state = static_cast<double>(sizes.kept()), compute = static_cast<double>(sizes.compute);
   const double moved = std::max(0.0, streamed - plan.slots * largest);
   const double round_trip = state / rates.to_device + 1 / rates.device + state / rates.to_host;
   const double longest = std::max({host / rates.host, (streamed + resident) / rates.device,

@@ -23,8 +23,8 @@ double host_traffic(const Rates& rates, const Sizes& sizes);
 /// Returns the seconds from the time when the norm is known until all weights are updated, assuming that gradients have
 /// arrived and slots are filled by then; drains may end later. Let n_c, n_g and n_r be the numbers of elements updated
 /// on the host, streamed, and resident; d slots of S elements each; n = n_g − d·S, at least 0; and, in bytes per
-/// element, w of p, m and v, c of compute weights, and b of memory traffic for an update on the host. The time is the
-/// longest of
+/// element, w of master weights and states, c of compute weights, and b of memory traffic for an update on the host.
+/// The time is the longest of
 ///     host     n_c/U_c                                device   (n_g + n_r)/U_g
 ///     link     (w·n + c·n_c)/B_in and w·n/B_out       memory   (b·n_c + 2w·n)/B_m
 ///     slots    n·(w/B_in + 1/U_g + w/B_out)/d

@@ -6,14 +6,15 @@
 
 namespace trainer::offload {
 
-Engine::Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options)
+Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& plan, const Options& options)
     : store_(store),
-      optim_(optim),
+      rule_(rule),
+      states_(rule.states()),
       plan_(plan),
       options_(options),
-      ranges_(store),
+      selection_(store),
       subgroups_(cut(store.groups(), options.subgroup)),
-      sizes_(sizes_of(store, options.round_gradients)),
+      sizes_(sizes_of(store, rule, options.round_gradients)),
       versions_(subgroups_.size()),
       fresh_(store.groups().size(), 1) {
   plan_.slots = std::min(plan_.slots, static_cast<int>(subgroups_.size()));
@@ -50,7 +51,7 @@ Engine::~Engine() { store_.keep_with(nullptr); }
 
 void Engine::make_slots() {
   const auto add = [&](int64_t elements) {
-    slots_.push_back({.memory = Buffer(store_.device(), "optimizer_slots", {3 * elements}, store_.state_dtype()),
+    slots_.push_back({.memory = Buffer(store_.device(), "optimizer_slots", {sizes_.kept() * elements}, DType::u8),
                       .elements = elements});
   };
   for (int slot = 0; slot < plan_.slots; ++slot) add(largest_of(subgroups_));

@@ -1,7 +1,7 @@
 #pragma once
 // Engine: keeps the optimizer state in host memory and updates it there or on the device, concurrently with the steps.
 //
-// Placement. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on). There
+// Placement. Master weights and states are in the groups' buffers, in host memory (ParamStore::keep_state_on). There
 // is one copy, whichever device updates it. Compute weights and gradients of all groups stay in device memory. The
 // device has slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and
 // three bounce buffers if the compute weights' type differs from the master weights'. All of this is allocated at
@@ -29,7 +29,6 @@
 #include "offload/clock.h"
 #include "offload/lanes.h"
 #include "offload/lazy_gathers.h"
-#include "optim/adamw.h"
 
 namespace trainer::offload {
 
@@ -50,16 +49,16 @@ class Engine final : public optim::Optimizer, public params::Keeper {
  public:
   struct Options {
     int64_t subgroup = 100'000'000;   // maximum number of elements
-    bool round_gradients = false;     // rounds gradients to bf16, the type in which they are sent to the host
+    bool round_gradients = false;     // gradients are sent to the host in bf16; the rule must round them, too
     std::optional<Rates> rates = {};  // used to predict update times
     bool emulated = false;            // the rates are those of the emulated device
     /// For tests: called before each operation, on the thread of its lane; an exception counts as the operation's.
     std::function<void(const Operation&)> before = {};
     bool poison = false;  // for tests: overwrites memory that must no longer be read
   };
-  /// `store` and `optim` must outlive the engine. The store must be allocated, with its state in the memory of
-  /// store.home(). On a dry device, memory is only counted.
-  Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options);
+  /// `store` and `rule` must outlive the engine. The rule updates all parameters. The store must be allocated, with its
+  /// state in the memory of store.home(). On a dry device, memory is only counted.
+  Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& plan, const Options& options);
   ~Engine() override;
 
   void begin_step() override;
@@ -85,7 +84,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
 
  private:
   struct Slot {
-    Buffer memory;  // p, m, v side by side
+    Buffer memory;  // master weights and states, side by side
     int64_t elements = 0;
     int subgroup = -1;
     int64_t version = 0;
@@ -96,8 +95,18 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   bool dry() const { return store_.device().dry(); }
   void make_slots();
   void make_lists();
-  /// Returns p, m or v (0, 1, 2) of a slot's subgroup.
-  Tensor part_of(const Slot& slot, int which, int64_t count) const;
+  /// Master weights and the rule's states, in their order. An array, so that steps do not allocate memory.
+  struct Kept {
+    std::array<Tensor, 3> tensors;
+    size_t count = 0;
+    void add(const Tensor& tensor) { tensors.at(count++) = tensor; }
+    const Tensor& master() const { return tensors[0]; }
+    std::span<const Tensor> all() const { return {tensors.data(), count}; }
+    std::span<const Tensor> states() const { return all().subspan(1); }
+  };
+  /// Returns those of a subgroup in the groups' buffers, and in a slot.
+  Kept kept_of(const Subgroup& subgroup) const;
+  Kept kept_in(const Slot& slot, int64_t count) const;
   /// The list of operations for a step.
   struct List {
     Schedule schedule;
@@ -117,16 +126,17 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   void prepare(const Operation& op);
   void perform(const Operation& op, int64_t list);
   void flush(const Subgroup& subgroup, const Tensor& gradient, const Tensor& on_host);
-  void update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Tensor (&state)[3],
+  void update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Kept& kept,
               const Tensor& gradient, const Tensor& compute);
   void expect_version(const Operation& op, int64_t version, const Turn& turn) const;
   void ruin(device::Device& device, const Tensor& tensor) const;
 
   params::ParamStore& store_;
-  const config::Optim& optim_;
+  const optim::Rule& rule_;
+  const std::vector<params::StateSpec> states_;
   Plan plan_;
   const Options options_;
-  const optim::DecayRanges ranges_;
+  const optim::Selection selection_;
   const std::vector<Subgroup> subgroups_;
   Sizes sizes_;
   std::vector<Place> places_;

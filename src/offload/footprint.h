@@ -9,7 +9,8 @@ namespace trainer::offload {
 /// The sizes that determine the memory of a group of parameters.
 struct Extent {
   int64_t elements = 0;
-  comm::Chunk held;  // elements whose master weights and moments this rank stores
+  comm::Chunk held;    // elements whose master weights and states this rank stores
+  int64_t states = 0;  // bytes of their states
 };
 std::vector<Extent> extents_of(std::span<const params::Group> groups);
 

@@ -21,7 +21,7 @@ bool is_chosen(const config::Offload& offload) {
   return offload.optimizer == config::OffloadOptimizer::interleaved && !config::fraction_of(offload.gpu_fraction);
 }
 
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config) {
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rule& rule, const config::Config& config) {
   const config::Offload& offload = config.offload;
   if (offload.optimizer == config::OffloadOptimizer::none) return nullptr;
   const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved, chosen = is_chosen(offload);
@@ -35,12 +35,12 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Con
                           .rates = rates_of(config.debug)};
   options.emulated = options.rates.has_value();
   if (chosen && !options.emulated) {
-    const Rates rates = measure_rates(store.device(), store.home(), largest_of(subgroups), store.state_dtype());
+    const Rates rates = measure_rates(store.device(), store.home(), largest_of(subgroups), store.state_dtype(), rule);
     if (!store.device().dry()) options.rates = rates;
   }
   if (chosen && options.rates)
-    plan.device_share = best_share(plan, subgroups, *options.rates, sizes_of(store, options.round_gradients));
-  return std::make_unique<Engine>(store, config.optim, plan, options);
+    plan.device_share = best_share(plan, subgroups, *options.rates, sizes_of(store, rule, options.round_gradients));
+  return std::make_unique<Engine>(store, rule, plan, options);
 }
 
 std::string to_string(const Engine& engine) {

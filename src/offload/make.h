@@ -6,10 +6,10 @@
 
 namespace trainer::offload {
 
-/// Creates the engine; null if offload.optimizer = "none". `store` must be allocated, with its state in the memory of
-/// store.home(). Measures this machine's rates if the streamed share depends on them; for this, all ranks of a host
-/// must call at the same time.
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config);
+/// Creates the engine; null if offload.optimizer = "none". `store`, which must be allocated with its state in the
+/// memory of store.home(), and `rule` must outlive it. Measures this machine's rates if the streamed share depends on
+/// them; for this, all ranks of a host must call at the same time.
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rule& rule, const config::Config& config);
 
 /// True if the streamed share is chosen from the machine's rates (gpu_fraction = "auto").
 bool is_chosen(const config::Offload& offload);

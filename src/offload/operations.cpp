@@ -19,8 +19,24 @@ struct LaneExec {
 
 }  // namespace
 
-Tensor Engine::part_of(const Slot& slot, int which, int64_t count) const {
-  return slot.memory.tensor().range(which * slot.elements, count);
+Engine::Kept Engine::kept_of(const Subgroup& subgroup) const {
+  const params::Group& group = group_of(subgroup);
+  Kept kept;
+  kept.add(group.master_of(subgroup.part));
+  for (const params::StateSpec& state : states_) kept.add(group.state(state.suffix, subgroup.part));
+  return kept;
+}
+
+Engine::Kept Engine::kept_in(const Slot& slot, int64_t count) const {
+  Kept kept;
+  int64_t at = 0;
+  const auto add = [&](DType type) {
+    kept.add({slot.memory.tensor().data + at, {count}, type, 0});
+    at += slot.elements * size_of(type);
+  };
+  add(store_.state_dtype());
+  for (const params::StateSpec& state : states_) add(state.type);
+  return kept;
 }
 
 void Engine::ruin(device::Device& device, const Tensor& tensor) const {
@@ -46,18 +62,18 @@ void Engine::flush(const Subgroup& subgroup, const Tensor& gradient, const Tenso
   lane.copy_to_host(on_host.data, sent.data, sent.bytes());
 }
 
-void Engine::update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Tensor (&state)[3],
+void Engine::update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Kept& kept,
                     const Tensor& gradient, const Tensor& compute) {
   LaneExec here(device);
-  ranges_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, bool decay) {
+  selection_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, bool decay) {
     const auto of = [&](const Tensor& x) { return x.range(part.begin - subgroup.part.begin, part.count); };
-    ops::run(here.ex, ops::AdamW{.p = of(state[0]),
-                                 .m = of(state[1]),
-                                 .v = of(state[2]),
-                                 .g = of(gradient),
-                                 .compute = compute ? of(compute) : Tensor{},
-                                 .scalars = optim::adamw_scalars(optim_, turn.update, decay),
-                                 .round_gradient = options_.round_gradients && gradient.dtype != DType::bf16});
+    Kept piece;
+    for (const Tensor& tensor : kept.all()) piece.add(of(tensor));
+    rule_.update(here.ex, turn.update, decay,
+                 {.p = piece.master(),
+                  .states = piece.states(),
+                  .g = of(gradient),
+                  .compute = compute ? of(compute) : Tensor{}});
   });
 }
 
@@ -76,7 +92,7 @@ void Engine::perform(const Operation& op, int64_t list) {
   const Turn& turn = turn_of(list);
   device::Device& lane = op.lane() == Lane::host ? store_.home() : *lane_devices_[static_cast<size_t>(op.lane())];
   Slot* const slot = op.slot < 0 ? nullptr : &slots_[static_cast<size_t>(op.slot)];
-  const Tensor state[] = {group.master_of(subgroup.part), group.m_of(subgroup.part), group.v_of(subgroup.part)};
+  const Kept home = kept_of(subgroup), there = slot == nullptr ? Kept{} : kept_in(*slot, count);
   const Tensor gradient = group.grad.tensor().range(subgroup.part.begin, count);
   const Tensor on_host =
       gradients_[static_cast<size_t>(subgroup.group)].tensor().range(subgroup.part.begin - group.held.begin, count);
@@ -87,8 +103,8 @@ void Engine::perform(const Operation& op, int64_t list) {
       flush(subgroup, gradient, on_host);
       break;
     case Kind::load:
-      for (int which = 0; which < 3; ++which)
-        lane.copy_to_device(part_of(*slot, which, count).data, state[which].data, state[which].bytes());
+      for (size_t i = 0; i < home.count; ++i)
+        lane.copy_to_device(there.tensors[i].data, home.tensors[i].data, home.tensors[i].bytes());
       lane.synchronize();
       slot->subgroup = op.subgroup;
       slot->version = versions_[index];
@@ -97,28 +113,27 @@ void Engine::perform(const Operation& op, int64_t list) {
       TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} has the state of subgroup {}; expected subgroup {}",
                     op.slot, slot->subgroup, op.subgroup);
       expect_version(op, slot->version, turn);
-      const Tensor parts[] = {part_of(*slot, 0, count), part_of(*slot, 1, count), part_of(*slot, 2, count)};
-      update(lane, turn, subgroup, parts, gradient, sizes_.bounces() ? compute : Tensor{});
-      if (!sizes_.bounces()) lane.copy_rows(compute.data, 0, parts[0].data, 0, 1, compute.bytes());
+      update(lane, turn, subgroup, there, gradient, sizes_.bounces() ? compute : Tensor{});
+      if (!sizes_.bounces()) lane.copy_rows(compute.data, 0, there.master().data, 0, 1, compute.bytes());
       lane.synchronize();
       slot->version = turn.number;
       break;
     }
     case Kind::drain:
-      for (int which = 0; which < 3; ++which)
-        lane.copy_to_host(state[which].data, part_of(*slot, which, count).data, state[which].bytes());
+      for (size_t i = 0; i < home.count; ++i)
+        lane.copy_to_host(home.tensors[i].data, there.tensors[i].data, home.tensors[i].bytes());
       versions_[index] = slot->version;
       slot->subgroup = -1;
       ruin(lane, slot->memory.tensor());
       break;
     case Kind::update_host:
       expect_version(op, versions_[index], turn);
-      update(lane, turn, subgroup, state, on_host, bounce);
+      update(lane, turn, subgroup, home, on_host, bounce);
       versions_[index] = turn.number;
       ruin(lane, on_host);
       break;
     case Kind::refresh:
-      lane.copy_to_device(compute.data, bounce ? bounce.data : state[0].data, compute.bytes());
+      lane.copy_to_device(compute.data, bounce ? bounce.data : home.master().data, compute.bytes());
       lane.synchronize();
       if (bounce) ruin(store_.home(), bounce);
       break;

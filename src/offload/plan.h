@@ -1,7 +1,7 @@
 #pragma once
 // The plan: where each part of the optimizer state is updated. A value, computed by pure functions.
 //
-// A subgroup is a range of this rank's part of one group's flat buffer. Its master weights and moments are in host
+// A subgroup is a range of this rank's part of one group's flat buffer. Its master weights and states are in host
 // memory. It is updated on the host or on the device; in the latter case its state is copied to the device and back
 // (streamed), or stays on the device (resident). Every place rounds identically (ops/adamw.h), so a plan changes times
 // and memory but not results.

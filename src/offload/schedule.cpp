@@ -116,8 +116,9 @@ Schedule homecoming(std::span<const Place> places, int slots) {
   return list;
 }
 
-Sizes sizes_of(const params::ParamStore& store, bool round_gradients) {
-  return {.state = size_of(store.state_dtype()),
+Sizes sizes_of(const params::ParamStore& store, const optim::Rule& rule, bool round_gradients) {
+  return {.master = size_of(store.state_dtype()),
+          .states = optim::state_bytes(rule),
           .compute = size_of(store.compute_dtype()),
           .gradient = size_of(round_gradients ? DType::bf16 : store.state_dtype())};
 }
@@ -128,7 +129,7 @@ int64_t bytes_of(Kind kind, int64_t elements, const Sizes& sizes) {
       return sizes.gradient * elements;
     case Kind::load:
     case Kind::drain:
-      return 3 * sizes.state * elements;
+      return sizes.kept() * elements;
     case Kind::refresh:
       return sizes.compute * elements;
     case Kind::update_device:

@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "offload/plan.h"
+#include "optim/rule.h"
 
 namespace trainer::offload {
 
 enum class Kind : uint8_t {
   flush,          // copies the subgroup's gradient from the device to the host
-  load,           // copies master weights and moments from the host to a slot
+  load,           // copies master weights and states from the host to a slot
   update_device,  // updates the state in a slot, and the compute weights
   drain,          // copies a slot to the host
   update_host,    // updates the state in host memory; writes compute weights of a different type to a bounce buffer
@@ -64,14 +65,15 @@ Schedule homecoming(std::span<const Place> places, int slots);
 /// Busy seconds by kind of operation.
 using Seconds = std::array<double, kKinds>;
 
-/// Bytes per element: of the state (each of p, m, v), of compute weights, of gradients.
+/// Bytes per element: of master weights, of the optimizer's states together, of compute weights, of gradients.
 struct Sizes {
-  int64_t state = 4, compute = 2, gradient = 4;
+  int64_t master = 4, states = 8, compute = 2, gradient = 4;
+  int64_t kept() const { return master + states; }
   /// True if the compute weights' type differs from the master weights', so that they go through bounce buffers.
-  bool bounces() const { return compute != state; }
+  bool bounces() const { return compute != master; }
 };
 /// Returns the sizes for a store's parameters; gradients are copied to the host unchanged, or rounded to bf16.
-Sizes sizes_of(const params::ParamStore& store, bool round_gradients);
+Sizes sizes_of(const params::ParamStore& store, const optim::Rule& rule, bool round_gradients);
 /// Bytes copied between host and device, by kind of operation.
 using Bytes = std::array<int64_t, kKinds>;  // 0 for updates
 int64_t bytes_of(Kind kind, int64_t elements, const Sizes& sizes);

@@ -2,9 +2,14 @@
 
 #include <cmath>
 
-namespace trainer::optim {
+#include "ops/adamw.h"
 
-ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update, bool decay) {
+namespace trainer::optim {
+namespace {
+
+/// Returns the scalars of an update, computed on the host in double precision.
+/// Reference: Loshchilov & Hutter 2019, algorithm 2, with the bias corrections folded into step size and denominator.
+ops::AdamWScalars scalars_of(const config::Optim& optim, const Update& update, bool decay) {
   const double steps = static_cast<double>(update.t);
   return {.beta1 = optim.beta1,
           .beta2 = optim.beta2,
@@ -15,30 +20,45 @@ ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update
           .gradient_scale = update.gradient_scale};
 }
 
-AdamW::AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients)
-    : store_(store),
-      optim_(optim),
-      round_gradients_(round_gradients),
-      ranges_(store),
-      gathers_(store.groups().size()) {}
+class AdamWUpdater final : public Updater {
+ public:
+  AdamWUpdater(const AdamW& rule, params::ParamStore& store, Selection selection)
+      : rule_(rule), store_(store), selection_(std::move(selection)) {}
 
-void AdamW::step(Exec& ex, const Update& update) {
-  for (size_t g = 0; g < gathers_.size(); ++g) {
-    const params::Group& group = store_.groups()[g];
-    ranges_.each(static_cast<int>(g), group.held, [&](comm::Chunk part, bool decay) {
-      ops::run(ex, ops::AdamW{.p = group.master_of(part),
-                              .m = group.m_of(part),
-                              .v = group.v_of(part),
-                              .g = group.grad.tensor().range(part.begin, part.count),
-                              .compute = group.compute.tensor().range(part.begin, part.count),
-                              .scalars = adamw_scalars(optim_, update, decay),
-                              .round_gradient = round_gradients_});
+  void finish(Exec& ex, const Update& update, int index) override {
+    const params::Group& group = store_.groups()[static_cast<size_t>(index)];
+    selection_.each(index, group.held, [&](comm::Chunk part, bool decay) {
+      const Tensor states[] = {group.state("m", part), group.state("v", part)};
+      rule_.update(ex, update, decay,
+                   {.p = group.master_of(part),
+                    .states = states,
+                    .g = group.grad.tensor().range(part.begin, part.count),
+                    .compute = group.compute.tensor().range(part.begin, part.count)});
     });
-    if (store_.replicas().split_state) gathers_[g] = store_.gather_weights(ex, static_cast<int>(g));
   }
-  for (comm::Ticket& gather : gathers_)
-    if (gather.is_open()) gather.join(ex);
-  store_.weights_changed();
+
+ private:
+  const AdamW& rule_;
+  params::ParamStore& store_;
+  const Selection selection_;
+};
+
+}  // namespace
+
+int64_t AdamW::traffic() const { return 3 * size_of(state_) + 2 * state_bytes(*this); }
+
+std::unique_ptr<Updater> AdamW::make(params::ParamStore& store, Selection selection) const {
+  return std::make_unique<AdamWUpdater>(*this, store, std::move(selection));
+}
+
+void AdamW::update(Exec& ex, const Update& update, bool decay, const Piece& piece) const {
+  ops::run(ex, ops::AdamW{.p = piece.p,
+                          .m = piece.states[0],
+                          .v = piece.states[1],
+                          .g = piece.g,
+                          .compute = piece.compute,
+                          .scalars = scalars_of(optim_, update, decay),
+                          .round_gradient = round_gradients_ && piece.g.dtype != DType::bf16});
 }
 
 }  // namespace trainer::optim

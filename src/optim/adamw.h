@@ -1,31 +1,28 @@
 #pragma once
-// AdamW with its state in device memory: one pass over every group's flat buffer.
+// AdamW as a rule: one pass over the flat buffers.
 #include "config/config.h"
-#include "ops/adamw.h"
-#include "optim/decay_ranges.h"
-#include "optim/optimizer.h"
+#include "optim/rule.h"
 
 namespace trainer::optim {
 
-/// Returns the scalars of an update, computed on the host in double precision.
-/// Reference: Loshchilov & Hutter 2019, algorithm 2, with the bias corrections folded into step size and denominator.
-ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update, bool decay);
-
-class AdamW final : public Optimizer {
+class AdamW final : public Rule {
  public:
-  /// `store` and `optim` must outlive this object. `round_gradients` rounds gradients to bf16 first, to match runs that
+  /// `state` is the type of the master weights. `round_gradients` rounds gradients to bf16 first, to match runs that
   /// send gradients to the host in bf16.
-  AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients = false);
-  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates its own chunk; the chunks'
-  /// all-gather overlaps with the update of the next group. On return all gathers are complete.
-  void step(Exec& ex, const Update& update) override;
+  AdamW(const config::Optim& optim, DType state, bool round_gradients = false)
+      : optim_(optim), state_(state), round_gradients_(round_gradients) {}
+
+  std::string_view name() const override { return "adamw"; }
+  bool takes(const params::Param&) const override { return true; }
+  std::vector<params::StateSpec> states() const override { return {{"m", state_}, {"v", state_}}; }
+  int64_t traffic() const override;
+  std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const override;
+  void update(Exec& ex, const Update& update, bool decay, const Piece& piece) const override;
 
  private:
-  params::ParamStore& store_;
-  const config::Optim& optim_;
+  const config::Optim optim_;
+  const DType state_;
   const bool round_gradients_;
-  DecayRanges ranges_;
-  std::vector<comm::Ticket> gathers_;  // by group
 };
 
 }  // namespace trainer::optim

@@ -1,5 +1,5 @@
 #pragma once
-// Optimizer: updates weights from complete gradients. AdamW (adamw.h) does so between two steps, in device memory.
+// Optimizer: updates weights from complete gradients. The one of make.h does so between two steps, in device memory.
 // offload::Engine (offload/engine.h) does so concurrently with the steps, on host or device. Both round identically, so
 // they produce bitwise identical weights.
 #include <cstdint>
@@ -26,7 +26,7 @@ class Optimizer {
   /// Updates the weights; the gradient norm is known and finite. The update is complete on return, or at the
   /// latest when ParamStore returns the weights.
   virtual void step(Exec& ex, const Update& update) = 0;
-  /// Ends the step without an update, since the gradients are unusable. Weights and moments stay as they are.
+  /// Ends the step without an update, since the gradients are unusable. Weights and states stay as they are.
   virtual void discard() {}
 };
 

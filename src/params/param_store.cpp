@@ -20,6 +20,23 @@ ParamStore::ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh, 
                .split_state = split_state};
 }
 
+Tensor Group::state(std::string_view suffix, comm::Chunk range) const {
+  for (const State& state : states) {
+    if (state.suffix != suffix) continue;
+    if (range.count == 0) return state.memory.tensor().range(0, 0);
+    int64_t before = 0;  // elements of the chunks before
+    for (const comm::Chunk chunk : state.chunks) {
+      const comm::Chunk here = overlap(chunk, held);
+      if (overlap(range, here) == range)
+        return state.memory.tensor().range(before + range.begin - here.begin, range.count);
+      before += here.count;
+    }
+  }
+  TRAINER_CHECK(false, "{}: elements {} to {} have no state {} on this rank", name, range.begin,
+                range.begin + range.count, suffix);
+  return {};
+}
+
 void ParamStore::allocate(bool training) {
   const DType state = state_dtype();
   close();
@@ -40,8 +57,12 @@ void ParamStore::allocate(bool training) {
     }
     if (!training) continue;
     group.grad = Buffer(device_, "gradients", flat, state);
-    group.m = Buffer(home(), "optimizer", held, state);
-    group.v = Buffer(home(), "optimizer", held, state);
+    for (const auto& [spec, chunks] : kept_) {
+      const std::vector<comm::Chunk>& here = chunks[groups_.size() - 1];
+      int64_t elements = 0;
+      for (const comm::Chunk chunk : here) elements += overlap(chunk, group.held).count;
+      group.states.push_back({spec.suffix, here, Buffer(home(), "optimizer", {elements}, spec.type)});
+    }
   }
 }
 

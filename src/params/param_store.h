@@ -4,11 +4,14 @@
 // Each group has flat buffers:
 //   - compute weights and gradients of all elements;
 //   - master weights in the accumulator type; the same buffer as the compute weights if the types agree;
-//   - both moments of Adam.
-// With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments cover only the chunk that this replica owns.
+//   - the states that the optimizer keeps beside the master weights (keep_state), for Adam both moments.
+// With ZeRO-1 (Rajbhandari et al. 2020), master weights and states cover only the chunk that this replica owns.
 //
 // A slot may be sharded: with a flat placement (AxoNN's z, Optimus' rows) each rank stores a shard of the slot's
 // matrix. WeightCache then gathers the matrix for use, and GradSink reduce-scatters its gradient.
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -29,13 +32,33 @@ struct Replicas {
   int index() const { return grads == nullptr ? 0 : grads->rank(); }
 };
 
+/// A value that an optimizer keeps beside each master weight of some parameters.
+struct StateSpec {
+  std::string suffix;  // the tensor is stored in checkpoints as NAME#suffix
+  DType type = DType::f32;
+};
+
+/// The values of a StateSpec in a group.
+struct State {
+  std::string suffix;
+  std::vector<comm::Chunk> chunks;  // the elements that have the state, held here or not
+  Buffer memory;                    // those of them that are held, chunk after chunk
+
+  /// Returns the chunk that contains an element of the flat buffer; empty if the element does not have this state.
+  comm::Chunk chunk_with(int64_t element) const {
+    for (const comm::Chunk chunk : chunks)
+      if (overlap(chunk, {element, 1}).count > 0) return chunk;
+    return {};
+  }
+};
+
 /// A flat buffer with its memory.
 struct Group : SlotGroup {
   comm::Chunk owned;     // this replica's chunk: for block sums, checkpoints and ZeRO-1
-  comm::Chunk held;      // elements whose master weights and moments are stored here: `owned` with ZeRO-1, else all
+  comm::Chunk held;      // elements whose master weights and states are stored here: `owned` with ZeRO-1, else all
   Buffer compute, grad;  // all elements; `compute` is empty if `master` has the compute weights
   Buffer master;         // all elements if it has the compute weights, else those of `held`
-  Buffer m, v;           // elements of `held`
+  std::vector<State> states;
 
   comm::Chunk master_range() const { return compute ? held : comm::Chunk{0, elements}; }
 
@@ -43,18 +66,18 @@ struct Group : SlotGroup {
   Tensor master_of(comm::Chunk range) const {
     return master.tensor().range(range.begin - master_range().begin, range.count);
   }
-  Tensor m_of(comm::Chunk range) const { return m.tensor().range(range.begin - held.begin, range.count); }
-  Tensor v_of(comm::Chunk range) const { return v.tensor().range(range.begin - held.begin, range.count); }
+  /// `range` must be within one chunk of the state.
+  Tensor state(std::string_view suffix, comm::Chunk range) const;
 };
 
-/// The owner of master weights and moments that are stored elsewhere, which updates weights concurrently with the
+/// The owner of master weights and states that are stored elsewhere, which updates weights concurrently with the
 /// compute thread. Its functions are called by the compute thread.
 class Keeper {
  public:
   virtual ~Keeper() = default;
   /// Returns once the group's compute weights include the last update.
   virtual void await(int group) = 0;
-  /// Returns once the master weights and moments in the groups' buffers include the last update, too.
+  /// Returns once the master weights and states in the groups' buffers include the last update, too.
   virtual void settle() = 0;
   /// Called before those buffers are overwritten: invalidates copies stored elsewhere.
   virtual void forget() = 0;
@@ -66,14 +89,18 @@ class ParamStore : public ParamTable {
   /// axis "data".
   ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh = nullptr, bool split_state = false);
 
-  /// Stores master weights and moments in the memory of `home`, a CPU device that must outlive the store; compute
+  /// Allocates this state for elements of the flat buffers, by group. Call before allocate().
+  void keep_state(StateSpec spec, std::vector<std::vector<comm::Chunk>> chunks) {
+    kept_.emplace_back(std::move(spec), std::move(chunks));
+  }
+  /// Stores master weights and states in the memory of `home`, a CPU device that must outlive the store; compute
   /// weights are then stored separately. Call before allocate().
   void keep_state_on(device::Device& home) { home_ = &home; }
   /// Sets the keeper; null: none.
   void keep_with(Keeper* keeper) { keeper_ = keeper; }
-  /// Returns the device whose memory holds master weights and moments.
+  /// Returns the device whose memory holds master weights and states.
   device::Device& home() const { return home_ == nullptr ? device_ : *home_; }
-  /// Call settle() before reading the master weights and moments in the groups' buffers, and forget() before writing
+  /// Call settle() before reading the master weights and states in the groups' buffers, and forget() before writing
   /// them.
   void settle() const {
     if (keeper_ != nullptr) keeper_->settle();
@@ -82,7 +109,7 @@ class ParamStore : public ParamTable {
     if (keeper_ != nullptr) keeper_->forget();
   }
 
-  /// Allocates memory for the parameters added so far; with `training`, for gradients and moments too.
+  /// Allocates memory for the parameters added so far; with `training`, for gradients and states too.
   void allocate(bool training);
   /// Sets initial values, which depend on (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
@@ -124,6 +151,7 @@ class ParamStore : public ParamTable {
   device::Device& device_;
   device::Device* home_ = nullptr;  // null: device_
   Keeper* keeper_ = nullptr;
+  std::vector<std::pair<StateSpec, std::vector<std::vector<comm::Chunk>>>> kept_;  // by group
   DType compute_;
   mesh::Mesh* mesh_;
   Replicas replicas_;

@@ -3,6 +3,7 @@
 // tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat buffer. A slot is a
 // local tensor in that buffer that one operator uses. It may hold several parameters side by side (q, k, v; gate, up),
 // so that one GEMM handles them all.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,6 +45,11 @@ struct Region {
   int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
   int64_t count() const { return rows * cols; }
 };
+/// Returns the elements in both chunks.
+constexpr comm::Chunk overlap(comm::Chunk a, comm::Chunk b) {
+  const int64_t begin = std::max(a.begin, b.begin), end = std::min(a.begin + a.count, b.begin + b.count);
+  return {begin, std::max<int64_t>(0, end - begin)};
+}
 /// Returns the part of `region` within `chunk`. For a matrix that may be the end of a row, complete rows, and the
 /// beginning of a row.
 std::vector<Region> clip(const Region& region, comm::Chunk chunk);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/layouts.h"
+#include "optim/make.h"
 #include "parallel/strategy.h"
 
 namespace trainer::plan {
@@ -64,6 +65,9 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
   gated_ = is_llama_like(m);
+  const optim::Rules rules = optim::make_rules(config, accumulator_of(compute));
+  update_ = static_cast<double>(rules.front()->traffic());
+  states_ = static_cast<double>(optim::state_bytes(*rules.front()));
 }
 
 GroupShape LayerCosts::group(AxisSet axes) {
@@ -139,7 +143,7 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
   }
   const double piece = block / ranks(flat);
   // Gradients are all-reduced once per step, overlapped with the backward GEMMs of the previous layer.
-  double once = traffic(OpKind::optimizer, 28 * piece);
+  double once = traffic(OpKind::optimizer, update_ * piece);
   for (const AxisSet axes : {rows, axes_.data()})
     if (ranks(axes) > 1) once += added(axes, collective(axes, CommOp::all_reduce, sums, piece), time.dx + time.dw);
   return seconds + once / accumulation_;
@@ -230,12 +234,13 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
   const AxisSet rows = near.rows & ~f;
   if (ranks(rows) > 1) once += collective(rows, CommOp::all_reduce, sums, piece);
   if (ranks(axes_.data()) > 1) once += collective(axes_.data(), CommOp::all_reduce, sums, piece);
-  return seconds + tables * (once + traffic(OpKind::optimizer, 28 * piece)) / accumulation_;
+  return seconds + tables * (once + traffic(OpKind::optimizer, update_ * piece)) / accumulation_;
 }
 
 double LayerCosts::matrix_bytes(AxisSet cut, double in, double out) const {
-  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient or moment
-  double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : element_ == sum ? 2 * sum : 3 * sum;
+  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient
+  const double masters = element_ == sum ? 0 : sum;
+  double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : masters + states_;
   if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
   return in * out / ranks(cut) * (element_ + sum + state);
 }

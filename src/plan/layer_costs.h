@@ -100,6 +100,7 @@ class LayerCosts {
   double rows_, width_, wide_, heads_, kv_heads_, queries_, keys_,
       vocab_;  // rows_ counts those of a replica's micro-batch
   double element_, accumulation_;
+  double update_, states_;  // bytes per element: traffic of an update, and the optimizer's states
   bool gated_;
   std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;

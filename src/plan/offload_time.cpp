@@ -11,9 +11,9 @@ namespace {
 using config::OffloadOptimizer;
 
 /// Returns the memory traffic of an update in bytes per parameter, in the memory that stores the state: the gradient,
-/// a read and a write of three state values, and the compute weights.
+/// a read and a write of master weights and states, and the compute weights.
 double update_traffic(const offload::Sizes& sizes) {
-  return static_cast<double>(sizes.gradient + 6 * sizes.state + (sizes.compute == sizes.state ? 0 : sizes.compute));
+  return static_cast<double>(sizes.gradient + 2 * sizes.kept() + (sizes.bounces() ? sizes.compute : 0));
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ std::vector<config::Offload> offload_choices(const config::Config& config, const
 }
 
 int64_t residents_within(const OffloadWork& work, double bytes) {
-  const double each = 3.0 * static_cast<double>(work.sizes.state * offload::largest_of(work.subgroups));
+  const double each = static_cast<double>(work.sizes.kept() * offload::largest_of(work.subgroups));
   if (each <= 0 || bytes < each) return 0;
   return std::min<int64_t>(static_cast<int64_t>(bytes / each), static_cast<int64_t>(work.subgroups.size()));
 }

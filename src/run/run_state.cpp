@@ -81,7 +81,7 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
     const checkpoint::Reader reader(folder);
     if (world.first())
       checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
-    reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
+    reader.load(checkpoint::slices_to_fill(trainer.store(), /*states=*/true),
                 {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
     const checkpoint::Snapshot& stored = reader.header();
     resumed = {folder,          reader.manifest().sequence, stored.state, stored.config_toml, stored.gemm_tuning_hash,
@@ -182,7 +182,7 @@ struct RemoveAtEnd {
 
 std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader) {
   std::string damage = find_damage_on_any_rank(trainer.mesh().world(), [&] {
-    reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
+    reader.load(checkpoint::slices_to_fill(trainer.store(), /*states=*/false),
                 {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
   });
   if (damage.empty()) trainer.store().refresh_compute();

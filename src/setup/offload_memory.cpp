@@ -66,7 +66,11 @@ std::string offload_change_that_fits(const RunPlan& plan, const config::Config& 
   const auto now_fits = [&] { return fits(memory_with(plan, config, tried, machine), plan, machine); };
   if (plan.replicas > 1 && config.parallel.zero_stage == 0) {
     std::vector<offload::Extent> split = plan.extents;
-    for (offload::Extent& group : split) group.held = comm::chunk_of(group.elements, plan.replicas, 0);
+    for (offload::Extent& group : split) {
+      const comm::Chunk held = comm::chunk_of(group.elements, plan.replicas, 0);
+      group.states = group.states * held.count / std::max<int64_t>(1, group.held.count);
+      group.held = held;
+    }
     if (fits(memory_with(plan, config, split, tried, machine), plan, machine)) return "parallel.zero_stage = 1 fits";
   }
   if (tried.optimizer == OffloadOptimizer::none) {

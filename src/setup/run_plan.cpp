@@ -41,7 +41,7 @@ int64_t host_total(const RunPlan& plan) {
 
 /// Adds the copy of weights and optimizer state that a background save writes from, if it fits.
 void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine) {
-  const int64_t bytes = checkpoint::bytes_of_copies(checkpoint::slices_to_save(trainer.store(), /*moments=*/true));
+  const int64_t bytes = checkpoint::bytes_of_copies(checkpoint::slices_to_save(trainer.store(), /*states=*/true));
   const int64_t limit = machine.gpu ? machine.host_limit : machine.memory_limit;
   if ((machine.gpu ? host_total(plan) : plan.total) + bytes > limit && limit > 0) return;
   plan.memory[kSnapshotMemory] = bytes;

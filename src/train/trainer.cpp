@@ -60,6 +60,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     state_home_ = device::make_host(device, config.offload.pinned);
     store_.keep_state_on(*state_home_);
   }
+  if (training) {
+    rules_ = optim::make_rules(config_, store_.state_dtype());
+    optim::keep_states(store_, rules_);
+  }
   store_.allocate(training);
   const Shape rows{micro_batch_ * config.model.seq_len};
   ids_ = Buffer(device, "data", rows, DType::i32);
@@ -74,12 +78,11 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
   if (state_home_ == nullptr) {
-    optimizer_ = std::make_unique<optim::AdamW>(store_, config_.optim,
-                                                config_.offload.grad_transport == config::GradTransport::bf16);
+    optimizer_ = optim::make_optimizer(store_, rules_);
     return;
   }
   world.control().barrier();  // so that all ranks of a host measure its rates at the same time
-  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
+  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, *rules_.front(), config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
   grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });

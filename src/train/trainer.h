@@ -12,6 +12,7 @@
 #include "mesh/mesh.h"
 #include "model/transformer.h"
 #include "offload/engine.h"
+#include "optim/make.h"
 #include "params/grad_sink.h"
 #include "tensor/costs.h"
 #include "train/micro_graphs.h"
@@ -149,6 +150,7 @@ class Trainer {
   std::unique_ptr<model::Transformer> model_;
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
+  optim::Rules rules_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;

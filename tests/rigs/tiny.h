@@ -98,7 +98,8 @@ struct Tiny {
     std::vector<std::byte> bytes;
     trainer.store().settle();
     for (const auto& group : trainer.store().groups())
-      for (const Tensor& t : {group.master.tensor(), group.m.tensor(), group.v.tensor()}) {
+      for (size_t i = 0; i <= group.states.size(); ++i) {
+        const Tensor t = i == 0 ? group.master : group.states[i - 1].memory;
         const HostCopy here(trainer.store().home(), t);
         bytes.insert(bytes.end(), here.tensor().data, here.tensor().data + t.bytes());
       }

@@ -39,7 +39,7 @@ TEST(Profile, HasTheHostOfAnEmulatedDevice) {
     ASSERT_TRUE(profile.host.known());
     EXPECT_NEAR(profile.host.memory_bytes, 6.0 * kGiB, 1);  // the mean of the ranks
     // What the planner makes of it.
-    const offload::Rates rates = plan::offload_rates(profile, {.state = 4, .compute = 4, .gradient = 4});
+    const offload::Rates rates = plan::offload_rates(profile, {.master = 4, .states = 8, .compute = 4, .gradient = 4});
     EXPECT_NEAR(rates.to_device, 50e9, 1);
     EXPECT_NEAR(rates.to_host, 40e9, 1);
     EXPECT_NEAR(rates.host, 2.5e9, 1);

@@ -20,6 +20,8 @@ void declare(params::ParamStore& store, bool fused) {
     }
   }
   store.add_slot(group, {{"bias", store.replicated({5}), normal}});
+  const comm::Chunk all{0, store.slot_groups()[0].elements};
+  for (const char* suffix : {"m", "v"}) store.keep_state({suffix, DType::f32}, {{all}});
   store.allocate(true);
 }
 
@@ -32,8 +34,8 @@ TEST(ParamSlices, LoadIntoAnotherLayoutOfTheSameParameters) {
   saved.initialize(5);
   for (params::Group& group : saved.groups()) {
     for (int64_t i = 0; i < group.elements; ++i) {
-      group.m.tensor().as<float>()[i] = static_cast<float>(i);
-      group.v.tensor().as<float>()[i] = static_cast<float>(-i);
+      group.states[0].memory.tensor().as<float>()[i] = static_cast<float>(i);
+      group.states[1].memory.tensor().as<float>()[i] = static_cast<float>(-i);
     }
   }
   Snapshot snapshot;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "model/transformer.h"
+#include "optim/make.h"
 #include "parallel/loss.h"
 #include "parallel/strategy.h"
 #include "reference/reference_model.h"
@@ -38,6 +39,7 @@ struct RigOptions {
   DType compute = DType::f64;
   config::Recompute recompute = config::Recompute::none;
   int threads = 2;
+  const optim::Rules* rules = nullptr;  // whose states the store keeps; null: none
 };
 
 class Rig {
@@ -52,6 +54,7 @@ class Rig {
         model(device, store, strategy, config, vocab, options.recompute, seed),
         sink(store),
         has_dropout_(config.dropout > 0) {
+    if (options.rules != nullptr) optim::keep_states(store, *options.rules);
     store.allocate(/*training=*/true);
     sink.prepare(device);
   }

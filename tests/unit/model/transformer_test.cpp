@@ -197,9 +197,11 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
   optim.beta1 = 0.9, optim.beta2 = 0.95, optim.eps = 1e-8, optim.weight_decay = 0.1, optim.grad_clip = 0.5;
   constexpr int64_t kSteps = 20;
   Named expected = reference::random_weights(c.spec, kWeightSeed);
-  Rig rig(c.spec);
+  optim::Rules rules;
+  rules.push_back(std::make_unique<optim::AdamW>(optim, DType::f64));
+  Rig rig(c.spec, {.rules = &rules});
   rig.set_weights(expected);
-  optim::AdamW adam(rig.store, optim);
+  const std::unique_ptr<optim::Optimizer> adam = optim::make_optimizer(rig.store, rules);
   reference::AdamW reference_adam({.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 0.5},
                                   reference::parameter_shapes(c.spec));
   bool clipped = false;
@@ -214,7 +216,7 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
     const params::GradNorm norm = rig.sink.finish(rig.ex);
     ASSERT_NEAR(norm.norm, wanted_norm, 1e-9 * std::max(1.0, wanted_norm)) << "step " << step;
     clipped = clipped || norm.norm > optim.grad_clip;
-    adam.step(rig.ex, {lr, step, norm.clip_factor(optim.grad_clip)});
+    adam->step(rig.ex, {lr, step, norm.clip_factor(optim.grad_clip)});
   }
   EXPECT_TRUE(clipped || c.spec.vocab == 1);
   const Named actual = rig.weights();

@@ -8,6 +8,8 @@
 
 #include "base/philox.h"
 #include "offload/engine.h"
+#include "optim/adamw.h"
+#include "optim/make.h"
 
 namespace trainer::offload {
 
@@ -33,16 +35,22 @@ struct Rig {
       : device(threads), host(device::make_host(device)), store(device, compute) {
     declare(store);
   }
+  void use_adamw(bool round_gradients) {
+    rules.push_back(std::make_unique<optim::AdamW>(kOptim, store.state_dtype(), round_gradients));
+    optim::keep_states(store, rules);
+  }
   void without_offload(bool round_gradients = false) {
+    use_adamw(round_gradients);
     store.allocate(true);
-    optimizer = std::make_unique<optim::AdamW>(store, kOptim, round_gradients);
+    optimizer = optim::make_optimizer(store, rules);
     store.initialize(5);
   }
   void with_offload(Plan plan, const Engine::Options& options) {
     store.keep_state_on(*host);
+    use_adamw(options.round_gradients);
     store.allocate(true);
     if (plan.device_share.num == 0) plan.slots = 0;
-    auto made = std::make_unique<Engine>(store, kOptim, plan, options);
+    auto made = std::make_unique<Engine>(store, *rules[0], plan, options);
     engine = made.get();
     optimizer = std::move(made);
     store.initialize(5);
@@ -71,8 +79,8 @@ struct Rig {
   }
   void zero_state() {
     for (const params::Group& group : store.groups())
-      for (const Buffer* buffer : {&group.master, &group.m, &group.v})
-        std::fill_n(buffer->tensor().as<float>(), buffer->tensor().count(), 0.0f);
+      for (const Buffer* buffer : {&group.master, &group.states[0].memory, &group.states[1].memory})
+        std::fill_n(buffer->tensor().data, buffer->tensor().bytes(), std::byte{0});
   }
   optim::Update update(int64_t t) const {
     return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = clips && t % 2 == 0 ? 0.75 : 1.0};
@@ -91,7 +99,7 @@ struct Rig {
     }
     store.settle();
     for (const params::Group& group : store.groups())
-      for (const Buffer* buffer : {&group.master, &group.m, &group.v}) add(*buffer);
+      for (const Buffer* buffer : {&group.master, &group.states[0].memory, &group.states[1].memory}) add(*buffer);
     return all;
   }
 
@@ -102,6 +110,7 @@ struct Rig {
   Exec ex{device, arena, meter};
   params::ParamStore store;
   bool clips = true;
+  optim::Rules rules;
   std::unique_ptr<optim::Optimizer> optimizer;
   Engine* engine = nullptr;
 };

@@ -67,7 +67,7 @@ TEST(Engine, MomentsBeginAtZeroInMemoryThatWasNot) {
       Rig rig(compute);
       rig.with_offload({.device_share = share, .slots = 2, .resident = 1}, {.subgroup = 128});
       for (const params::Group& group : rig.store.groups())
-        for (const Buffer* moments : {&group.m, &group.v})
+        for (const Buffer* moments : {&group.states[0].memory, &group.states[1].memory})
           for (int64_t i = 0; i < group.held.count; ++i) ASSERT_EQ(moments->tensor().as<float>()[i], 0);
       rig.step(1);
       EXPECT_TRUE(rig.bytes() == expected);
@@ -194,8 +194,9 @@ TEST(Engine, ADryOneTakesTheSameMemory) {
     params::ParamStore store(device, DType::bf16);
     declare(store);
     store.keep_state_on(*host);
+    optim::keep_states(store, rig.rules);
     store.allocate(true);
-    const Engine dry(store, kOptim, plan, {.subgroup = 192});
+    const Engine dry(store, *rig.rules[0], plan, {.subgroup = 192});
     EXPECT_EQ(device.memory_total(), rig.device.memory_total());
     EXPECT_EQ(host->memory_total(), rig.host->memory_total());
     int64_t elements = 0, largest = 0;

@@ -145,7 +145,7 @@ TEST(Schedule, BytesAreThoseOfTheFormulas) {
   each_situation([&](const Situation& now, const Schedule& list) {
     if (now.places.size() > subgroups.size()) return;
     const Share share = share_of(now.places, std::span(subgroups).first(now.places.size()));
-    const Bytes bytes = bytes_of(list, subgroups, {.state = 4, .compute = 2, .gradient = 4});
+    const Bytes bytes = bytes_of(list, subgroups, {.master = 4, .states = 8, .compute = 2, .gradient = 4});
     EXPECT_EQ(bytes[static_cast<size_t>(Kind::flush)], 4 * share.host);
     EXPECT_EQ(bytes[static_cast<size_t>(Kind::refresh)], 2 * share.host);
     EXPECT_EQ(bytes[static_cast<size_t>(Kind::load)], 12 * (share.streamed + (now.loaded ? 0 : share.resident)));

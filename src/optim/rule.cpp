@@ -1,0 +1,15 @@
+#include "optim/rule.h"
+
+namespace trainer::optim {
+
+void Rule::update(Exec&, const Update&, bool, const Piece&) const {
+  TRAINER_CHECK(false, "{} cannot update a range of elements on its own", name());
+}
+
+int64_t state_bytes(const Rule& rule) {
+  int64_t bytes = 0;
+  for (const params::StateSpec& state : rule.states()) bytes += size_of(state.type);
+  return bytes;
+}
+
+}  // namespace trainer::optim
