@@ -68,7 +68,8 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
                 parameters, repeats);
   const auto array = [&] { return Buffer(ex.device, "bench", {parameters}, DType::f32); };
   const Arrays arrays{array(), array(), array(), array()};
-  const Buffer copy(ex.device, "bench", {parameters}, DType::bf16);
+  const auto narrow = [&] { return Buffer(ex.device, "bench", {parameters}, DType::bf16); };
+  const Buffer copy = narrow(), first_moments = narrow(), second_moments = narrow();
   HostCopy gradients(ex.device, arrays.g);
   float* const g = gradients.tensor().as<float>();
   for (int64_t i = 0; i < parameters; ++i) g[i] = 1e-3f * static_cast<float>(i % 1000 + 1);
@@ -79,18 +80,19 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
                                   .eps = 1e-8,
                                   .negative_step = -1e-6,
                                   .negative_decay = -1e-7};
-  const auto update = [&](bool copies) {
+  const auto update = [&](bool copies, const Buffer& m, const Buffer& v) {
     int64_t first = 0;
     for (const int64_t n : pieces) {
       const auto of = [&](const Buffer& x) { return x.tensor().range(first, n); };
-      ops::run(ex, ops::AdamW{of(arrays.p), of(arrays.m), of(arrays.v), of(arrays.g), copies ? of(copy) : Tensor{},
-                              scalars});
+      ops::run(ex, ops::AdamW{of(arrays.p), of(m), of(v), of(arrays.g), copies ? of(copy) : Tensor{}, scalars});
       first += n;
     }
   };
-  // All four take turns; the first pass is not counted.
-  const std::function<void()> works[] = {[&] { update(false); }, [&] { move(ex, arrays, parameters); },
-                                         [&] { update(true); }, [&] { read(ex, arrays, parameters); }};
+  // All of them take turns; the first pass is not counted.
+  const std::function<void()> works[] = {
+      [&] { update(false, arrays.m, arrays.v); }, [&] { move(ex, arrays, parameters); },
+      [&] { update(true, arrays.m, arrays.v); }, [&] { read(ex, arrays, parameters); },
+      [&] { update(false, first_moments, second_moments); }};
   std::vector<double> seconds[std::size(works)];
   for (int i = 0; i <= repeats; ++i)
     for (size_t which = 0; which < std::size(works); ++which) {
@@ -105,7 +107,8 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
           .gb_per_s = 28e-9 * rate(0),
           .traffic_parameters_per_s = rate(1),
           .copying_parameters_per_s = rate(2),
-          .read_parameters_per_s = ex.device.kind() == device::Kind::cuda ? 0 : rate(3)};
+          .read_parameters_per_s = ex.device.kind() == device::Kind::cuda ? 0 : rate(3),
+          .bf16_moments_parameters_per_s = rate(4)};
 }
 
 }  // namespace trainer::bench

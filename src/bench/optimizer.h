@@ -16,6 +16,7 @@ struct OptimizerRate {
   /// Rate of a loop that reads the 16 bytes of p, m, v and the gradient and writes nothing: an upper bound for updates
   /// in place. 0 on a GPU.
   double read_parameters_per_s = 0;
+  double bf16_moments_parameters_per_s = 0;  // rate of AdamW if the moments are stored in bf16 (optim.moments)
   double share() const { return parameters_per_s / traffic_parameters_per_s; }
   /// Returns the bandwidth with the bf16 copy (30 bytes per parameter) relative to that of the loop.
   double copying_share() const { return 30 * copying_parameters_per_s / (28 * traffic_parameters_per_s); }
@@ -25,7 +26,7 @@ struct OptimizerRate {
 std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine);
 
 /// Returns each loop's median over `repeats` passes; the loops take turns. The arrays have as many elements as all
-/// pieces together (18 bytes of memory per element). Every piece is updated separately.
+/// pieces together (22 bytes of memory per element). Every piece is updated separately.
 OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats);
 
 }  // namespace trainer::bench

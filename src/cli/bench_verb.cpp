@@ -98,9 +98,11 @@ json bench_optimizer(const Bench& b) {
   b.say(format(
       "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of the rate of copying the same 28 bytes per "
       "parameter\n"
-      "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the copy's bytes/s\n",
+      "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the copy's bytes/s\n"
+      "with moments in bf16: {:.2f} billion parameters/s\n",
       where, rate.parameters_per_s * 1e-9, rate.gb_per_s, format_percent(rate.share()),
-      rate.copying_parameters_per_s * 1e-9, format_percent(rate.copying_share())));
+      rate.copying_parameters_per_s * 1e-9, format_percent(rate.copying_share()),
+      rate.bf16_moments_parameters_per_s * 1e-9));
   if (rate.read_parameters_per_s > 0)
     b.say(format("reading the 16 bytes only: {:.2f} billion parameters/s\n", rate.read_parameters_per_s * 1e-9));
   return {{"threads", b.machine.threads},
@@ -112,7 +114,8 @@ json bench_optimizer(const Bench& b) {
           {"traffic_parameters_per_s", rate.traffic_parameters_per_s},
           {"read_parameters_per_s", rate.read_parameters_per_s > 0 ? json(rate.read_parameters_per_s) : json()},
           {"copying_parameters_per_s", rate.copying_parameters_per_s},
-          {"copying_share_of_traffic", rate.copying_share()}};
+          {"copying_share_of_traffic", rate.copying_share()},
+          {"bf16_moments_parameters_per_s", rate.bf16_moments_parameters_per_s}};
 }
 
 json bench_elementwise(const Bench& b) {

@@ -25,6 +25,7 @@ enum class AttentionKernels { automatic, own, cudnn };
 enum class ProgressMode { automatic, on, off };
 enum class OffloadOptimizer { none, cpu, interleaved };
 enum class GradTransport { fp32, bf16 };
+enum class Moments { fp32, bf16 };
 
 struct Run {
   std::string name;
@@ -139,6 +140,7 @@ struct Optim {
   Schedule schedule = Schedule::cosine;
   double decay_fraction = 0;  // wsd: fraction of the steps in the final decay
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
+  Moments moments = Moments::fp32;
 };
 
 struct Precision {

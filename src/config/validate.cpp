@@ -242,6 +242,10 @@ void check_offload(const Config& config, Checker& checker) {
       {"offload.grad_transport", "precision.compute"},
       "grad_transport = \"bf16\" conflicts with compute = \"fp64\", whose gradients are fp64; use \"fp32\", "
       "which sends them unrounded");
+  checker.require(config.optim.moments == Moments::fp32 || config.precision.compute != Compute::fp64,
+                  {"optim.moments", "precision.compute"},
+                  "moments = \"bf16\" conflicts with compute = \"fp64\", whose moments are fp64; use \"fp32\", the "
+                  "default, which stores them unrounded");
 }
 
 void check_debug(const Debug& debug, Checker& checker) {

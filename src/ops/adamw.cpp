@@ -40,30 +40,33 @@ void run(Exec& ex, const AdamW& op) {
   const DType dtype = op.p.dtype;
   const size_t type = state_index(dtype, "adamw p");
   expect_count(op.p, n, dtype, "adamw p");
-  expect_count(op.m, n, dtype, "adamw m");
-  expect_count(op.v, n, dtype, "adamw v");
+  const bool small = op.m.dtype == DType::bf16;
+  expect_count(op.m, n, small ? DType::bf16 : dtype, "adamw m");
+  expect_count(op.v, n, small ? DType::bf16 : dtype, "adamw v");
   const bool narrow = op.g.dtype == DType::bf16;
   expect_count(op.g, n, narrow ? DType::bf16 : dtype, "adamw g");
   TRAINER_CHECK(dtype == DType::f32 || (!narrow && !op.round_gradient), "bf16 gradients require fp32 weights");
+  TRAINER_CHECK(dtype == DType::f32 || !small, "bf16 moments require fp32 weights");
   if (op.compute) {
     expect_count(op.compute, n, DType::bf16, "adamw compute");
     TRAINER_CHECK(dtype == DType::f32, "a bf16 copy of the weights requires fp32 weights");
   }
-  const double bytes = 6.0 * static_cast<double>(op.p.bytes()) + static_cast<double>(op.g.bytes()) +
-                       (op.compute ? 2.0 * static_cast<double>(n) : 0.0);
+  const double bytes =
+      bytes_of(op.p, 2) + bytes_of(op.m, 2) + bytes_of(op.v, 2) + bytes_of(op.g) + bytes_of(op.compute);
   const OpTimer timer(ex.meter, OpKind::optimizer, {14.0 * static_cast<double>(n), bytes});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
 
   const AdamWScalars& s = op.scalars;
-  const AdamWConstants constants{s.beta1, s.beta2,         1 - s.beta1,      1 - s.beta2,     s.inv_sqrt_correction,
-                                 s.eps,   s.negative_step, s.negative_decay, s.gradient_scale};
+  const AdamWConstants constants{s.beta1, s.beta2,         1 - s.beta1,      1 - s.beta2,      s.inv_sqrt_correction,
+                                 s.eps,   s.negative_step, s.negative_decay, s.gradient_scale, rounding_salt(s)};
   const AdamWKernels& table = adamw_kernels(ex);
-  const auto kernel = narrow ? table.update_narrow : op.round_gradient ? table.update_rounded : table.update[type];
+  const auto kernel = type == 0 ? table.f64 : table.f32[small ? 1 : 0][narrow ? 2 : op.round_gradient ? 1 : 0];
   for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
     require_usual_rounding();
     const int64_t at = first * size_of(dtype);
-    kernel(constants, op.p.data + at, op.m.data + at, op.v.data + at, op.g.data + first * size_of(op.g.dtype),
+    const int64_t moment = first * size_of(op.m.dtype);
+    kernel(constants, op.p.data + at, op.m.data + moment, op.v.data + moment, op.g.data + first * size_of(op.g.dtype),
            op.compute ? op.compute.as<bf16>() + first : nullptr, count);
   });
 }

@@ -13,14 +13,21 @@ struct AdamWScalars {
   double negative_step = 0;   // −lr/(1 − b1^t)
   double negative_decay = 0;  // −lr·weight_decay, 0 without decay
   double gradient_scale = 1;  // loss scale and clipping: a single factor, rounded to the state's type
+  int64_t t = 1;              // number of the update, 1-based: for rounding moments to bf16
 };
 
 /// Per element, rn = rounded to the state's type (f32 or f64):
 ///   x = rn(g·gs); m = fma(b1, m, rn(ob1·x)); v = fma(b2, v, rn(rn(ob2·x)·x)); d = fma(sqrt(v), isq2, eps);
 ///   u = m/d; q = fma(nwd, p, p); p = fma(nstep, u, q); compute = bf16(p)
-/// p, m, v, g flat [n] of one dtype (f32, f64); compute: flat [n] bf16 copy to refresh, or empty. With f32 state g may
-/// be bf16, and is widened first. `round_gradient`: rounds an f32 g to bf16 first; the result is bitwise identical to
-/// that with a bf16 g.
+/// Moments may be stored in bf16, half of f32 state; this update uses m and v before they are rounded. m is rounded to
+/// the nearest bf16. Rounding v to nearest would freeze it if 1 − b2 < 2⁻⁹, so it is rounded stochastically: with
+///   mix(h): h ^= h >> 16; h *= 0x7feb352d; h ^= h >> 15; h *= 0x846ca68b; h ^= h >> 16 (32-bit integers)
+///   h = mix(bits(v) ^ mix(bits(p) + t·0x9e3779b9)) with p before the update
+/// the stored bits are (bits(v) + (h & 0xffff)) & 0xffff0000. They depend only on values, not on where an element is.
+/// p, m, v, g flat [n] of one dtype (f32, f64), or m and v bf16 with f32 p and g; compute: flat [n] bf16 copy to
+/// refresh, or empty. With f32 state g may be bf16, and is widened first. `round_gradient`: rounds an f32 g to bf16
+/// first; the result is bitwise identical to that with a bf16 g.
+constexpr uint32_t rounding_salt(const AdamWScalars& s) { return static_cast<uint32_t>(s.t) * 0x9e3779b9u; }
 struct AdamW {
   Tensor p, m, v, g, compute;
   AdamWScalars scalars;

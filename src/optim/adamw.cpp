@@ -17,7 +17,8 @@ ops::AdamWScalars scalars_of(const config::Optim& optim, const Update& update, b
           .eps = optim.eps,
           .negative_step = -update.lr / (1.0 - std::pow(optim.beta1, steps)),
           .negative_decay = decay ? -update.lr * optim.weight_decay : 0.0,
-          .gradient_scale = update.gradient_scale};
+          .gradient_scale = update.gradient_scale,
+          .t = update.t};
 }
 
 class AdamWUpdater final : public Updater {

@@ -10,18 +10,21 @@ class AdamW final : public Rule {
   /// `state` is the type of the master weights. `round_gradients` rounds gradients to bf16 first, to match runs that
   /// send gradients to the host in bf16.
   AdamW(const config::Optim& optim, DType state, bool round_gradients = false)
-      : optim_(optim), state_(state), round_gradients_(round_gradients) {}
+      : optim_(optim),
+        state_(state),
+        moments_(optim.moments == config::Moments::bf16 ? DType::bf16 : state),
+        round_gradients_(round_gradients) {}
 
   std::string_view name() const override { return "adamw"; }
   bool takes(const params::Param&) const override { return true; }
-  std::vector<params::StateSpec> states() const override { return {{"m", state_}, {"v", state_}}; }
+  std::vector<params::StateSpec> states() const override { return {{"m", moments_}, {"v", moments_}}; }
   int64_t traffic() const override;
   std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const override;
   void update(Exec& ex, const Update& update, bool decay, const Piece& piece) const override;
 
  private:
   const config::Optim optim_;
-  const DType state_;
+  const DType state_, moments_;
   const bool round_gradients_;
 };
 

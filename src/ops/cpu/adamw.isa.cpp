@@ -13,14 +13,29 @@ namespace {
   return (Vec<float>)((nan & 0x7fff0000u) | (~nan & rounded));
 }
 
+[[gnu::always_inline]] inline Vec<uint32_t> mixed(Vec<uint32_t> h) {
+  h ^= h >> 16;
+  h *= 0x7feb352du;
+  h ^= h >> 15;
+  h *= 0x846ca68bu;
+  return h ^ (h >> 16);
+}
+/// Rounds second moments to bf16 stochastically (ops/adamw.h).
+[[gnu::always_inline]] inline Vec<float> rounded_at_random(Vec<float> v, Vec<float> p, uint32_t salt) {
+  const Vec<uint32_t> bits = (Vec<uint32_t>)v, hash = mixed(bits ^ mixed((Vec<uint32_t>)p + salt));
+  return (Vec<float>)((bits + (hash & 0xffffu)) & 0xffff0000u);
+}
+
 /// Prefetch distance of an update, in elements.
 constexpr int64_t kAhead = 256;
 
-/// A is the type of the state, G that of the gradient. `rounds`: an f32 gradient is rounded to bf16 first.
-template <typename A, typename G = A, bool rounds = false>
+/// A is the type of the weights, M that of the moments, G that of the gradient. `rounds`: an f32 gradient is rounded to
+/// bf16 first.
+template <typename A, typename M = A, typename G = A, bool rounds = false>
 void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, const void* g_data, bf16* compute,
             int64_t n) {
-  A *p = static_cast<A*>(p_data), *m = static_cast<A*>(m_data), *v = static_cast<A*>(v_data);
+  A* p = static_cast<A*>(p_data);
+  M *m = static_cast<M*>(m_data), *v = static_cast<M*>(v_data);
   const G* g = static_cast<const G*>(g_data);
   auto constant = [](double x) { return splat<A>(static_cast<A>(x)); };
   const Vec<A> b1 = constant(k.b1), b2 = constant(k.b2), ob1 = constant(k.ob1), ob2 = constant(k.ob2);
@@ -45,7 +60,11 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
     const Vec<A> next = fused<A>(step, u, fused<A>(decay, old, old));
     put(p + i, next, tag);
     put(m + i, first, tag);
-    put(v + i, second, tag);
+    if constexpr (sizeof(M) == sizeof(A)) {
+      put(v + i, second, tag);
+    } else {
+      put(v + i, rounded_at_random(second, old, k.rounding_salt), tag);
+    }
     return next;
   };
   if constexpr (sizeof(A) == 4) {
@@ -85,9 +104,10 @@ double square_sum(const void* data, int64_t n) {
 
 }  // namespace
 
-extern const AdamWKernels adamw_kernels = {{update<double>, update<float>},
-                                           update<float, float, true>,
-                                           update<float, bf16>,
-                                           {square_sum<double>, square_sum<float>}};
+extern const AdamWKernels adamw_kernels = {
+    update<double>,
+    {{update<float>, update<float, float, float, true>, update<float, float, bf16>},
+     {update<float, bf16>, update<float, bf16, float, true>, update<float, bf16, bf16>}},
+    {square_sum<double>, square_sum<float>}};
 
 }  // namespace trainer::ops::TRAINER_ISA

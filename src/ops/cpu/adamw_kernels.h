@@ -1,5 +1,5 @@
 #pragma once
-// Kernels of ops/adamw.h for one instruction set; tables are indexed by dtype (f64, f32).
+// Kernels of ops/adamw.h for one instruction set; square_sum is indexed by dtype (f64, f32).
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -10,13 +10,13 @@ namespace trainer::ops {
 /// The scalars of the canonical arithmetic, in double; rounded to the state's type before use.
 struct AdamWConstants {
   double b1, b2, ob1, ob2, inv_sqrt_correction, eps, negative_step, negative_decay, gradient_scale;
+  uint32_t rounding_salt;
 };
 struct AdamWKernels {
   /// Updates n elements; `compute` may be null.
   using Update = void (*)(const AdamWConstants& k, void* p, void* m, void* v, const void* g, bf16* compute, int64_t n);
-  Update update[2];
-  Update update_rounded;  // f32 state; rounds the f32 gradient to bf16 first
-  Update update_narrow;   // f32 state, bf16 gradient
+  Update f64;
+  Update f32[2][3];  // [moments: f32, bf16][gradient: f32, f32 rounded to bf16 first, bf16]
   /// Returns Σ x² of at most kNormBlock elements.
   double (*square_sum[2])(const void* x, int64_t n);
 };

@@ -1,20 +1,32 @@
 #include "ops/adamw.h"
 
+#include <bit>
+
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/ops.h"
 
 namespace trainer::ops::cuda {
 namespace {
 
+__device__ inline uint32_t mixed(uint32_t h) {
+  h ^= h >> 16;
+  h *= 0x7feb352du;
+  h ^= h >> 15;
+  h *= 0x846ca68bu;
+  return h ^ (h >> 16);
+}
+
 /// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No product here is added to anything, so that the
 /// compiler cannot fuse a multiplication with an addition.
-template <typename G>
+template <typename G, typename M>
 struct AdamWBody {
-  Rows<float> p, m, v;
+  Rows<float> p;
+  Rows<M> m, v;
   Rows<const G> g;
   Rows<bf16> compute;
   float b1, b2, ob1, ob2, correction, eps, step, decay, scale;
-  bool rounds;  // rounds the gradient to bf16
+  bool rounds;    // rounds the gradient to bf16
+  uint32_t salt;  // for rounding second moments to bf16
 
   template <int V>
   struct Values {
@@ -35,7 +47,12 @@ struct AdamWBody {
       x.m[i] = fmaf(b1, x.m[i], ob1 * gradient);
       x.v[i] = fmaf(b2, x.v[i], ob2 * gradient * gradient);
       const float u = x.m[i] / fmaf(sqrtf(x.v[i]), correction, eps);
+      const uint32_t old = std::bit_cast<uint32_t>(x.p[i]);
       x.p[i] = fmaf(step, u, fmaf(decay, x.p[i], x.p[i]));
+      if constexpr (sizeof(M) < 4) {
+        const uint32_t bits = std::bit_cast<uint32_t>(x.v[i]), hash = mixed(bits ^ mixed(old + salt));
+        x.v[i] = std::bit_cast<float>((bits + (hash & 0xffffu)) & 0xffff0000u);
+      }
     }
     put(p.at(0, at.c), at.n, x.p);
     put(m.at(0, at.c), at.n, x.m);
@@ -77,22 +94,26 @@ void run(Exec& ex, const AdamW& op) {
   const auto rounded = [](double x) { return static_cast<float>(x); };
   for_compute_type(op.g.dtype, "adamw g", [&](auto type) {
     using G = decltype(type);
-    const AdamWBody<G> body{rows_of<float>(op.p),
-                            rows_of<float>(op.m),
-                            rows_of<float>(op.v),
-                            rows_in<G>(op.g),
-                            rows_of<bf16>(op.compute),
-                            rounded(s.beta1),
-                            rounded(s.beta2),
-                            rounded(1 - s.beta1),
-                            rounded(1 - s.beta2),
-                            rounded(s.inv_sqrt_correction),
-                            rounded(s.eps),
-                            rounded(s.negative_step),
-                            rounded(s.negative_decay),
-                            rounded(s.gradient_scale),
-                            op.round_gradient};
-    map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.m, op.v, op.g, op.compute}, true);
+    for_compute_type(op.m.dtype, "adamw m", [&](auto moment) {
+      using M = decltype(moment);
+      const AdamWBody<G, M> body{rows_of<float>(op.p),
+                                 rows_of<M>(op.m),
+                                 rows_of<M>(op.v),
+                                 rows_in<G>(op.g),
+                                 rows_of<bf16>(op.compute),
+                                 rounded(s.beta1),
+                                 rounded(s.beta2),
+                                 rounded(1 - s.beta1),
+                                 rounded(1 - s.beta2),
+                                 rounded(s.inv_sqrt_correction),
+                                 rounded(s.eps),
+                                 rounded(s.negative_step),
+                                 rounded(s.negative_decay),
+                                 rounded(s.gradient_scale),
+                                 op.round_gradient,
+                                 rounding_salt(s)};
+      map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.m, op.v, op.g, op.compute}, true);
+    });
   });
 }
 

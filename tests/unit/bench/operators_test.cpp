@@ -54,7 +54,9 @@ TEST_F(Benchmarks, MeasureAdamWComparedWithItsTraffic) {
   EXPECT_GT(rate.share(), 0);
   EXPECT_GT(rate.copying_share(), 0);
   EXPECT_GT(rate.read_parameters_per_s, 0);
-  EXPECT_EQ(meter.of(OpKind::optimizer).calls, 16);  // two pieces, in four passes, without and with a copy
+  EXPECT_GT(rate.bf16_moments_parameters_per_s, 0);
+  EXPECT_EQ(meter.of(OpKind::optimizer).calls,
+            24);  // two pieces, in four passes: plain, with a copy, with bf16 moments
 }
 
 TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {

@@ -31,12 +31,13 @@ inline void declare(params::ParamStore& store) {
 
 /// A store and who updates it, fed with gradients that depend on step and place alone.
 struct Rig {
-  explicit Rig(DType compute, int threads = 2)
+  explicit Rig(DType compute, int threads = 2, config::Moments moments = config::Moments::fp32)
       : device(threads), host(device::make_host(device)), store(device, compute) {
+    settings.moments = moments;
     declare(store);
   }
   void use_adamw(bool round_gradients) {
-    rules.push_back(std::make_unique<optim::AdamW>(kOptim, store.state_dtype(), round_gradients));
+    rules.push_back(std::make_unique<optim::AdamW>(settings, store.state_dtype(), round_gradients));
     optim::keep_states(store, rules);
   }
   void without_offload(bool round_gradients = false) {
@@ -110,13 +111,15 @@ struct Rig {
   Exec ex{device, arena, meter};
   params::ParamStore store;
   bool clips = true;
+  config::Optim settings = kOptim;
   optim::Rules rules;
   std::unique_ptr<optim::Optimizer> optimizer;
   Engine* engine = nullptr;
 };
 
-inline std::vector<std::byte> reference(DType compute, int64_t steps, bool clips = true, bool round_gradients = false) {
-  Rig rig(compute);
+inline std::vector<std::byte> reference(DType compute, int64_t steps, bool clips = true, bool round_gradients = false,
+                                        config::Moments moments = config::Moments::fp32) {
+  Rig rig(compute, 2, moments);
   rig.clips = clips;
   rig.without_offload(round_gradients);
   for (int64_t t = 1; t <= steps; ++t) rig.step(t);

@@ -30,6 +30,21 @@ TEST_P(EveryType, AnyScheduleGivesTheSameBits) {
         }
 }
 
+TEST(Engine, MomentsInBf16HaveTheSameBitsInEveryPlace) {
+  constexpr config::Moments kSmall = config::Moments::bf16;
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const std::vector<std::byte> expected = reference(compute, 4, true, false, kSmall);
+    EXPECT_LT(expected.size(), reference(compute, 4).size());
+    for (const Fraction share : {Fraction{0, 1}, {1, 2}, {1, 1}})
+      for (const int64_t subgroup : {64, 192, 1 << 20}) {
+        Rig rig(compute, 3, kSmall);
+        rig.with_offload({.device_share = share, .slots = 2, .resident = 1}, {.subgroup = subgroup, .poison = true});
+        for (int64_t t = 1; t <= 4; ++t) rig.step(t);
+        EXPECT_TRUE(rig.bytes() == expected) << share.num << "/" << share.den << ", subgroups of " << subgroup;
+      }
+  }
+}
+
 TEST_P(EveryType, BlockingGivesTheSameBits) {
   const std::vector<std::byte> expected = reference(GetParam(), 4);
   for (const Fraction share : {Fraction{0, 1}, {1, 2}}) {

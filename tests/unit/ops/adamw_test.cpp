@@ -224,6 +224,123 @@ TEST_F(AdamBf16, AGradientRoundedHereOrSentAsBf16GivesTheSameBits) {
     }
 }
 
+uint32_t mixed(uint32_t h) {
+  h = (h ^ h >> 16) * 0x7feb352du;
+  h = (h ^ h >> 15) * 0x846ca68bu;
+  return h ^ h >> 16;
+}
+/// The stored second moment, as ops/adamw.h defines it.
+bf16 stored_second(float v, float old_p, int64_t t) {
+  const uint32_t bits = std::bit_cast<uint32_t>(v);
+  const uint32_t h = mixed(bits ^ mixed(std::bit_cast<uint32_t>(old_p) + static_cast<uint32_t>(t) * 0x9e3779b9u));
+  return bf16(std::bit_cast<float>((bits + (h & 0xffffu)) & 0xffff0000u));
+}
+
+TEST_F(AdamBf16, StoredSecondMomentsHaveTheBitsOfTheDefinition) {
+  // v, p, t and the stored bits, from an independent program.
+  struct Golden {
+    uint32_t v, p;
+    int64_t t;
+    uint16_t stored;
+  };
+  const Golden goldens[] = {{0x38d1b717, 0x3ca3d70a, 1, 0x38d2},    {0x340637bd, 0xbcf5c28f, 2, 0x3406},
+                            {0x40400000, 0x3f800000, 1000, 0x4040}, {0x000116c2, 0xbf000000, 17, 0x0001},
+                            {0x00000000, 0x3dcccccd, 3, 0x0000},    {0x38991794, 0x00000000, 123456789012, 0x3899}};
+  for (const Golden& golden : goldens)
+    EXPECT_EQ(stored_second(std::bit_cast<float>(golden.v), std::bit_cast<float>(golden.p), golden.t).bits,
+              golden.stored);
+}
+
+struct SmallMoments {
+  std::vector<bf16> m, v;
+  explicit SmallMoments(const State<float>& wide) {
+    for (size_t i = 0; i < wide.m.size(); ++i) {
+      m.push_back(bf16(wide.m[i]));
+      v.push_back(bf16(wide.v[i]));
+    }
+  }
+  static Tensor tensor(std::vector<bf16>& x) {
+    return {reinterpret_cast<std::byte*>(x.data()), {static_cast<int64_t>(x.size())}, DType::bf16, 0};
+  }
+};
+
+TEST_F(AdamBf16, MomentsInBf16FollowTheScalarLoopOnEveryInstructionSet) {
+  const int64_t n = (int64_t{1} << 16) + 13, t = 7;
+  AdamWScalars s = scalars(t, 0.1);
+  s.t = t;
+  const State<float> initial(n, 79);
+  for (const bool rounds : {false, true}) {
+    State<float> want = initial;
+    SmallMoments stored(initial);
+    for (size_t i = 0; i < want.p.size(); ++i) {
+      const float old = want.p[i], g = rounds ? static_cast<float>(bf16(want.g[i])) : want.g[i];
+      want.m[i] = static_cast<float>(stored.m[i]);
+      want.v[i] = static_cast<float>(stored.v[i]);
+      reference<float>(s, want.p[i], want.m[i], want.v[i], g);
+      stored.m[i] = bf16(want.m[i]);
+      stored.v[i] = stored_second(want.v[i], old, t);
+      want.compute[i] = bf16(want.p[i]);
+    }
+    const auto same = [](const std::vector<bf16>& a, const std::vector<bf16>& b) {
+      return std::ranges::equal(a, b, [](bf16 x, bf16 y) {
+        return x.bits == y.bits || (std::isnan(static_cast<float>(x)) && std::isnan(static_cast<float>(y)));
+      });
+    };
+    for (const Isa isa : instruction_sets())
+      for (const int threads : {1, 3}) {
+        SCOPED_TRACE(format("{}, {} threads, rounds {}", device::name_of(isa), threads, rounds));
+        Machine machine(threads, isa);
+        State<float> x = initial;
+        SmallMoments moments(initial);
+        AdamW op{x.tensor(x.p),
+                 SmallMoments::tensor(moments.m),
+                 SmallMoments::tensor(moments.v),
+                 x.tensor(x.g),
+                 {reinterpret_cast<std::byte*>(x.compute.data()), {n}, DType::bf16, 0},
+                 s};
+        op.round_gradient = rounds;
+        run(machine.ex, op);
+        expect_same_bits(x.p, want.p, "p");
+        EXPECT_TRUE(same(moments.m, stored.m)) << "m";
+        EXPECT_TRUE(same(moments.v, stored.v)) << "v";
+        EXPECT_EQ(std::memcmp(x.compute.data(), want.compute.data(), x.compute.size() * 2), 0) << "copy";
+      }
+  }
+}
+
+TEST_F(AdamBf16, StoredSecondMomentsHaveNoBias) {
+  constexpr int64_t kElements = 20000, kUpdates = 1000;
+  std::mt19937 engine(83);
+  std::normal_distribution<float> normal;
+  std::vector<float> draws(kElements + kUpdates * 7);
+  for (float& draw : draws) draw = normal(engine);
+  Machine machine(2, instruction_sets().back());
+  for (const double beta2 : {0.95, 0.99, 0.999}) {
+    State<float> wide(kElements, 1);
+    for (std::vector<float>* x : {&wide.p, &wide.m, &wide.v}) std::ranges::fill(*x, 0.0f);
+    SmallMoments small(wide);
+    std::vector<float> small_p = wide.p;
+    for (int64_t t = 1; t <= kUpdates; ++t) {
+      AdamWScalars s = scalars(t, 0);
+      s.beta2 = beta2;
+      s.inv_sqrt_correction = 1 / std::sqrt(1 - std::pow(beta2, static_cast<double>(t)));
+      s.t = t;
+      std::copy_n(draws.begin() + 7 * t, kElements, wide.g.begin());
+      run(machine.ex, AdamW{wide.tensor(wide.p), wide.tensor(wide.m), wide.tensor(wide.v), wide.tensor(wide.g), {}, s});
+      run(machine.ex, AdamW{wide.tensor(small_p),
+                            SmallMoments::tensor(small.m),
+                            SmallMoments::tensor(small.v),
+                            wide.tensor(wide.g),
+                            {},
+                            s});
+    }
+    double ratio = 0;
+    for (size_t i = 0; i < wide.v.size(); ++i)
+      ratio += std::sqrt(static_cast<double>(small.v[i]) / static_cast<double>(wide.v[i])) / kElements;
+    EXPECT_NEAR(ratio, 1, 0.003) << "beta2 " << beta2;
+  }
+}
+
 TEST_F(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
   // Weights with zero moments and gradient keep their value: the copy is the rounding of p itself.
   constexpr int64_t kBatch = 1 << 16;

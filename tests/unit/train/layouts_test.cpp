@@ -184,6 +184,13 @@ TEST_P(Schedules, ChangeNoBit) {
     same("late messages and recomputation", [](Config& o) { o.train.recompute = Recompute::full; }, {.delay = 0.001});
     same("selective recomputation", [](Config& o) { o.train.recompute = Recompute::selective; });
     same("split optimizer state", [](Config& o) { o.parallel.zero_stage = 1; });
+    if (compute != DType::f64 && c.parallel.data > 1) {
+      SCOPED_TRACE("moments in bf16");
+      Config small = c, split = c;
+      small.optim.moments = split.optim.moments = config::Moments::bf16;
+      split.parallel.zero_stage = 1;
+      expect_same_bits(train(split, compute, kSteps), train(small, compute, kSteps));
+    }
     if (!config::sharding_of(c).gathers_weights()) continue;
     same("kept weights of a layer", [](Config& o) { o.parallel.cache_layers = 1; });
     same("kept weights and recomputation", [](Config& o) {
