@@ -119,6 +119,8 @@ json to_json(const TrainState& state) {
               {"skipped_in_row", state.skipped_in_row},
               {"finite_weights", state.finite_weights}};
   if (!state.best_set.empty()) out["best_set"] = state.best_set;
+  if (!state.losses.empty() || !state.norms.empty())
+    out["history"] = {{"losses", state.losses}, {"norms", state.norms}};
   return out;
 }
 

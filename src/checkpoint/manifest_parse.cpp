@@ -67,6 +67,14 @@ class Value {
     if (!json_.is_number()) fail("expected a number or null");
     return json_.get<double>();
   }
+  std::vector<double> numbers() const {
+    std::vector<double> values;
+    for (const Value& value : list()) {
+      if (!value.json_.is_number()) value.fail("expected a number");
+      values.push_back(value.json_.get<double>());
+    }
+    return values;
+  }
   Checksum checksum() const {
     const auto parsed = parse_checksum(text());
     if (!parsed) fail("expected 32 hexadecimal digits");
@@ -139,6 +147,10 @@ Snapshot header_of(const Value& root) {
   if (const auto origin = state.if_there("origin")) header.state.origin = origin->integer(0, kMost);
   if (const auto skipped = state.if_there("skipped_in_row")) header.state.skipped_in_row = skipped->integer(0, kMost);
   if (const auto finite = state.if_there("finite_weights")) header.state.finite_weights = finite->flag();
+  if (const auto history = state.if_there("history")) {
+    header.state.losses = (*history)["losses"].numbers();
+    header.state.norms = (*history)["norms"].numbers();
+  }
   header.compute = root["compute"].text();
   header.tied = root["tied"].flag();
   header.tokenizer_hash = root["tokenizer_hash"].text();

@@ -35,8 +35,12 @@ struct TrainState {
   /// The sequence number (manifest.h) of the checkpoint from which the run was last resumed by path, to branch from a
   /// different run or to go back to an earlier step. 0: none, or saved by a version that did not record it.
   int64_t origin = 0;
-  /// Number of consecutive steps up to this one that were skipped because the loss or gradient was not finite.
+  /// Number of consecutive steps up to this one that were skipped because the loss or gradient was not finite or a
+  /// spike.
   int64_t skipped_in_row = 0;
+  /// Finite losses and gradient norms of the last train.skip_window steps, oldest first; empty without
+  /// train.skip_sigma.
+  std::vector<double> losses, norms;
   bool finite_weights = true;
   /// True if the weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
   /// Retention::keep (checkpoint/store.h).

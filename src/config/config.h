@@ -131,6 +131,8 @@ struct Train {
   std::string sample_prompt;
   int64_t sample_tokens = 0;
   int64_t max_skipped_steps = 0;
+  double skip_sigma = 0;  // 0: no spikes are skipped
+  int64_t skip_window = 0;
   bool cuda_graph = false;
 };
 

@@ -201,6 +201,13 @@ void declare_train(std::vector<Key>& keys) {
   train.integer(
       "max_skipped_steps", &Train::max_skipped_steps, 10, {.range = at_least(0), .unit = "steps"},
       "Consecutive steps with a non-finite loss or gradient that are skipped before the run ends with status 6.");
+  train.number(
+      "skip_sigma", &Train::skip_sigma, 0, {.range = at_least(0)},
+      "Skip the update of a step whose loss or gradient norm exceeds the mean of the last skip_window steps by "
+      "more than this number of standard deviations, such as 6; 0: never. Needs 64 earlier steps; skipped steps "
+      "count for max_skipped_steps.");
+  train.integer("skip_window", &Train::skip_window, 128, {.range = between(64, 1e5), .unit = "steps"},
+                "Earlier steps, skipped ones included, that skip_sigma compares a step with.");
   train.boolean(
       "cuda_graph", &Train::cuda_graph, false,
       "Capture micro-steps on a GPU as CUDA graphs and replay them, which saves work on the host; results are bitwise "

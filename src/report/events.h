@@ -40,7 +40,7 @@ struct StepReport {
   int64_t tokens = 0;      // seen so far by the whole run, including this step
   double loss = kUnknown;  // mean over the step's tokens, before the step's update
   double lr = kUnknown, grad_norm = kUnknown;
-  bool skipped = false;    // no update, since loss or gradients were not finite
+  bool skipped = false;    // no update, since loss or gradients were not finite or a spike
   std::string bad_tensor;  // in a skipped step: the first tensor that was not finite
   double step_ms = kUnknown, tokens_per_s = kUnknown;
   double tflops_per_device = kUnknown;  // from model FLOPs with the full attention count

@@ -23,6 +23,7 @@
 #include "setup/offload_memory.h"
 #include "train/replica_check.h"
 #include "train/soundness.h"
+#include "train/spikes.h"
 
 namespace trainer::run {
 namespace {
@@ -159,7 +160,9 @@ bool TrainingLoop::step() {
                              .first_sample = state_.samples_seen,
                              .adam_step = state_.adam_step + 1,
                              .micro_batches = trainer_.accumulation(),
-                             .lr = learning_rate(config_.optim, total_steps_, state_.step + 1)};
+                             .lr = learning_rate(config_.optim, total_steps_, state_.step + 1),
+                             .losses = state_.losses,
+                             .norms = state_.norms};
   trainer_.meter().reset();  // discard the counts of evaluations, samples and saves
   tracer_.before_step(work.step);
   const double start = now_seconds();
@@ -172,11 +175,16 @@ bool TrainingLoop::step() {
   const double seconds = now_seconds() - start;
 
   if (!outcome.skipped) note_proof(outcome.loss);
+  if (config_.train.skip_sigma > 0) {
+    train::remember(state_.losses, outcome.loss, config_.train.skip_window);
+    train::remember(state_.norms, outcome.norm.norm, config_.train.skip_window);
+  }
   state_.step = work.step;
   state_.samples_seen += config_.train.global_batch;
   state_.tokens_seen += config_.train.global_batch * config_.model.seq_len;
   if (!outcome.skipped) state_.adam_step = work.adam_step;
   state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
+  last_was_spike_ = outcome.spike.has_value();
   loss_of_last_ = kUnknown;
   reporter_.step(work, outcome, seconds, state_, trainer_);
   tracer_.after_step(work.step);
@@ -340,9 +348,14 @@ void TrainingLoop::save_last_step() {
 }
 
 void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
-  const std::string what = outcome.norm.is_finite() ? "the loss" : outcome.norm.bad_tensor;
-  const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
-                                     state_.step, what, state_.skipped_in_row, config_.train.max_skipped_steps);
+  const std::string why =
+      outcome.spike ? format(
+                          "{} {:.6g} exceeds {:.6g}, which is train.skip_sigma = {} standard deviations above the mean "
+                          "of the last steps",
+                          outcome.spike->what, outcome.spike->value, outcome.spike->limit, config_.train.skip_sigma)
+                    : format("{} is not finite", outcome.norm.is_finite() ? "the loss" : outcome.norm.bad_tensor);
+  const std::string message = format("step {}: {}, the update was skipped ({} in a row, {} allowed)", state_.step, why,
+                                     state_.skipped_in_row, config_.train.max_skipped_steps);
   reporter_.warn(state_.step, message);
   if (state_.skipped_in_row > config_.train.max_skipped_steps) give_up(message);
 }
@@ -358,7 +371,7 @@ void TrainingLoop::give_up(const std::string& reason) {
 void TrainingLoop::require_convergence() {
   // After a resume only rank 0 knows the result of an earlier evaluation.
   const bool evaluated = trainer_.scalars().is_true_on_any_rank(!std::isnan(loss_of_last_));
-  const bool bad_loss = evaluated ? loss_of_last_ == kNotFinite : state_.skipped_in_row > 0;
+  const bool bad_loss = evaluated ? loss_of_last_ == kNotFinite : state_.skipped_in_row > 0 && !last_was_spike_;
   if (state_.step > 0 && state_.adam_step == 0)
     give_up(format("step {}: every step was skipped because its loss or gradient was not finite", state_.step));
   if (trainer_.scalars().is_true_on_any_rank(bad_loss))

@@ -127,6 +127,7 @@ class TrainingLoop {
   int64_t saved_step_ = -1;         // the last step that was saved or is being saved
   std::filesystem::path saved_;     // the checkpoint of saved_step_
   std::filesystem::path proven_;    // the last checkpoint that a normal step followed; empty: none
+  bool last_was_spike_ = false;     // the last step was skipped, with finite loss and gradient
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinity if it is not finite
 };
 

@@ -10,6 +10,7 @@
 #include "device/lane.h"
 #include "offload/make.h"
 #include "parallel/loss.h"
+#include "train/spikes.h"
 
 namespace trainer::train {
 
@@ -116,6 +117,8 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
+  if (!outcome.skipped) outcome.spike = spike_of(work, outcome);
+  outcome.skipped |= outcome.spike.has_value();
   if (outcome.skipped) {
     optimizer_->discard();
   } else {
@@ -123,6 +126,17 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   }
   clock.charge(&PhaseMs::optimizer);
   return outcome;
+}
+
+std::optional<Trainer::Outcome::Spike> Trainer::spike_of(const StepWork& work, const Outcome& outcome) const {
+  const double sigma = config_.train.skip_sigma;
+  if (sigma == 0) return std::nullopt;
+  using Spike = Outcome::Spike;
+  for (const auto& [spike, history] : {std::pair{Spike{"the loss", outcome.loss, 0}, work.losses},
+                                       {Spike{"the gradient norm", outcome.norm.norm, 0}, work.norms}})
+    if (const double limit = spike_limit(history, sigma); spike.value > limit)
+      return Spike{spike.what, spike.value, limit};
+  return std::nullopt;
 }
 
 int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {

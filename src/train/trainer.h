@@ -5,7 +5,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "config/config.h"
 #include "data/dataset.h"
@@ -30,6 +32,8 @@ struct StepWork {
   /// The number of tokens that count in the loss, in all micro-batches and replicas; 0: all. Gradients are divided by
   /// this number, so it must be known before the first micro-batch.
   int64_t unmasked_tokens = 0;
+  /// Losses and gradient norms of earlier steps, by which spikes are recognized (train.skip_sigma).
+  std::span<const double> losses = {}, norms = {};
 };
 
 /// Copies sequences [first_sample, first_sample + sequences) of the training order to `out`.
@@ -62,13 +66,19 @@ class Trainer {
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// Runs one optimizer step over micro_batches · micro_batch sequences per replica. If the gradient is not finite, the
-  /// update is skipped. If `stop` returns true on any rank between micro-steps, the partial step is discarded and
-  /// `interrupted` is set.
+  /// Runs one optimizer step over micro_batches · micro_batch sequences per replica. If the gradient is not finite, or
+  /// the loss or the gradient norm is a spike, the update is skipped. If `stop` returns true on any rank between
+  /// micro-steps, the partial step is discarded and `interrupted` is set.
   struct Outcome {
     double loss = 0;  // mean over the step's unmasked tokens
     params::GradNorm norm;
-    bool skipped = false;  // loss or gradient not finite: no update was made
+    bool skipped = false;  // loss or gradient not finite, or a spike: no update was made
+    /// Why a step with finite loss and gradient was skipped: the value and the limit that it exceeds (spikes.h).
+    struct Spike {
+      std::string_view what;
+      double value, limit;
+    };
+    std::optional<Spike> spike;
     bool interrupted = false;
     PhaseMs phase_ms;
   };
@@ -130,6 +140,8 @@ class Trainer {
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   /// Computes losses and gradients of a micro-batch, with a graph if there is one.
   void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
+  /// Returns why the step is a spike; empty if it is none. The same on every rank.
+  std::optional<Outcome::Spike> spike_of(const StepWork& work, const Outcome& outcome) const;
   /// Launches the micro-step's operators. `clock` is charged with the forward pass; null while a graph is captured.
   void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);
   /// Runs the forward and backward passes, without beginning a program.
