@@ -89,8 +89,10 @@ std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std:
 /// The state of planning one run.
 class Planning {
  public:
-  Planning(const PlanRequest& request, const Cluster& cluster)
+  /// `as_tags`: named layouts are returned as sharding specs.
+  Planning(const PlanRequest& request, const Cluster& cluster, bool as_tags)
       : request_(request),
+        as_tags_(as_tags),
         cluster_(cluster),
         pricer_(cluster, request.config, request.vocab, request.devices),
         search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
@@ -113,6 +115,7 @@ class Planning {
     }
     vary();
     if (searches_tags_) refine_tags();
+    if (as_tags_) write_as_tags();
     keep_fastest_tags();
     confirm(request_.shown);
     std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
@@ -240,6 +243,22 @@ class Planning {
     }
   }
 
+  void write_as_tags() {
+    for (std::vector<PlannedRun>* const runs : {&plan_.runs, &plan_.too_large}) {
+      std::erase_if(*runs, [&](PlannedRun& run) {
+        if (config::has_tags(run.config)) return false;
+        config::set_tables(run.config, config::sharding_of(run.config));
+        if (!config::layout_fits(run.config)) return true;
+        PlannedRun twin = planned(std::move(run.config));
+        run.config = std::move(twin.config);
+        run.strategy = std::move(twin.strategy);
+        run.layout = std::move(twin.layout);
+        run.whole = false;  // to be recorded again
+        return false;
+      });
+    }
+  }
+
   /// Drops layouts that differ from a faster one only in their sharding spec: lists show only axes, so such layouts
   /// would look the same.
   void keep_fastest_tags() {
@@ -253,6 +272,7 @@ class Planning {
   }
 
   const PlanRequest& request_;
+  const bool as_tags_;
   const Cluster& cluster_;
   const Pricer pricer_;
   LayoutSearch search_;
@@ -275,7 +295,11 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
                        "devices, or limit the plan to one node with --devices {}",
                        cluster.path, cluster.measured ? "the profile measured " : "it describes ",
                        cluster.devices_per_node, request.devices, cluster.devices_per_node));
-  Plan plan = Planning(request, cluster).run();
+  // The named layouts are sharding specs too: they are searched as widely as if no strategy were given.
+  const bool as_tags = config::wants_tags(request.config) && !config::is_given(request.config, "parallel.axes");
+  PlanRequest open = request;
+  if (as_tags) open.config.parallel.strategy = "auto";
+  Plan plan = Planning(open, cluster, as_tags).run();
   plan.seconds = now_seconds() - begin;
   return plan;
 }
