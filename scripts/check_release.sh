@@ -56,6 +56,11 @@ inside() {
     expect "losses of 2 ranks of MPICH" "$two" "$(steps mpiexec.mpich -np 2 "$trainer")"
   fi
 
+  local file missing=
+  for file in "$folder"/lib/trainer/*; do
+    grep -A 5 "\"name\": \"${file##*/}\"" /dist/trainer-*.cdx.json | grep -q "$(sha256sum < "$file" | cut -d' ' -f1)" || missing+=" ${file##*/}"
+  done
+  expect "files that the SBOM lacks or lists with another checksum" "" "$missing"
   rm -rf /opt/venv && python3 -m venv /opt/venv
   find /opt/venv | sort > /tmp/before
   /opt/venv/bin/pip install --quiet --no-index /dist/trainer_llm-*.whl

@@ -64,12 +64,15 @@ def package_of(library):
     return sorted(line.split(":")[0] for line in lines)[0]
 
 
+def file_component(file):
+    return {"type": "file", "name": file.name, "hashes": [{"alg": "SHA-256", "content": sha256(file.read_bytes())}]}
+
+
 def component(package, licence, files):
     version = output("dpkg-query", "-W", "-f=${Version}", package)
     return {"type": "library", "name": package, "version": version, "purl": f"pkg:deb/debian/{package}@{version}?arch=amd64",
             "licenses": [{"expression": licence}],
-            **({"components": [{"type": "file", "name": file.name, "hashes": [{"alg": "SHA-256", "content": sha256(file.read_bytes())}]}
-                               for file in files]} if files else {})}
+            **({"components": [file_component(file) for file in files]} if files else {})}
 
 
 def components(prefix):
@@ -136,12 +139,12 @@ def wheel(prefix, version, sbom, out):
 
 def main():
     prefix, version, out = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathlib.Path(sys.argv[3])
-    program = prefix / "lib/trainer/trainer"
+    own = [file for file in sorted((prefix / "lib/trainer").iterdir()) if not file.name.startswith("lib")]
     sbom = json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
                        "metadata": {"timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH)),
                                     "component": {"type": "application", "name": "trainer", "version": version,
                                                   "licenses": [{"expression": "Apache-2.0"}],
-                                                  "hashes": [{"alg": "SHA-256", "content": sha256(program.read_bytes())}]}},
+                                                  "components": [file_component(file) for file in own]}},
                        "components": components(prefix)}, indent=1) + "\n"
     (out / f"{prefix.name}.cdx.json").write_text(sbom)
     archive(prefix, out)
