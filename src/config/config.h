@@ -157,7 +157,7 @@ struct LayerTags {
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
   std::string schedule;  // schedule of the linears: at_once or ring; empty: at_once
-  int64_t layers = 0;    // number of layers with these tags; 0: all remaining layers
+  int64_t layers = 0;    // number of layers with these specs; 0: all remaining layers
   bool operator==(const LayerTags&) const = default;
 };
 
@@ -176,8 +176,8 @@ struct Parallel {
   std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerTags> layer;             // autoddl, in the order of the layers
-  std::string head, table;  // autoddl: tags of the head and of the embedding table; empty: determined by `layer`
-  int64_t data = 0;         // replicas; 0: all remaining ranks
+  std::string head, table;                  // autoddl: sharding specs of head and embedding table; empty: from `layer`
+  int64_t data = 0;                         // replicas; 0: all remaining ranks
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
   int64_t lanes = 0;      // 0: depends on the transport

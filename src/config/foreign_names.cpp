@@ -9,16 +9,25 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"warmup_iters", "optim.warmup_steps"},
       {"warmup", "optim.warmup_steps"},
       {"clip_grad", "optim.grad_clip"},
+      {"gradient_clipping", "optim.grad_clip"},
+      {"max_grad_norm", "optim.grad_clip"},
       {"max_norm", "optim.grad_clip"},
+      {"adam_beta1", "optim.beta1"},
+      {"adam_beta2", "optim.beta2"},
+      {"lr_decay_style", "optim.schedule"},
+      {"lr_scheduler_type", "optim.schedule"},
+      {"max_steps", "train.steps"},
       {"max_iters", "train.steps"},
       {"train_iters", "train.steps"},
       {"num_iterations", "train.steps"},
       {"batch_size", "train.micro_batch"},
       {"micro_batch_size", "train.micro_batch"},
       {"local_batch_size", "train.micro_batch"},
+      {"per_device_train_batch_size", "train.micro_batch"},
       {"global_batch_size", "train.global_batch"},
-      {"gradient_accumulation_steps", "train.global_batch"},
       {"activation_checkpointing", "train.recompute"},
+      {"gradient_checkpointing", "train.recompute"},
+      {"recompute_granularity", "train.recompute"},
       {"block_size", "model.seq_len"},
       {"context_length", "model.seq_len"},
       {"seq_length", "model.seq_len"},
@@ -35,20 +44,55 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"rope_scaling", "model.rope_type"},
       {"rope_scaling_type", "model.rope_type"},
       {"dtype", "precision.compute"},
+      {"mixed_precision", "precision.compute"},
+      {"bf16", "precision.compute"},
       {"out_dir", "run.dir"},
       {"save_interval", "checkpoint.interval"},
+      {"save_steps", "checkpoint.interval"},
       {"tensor_model_parallel_size", "parallel.tensor"},
+      {"tensor_parallel_size", "parallel.tensor"},
       {"tp", "parallel.tensor"},
       {"dp", "parallel.data"},
+      {"use_distributed_optimizer", "parallel.zero_stage"},
   };
   return names;
 }
 
+namespace {
+constexpr const char* kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"axonn-4d\" with parallel.grid = [1, 1, z]";
+}  // namespace
+
+const std::map<std::string, std::string, std::less<>>& foreign_hints() {
+  static const std::string accumulation =
+      "set train.global_batch, which is train.micro_batch x accumulation x data-parallel replicas";
+  static const std::string length = "set train.steps or train.tokens, the length of the run";
+  static const std::string ranks = "the number of ranks is that of `mpirun -np N`";
+  static const std::map<std::string, std::string, std::less<>> hints = {
+      {"accumulation", accumulation},
+      {"grad_accum", accumulation},
+      {"gradient_accumulation", accumulation},
+      {"gradient_accumulation_steps", accumulation},
+      {"epochs", length},
+      {"num_train_epochs", length},
+      {"fsdp", kFsdp},
+      {"data_parallel_shard_degree", kFsdp},
+      {"pp", "pipeline parallelism is not supported"},
+      {"pipeline_model_parallel_size", "pipeline parallelism is not supported"},
+      {"cp", "context parallelism is not supported"},
+      {"context_parallel_size", "context parallelism is not supported"},
+      {"ep", "expert parallelism is not supported"},
+      {"expert_model_parallel_size", "expert parallelism is not supported"},
+      {"world_size", ranks},
+      {"nproc_per_node", ranks},
+      {"wandb", "set log.tensorboard = true; Weights & Biases reads its event files"},
+  };
+  return hints;
+}
+
 const std::map<std::string, std::string, std::less<>>& foreign_values() {
-  static const std::string fsdp = "FSDP (ZeRO-3) is parallel.strategy = \"axonn-4d\" with parallel.grid = [1, 1, z]";
   static const std::map<std::string, std::string, std::less<>> values = {
-      {"parallel.strategy", fsdp + "; data parallelism needs no strategy"},
-      {"parallel.zero_stage", fsdp},
+      {"parallel.strategy", std::string(kFsdp) + "; data parallelism needs no strategy"},
+      {"parallel.zero_stage", kFsdp},
   };
   return values;
 }

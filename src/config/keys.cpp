@@ -122,13 +122,12 @@ void declare_data(std::vector<Key>& keys) {
   std::vector<Member<FileSet>> source = file_set_members();
   source.push_back(member("weight", Type::number, &FileSet::weight, kWeights));
   source.push_back(member("max_epochs", Type::integer, &FileSet::max_epochs, at_least(0)));
-  data.tables(
-      "source", &Data::source, source, {},
-      "Tables [[data.source]] instead of train: a mixture of sources, each with a name and files. At every step "
-      "the samples so far are divided among the sources by weight, to within one sample. weight: set it for all "
-      "sources, or for none to train on each source for the same number of epochs. max_epochs: reject a run "
-      "that would train on the source for more epochs; 0: no limit. format, text_key, document and strict "
-      "default to those of [data]. --set data.source.NAME.weight=0.5 changes the table with that name.");
+  data.tables("source", &Data::source, source, {},
+              "Tables [[data.source]] instead of train: a mixture of sources, each with a name and files. After every "
+              "step, each source has its share of all samples so far, to within one sample. weight: set it for all "
+              "sources, or for none to train on each source for the same number of epochs. max_epochs: reject a run "
+              "that would train on the source for more epochs; 0: no limit. format, text_key, document and strict "
+              "default to those of [data]. --set data.source.NAME.weight=0.5 changes the table with that name.");
   data.tables(
       "phase", &Data::phase,
       {member("from_tokens", Type::integer, &DataPhase::from_tokens, between(1, 1e18)),
@@ -178,7 +177,7 @@ void declare_train(std::vector<Key>& keys) {
       "Length of the run; give either steps or tokens.");
   train.integer(
       "tokens", &Train::tokens, 0, {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
-      "Length of the run in training tokens, rounded up to whole steps; tokens trained before a resume count.");
+      "Length of the run in training tokens, rounded up to whole steps; tokens trained before a resume are included.");
   train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
                 "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
   train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
@@ -352,7 +351,7 @@ const std::vector<Section>& sections() {
       {"data", "The text and its tokenization."},
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
-      {"precision", "Number types. Repeated runs produce bitwise identical results."},
+      {"precision", "Data types. Repeated runs produce bitwise identical results."},
       {"parallel",
        "Parallelism. World size = ranks of a replica (tensor; q * q * d; x * y * z; product of axes) x data."},
       {"offload", "Optimizer state in host memory."},

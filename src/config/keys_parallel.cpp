@@ -79,11 +79,11 @@ void declare_parallel(std::vector<Key>& keys) {
     tags.push_back(member(std::string(each.name).c_str(), Type::string, each.member));
   parallel.tables(
       "layer", &Parallel::layer, tags, {.belongs_to = kAutoddl},
-      "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (default: "
-      "all remaining). A sharding spec has one letter per mesh axis, which names what the axis splits. In "
-      "stream, attention and hidden (between up and down): r rows, c columns, - nothing. In the linears qkv, "
-      "out, up and down: r rows, c columns, k the contraction dimension, f rows, with the weights stored in "
-      "flat shards, - nothing. schedule: at_once: one GEMM; ring: a GEMM per block (SUMMA).");
+      "autoddl: tables [[parallel.layer]], in layer order, each for `layers` consecutive layers (default: all "
+      "remaining layers). A sharding spec is a string with one letter per mesh axis: the dimension that the axis "
+      "splits. Specs of activations (stream; attention; hidden, between up and down): r rows, c columns, - none. "
+      "Specs of the linears qkv, out, up and down: r rows, c columns, k the contraction dimension, f rows, with "
+      "the weights stored in flat shards, - none. schedule: at_once: one GEMM; ring: one GEMM per block (SUMMA).");
   parallel.string("head", &Parallel::head, "", {.belongs_to = kAutoddl},
                   "autoddl: sharding spec of the final norm and the head, with the letters of stream; empty: that of "
                   "the last layer's "

@@ -157,7 +157,7 @@ bool wants_tags(const Config& config) { return has_tags(config) && config.parall
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
-  const bool tables = wants_tags(config);  // every layout is returned as tables
+  const bool tables = wants_tags(config);  // all layouts are returned as sharding specs
   const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
   std::vector<std::pair<const Key*, Value>> given;
   for (const Key& key : keys())
@@ -203,7 +203,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       return note(malformed.front().text);
     strategy.each(base, ranks, [&](const Parallel& parallel) {
       trial.parallel = parallel;
-      trial.train.micro_batch = base.train.micro_batch;  // tables of a 2.5D mesh have a different one
+      trial.train.micro_batch = base.train.micro_batch;  // sharding specs of a 2.5D mesh change it
       for (const auto& [key, value] : given)
         if (key->belongs(strategy.name) && key->get(trial) != value) return;
       add_trial();

@@ -71,7 +71,12 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
   const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
   if (const auto removed = removed_keys().find(path); removed != removed_keys().end()) {
     if (options_.files || !at.set.empty())  // users cannot change a checkpoint's own copy
-      log::warning("{}: removed, has no effect: {}; delete it", place(at, config_.path, path), removed->second);
+      log::warning("{}: this key was removed and has no effect: {}; delete it", place(at, config_.path, path),
+                   removed->second);
+    return nullptr;
+  }
+  if (const auto hint = foreign_hints().find(node.name); hint != foreign_hints().end()) {
+    mistakes_.add(at, path, "unknown key; " + hint->second);
     return nullptr;
   }
   if (elsewhere.empty()) {
@@ -260,7 +265,7 @@ void Loader::warn_of_idle_keys() const {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = key->get(config_) != key->initial;
-    const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps the value
+    const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner will use the key
     if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
     (key->belongs_to == "offload" ? offload : strategy) = true;
     std::string name = format("{} ({})", path, key->belongs_to);
@@ -270,7 +275,7 @@ void Loader::warn_of_idle_keys() const {
   StringList causes;
   if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", config_.parallel.strategy));
   if (offload) causes.push_back("offload.optimizer = \"none\"");
-  log::warning("{}: no effect with {}: {}; change {}, or remove {}", config_.path, fmt::join(causes, " and "),
+  log::warning("{}: has no effect with {}: {}; change {}, or remove {}", config_.path, fmt::join(causes, " and "),
                fmt::join(named, ", "), causes.size() > 1 ? "these values" : "this value",
                named.size() > 1 ? "the keys" : "the key");
 }
@@ -306,7 +311,7 @@ void Loader::warn_of_switched_off_keys() const {
     const Key& key = *find_key(section, name);
     const auto given = c.origins.find(key.path());
     if (!off || given == c.origins.end() || key.get(c) == key.initial) continue;
-    log::warning("{}: no effect: {}", place(given->second, c.path, key.path()), why);
+    log::warning("{}: has no effect: {}", place(given->second, c.path, key.path()), why);
   }
 }
 

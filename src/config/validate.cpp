@@ -110,9 +110,10 @@ void check_batches(const Config& config, Checker& checker) {
   const Train& train = config.train;
   checker.require(train.steps == 0 || train.tokens == 0, {"train.tokens", "train.steps"},
                   "steps = {} and tokens = {} both set the length of the run; keep one", train.steps, train.tokens);
-  checker.require(train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
-                  "global_batch = {} is not a multiple of micro_batch = {}; use {}", train.global_batch,
-                  train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+  checker.require(
+      train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
+      "global_batch = {} is not a multiple of micro_batch = {}; change one of them, such as global_batch = {}",
+      train.global_batch, train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
 }
 
 void check_schedule(const Config& config, Checker& checker) {
@@ -209,9 +210,11 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
     const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
+    const std::string size = data == 0 ? format(" requires a multiple of {}, but this is", counted(replica, "rank"))
+                                       : format(" x data = {} does not match", data);
     checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config)},
-                       "{} x data = {} does not match {}; start with mpirun -np {}, or change these keys",
-                       replica_text(config), data == 0 ? "any" : format("{}", data), counted(world, "rank"), needed);
+                       "{}{} {}; start with mpirun -np {}, or change these keys", replica_text(config), size,
+                       counted(world, "rank"), needed);
     if (data == 0 && fits) data = world / replica;
   }
   const Train& train = config.train;

@@ -116,7 +116,7 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
                   data.phase.size(), kMostPhases);
   checker.require(
       data.phase.empty() || !data.source.empty(), {phase, source},
-      "phases change the weights of sources, but there are none; add [[data.source]], or remove the phases");
+      "phases change the weights of sources, but there are no sources; add [[data.source]], or remove the phases");
   check_file_sets(source, data.source, data, files, tokens, ".json", checker);
 
   std::vector<std::string> names;

@@ -101,7 +101,7 @@ class Axonn(rig.Runs):
         self.assertRegex(self.train("parallel.strategy=axonn-4d", "parallel.order=dxyz", status=2), "one of yxzd, xyzd")
         check = self.trainer("config", "check", "--config", "config.toml", "--set", "parallel.strategy=axonn-4d", "--set",
                              "parallel.grid=[2, 2, 1]", "--ranks", "6", status=3)
-        self.assertIn("grid = [2, 2, 1] x data = any does not match 6 ranks; start with mpirun -np 4", check)
+        self.assertIn("grid = [2, 2, 1] requires a multiple of 4 ranks, but this is 6 ranks; start with mpirun -np 4", check)
 
     def test_a_dry_run_needs_no_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",

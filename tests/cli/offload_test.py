@@ -63,7 +63,7 @@ class Offload(rig.Runs):
         self.train("run.dir=none")
         log = self.train("run.dir=old", *PLANS["half"], *removed)
         for key in removed:
-            self.assertIn(f"--set {key}: removed, has no effect: ", log)
+            self.assertIn(f"--set {key}: this key was removed and has no effect: ", log)
         self.assert_same_run(8, "old", "none")
 
     def test_the_ladder_of_an_emulated_device(self):
