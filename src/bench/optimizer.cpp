@@ -88,7 +88,7 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
       first += n;
     }
   };
-  // All of them take turns; the first pass is not counted.
+  // The loops take turns; the first pass is not counted.
   const std::function<void()> works[] = {
       [&] { update(false, arrays.m, arrays.v); }, [&] { move(ex, arrays, parameters); },
       [&] { update(true, arrays.m, arrays.v); }, [&] { read(ex, arrays, parameters); },

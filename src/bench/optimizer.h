@@ -18,7 +18,7 @@ struct OptimizerRate {
   double read_parameters_per_s = 0;
   double bf16_moments_parameters_per_s = 0;  // rate of AdamW if the moments are stored in bf16 (optim.moments)
   double share() const { return parameters_per_s / traffic_parameters_per_s; }
-  /// Returns the bandwidth with the bf16 copy (30 bytes per parameter) relative to that of the loop.
+  /// Returns the bandwidth of AdamW with the bf16 copy (30 bytes per parameter) relative to that of the copying loop.
   double copying_share() const { return 30 * copying_parameters_per_s / (28 * traffic_parameters_per_s); }
 };
 

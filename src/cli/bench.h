@@ -23,8 +23,10 @@ struct Bench {
   }
   void require_config() const {
     if (options.config.file.empty())
-      throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
-    if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
+      throw Error(Code::usage,
+                  format("`bench {}` requires --config FILE, the configuration of the model to measure", options.what));
+    if (config.data.vocab_size <= 0)
+      throw Error(Code::usage, format("`bench {}` requires data.vocab_size", options.what));
   }
   /// Returns the peak to which rates are compared: hardware.peak_tflops if it is set, else a measured peak.
   setup::PeakTracker measured_peak(device::Device& device) const {

@@ -24,7 +24,7 @@ std::vector<std::string> computing_sets(const comm::World& world, const std::str
       idle.push_back(key);
   }
   if (world.first() && !idle.empty())
-    log::warning("--set {}: no effect on `{}`, which reads the model and its keys from the checkpoint; remove it",
+    log::warning("--set {}: has no effect on `{}`, which reads the model and its keys from the checkpoint; remove it",
                  fmt::join(idle, " "), verb);
   return taken;
 }

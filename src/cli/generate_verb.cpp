@@ -102,7 +102,7 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
     }
   }
   const double seconds = now_seconds() - start;
-  log::info("{} tokens after {} prompts in {:.2f} s ({:.0f} tokens/s)", tokens, lines.size(), seconds,
+  log::info("{} tokens for {} prompts in {:.2f} s ({:.0f} tokens/s)", tokens, lines.size(), seconds,
             static_cast<double>(tokens) / seconds);
   return 0;
 }

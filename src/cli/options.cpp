@@ -224,10 +224,11 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
   add_json(verb, o.json);
   add_action(verb, "peak", "measure the peak FLOP/s");
   CLI::App& gemm = add_action(verb, "gemm", "time GEMMs of the configuration's layers, or of common shapes");
-  CLI::Option* shapes = gemm.add_option("--shape", o.shapes, "time GEMMs of M token rows with a weight [K, N] instead")
-                            ->delimiter(',')
-                            ->type_name("M,K,N")
-                            ->check(CLI::Range(int64_t{1}, kMost).description(""));
+  CLI::Option* shapes =
+      gemm.add_option("--shape", o.shapes, "time the GEMMs of M token rows with a weight [K, N] instead")
+          ->delimiter(',')
+          ->type_name("M,K,N")
+          ->check(CLI::Range(int64_t{1}, kMost).description(""));
   add_path(gemm, "--write-tuning", o.write_tuning, "FILE",
            "write the fastest algorithm for each GEMM on this GPU to FILE (hardware.gemm_tuning)")
       ->excludes(shapes);
@@ -255,10 +256,10 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   add_action(verb, "inspect", "show a checkpoint's contents");
   add_action(verb, "verify", "verify all checksums");
   CLI::App& strip = add_action(verb, "strip", "write a step folder with the weights only");
-  CLI::App& to = add_action(verb, "export", "write a model for Hugging Face transformers");
-  CLI::App& from = add_action(verb, "import", "make a checkpoint from a Hugging Face model");
+  CLI::App& to = add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers");
+  CLI::App& from = add_action(verb, "import", "convert a Hugging Face model to a checkpoint");
   for (CLI::App* action : {&strip, &to, &from})
-    add_path(*action, "--output", o.output, "DIR", "write this folder, which must not exist")->required();
+    add_path(*action, "--output", o.output, "DIR", "write to this folder, which must not exist yet")->required();
   for (CLI::App* action : {&to, &from})
     add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
@@ -313,7 +314,7 @@ void add_descriptions(CLI::App& app, CommandLine& line) {
     add_action(completion, shell, "print the script for this shell").callback([shell] {
       print(completion_script(shell));
     });
-  CLI::App& words = add_action(completion, "words", "print completions of the last of these words");
+  CLI::App& words = add_action(completion, "words", "complete the last of these words");
   words.group("")->add_option("words", line.words, "");
   words.callback([&] { print(completions(app, line.words)); });
   app.add_subcommand("manual", "print the manual page: trainer manual | man -l -")->callback([&] {
@@ -355,13 +356,13 @@ void declare(CLI::App& app, CommandLine& line) {
   add_config_actions(verb("config", "check a configuration, show its effective values, or print all keys", line.config,
                           config_command, Ranks::first),
                      line.config);
+  add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted step time", line.plan, plan_command,
+                Ranks::first),
+           line.plan);
   add_report(verb("report", "regenerate a run's report, compare several runs, or print their steps", line.report,
                   report_command, Ranks::first),
              line.report);
   add_descriptions(app, line);
-  add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted step time", line.plan, plan_command,
-                Ranks::first),
-           line.plan);
   for (CLI::App* each : app.get_subcommands({}))
     each->preparse_callback([each](size_t) { refuse_options_before(*each); });
 }

@@ -14,7 +14,7 @@ using mesh::AxisSet;
 using sharding::Spread;
 using sharding::VocabSpread;
 
-/// The token rows of a pass. If `cut` is false (generation, one row at a time), rows are not split in any spread.
+/// The token rows of a pass. If `cut` is false (generation, one row at a time), no spread splits rows.
 struct Rows {
   int64_t count = 0;
   bool cut = true;

@@ -105,8 +105,8 @@ class Timeline {
     while (pending()) time_->comm[axis].exposed += advance(none);
   }
 
-  /// Advances the clock until the next collective or the compute of `left` seconds (0: none) completes. Returns the
-  /// seconds passed.
+  /// Advances the clock until the next collective completes, or until `left` seconds of compute (0: none) are done.
+  /// Returns the seconds passed.
   double advance(double& left) {
     int sharing[2] = {0, 0};
     double slowdown = 0, next = std::numeric_limits<double>::infinity();

@@ -25,7 +25,7 @@ std::vector<Choice> choices(const config::Config& config, const Cluster& cluster
 /// A layout of a run with its predicted time and memory.
 struct PlannedRun {
   config::Config config;         // with every key of the layout set
-  std::string strategy, layout;  // "megatron-1d", "tensor 4, data 2"
+  std::string strategy, layout;  // the name in the configuration; "tensor 4, data 2"
   StepTime time;
   RunPlan plan;
   bool fits = false;

@@ -72,7 +72,7 @@ Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int fixe
   std::vector<std::vector<double>> node = problem.nodes;
   for (const SearchProblem::Edge& edge : problem.edges) {
     if (conditioned < 0 || (edge.a != conditioned && edge.b != conditioned)) {
-      TRAINER_CHECK(edge.b == edge.a + 1, "an edge from variable {} to {} is not of a chain", edge.a, edge.b);
+      TRAINER_CHECK(edge.b == edge.a + 1, "the edge from variable {} to {} is not part of a chain", edge.a, edge.b);
       links[at(edge.b)] = &edge;
       continue;
     }

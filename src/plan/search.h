@@ -20,9 +20,9 @@ struct SearchProblem {
     int a = 0, b = 0;
     std::vector<double> costs;  // [choice of a · choices of b + choice of b]
   };
-  std::vector<std::vector<double>> nodes;  // costs by variable and choice; infinity: not allowed
+  std::vector<std::vector<double>> nodes;  // costs, indexed by variable and choice; infinity: not allowed
   std::vector<Edge> edges;
-  std::vector<std::vector<double>> memory;  // by variable and choice; empty: no cap
+  std::vector<std::vector<double>> memory;  // indexed by variable and choice; empty: no cap
   double cap = std::numeric_limits<double>::infinity();
 
   int variables() const { return static_cast<int>(nodes.size()); }

@@ -94,7 +94,7 @@ std::string loss_chart(const Summary& summary, const History& history) {
     if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   }
   if (std::isfinite(summary.start.unigram_entropy)) {
-    chart.levels.push_back({summary.start.unigram_entropy, "loss of a unigram model"});
+    chart.levels.push_back({summary.start.unigram_entropy, "unigram baseline"});
   }
   return svg::line_chart(std::move(chart));
 }
@@ -170,8 +170,8 @@ Rows model_rows(const StartReport& start) {
           {"sequence", format("{} tokens", start.model.seq_len)},
           {"vocabulary", format("{}", start.vocab_size)},
           {"compute type", start.compute},
-          {"batch", format("{} sequences = {} per micro-step × {} accumulated × {} replicas", start.global_batch,
-                           start.micro_batch, start.accumulation, start.data_replicas)},
+          {"batch", format("{} sequences = {} per micro-step × {} accumulated × {}", start.global_batch,
+                           start.micro_batch, start.accumulation, counted(start.data_replicas, "replica"))},
           {"data", format("{} training tokens, {} validation tokens", start.train_tokens, start.val_tokens)},
           {"FLOPs per token",
            format("{} full, {} causal, {} with recomputation; {}", format_count(start.flops.full()),
@@ -195,7 +195,7 @@ Rows result_rows(const Summary& summary, const History& history) {
       {"perplexity", format_number(last.perplexity, 5)},
       {"bits per byte", loss_number(last.bits_per_byte.value_or(kUnknown))},
       {"best validation loss", finite(best.loss, format("{} at step {}", loss_number(best.loss), best.step))},
-      {"loss of a unigram model",
+      {"unigram baseline",
        finite(summary.start.unigram_entropy,
               loss_number(summary.start.unigram_entropy) + " (of the training text, with add-one smoothing)")},
       {"tokens per second",

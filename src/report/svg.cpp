@@ -300,7 +300,7 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<Lane>& lanes) {
   constexpr double kRow = 26, kTop = 32, kLeft = 130, kRight = 980;
-  constexpr size_t kMost = 500;  // marks per lane; more would cover each other
+  constexpr size_t kMost = 500;  // marks per lane; more would overlap
   const Axis x = {from, to > from ? to : from + 1, kLeft, kRight};
   std::string description, marks;
   double y = kTop;

@@ -82,7 +82,7 @@ std::string arguments(const Span& span) {
 std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others) {
   std::vector<Span> spans = trace.spans();
   if (spans.empty()) return "";
-  // Sorted by begin. Of spans that begin together, the longest, which contains the shorter ones, comes first.
+  // Sorted by start time. Of spans that start together, the longest, which contains the others, comes first.
   std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
     return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
   });

@@ -63,7 +63,7 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
     const auto branch = checkpoint::descendants(own, checkpoint::Reader(begin).manifest().sequence);
     if (branch.empty()) continue;
     if (aloud)
-      log::info("branch of {}, continued at step {}; a different run.dir starts there again", begin.string(),
+      log::info("branch of {}, resuming at step {}; to branch there again, set a different run.dir", begin.string(),
                 branch.front().state.step);
     std::vector<fs::path> folders;
     for (const checkpoint::Entry& entry : branch) folders.push_back(entry.folder);

@@ -60,7 +60,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.model.seq_len);
-  log::info("{}{} of {} on {}, peak of each {}", counted(environment.ranks, "rank"),
+  log::info("{}{} with {} on {}, peak per rank {}", counted(environment.ranks, "rank"),
             environment.ranks == 1 ? "" : format(" ({})", transport), counted(environment.threads, "thread"),
             environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms))
@@ -71,7 +71,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
             format_bytes(static_cast<double>(start.predicted.memory_bytes)),
             format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)),
             start.sources.empty()
-                ? format("; the run is {:.3g} epochs", samples / static_cast<double>(start.windows))
+                ? format("; length {:.3g} epochs", samples / static_cast<double>(start.windows))
                 : format(" in {} source{}", start.sources.size(), start.sources.size() == 1 ? "" : "s"));
 }
 

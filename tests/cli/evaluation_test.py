@@ -29,12 +29,12 @@ class Evaluation(rig.Runs):
         self.assertNotEqual(loss("precision.compute=fp32"), loss())
         self.assertAlmostEqual(loss("precision.compute=fp32"), loss(), delta=1e-3)
         stderr = self.trainer("eval", "--checkpoint", "half", "--set", "model.n_layer=7", "optim.lr=1e-3", "run.threads=1")
-        self.assertIn("--set model.n_layer optim.lr: no effect on `eval`", stderr)
+        self.assertIn("--set model.n_layer optim.lr: has no effect on `eval`", stderr)
         text = 'data.train=["text.txt"]'  # of use only where a configuration describes the run
-        self.assertIn("--set data.train: no effect on `eval`", self.trainer("eval", "--checkpoint", "half", "--set", text))
+        self.assertIn("--set data.train: has no effect on `eval`", self.trainer("eval", "--checkpoint", "half", "--set", text))
         self.assertNotIn("no effect", self.trainer("eval", "--config", "config.toml", "--set", "run.dir=half"))
         stderr = self.trainer("generate", "--checkpoint", "half", "--set", "foo.b=3", "--prompt", "a", "--tokens", "2")
-        self.assertIn("--set foo.b: no effect on `generate`", stderr)
+        self.assertIn("--set foo.b: has no effect on `generate`", stderr)
         self.trainer("eval", "--checkpoint", "half", "--set", "run.device=cuda", status=2)
         self.assertIn("--set requires --config",
                       self.trainer("checkpoint", "verify", "--checkpoint", "half", "--set", "optim.lr=1", status=2))

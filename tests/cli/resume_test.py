@@ -146,7 +146,7 @@ class Resume(rig.Runs):
         self.train("run.dir=base", max_steps=4)
         branch = ["run.dir=branch", "train.steps=12"]
         self.train(*branch, resume="base", max_steps=3)
-        self.assertIn("branch of base/checkpoints/step-00000004, continued at step 7",
+        self.assertIn("branch of base/checkpoints/step-00000004, resuming at step 7",
                       self.train(*branch, resume="base", max_steps=3))
         self.assertIn("resumed step 10", self.train(*branch, resume="base/checkpoints/step-00000004"))
         self.train("run.dir=whole", "train.steps=12", resume="base")
@@ -168,16 +168,16 @@ class Resume(rig.Runs):
         self.train(*sets)
         path = "run/checkpoints/step-00000004"
         self.assertIn("resumed step 4", self.train(*back, resume=path, max_steps=1))
-        self.assertIn(f"branch of {path}, continued at step 5", self.train(*back, resume=path, max_steps=3))
+        self.assertIn(f"branch of {path}, resuming at step 5", self.train(*back, resume=path, max_steps=3))
         self.assertIn("resumed step 8", self.train(*back, resume=path))
         self.train("run.dir=whole", *back, resume=path)
         self.assertTrue(self.tensors(12) == self.tensors(12, "whole"))
         self.assertEqual(self.losses()[0][4:], self.losses("whole")[0])
         # An even earlier step has not been resumed; nor does the folder of all checkpoints begin anything.
         self.assertIn("resumed step 12", self.train("train.steps=13", *back[1:], resume="run"))
-        self.assertIn("continued at step 13", self.train("train.steps=14", *back[1:], resume=path))
+        self.assertIn("resuming at step 13", self.train("train.steps=14", *back[1:], resume=path))
         self.assertIn("resumed step 2", self.train(*back, resume="run/checkpoints/step-00000002", max_steps=1))
-        self.assertIn("continued at step 3", self.train(*back, resume="run/checkpoints/step-00000002", max_steps=1))
+        self.assertIn("resuming at step 3", self.train(*back, resume="run/checkpoints/step-00000002", max_steps=1))
 
     def test_saves_in_the_background_have_the_bits_of_saves_between_steps(self):
         sets = ["parallel.data=2", "parallel.zero_stage=1", "checkpoint.interval=2", "checkpoint.keep=0"]

@@ -21,7 +21,7 @@ TEST_F(Report, PageIsWellFormedAndHoldsTheNumbers) {
                "256 tokens", "2039", "737280", "2.5000", "2.3750 at step 60", "6.3125", "12.18", "1.6250",
                "1.625 bits per byte", "50.0 %", "45.0 %", "48.0 %", "0.19 TFLOP/s", "410 MiB", "400 MiB", "44.0 MiB",
                "190 MiB", "1m15s", "own kernels &amp; fp32", "0.1.0 (1a2b3c4d)",
-               "24 sequences = 12 per micro-step × 2 accumulated × 1 replicas", "412345 training tokens",
+               "24 sequences = 12 per micro-step × 2 accumulated × 1 replica", "412345 training tokens",
                "75.0M full, 71.5M causal", "30.00 ms", "1062 (median)", "finished at step 120",
                "name = &quot;a&lt;b&quot;", "&lt;script&gt;alert(1)&lt;/script&gt; &amp; \xEF\xBF\xBD\xEF\xBF\xBD",
                "step 61 &lt;skipped&gt;");
