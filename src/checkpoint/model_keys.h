@@ -10,11 +10,11 @@ namespace trainer::checkpoint {
 
 /// Returns the keys of a resolved model that must not change when a run resumes, as stored in Snapshot::model_keys.
 /// `vocab` is the vocabulary size without padding, stored as "vocab_size".
-/// Keys younger than the format are there only where they differ from what models were before, so that old checkpoints
-/// resume, and older programs reject models that they cannot compute.
+/// Keys added after the first format are stored only if they differ from the value that older models imply. So old
+/// checkpoints still resume, and older programs reject models that they cannot compute.
 std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);
 
-/// Returns what absent keys stand for, of those that may be absent and have a value then.
+/// Returns the implied value of each key that may be missing from a checkpoint and has one.
 const std::map<std::string, std::string>& values_of_absent_keys();
 
 }  // namespace trainer::checkpoint

@@ -107,7 +107,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
           format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
     } else if (source.dtype != slice.local.dtype) {
       problems.push_back(
-          format("{}: {} in the checkpoint, the run keeps {} (checkpoint written with "
+          format("{}: {} in the checkpoint, but {} in the run (checkpoint written with "
                  "precision.compute = \"{}\"; fp64 and other runs cannot share optimizer state)",
                  name, name_of(source.dtype), name_of(slice.local.dtype), header().compute));
     }

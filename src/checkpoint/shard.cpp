@@ -120,7 +120,7 @@ class Packer {
 class Intersection {
  public:
   struct Copy {
-    // Byte in the chunk, byte in the local storage; number of elements, bytes between them in the local storage.
+    // Byte offsets in the chunk and in local storage; number of elements; their stride in local storage, in bytes.
     int64_t from, to, count, step;
   };
   Intersection(const Piece& piece, const std::vector<mesh::Run>& wanted, int64_t size)

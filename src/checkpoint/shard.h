@@ -12,7 +12,7 @@ namespace trainer::checkpoint {
 
 struct WrittenShard {
   StoredFile file;
-  std::vector<StoredTensor> tensors;  // with one piece each
+  std::vector<StoredTensor> tensors;  // each has a single piece
 };
 
 /// Writes slices consecutively into a new file. `shard` is the file's index in the manifest. The runs of a slice must

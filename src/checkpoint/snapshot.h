@@ -60,7 +60,7 @@ struct MixtureState {
 struct Snapshot {
   TrainState state;
   MixtureState mixture;
-  std::string config_toml;  // all effective values
+  std::string config_toml;  // the effective configuration
   std::string tokenizer;    // serialized, may be empty
   int32_t bos = -1;         // token that begins each document and prompt; −1: none
   std::string tokenizer_hash, data_hash;

@@ -51,7 +51,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
 }
 
 void CheckpointStore::begin(const Snapshot& snapshot, bool background) {
-  TRAINER_CHECK(!is_saving(), "one save at a time");
+  TRAINER_CHECK(!is_saving(), "only one save may be in progress");
   // With both flags, std::async falls back to deferred execution if no thread can be started.
   const std::launch policy = background ? std::launch::async | std::launch::deferred : std::launch::deferred;
   saving_.emplace(Saving{snapshot, policy, snapshot.state.proven_step});

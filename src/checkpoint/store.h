@@ -76,7 +76,7 @@ class CheckpointStore {
     bool publishing = false;   // all shards are written
     Manifest manifest = {};    // this rank's shard; later, on rank 0, those of all ranks
     double complete_at = 0;    // in now_seconds()
-    std::future<void> writer;  // last: its destructor waits for the thread, which uses the other members
+    std::future<void> writer;  // declared last: its destructor waits for the thread, which uses the others
   };
 
   /// Runs `action` on rank 0; its error is thrown on every rank.
@@ -99,7 +99,7 @@ class CheckpointStore {
   SystemCalls& calls_;
   std::unique_ptr<comm::World> alone_;  // used if there is no world
   comm::World& world_;
-  std::optional<Saving> saving_;  // last, for the same reason as its writer
+  std::optional<Saving> saving_;  // declared last, for the same reason
 };
 
 }  // namespace trainer::checkpoint

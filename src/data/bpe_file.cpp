@@ -32,7 +32,7 @@ class Reader {
     const json& model = root["model"];
     check_model(model);
     if (const json& normalizer = member(root, "normalizer"); !normalizer.is_null())
-      refuse("normalizer", format("{} is not supported: this program never changes text", type_of(normalizer)));
+      refuse("normalizer", format("{} is not supported: this program does not normalize text", type_of(normalizer)));
     read_pre_tokenizer(member(root, "pre_tokenizer"));
     read_vocabulary(model, member(root, "added_tokens"));
     read_merges(model);
@@ -122,7 +122,7 @@ class Reader {
     std::vector<bool> known(most);
     size_t size = 0;
     const auto put = [&](size_t id, const std::string& name) {
-      if (id >= most) refuse(name, format("id {} leaves ids without a token", id));
+      if (id >= most) refuse(name, format("id {} is too high: some ids below it have no token", id));
       spec_.names[id] = name;
       known[id] = true;
       size = std::max(size, id + 1);

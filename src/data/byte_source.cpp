@@ -77,7 +77,7 @@ size_t ByteStream::read_at(int64_t offset, char* out, size_t bytes) {
     held_.erase(0, before);
     held_at_ += static_cast<int64_t>(before);
   };
-  TRAINER_CHECK(offset >= held_at_, "a stream is read forwards: {} after {}", offset, held_at_);
+  TRAINER_CHECK(offset >= held_at_, "a stream can only be read forwards: offset {} after {}", offset, held_at_);
   const int64_t end = offset + static_cast<int64_t>(bytes);
   for (drop(); !ended_; drop()) {
     const size_t held = held_.size();

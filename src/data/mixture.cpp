@@ -28,7 +28,7 @@ SlotsByName slots_of(const WeightsByName& weights) {
     shares.push_back({name, exact, std::max<int64_t>(1, static_cast<int64_t>(std::floor(exact)))});
     sum += shares.back().slots;
   }
-  TRAINER_CHECK(!shares.empty(), "a mixture has a positive weight");
+  TRAINER_CHECK(!shares.empty(), "a mixture requires a positive weight");
   std::vector<Share*> by_remainder;
   for (Share& share : shares) by_remainder.push_back(&share);
   std::ranges::stable_sort(by_remainder, {},
@@ -54,7 +54,7 @@ MixturePattern::MixturePattern(std::vector<int64_t> slots) : count_(std::move(sl
 
   using Job = std::pair<int64_t, size_t>;  // the slot, and the source
   using Jobs = std::priority_queue<Job, std::vector<Job>, std::greater<>>;
-  Jobs waiting, ready;  // by the first slot that the next sample of a source may take, and by the slot after the last
+  Jobs waiting, ready;  // next sample of each source, by its first permitted slot; by the slot after its last
   std::vector<int64_t> taken(count_.size(), 0);
   for (size_t source = 0; source < count_.size(); ++source)
     if (count_[source] > 0) waiting.emplace(0, source);
@@ -83,7 +83,7 @@ std::vector<int64_t> MixturePattern::before(int64_t samples) const {
   std::vector<int64_t> counts(count_.size());
   std::vector<bool> found(count_.size());
   for (size_t source = 0; source < counts.size(); ++source) counts[source] = samples / period() * count_[source];
-  // The last slot of a source before this one tells its count.
+  // The count of a source follows from its last slot before this one.
   size_t missing = static_cast<size_t>(std::ranges::count_if(count_, [](int64_t count) { return count > 0; }));
   for (auto slot = static_cast<size_t>(samples % period()); slot-- > 0 && missing > 0;) {
     const size_t source = source_[slot];
@@ -96,7 +96,7 @@ std::vector<int64_t> MixturePattern::before(int64_t samples) const {
 }
 
 Mixture::Mixture(std::vector<MixturePhase> past, int64_t from, const std::vector<WeightChange>& changes) {
-  TRAINER_CHECK(!changes.empty() && changes.front().first_sample == 0, "the first weights are those of sample 0");
+  TRAINER_CHECK(!changes.empty() && changes.front().first_sample == 0, "the first weights must apply from sample 0");
   std::erase_if(past, [&](const MixturePhase& phase) { return phase.first_sample >= from; });
   std::set<std::string> names;
   for (const MixturePhase& phase : past)

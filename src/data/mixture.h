@@ -33,7 +33,7 @@ struct MixturePhase {
 };
 
 /// One period of a phase. Sample j of a source with m of B slots may take the slots from floor(j·B/m) to
-/// ceil((j + 1)·B/m) − 1; each slot goes to the source, of those that may take it, whose last such slot comes first.
+/// ceil((j + 1)·B/m) − 1. Each slot goes to the permitted source with the earliest deadline (its last permitted slot).
 class MixturePattern {
  public:
   /// `slots` is the number of slots of each source (possibly 0), in the order of names.

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "config/file_kind.h"
 #include "config/mistakes.h"
 #include "config/resolve.h"
@@ -99,8 +100,8 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
   if (!result.finished) return nullptr;
   if (!result.reused) {
-    log::info("{}: {} tokens in {} documents, {:.2f} bytes per token, {:.1f} s", result.tokens_file.string(),
-              result.tokens, result.documents,
+    log::info("{}: {} tokens in {}, {:.2f} bytes per token, {:.1f} s", result.tokens_file.string(), result.tokens,
+              counted(result.documents, "document"),
               static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens), now_seconds() - start);
   }
   if (result.replaced > 0) {

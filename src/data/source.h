@@ -39,10 +39,10 @@ struct Datasets {
   std::vector<NamedDataset> val;                     // in the order of the file
   size_t followed = 0;                               // index of the set that checkpoint.best names
   std::string data_hash;                             // hash of the training tokens and their end positions
-  std::string val_hash;  // hash of the validation tokens, their starts and names; empty without
+  std::string val_hash;  // hash of the validation tokens, their starts and names; empty: none
   bool staged = false;   // some tokens are still staged
   double unigram_entropy =
-      std::numeric_limits<double>::quiet_NaN();  // nats per token of the followed set, see statistics.h; NaN without
+      std::numeric_limits<double>::quiet_NaN();  // nats per token of the followed set, see statistics.h; NaN: none
 };
 
 /// Opens the training and validation data of a resolved configuration. Training windows are permuted by run.seed.

@@ -229,7 +229,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   const fs::path manifest_path = beside(output, ".json");
   const json manifest = read_json_or_null(manifest_path);
   const bool piped = is_pipe(files.front());
-  TRAINER_CHECK(!piped || files.size() == 1, "a pipe is the only input");
+  TRAINER_CHECK(!piped || files.size() == 1, "a pipe must be the only input");
   auto [inputs, gone, key] = piped ? Wanted{} : wanted_of(files, tokenizer, manifest, options.text);
   if (auto result = options.anew || piped ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
     return *result;

@@ -75,7 +75,7 @@ GemmTuning parse_gemm_tuning(std::string_view text) {
     const std::string place = format("products[{}]", i);
     if (!products[i].is_object()) fail(place, "an object");
     if (!tuning.products.emplace(text_of(products[i], place, "product"), product_of(products[i], place)).second)
-      fail(place + ".product", "a GEMM that is not listed twice");
+      fail(place + ".product", "each GEMM to be listed once");
   }
   return tuning;
 }

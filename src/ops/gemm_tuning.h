@@ -62,7 +62,7 @@ std::optional<std::string> gemm_tuning_misfit(const device::Device& device, cons
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 struct MeasuredGemms {
   GemmTuning tuning;                         // the fastest algorithm for each GEMM
-  std::map<std::string, double> favourites;  // by GEMM: microseconds of the library's own choice, as is
+  std::map<std::string, double> favourites;  // µs per GEMM with the library's default algorithm, no copy
 };
 /// Ends measuring and returns the results. Later GEMMs use the library's heuristic.
 MeasuredGemms measured_gemms(const device::Device& device);

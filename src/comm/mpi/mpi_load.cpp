@@ -10,7 +10,7 @@
 #include "comm/mpi/mpi_table.h"
 #include "comm/world.h"
 
-// Returns the MPI table in the way that this program was built for (see mpi_table.h): linked, loaded, or without MPI.
+// Returns the MPI table (see mpi_table.h). The build decides whether it is linked in, loaded at run time, or missing.
 namespace trainer::comm {
 #if defined(TRAINER_HAS_MPI)
 

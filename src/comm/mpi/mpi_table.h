@@ -15,7 +15,7 @@ using MpiRequest = uint64_t;
 /// A message that test_some() has found completed.
 struct MpiCompletion {
   int32_t index;      // in the array of requests
-  int32_t status;     // 0, or the status of this message alone, for error_text
+  int32_t status;     // 0, or the status of this message, for error_text
   int32_t bytes;      // received
   int32_t truncated;  // 1: the sender's message was longer than the buffer; then `status` is 0
 };

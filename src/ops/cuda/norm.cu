@@ -124,7 +124,7 @@ struct ApplyBody {
   const T *gain, *bias;
   const float *mean, *rstd;
   Rows<T> y;
-  int64_t groups, cols;  // at.r is an index among the groups of all rows
+  int64_t groups, cols;  // at.r counts groups, over all rows
   __device__ Piece place(const Piece& at) const {
     if (groups == 1) return at;
     const int64_t row = quotient(at.r, groups);

@@ -169,7 +169,7 @@ TEST(Reader, ListsEveryDifferenceOfTheTensors) {
   Tensors run({{"same", {4}}, {"shape", {2, 4}}, {"type", {3}, DType::f64}, {"new", {2}}});
   expect_error(
       Code::checkpoint,
-      {"shape: [4, 2] in the checkpoint, the run has [2, 4]", "type: fp32 in the checkpoint, the run keeps fp64",
+      {"shape: [4, 2] in the checkpoint, the run has [2, 4]", "type: fp32 in the checkpoint, but fp64 in the run",
        "new: not in the checkpoint", "left over: not in the run's model"},
       [&] { reader.load(run.slices, {}); });
 }

@@ -321,7 +321,7 @@ TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
            {"/model/vocab/a", 300000000, "model.vocab: a: 300000000 is not a token id"},
            {"/model/vocab/a", -1, "model.vocab: a: -1 is not a token id"},
            {"/model/vocab/a", 98, "id 98 occurs twice"},
-           {"/model/vocab/a", 5000, "id 5000 leaves ids without a token"},
+           {"/model/vocab/a", 5000, "id 5000 is too high: some ids below it have no token"},
            {"/model/merges", 7, "model.merges: missing"},
            {"/model/merges/0", "a b c", "model.merges[0]: \"a b c\" is not a pair"},
            {"/model/merges/0", "a z", "model.merges[0]: az is not a token"},
@@ -337,7 +337,7 @@ TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
   }
   json missing = good;
   missing["model"]["vocab"].erase("z");
-  refused(missing.dump(), "leaves ids without a token");
+  refused(missing.dump(), "some ids below it have no token");
   missing["model"]["vocab"]["日"] = 122;
   refused(missing.dump(), "model.vocab: 日: not written in");
 }
