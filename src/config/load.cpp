@@ -265,7 +265,8 @@ void Loader::warn_of_idle_keys() const {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = key->get(config_) != key->initial;
-    const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner will use the key
+    const bool kept =
+        key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner will use the key
     if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
     (key->belongs_to == "offload" ? offload : strategy) = true;
     std::string name = format("{} ({})", path, key->belongs_to);

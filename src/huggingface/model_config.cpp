@@ -194,8 +194,9 @@ void read_length(const Fields& fields, const Family& family, Keys& keys) {
               *window, usable);
   const int64_t length = std::min(usable, kLongest);
   if (length < usable) {
-    log::info("max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
-              declared, length);
+    log::info(
+        "max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
+        declared, length);
     keys.add("max_positions", usable);
   }
   keys.add("seq_len", length);

@@ -228,7 +228,8 @@ TEST(Load, KeysThatWereRemovedLoadWithAWarning) {
                            "optimizer = \"cpu\"\n";
   Warnings warnings;
   EXPECT_EQ(load_text(text, "x.toml", {"offload.replan=false"}).offload.optimizer, OffloadOptimizer::cpu);
-  const std::string rest = "this key was removed and has no effect: the share is chosen once, when the run starts; delete it";
+  const std::string rest =
+      "this key was removed and has no effect: the share is chosen once, when the run starts; delete it";
   EXPECT_EQ(warnings.lines,
             (std::vector<std::string>{"x.toml:6:1: offload.replan: " + rest, "--set offload.replan=false: " + rest}));
   warnings.lines.clear();
