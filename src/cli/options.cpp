@@ -263,7 +263,7 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   for (CLI::App* action : {&to, &from})
     add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
-  add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into one file");
+  add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into each file");
   to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
   add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
   from.excludes(checkpoint)->excludes(config);

@@ -46,7 +46,7 @@ std::string lower_extension(const std::string& path) {
   return extension;
 }
 
-/// Returns the extension that indicates the format, without that of the compression.
+/// Returns the extension that indicates the format: the one before .gz or .zst, if the text is compressed.
 std::string kind_extension(const std::string& path) {
   return lower_extension(packing_of(path) == Packing::none ? path : std::filesystem::path(path).stem().string());
 }

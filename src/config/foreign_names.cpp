@@ -66,7 +66,7 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
   static const std::string accumulation =
       "set train.global_batch, which is train.micro_batch x accumulation x data-parallel replicas";
   static const std::string length = "set train.steps or train.tokens, the length of the run";
-  static const std::string ranks = "the number of ranks is that of `mpirun -np N`";
+  static const std::string ranks = "start N ranks with `mpirun -np N`";
   static const std::map<std::string, std::string, std::less<>> hints = {
       {"accumulation", accumulation},
       {"grad_accum", accumulation},

@@ -71,7 +71,7 @@ SplitPattern::SplitPattern(std::string_view expression, const std::string& origi
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE, &error, &place, nullptr);
   if (state_->code == nullptr)
     throw Error(Code::data,
-                format("{}: pattern {}: {} (at place {} of {})", origin, expression, message_of(error), place, text));
+                format("{}: pattern {}: {} (at position {} of {})", origin, expression, message_of(error), place, text));
   pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is only slower
 }
 

@@ -78,7 +78,7 @@ class WeightCache {
   struct Packed {
     Buffer buffer;
     int64_t version = -1;  // of the packed weights
-    int64_t counted = -1;  // of the weights whose packing a dry pass has counted
+    int64_t counted = -1;  // of the weights for which a dry pass has counted the packing
   };
   struct Entry {
     bool keep = false;

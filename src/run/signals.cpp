@@ -43,7 +43,7 @@ extern "C" void handle_save(int) { save_flag.store(true); }
 }  // namespace
 
 SignalGuard::SignalGuard() {
-  TRAINER_CHECK(!installed.exchange(true), "at most one SignalGuard exists in a process");
+  TRAINER_CHECK(!installed.exchange(true), "at most one SignalGuard may exist in a process");
   stop_flag = 0;
   save_flag = false;
   for (size_t i = 0; i < std::size(kSignals); ++i) {
@@ -63,7 +63,7 @@ SignalGuard::~SignalGuard() {
 }
 
 StopsAtOnce::StopsAtOnce(const char* doing) {
-  TRAINER_CHECK(at_once.exchange(doing) == nullptr, "at most one StopsAtOnce exists in a process");
+  TRAINER_CHECK(at_once.exchange(doing) == nullptr, "at most one StopsAtOnce may exist in a process");
   if (stop_requested()) end_at_once(stop_signal(), doing);
 }
 

@@ -12,7 +12,7 @@ namespace trainer::comm {
 /// An MPI_Request of any library: a pointer in Open MPI, an int in MPICH.
 using MpiRequest = uint64_t;
 
-/// A message that test_some() has found completed.
+/// A message that test_some() found to be complete.
 struct MpiCompletion {
   int32_t index;      // in the array of requests
   int32_t status;     // 0, or the status of this message, for error_text
