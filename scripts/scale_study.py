@@ -100,7 +100,7 @@ def main():
             print(model, devices, {s: round(r["step_seconds"], 3) for s, r in rows[model, devices].items()}, flush=True)
     lines = [f"# Which strategy wins where: {pathlib.Path(args.cluster).stem}", "",
              f"Predicted by `scripts/scale_study.py --cluster {args.cluster}` with {version}; the cluster was not measured. GPT of published "
-             "sizes, sequences of 2048 tokens, bf16. Of each strategy the fastest layout that fits: seconds a step.", "",
+             "sizes, sequences of 2048 tokens, bf16. Seconds per step of the fastest layout of each strategy that fits.", "",
              "| model | devices | " + " | ".join(STRATEGIES) + " | fastest | utilisation | planned in |",
              "|" + "---|" * (len(STRATEGIES) + 5)]
     for (model, devices), best in rows.items():

@@ -27,6 +27,9 @@ PHRASES = {
     r"peak loop": "peak microbenchmark",
     r"hidden (?:by|under)": "overlapped with",
     r"waits? at once": "blocks immediately",
+    r"mended": "fixed",
+    r"in turns": "in alternating runs",
+    r"(?:tied|ties) to (?:a )?cores?": "pinned to cores",
     r"set of instructions": "instruction set",
     r"machine [ABC]": "the CPU's name",
 }
@@ -79,7 +82,8 @@ def files():
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in suffixes.split():
                 yield path
-    yield from sorted(set(ROOT.glob("*.md")) | {ROOT / "data/README.md", ROOT / "tests/README.md"} - {ROOT / "CHANGELOG.md"})
+    for pattern in ("*.md", "data/*.md", "src/*.md", "scripts/*.md", "tests/*.md", "tests/bench/*.md"):
+        yield from sorted(ROOT.glob(pattern))
 
 
 def problems(text, pieces):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the roofline page: what a step of GPT-2 takes at least on a GPU, by kind of operator.
+"""Writes the roofline page: a lower bound on the time of a GPT-2 step on a GPU, by kind of operator.
 
-The FLOPs and bytes are those that the operators state of themselves, counted by `trainer bench step --dry-run`. Each kind of
-operator takes at least its FLOPs at the data sheet's rate of products, or its bytes at the data sheet's rate of memory. No GPU is
-needed. Where scripts/gpu_check.sh has measured steps, they stand beside it.
+The FLOPs and bytes are those that the operators report, counted by `trainer bench step --dry-run`. Each kind of
+operator takes at least its FLOPs at the data sheet's rate of GEMMs, or its bytes at the data sheet's memory bandwidth. No GPU is
+needed. Steps measured by scripts/gpu_check.sh are shown next to it.
 
     tests/bench/roofline.py --trainer build-dev/trainer_emulated                        # writes tests/bench/ROOFLINE.md
     tests/bench/roofline.py --trainer build/trainer --measured results/gpu_check.json   # with what a GPU measured
@@ -76,8 +76,8 @@ def main():
         gpu = document["gpu"]
         measured = {stage["name"]: stage["document"] for stage in document["stages"]}
     commit = subprocess.run(["git", "-C", HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    parts = ["# Roofline of training steps\n", f"What `tests/bench/roofline.py` wrote at commit {commit or 'unknown'}: the least time of every kind of operator of a step, "
-             "by the FLOPs and bytes\nthat the operators state of themselves and the data sheets' rates. These are bounds, not predictions of "
+    parts = ["# Roofline of training steps\n", f"Output of `tests/bench/roofline.py` at commit {commit or 'unknown'}: a lower bound on the time of each kind of operator in a step, "
+             "from the FLOPs and bytes\nthat the operators report and the rates in data sheets. These are bounds, not predictions of "
              "a run: nothing\nhere was measured" + (f", but the column of the {gpu}.\n" if gpu else ".\n"),
              "| device | bf16 TFLOP/s | memory TB/s |\n|---|---|---|\n" +
              "\n".join(f"| {name} | {rate:g} | {memory:g} |" for name, (rate, memory) in DEVICES.items()) + "\n"]
