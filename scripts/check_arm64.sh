@@ -3,11 +3,11 @@
 #
 #   scripts/check_arm64.sh [TEST...] [--help]
 #
-#   TEST   test programs to run (default: those of arithmetic that must give x86's bits and what reads files)
+#   TEST   test programs to run (default: those of arithmetic that must equal x86's bit for bit, and of file readers)
 #
-# Needs g++-aarch64-linux-gnu, qemu-user and the distribution's archive for arm64, of which libraries are unpacked into
-# build-arm64/root; nothing is installed. Exit status 77: skipped, because a tool is missing. Nothing here says how fast
-# the program is on ARM64.
+# Needs g++-aarch64-linux-gnu, qemu-user and the distribution's archive for arm64, whose libraries are unpacked into
+# build-arm64/root; nothing is installed. Exit status 77: skipped, because a tool is missing. Speed on ARM64 is not
+# measured.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Whether two commits compute the same bits in every layout (tests/golden): builds the goldens' program at COMMIT and at
-# the work tree, and compares what they write on this machine, for the instruction sets given (default: plain avx2 avx512 amx, as far as there).
+# Checks that two commits compute the same bits in every layout (tests/golden): builds the program of the goldens at COMMIT
+# and in the work tree, and compares their output on this machine for these instruction sets (default: those available).
 #
 #   scripts/compare_commits.sh COMMIT [plain avx2 avx512 avx512bf16 amx]
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does a layout train as one rank does? Runs a configuration both ways and compares the losses and gradient norms.
+"""Checks that a layout trains as one rank does: runs a configuration both ways and compares losses and gradient norms.
 
     scripts/compare_layouts.py --config configs/quickstart.toml --steps 20 --set parallel.tensor=2
     scripts/compare_layouts.py --config configs/quickstart.toml --set parallel.tensor=2 --launcher "mpirun -np 4"
@@ -123,7 +123,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--launcher", default="", metavar="COMMAND",
-                        help='what starts the ranks of the layout as processes: "mpirun -np 4 --bind-to none"')
+                        help='command that starts the ranks of the layout as processes: "mpirun -np 4 --bind-to none"')
     parser.add_argument("--trainer", default=str(Path(__file__).resolve().parent.parent / "build" / "trainer"))
     parser.add_argument("--keep", metavar="FOLDER", help="keep the two runs there; the folder must not exist or be empty")
     args = parser.parse_args()

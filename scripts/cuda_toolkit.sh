@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Lays out what the trainer's CUDA backend is built with (nvcc 13.0, cuBLAS, NCCL, cuDNN and its front end) from NVIDIA's
-# Python packages: for images and machines without a CUDA toolkit of their own.
+# Installs the toolkit that the CUDA backend is built with (nvcc 13.0, cuBLAS, NCCL, cuDNN and its front end) into FOLDER,
+# from NVIDIA's Python packages: for images and machines without a CUDA toolkit.
 #
 #   scripts/cuda_toolkit.sh [--help] FOLDER
 #
 # /usr/local/cuda is found by the build; any other folder by CUDACXX=FOLDER/bin/nvcc. Needs python3 with pip, 3 GB in
-# FOLDER and as much again in TMPDIR while it runs. A GPU's driver is not part of it.
+# FOLDER and as much again in TMPDIR while it runs. The GPU's driver is not included.
 set -euo pipefail
 
 case ${1:---help} in

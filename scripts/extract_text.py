@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plain text out of unpacked Debian packages; the second half of get_text.sh, which says which packages.
+"""Extracts plain text from unpacked Debian packages: the second half of get_text.sh, which lists the packages.
 
 usage: extract_text.py ROOT OUT    ROOT: where the packages were unpacked, OUT: folder for the .txt files
 """

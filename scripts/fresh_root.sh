@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the quickstart in a fresh root of a distribution, as on a machine where nothing is installed yet.
+# Runs the quickstart in a fresh root file system of a distribution, as on a machine where nothing is installed yet.
 #
 #   scripts/fresh_root.sh SUITE [--dir DIR] [--cache DIR] [--mirror URL] [--keep] [--help] [-- COMMAND...]
 #
 #   SUITE         bookworm (Debian 12), trixie (Debian 13) or noble (Ubuntu 24.04)
-#   --dir DIR     where the root is made (default: /var/tmp/trainer-SUITE); a root that is there already is used again
+#   --dir DIR     where the root is made (default: /var/tmp/trainer-SUITE); an existing root is reused
 #   --cache DIR   a folder of ccache to share with the root
 #   --mirror URL  the distribution's archive (default: the one that debootstrap itself takes for the distribution)
 #   --keep        leave the root there afterwards

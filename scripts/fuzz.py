@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the fuzz targets (tests/fuzz) and runs each of them for some time: inputs tried, code reached, what was found.
+"""Builds the fuzz targets (tests/fuzz) and runs each of them for some time: inputs tried, edges covered, findings.
 
     scripts/fuzz.py                                            # every target, a minute each
     scripts/fuzz.py --seconds 600 safetensors hf_json          # two of them, ten minutes each
@@ -148,13 +148,13 @@ def report(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="of " + ", ".join(TARGETS) + " (default: all)")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="one of " + ", ".join(TARGETS) + " (default: all)")
     parser.add_argument("--seconds", type=int, default=60, metavar="N", help="for each target (default: 60)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="targets at a time (default: 1)")
-    parser.add_argument("--timeout", type=int, default=20, metavar="N", help="seconds for one input; more is a finding (default: 20)")
-    parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="more is a finding (default: 2048)")
-    parser.add_argument("--compiler", metavar="CLANG", help="a Clang for C++ (default: the oldest there is from 16 on)")
-    parser.add_argument("--no-build", action="store_true", help="run what is built")
+    parser.add_argument("--timeout", type=int, default=20, metavar="N", help="seconds for one input; exceeding it is a finding (default: 20)")
+    parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="memory limit; exceeding it is a finding (default: 2048)")
+    parser.add_argument("--compiler", metavar="CLANG", help="a Clang for C++ (default: the oldest installed version from 16 on)")
+    parser.add_argument("--no-build", action="store_true", help="run the existing build")
     parser.add_argument("--build", type=Path, default=ROOT / "build-fuzz", metavar="FOLDER")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="inputs, findings and logs (default: inputs in the build's folder)")
     args = parser.parse_args()

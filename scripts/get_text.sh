@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Public-domain English to train on, about 25 MB, from Debian packages: nothing is installed, only unpacked.
+# Fetches about 25 MB of public-domain English text from Debian packages, which are unpacked, not installed.
 #
 #   scripts/get_text.sh DIR [--help]
 #
 # Writes DIR/{kjv,austen,spurgeon,henry,jargon}.txt. Needs apt-get, dpkg, python3 and a package source (Debian or
-# Ubuntu); about 12 MB are downloaded. Run again, it does nothing when all files are there.
+# Ubuntu); about 12 MB are downloaded. If all files exist, it does nothing.
 #   kjv       the King James Bible, one verse a line         bible-kjv-text
 #   austen    Jane Austen's six novels                       r-cran-janeaustenr
 #   spurgeon  C. H. Spurgeon, The Treasury of David (1885)   sword-comm-tdavid

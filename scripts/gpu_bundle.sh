@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Packs what scripts/gpu_check.sh needs on a machine where nothing can be built or installed: the program, the tests of
-# CUDA devices, their libraries, Open MPI, configurations and a text. CUDA's own libraries are left to that machine.
+# CUDA devices, their libraries, Open MPI, configurations and a text. CUDA's libraries must be on that machine.
 #
 #   scripts/gpu_bundle.sh [--build DIR] [--as-it-is] OUT
 #
@@ -9,7 +9,7 @@
 #   --as-it-is    pack what is built, without building
 #
 # On the other machine: NAME/scripts/gpu_check.sh. It needs x86-64 Linux with a C library as new as this one's. cuDNN's
-# attention is in it where the headers of cudnn-frontend are found (CMAKE_PREFIX_PATH).
+# attention is included if the headers of cudnn-frontend are found (CMAKE_PREFIX_PATH).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -5,7 +5,7 @@
 #   scripts/gpu_check.sh [--call 1|2] [--bundle DIR] [--out DIR] [--budget SECONDS] [--stages "NAME…"] [--python PROGRAM]
 #   scripts/gpu_check.sh --pack OUT
 #
-#   --call N       the stages of the first or of the second call (default: all, as far as the time reaches)
+#   --call N       the stages of the first or of the second call (default: all that fit into the time)
 #   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script is in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
 #   --budget N     seconds in all (default: 540); stages that do not fit any more are skipped, the last ones first

@@ -73,7 +73,7 @@ stage_gemm() {
     timed "$trainer" bench gemm --compute "$compute" --json "${tiny[@]}" > "$work/gemm-$compute.json" 2>> "$work/gemm.txt" || status=1
   done
   printf '{"bf16":%s,"fp32":%s}\n' "$(document gemm-bf16)" "$(document gemm-fp32)" > "$work/gemm.json"
-  echo "best bf16 product $(awk -v x="$(number peak_gflops "$work/gemm-bf16.json")" 'BEGIN { printf "%.0f", x / 1000 }') TFLOP/s" >&3
+  echo "best bf16 GEMM $(awk -v x="$(number peak_gflops "$work/gemm-bf16.json")" 'BEGIN { printf "%.0f", x / 1000 }') TFLOP/s" >&3
   return $status
 }
 stage_attention() { bench attention attention --compute bf16 --set hardware.attention=own "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }

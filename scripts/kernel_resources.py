@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each CUDA kernel takes of a multiprocessor, read from compiled objects; no GPU is needed.
+"""Prints the multiprocessor resources of each CUDA kernel, read from compiled objects; no GPU is needed.
 
   kernel_resources.py OBJECT.cu.o …                    prints the table
   kernel_resources.py --write RECORD OBJECT.cu.o …     and keeps it

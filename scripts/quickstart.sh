@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh machine to a trained language model: installs what is missing, builds the trainer, trains a small GPT on
-# the novels in data/, evaluates it and lets it write.
+# the novels in data/, evaluates it and generates text with it.
 #
 #   scripts/quickstart.sh [--gpu] [--prebuilt ARCHIVE] [TRAINER OPTION]... [--help]
 #
@@ -9,7 +9,7 @@
 #
 # Takes about 5 minutes on 2 cores and needs no GPU. All other options are passed to `trainer train`, for example
 #   scripts/quickstart.sh --set train.steps=100
-# Run again, it resumes where it was stopped, or shows the finished run. The packages it may install are listed by
+# If it is run again, it resumes an interrupted run, or shows the finished one. The packages it may install are listed by
 # scripts/install_packages.sh (sudo is used only when not root). The build (preset quick) is for this machine's CPU;
 # `cmake --preset release && cmake --build --preset release` builds a program for every CPU.
 set -euo pipefail

@@ -1,10 +1,10 @@
 #!/bin/bash
-# A job of Slurm that trains until the run is finished, through as many allocations as that takes.
+# A Slurm job that trains until the run is finished, in as many allocations as necessary.
 #
 #   sbatch --nodes=2 scripts/slurm_job.sh --config configs/axonn-gpt2-124m.toml
 #
-# Options of sbatch on the command line replace those below; the rest goes to the trainer. Five minutes before its time is
-# over the job saves itself, and is queued again; the next one resumes. run.dir must be on a file system that all hosts see.
+# Options of sbatch on the command line replace those below; the rest goes to the trainer. Five minutes before its time
+# limit, the job saves a checkpoint and is requeued; the next allocation resumes from it. run.dir must be on a file system that all hosts see.
 # TRAINER names the program, if it is not in PATH. For ranks with a GPU each: sbatch --gpus-per-task=1.
 #SBATCH --job-name=trainer
 #SBATCH --nodes=1 --ntasks-per-node=4 --cpus-per-task=8 --time=12:00:00
@@ -18,7 +18,7 @@ esac
 srun --mpi="${SLURM_MPI:-pmix}" "${TRAINER:-trainer}" train "$@"
 status=$?
 if [ "$status" = 75 ]; then  # saved after the signal
-  echo "saved; queued again to resume"
+  echo "saved; requeued to resume"
   scontrol requeue "$SLURM_JOB_ID"
   exit 0
 fi

@@ -3,8 +3,8 @@
 #
 #   scripts/test.sh [--asan | --no-asan] [--asan-until M] [--alone] [--jobs N] [--help]
 #
-#   --asan, --no-asan   then run fast tests under the address and undefined-behaviour sanitizers as well: those of what
-#                       parses or touches raw memory (preset asan-fast; default: when the environment has CI set)
+#   --asan, --no-asan   then run fast tests under the address and undefined-behaviour sanitizers as well: those of parsers
+#                       and of code with raw memory (preset asan-fast; default: when the environment has CI set)
 #   --asan-until M      but skip the sanitizers, with a message, when M minutes have passed by then
 #   --alone             then also compile every source file on its own, as builds compile up to eight as one
 #   --jobs N            parallel builds and tests (default: the number of cores)

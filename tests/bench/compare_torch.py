@@ -195,7 +195,7 @@ def main():
     parser.add_argument("--python", help="an interpreter that has PyTorch (default: this one, that of TRAINER_TORCH_PYTHON, or "
                         "what --make-python made)")
     parser.add_argument("--make-python", type=Path, nargs="?", const=machine.TORCH_FOLDER, metavar="FOLDER",
-                        help="make a Python with the newest PyTorch there (default: in build/; some GB, less where pip's "
+                        help="create a Python environment with the newest PyTorch there (default: in build/; some GB, less where pip's "
                         "settings name an index of builds for CPUs), and do nothing else")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="default: all of the device")
@@ -205,8 +205,8 @@ def main():
     parser.add_argument("--warmup", type=int, default=2, help="steps not counted, per start of a program")
     parser.add_argument("--steps", type=int, default=3, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--tries", type=int, default=3, help="of a round beside which the peak changes")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
+    parser.add_argument("--tries", type=int, default=3, help="repetitions of a round during which the peak changes")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="do not use torch.compile")
     parser.add_argument("--max-seconds", type=float, default=180, help="no further PyTorch warm-up step after this")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of all cases, for both programs")
     parser.add_argument("--log", default=os.devnull, metavar="FILE", help="append what PyTorch says on standard error")
