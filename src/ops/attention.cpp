@@ -27,21 +27,26 @@ const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
 }
 int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
 
-/// Returns the number of visible (query, key) pairs in one head of one sequence.
-double visible_pairs(const AttentionShape& s) {
-  return static_cast<double>(s.q_len) *
-         (static_cast<double>(s.k_len - s.q_len) + 0.5 * (static_cast<double>(s.q_len) + 1));
+/// Returns the number of (query, key) pairs in one head of one sequence that are visible within the window.
+double visible_pairs(const AttentionShape& s, int64_t window) {
+  const auto pairs = [](int64_t queries, int64_t earlier) {
+    return static_cast<double>(queries) * (static_cast<double>(earlier) + 0.5 * (static_cast<double>(queries) + 1));
+  };
+  const int64_t earlier = s.k_len - s.q_len;
+  if (window <= 0 || window >= s.k_len) return pairs(s.q_len, earlier);
+  const int64_t growing = std::clamp<int64_t>(window - earlier, 0, s.q_len);  // queries that see all earlier keys
+  return pairs(growing, earlier) + static_cast<double>(s.q_len - growing) * static_cast<double>(window);
 }
-Cost attention_cost(const AttentionShape& s, DType dtype, double flops_per_pair_and_dim, int64_t query_sized,
-                    int64_t key_sized) {
-  const double pairs = static_cast<double>(s.batch * s.heads) * visible_pairs(s);
+Cost attention_cost(const AttentionShape& s, int64_t window, DType dtype, double flops_per_pair_and_dim,
+                    int64_t query_sized, int64_t key_sized) {
+  const double pairs = static_cast<double>(s.batch * s.heads) * visible_pairs(s, window);
   const int64_t queries = s.batch * s.q_len * s.heads, keys = s.batch * s.k_len * s.kv_heads;
   return {flops_per_pair_and_dim * static_cast<double>(s.head_dim) * pairs,
           static_cast<double>((query_sized * queries + key_sized * keys) * s.head_dim * size_of(dtype) +
                               queries * size_of(accumulator_of(dtype)))};
 }
 
-void check_shape(const AttentionShape& s, DType dtype) {
+void check_shape(const AttentionShape& s, const AttentionMask& mask, DType dtype) {
   kernel_index(dtype, "attention");  // checks the type
   TRAINER_CHECK(
       s.batch > 0 && s.q_len > 0 && s.q_len <= s.k_len && s.head_dim > 0,
@@ -51,10 +56,11 @@ void check_shape(const AttentionShape& s, DType dtype) {
                 s.k_capacity);
   TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0,
                 "attention: {} query heads are not a multiple of {} key/value heads", s.heads, s.kv_heads);
+  if (mask.first) expect_count(mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
 }
 AttentionRows operand(const Tensor& x) { return {x.data, x.ld()}; }
 
-AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropout& dropout) {
+AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropout& dropout, const AttentionMask& mask) {
   AttentionJob job{};
   job.q_len = s.q_len;
   job.k_len = s.k_len;
@@ -66,6 +72,8 @@ AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropou
   job.scale = scale;
   job.query_blocks = divide_up(s.q_len, kQueryBlock);
   job.key_blocks = divide_up(s.k_len, kKeyBlock);
+  job.window = mask.window;
+  job.first_keys = mask.first ? mask.first.as<int32_t>() : nullptr;
   if (dropout.p > 0) {
     job.dropout = true;
     job.threshold = dropout_threshold(dropout.p);
@@ -166,8 +174,8 @@ OpCall call_of(const AttentionShape& shape, const Cost& cost, bool backward) {
 
 }  // namespace
 
-Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dtype, 4, 2, 2); }
-Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.q.dtype, 10, 4, 4); }
+Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.mask.window, op.q.dtype, 4, 2, 2); }
+Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.mask.window, op.q.dtype, 10, 4, 4); }
 
 std::string attention_path(const device::Device& device) {
   return device.kind() == device::Kind::cuda ? cuda::attention_path(device) : "built-in kernels";
@@ -179,8 +187,8 @@ void run(Exec& ex, const AttentionBackward& op) { own_attention(ex, op, block_ke
 void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels& kernels) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
-  check_shape(s, dtype);
-  AttentionJob job = job_of(s, op.scale, op.dropout);
+  check_shape(s, op.mask, dtype);
+  AttentionJob job = job_of(s, op.scale, op.dropout, op.mask);
   expect_rows(op.q, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention q");
   expect_rows(op.k, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention k");
   expect_rows(op.v, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention v");
@@ -219,10 +227,10 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
 void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels& kernels) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
-  check_shape(s, dtype);
+  check_shape(s, op.mask, dtype);
   TRAINER_CHECK(s.q_len == s.k_len, "attention backward requires as many keys as queries, not {} queries and {} keys",
                 s.q_len, s.k_len);
-  AttentionJob job = job_of(s, op.scale, op.dropout);
+  AttentionJob job = job_of(s, op.scale, op.dropout, op.mask);
   const int64_t query_cols = s.heads * s.head_dim, key_cols = s.kv_heads * s.head_dim;
   const int64_t query_rows = s.batch * s.q_len, key_rows = s.batch * job.k_capacity;
   expect_rows(op.q, query_rows, query_cols, dtype, "attention q");

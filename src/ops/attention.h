@@ -1,7 +1,7 @@
 #pragma once
 // Causal grouped-query attention without the s×s matrix (online softmax; Dao et al. 2022). Head h of A query heads uses
-// key/value head h / (A/K). Query row i of a sequence is at position k_len − q_len + i and attends to keys 0 … that
-// position.
+// key/value head h / (A/K). Query row i of a sequence is at position k_len − q_len + i and attends to the keys from its
+// first visible key, 0 unless there is an AttentionMask, to that position.
 #include "base/philox.h"
 #include "tensor/exec.h"
 
@@ -11,6 +11,14 @@ struct AttentionShape {
   int64_t batch = 0, q_len = 0, k_len = 0;  // per sequence; training: q_len = k_len = S
   int64_t k_capacity = 0;                   // rows per sequence in k and v; 0 = k_len (seq_len for a KV cache)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
+};
+
+/// Hides keys that are too old or of another document. The first visible key of a row is the larger of the two bounds;
+/// it must not decrease from one row of a sequence to the next, and must not exceed the row's position.
+struct AttentionMask {
+  int64_t window = 0;  // a row sees at most this many keys, its own included; 0: no limit
+  Tensor first;        // i32 [batch·q_len]: a row sees no key before this one; empty: no bound
+  bool hides() const { return window > 0 || static_cast<bool>(first); }
 };
 
 /// Dropout on the probabilities: element (sample, head, query, key) has index ((first_sample + b)·heads_global +
@@ -29,9 +37,11 @@ struct AttentionForward {
   AttentionShape shape;
   double scale = 1;
   AttentionDropout dropout;
+  AttentionMask mask;
 };
 void run(Exec& ex, const AttentionForward& op);
-/// Counts the FLOPs of the causal part (half the square, including the diagonal).
+/// Counts the FLOPs of the pairs within the window: of the causal part (half the square, including the diagonal) if
+/// there is none. The bound by documents is not known to costs.
 Cost cost(const AttentionForward& op);
 
 /// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.
@@ -40,15 +50,16 @@ struct AttentionBackward {
   AttentionShape shape;
   double scale = 1;
   AttentionDropout dropout;
+  AttentionMask mask;
 };
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Returns cuDNN for this GPU, to be used as its device's Libraries::attention. It supports bf16 without dropout, with
-/// as many keys as queries; the built-in kernels handle all other cases. Both store log-sum-exps in the same form, so
-/// either backward pass may follow the other's forward pass. `by_default`: accept only a cuDNN that is new enough to
-/// require little workspace. Throws Code::usage with the reason if cuDNN was not found at build time, is not found now,
-/// or is too old.
+/// Returns cuDNN for this GPU, to be used as its device's Libraries::attention. It supports bf16 without dropout and
+/// masks, with as many keys as queries; the built-in kernels handle all other cases. Both store log-sum-exps in the
+/// same form, so either backward pass may follow the other's forward pass. `by_default`: accept only a cuDNN that is
+/// new enough to require little workspace. Throws Code::usage with the reason if cuDNN was not found at build time, is
+/// not found now, or is too old.
 std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
 /// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

@@ -3,6 +3,7 @@
 #include "ops/cpu/attention_block.h"
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/attention_mask.h"
 #include "ops/cpu/math.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -52,6 +53,12 @@ template <typename T>
 template <typename T>
 [[gnu::always_inline]] inline void clear_unseen(T* p, int64_t visible, int64_t n) {
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
+}
+
+/// Clears p[0 … hidden), the keys before a row's first visible one.
+template <typename T>
+[[gnu::always_inline]] inline void clear_hidden(T* p, int64_t hidden) {
+  for (int64_t c = 0; c < hidden; ++c) p[c] = 0;
 }
 
 /// Number of queries whose scores are computed, weighted and summed together, so that the scores stay in L1.
@@ -123,22 +130,36 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     top[r] = -__builtin_inf();
     denominator[r] = 0;
   }
-  for (int64_t key = 0; key < position + m; key += kKeyBlock) {
+  const bool hides = hides_keys(job);
+  const int64_t start = first_block(job, where.sequence, query);
+  int64_t first_keys[kQueryBlock];
+  if (hides) {  // a strip may see none of the first keys, so that sums begin at zero
+    for (int64_t r = 0; r < m; ++r) first_keys[r] = first_key(job, where.sequence, query + r);
+    for (int64_t i = 0; i < m * ld; i += kLanes<T>) store(sums + i, Vec<T>{});
+  }
+  for (int64_t key = start; key < position + m; key += kKeyBlock) {
     const int64_t n = smaller(kKeyBlock, job.k_len - key), first = position + 1 - key;
     const Panels<T> keys = panels_of<T>(job, job.keys_t, where.slot, key);
     const Panels<T> values = columns_of(job, rows_of<T>(job, job.values, where.slot, key));
     for (int64_t strip = 0; strip < m; strip += kStrip) {
       const int64_t rows = smaller(kStrip, m - strip);
+      if (hides && first_keys[strip] >= key + n) continue;  // this strip attends to none of these keys
+      const bool bounded = hides && first_keys[strip + rows - 1] > key;
       multiply_scores(rows, n, d, q + strip * ld, ld, keys, s, kScoreLd, first + strip);
       const int64_t end = smaller(kQueryBlock, strip + kStrip);
       for (int64_t r = strip; r < end; ++r) shrink[r] = top[r];
+      for (int64_t r = strip; r < strip + rows && bounded; ++r)
+        for (int64_t c = 0; c < smaller(n, first_keys[r] - key); ++c) s[(r - strip) * kScoreLd + c] = -__builtin_inf();
       for (int64_t r = strip; r < strip + rows; ++r)
         top[r] = vector_max(s + (r - strip) * kScoreLd, smaller(n, first + r), top[r]);
       for (int64_t r = strip; r < end; r += kLanes<T>) store(shrink + r, vexp(load(shrink + r) - load(top + r)));
+      for (int64_t r = strip; r < strip + rows && bounded; ++r)
+        if (top[r] == -__builtin_inf()) shrink[r] = 1;  // the row has seen no key yet
       for (int64_t r = strip; r < strip + rows; ++r) {
         const int64_t visible = larger(0, smaller(n, first + r));
         T* p = s + (r - strip) * kScoreLd;
-        denominator[r] = denominator[r] * shrink[r] + exp_and_sum(p, visible, top[r]);
+        const T shift = bounded && top[r] == -__builtin_inf() ? T{0} : top[r];
+        denominator[r] = denominator[r] * shrink[r] + exp_and_sum(p, visible, shift);
         if (job.dropout) {
           T factors[kKeyBlock + kPanel<T>];
           fill_dropout_factors(
@@ -147,10 +168,10 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
           for (int64_t c = 0; c < visible; ++c) p[c] *= factors[c];
         }
         clear_unseen(p, visible, n);
-        if (key > 0 && shrink[r] != 1)
+        if ((key > start || hides) && shrink[r] != 1)
           for (int64_t c = 0; c < d; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
       }
-      if (key == 0) {
+      if (key == start && !hides) {
         weighted_rows<false>(rows, n, d, s, kScoreLd, values, sums + strip * ld, ld, first + strip);
       } else {
         weighted_rows<true>(rows, n, d, s, kScoreLd, values, sums + strip * ld, ld, first + strip);
@@ -192,9 +213,10 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
   T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* s = q + job.row_ld;
   for (int64_t r = 0; r < job.q_len; ++r) {
-    const int64_t row = sequence * job.q_len + r, visible = job.k_len - job.q_len + r + 1;
+    const int64_t row = sequence * job.q_len + r, start = first_key(job, sequence, r);
+    const int64_t visible = job.k_len - job.q_len + r + 1 - start, key_row = sequence * job.k_capacity + start;
     pack_rows(1, d, at<const Storage>(job, job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
-    const Storage* k = at<const Storage>(job, job.k, sequence * job.k_capacity, kv_head);
+    const Storage* k = at<const Storage>(job, job.k, key_row, kv_head);
     for (int64_t j = 0; j < visible; ++j, k += job.k.ld) {
       Vec<T> sum{};
       int64_t c = 0;
@@ -204,7 +226,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     }
     const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
     const T denominator = exp_and_sum(s, visible, top);
-    const Storage* v = at<const Storage>(job, job.v, sequence * job.k_capacity, kv_head);
+    const Storage* v = at<const Storage>(job, job.v, key_row, kv_head);
     Storage* out = at<Storage>(job, job.out, row, head);
     int64_t c = 0;
     for (; c + 4 * kLanes<T> <= d; c += 4 * kLanes<T>)
@@ -231,8 +253,11 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
 
   T* dk = rows_of<T>(job, job.dk_sum, where.slot, begin);
   T* dv = rows_of<T>(job, job.dv_sum, where.slot, begin);
-  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < job.q_len; query += kQueryBlock) {
+  const bool hides = hides_keys(job);
+  const int64_t last = queries_before(job, where.sequence, end);
+  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < last; query += kQueryBlock) {
     const int64_t m = smaller(kQueryBlock, job.q_len - query), row = where.sequence * job.q_len + query;
+    const int64_t start = larger(begin, first_block(job, where.sequence, query));
     pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
     pack_rows(m, d, at<const Storage>(job, job.dout, row, where.head), job.dout.ld, T{1}, dout, ld);
     for (int64_t r = 0; r < m; ++r) {
@@ -243,7 +268,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
     const T* lse = as<const T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
     T* dq = part_of<T>(job, where.slot, chunk, query);
 
-    for (int64_t key = begin; key < smaller(end, query + m); key += kKeyBlock) {
+    for (int64_t key = start; key < smaller(end, query + m); key += kKeyBlock) {
       const int64_t n = smaller(kKeyBlock, end - key), first = query + 1 - key;
       multiply_scores(m, n, d, q, ld, panels_of<T>(job, job.keys_t, where.slot, key), p, kScoreLd, first);
       multiply_scores(m, n, d, dout, ld, panels_of<T>(job, job.values_t, where.slot, key), ds, kScoreLd, first);
@@ -269,6 +294,10 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
         }
         clear_unseen(pr, visible, n);
         clear_unseen(dsr, visible, n);
+        if (!hides) continue;
+        const int64_t hidden = smaller(n, first_key(job, where.sequence, query + r) - key);
+        clear_hidden(pr, hidden);
+        clear_hidden(dsr, hidden);
       }
       T* dk_rows = dk + (key - begin) * ld;
       T* dv_rows = dv + (key - begin) * ld;
@@ -281,7 +310,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
         transposed_product<true>(m, n, d, p, kScoreLd, dout_panels, dv_rows, ld, first);
         transposed_product<true>(m, n, d, ds, kScoreLd, q_panels, dk_rows, ld, first);
       }
-      if (key == begin) {
+      if (key == start) {
         weighted_rows<false>(m, n, d, ds, kScoreLd, k_panels, dq, ld, first);
       } else {
         weighted_rows<true>(m, n, d, ds, kScoreLd, k_panels, dq, ld, first);
@@ -301,9 +330,10 @@ template <typename Storage, typename T>
 void sum_dq(const AttentionJob& job, int64_t task) {
   const Place where = place_of(job, task / job.query_blocks, job.head_in_group);
   const int64_t query = task % job.query_blocks * kQueryBlock, m = smaller(kQueryBlock, job.q_len - query);
+  const int64_t start = first_key(job, where.sequence, query) / job.chunk_keys;  // the first chunk that was computed
   for (int64_t r = 0; r < m; ++r) {
-    T* sum = part_of<T>(job, where.slot, 0, query + r);
-    for (int64_t chunk = 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
+    T* sum = part_of<T>(job, where.slot, start, query + r);
+    for (int64_t chunk = start + 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
       const T* part = part_of<T>(job, where.slot, chunk, query + r);
       for (int64_t c = 0; c < job.head_dim; c += kLanes<T>) store(sum + c, load(sum + c) + load(part + c));
     }

@@ -36,6 +36,9 @@ struct AttentionJob {
   AttentionRows q, k, v, out, dout, dq, dk, dv;
   std::byte* lse;  // [batch·heads, q_len] accumulator dtype; null: not stored
 
+  int64_t window;             // a row sees this many keys at most; 0: no limit
+  const int32_t* first_keys;  // [batch·q_len] the first key that a row may see; null: 0
+
   bool dropout;
   uint32_t threshold, step;  // kept if draw >= threshold
   double keep_scale;

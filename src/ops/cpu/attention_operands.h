@@ -3,6 +3,7 @@
 // the keys visible to a query, and the packing of keys, values and queries.
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/attention_mask.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/math_bf16.h"
 #include "ops/cpu/tile_panels.h"

@@ -20,13 +20,28 @@ struct ForwardPanel {
   float scores[kKeyBlock * kSide];        // [key][query]
   bf16 probabilities[kKeyBlock * kSide];  // right factor, contracted over keys
   float top[kSide], denominator[kSide], shrink[kSide];
+  float starts[kSide];  // first visible key of each query, in the current block
 };
 
+/// Fills starts[q] with the first key that query `row` + q sees, relative to `key`, for a panel of queries. Queries
+/// beyond the last one, whose results are not stored, are like the last one. Returns true if any of these keys is
+/// later than `key`.
+bool fill_starts(const AttentionJob& job, int64_t sequence, int64_t row, int64_t key, float* starts) {
+  if (!hides_keys(job)) return false;
+  const auto start_of = [&](int64_t query) {
+    const int64_t first = first_key(job, sequence, smaller(query, job.q_len - 1)) - key;
+    return smaller(kKeyBlock, larger(0, first));
+  };
+  if (start_of(row + kSide - 1) == 0) return false;
+  for (int64_t q = 0; q < kSide; ++q) starts[q] = static_cast<float>(start_of(row + q));
+  return true;
+}
+
 /// Online softmax over the scores of `keys` keys, in powers of 2. Query q of the panel sees the block's keys up to
-/// last_seen + q. Returns true if any query's maximum has grown.
-template <bool Dropout>
+/// last_seen + q; with Bounded, those from starts[q] on. Returns true if any query's maximum has grown.
+template <bool Dropout, bool Bounded>
 [[gnu::always_inline]] inline bool online_softmax_as(const AttentionJob& job, ForwardPanel& p, int64_t keys,
-                                                     int64_t last_seen, const float* factors) {
+                                                     int64_t last_seen, const float* starts, const float* factors) {
   constexpr int64_t kWide = 2 * kVector;  // adjacent queries, whose rounded probabilities fill a vector
   const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
   bool grown = false;
@@ -34,8 +49,9 @@ template <bool Dropout>
     const float* const s = p.scores + c;
     // Keys below `open` are visible to all queries; a later key is visible to the queries in lanes >= key − seen.
     const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
-    const int64_t open = smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
+    const int64_t open = Bounded ? 0 : smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
     const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
+      if constexpr (Bounded) x = load(starts + c + half * kVector) <= splat(static_cast<float>(key)) ? x : splat(other);
       return key > seen[half] ? lanes_from(x, key - seen[half], other) : x;
     };
     Vec<float> best[2][2];
@@ -55,6 +71,8 @@ template <bool Dropout>
       const Vec<float> old = load(kept);
       top[half] = vmax(vmax(best[half][0], best[half][1]) * scale, old);
       store(kept, top[half]);
+      if constexpr (Bounded)
+        top[half] = top[half] == splat(-__builtin_inff()) ? Vec<float>{} : top[half];  // no key yet
       store(p.shrink + c + half * kVector, vexp2_near(old - top[half]));
       grown = grown || any(top[half] != old);
     }
@@ -85,8 +103,13 @@ template <bool Dropout>
   return grown;
 }
 bool online_softmax(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* factors) {
-  return factors == nullptr ? online_softmax_as<false>(job, p, keys, last_seen, nullptr)
-                            : online_softmax_as<true>(job, p, keys, last_seen, factors);
+  return factors == nullptr ? online_softmax_as<false, false>(job, p, keys, last_seen, nullptr, nullptr)
+                            : online_softmax_as<true, false>(job, p, keys, last_seen, nullptr, factors);
+}
+bool bounded_softmax(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* starts,
+                     const float* factors) {
+  return factors == nullptr ? online_softmax_as<false, true>(job, p, keys, last_seen, starts, nullptr)
+                            : online_softmax_as<true, true>(job, p, keys, last_seen, starts, factors);
 }
 
 /// Stores out[query, D] <- Oᵀ[D, query]·factor[query], square by square.
@@ -130,19 +153,23 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     pack_b_terms(at(job, job.q, row + qp * kSide, head), job.q.ld, m - qp * kSide, d, q + qp * kSide * ld);
     for (int64_t c = 0; c < kSide; ++c) p.top[c] = -__builtin_inff(), p.denominator[c] = 0;
   }
-  for (int64_t key = 0; key < position + m; key += kKeyBlock)
+  for (int64_t key = first_block(job, sequence, query); key < position + m; key += kKeyBlock)
     for (int64_t qp = 0; qp * kSide < m; ++qp) {
       ForwardPanel& p = panels[qp];
       const int64_t first = position + qp * kSide, rows = smaller(kSide, m - qp * kSide);
-      if (first + rows <= key) continue;  // this panel attends to none of these keys
+      const int64_t start = first_block(job, sequence, query + qp * kSide);
+      if (first + rows <= key || key < start) continue;  // this panel attends to none of these keys
       const int64_t keys = smaller(kKeyBlock, panels_in(first + rows - key) * kSide);
       for (int64_t k = 0; k < keys; k += kSide)
         Unit::multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
                        p.scores + k * kSide, kSide);
       if (job.dropout) fill_dropout_square(job, sequence, head, first, key, rows, keys, factors, kSide);
-      const bool grown = online_softmax(job, p, keys, first - key, job.dropout ? factors : nullptr);
+      const float* const kept = job.dropout ? factors : nullptr;
+      const bool grown = fill_starts(job, sequence, query + qp * kSide, key, p.starts)
+                             ? bounded_softmax(job, p, keys, first - key, p.starts, kept)
+                             : online_softmax(job, p, keys, first - key, kept);
       float* const sum = sums + qp * kSide * ld;
-      if (key > 0 && grown)
+      if (key > start && grown)
         for (int64_t c = 0; c < kSide; c += kVector) {
           const Vec<float> shrink = load(p.shrink + c);
           for (int64_t r = 0; r < ld; ++r) store(sum + r * kSide + c, load(sum + r * kSide + c) * shrink);
@@ -150,7 +177,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
       for (int64_t c = 0; c < ld; c += kSide)
         Unit::multiply(keys / kTileTerms,
                        panel_at(job.values_t, slot, ld, job.k_pad, c) + key / kTileTerms * kStepElements,
-                       p.probabilities, key > 0, sum + c * kSide, kSide);
+                       p.probabilities, key > start, sum + c * kSide, kSide);
     }
   for (int64_t qp = 0; qp * kSide < m; ++qp) {
     ForwardPanel& p = panels[qp];
@@ -173,13 +200,15 @@ struct BackwardBlock {
   bf16 p[kKeyBlock * kQueryBlock],
       ds[kKeyBlock * kQueryBlock];         // left factors for dV, dK: [key panel][step of queries]
   bf16 ds_pairs[kKeyBlock * kQueryBlock];  // right factor for dQ: [query panel][step of keys]
+  float starts[kSide];                     // first visible key of each query of the current square
 };
 
-/// Computes P and dS of one square, whose query q sees the square's keys up to last_seen + q.
-template <bool Dropout>
+/// Computes P and dS of one square, whose query q sees the square's keys up to last_seen + q; with Bounded, those from
+/// starts[q] on.
+template <bool Dropout, bool Bounded>
 [[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
-                                                    int64_t query_panel, int64_t last_seen, const float* shift,
-                                                    const float* delta, const float* factors) {
+                                                    int64_t query_panel, int64_t last_seen, const float* starts,
+                                                    const float* shift, const float* delta, const float* factors) {
   constexpr int64_t kWide = 2 * kVector;
   const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
   bf16* const p = b.p + (key_panel * kQueryPanels + query_panel) * kStepElements;
@@ -189,7 +218,7 @@ template <bool Dropout>
     const Vec<float> lse[2] = {load(shift + c), load(shift + c + kVector)},
                      mean[2] = {load(delta + c), load(delta + c + kVector)};
     const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
-    const int64_t open = smaller(kSide, larger(0, seen[0] + 1)) / 2 * 2;
+    const int64_t open = Bounded ? 0 : smaller(kSide, larger(0, seen[0] + 1)) / 2 * 2;
     const auto row = [&](int64_t key, auto mask) __attribute__((always_inline)) {
       Vec<float> kept[2], slope[2];
 #pragma GCC unroll 2
@@ -203,6 +232,11 @@ template <bool Dropout>
           kept[half] *= factor;
         }
         slope[half] = probability * (slope[half] - mean[half]);
+        if constexpr (Bounded) {
+          const auto visible = load(starts + c + half * kVector) <= splat(static_cast<float>(key));
+          kept[half] = visible ? kept[half] : Vec<float>{};
+          slope[half] = visible ? slope[half] : Vec<float>{};
+        }
         if constexpr (decltype(mask)::value) {
           if (key > seen[half]) {
             kept[half] = lanes_from(kept[half], key - seen[half], 0.0f);
@@ -226,8 +260,16 @@ template <bool Dropout>
 }
 void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel, int64_t last_seen,
                    const float* shift, const float* delta, const float* factors) {
-  factors == nullptr ? differentiate_as<false>(job, b, key_panel, query_panel, last_seen, shift, delta, nullptr)
-                     : differentiate_as<true>(job, b, key_panel, query_panel, last_seen, shift, delta, factors);
+  factors == nullptr
+      ? differentiate_as<false, false>(job, b, key_panel, query_panel, last_seen, nullptr, shift, delta, nullptr)
+      : differentiate_as<true, false>(job, b, key_panel, query_panel, last_seen, nullptr, shift, delta, factors);
+}
+void differentiate_bounded(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel,
+                           int64_t last_seen, const float* starts, const float* shift, const float* delta,
+                           const float* factors) {
+  factors == nullptr
+      ? differentiate_as<false, true>(job, b, key_panel, query_panel, last_seen, starts, shift, delta, nullptr)
+      : differentiate_as<true, true>(job, b, key_panel, query_panel, last_seen, starts, shift, delta, factors);
 }
 
 template <typename Unit>
@@ -245,12 +287,14 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   float* const dk = as<float>(job.dk_sum) + (slot * job.k_pad + begin) * ld;
   float* const dv = as<float>(job.dv_sum) + (slot * job.k_pad + begin) * ld;
 
-  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < job.q_len; query += kQueryBlock) {
+  const int64_t last = queries_before(job, sequence, end);
+  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < last; query += kQueryBlock) {
     const int64_t m = smaller(kQueryBlock, job.q_len - query);
+    const int64_t start = larger(begin, first_block(job, sequence, query));
     const float* const shift = as<float>(job.shifts) + slot * job.q_pad + query;
     const float* const delta = as<float>(job.deltas) + slot * job.q_pad + query;
     float* const dq = as<float>(job.dq_parts) + ((slot * job.chunks + chunk) * job.q_pad + query) * ld;
-    for (int64_t key = begin; key < smaller(end, query + m); key += kKeyBlock) {
+    for (int64_t key = start; key < smaller(end, query + m); key += kKeyBlock) {
       const int64_t key_panels = panels_in(smaller(kKeyBlock, end - key));
       if (job.dropout)
         fill_dropout_square(job, sequence, head, query, key, m, key_panels * kSide, factors, kQueryBlock);
@@ -263,8 +307,12 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
                          panel_at(job.queries_t, slot, job.q_pad, ld, q), false, b.scores, kSide);
           Unit::multiply(steps, panel_at(job.values, slot, job.k_pad, ld, k),
                          panel_at(job.douts_t, slot, job.q_pad, ld, q), false, b.slopes, kSide);
-          differentiate(job, b, kp, qp, last_seen, shift + qp * kSide, delta + qp * kSide,
-                        job.dropout ? factors + kp * kSide * kQueryBlock + qp * kSide : nullptr);
+          const float* const kept = job.dropout ? factors + kp * kSide * kQueryBlock + qp * kSide : nullptr;
+          if (fill_starts(job, sequence, q, k, b.starts)) {
+            differentiate_bounded(job, b, kp, qp, last_seen, b.starts, shift + qp * kSide, delta + qp * kSide, kept);
+          } else {
+            differentiate(job, b, kp, qp, last_seen, shift + qp * kSide, delta + qp * kSide, kept);
+          }
         }
       // These are the first queries that attend to these keys.
       const bool begins = job.head_in_group == 0 && query == key;
@@ -284,7 +332,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
         const int64_t seen = smaller(key_panels, panels_in(query + (qp + 1) * kSide - key));
         for (int64_t c = 0; c < ld; c += kSide)
           Unit::multiply(seen, panel_at(job.keys_t, slot, ld, job.k_pad, c) + key / kTileTerms * kStepElements,
-                         b.ds_pairs + qp * kKeyPanels * kStepElements, key > begin, dq + (qp * ld + c) * kSide, kSide);
+                         b.ds_pairs + qp * kKeyPanels * kStepElements, key > start, dq + (qp * ld + c) * kSide, kSide);
       }
     }
   }
@@ -306,9 +354,11 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock, ld = job.row_ld;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot;
   const int64_t head = pair % job.kv_heads * job.group + job.head_in_group;
-  float* const sum = as<float>(job.dq_parts) + (slot * job.chunks * job.q_pad + query) * ld;
-  for (int64_t chunk = 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
-    const float* const part = sum + chunk * job.q_pad * ld;
+  float* const parts = as<float>(job.dq_parts) + (slot * job.chunks * job.q_pad + query) * ld;
+  const int64_t start = first_key(job, pair / job.kv_heads, query) / job.chunk_keys;  // the first that was computed
+  float* const sum = parts + start * job.q_pad * ld;
+  for (int64_t chunk = start + 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
+    const float* const part = parts + chunk * job.q_pad * ld;
     for (int64_t i = 0; i < kQueryBlock * ld; i += kVector) store(sum + i, load(sum + i) + load(part + i));
   }
   alignas(64) float scale[kSide];

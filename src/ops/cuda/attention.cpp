@@ -22,7 +22,8 @@ AttentionRows operand(const Tensor& x, int64_t head_dim) {
   return {x.data, x.ld(), vectors};
 }
 
-AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDropout& dropout) {
+AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDropout& dropout,
+                      const AttentionMask& mask) {
   AttentionArgs args;
   args.q_len = static_cast<int>(s.q_len);
   args.k_len = static_cast<int>(s.k_len);
@@ -33,6 +34,8 @@ AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDrop
   args.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
   args.scale = static_cast<float>(scale);
   args.scale_log2 = static_cast<float>(scale * kLog2e);
+  args.window = static_cast<int>(std::min(mask.window, s.k_len));
+  args.first_keys = mask.first ? mask.first.as<int32_t>() : nullptr;
   if (dropout.p > 0) {
     args.threshold = dropout_threshold(dropout.p);
     args.keep_scale = static_cast<float>(1 / (1 - dropout.p));
@@ -63,8 +66,9 @@ FusedAttention* fused_on(const device::Device& device) {
 /// Returns the pass as a library may run it; empty if only the built-in kernels support it. Operands on a dry device
 /// count as aligned, as all memory in an arena is.
 std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, const AttentionDropout& dropout,
-                                      std::initializer_list<const Tensor*> operands) {
-  if (dropout.p > 0 || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0) return {};
+                                      const AttentionMask& mask, std::initializer_list<const Tensor*> operands) {
+  if (dropout.p > 0 || mask.hides() || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0)
+    return {};
   if (s.k_capacity != 0 && s.k_capacity != s.k_len) return {};
   FusedShape shape{.batch = s.batch,
                    .length = s.q_len,
@@ -107,7 +111,7 @@ void run(Exec& ex, const AttentionForward& op) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
   check_limits(s, op.scale, dtype);
-  std::optional<FusedShape> fused = fused_shape(s, op.scale, op.dropout, {&op.q, &op.k, &op.v, &op.out});
+  std::optional<FusedShape> fused = fused_shape(s, op.scale, op.dropout, op.mask, {&op.q, &op.k, &op.v, &op.out});
   if (fused) fused->keeps_lse = static_cast<bool>(op.lse);
   if (run_fused(ex, fused,
                 {.q = op.q.data,
@@ -116,7 +120,7 @@ void run(Exec& ex, const AttentionForward& op) {
                  .out = op.out.data,
                  .lse = op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr}))
     return;
-  AttentionArgs args = args_of(s, op.scale, op.dropout);
+  AttentionArgs args = args_of(s, op.scale, op.dropout, op.mask);
   // The size of scratch depends only on k_capacity, so that one arena program decodes at every length.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
   Scratch scratch;
@@ -147,7 +151,7 @@ void run(Exec& ex, const AttentionBackward& op) {
   const DType dtype = op.q.dtype;
   check_limits(s, op.scale, dtype);
   std::optional<FusedShape> fused =
-      fused_shape(s, op.scale, op.dropout, {&op.q, &op.k, &op.v, &op.out, &op.dout, &op.dq, &op.dk, &op.dv});
+      fused_shape(s, op.scale, op.dropout, op.mask, {&op.q, &op.k, &op.v, &op.out, &op.dout, &op.dq, &op.dk, &op.dv});
   if (fused) fused->backward = true;
   if (run_fused(ex, fused,
                 {.q = op.q.data,
@@ -160,7 +164,7 @@ void run(Exec& ex, const AttentionBackward& op) {
                  .dk = op.dk.data,
                  .dv = op.dv.data}))
     return;
-  AttentionArgs args = args_of(s, op.scale, op.dropout);
+  AttentionArgs args = args_of(s, op.scale, op.dropout, op.mask);
   const Scratch delta = ex.take("attention.delta", {s.batch * s.heads, s.q_len}, DType::f32);
   if (ex.device.dry()) return;
 

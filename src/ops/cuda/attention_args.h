@@ -7,6 +7,7 @@
 namespace trainer::ops::cuda {
 
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 /// A [rows, heads·D] operand. `vectors`: base, rows and heads are 16-byte aligned, as 16-byte copies require.
 struct AttentionRows {
@@ -26,6 +27,9 @@ struct AttentionArgs {
   float* parts = nullptr;  // for attention_decode.cu
   float scale = 1;
   float scale_log2 = 1;  // scale·log2(e): probabilities are powers of two
+
+  int window = 0;                   // a row sees this many keys at most; 0: no limit
+  const int* first_keys = nullptr;  // [batch·q_len] the first key that a row may see; null: 0
 
   uint32_t threshold = 0, step = 0;  // dropout: kept if draw >= threshold; no dropout: 0
   float keep_scale = 1;

@@ -6,6 +6,7 @@
 // become left factors of the second GEMMs within registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_mask.cuh"
 #include "ops/cuda/attention_tile.cuh"
 
 namespace trainer::ops::cuda {
@@ -37,8 +38,8 @@ struct BackwardShape {
 constexpr float kLog2e = 1.44269504088896340736f;
 
 /// With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the passing tiles. Without it,
-/// the roles are exchanged.
-template <int kCols, bool kKeysKept, bool kDropout>
+/// the roles are exchanged. kBounded: the first visible key of some rows is not 0 (attention_mask.cuh).
+template <int kCols, bool kKeysKept, bool kDropout, bool kBounded>
 __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
     attention_backward_kernel(const AttentionArgs args) {
   using Shape = BackwardShape<kCols, kDropout>;
@@ -62,7 +63,10 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   const int64_t sequence = blockIdx.z;
   const int64_t key_row = sequence * args.k_capacity, query_row = sequence * args.q_len;
   const int64_t kept_row = (kKeysKept ? key_row : query_row) + first;
-  const int first_row = kKeysKept ? first / kPassing * kPassing : 0, end_row = kKeysKept ? length : first + valid;
+  const auto first_key_of = [&](int query) { return kBounded ? first_key(args, sequence, query) : 0; };
+  const int first_row = (kKeysKept ? first : first_key_of(first)) / kPassing * kPassing;
+  const int last_query = kKeysKept && kBounded ? queries_before(args, sequence, first + valid) : length;
+  const int end_row = kKeysKept ? last_query : first + valid;
   const int steps = (end_row - first_row + kPassing - 1) / kPassing * (kKeysKept ? args.group : 1);
 
   const auto load_passing = [&](int at_row, int of_head, int stage) {
@@ -129,8 +133,12 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
 
     // Visibility for this warp's rows: `seen` if any query sees any key, `whole` if every query sees all keys.
     const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, passing_high = row + kPassing - 1;
-    const bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
-    const bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;
+    bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
+    bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;
+    if constexpr (kBounded) {
+      seen = seen && first_key_of(kKeysKept ? row : kept_low) <= (kKeysKept ? kept_high : passing_high);
+      whole = whole && first_key_of(kKeysKept ? passing_high : kept_high) <= (kKeysKept ? kept_low : row);
+    }
     if (!seen) continue;
     const bf16* const tile_a = passing_a + stage * kTile;
     const bf16* const tile_b = passing_b + stage * kTile;
@@ -158,6 +166,9 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
           for (int c = 0; c < 4; ++c) {
             const int passing = row + 8 * j + lane % 4 * 2 + c % 2, kept = kept_low + 16 * i + lane / 4 + c / 2 * 8;
             if (kKeysKept ? kept > passing : passing > kept) p[i][j][c] = 0;
+            if constexpr (kBounded) {
+              if ((kKeysKept ? kept : passing) < first_key_of(kKeysKept ? passing : kept)) p[i][j][c] = 0;
+            }
           }
         }
       }
@@ -257,17 +268,17 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
 template <int kCols>
 struct Backward {
   static int64_t shared_bytes() { return BackwardShape<kCols, false>::kSharedBytes; }
-  template <bool kKeysKept, bool kDropout>
+  template <bool kKeysKept, bool kDropout, bool kBounded>
   static void launch_pass(cudaStream_t stream, const AttentionArgs& args, int64_t heads, int64_t batch) {
     using Shape = BackwardShape<kCols, kDropout>;
     const dim3 blocks(blocks_for(args.q_len, Shape::kKept), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
     device::cuda::launch(stream, {blocks, dim3(Shape::kThreads), Shape::kSharedBytes},
-                         attention_backward_kernel<kCols, kKeysKept, kDropout>, args);
+                         attention_backward_kernel<kCols, kKeysKept, kDropout, kBounded>, args);
   }
-  template <bool kDropout>
+  template <bool kDropout, bool kBounded>
   static void launch(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
-    launch_pass<true, kDropout>(stream, args, args.kv_heads, batch);
-    launch_pass<false, kDropout>(stream, args, args.heads, batch);
+    launch_pass<true, kDropout, kBounded>(stream, args, args.kv_heads, batch);
+    launch_pass<false, kDropout, kBounded>(stream, args, args.heads, batch);
   }
 };
 
@@ -278,11 +289,8 @@ int64_t tensor_backward_shared_bytes(int64_t head_dim) {
 }
 void tensor_backward(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
   with_columns<Backward>(args.head_dim, [&](auto backward) {
-    if (args.threshold > 0) {
-      backward.template launch<true>(stream, args, batch);
-    } else {
-      backward.template launch<false>(stream, args, batch);
-    }
+    with_features(
+        args, [&](auto dropout, auto bounded) { backward.template launch<dropout(), bounded()>(stream, args, batch); });
   });
 }
 

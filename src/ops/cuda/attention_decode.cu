@@ -1,6 +1,7 @@
 // Attention of a small number of queries over a long key-value cache: keys are divided among blocks, whose partial
 // results are merged in order. Also computes Σ dout·out per row, the first step of the backward pass.
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_mask.cuh"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/lanes.cuh"
 
@@ -56,13 +57,14 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_parts_kernel(const Atte
   float* const sums = scores + kDecodeRows * kDecodeKeys;
 
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int split = static_cast<int>(blockIdx.x), first_key = split * kDecodeKeys;
-  const int keys = smaller(kDecodeKeys, args.k_len - first_key);
+  const int split = static_cast<int>(blockIdx.x), begin = split * kDecodeKeys;
+  const int keys = smaller(kDecodeKeys, args.k_len - begin);
   const int group_rows = args.group * args.q_len, passes = (group_rows + kDecodeRows - 1) / kDecodeRows;
   const int kv_head = static_cast<int>(blockIdx.y) / passes;
   const int first_row = static_cast<int>(blockIdx.y) % passes * kDecodeRows;
   const int64_t sequence = blockIdx.z;
-  const int64_t key_row = sequence * args.k_capacity + first_key;
+  if (begin + keys <= first_key(args, sequence, 0)) return;  // no query sees any of these keys
+  const int64_t key_row = sequence * args.k_capacity + begin;
   const auto head_of = [&](int r) { return kv_head * args.group + (first_row + r) / args.q_len; };
   const auto query_of = [&](int r) { return (first_row + r) % args.q_len; };
 
@@ -93,7 +95,8 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_parts_kernel(const Atte
 #pragma unroll
     for (int r = 0; r < kDecodeRows; ++r) {
       for (int mask = kKeyLanes / 2; mask > 0; mask /= 2) dot[r] += shuffle_xor(dot[r], mask);
-      const bool seen = first_key + key <= args.k_len - args.q_len + query_of(r);
+      const bool seen =
+          begin + key <= args.k_len - args.q_len + query_of(r) && begin + key >= first_key(args, sequence, query_of(r));
       if (thread % kKeyLanes == 0 && key < keys)
         scores[r * kDecodeKeys + key] = seen ? dot[r] * args.scale_log2 : -INFINITY;
     }
@@ -158,17 +161,18 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_combine_kernel(const At
   const int head = static_cast<int>(blockIdx.x) / args.q_len, query = static_cast<int>(blockIdx.x) % args.q_len;
   const int64_t sequence = blockIdx.y, row = (sequence * args.heads + head) * args.q_len + query;
   const int splits = (args.k_len + kDecodeKeys - 1) / kDecodeKeys;
+  const int start = first_key(args, sequence, query) / kDecodeKeys;  // earlier parts may not have been written
   float top = -INFINITY, sum = 0;
-  for (int split = 0; split < splits; ++split) top = fmaxf(top, part_of(args, row, split)[0]);
+  for (int split = start; split < splits; ++split) top = fmaxf(top, part_of(args, row, split)[0]);
   const float shift = top == -INFINITY ? 0.0f : top;
-  for (int split = 0; split < splits; ++split) {
+  for (int split = start; split < splits; ++split) {
     const float* const part = part_of(args, row, split);
     sum = fmaf(part[1], fast_exp2(part[0] - shift), sum);
   }
   T* const out = row_of<T>(args.out, sequence * args.q_len + query, head, args.head_dim);
   for (int c = static_cast<int>(threadIdx.x); c < args.head_dim; c += kDecodeThreads) {
     float total = 0;
-    for (int split = 0; split < splits; ++split) {
+    for (int split = start; split < splits; ++split) {
       const float* const part = part_of(args, row, split);
       total = fmaf(part[2 + c], fast_exp2(part[0] - shift), total);
     }

@@ -4,6 +4,7 @@
 // therefore enough, and several blocks fit on a multiprocessor.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_mask.cuh"
 #include "ops/cuda/attention_tile.cuh"
 
 namespace trainer::ops::cuda {
@@ -61,7 +62,8 @@ __device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], Ro
   }
 }
 
-template <int kCols, bool kDropout>
+/// kBounded: the first visible key of some rows is not 0 (attention_mask.cuh).
+template <int kCols, bool kDropout, bool kBounded>
 __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, ForwardShape<kCols, kDropout>::kResident)
     attention_forward_kernel(const AttentionArgs args) {
   using Shape = ForwardShape<kCols, kDropout>;
@@ -79,6 +81,9 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
   const int64_t query_row = sequence * args.q_len + query, key_row = sequence * args.k_capacity;
   const int queries = smaller(Shape::kRows, args.q_len - query);
   const int tiles = (position + queries + Shape::kKeys - 1) / Shape::kKeys;
+  const auto first_key_of = [&](int row) { return kBounded ? first_key(args, sequence, query + row) : 0; };
+  const int first_tile = first_key_of(0) / Shape::kKeys;
+  const int warp_first = first_key_of(warp_row), warp_all = first_key_of(warp_row + Shape::kWarpRows - 1);
 
   const auto load_keys = [&](bf16* tile, const AttentionRows& x, int key) {
     load_tile<kCols, Shape::kKeys, Shape::kThreads>(tile, x, key_row + key, args.k_len - key, kv_head, args.head_dim);
@@ -99,9 +104,10 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
   const uint64_t warp_index =
       kDropout ? dropout_index(args, static_cast<int>(sequence), head, position + warp_row) : uint64_t{0};
 
-  for (int tile = tiles - 1; tile >= 0; --tile) {  // masked tiles come first
+  for (int tile = tiles - 1; tile >= first_tile; --tile) {  // tiles with the rows' own positions come first
     const int key = tile * Shape::kKeys;
-    const bool seen = key < position + warp_row + Shape::kWarpRows;  // visible to a row of this warp
+    // Visible to a row of this warp.
+    const bool seen = key < position + warp_row + Shape::kWarpRows && (!kBounded || key + Shape::kKeys > warp_first);
     copies_wait();
     __syncthreads();  // keys have arrived, and no warp still reads the previous values
     load_keys(v_tile, args.v, key);
@@ -119,6 +125,21 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
             for (int c = 0; c < 4; ++c) {
               const int row = warp_row + 16 * i + lane / 4 + c / 2 * 8, column = 8 * j + lane % 4 * 2 + c % 2;
               if (key + column > position + row) scores[i][j][c] = -INFINITY;
+            }
+          }
+        }
+      }
+      if (kBounded && key < warp_all) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int hidden = first_key_of(warp_row + 16 * i + 8 * half + lane / 4) - key;
+#pragma unroll
+            for (int j = 0; j < kScoreTiles; ++j) {
+#pragma unroll
+              for (int c = 2 * half; c < 2 * half + 2; ++c)
+                if (8 * j + lane % 4 * 2 + c % 2 < hidden) scores[i][j][c] = -INFINITY;
             }
           }
         }
@@ -141,7 +162,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
     }
     copies_wait();
     __syncthreads();  // values have arrived, and no warp still reads the keys
-    if (tile > 0) load_keys(k_tile, args.k, key - Shape::kKeys);
+    if (tile > first_tile) load_keys(k_tile, args.k, key - Shape::kKeys);
     if (seen) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
@@ -179,13 +200,13 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
 template <int kCols>
 struct Forward {
   static int64_t shared_bytes() { return ForwardShape<kCols, false>::kSharedBytes; }
-  template <bool kDropout>
+  template <bool kDropout, bool kBounded>
   static void launch(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
     using Shape = ForwardShape<kCols, kDropout>;
     const dim3 blocks(blocks_for(args.q_len, Shape::kRows), static_cast<unsigned>(args.heads),
                       static_cast<unsigned>(batch));
     device::cuda::launch(stream, {blocks, dim3(Shape::kThreads), Shape::kSharedBytes},
-                         attention_forward_kernel<kCols, kDropout>, args);
+                         attention_forward_kernel<kCols, kDropout, kBounded>, args);
   }
 };
 
@@ -196,11 +217,8 @@ int64_t tensor_forward_shared_bytes(int64_t head_dim) {
 }
 void tensor_forward(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
   with_columns<Forward>(args.head_dim, [&](auto forward) {
-    if (args.threshold > 0) {
-      forward.template launch<true>(stream, args, batch);
-    } else {
-      forward.template launch<false>(stream, args, batch);
-    }
+    with_features(
+        args, [&](auto dropout, auto bounded) { forward.template launch<dropout(), bounded()>(stream, args, batch); });
   });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // The attention kernels, grouped by source file. Pointers may be null if an argument is not read.
 #include <cstdint>
+#include <type_traits>
 
 #include "device/cuda/runtime.h"
 #include "ops/cuda/attention_args.h"
@@ -16,6 +17,17 @@ auto with_columns(int64_t head_dim, F&& call) {
   if (head_dim <= 96) return call(Kernel<96>());
   if (head_dim <= 128) return call(Kernel<128>());
   return call(Kernel<256>());
+}
+
+/// Calls `call` with two constants: whether there is dropout, and whether the first visible key of some rows is not 0.
+template <typename F>
+void with_features(const AttentionArgs& args, F&& call) {
+  const bool dropout = args.threshold > 0, bounded = args.window > 0 || args.first_keys != nullptr;
+  if (dropout) {
+    bounded ? call(std::true_type(), std::true_type()) : call(std::true_type(), std::false_type());
+  } else {
+    bounded ? call(std::false_type(), std::true_type()) : call(std::false_type(), std::false_type());
+  }
 }
 
 /// Returns the number of blocks of `rows` rows that cover `count`.

@@ -1,5 +1,6 @@
 // Attention forward with f32 GEMMs, for f32 operands and for heads that are too wide for the tensor-core kernels.
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_mask.cuh"
 #include "ops/cuda/attention_simt.cuh"
 
 namespace trainer::ops::cuda {
@@ -25,11 +26,14 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
 
   float sums[kColumnBlocks][4][4] = {};
   float top[4], sum[4];
+  int first_keys[4];
   for (int i = 0; i < 4; ++i) {
+    first_keys[i] = first_key(args, sequence, query + 4 * ty + i);
     top[i] = -INFINITY;
     sum[i] = 0;
   }
-  for (int key = 0; key < position + queries; key += kBlockRows) {
+  const int start = first_key(args, sequence, query) / kBlockRows * kBlockRows;
+  for (int key = start; key < position + queries; key += kBlockRows) {
     const int keys = args.k_len - key;
     float scores[4][4] = {};
     for (int column = 0; column < args.head_dim; column += kBlockRows) {
@@ -45,11 +49,11 @@ __global__ void __launch_bounds__(kBlockThreads) plain_forward_kernel(const Atte
       float next = top[i];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (key + tx + 16 * j > row) scores[i][j] = -INFINITY;
+        if (key + tx + 16 * j > row || key + tx + 16 * j < first_keys[i]) scores[i][j] = -INFINITY;
         next = fmaxf(next, scores[i][j]);
       }
       for (int mask = 8; mask > 0; mask /= 2) next = fmaxf(next, shuffle_xor(next, mask));
-      const float shift = next * args.scale_log2;  // finite: every row sees the first key
+      const float shift = next == -INFINITY ? 0.0f : next * args.scale_log2;  // no key visible yet: all stays 0
       const float shrink = fast_exp2(fmaf(top[i], args.scale_log2, -shift));
       top[i] = next;
       float total = 0;

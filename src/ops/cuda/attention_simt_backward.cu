@@ -1,5 +1,6 @@
 // Attention backward with f32 GEMMs, in the two passes of attention_backward.cu.
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_mask.cuh"
 #include "ops/cuda/attention_simt.cuh"
 
 namespace trainer::ops::cuda {
@@ -23,6 +24,8 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
   const int kept_head = static_cast<int>(blockIdx.y), valid = smaller(kBlockRows, length - first);
   const int sequence = static_cast<int>(blockIdx.z) / args.slices, slice = static_cast<int>(blockIdx.z) % args.slices;
   const int first_column = slice * kColumnBlocks * kBlockRows;
+  const int first_row = kKeysKept ? first : first_key(args, sequence, first) / kBlockRows * kBlockRows;
+  const int end_row = kKeysKept ? queries_before(args, sequence, first + valid) : first + valid;
   const int64_t key_row = sequence * args.k_capacity, query_row = static_cast<int64_t>(sequence) * length;
   const int64_t kept_row = (kKeysKept ? key_row : query_row) + first;
   const AttentionRows &kept_a = kKeysKept ? args.k : args.q, &kept_b = kKeysKept ? args.v : args.dout;
@@ -34,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
     const int head = kKeysKept ? kept_head * args.group + member : kept_head;  // query head
     const int passing_head = kKeysKept ? head : kept_head / args.group;
     const int64_t statistics = (static_cast<int64_t>(sequence) * args.heads + head) * length;
-    for (int row = kKeysKept ? first : 0; row < (kKeysKept ? length : first + valid); row += kBlockRows) {
+    for (int row = first_row; row < end_row; row += kBlockRows) {
       const int64_t passing_row = (kKeysKept ? query_row : key_row) + row;
       const int passing = length - row;
       float p[4][4] = {}, dp[4][4] = {};
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(kBlockThreads) plain_backward_kernel(const Att
           const int kept = first + 4 * ty + i, other = row + tx + 16 * j;
           const int query = kKeysKept ? other : kept, key = kKeysKept ? kept : other;
           float weight = 0, gradient = 0;
-          if (query < length && key <= query) {
+          if (query < length && key <= query && key >= first_key(args, sequence, query)) {
             const float lse = args.lse[statistics + query] * kLog2e;
             const float probability = fast_exp2(fmaf(p[i][j], args.scale_log2, -lse));
             float factor = 1;

@@ -49,6 +49,11 @@ TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
   cases.push_back({{2, 70, 70, 0, 2, 2, 16}, 0.3});
   cases.push_back({{1, 200, 200, 0, 4, 2, 33}, 0.2});
   cases.push_back({{1, 130, 130, 0, 2, 1, 96}, 0, 4});
+  for (const int64_t window : {1, 2, 31, 32, 33, 64, 100, 149, 150, 155})
+    cases.push_back({{1, 150, 150, 0, 2, 1, 40}, window == 33 ? 0.2 : 0, 1, true, window});
+  cases.push_back({{2, 300, 300, 0, 2, 1, 32}, 0, 1, true, 0, 0.02});
+  cases.push_back({{1, 600, 600, 0, 1, 1, 8}, 0, 1, true, 200, 0.01});
+  cases.push_back({{1, 600, 600, 0, 2, 1, 32}, 0.1, 1, true, 40, 0.03});
   for (const Panels& set : panels()) {
     Machine cpu(2, set.isa);
     for (const Case& c : cases) {
@@ -60,7 +65,7 @@ TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
       EXPECT_LE(relative_error(x.out, expected.out), kForward);
       EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
       EXPECT_LE(relative_error(x.dv, expected.dv), kBackward);
-      if (c.shape.k_len > 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
+      if (c.shape.k_len > 1 && c.window != 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
         EXPECT_LE(relative_error(x.dq, expected.dq), kBackward);
         EXPECT_LE(relative_error(x.dk, expected.dk), kBackward);
       }
@@ -70,6 +75,11 @@ TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
       expect_margins_untouched(before.dv, x.dv, "dv");
     }
   }
+}
+
+template <typename T>
+bool same(const Rows<T>& a, const Rows<T>& b) {
+  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0;
 }
 
 TEST(AttentionPanels, ReadACacheOfAnyLength) {
@@ -86,12 +96,25 @@ TEST(AttentionPanels, ReadACacheOfAnyLength) {
           EXPECT_LE(relative_error(x.out, expected.out), kForward);
           EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
         }
+    for (const int64_t window : {40, 200}) {
+      Problem<bf16> x(Case{{2, 70, 300, 309, 4, 2, 48}, 0, 1, true, window, 0.05});
+      own_attention(cpu.ex, x.forward_op(), *set.kernels);
+      EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward) << "window " << window;
+    }
   }
 }
 
-template <typename T>
-bool same(const Rows<T>& a, const Rows<T>& b) {
-  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0;
+TEST(AttentionPanels, HaveTheSameBitsWithAMaskThatHidesNothing) {
+  for (const Panels& set : panels())
+    for (const double dropout : {0.0, 0.2}) {
+      Machine cpu(2, set.isa);
+      Problem<bf16> plain(Case{{2, 330, 330, 0, 2, 1, 33}, dropout}), masked = plain;
+      masked.first.assign(660, 0);
+      forward_and_backward(cpu, plain, *set.kernels);
+      forward_and_backward(cpu, masked, *set.kernels);
+      EXPECT_TRUE(same(plain.out, masked.out) && same(plain.lse, masked.lse));
+      EXPECT_TRUE(same(plain.dq, masked.dq) && same(plain.dk, masked.dk) && same(plain.dv, masked.dv));
+    }
 }
 
 TEST(AttentionPanels, DoNotDependOnTheThreadCount) {

@@ -51,11 +51,15 @@ struct Case {
   double dropout = 0;
   double deviation = 1;
   bool spread = true;
+  int64_t window = 0;
+  double documents = 0;  // the probability that a row begins a document; 0: no mask of documents
 };
 inline std::string to_string(const Case& c) {
   const AttentionShape& s = c.shape;
-  return fmt::format("batch {}, {} queries, {} keys (room {}), heads {}/{}, head size {}, dropout {}", s.batch, s.q_len,
-                     s.k_len, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout);
+  return fmt::format(
+      "batch {}, {} queries, {} keys (room {}), heads {}/{}, head size {}, dropout {}, window {}, "
+      "documents {}",
+      s.batch, s.q_len, s.k_len, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout, c.window, c.documents);
 }
 inline int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
 
@@ -66,6 +70,7 @@ struct Problem {
   Rows<T> q, k, v, out, dout, dq, dk, dv;
   Rows<AccumulatorOf<T>> lse;
   AttentionDropout dropout;
+  std::vector<int32_t> first;  // first visible keys by documents
   double scale;
 
   explicit Problem(const Case& which, unsigned seed = 1)
@@ -86,13 +91,35 @@ struct Problem {
     v.draw(rng, 1);
     dout.draw(rng, 1);
     dropout = {c.dropout, philox_key(seed, "attention"), 3, 5, 2, c.shape.heads + 4};
+    if (c.documents <= 0) return;
+    std::uniform_real_distribution<double> uniform;
+    for (int64_t b = 0; b < c.shape.batch; ++b) {
+      int64_t start = 0;
+      for (int64_t i = 0; i < c.shape.q_len; ++i) {
+        const int64_t position = c.shape.k_len - c.shape.q_len + i;
+        if (uniform(rng) < c.documents) start = position;
+        first.push_back(static_cast<int32_t>(start));
+      }
+    }
+  }
+  AttentionMask mask() {
+    Tensor view;
+    if (!first.empty())
+      view = {reinterpret_cast<std::byte*>(first.data()), {static_cast<int64_t>(first.size())}, DType::i32};
+    return {c.window, view};
+  }
+  int64_t first_key(int64_t row) const {
+    const int64_t position = c.shape.k_len - c.shape.q_len + row % c.shape.q_len;
+    const int64_t own = first.empty() ? 0 : first[static_cast<size_t>(row)];
+    return c.window == 0 ? own : std::max(own, position - c.window + 1);
   }
   AttentionForward forward_op(bool keep_lse = true) {
-    return {q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape, scale, dropout};
+    return {q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{},
+            c.shape,  scale,    dropout,  mask()};
   }
   AttentionBackward backward_op() {
-    return {q.view(),  k.view(),  v.view(),  out.view(), lse.view(), dout.view(),
-            dq.view(), dk.view(), dv.view(), c.shape,    scale,      dropout};
+    return {q.view(),  k.view(),  v.view(), out.view(), lse.view(), dout.view(), dq.view(),
+            dk.view(), dv.view(), c.shape,  scale,      dropout,    mask()};
   }
   void forward(TestExec& ex, bool keep_lse = true) { run(ex, forward_op(keep_lse)); }
   void backward(TestExec& ex) { run(ex, backward_op()); }
@@ -121,7 +148,9 @@ struct Reference {
           const int64_t row = b * s.q_len + i, position = s.k_len - s.q_len + i;
           Matrix p(static_cast<size_t>(position + 1)), mask(p.size(), 1.0), dp(p.size());
           double top = -std::numeric_limits<double>::infinity(), sum = 0;
-          for (int64_t j = 0; j <= position; ++j) {
+          const int64_t seen_from = x.first_key(row);
+          for (int64_t j = 0; j < seen_from; ++j) p[j] = -std::numeric_limits<double>::infinity();
+          for (int64_t j = seen_from; j <= position; ++j) {
             for (int64_t e = 0; e < d; ++e) p[j] += x.q.value(row, h * d + e) * x.k.value(b * room + j, hk + e);
             p[j] *= x.scale;
             top = std::max(top, p[j]);

@@ -19,8 +19,9 @@ TYPED_TEST(AttentionShapes, MatchItsDefinition) {
   using T = TypeParam;
   Machine machine(2);
   const double u = unit_roundoff<T>();
-  const auto check = [&](int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, double dropout) {
-    const Case c{{1, length, length, 0, heads, kv_heads, head_dim}, dropout, 1, false};
+  const auto check = [&](int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, double dropout,
+                         int64_t window = 0, double documents = 0) {
+    const Case c{{1, length, length, 0, heads, kv_heads, head_dim}, dropout, 1, false, window, documents};
     SCOPED_TRACE(to_string(c));
     Problem<T> x(c, static_cast<unsigned>(length + head_dim));
     x.forward(machine.ex);
@@ -38,7 +39,11 @@ TYPED_TEST(AttentionShapes, MatchItsDefinition) {
     for (const int64_t length : {1, 63, 64, 65}) check(length, 1, 1, head_dim, 0);
     check(130, 4, 2, head_dim, head_dim % 64 == 0 ? 0.3 : 0.0);
     check(132, 1, 1, head_dim, head_dim % 64 == 0 ? 0.0 : 0.3);
+    check(140, 2, 1, head_dim, head_dim % 64 == 0 ? 0.2 : 0.0, 33, 0.03);
   }
+  check(300, 2, 1, 64, 0, 40);
+  check(300, 1, 1, 128, 0, 0, 0.02);
+  check(264, 2, 1, 32, 0.2, 130, 0.01);
   for (const double dropout : {0.0, 0.3}) check(264, 3, 1, 64, dropout);
   check(200, 2, 1, 128, 0.3);
 }

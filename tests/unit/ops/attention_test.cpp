@@ -32,11 +32,34 @@ class AttentionOf : public testing::DeviceTest {};
 using Types = ::testing::Types<double, float, bf16>;
 TYPED_TEST_SUITE(AttentionOf, Types);
 
+/// Windows and documents that end within blocks, at their edges, and several blocks away.
+std::vector<Case> masked_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim, double dropout,
+                       int64_t window, double documents) {
+    cases.push_back({{batch, length, length, 0, heads, kv_heads, head_dim}, dropout, 1, true, window, documents});
+  };
+  for (const int64_t length : {5, 65, 150}) {
+    for (const int64_t window : {int64_t{1}, int64_t{2}, int64_t{3}, length - 1, length, length + 5})
+      add(2, length, 2, 1, 16, 0, window, 0);
+    add(2, length, 4, 2, 24, 0, 0, 0.05);
+    add(2, length, 2, 2, 24, 0.2, length / 2, 0.02);
+  }
+  if (testing::on_cuda()) return cases;  // attention_shapes_test.cpp has longer ones of a few heads
+  add(1, 517, 2, 1, 7, 0, 40, 0);        // several chunks of keys, most of which a query does not see
+  add(1, 517, 1, 1, 8, 0.1, 0, 0.004);
+  add(1, 600, 2, 1, 8, 0, 300, 0.01);
+  add(1, 400, 1, 1, 300, 0, 64, 0);
+  return cases;
+}
+
 TYPED_TEST(AttentionOf, MatchesItsDefinitionForwardAndBackward) {
   using T = TypeParam;
   for (const auto isa : testing::instruction_sets()) {
     Machine cpu(2, isa);
-    for (const Case& c : training_cases()) {
+    std::vector<Case> cases = training_cases(), masked = masked_cases();
+    cases.insert(cases.end(), masked.begin(), masked.end());
+    for (const Case& c : cases) {
       SCOPED_TRACE(to_string(c) + ", " + std::string(device::name_of(isa)));
       Problem<T> x(c);
       const Problem<T> before = x;
@@ -48,7 +71,7 @@ TYPED_TEST(AttentionOf, MatchesItsDefinitionForwardAndBackward) {
       EXPECT_LE(relative_error(x.out, expected.out), forward);
       EXPECT_LE(relative_error(x.lse, expected.lse), bound<T>(1e-14, 1e-5, 1e-5));
       EXPECT_LE(relative_error(x.dv, expected.dv), backward);
-      if (c.shape.k_len > 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
+      if (c.shape.k_len > 1 && c.window != 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
         EXPECT_LE(relative_error(x.dq, expected.dq), backward);
         EXPECT_LE(relative_error(x.dk, expected.dk), backward);
       }
@@ -107,6 +130,9 @@ TYPED_TEST(AttentionOf, ReadsACacheOfAnyLength) {
       for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{1, 1}, {4, 2}, {3, 1}})
         cases.push_back({{2, queries, keys, keys + 9, heads, kv_heads, queries == 2 ? 5 : 48}});
   cases.push_back({{1, 1, 1, 16, 2, 2, 64}});
+  for (const int64_t queries : {1, 3, 70})
+    for (const int64_t window : {1, 100, 257, 300, 700})
+      cases.push_back({{2, queries, 600, 609, 4, 2, 48}, 0, 1, true, window, queries == 3 ? 0.3 : 0});
   for (const Case& c : cases) {
     SCOPED_TRACE(to_string(c));
     Problem<T> x(c);
@@ -141,10 +167,31 @@ TYPED_TEST(AttentionOf, DecodingWithACacheEqualsTheRowsOfOnePass) {
   }
 }
 
+TYPED_TEST(AttentionOf, HasTheSameBitsWithoutAMaskAndWithOneThatHidesNothing) {
+  using T = TypeParam;
+  for (const double dropout : {0.0, 0.2}) {
+    for (const int64_t length : testing::on_cuda() ? std::vector<int64_t>{70} : std::vector<int64_t>{3, 64, 200, 517}) {
+      Machine cpu(2);
+      Problem<T> plain(Case{{2, length, length, 0, 4, 2, 16}, dropout}), masked = plain, wide = plain;
+      masked.first.assign(static_cast<size_t>(2 * length), 0);
+      wide.c.window = length;
+      for (Problem<T>* x : {&plain, &masked, &wide}) {
+        x->forward(cpu.ex);
+        x->backward(cpu.ex);
+        const auto same = [&](const auto& a, const auto& b) {
+          return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(a.data[0])) == 0;
+        };
+        EXPECT_TRUE(same(x->out, plain.out) && same(x->lse, plain.lse)) << length;
+        EXPECT_TRUE(same(x->dq, plain.dq) && same(x->dk, plain.dk) && same(x->dv, plain.dv)) << length;
+      }
+    }
+  }
+}
+
 TYPED_TEST(AttentionOf, DoesNotDependOnTheThreadCount) {
   using T = TypeParam;
-  for (const Case& c :
-       {Case{{1, 300, 300, 0, 2, 1, 33}, 0.2}, Case{{3, 130, 130, 0, 4, 4, 16}}, Case{{1, 600, 600, 0, 1, 1, 8}}}) {
+  for (const Case& c : {Case{{1, 300, 300, 0, 2, 1, 33}, 0.2}, Case{{3, 130, 130, 0, 4, 4, 16}},
+                        Case{{1, 600, 600, 0, 1, 1, 8}}, Case{{2, 300, 300, 0, 2, 1, 8}, 0, 1, true, 90, 0.01}}) {
     SCOPED_TRACE(to_string(c));
     std::vector<Problem<T>> runs;
     for (const int threads : {1, 2, 3, 5}) {
@@ -242,6 +289,16 @@ TEST_F(Attention, CountsWhatCausalityLeaves) {
   const AttentionForward tail{
       cached.q.view(), cached.k.view(), cached.v.view(), cached.out.view(), {}, cached.c.shape, 1, {}};
   EXPECT_EQ(cost(tail).flops, 4.0 * 8 * (4 + 5));
+  const auto with_window = [](AttentionForward op, int64_t window) {
+    op.mask.window = window;
+    return cost(op).flops;
+  };
+  EXPECT_EQ(with_window(forward, 2), 2.0 * 4 * 16 * 4 * (1 + 2 + 2));
+  EXPECT_EQ(with_window(forward, 3), cost(forward).flops);
+  EXPECT_EQ(with_window(forward, 9), cost(forward).flops);
+  EXPECT_EQ(with_window(tail, 3), 4.0 * 8 * (3 + 3));
+  EXPECT_EQ(with_window(tail, 4), 4.0 * 8 * (4 + 4));
+  EXPECT_EQ(with_window(tail, 5), cost(tail).flops);
 }
 
 TEST_F(Attention, NamesTheOperandThatDoesNotFit) {

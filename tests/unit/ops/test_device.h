@@ -78,9 +78,9 @@ inline Operands operands(Gemm& o) {
   return {&o.a, &o.b, &o.c, &o.epilogue.bias, &o.epilogue.pre, &o.epilogue.residual, &o.packed_b};
 }
 inline Operands operands(PackB& o) { return {&o.b, &o.packed}; }
-inline Operands operands(AttentionForward& o) { return {&o.q, &o.k, &o.v, &o.out, &o.lse}; }
+inline Operands operands(AttentionForward& o) { return {&o.q, &o.k, &o.v, &o.out, &o.lse, &o.mask.first}; }
 inline Operands operands(AttentionBackward& o) {
-  return {&o.q, &o.k, &o.v, &o.out, &o.lse, &o.dout, &o.dq, &o.dk, &o.dv};
+  return {&o.q, &o.k, &o.v, &o.out, &o.lse, &o.dout, &o.dq, &o.dk, &o.dv, &o.mask.first};
 }
 inline Operands operands(NormForward& o) { return {&o.x, &o.gain, &o.bias, &o.y, &o.mean, &o.rstd}; }
 inline Operands operands(NormApply& o) { return {&o.x, &o.gain, &o.bias, &o.mean, &o.rstd, &o.y}; }

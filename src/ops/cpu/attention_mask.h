@@ -1,0 +1,42 @@
+#pragma once
+// The keys that a query attends to, for kernel files (*.isa.cpp): those from its first visible key to its own position.
+// First keys do not decrease from one query of a sequence to the next, so the queries that see any key of a block are
+// adjacent, and so are the keys that a block of queries sees.
+#include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/lanes.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+/// True if some queries do not see all earlier keys.
+[[gnu::always_inline]] inline bool hides_keys(const AttentionJob& job) {
+  return job.window > 0 || job.first_keys != nullptr;
+}
+/// Returns the first key that query `row` of a sequence sees.
+inline int64_t first_key(const AttentionJob& job, int64_t sequence, int64_t row) {
+  int64_t first = 0;
+  if (job.window > 0) first = larger(0, job.k_len - job.q_len + row + 1 - job.window);
+  if (job.first_keys != nullptr) first = larger(first, job.first_keys[sequence * job.q_len + row]);
+  return first;
+}
+/// Returns the beginning of the first block of keys that any of the queries from `row` on sees.
+inline int64_t first_block(const AttentionJob& job, int64_t sequence, int64_t row) {
+  return first_key(job, sequence, row) / kKeyBlock * kKeyBlock;
+}
+/// Returns the end of the queries that see any key before `key`: all queries from there on see none of them.
+inline int64_t queries_before(const AttentionJob& job, int64_t sequence, int64_t key) {
+  if (!hides_keys(job)) return job.q_len;
+  int64_t low = 0, high = job.q_len;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (first_key(job, sequence, middle) < key) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA
