@@ -177,7 +177,8 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
     if (gpt2 ? rope : name == "seq_len") continue;
     if (name == "tie_embeddings" && before == "true") continue;  // an untied head gets a copy
     const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before, now);
-    if ((name == "norm_eps" || rope) && (chosen(name) || (scaling && chosen("rope_type")))) {
+    if ((name == "norm_eps" || name.starts_with("window") || rope) &&
+        (chosen(name) || (scaling && chosen("rope_type")))) {
       log::warning("weights of {}: {}", folder.string(), problem);
       continue;
     }

@@ -11,7 +11,7 @@
 namespace trainer::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
-enum class Arch { gpt2, llama, mistral, qwen2, qwen3 };
+enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head };
 enum class RopeType { plain, linear, llama3, yarn };
@@ -54,10 +54,14 @@ struct Model {
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
   int64_t max_positions = 0;  // 0: seq_len
+  // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
+  // all of them. window_of() returns a layer's window.
+  int64_t window = 0, window_full_every = 0;
+  std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
 };
 
 /// The names of Arch, in order.
-inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3"};
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
@@ -76,6 +80,20 @@ inline AttentionBias attention_bias(const Model& model) {
   return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : usual);
 }
 inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
+/// Returns how many keys a row sees at most in a layer, counted from 0; 0: all earlier ones.
+inline int64_t window_of(const Model& model, int64_t layer) {
+  const bool full = model.window_full_every > 0 && (layer + 1) % model.window_full_every == 0;
+  return full || model.window >= model.seq_len ? 0 : model.window;
+}
+/// Returns n if layers n, 2n, …, counted from 1, have no RoPE; 0 if all have it.
+inline int64_t nope_interval(const Model& model) {
+  return model.nope_every.value_or(model.arch == Arch::smollm3 ? 4 : 0);
+}
+/// Returns whether queries and keys are rotated in a layer, counted from 0.
+inline bool has_rope(const Model& model, int64_t layer) {
+  const int64_t every = nope_interval(model);
+  return is_llama_like(model) && (every == 0 || (layer + 1) % every != 0);
+}
 /// Returns the norms that are applied to queries and keys.
 inline QkNorm query_key_norm(const Model& model) {
   return model.qk_norm.value_or(model.arch == Arch::qwen3 ? QkNorm::head : QkNorm::none);
@@ -120,7 +138,8 @@ struct Data {
   Bos bos = Bos::automatic;  // whether the tokenizer's BOS token begins each document
   std::string text_key;
   Document document = Document::file;
-  bool strict = false;  // invalid UTF-8 is an error instead of being replaced and counted
+  bool strict = false;              // invalid UTF-8 is an error instead of being replaced and counted
+  bool separate_documents = false;  // attention sees only the row's own document
 };
 
 struct Train {

@@ -88,6 +88,16 @@ class Declare {
       if (std::holds_alternative<bool>(value)) c.*part.*member = std::get<bool>(value);
     };
   }
+  void integer(const char* name, std::optional<int64_t> Struct::*member, Range range, const char* derived,
+               const char* help) {
+    Key& key = add(name, Type::integer, {}, help, {.range = range, .derived = derived});
+    key.get = [part = part_, member](const Config& c) {
+      return (c.*part.*member).has_value() ? Value(*(c.*part.*member)) : Value();
+    };
+    key.set = [part = part_, member](Config& c, const Value& value) {
+      if (std::holds_alternative<int64_t>(value)) c.*part.*member = std::get<int64_t>(value);
+    };
+  }
   /// Declares an optional enum key; see choice().
   template <typename Enum>
   void choice(const char* name, std::optional<Enum> Struct::*member, StringList names, const char* derived,

@@ -19,18 +19,26 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 
 /// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
-  double matmul = 0;      // 6 · N_matmul
-  double attention = 0;   // 12 · L · n_head · head_dim · seq_len: scores of every query with every key, not causal
-  double recomputed = 0;  // causal work that the chosen recomputation repeats
+  double matmul = 0;            // 6 · N_matmul
+  double attention = 0;         // 12 · L · n_head · head_dim · seq_len: scores of every query with every key, not
+                                // causal; min(window, seq_len) keys in layers with a window
+  double attention_causal = 0;  // of the keys that a query sees: half of that without windows
+  double recomputed = 0;        // causal work that the chosen recomputation repeats
   double full() const { return matmul + attention; }
-  double causal() const { return matmul + attention / 2; }
+  double causal() const { return matmul + attention_causal; }
   double hardware() const { return causal() + recomputed; }
 };
 FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config::Recompute recompute);
+/// Returns the same for data of whose causal pairs of query and key only this share is visible, since documents are
+/// separate. The full count does not change.
+FlopsPerToken with_visible_share(FlopsPerToken flops, double share, config::Recompute recompute);
+/// Returns the mean number of keys that a query sees, over all positions of a sequence and all layers: w − w²/(2·S)
+/// with a window of w <= S keys, S/2 without.
+double mean_visible_keys(const config::Model& model);
 /// The definition of full(), for the log.
 inline constexpr std::string_view kFlopsDefinition =
     "6 * N_matmul + 12 * n_layer * n_head * head_dim * seq_len per token (N_matmul: weights that multiply, head "
-    "included)";
+    "included; layers with a window count it instead of seq_len)";
 
 /// Fractions of the dense peak; NaN if the peak is unknown (<= 0).
 struct Utilisation {

@@ -41,6 +41,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"num_attention_heads", "model.n_head"},
       {"num_key_value_heads", "model.n_kv_head"},
       {"n_kv_heads", "model.n_kv_head"},
+      {"sliding_window", "model.window"},
+      {"no_rope_layer_interval", "model.nope_every"},
       {"rope_scaling", "model.rope_type"},
       {"rope_scaling_type", "model.rope_type"},
       {"dtype", "precision.compute"},

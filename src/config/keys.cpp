@@ -28,7 +28,9 @@ void declare_model(std::vector<Key>& keys) {
   model.choice(
       "arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
       "Architecture. gpt2: learned positions, LayerNorm, GELU. llama and mistral: RoPE, RMSNorm, SwiGLU. qwen2: llama "
-      "with biases in the query, key and value projections. qwen3: llama with RMS norms of queries and keys.");
+      "with biases in the query, key and value projections. qwen3: llama with RMS norms of queries and keys. smollm3: "
+      "llama without "
+      "RoPE in every 4th block.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"},
                 "Number of transformer blocks.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
@@ -87,6 +89,13 @@ void declare_model(std::vector<Key>& keys) {
                "yarn: factor by which cos and sin are multiplied.");
   model.boolean("rope_truncate", &Model::rope_truncate, true,
                 "yarn: round the bounds of the transition between the two betas outwards to whole feature pairs.");
+  model.integer("window", &Model::window, 0, {.range = between(0, 16'777'216), .unit = "tokens"},
+                "Sliding-window attention (Mistral): each token sees this many tokens, itself included; 0: all earlier "
+                "tokens of the sequence.");
+  model.integer("window_full_every", &Model::window_full_every, 0, {.range = between(0, 10'000), .unit = "blocks"},
+                "Every block whose number, counted from 1, is a multiple of this has no window; 0: all have it.");
+  model.integer("nope_every", &Model::nope_every, between(0, 10'000), "smollm3: 4; else 0",
+                "Every block whose number, counted from 1, is a multiple of this has no RoPE; 0: all have it.");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
                "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(
@@ -167,6 +176,8 @@ void declare_data(std::vector<Key>& keys) {
   data.choice("document", &Data::document, Document::file, kDocuments,
               "Unit of a text file that is one document: the whole file, a line, or a block between blank lines.");
   data.boolean("strict", &Data::strict, false, "Reject invalid UTF-8 with an error; false: replace it and count it.");
+  data.boolean("separate_documents", &Data::separate_documents, false,
+               "Documents that share a sequence do not see each other in attention, in training and validation.");
 }
 
 void declare_train(std::vector<Key>& keys) {

@@ -103,6 +103,14 @@ void check_model(const Model& m, Checker& checker) {
       m.n_head, m.n_kv_head);
   checker.require(m.max_positions == 0 || m.max_positions >= m.seq_len, {"model.max_positions", "model.seq_len"},
                   "max_positions = {} is below seq_len = {}; raise it, or remove it", m.max_positions, m.seq_len);
+  checker.require(m.window_full_every == 0 || m.window > 0, {"model.window_full_every", "model.window"},
+                  "window_full_every = {} has no effect without a window; set window, or remove it",
+                  m.window_full_every);
+  checker.require(
+      nope_interval(m) == 0 || is_llama_like(m), {"model.nope_every", "model.arch"},
+      "nope_every = {} leaves out RoPE, but arch = \"gpt2\" has learned positions; remove it, or use arch = "
+      "\"llama\"",
+      nope_interval(m));
   check_rope(m, checker);
 }
 

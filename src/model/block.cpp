@@ -20,6 +20,7 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
       all_heads_(spec.model.n_head),
       all_kv_heads_(spec.model.n_kv_head),
       head_dim_(head_size(spec.model)),
+      window_(window_of(spec.model, spec.layer)),
       gated_(is_llama_like(spec.model)),
       dropout_(spec.model.dropout),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
@@ -117,6 +118,14 @@ ops::AttentionDropout Block::attention_dropout(const Batch& batch) const {
           .heads_global = all_heads_};
 }
 
+ops::AttentionMask Block::attention_mask(const Batch& batch) const {
+  ops::AttentionMask mask{.window = window_};
+  if (!batch.first_key) return mask;
+  const parallel::AttentionTile tile = attention_tile(batch);
+  mask.first = batch.first_key.range(tile.first_sequence * batch.seq_len, tile.sequences * batch.seq_len);
+  return mask;
+}
+
 Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   saved.x = std::move(x);
   Scratch y = run(ex, batch, saved, Pass::train, nullptr);
@@ -211,7 +220,8 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
                            .v = values(qkv),
                            .shape = attention_shape(batch),
                            .scale = scale_,
-                           .dropout = attention_dropout(batch)};
+                           .dropout = attention_dropout(batch),
+                           .mask = attention_mask(batch)};
   if (cache != nullptr) {
     ops::run(ex, ops::Copy{keys(qk), cache->keys.row_range(cache->used, qkv.rows())});
     ops::run(ex, ops::Copy{values(qkv), cache->values.row_range(cache->used, qkv.rows())});
@@ -305,7 +315,8 @@ Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcont
                                       .dv = values(dqkv),
                                       .shape = attention_shape(batch),
                                       .scale = scale_,
-                                      .dropout = attention_dropout(batch)});
+                                      .dropout = attention_dropout(batch),
+                                      .mask = attention_mask(batch)});
   rotate(ex, batch, queries_and_keys(dqkv), /*inverse=*/true);
   s.qk.reset();
   if (q_norm_) {  // in place; ranks that share a key head pass on partial sums of its gradient, since the norm's

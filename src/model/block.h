@@ -77,6 +77,7 @@ class Block {
   parallel::AttentionTile attention_tile(const parallel::Batch& batch) const;
   ops::AttentionShape attention_shape(const parallel::Batch& batch) const;
   ops::AttentionDropout attention_dropout(const parallel::Batch& batch) const;
+  ops::AttentionMask attention_mask(const parallel::Batch& batch) const;
   Tensor queries(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_); }
   Tensor keys(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_, kv_width()); }
   Tensor values(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_ + kv_width(), kv_width()); }
@@ -90,6 +91,7 @@ class Block {
   parallel::Spread stream_;  // spread of the residual stream in this block
   int64_t width_, all_heads_, all_kv_heads_, head_dim_;
   int64_t heads_, kv_heads_;  // heads on this rank
+  int64_t window_;            // keys that a row sees at most; 0: no limit
   bool gated_;
   double dropout_, scale_;
   config::Recompute recompute_;
@@ -100,7 +102,7 @@ class Block {
   std::unique_ptr<parallel::Linear> qkv_, out_, up_, down_;
 
  public:
-  /// Sets the table of cos and sin of every position, which all blocks share; null for learned positions.
+  /// Sets the table of cos and sin of every position, which all blocks with RoPE share.
   void set_rope(std::shared_ptr<const Buffer> table) { rope_ = std::move(table); }
 };
 

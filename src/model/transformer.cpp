@@ -52,7 +52,7 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   for (int layer = 0; layer < model.n_layer; ++layer) {
     const int group = store.add_group(format("blocks.{}", layer));
     blocks_.emplace_back(BlockSpec{layer, group, model.n_layer, model, dropout_seed}, strategy, recompute);
-    blocks_.back().set_rope(rope);
+    if (has_rope(model, layer)) blocks_.back().set_rope(rope);
   }
   head_group_ = store.add_group("head");
   final_norm_ = strategy.norm(

@@ -9,6 +9,7 @@ namespace trainer::parallel {
 struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of each row, 0 = masked
+  Tensor first_key;     // [N] i32: the row of its sequence at which a row's document begins; empty: all see all rows
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;    // index of the first sequence in the whole step's batch: selects the dropout masks
   int64_t first_position = 0;  // position of each sequence's first row (generation with a cache)

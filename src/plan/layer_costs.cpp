@@ -184,8 +184,8 @@ double LayerCosts::stream(const Spread& spread) {
 
 double LayerCosts::attention(const Spread& spread) {
   const double shares = ranks(spread.rows | spread.cols);
-  const double s = static_cast<double>(config_.model.seq_len);
-  const double forward = 2 * rows_ * s * queries_ / shares;  // causal: half of 4 s² n_head head_dim
+  // Of the visible keys: without windows half of 4 s² n_head head_dim.
+  const double forward = 4 * rows_ * config::mean_visible_keys(config_.model) * queries_ / shares;
   const double times = config_.train.recompute == config::Recompute::full ? 2 : 1;
   const auto seconds = [&](double flops, bool backward) {
     return cluster_.seconds_of(

@@ -38,7 +38,7 @@ Machine machine_of(const Cluster& cluster, const Config& config, DType compute, 
 bool has_equal_layers(const Config& config) {
   const int64_t kept = config.parallel.cache_layers;
   return (kept == 0 || kept >= config.model.n_layer) && config.parallel.layer.size() <= 1 &&
-         config.offload.resident == 0;
+         config.offload.resident == 0 && config.model.window_full_every == 0 && nope_interval(config.model) <= 1;
 }
 
 /// Returns true if a run fits in device memory and its host data fits in host memory.

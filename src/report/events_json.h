@@ -132,6 +132,9 @@ template <typename V>
 void fields(V& v, In<V, config::FlopsPerToken>& f) {
   v("definition", config::kFlopsDefinition, "full", f.full(), "causal", f.causal(), "hardware", f.hardware());
   v("matmul", f.matmul, "attention", f.attention, "recomputed", f.recomputed);
+  if (V::kReads || f.attention_causal != f.attention / 2) v("attention_causal", f.attention_causal);
+  if constexpr (V::kReads)
+    if (std::isnan(f.attention_causal)) f.attention_causal = f.attention / 2;
 }
 
 template <typename V>

@@ -71,6 +71,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
   losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
+  if (config.data.separate_documents) first_key_ = Buffer(device, "data", rows, DType::i32);
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
   store_.weights().expect_uses(accumulation());
@@ -96,6 +97,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
+  VisiblePairs pairs;
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
@@ -106,6 +108,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
       return outcome;
     }
     const parallel::Batch batch = load(work, micro, tokens, batches);
+    if (batch.first_key) pairs.add(config_.model, first_keys_);
     clock.charge(&PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
@@ -115,6 +118,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   }
   scalars_->sum_over_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
+  if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
   if (!outcome.skipped) outcome.spike = spike_of(work, outcome);
@@ -317,12 +321,13 @@ parallel::Batch Trainer::views() const {
   return {.ids = ids_,
           .targets = targets_,
           .weights = weights_,
+          .first_key = first_key_,
           .sequences = micro_batch_,
           .seq_len = config_.model.seq_len};
 }
 
 parallel::Batch Trainer::upload(const data::TokenBatch& host) {
-  upload(host, {ids_, targets_, weights_});
+  upload(host, {ids_, targets_, weights_, first_key_});
   return views();
 }
 
@@ -333,6 +338,10 @@ void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
                            Span::Lane::host_link);
   device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
   device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());
+  if (to.first_key) {
+    fill_first_keys(host, first_keys_);
+    device_.copy_to_device(to.first_key.data, first_keys_.data(), to.first_key.bytes());
+  }
   if (to.weights.dtype == DType::f64) {  // CPUs only
     std::copy(host.weights.begin(), host.weights.end(), to.weights.as<double>());
   } else {

@@ -17,6 +17,7 @@
 #include "optim/make.h"
 #include "params/grad_sink.h"
 #include "tensor/costs.h"
+#include "train/documents.h"
 #include "train/micro_graphs.h"
 #include "train/rank_scalars.h"
 
@@ -80,6 +81,7 @@ class Trainer {
     };
     std::optional<Spike> spike;
     bool interrupted = false;
+    double visible_share = 1;  // of the causal pairs of query and key, in this replica's sequences
     PhaseMs phase_ms;
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
@@ -87,9 +89,10 @@ class Trainer {
   /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
   /// has. Masked rows count as 0. Waits for the device.
   double loss_sum(const data::TokenBatch& batch);
-  /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state.
+  /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
+  /// empty unless documents are separate.
   struct BatchTensors {
-    Tensor ids, targets, weights;
+    Tensor ids, targets, weights, first_key;
   };
   /// Copies a batch to the device.
   void upload(const data::TokenBatch& batch, const BatchTensors& to);
@@ -167,9 +170,10 @@ class Trainer {
   offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<RankScalars> scalars_;
-  Buffer ids_, targets_, weights_, losses_;
+  Buffer ids_, targets_, weights_, losses_, first_key_;
   data::TokenBatch host_;
-  std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
+  std::vector<int32_t> first_keys_;  // of the last batch that was copied to the device
+  std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };

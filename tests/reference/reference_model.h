@@ -33,10 +33,11 @@ struct ModelSpec {
 struct Batch {
   int64_t sequences = 1, length = 1;
   std::vector<int32_t> ids, targets;
-  std::vector<double> weights;  // of each row's loss; empty: all 1
-  double denominator = 0;       // the loss is Σ weight·loss / denominator; 0: the sum of this batch's weights
-  int64_t first_sample = 0;     // of the step's batch: dropout masks continue over micro-batches
-  uint32_t step = 0;            // of the dropout masks
+  std::vector<double> weights;      // of each row's loss; empty: all 1
+  std::vector<int32_t> first_keys;  // where each row's document begins; empty: all see all. The reference ignores it.
+  double denominator = 0;           // the loss is Σ weight·loss / denominator; 0: the sum of this batch's weights
+  int64_t first_sample = 0;         // of the step's batch: dropout masks continue over micro-batches
+  uint32_t step = 0;                // of the dropout masks
   int64_t rows() const { return sequences * length; }
   double weight(int64_t row) const { return weights.empty() ? 1.0 : weights[static_cast<size_t>(row)]; }
 };

@@ -48,13 +48,14 @@ inline constexpr int64_t kTinyVocab = 37;
 
 inline train::BatchSource tiny_batches(const config::Config& c) {
   const int64_t length = c.model.seq_len;
-  return [length](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+  return [length, separate = c.data.separate_documents](int64_t sample, int64_t sequences, data::TokenBatch& out) {
     out.resize(sequences, length);
     const PhiloxKey key = philox_key(5, "tokens");
     for (size_t r = 0; r < out.ids.size(); ++r) {
       const uint64_t at = static_cast<uint64_t>(sample * length) + r;
       out.ids[r] = static_cast<int32_t>(philox_at(key, at) % kTinyVocab);
       out.targets[r] = static_cast<int32_t>(philox_at(key, at + 1) % kTinyVocab);
+      if (separate && philox_at(philox_key(6, "documents"), at) % 5 == 0) out.starts.push_back(static_cast<int64_t>(r));
     }
   };
 }

@@ -71,6 +71,27 @@ TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
   EXPECT_EQ(matmul_weights(model, 151936).total(), 595'984'384);
 }
 
+TEST(Flops, WindowsByHand) {
+  config::Model model = gpt2_124m();
+  model.seq_len = 8;
+  model.window = 3;
+  const auto attention = [&] { return flops_per_token(model, 50257, config::Recompute::full); };
+  // A row sees at most 3 keys; over 8 rows 3·8 − 3·2/2 − 3/2·… as a continuum: 3 − 9/16 of them per row.
+  EXPECT_EQ(attention().attention, 12.0 * 12 * 768 * 3);
+  EXPECT_EQ(attention().attention_causal, 12.0 * 12 * 768 * (3 - 9.0 / 16));
+  EXPECT_EQ(attention().recomputed, 169'869'312.0 + 4.0 * 12 * 768 * (3 - 9.0 / 16));
+  model.window_full_every = 4;  // layers 3, 7 and 11, counted from 0
+  EXPECT_EQ(attention().attention, 12.0 * 768 * (9 * 3 + 3 * 8));
+  EXPECT_EQ(attention().attention_causal, 12.0 * 768 * (9 * (3 - 9.0 / 16) + 3 * 4));
+  model.window = 8;  // no row reaches it
+  EXPECT_EQ(attention().attention, 12.0 * 12 * 768 * 8);
+  EXPECT_EQ(attention().attention_causal, 12.0 * 12 * 768 * 4);
+  const FlopsPerToken half = with_visible_share(attention(), 0.5, config::Recompute::full);
+  EXPECT_EQ(half.full(), attention().full());
+  EXPECT_EQ(half.attention_causal, 12.0 * 12 * 768 * 2);
+  EXPECT_EQ(half.recomputed, 169'869'312.0 + 4.0 * 12 * 768 * 2);
+}
+
 TEST(Flops, RecomputationCountsForHardwareUtilisationOnly) {
   const config::Model model = gpt2_124m();
   const FlopsPerToken none = flops_per_token(model, 50257, config::Recompute::none);

@@ -113,6 +113,8 @@ const Case kCases[] = {
     {"[model]\narch = 'llama'\nrope_type = 'yarn'\nrope_factor = 8\nrope_original = 64\nrope_beta_slow = 33",
      "6:18: model.rope_beta_slow: ",
      {"33", "rope_beta_fast = 32"}},
+    {"[model]\nnope_every = 4", "2:14: model.nope_every: ", {"4", "arch = \"gpt2\"", "arch = \"llama\""}},
+    {"[model]\nwindow_full_every = 4", "2:21: model.window_full_every: ", {"4", "set window"}},
     {"[model]\nrope_type = 'dynamic'", "2:13: model.rope_type: ", {"default, linear, llama3, yarn", "dynamic"}},
     {"[model]\nn_kv_head = 5", "2:13: model.n_kv_head: ", {"n_head = 12", "n_kv_head = 5"}},
     {"[train]\nglobal_batch = 10\nmicro_batch = 4", "2:16: train.global_batch: ", {"10", "micro_batch = 4", "12 is"}},

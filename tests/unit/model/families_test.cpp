@@ -2,6 +2,7 @@
 // precision. Weights and tokens are formulas (value_at, tokens), so that nothing has to be stored.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "config/load.h"
@@ -24,6 +25,7 @@ struct Family {
   std::vector<std::string> sets;
   double loss, norm;
   std::vector<Gradient> gradients;
+  std::vector<std::vector<int64_t>> documents = {};  // rows at which the documents of each sequence begin; empty: one
 };
 
 const std::vector<std::string> kSmall = {"n_layer=2", "n_head=4",  "n_kv_head=2",   "d_model=16",
@@ -110,6 +112,36 @@ std::vector<Family> families() {
         {"blocks.1.attn.v.weight", 1, 1, 3.315129486726801e-02, 6.215567337993637e-01},
         {"blocks.1.attn.o.weight", 1, 1, 4.584618287850886e-02, 7.056915473748715e-01},
         {"head.weight", 7, 1, -5.731078763888588e-02, 1.053269120283614}}},
+      {"a layer without RoPE (smollm3)",
+       29,
+       kSmall + std::vector<std::string>{"arch=smollm3", "nope_every=2", "rope_theta=2e6", "tie_embeddings=true"},
+       4.009414074915131,
+       4.045572936225022,
+       {{"blocks.1.attn.q.weight", 1, 1, -2.849349900991040e-02, 2.561921240414271e-01},
+        {"blocks.1.attn.k.weight", 1, 1, 2.557339083594904e-02, 1.872887595543392e-01}}},
+      {"windows (mistral)",
+       29,
+       kSmall + std::vector<std::string>{"arch=mistral", "head_dim=6", "window=3"},
+       3.515977033966931,
+       3.773614417678750,
+       {{"blocks.1.attn.k.weight", 1, 1, -1.402346376036670e-02, 1.708476993973023e-01},
+        {"blocks.1.attn.v.weight", 1, 1, -1.006589173923126e-02, 6.042880428769509e-01}}},
+      {"windows and separate documents",
+       29,
+       kSmall + std::vector<std::string>{"arch=mistral", "head_dim=6", "window=3"},
+       3.262633266648641,
+       4.093853174636878,
+       {{"blocks.1.attn.k.weight", 1, 1, -4.906077062320041e-03, 1.316080756385115e-01},
+        {"wte", 7, 1, 9.691626624761085e-02, 2.208357448236421}},
+       {{0, 3, 4}, {0, 6}}},
+      {"separate documents",
+       31,
+       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"},
+       4.601361761617005,
+       6.048299479940694,
+       {{"blocks.1.attn.k.weight", 1, 1, 1.701641662975497e-03, 1.827199767403544e-01},
+        {"wte", 7, 1, -1.051859471692565e-01, 3.446789150489442}},
+       {{0, 3, 4}, {0, 6}}},
   };
 }
 
@@ -173,6 +205,11 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
         const auto token = static_cast<int32_t>((3 * t * t + 5 * t + 11 * b + 7) % family.vocab);
         if (t < kLength) batch.ids.push_back(token);
         if (t > 0) batch.targets.push_back(token);
+      }
+    for (size_t b = 0; b < family.documents.size(); ++b)
+      for (int64_t t = 0; t < kLength; ++t) {
+        const std::vector<int64_t>& starts = family.documents[b];
+        batch.first_keys.push_back(static_cast<int32_t>(*(std::ranges::upper_bound(starts, t) - 1)));
       }
     EXPECT_NEAR(rig.loss(batch), family.loss, 1e-12);
     EXPECT_NEAR(rig.step({batch}), family.loss, 1e-12);

@@ -101,7 +101,7 @@ class Rig {
 
   using Transformer = model::Transformer;
   struct Loaded {
-    std::vector<int32_t> ids, targets;
+    std::vector<int32_t> ids, targets, first_keys;
     std::vector<float> weights32;
     std::vector<double> weights64;
     parallel::Batch batch;
@@ -111,6 +111,7 @@ class Rig {
     Loaded to;
     to.ids = from.ids;
     to.targets = from.targets;
+    to.first_keys = from.first_keys;
     double sum = 0;
     for (int64_t r = 0; r < from.rows(); ++r) {
       to.weights64.push_back(from.weight(r));
@@ -122,6 +123,7 @@ class Rig {
     };
     to.batch.ids = view(to.ids, DType::i32);
     if (!to.targets.empty()) to.batch.targets = view(to.targets, DType::i32);
+    if (!to.first_keys.empty()) to.batch.first_key = view(to.first_keys, DType::i32);
     to.batch.weights =
         store.state_dtype() == DType::f64 ? view(to.weights64, DType::f64) : view(to.weights32, DType::f32);
     to.batch.sequences = from.sequences;

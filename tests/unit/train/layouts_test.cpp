@@ -101,7 +101,7 @@ std::vector<Case> all_cases() {
                        {{"cr", "r-", "rc", "kc", "ck", "fr", "cc"}, {"rc", "-c", "-r", "rk", "kf", "k-", "-k"}}, "r-",
                        "fh", 3));
   // What families add to the block, on layouts of each strategy; ranks share key/value heads in some.
-  const auto with = [&](const char* feature, const std::function<void(config::Model&)>& change) {
+  const auto with = [&](const char* feature, const std::function<void(Config&)>& change) {
     for (const char* base : {"Tensor4Data1SpEach1Llama", "Tensor8Data1Each2Llama", "Q2Depth1Data1LlamaAutoRingTile1x1",
                              "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
                              "X2Y2Z1Data1Llama", "X1Y2Z2Data2Llama", "MixedLlama", "CrossedLlama"}) {
@@ -109,18 +109,24 @@ std::vector<Case> all_cases() {
       if (found == all.end()) throw std::runtime_error(std::string("no case ") + base);
       Case changed = *found;
       changed.name += feature;
-      change(changed.config.model);
+      change(changed.config);
       all.push_back(changed);
     }
   };
-  with("WideHeadsYarn", [](config::Model& m) {
-    m.head_dim = 6;
-    m.rope_type = config::RopeType::yarn;
-    m.rope_factor = 4;
-    m.rope_original = 16;
+  with("WideHeadsYarn", [](Config& c) {
+    c.model.head_dim = 6;
+    c.model.rope_type = config::RopeType::yarn;
+    c.model.rope_factor = 4;
+    c.model.rope_original = 16;
   });
-  with("QkNorm", [](config::Model& m) { m.qk_norm = config::QkNorm::head; });
-  with("QkvBiases", [](config::Model& m) { m.attn_bias = config::AttentionBias::qkv; });
+  with("QkNorm", [](Config& c) { c.model.qk_norm = config::QkNorm::head; });
+  with("QkvBiases", [](Config& c) { c.model.attn_bias = config::AttentionBias::qkv; });
+  with("Masks", [](Config& c) {
+    c.model.window = 5;
+    c.model.window_full_every = 2;
+    c.model.nope_every = 2;
+    c.data.separate_documents = true;
+  });
   return all;
 }
 
@@ -212,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
          "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth1Data1Gpt2AutoGatherTile1x1", "Q2Depth1Data2LlamaPaperRingTile1x1",
          "Q2Depth2Data1Gpt2AutoRingTile1x1", "X2Y2Z2Data1Gpt2", "X1Y2Z2Data2Llama", "X1Y1Z4Data1Gpt2",
          "X3Y2Z1Data1Gpt2", "MixedGpt2", "RingAfterGatherLlama", "CrossedGpt2", "Tensor4Data1SpEach1LlamaQkNorm",
-         "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm", "X1Y2Z2Data2LlamaQkNorm"})),
+         "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm", "X1Y2Z2Data2LlamaQkNorm", "X1Y2Z2Data2LlamaMasks"})),
     name_of_case);
 
 class Numbers : public testing::TestWithParam<Case> {};
@@ -301,12 +307,13 @@ TEST_P(Properties, NormCountsEveryParameterOnce) { expect_norm_counts_every_para
 TEST_P(Properties, GenerationContinuesAsOneRankDoes) { expect_text_continued_as_on_one_rank(GetParam().config); }
 INSTANTIATE_TEST_SUITE_P(
     Some, Properties,
-    testing::ValuesIn(named(
-        {"Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor4Data1Each1Llama",
-         "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1", "Q3Depth1Data1LlamaPaperGatherTile1x1",
-         "Q4Depth1Data1LlamaAutoRingTile2x2", "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama",
-         "ContraryLlama", "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn",
-         "Tensor4Data1SpEach1LlamaQkvBiases", "Tensor4Data1SpEach1LlamaQkNorm", "CrossedLlamaQkNorm"})),
+    testing::ValuesIn(named({"Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor4Data1Each1Llama",
+                             "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1",
+                             "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
+                             "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama", "ContraryLlama",
+                             "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn",
+                             "Tensor4Data1SpEach1LlamaQkvBiases", "Tensor4Data1SpEach1LlamaQkNorm",
+                             "CrossedLlamaQkNorm", "CrossedLlamaMasks", "Q2Depth1Data1LlamaAutoRingTile1x1Masks"})),
     name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
