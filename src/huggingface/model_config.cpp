@@ -1,6 +1,7 @@
 #include "huggingface/model_config.h"
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "base/log.h"
@@ -20,6 +21,8 @@ struct Family {
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t window = 0;    // sliding_window; 0: none
+  double rope_theta = 1e4;
+  bool tied = false;
   bool has_attention_bias = false, has_mlp_bias = false,
        has_window_flag = false;  // whether config.json has these fields
 };
@@ -46,6 +49,15 @@ constexpr Family kFamilies[] = {
      .head_dim = 128,
      .has_attention_bias = true,
      .has_window_flag = true},
+    {.arch = config::Arch::smollm3,
+     .model_type = "smollm3",
+     .architecture = "SmolLM3ForCausalLM",
+     .kv_heads = 4,
+     .rope_theta = 2e6,
+     .tied = true,
+     .has_attention_bias = true,
+     .has_mlp_bias = true,
+     .has_window_flag = true},
 };
 const Family* family_of(config::Arch arch) {
   const auto* const found = std::ranges::find(kFamilies, arch, &Family::arch);
@@ -56,7 +68,22 @@ const Family* family_of(config::Arch arch) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: {}", key, value, reason));
 }
 
+/// Throws if the model has windows or layers without RoPE that the family lacks.
+void require_same_attention(const config::Model& m, const std::string& type) {
+  const bool windows = m.arch == config::Arch::mistral;
+  if (m.window > 0 && !windows)
+    cannot_represent("window", format("{}", m.window),
+                     format("Hugging Face's {} has no windows; arch = \"mistral\" has them", type));
+  if (m.window_full_every > 0)
+    cannot_represent("window_full_every", format("{}", m.window_full_every),
+                     format("Hugging Face's {} has the same window in all layers", type));
+  if (nope_interval(m) > 0 && m.arch != config::Arch::smollm3)
+    cannot_represent("nope_every", format("{}", nope_interval(m)),
+                     format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));
+}
+
 void add_gpt2(const config::Model& m, ordered_json& out) {
+  require_same_attention(m, "GPT-2");
   if (m.n_kv_head != m.n_head)
     cannot_represent("n_kv_head", format("{}", m.n_kv_head),
                      format("Hugging Face's GPT-2 has as many key and value heads as query heads ({})", m.n_head));
@@ -110,6 +137,7 @@ void require_represented(const config::Model& m, const Family& family) {
 
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
   require_represented(m, family);
+  require_same_attention(m, family.model_type);
   if (m.dropout > 0)
     log::info(
         "model.dropout = {} is not exported, since Hugging Face's {} has no dropout; evaluation and generation do not "
@@ -127,8 +155,14 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   add_rope(m, out);
   if (family.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
   if (family.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
-  if (family.arch != config::Arch::llama) out["sliding_window"] = nullptr;
+  if (family.arch != config::Arch::llama)
+    out["sliding_window"] = m.window > 0 ? ordered_json(m.window) : ordered_json(nullptr);
   if (family.has_window_flag) out["use_sliding_window"] = false;
+  if (family.arch == config::Arch::smollm3) {
+    ordered_json& rotated = out["no_rope_layers"] = ordered_json::array();  // 1: with RoPE
+    for (int64_t layer = 0; layer < m.n_layer; ++layer) rotated.push_back(has_rope(m, layer) ? 1 : 0);
+    if (nope_interval(m) > 0) out["no_rope_layer_interval"] = nope_interval(m);
+  }
   out["attention_dropout"] = 0.0;
 }
 
@@ -161,43 +195,69 @@ void read_gpt2(const Fields& fields, Keys& keys) {
   keys.add("tie_embeddings", fields.flag("tie_word_embeddings", true));
 }
 
-/// Returns the longest context for which sliding-window attention equals full attention; empty if the model has no
-/// sliding window.
-std::optional<int64_t> positions_of_window(const Fields& fields, const Family& family) {
-  if (const json* layers = fields.find("layer_types")) {
-    if (!layers->is_array()) fields.refuse("layer_types", format("{}, expected a list", Fields::text_of(*layers)));
-    for (size_t layer = 0; layer < layers->size(); ++layer)
-      if (const json& type = (*layers)[layer]; type != "full_attention")
-        fields.refuse("layer_types", format("layer {} is {}; this program supports only \"full_attention\"", layer,
-                                            Fields::text_of(type)));
+/// Returns n if exactly the layers n, 2n, …, counted from 1, are marked in a list with an element for each layer; 0 if
+/// none is. `what` describes what this program has.
+int64_t interval_of(const Fields& fields, const char* field, int64_t layers, const char* what,
+                    const std::function<std::optional<bool>(const json&)>& is_marked) {
+  const json& list = *fields.find(field);
+  if (!list.is_array()) fields.refuse(field, format("{}, expected a list", Fields::text_of(list)));
+  if (static_cast<int64_t>(list.size()) != layers)
+    fields.refuse(field, format("{} elements for {} layers", list.size(), layers));
+  int64_t every = 0;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const json& element = list[static_cast<size_t>(layer)];
+    const std::optional<bool> marked = is_marked(element);
+    if (marked == true && every == 0) every = layer + 1;
+    if (!marked || *marked != (every > 0 && (layer + 1) % every == 0))
+      fields.refuse(field, format("layer {} is {}; {}", layer, Fields::text_of(element), what));
   }
-  if (family.arch == config::Arch::mistral) {
-    if (fields.has_null("sliding_window")) return std::nullopt;
-    return fields.size("sliding_window", family.window);
+  return every;
+}
+
+/// Reads sliding windows. `layer_types` says which layers have them, if it is there.
+void read_windows(const Fields& fields, const Family& family, int64_t layers, Keys& keys) {
+  const bool windows = family.arch == config::Arch::mistral;
+  if (family.arch == config::Arch::llama) fields.demand_absent("sliding_window");
+  if (family.has_window_flag) fields.demand("use_sliding_window", false);  // other window fields then have no effect
+  int64_t window = 0, full_every = 0;
+  if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", family.window);
+  if (fields.find("layer_types") != nullptr) {
+    const auto is_full = [&](const json& type) -> std::optional<bool> {
+      if (type == "full_attention") return true;
+      return type == "sliding_attention" && window > 0 ? std::optional(false) : std::nullopt;
+    };
+    full_every = interval_of(fields, "layer_types", layers,
+                             windows ? "this program supports windows in all layers or in all but every n-th"
+                                     : "this program supports only \"full_attention\" in this family",
+                             is_full);
+    if (full_every == 1) window = full_every = 0;
   }
-  if (family.arch == config::Arch::llama) {
-    fields.demand_absent("sliding_window");
-  } else {
-    fields.demand("use_sliding_window", false);  // the other window fields then have no effect
-  }
-  return std::nullopt;
+  if (window > 0) keys.add("window", window);
+  if (full_every > 0) keys.add("window_full_every", full_every);
+}
+
+/// Reads which layers of SmolLM3 have no RoPE: 0 in a list with an element for each layer.
+void read_nope(const Fields& fields, int64_t layers, Keys& keys) {
+  constexpr const char* kList = "no_rope_layers";
+  int64_t every = fields.size("no_rope_layer_interval", 4);
+  if (fields.find(kList) != nullptr)
+    every = interval_of(fields, kList, layers, "this program supports RoPE in all layers or in all but every n-th",
+                        [](const json& rotated) -> std::optional<bool> {
+                          if (rotated != 0 && rotated != 1) return std::nullopt;
+                          return rotated == 0;
+                        });
+  keys.add("nope_every", every);
 }
 
 /// Published models have longer contexts than a run usually trains on and than a KV cache should hold by default.
-void read_length(const Fields& fields, const Family& family, Keys& keys) {
+void read_length(const Fields& fields, Keys& keys) {
   constexpr int64_t kLongest = 4096;
-  const int64_t declared = fields.size("max_position_embeddings");
-  const std::optional<int64_t> window = positions_of_window(fields, family);
-  const int64_t usable = std::min(declared, window.value_or(declared));
-  if (usable < declared)
-    log::info("sliding_window = {}: only sequences of at most {} tokens, which the window covers, are supported",
-              *window, usable);
-  const int64_t length = std::min(usable, kLongest);
-  if (length < usable) {
+  const int64_t declared = fields.size("max_position_embeddings"), length = std::min(declared, kLongest);
+  if (length < declared) {
     log::info(
         "max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
         declared, length);
-    keys.add("max_positions", usable);
+    keys.add("max_positions", declared);
   }
   keys.add("seq_len", length);
 }
@@ -215,14 +275,17 @@ void read_llama(const Fields& fields, const Family& family, Keys& keys) {
   const int64_t kv_heads = fields.size("num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : heads);
   if (heads % kv_heads != 0)
     fields.refuse("num_key_value_heads", format("{} does not divide num_attention_heads = {}", kv_heads, heads));
-  keys.add("n_layer", fields.size("num_hidden_layers"));
+  const int64_t layers = fields.size("num_hidden_layers");
+  keys.add("n_layer", layers);
   keys.add("n_head", heads);
   keys.add("n_kv_head", kv_heads);
   keys.add("d_model", width);
   keys.add("d_ff", fields.size("intermediate_size"));
-  read_length(fields, family, keys);
+  read_length(fields, keys);
+  read_windows(fields, family, layers, keys);
+  if (family.arch == config::Arch::smollm3) read_nope(fields, layers, keys);
   keys.add("norm_eps", fields.number("rms_norm_eps", 1e-6));
-  read_rope(fields, 1e4, keys);
+  read_rope(fields, family.rope_theta, keys);
   fields.demand_one_of("hidden_act", {"silu", "swish"});
   if (family.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
   if (family.has_mlp_bias && fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
@@ -232,7 +295,7 @@ void read_llama(const Fields& fields, const Family& family, Keys& keys) {
                   format("{}: this program would apply dropout elsewhere too; set it to 0 in the file (results do not "
                          "depend on it) and train with model.dropout",
                          dropout));
-  keys.add("tie_embeddings", fields.flag("tie_word_embeddings", false));
+  keys.add("tie_embeddings", fields.flag("tie_word_embeddings", family.tied));
 }
 
 }  // namespace

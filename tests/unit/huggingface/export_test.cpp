@@ -123,6 +123,11 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
     std::vector<std::string> parts;
   };
   for (const auto& [sets, parts] : std::vector<Case>{
+           {{"model.arch=llama", "model.window=4"}, {"model.window = 4", "llama has no windows", "\"mistral\""}},
+           {{"model.arch=mistral", "model.window=4", "model.window_full_every=2"}, {"model.window_full_every = 2"}},
+           {{"model.arch=gpt2", "model.window=4"}, {"model.window = 4", "GPT-2 has no windows"}},
+           {{"model.arch=qwen3", "model.nope_every=2"},
+            {"model.nope_every = 2", "qwen3 has RoPE in all layers", "\"smollm3\""}},
            {{"model.arch=llama", "model.qk_norm=head"},
             {"model.qk_norm = \"head\"", "llama has no norms", "\"qwen3\""}},
            {{"model.arch=qwen3", "model.qk_norm=none"}, {"model.qk_norm = \"none\"", "qwen3 always has", "\"llama\""}},

@@ -29,6 +29,9 @@ TEST(Import, GivesBackWhatWasExported) {
         config_of({"model.arch=qwen3", "model.n_kv_head=1", "model.head_dim=6", "model.rope_type=yarn",
                    "model.rope_factor=4", "model.rope_original=64"}),
         config_of({"model.arch=qwen3", "model.attn_bias=all", "model.head_dim=4"}),
+        config_of({"model.arch=mistral", "model.window=3"}),
+        config_of({"model.arch=smollm3", "model.nope_every=2", "model.tie_embeddings=true"}),
+        config_of({"model.arch=smollm3", "model.n_kv_head=2", "model.nope_every=0"}),
         config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"})}) {
     TempFolder folder;
     const fs::path step = save(folder / "run", config);
@@ -158,12 +161,47 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
     json object = json::parse(with_field(mistral, "max_position_embeddings", positions));
     window == "absent" ? object.erase("sliding_window") : (object["sliding_window"] = window, 0u);
     const config::Model model = parse_config_json(object.dump(), "c").config.model;
-    return std::pair(model.seq_len, model.max_positions);
+    return std::vector{model.seq_len, model.max_positions, model.window};
   };
-  EXPECT_EQ(length("absent", 32768), std::pair(int64_t{4096}, int64_t{0}));  // the family's window
-  EXPECT_EQ(length(nullptr, 32768), std::pair(int64_t{4096}, int64_t{32768}));
-  EXPECT_EQ(length(512, 32768), std::pair(int64_t{512}, int64_t{0}));
-  EXPECT_EQ(length(nullptr, 100), std::pair(int64_t{100}, int64_t{0}));
+  using Lengths = std::vector<int64_t>;
+  EXPECT_EQ(length("absent", 32768), (Lengths{4096, 32768, 4096}));  // the family's window
+  EXPECT_EQ(length(nullptr, 32768), (Lengths{4096, 32768, 0}));
+  EXPECT_EQ(length(512, 32768), (Lengths{4096, 32768, 512}));
+  EXPECT_EQ(length(nullptr, 100), (Lengths{100, 0, 0}));
+  const auto windows = [&](const json& types) {
+    json object = json::parse(with_field(mistral, "layer_types", types));
+    object["num_hidden_layers"] = types.size();
+    object["sliding_window"] = 5;
+    const config::Model model = parse_config_json(object.dump(), "c").config.model;
+    return std::pair(model.window, model.window_full_every);
+  };
+  const char *full = "full_attention", *sliding = "sliding_attention";
+  EXPECT_EQ(windows({sliding, sliding}), std::pair(int64_t{5}, int64_t{0}));
+  EXPECT_EQ(windows({full, full}), std::pair(int64_t{0}, int64_t{0}));
+  EXPECT_EQ(windows({sliding, full, sliding, full, sliding}), std::pair(int64_t{5}, int64_t{2}));
+  expect_error(Code::checkpoint, {"layer_types: layer 2 is \"full_attention\"", "all but every n-th"}, [&] {
+    windows({sliding, full, full});
+  });
+  json smollm = json::parse(with_field(config_of({"model.arch=smollm3"}), "num_hidden_layers", 9));
+  const auto without_rope = [&] { return nope_interval(parse_config_json(smollm.dump(), "c").config.model); };
+  smollm["no_rope_layers"] = {1, 1, 0, 1, 1, 0, 1, 1, 0};
+  EXPECT_EQ(without_rope(), 3);
+  smollm["no_rope_layers"] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+  EXPECT_EQ(without_rope(), 0);
+  for (const auto& [list, part] :
+       std::vector<std::pair<json, std::string>>{{{1, 1, 0, 1, 1, 1, 1, 1, 0}, "layer 5 is 1"},
+                                                 {{1, 1, 2, 1, 1, 1, 1, 1, 0}, "layer 2 is 2"},
+                                                 {json::array(), "0 elements for 9 layers"}}) {
+    smollm["no_rope_layers"] = list;
+    expect_error(Code::checkpoint, {"no_rope_layers: ", part}, without_rope);
+  }
+  for (const char* field : {"no_rope_layers", "no_rope_layer_interval", "rope_theta", "tie_word_embeddings"})
+    smollm.erase(field);
+  EXPECT_EQ(without_rope(), 4);
+  EXPECT_EQ(parse_config_json(smollm.dump(), "c").config.model.rope_theta, 2e6);
+  EXPECT_TRUE(parse_config_json(smollm.dump(), "c").config.model.tie_embeddings.value());
+  smollm["no_rope_layer_interval"] = 2;
+  EXPECT_EQ(without_rope(), 2);
   const config::Config longer = config_of({"model.arch=llama", "model.max_positions=32768"});
   EXPECT_EQ(json::parse(with_field(longer, "vocab_size", 29))["max_position_embeddings"], 32768);
   const ModelConfig older = parse_config_json(with_field(gpt2(), "n_inner", nullptr), "c");
