@@ -74,6 +74,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
                {"files", files},
                {"tensors", tensors}};
   if (header.bos >= 0) info["bos"] = header.bos;
+  if (json special = special_tokens_json(header); !special.is_null()) info["special_tokens"] = std::move(special);
   if (!header.mixture.phases.empty()) info["mixture"] = to_json(header.mixture);
   info.update(to_json(header.state));
   return info;
@@ -88,7 +89,8 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
                           "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
-  if (info.contains("bos")) out += format("  {:<16} {}\n", "bos", info["bos"].dump());
+  if (info.contains("special_tokens"))
+    for (const auto& [name, id] : info["special_tokens"].items()) out += format("  {:<16} {}\n", name, id.dump());
   out += format("  {:<16} {}\n", "size", format_bytes(info["bytes"].get<int64_t>()));
   if (info.contains("mixture")) {
     for (const json& phase : info["mixture"]["phases"])

@@ -124,6 +124,21 @@ json to_json(const TrainState& state) {
   return out;
 }
 
+json special_tokens_json(const Snapshot& header) {
+  const data::SpecialTokens& special = header.special;
+  if (header.bos < 0 && special.empty()) return {};
+  json out = {{"add_bos", header.bos >= 0}};
+  const auto add = [&](const char* name, std::optional<int32_t> id) {
+    if (id) out[name] = *id;
+  };
+  add("bos", header.bos >= 0 ? header.bos : special.bos);
+  add("pad", special.pad);
+  add("unk", special.unk);
+  if (!special.eos.empty()) out["eos"] = special.eos;
+  if (special.add_eos) out["add_eos"] = true;
+  return out;
+}
+
 json to_json(const MixtureState& mixture) {
   json phases = json::array(), sources = json::object();
   for (const data::MixturePhase& phase : mixture.phases)
@@ -149,7 +164,7 @@ std::string to_json(const Manifest& manifest) {
       {"chunk_bytes", manifest.chunk_bytes},
       {"files", json::array()},
   };
-  if (header.bos >= 0) root["special_tokens"] = {{"bos", header.bos}, {"add_bos", true}};
+  if (json special = special_tokens_json(header); !special.is_null()) root["special_tokens"] = std::move(special);
   if (!header.mixture.phases.empty()) root["mixture"] = to_json(header.mixture);
   for (const StoredFile& file : manifest.files) {
     root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});

@@ -76,6 +76,8 @@ struct Manifest {
 };
 
 nlohmann::json to_json(const TrainState& state);
+/// Returns the special tokens; null if there are none to record.
+nlohmann::json special_tokens_json(const Snapshot& header);
 nlohmann::json to_json(const MixtureState& mixture);
 std::string to_json(const Manifest& manifest);
 

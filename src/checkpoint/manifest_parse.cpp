@@ -131,6 +131,24 @@ MixtureState mixture_of(const Value& value) {
   return mixture;
 }
 
+void read_special_tokens(const Value& value, Snapshot& header) {
+  const auto id_of = [](const Value& id) {
+    return static_cast<int32_t>(id.integer(0, std::numeric_limits<int32_t>::max()));
+  };
+  const auto find = [&](const char* name) {
+    const auto id = value.if_there(name);
+    return id ? std::optional(id_of(*id)) : std::nullopt;
+  };
+  const bool add_bos = value["add_bos"].flag();
+  if (add_bos) header.bos = id_of(value["bos"]);
+  header.special.pad = find("pad");
+  header.special.unk = find("unk");
+  if (const auto eos = value.if_there("eos"))
+    for (const Value& id : eos->list()) header.special.eos.push_back(id_of(id));
+  if (const auto add_eos = value.if_there("add_eos")) header.special.add_eos = add_eos->flag();
+  if (!add_bos || !header.special.empty()) header.special.bos = find("bos");
+}
+
 Snapshot header_of(const Value& root) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   Snapshot header;
@@ -159,8 +177,7 @@ Snapshot header_of(const Value& root) {
   const auto tuning = root.if_there("gemm_tuning_hash");
   header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();
-  if (const auto special = root.if_there("special_tokens"); special && (*special)["add_bos"].flag())
-    header.bos = static_cast<int32_t>((*special)["bos"].integer(0, std::numeric_limits<int32_t>::max()));
+  if (const auto special = root.if_there("special_tokens")) read_special_tokens(*special, header);
   if (const auto mixture = root.if_there("mixture")) header.mixture = mixture_of(*mixture);
   return header;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/mixture.h"
+#include "data/special_tokens.h"
 #include "device/device.h"
 #include "mesh/runs.h"
 #include "tensor/tensor.h"
@@ -60,9 +61,10 @@ struct MixtureState {
 struct Snapshot {
   TrainState state;
   MixtureState mixture;
-  std::string config_toml;  // the effective configuration
-  std::string tokenizer;    // serialized, may be empty
-  int32_t bos = -1;         // token that begins each document and prompt; −1: none
+  std::string config_toml;      // the effective configuration
+  std::string tokenizer;        // serialized, may be empty
+  int32_t bos = -1;             // token that begins each document and prompt; −1: none
+  data::SpecialTokens special;  // of an imported model; if bos >= 0, special.bos is ignored
   std::string tokenizer_hash, data_hash;
   std::string val_hash;  // hash of the validation data; empty: none, or saved by a version that did not record it
   // Hash of the GEMM tuning table; empty: no table. nullopt: saved by a version that did not record it.

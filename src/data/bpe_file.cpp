@@ -225,8 +225,6 @@ class Reader {
       for (const int32_t id : specials_)
         if (spec_.eos < 0 && spec_.names[static_cast<size_t>(id)] == name) spec_.eos = id;
     if (spec_.eos < 0 && specials_.size() == 1) spec_.eos = specials_.front();
-    if (spec_.eos < 0)
-      refuse("added_tokens", "no end-of-text token such as <|endoftext|>; one is required to end documents");
   }
 
   /// Returns the name of the special token with which a post-processor's template begins texts; empty: none.

@@ -24,10 +24,10 @@ struct BpeSpec {
   std::vector<Merge> merges;        // in order of priority
   std::array<int32_t, 256> byte_ids{};
   std::vector<int32_t> literals;  // special tokens that are matched literally in the text
-  int32_t eos = -1;
-  int32_t bos = -1;            // −1: none
-  bool adds_bos = false;       // the file's post-processor begins texts with it
-  bool ignore_merges = false;  // a word that is itself a token is not split further
+  int32_t eos = -1;               // −1: the file names no such token
+  int32_t bos = -1;               // −1: none
+  bool adds_bos = false;          // the file's post-processor begins texts with it
+  bool ignore_merges = false;     // a word that is itself a token is not split further
 };
 
 /// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is corrupt or uses unsupported

@@ -169,8 +169,8 @@ void require_one_tokenizer(const std::vector<FilePart>& parts,
   }
 }
 
-/// Returns the vocabulary size implied by `name`, a tokenizer or token files (0: none). data.vocab_size must not
-/// contradict it.
+/// Returns data.vocab_size, else the vocabulary size implied by `name`, a tokenizer or token files (0: none). Models
+/// may have more rows than the tokenizer has tokens, but not fewer.
 int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
   const int64_t asked = config.data.vocab_size;
   if (implied == 0 && asked == 0) {
@@ -179,12 +179,12 @@ int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Co
                             "(50257 for GPT-2's tokens)",
                             name));
   }
-  if (implied > 0 && asked > 0 && asked != implied) {
+  if (asked > 0 && asked < implied) {
     throw Error(Code::config, fmt::format("{}: {}, but {} has a vocabulary of {}: leave data.vocab_size out or set it "
-                                          "to that (a model's padding is model.vocab_multiple)",
+                                          "to at least that",
                                           config::place(config, "data.vocab_size"), asked, name, implied));
   }
-  return implied > 0 ? implied : asked;
+  return asked > 0 ? asked : implied;
 }
 
 std::string validation_hash(const std::vector<NamedDataset>& sets) {
@@ -277,23 +277,30 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     throw Error(Code::config,
                 fmt::format("data.tokenizer: \"train\" requires text, but {} contains tokens", files.front()));
   if (!options.tokenizer.empty()) {
-    result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer");
+    const std::vector<int32_t>& eos = options.special.eos;
+    result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer", eos.empty() ? -1 : eos.front());
   } else if (data.tokenizer == "train") {
     result.tokenizer = trained_tokenizer(data, parts, cache);
   } else if (!data.tokenizer.empty()) {
     result.tokenizer = Tokenizer::load(data.tokenizer);
     vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
   }
-  if (result.tokenizer) choose_bos(data, parts, options, *result.tokenizer);
+  result.special = options.special;
+  if (result.tokenizer) {
+    choose_bos(data, parts, options, *result.tokenizer);
+    if (!options.special.empty() && (options.bos_of.empty() || options.bos_of == result.tokenizer->hash()))
+      result.tokenizer->use_special(options.special);
+    result.special = result.tokenizer->special();
+  }
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
   std::vector<std::shared_ptr<TokenStream>> streams;
   for (const FilePart& part : parts) {
     streams.push_back(naming("data.source", part.name, [&] { return open(part.files, part.data, part.tokens); }));
     if (!streams.back()) return result;
   }
-  result.vocab = tokenizer != nullptr
-                     ? tokenizer->vocab_size()
-                     : vocabulary_of(streams.front()->info().vocab_size, streams.front()->name(), config);
+  const TokenStream& tokens = *streams.front();
+  result.vocab = tokenizer != nullptr ? vocabulary_of(tokenizer->vocab_size(), data.tokenizer, config)
+                                      : vocabulary_of(tokens.info().vocab_size, tokens.name(), config);
   const int64_t most = kScannedAtStart / static_cast<int64_t>(parts.size());
   for (size_t i = 0; i < parts.size(); ++i)
     naming("data.source", parts[i].name,

@@ -23,6 +23,7 @@ struct OpenOptions {
   std::string tokenizer;        // a serialized model, used instead of training or loading data.tokenizer
   std::optional<int32_t> bos;   // the token that begins documents (−1: none); overrides data.bos ...
   std::string bos_of;           // ... if the tokenizer has this hash; empty: in any case
+  SpecialTokens special;        // likewise, override those of the tokenizer's files unless empty
   /// New tokens are written to a folder in the cache (Datasets::staged), and existing ones are not changed, until
   /// adopt_staged() or drop_staged() is called.
   bool stage = false;
@@ -33,7 +34,8 @@ struct OpenOptions {
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
-  int32_t bos = -1;                                  // token that begins each document; −1: none
+  int32_t bos = -1;  // token that begins each document; −1: none
+  SpecialTokens special;
   std::optional<TrainingData> train;                 // empty: stopped
   std::map<std::string, std::string> source_hashes;  // of each named source
   std::vector<NamedDataset> val;                     // in the order of the file

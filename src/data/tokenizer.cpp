@@ -72,34 +72,53 @@ std::string tokenizer_file_name(std::string_view serialized) { return kTokenizer
 Tokenizer Tokenizer::load(const std::string& path) {
   std::error_code none;
   const fs::path file = fs::is_directory(path, none) ? file_in(path) : fs::path(path);
-  Tokenizer tokenizer = from_bytes(serialized_form(file, read_file(file)), file.string());
-  tokenizer.read_settings(file.parent_path() / "tokenizer_config.json");
+  Tokenizer tokenizer = open(serialized_form(file, read_file(file)), file.string());
+  tokenizer.read_settings(file.parent_path());
+  const std::vector<int32_t>& eos = tokenizer.special_.eos;
+  tokenizer.require_eos(file.string(), eos.empty() ? std::nullopt : std::optional(eos.front()));
   return tokenizer;
 }
 
-/// Reads the BOS token, and whether texts begin with it, from Hugging Face's settings if the file exists.
-void Tokenizer::read_settings(const fs::path& file) {
+std::optional<int32_t> Tokenizer::find(const std::string& name) const {
+  for (int32_t id = 0; id < vocab_size(); ++id)
+    if (name_of(id) == name) return id;
+  return std::nullopt;
+}
+
+void Tokenizer::require_eos(const std::string& origin, std::optional<int32_t> otherwise) {
+  if (eos_ < 0 && otherwise && *otherwise >= 0 && *otherwise < vocab_size()) eos_ = *otherwise;
+  if (eos_ < 0)
+    throw Error(Code::data, fmt::format("{}: added_tokens: no end-of-text token such as <|endoftext|>; one is required "
+                                        "to end documents: name it as eos_token in tokenizer_config.json",
+                                        origin));
+}
+
+/// Reads the special tokens, and whether texts begin with BOS, from Hugging Face's settings if the files exist.
+void Tokenizer::read_settings(const fs::path& folder) {
+  special_ = read_special_tokens(folder, [&](const std::string& name) { return find(name); });
+  const fs::path file = folder / "tokenizer_config.json";
   if (std::error_code none; !fs::exists(file, none)) return;
   const json settings = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  if (!settings.is_object()) throw Error(Code::data, fmt::format("{}: not a JSON object", file.string()));
   const auto flag = [&](const char* key) {
     const auto found = settings.find(key);
     return found == settings.end() ? std::nullopt : std::optional(*found == true);
   };
-  if (auto bos = settings.find("bos_token"); bos != settings.end()) {
-    const json name = bos->is_object() ? bos->value("content", json()) : *bos;
-    known_bos_ = -1;
-    for (int32_t id = 0; name.is_string() && known_bos_ < 0 && id < vocab_size(); ++id)
-      if (name_of(id) == name.get_ref<const std::string&>()) known_bos_ = id;
-  }
+  if (settings.contains("bos_token")) known_bos_ = special_.bos.value_or(-1);
   const auto adds_bos = flag("add_bos_token");
   if (adds_bos || flag("add_eos_token")) adds_bos_ = adds_bos.value_or(false);
 }
 
-Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origin) {
+Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origin, int32_t eos) {
+  Tokenizer tokenizer = open(std::move(serialized), origin);
+  tokenizer.require_eos(origin, eos);
+  return tokenizer;
+}
+
+Tokenizer Tokenizer::open(std::string serialized, const std::string& origin) {
   Tokenizer tokenizer;
   tokenizer.model_ = is_json(serialized) ? make_byte_bpe(serialized, origin) : make_sentencepiece(serialized, origin);
   tokenizer.hash_ = to_string(checksum_of(serialized));
+  tokenizer.eos_ = tokenizer.model_->facts().eos;
   tokenizer.known_bos_ = tokenizer.model_->facts().bos;
   tokenizer.adds_bos_ = tokenizer.model_->facts().adds_bos;
   tokenizer.serialized_ = std::move(serialized);
@@ -120,7 +139,13 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(model_->facts().pieces.size()); }
-int32_t Tokenizer::eos() const { return model_->facts().eos; }
+
+std::vector<int32_t> Tokenizer::stops() const {
+  std::vector<int32_t> stops{eos_};
+  for (const int32_t id : special_.eos)
+    if (id != eos_) stops.push_back(id);
+  return stops;
+}
 
 void Tokenizer::use_bos(int32_t bos) {
   if (bos >= 0) piece(bos);

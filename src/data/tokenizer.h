@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/special_tokens.h"
 #include "data/text.h"
 
 namespace trainer::data {
@@ -39,10 +40,11 @@ class Tokenizer {
   /// is one, or a file of ranks (tiktoken), recognized by their contents. In a folder it is the first of
   /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
   /// is missing, corrupt or of a different kind.
-  /// A tokenizer_config.json next to it decides about the BOS token.
+  /// A tokenizer_config.json next to it decides about the BOS token. Special tokens as in read_special_tokens().
   static Tokenizer load(const std::string& path);
-  /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json.
-  static Tokenizer from_bytes(std::string serialized, const std::string& origin);
+  /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json. `eos` ends documents if the
+  /// model names no such token.
+  static Tokenizer from_bytes(std::string serialized, const std::string& origin, int32_t eos = -1);
   /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
   /// function of the texts and of `vocab_size`. Throws Code::data, naming the limit, when the text is too small for a
   /// vocabulary of this size.
@@ -56,7 +58,12 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids) const;
   std::string decode(const std::vector<int32_t>& ids) const { return decode(std::span(ids)); }
   int64_t vocab_size() const;  // the actual number of pieces
-  int32_t eos() const;
+  /// Returns the token that ends documents.
+  int32_t eos() const { return eos_; }
+  /// Returns the tokens at which generation stops: eos(), and those of special().
+  std::vector<int32_t> stops() const;
+  const SpecialTokens& special() const { return special_; }
+  void use_special(SpecialTokens special) { special_ = std::move(special); }
   /// Returns the token that begins each document and prompt; −1: none, as long as use_bos() is not called.
   int32_t bos() const { return bos_; }
   /// Throws Code::data when the token is not in the vocabulary.
@@ -81,10 +88,14 @@ class Tokenizer {
  private:
   friend class Encoder;
   Tokenizer() = default;
-  void read_settings(const std::filesystem::path& file);
+  static Tokenizer open(std::string serialized, const std::string& origin);
+  void read_settings(const std::filesystem::path& folder);
+  void require_eos(const std::string& origin, std::optional<int32_t> otherwise);
+  std::optional<int32_t> find(const std::string& name) const;
   std::shared_ptr<const TokenizerModel> model_;
   std::string serialized_, hash_;
-  int32_t known_bos_ = -1, bos_ = -1;  // the BOS token named in the files, and the one in use
+  SpecialTokens special_;
+  int32_t eos_ = -1, known_bos_ = -1, bos_ = -1;  // the last two: the BOS token named in the files, and the one in use
   bool adds_bos_ = false;
 };
 

@@ -110,7 +110,8 @@ class TensorReader {
   std::vector<std::byte> buffer_;
 };
 
-checkpoint::Snapshot header_of(const ModelConfig& model, const std::optional<data::Tokenizer>& tokenizer) {
+checkpoint::Snapshot header_of(const ModelConfig& model, const std::optional<data::Tokenizer>& tokenizer,
+                               const fs::path& input) {
   checkpoint::Snapshot header;
   header.config_toml = config::to_toml(model.config);
   header.model_keys = checkpoint::model_keys(model.config.model, model.vocab);
@@ -120,6 +121,9 @@ checkpoint::Snapshot header_of(const ModelConfig& model, const std::optional<dat
     header.tokenizer = tokenizer->bytes();
     header.tokenizer_hash = tokenizer->hash();
     header.bos = tokenizer->bos();
+    header.special = tokenizer->special();
+  } else {
+    header.special = data::read_special_tokens(input, [](const std::string&) { return std::nullopt; });
   }
   return header;
 }
@@ -151,6 +155,7 @@ std::vector<std::string> settings_of(const fs::path& folder) {
   const fs::path file = folder / kConfigFile;
   ModelConfig model = parse_config_json(read_file(system_calls(), file, kLargestConfig), file.string());
   std::erase_if(model.settings, [](const std::string& set) { return set.starts_with("model.dropout="); });
+  model.settings.push_back(format("data.vocab_size={}", model.vocab));
   return std::move(model.settings);
 }
 
@@ -159,7 +164,7 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
   const ModelConfig model = parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string());
   std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer) tokenizer->use_bos(config::Bos::automatic, input.string());
-  if (tokenizer && tokenizer->vocab_size() != model.vocab)
+  if (tokenizer && tokenizer->vocab_size() > model.vocab)
     throw Error(Code::checkpoint, format("{}: vocab_size: {}, but the tokenizer next to it has {} tokens; remove the "
                                          "tokenizer's files to import the model for training on .bin files",
                                          config_file.string(), model.vocab, tokenizer->vocab_size()));
@@ -172,7 +177,7 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
   checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {
     checkpoint::ShardWriter shard(calls, folder / "weights-00000.shard", 0);
     checkpoint::Manifest manifest;
-    manifest.header = header_of(model, tokenizer);
+    manifest.header = header_of(model, tokenizer, input);
     write_tensors(shard, tensors, reader, done, manifest.header.state.finite_weights);
     if (!manifest.header.state.finite_weights)
       log::warning("{}: some weights are not finite: this model cannot be used for training, evaluation or generation",

@@ -16,8 +16,8 @@ struct Imported {
 
 /// True if the folder has a model in Hugging Face's files, not a checkpoint of this program.
 bool is_model_folder(const std::filesystem::path& folder);
-/// Returns the keys of [model] that a run from these weights needs, in the form of --set; empty if the folder has no
-/// such model. Dropout is not included, since it is a setting of the run.
+/// Returns data.vocab_size and the keys of [model] that a run from these weights needs, in the form of --set; empty if
+/// the folder has no such model. Dropout is not included, since it is a setting of the run.
 std::vector<std::string> settings_of(const std::filesystem::path& folder);
 
 /// Writes the step folder `output`, which must not exist, from the folder `input`: config.json, the weights in

@@ -166,9 +166,14 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   out["attention_dropout"] = 0.0;
 }
 
-ordered_json token_ids(std::optional<int32_t> eos, std::optional<int32_t> bos) {
-  const auto id = [](std::optional<int32_t> token) { return token ? ordered_json(*token) : ordered_json(); };
-  return {{"bos_token_id", id(bos)}, {"eos_token_id", id(eos)}};
+ordered_json token_ids(const data::SpecialTokens& special) {
+  ordered_json ids;
+  ids["bos_token_id"] = special.bos ? ordered_json(*special.bos) : ordered_json();
+  ids["eos_token_id"] = special.eos.size() > 1    ? ordered_json(special.eos)
+                        : special.eos.size() == 1 ? ordered_json(special.eos.front())
+                                                  : ordered_json();
+  if (special.pad) ids["pad_token_id"] = *special.pad;
+  return ids;
 }
 
 void read_gpt2(const Fields& fields, Keys& keys) {
@@ -300,8 +305,8 @@ void read_llama(const Fields& fields, const Family& family, Keys& keys) {
 
 }  // namespace
 
-std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type,
-                           std::optional<int32_t> bos) {
+std::string to_config_json(const config::Model& model, int64_t vocab, const std::optional<data::SpecialTokens>& special,
+                           FloatType type) {
   const Family* const family = family_of(model.arch);
   ordered_json out;
   out["architectures"] = {family == nullptr ? "GPT2LMHeadModel" : family->architecture};
@@ -310,15 +315,13 @@ std::string to_config_json(const config::Model& model, int64_t vocab, std::optio
   family == nullptr ? add_gpt2(model, out) : add_llama(model, *family, out);
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings.value();
-  out.update(token_ids(eos, bos));
+  out.update(token_ids(special.value_or(data::SpecialTokens())));
   out["use_cache"] = true;
   out["torch_dtype"] = torch_name(type);
   return out.dump(2) + "\n";
 }
 
-std::string to_generation_config_json(std::optional<int32_t> eos, std::optional<int32_t> bos) {
-  return token_ids(eos, bos).dump(2) + "\n";
-}
+std::string to_generation_config_json(const data::SpecialTokens& special) { return token_ids(special).dump(2) + "\n"; }
 
 ModelConfig parse_config_json(std::string_view text, const std::string& origin) {
   const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);

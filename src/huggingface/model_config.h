@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/special_tokens.h"
 #include "huggingface/float_types.h"
 
 namespace trainer::huggingface {
@@ -16,13 +17,12 @@ struct ModelConfig {
   std::vector<std::string> settings;  // keys of [model] with their values, in the form of --set
 };
 
-/// Returns config.json of a model whose weights are stored as `type`. `eos` (empty: unknown) ends texts and
-/// also begins them, since it is the only token between texts in training. Throws Code::checkpoint, naming the key and
-/// its value, for a model that Hugging Face's family cannot represent.
-std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type,
-                           std::optional<int32_t> bos = {});
+/// Returns config.json of a model whose weights are stored as `type`. Throws Code::checkpoint, naming the key and its
+/// value, for a model that Hugging Face's family cannot represent.
+std::string to_config_json(const config::Model& model, int64_t vocab, const std::optional<data::SpecialTokens>& special,
+                           FloatType type);
 /// Returns generation_config.json.
-std::string to_generation_config_json(std::optional<int32_t> eos, std::optional<int32_t> bos = {});
+std::string to_generation_config_json(const data::SpecialTokens& special);
 
 /// Reads config.json. Throws Code::checkpoint, naming `origin`, the field and its value, for a model that this program
 /// does not support.

@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kJsonFile = "tokenizer.json";
 }
 
-std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t seq_len) {
+std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const data::SpecialTokens& special,
+                                       int64_t longest) {
   const bool adds_bos = tokenizer.bos() >= 0;
   const std::string begin = adds_bos ? tokenizer.name_of(tokenizer.bos()) : "";
   std::vector<NamedFile> files{{tokenizer.file_name(), tokenizer.bytes()}};
@@ -31,13 +32,18 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t
         "BPE without normalisation");
     return files;
   }
-  const std::string end = tokenizer.name_of(tokenizer.eos());
+  const auto name = [&](std::optional<int32_t> id) {
+    return id && *id < tokenizer.vocab_size() ? ordered_json(tokenizer.name_of(*id)) : ordered_json();
+  };
   ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                      {"bos_token", adds_bos ? begin : end},
-                      {"eos_token", end},
-                      {"model_max_length", seq_len},
+                      {"bos_token", name(special.bos)},
+                      {"eos_token", name(special.eos.empty() ? tokenizer.eos() : special.eos.front())},
+                      {"model_max_length", longest},
                       {"clean_up_tokenization_spaces", false}};
-  if (adds_bos) config["add_bos_token"] = true;
+  if (special.pad) config["pad_token"] = name(special.pad);
+  if (special.unk) config["unk_token"] = name(special.unk);
+  if (adds_bos || !tokenizer.special().empty()) config["add_bos_token"] = adds_bos;
+  if (special.add_eos) config["add_eos_token"] = true;
   files.push_back({"tokenizer_config.json", config.dump(2) + "\n"});
   return files;
 }

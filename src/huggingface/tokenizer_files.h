@@ -14,8 +14,9 @@ struct NamedFile {
 };
 
 /// Returns tokenizer.json, tokenizer_config.json and the tokenizer's own file; for byte-level BPE also vocab.json and
-/// merges.txt. `seq_len` is the longest text that the model accepts.
-std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t seq_len);
+/// merges.txt. `longest` is the longest text that the model accepts, in tokens.
+std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const data::SpecialTokens& special,
+                                       int64_t longest);
 
 /// Reads the tokenizer in a Hugging Face folder; returns an empty result if there is none. Throws Code::data naming the
 /// file when it is damaged or of an unsupported kind.

@@ -34,14 +34,18 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
   data::OpenOptions options = open_options(machine, deadline);
   const std::optional<StoredHeader> stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
   const auto as_in = [&](const checkpoint::Snapshot& header) {
-    if (config.data.bos != config::Bos::automatic) return;
-    options.bos = header.bos;
+    if (config.data.bos == config::Bos::automatic) options.bos = header.bos;
     options.bos_of = header.tokenizer_hash;
+    options.special = header.special;
   };
   if (!stored) {
     const std::string& source = config.model.init_from;
     if (!source.empty() && !huggingface::is_model_folder(source))  // else the tokenizer's own files say it
-      if (const checkpoint::Reader reader(source); reader.header().bos >= 0) as_in(reader.header());
+      if (const checkpoint::Snapshot header = checkpoint::Reader(source).header();
+          header.bos >= 0 || !header.special.empty())
+        as_in(header);
+    if (config.data.tokenizer.empty() && huggingface::is_model_folder(source))
+      options.special = data::read_special_tokens(source, [](const std::string&) { return std::nullopt; });
     return data::open_data(config, options);
   }
   as_in(stored->header);
@@ -100,23 +104,26 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                              const Deadline& deadline) {
   data::Datasets datasets;
   std::string tokenizer;
-  double bos[] = {0};
+  double ids[] = {0, 0};  // BOS and EOS
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     datasets = open_first(config, machine, deadline);
     warn_of_overlap(config, datasets);
     if (datasets.tokenizer) tokenizer = datasets.tokenizer->bytes();
-    bos[0] = datasets.bos;
+    ids[0] = datasets.bos;
+    ids[1] = datasets.tokenizer ? datasets.tokenizer->eos() : -1;
   });
   double ready[] = {datasets.train ? 1.0 : 0.0};
   world.control().sum(ready);
   if (ready[0] == 0) return {};
   world.control().broadcast(tokenizer);
-  world.control().sum(bos);
+  world.control().sum(ids);
   world.control().run_on_all_ranks([&] {
     if (world.first()) return;
-    datasets = data::open_data(
-        config, {.threads = machine.threads, .tokenizer = tokenizer, .bos = static_cast<int32_t>(bos[0])});
+    datasets = data::open_data(config, {.threads = machine.threads,
+                                        .tokenizer = tokenizer,
+                                        .bos = static_cast<int32_t>(ids[0]),
+                                        .special = {.eos = {static_cast<int32_t>(ids[1])}}});
   });
   int64_t val_tokens = 0;
   for (const data::NamedDataset& set : datasets.val) val_tokens += set.dataset.tokens();

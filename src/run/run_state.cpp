@@ -126,6 +126,7 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
     snapshot.tokenizer_hash = datasets.tokenizer->hash();
   }
   snapshot.bos = datasets.bos;
+  snapshot.special = datasets.special;
   snapshot.data_hash = datasets.data_hash;
   snapshot.val_hash = datasets.val_hash;
   for (const auto& [name, hash] : datasets.source_hashes) {

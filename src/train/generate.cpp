@@ -67,11 +67,12 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
   return chosen;
 }
 
-void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
-                    const std::function<bool(int32_t)>& emit, const std::vector<bool>& first) {
+void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling,
+                    const std::vector<int32_t>& stops, const std::function<bool(int32_t)>& emit,
+                    const std::vector<bool>& first, const std::vector<bool>& later) {
   TokenSampler sampler(sampling, trainer_.vocab());
   std::vector<int32_t> text = prompt;
-  if (text.empty()) text.push_back(std::max(eos, 0));
+  if (text.empty()) text.push_back(stops.empty() ? 0 : stops.front());
   for (const int32_t id : text)
     if (id < 0 || id >= trainer_.vocab())
       throw Error(Code::data,
@@ -87,8 +88,9 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   cache_.used = 0;
   std::vector<int32_t> next = text;
   for (int64_t i = 0; i < tokens; ++i) {
-    const int32_t id = feed(next, sampler, i, i == 0 ? first : std::vector<bool>());
-    if (id == eos || trainer_.scalars().broadcast_from_first_rank(emit(id)) == 0) return;
+    const int32_t id = feed(next, sampler, i, i == 0 ? first : later);
+    const bool proceeds = std::ranges::find(stops, id) == stops.end() && emit(id);
+    if (trainer_.scalars().broadcast_from_first_rank(proceeds) == 0) return;
     text.push_back(id);
     next.assign(1, id);
     if (cache_.used == capacity) {
@@ -101,23 +103,26 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
 
 int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                          const Sampling& sampling, const std::function<bool(const std::string&)>& emit) {
-  std::vector<bool> first;
+  std::vector<bool> first, known;
   if (prompt.ends_with(' ')) first = tokens_with_a_space_in_front(tokenizer);
   if (std::ranges::find(first, true) == first.end()) first.clear();
-  if (!first.empty()) prompt.remove_suffix(1);
+  const bool spaced = !first.empty();
+  if (spaced) prompt.remove_suffix(1);
+  if (tokenizer.vocab_size() < trainer_.vocab()) known.assign(static_cast<size_t>(tokenizer.vocab_size()), true);
+  if (!spaced) first = known;
   std::vector<int32_t> ids = tokenizer.encode(prompt);
   data::StreamDecoder decoder(tokenizer);
   for (const int32_t id : ids) decoder.push(id);
   if (tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
   int64_t written = 0;
   run(
-      ids, tokens, sampling, tokenizer.eos(),
+      ids, tokens, sampling, tokenizer.stops(),
       [&](int32_t id) {
         std::string text = decoder.push(id);
-        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt has that space
+        if (written++ == 0 && spaced && text.starts_with(' ')) text.erase(0, 1);  // the prompt has that space
         return emit(text);
       },
-      first);
+      first, known);
   if (const std::string rest = decoder.finish(); !rest.empty()) emit(rest);
   return written;
 }

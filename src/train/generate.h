@@ -20,15 +20,18 @@ class Generator {
   explicit Generator(Trainer& trainer);
 
   /// Appends up to `tokens` tokens to the prompt; `emit` receives each token as it is chosen and returns false to stop.
-  /// Stops at `eos` (not emitted; -1: never). An empty prompt starts from `eos`. If the text exceeds the context window
-  /// (seq_len), its last half is kept; this is logged once. `first` [vocab]: the tokens allowed as the first one
-  /// (empty: all). Throws Code::nonfinite on all ranks of the replica if the logits are not finite.
-  void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
-           const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
+  /// Stops at each of `stops` (not emitted). An empty prompt starts from the first of them. If the text exceeds the
+  /// context window (seq_len), its last half is kept; this is logged once. `first`, `later`: the tokens allowed as the
+  /// first one and after it (see TokenSampler). Throws Code::nonfinite on all ranks of the replica if the logits are
+  /// not finite.
+  void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling,
+           const std::vector<int32_t>& stops, const std::function<bool(int32_t)>& emit,
+           const std::vector<bool>& first = {}, const std::vector<bool>& later = {});
 
   /// Passes the text that follows `prompt` to `emit`, token by token (returning false stops); returns the number of
   /// tokens. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the space
-  /// before a word, so a trailing space is removed from the prompt, and the first token must begin with a space.
+  /// before a word, so a trailing space is removed from the prompt, and the first token must begin with a space. Rows
+  /// of the model without a token in the tokenizer are never chosen.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
   /// Returns the same text as one string. `stop` is called after each token; returning true ends the text.

@@ -27,8 +27,8 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   for (size_t i = 0; i < scores_.size(); ++i)
     scores_[i] = logits.dtype == DType::f64 ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
   if (!std::ranges::all_of(scores_, [](double score) { return std::isfinite(score); })) return -1;
-  for (size_t i = 0; i < allowed.size(); ++i)
-    if (!allowed[i]) scores_[i] = -std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < scores_.size() && !allowed.empty(); ++i)
+    if (i >= allowed.size() || !allowed[i]) scores_[i] = -std::numeric_limits<double>::infinity();
   const auto likelier = [&](int32_t a, int32_t b) {
     const double x = scores_[static_cast<size_t>(a)], y = scores_[static_cast<size_t>(b)];
     return x > y || (x == y && a < b);

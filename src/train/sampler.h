@@ -20,7 +20,8 @@ class TokenSampler {
  public:
   TokenSampler(const Sampling& sampling, int64_t vocab);
   /// Returns a token, or -1 if a logit is not finite. logits [1, >= vocab] f32 or f64; `position` is the number of the
-  /// draw. Ties go to the smaller id. `allowed` [vocab]: the tokens to choose from, at least one (empty: all).
+  /// draw. Ties go to the smaller id. `allowed` [<= vocab]: the tokens to choose from, at least one, none
+  /// beyond its end (empty: all).
   int32_t choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed = {});
 
  private:

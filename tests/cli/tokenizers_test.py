@@ -163,12 +163,45 @@ class Tokenizers(rig.Runs):
         self.assertEqual(template["single"][0], {"SpecialToken": {"id": "<s>", "type_id": 0}})
         self.assertEqual(template["special_tokens"], {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}})
         self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
-        self.assertEqual(self.manifest("back")["special_tokens"], with_bos)
+        self.assertEqual(self.manifest("back")["special_tokens"], {**with_bos, "eos": [2]})
         self.train(*text, "data.tokenizer=back/tokenizer.model", "model.init_from=back", "run.dir=next", "train.steps=3")
         self.assertEqual(self.bos_word("next/tokens/train.bin"), (2, 1))
         generate = ["generate", "--prompt", "The cat", "--tokens", "9", "--temperature", "0", "--checkpoint"]
         texts = [self.trainer(*generate, checkpoint, stdout=True) for checkpoint in ("on", "back")]
         self.assertEqual(*texts)
+
+    def test_a_model_may_have_more_rows_than_the_tokenizer_has_tokens(self):
+        rows = ["data.vocab_size=330", "data.tokenizer=tokens/tokenizer.model", 'data.train=["text.txt"]']
+        self.train(*rows, "train.steps=3")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        config = json.loads((self.folder / "hf/config.json").read_text())
+        self.assertEqual(config["vocab_size"], 330)
+        # An instruct model stops at more than one token; import keeps its ids, and export writes them back.
+        ids = {"bos_token_id": 1, "eos_token_id": [2, 40, 41], "pad_token_id": 0}
+        (self.folder / "hf/config.json").write_text(json.dumps({**config, **ids}))
+        (self.folder / "hf/generation_config.json").write_text(json.dumps(ids))
+        settings = json.loads((self.folder / "hf/tokenizer_config.json").read_text())
+        settings |= {"bos_token": "<s>", "pad_token": "<unk>", "add_bos_token": False}
+        (self.folder / "hf/tokenizer_config.json").write_text(json.dumps(settings))
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
+        kept = {"bos": 1, "add_bos": False, "eos": [2, 40, 41], "pad": 0}
+        self.assertEqual(self.manifest("back")["special_tokens"], kept)
+        for output in ("again", "twice"):
+            self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "back", "--output", output)
+            for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+                file = json.loads((self.folder / output / name).read_text())
+                expected = settings if "tokenizer" in name else ids
+                self.assertEqual({key: file[key] for key in expected}, expected)
+            self.trainer("checkpoint", "import", "--format", "hf", "--input", output, "--output", "back" + output)
+        for file in (self.folder / "again").iterdir():
+            self.assertEqual(file.read_bytes(), (self.folder / "twice" / file.name).read_bytes(), file.name)
+        # A run that starts from the folder has its rows and keeps its tokens.
+        start = ["model.init_from=hf", "data.tokenizer=hf", 'data.train=["text.txt"]', "run.dir=next", "train.steps=3"]
+        self.train(*start)
+        self.assertEqual(self.manifest(self.step_folder(3, "next"))["special_tokens"], kept)
+        self.assertEqual(self.manifest(self.step_folder(3, "next"))["model"]["vocab_size"], "330")
+        text = self.trainer("generate", "--checkpoint", "next", "--prompt", "The", "--tokens", "20", "--seed", "1", stdout=True)
+        self.assertTrue(text.startswith("The"))
 
     def test_bos_that_is_missing_is_a_mistake(self):
         told = self.train('data.train=["text.txt"]', f"data.tokenizer={GPT2}", "data.bos=on", status=2)

@@ -166,7 +166,7 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   const auto text_of = [](Tiny& run) {
     train::Generator generator(run.trainer);
     std::vector<int32_t> text;
-    generator.run({3, 1, 4}, 20, {.temperature = 0.8, .seed = 5}, -1, [&](int32_t id) {
+    generator.run({3, 1, 4}, 20, {.temperature = 0.8, .seed = 5}, {}, [&](int32_t id) {
       text.push_back(id);
       return true;
     });

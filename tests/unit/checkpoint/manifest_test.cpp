@@ -98,6 +98,14 @@ TEST(Manifest, KeepsTheTokenThatBeginsTexts) {
   const std::string with = to_json(manifest);
   EXPECT_EQ(json::parse(with)["special_tokens"], (json{{"bos", 7}, {"add_bos", true}}));
   EXPECT_EQ(parse_manifest(with, "m").header.bos, 7);
+  EXPECT_TRUE(parse_manifest(with, "m").header.special.empty());
+  for (const int32_t bos : {-1, 7}) {
+    manifest.header.bos = bos;
+    manifest.header.special = {.eos = {3, 5, 9}, .bos = 7, .pad = 0, .unk = 2, .add_eos = true};
+    const Snapshot again = parse_manifest(to_json(manifest), "m").header;
+    EXPECT_EQ(again.bos, bos);
+    EXPECT_EQ(again.special, manifest.header.special);
+  }
 }
 
 TEST(Manifest, NamesThePlaceOfEachMistake) {
@@ -147,6 +155,7 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
       {"/tensors/0/pieces/0/xxh3", json::array(), "0 checksums, expected 1"},
       {"/mixture", json::object(), "\"parts\" is missing"},
       {"/special_tokens", {{"bos", -1}, {"add_bos", true}}, "special_tokens: bos: -1 is outside"},
+      {"/special_tokens", {{"eos", {2, "x"}}, {"add_bos", false}}, "special_tokens: eos[1]: expected an integer"},
       {"/mixture", mixture(7, {{"a", 100'000}}, 0), "parts: 7 is outside"},
       {"/mixture", mixture(100'000, {{"a", 99'999}}, 0), "phases[0]: 99999 slots, expected 100000"},
       {"/mixture", mixture(100'000, json::object(), 0), "phases[0]: 0 slots"},

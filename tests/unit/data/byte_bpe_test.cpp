@@ -282,6 +282,54 @@ TEST(ByteBpe, FindsTheTokenThatBeginsTexts) {
                [&] { Tokenizer::load(folder.path().string()); });
 }
 
+TEST(ByteBpe, SpecialTokensAreReadFromTheFirstFileThatNamesThem) {
+  std::mt19937_64 random(2);
+  json file = small_json(random, 4);
+  const auto end = file["added_tokens"][0]["id"].get<int32_t>();
+  file["added_tokens"].push_back({{"id", end + 1}, {"content", "<turn>"}, {"special", true}});
+  file["added_tokens"].push_back({{"id", end + 2}, {"content", "<pad>"}, {"special", true}});
+  TempFolder folder;
+  write(folder / "tokenizer.json", file.dump());
+  const auto load = [&] { return Tokenizer::load(folder.path().string()); };
+  EXPECT_TRUE(load().special().empty());
+  EXPECT_EQ(load().stops(), std::vector<int32_t>{end});
+  write(folder / "tokenizer_config.json",
+        json{{"eos_token", "<turn>"}, {"pad_token", {{"content", "<pad>"}}}, {"bos_token", nullptr}}.dump());
+  SpecialTokens expected{.eos = {end + 1}, .pad = end + 2};
+  EXPECT_EQ(load().special(), expected);
+  EXPECT_EQ(load().eos(), end) << "ends documents";
+  write(folder / "config.json",
+        json{{"eos_token_id", 7}, {"pad_token_id", 8}, {"bos_token_id", 9}, {"unk_token_id", -1}}.dump());
+  expected.eos = {7};
+  EXPECT_EQ(load().special(), expected) << "a bos_token of null is no BOS";
+  write(folder / "generation_config.json", json{{"eos_token_id", {5, 7, end}}}.dump());
+  write(folder / "tokenizer_config.json", json{{"add_eos_token", true}}.dump());
+  EXPECT_EQ(load().special(), (SpecialTokens{.eos = {5, 7, end}, .bos = 9, .pad = 8, .add_eos = true}));
+  EXPECT_EQ(load().stops(), (std::vector<int32_t>{end, 5, 7}));
+  for (const json& value : {json("x"), json(3.5), json({1, "2"}), json(int64_t{1} << 40)}) {
+    write(folder / "generation_config.json", json{{"eos_token_id", value}}.dump());
+    expect_error(Code::data, {"generation_config.json: eos_token_id: ", "expected the id of a token"}, load);
+  }
+  write(folder / "generation_config.json", "{\"eos_token_id\": 5");
+  expect_error(Code::data, {"generation_config.json: not a JSON object"}, load);
+}
+
+TEST(ByteBpe, DocumentsEndWithEosTokenIfNoTokenHasAUsualName) {
+  std::mt19937_64 random(2);
+  json file = small_json(random, 4);
+  const auto id = file["added_tokens"][0]["id"].get<int32_t>();
+  file["added_tokens"][0]["content"] = "<one>";
+  file["added_tokens"].push_back({{"id", id + 1}, {"content", "<two>"}, {"special", true}});
+  TempFolder folder;
+  write(folder / "tokenizer.json", file.dump());
+  const auto load = [&] { return Tokenizer::load(folder.path().string()); };
+  expect_error(Code::data, {"tokenizer.json: added_tokens: no end-of-text token", "eos_token"}, load);
+  expect_error(Code::data, {"x: added_tokens: no end-of-text token"}, [&] { Tokenizer::from_bytes(file.dump(), "x"); });
+  write(folder / "tokenizer_config.json", json{{"eos_token", "<two>"}}.dump());
+  EXPECT_EQ(load().eos(), id + 1);
+  EXPECT_EQ(Tokenizer::from_bytes(file.dump(), "x", id).eos(), id);
+}
+
 TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
   std::mt19937_64 random(4);
   const json good = small_json(random, 6);

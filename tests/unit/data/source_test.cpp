@@ -273,22 +273,28 @@ TEST_F(Source, OpensTokenFilesWithoutATokenizer) {
   header[2] = 5000;
   config_.data = {.train = {write(folder_ / "gpt2.bin", packed<uint32_t>(header) + packed<uint16_t>(ids))}};
   EXPECT_EQ(open().vocab, kGpt2Vocabulary);
-  config_.data.vocab_size = 50304;
+  config_.data.vocab_size = 50304;  // rows without tokens
+  EXPECT_EQ(open().vocab, 50304);
+  EXPECT_EQ(planned_vocab(config_), 50304);
+  config_.data.vocab_size = 50000;
   config_.path = "x.toml";
   config_.origins["data.vocab_size"] = {"x.toml", 3, 14, {}};
   for (const auto& look : {std::function<void()>([&] { open(); }), {[&] { planned_vocab(config_); }}})
-    expect_error(Code::config, {"x.toml:3:14: data.vocab_size: 50304", "gpt2.bin has a vocabulary of 50257"}, look);
+    expect_error(Code::config, {"x.toml:3:14: data.vocab_size: 50000", "gpt2.bin has a vocabulary of 50257"}, look);
 }
 
-TEST_F(Source, RejectsAVocabularyThatTheGivenTokenizerDoesNotHave) {
+TEST_F(Source, RejectsAVocabularySmallerThanTheTokenizers) {
   const std::string model = write(folder_ / "my.model", small_tokenizer().bytes());
   config_.data.train = {write(folder_ / "a.txt", novel().substr(0, 20'000))};
   config_.data.tokenizer = model;
   config_.data.vocab_size = small_tokenizer().vocab_size();
   EXPECT_EQ(open().vocab, small_tokenizer().vocab_size());
-  config_.data.vocab_size += 1;
+  config_.data.vocab_size += 7;  // rows of an imported model without tokens
+  EXPECT_EQ(open().vocab, small_tokenizer().vocab_size() + 7);
+  EXPECT_EQ(planned_vocab(config_), small_tokenizer().vocab_size() + 7);
+  config_.data.vocab_size = small_tokenizer().vocab_size() - 1;
   for (const auto& look : {std::function<void()>([&] { open(); }), {[&] { planned_vocab(config_); }}})
-    expect_error(Code::config, {"data.vocab_size", "my.model has a vocabulary of", "vocab_multiple"}, look);
+    expect_error(Code::config, {"data.vocab_size", "my.model has a vocabulary of", "at least"}, look);
 }
 
 TEST_F(Source, RejectsTokensOfAnotherTokenizer) {

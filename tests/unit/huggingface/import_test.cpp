@@ -210,6 +210,23 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(older.vocab, kVocab);
 }
 
+TEST(Import, KeepsSpecialTokensAndExportWritesThemBack) {
+  TempFolder folder;
+  save(folder / "run", llama());
+  export_model(folder / "run", folder / "hf");
+  const data::SpecialTokens special{.eos = {3, 5, 7}, .bos = 1, .pad = 4};
+  write(folder / "hf/config.json", to_config_json(llama().model, kVocab, special, FloatType::f32));
+  write(folder / "hf/generation_config.json", to_generation_config_json(special));
+  EXPECT_EQ(json::parse(content_of(folder / "hf/config.json"))["eos_token_id"], (json{3, 5, 7}));
+  import_model(folder / "hf", folder / "back");
+  EXPECT_EQ(checkpoint::Reader(folder / "back").header().special, special);
+  export_model(folder / "back", folder / "again");
+  EXPECT_EQ(files_in(folder / "again"), files_in(folder / "hf"));
+  write(folder / "hf/generation_config.json", "{\"eos_token_id\": ");
+  expect_error(Code::data, {"generation_config.json"}, [&] { import_model(folder / "hf", folder / "other"); });
+  EXPECT_FALSE(fs::exists(folder / "other"));
+}
+
 TEST(Import, TakesNamesOfModelsWithoutAHeadMasksAndACopyOfTheTable) {
   TempFolder folder;
   save(folder / "run", gpt2());

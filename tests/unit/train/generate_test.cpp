@@ -59,6 +59,8 @@ TEST(TokenSampler, DrawsAmongTheAllowedOnly) {
     EXPECT_EQ(counts[0] + counts[2] + counts[4], 0);
     EXPECT_NEAR(counts[3] / 20000.0, 0.75, 0.01);
   }
+  std::vector<float> rows = {1, 2, 3, 9, 9};  // the last two without tokens
+  EXPECT_EQ(TokenSampler({.temperature = 0}, 5).choose(logits_of(rows), 0, std::vector<bool>(3, true)), 2);
 }
 
 TEST(TokenSampler, RejectsValuesOutOfRange) {
@@ -75,7 +77,7 @@ std::vector<int32_t> greedy(train::Trainer& trainer, const std::vector<int32_t>&
   train::Generator generator(trainer);
   std::vector<int32_t> text = prompt;
   for (int64_t i = 0; i < tokens; ++i)
-    generator.run(text, 1, {.temperature = 0}, -1, [&](int32_t id) {
+    generator.run(text, 1, {.temperature = 0}, {}, [&](int32_t id) {
       out.push_back(id);
       text.push_back(id);
       return true;
@@ -91,7 +93,7 @@ TEST(Generator, TheCacheGivesWhatTheWholePrefixGives) {
     const std::vector<int32_t> prompt = {3, 17, 4};
     std::vector<int32_t> streamed;
     train::Generator generator(run.trainer);
-    generator.run(prompt, 7, {.temperature = 0}, -1, [&](int32_t id) {
+    generator.run(prompt, 7, {.temperature = 0}, {}, [&](int32_t id) {
       streamed.push_back(id);
       return true;
     });
@@ -106,7 +108,7 @@ TEST(Generator, GoesOnPastTheModelsLengthAndTrainingIsUndisturbed) {
   other.step(1);
   train::Generator generator(run.trainer);
   int64_t emitted = 0;
-  generator.run({1, 2}, 40, {.temperature = 1, .seed = 3}, -1, [&](int32_t id) {
+  generator.run({1, 2}, 40, {.temperature = 1, .seed = 3}, {}, [&](int32_t id) {
     EXPECT_GE(id, 0);
     EXPECT_LT(id, kTinyVocab);
     ++emitted;
@@ -156,7 +158,7 @@ TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
     std::vector<int32_t> ids = {1}, continued;  // <s>
     for (const int32_t id : tokenizer.encode(prompt)) ids.push_back(id);
     const Sampling sampling{.temperature = 1, .seed = 3};
-    generator.run(ids, 8, sampling, tokenizer.eos(), [&](int32_t id) {
+    generator.run(ids, 8, sampling, {tokenizer.eos()}, [&](int32_t id) {
       continued.push_back(id);
       return true;
     });
@@ -167,10 +169,37 @@ TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
   }
 }
 
+TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
+  data::Tokenizer tokenizer = data::testing::small_tokenizer();
+  device::CpuDevice device(1, device::detect_isa());
+  const auto world = comm::solo_world();
+  const int64_t rows = tokenizer.vocab_size() * 4;  // most of the probability is on rows without tokens
+  train::Trainer trainer(device, *world, tiny_config(), rows, DType::f32, false);
+  trainer.plan();
+  trainer.store().initialize(1);
+  train::Generator generator(trainer);
+  const auto write = [&] {
+    int64_t calls = 0;
+    const int64_t written =
+        generator.write(tokenizer, "She ", 40, {.temperature = 1, .seed = 3}, [&](const std::string&) {
+          ++calls;
+          return true;
+        });
+    EXPECT_GE(calls, written);
+    return written;
+  };
+  const int64_t all = write();  // throws for an id that the tokenizer does not have
+  EXPECT_GT(all, 5);
+  std::vector<int32_t> every(static_cast<size_t>(tokenizer.vocab_size()));
+  for (size_t id = 0; id < every.size(); ++id) every[id] = static_cast<int32_t>(id);
+  tokenizer.use_special({.eos = every});
+  EXPECT_EQ(write(), 0);
+}
+
 TEST(Generator, RejectsTokensOutsideTheVocabulary) {
   Tiny run(tiny_config(), DType::f32, 1);
   train::Generator generator(run.trainer);
-  EXPECT_THROW(generator.run({99}, 1, {}, -1, [](int32_t) { return true; }), Error);
+  EXPECT_THROW(generator.run({99}, 1, {}, {}, [](int32_t) { return true; }), Error);
 }
 
 }  // namespace
