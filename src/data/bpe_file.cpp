@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "data/nfc.h"
 #include "data/split_pattern.h"
 
 namespace trainer::data {
@@ -31,8 +32,7 @@ class Reader {
       refuse("model", "missing: not a tokenizer.json");
     const json& model = root["model"];
     check_model(model);
-    if (const json& normalizer = member(root, "normalizer"); !normalizer.is_null())
-      refuse("normalizer", format("{} is not supported: this program does not normalize text", type_of(normalizer)));
+    read_normalizer(member(root, "normalizer"));
     read_pre_tokenizer(member(root, "pre_tokenizer"));
     read_vocabulary(model, member(root, "added_tokens"));
     read_merges(model);
@@ -70,6 +70,18 @@ class Reader {
     spec_.ignore_merges = flag(model, "ignore_merges", false);
   }
 
+  void read_normalizer(const json& step) {
+    const json& steps = member(step, "normalizers");
+    if (member(step, "type") == "Sequence" && steps.is_array() && steps.size() <= 1)
+      return steps.empty() ? void() : read_normalizer(steps[0]);
+    if (step.is_null()) return;
+    if (member(step, "type") != "NFC")
+      refuse("normalizer", format("{} is not supported; expected none or \"NFC\"", type_of(step)));
+    if (!has_nfc())
+      refuse("normalizer", "\"NFC\" is not supported by this build; build it with utf8proc (Debian: libutf8proc-dev)");
+    spec_.nfc = true;
+  }
+
   void read_pre_tokenizer(const json& step) {
     const json& type = member(step, "type");
     if (type == "Sequence") {
@@ -94,9 +106,11 @@ class Reader {
       spec_.patterns.emplace_back(flag(step, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
     } else if (type == "Split") {
       const json& pattern = member(member(step, "pattern"), "Regex");
-      if (!pattern.is_string() || member(step, "behavior") != "Isolated" || flag(step, "invert", false))
+      // "Removed" with invert drops the text between matches, of which patterns that match any text leave none.
+      const bool inverted = flag(step, "invert", false);
+      if (!pattern.is_string() || member(step, "behavior") != (inverted ? "Removed" : "Isolated"))
         refuse("pre_tokenizer", format("{} is not supported; expected a Split with a regular expression and "
-                                       "behavior Isolated",
+                                       "behavior Isolated, or Removed with invert",
                                        dump(step)));
       spec_.patterns.push_back(pattern.get<std::string>());
     } else {

@@ -19,6 +19,7 @@ struct BpeSpec {
   };
   /// A step that splits text into smaller pieces: matches of a pattern, and the text between them.
   std::vector<std::string> patterns;
+  bool nfc = false;                 // text is normalised before it is split
   std::vector<std::string> names;   // names of all tokens, as spelled in the file
   std::vector<std::string> pieces;  // bytes that each token represents; none for special tokens
   std::vector<Merge> merges;        // in order of priority
@@ -31,7 +32,7 @@ struct BpeSpec {
 };
 
 /// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is corrupt or uses unsupported
-/// features: normalization, other model types, prefixes.
+/// features: other normalisation than NFC, other model types, prefixes.
 BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 
 /// Returns the tokenizer.json of GPT-2's pair of files. Without `vocab_json` the ids are GPT-2's: bytes, merges in

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "data/bpe_file.h"
+#include "data/nfc.h"
 #include "data/split_pattern.h"
 #include "data/tokenizer_model.h"
 #include "data/word_cache.h"
@@ -98,6 +99,7 @@ class ByteBpe final : public TokenizerModel {
     return nullptr;
   }
   const std::vector<SplitPattern>& patterns() const { return patterns_; }
+  bool normalises() const { return spec_.nfc; }
   int32_t byte_id(char byte) const { return spec_.byte_ids[static_cast<uint8_t>(byte)]; }
 
  private:
@@ -146,7 +148,10 @@ class ByteBpeEncoder final : public TextEncoder {
   void append_text(std::string_view text, std::vector<int32_t>& ids) {
     while (!text.empty()) {
       const size_t valid = utf8_first_invalid(text);
-      if (valid > 0) split(text.substr(0, valid), 0, ids);
+      if (valid > 0) {
+        const std::string_view part = text.substr(0, valid);
+        split(model_.normalises() ? nfc(part, normal_) : part, 0, ids);
+      }
       if (valid == text.size()) return;
       ids.push_back(model_.byte_id(text[valid]));
       text.remove_prefix(valid + 1);
@@ -174,6 +179,7 @@ class ByteBpeEncoder final : public TextEncoder {
   const ByteBpe& model_;
   std::vector<SplitPattern::Matcher> matchers_;
   WordCache words_;
+  std::string normal_;
 };
 
 std::unique_ptr<TextEncoder> ByteBpe::encoder() const { return std::make_unique<ByteBpeEncoder>(*this); }

@@ -45,6 +45,22 @@ ordered_json added_token(size_t id, std::string_view text, bool special) {
           {"rstrip", false}, {"normalized", false}, {"special", special}};
 }
 
+/// Returns the steps that replace spaces. Unlike a pre-tokenizer, the normalizer also adds the prefix to text that
+/// begins with a space, as SentencePiece does.
+ordered_json space_normalizer() {
+  return {{"type", "Sequence"},
+          {"normalizers",
+           ordered_json::array(
+               {ordered_json{{"type", "Prepend"}, {"prepend", kSpaceSymbol}},
+                ordered_json{{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceSymbol}}})}};
+}
+ordered_json metaspace(bool prefix) {
+  return {{"type", "Metaspace"},
+          {"replacement", kSpaceSymbol},
+          {"prepend_scheme", prefix ? "first" : "never"},
+          {"split", false}};
+}
+
 /// Returns the post-processor that begins texts with this token.
 ordered_json template_of(size_t id, std::string_view text) {
   const ordered_json first{{"SpecialToken", {{"id", text}, {"type_id", 0}}}};
@@ -68,7 +84,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized, st
   const std::vector<ModelPiece> pieces = read_pieces(serialized);
   ordered_json added = ordered_json::array(), unknown, decoders = ordered_json::array();
   ordered_json post_processor;  // null: none
-  bool has_bytes = false;
+  bool has_bytes = false, prepends = traits->dummy_prefix;
   std::string vocab;
   for (size_t id = 0; id < pieces.size(); ++id) {
     const auto& [text, score, kind] = pieces[id];
@@ -76,6 +92,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized, st
     vocab += (id == 0 ? "{" : ",") + ordered_json(text).dump() + ":" + std::to_string(id);
     const bool special = kind == PieceKind::unknown || kind == PieceKind::control;
     if (special || kind == PieceKind::user_defined) added.push_back(added_token(id, text, special));
+    prepends = prepends && kind != PieceKind::user_defined;  // text after such a piece would also get the prefix
     if (kind == PieceKind::unknown) unknown = text;
     if (!begin.empty() && text == begin) post_processor = template_of(id, text);
     has_bytes = has_bytes || kind == PieceKind::byte;
@@ -97,12 +114,8 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized, st
                    {"truncation", nullptr},
                    {"padding", nullptr},
                    {"added_tokens", added},
-                   {"normalizer", nullptr},
-                   {"pre_tokenizer",
-                    {{"type", "Metaspace"},
-                     {"replacement", kSpaceSymbol},
-                     {"prepend_scheme", traits->dummy_prefix ? "first" : "never"},
-                     {"split", false}}},
+                   {"normalizer", prepends ? space_normalizer() : ordered_json()},
+                   {"pre_tokenizer", prepends ? ordered_json() : metaspace(traits->dummy_prefix)},
                    {"post_processor", post_processor},
                    {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
                    {"model", model}};

@@ -194,6 +194,10 @@ TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
   EXPECT_EQ(words(sequence({{"type", "Digits"}, {"individual_digits", true}}, gpt2_steps), "ab 12"), "ab|Ġ|1|2|");
   EXPECT_EQ(words(sequence({{"type", "Digits"}, {"individual_digits", false}}, gpt2_steps), "ab 12"), "ab|Ġ|12|");
   EXPECT_EQ(words(sequence(split("\\p{N}{1,2}"), byte_level), "ab1234"), "ab|12|3|4|");
+  json removed = split("[a-z]+|[^a-z]");  // covers any text, so nothing is removed
+  removed["behavior"] = "Removed";
+  removed["invert"] = true;
+  EXPECT_EQ(words(sequence(removed, byte_level), "ab 1ab"), "ab|Ġ|1|ab|");
   EXPECT_EQ(words(sequence(split("[^\\s]+"), byte_level),
                   "ab\xC2\x85"
                   "ab"),
@@ -351,7 +355,7 @@ TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
            {"/model/byte_fallback", true, "model.byte_fallback"},
            {"/model/byte_fallback", "no", "byte_fallback: \"no\", expected true or false"},
            {"/model/end_of_word_suffix", "</w>", "model.end_of_word_suffix: \"</w>\""},
-           {"/normalizer", {{"type", "NFC"}}, "normalizer: \"NFC\""},
+           {"/normalizer", {{"type", "NFKC"}}, "normalizer: \"NFKC\" is not supported"},
            {"/pre_tokenizer", nullptr, "pre_tokenizer: null"},
            {"/pre_tokenizer/type", "Metaspace", "pre_tokenizer: \"Metaspace\""},
            {"/pre_tokenizer/add_prefix_space", true, "add_prefix_space: true"},
@@ -365,6 +369,11 @@ TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
             {{"type", "Sequence"},
              {"pretokenizers", json::array({json{{"type", "Split"}, {"pattern", {{"String", " "}}}}})}},
             "Split with a regular expression"},
+           {"/pre_tokenizer",
+            {{"type", "Sequence"},
+             {"pretokenizers",
+              json::array({json{{"type", "Split"}, {"pattern", {{"Regex", "a"}}}, {"behavior", "Removed"}}})}},
+            "or Removed with invert"},
            {"/model/vocab", json::object(), "model.vocab: missing"},
            {"/model/vocab/a", 300000000, "model.vocab: a: 300000000 is not a token id"},
            {"/model/vocab/a", -1, "model.vocab: a: -1 is not a token id"},

@@ -4,9 +4,11 @@
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/utf8.h"
+#include "data/sentencepiece_json.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {
@@ -74,6 +76,28 @@ TEST(Tokenizer, GivesTheLibrarysTokens) {
     for (size_t at = text.find("▁"); at != std::string::npos; at = text.find("▁")) text.erase(at, 3);  // lossy there
     ASSERT_EQ(t.encode(text), by_library(t.bytes(), text)) << "seed " << seed;
   }
+}
+
+TEST(Tokenizer, ItsJsonAddsThePrefixWhereverSentencePieceDoes) {
+  const std::unordered_map<std::string, std::string> settings = {{"model_type", "bpe"},
+                                                                 {"byte_fallback", "true"},
+                                                                 {"remove_extra_whitespaces", "false"},
+                                                                 {"normalization_rule_name", "identity"}};
+  const auto json_of = [&](const std::unordered_map<std::string, std::string>& more) {
+    auto all = settings;
+    all.insert(more.begin(), more.end());
+    return nlohmann::json::parse(sentencepiece_to_json(foreign_model(all)).value());
+  };
+  // "Metaspace" would add none to a text that begins with a space.
+  const nlohmann::json prefixed = json_of({});
+  EXPECT_EQ(prefixed["pre_tokenizer"], nullptr);
+  EXPECT_EQ(prefixed["normalizer"]["normalizers"][0], (nlohmann::json{{"type", "Prepend"}, {"prepend", "▁"}}));
+  EXPECT_EQ(prefixed["normalizer"]["normalizers"][1]["content"], "▁");
+  // After a user-defined piece a normalizer would add one, SentencePiece does not.
+  const nlohmann::json defined = json_of({{"user_defined_symbols", "<x>"}});
+  EXPECT_EQ(defined["normalizer"], nullptr);
+  EXPECT_EQ(defined["pre_tokenizer"]["prepend_scheme"], "first");
+  EXPECT_EQ(json_of({{"add_dummy_prefix", "false"}})["pre_tokenizer"]["prepend_scheme"], "never");
 }
 
 TEST(Tokenizer, TokenizesPiecesCutAfterNewlinesAsTheWhole) {
