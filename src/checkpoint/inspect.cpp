@@ -75,6 +75,8 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
                {"tensors", tensors}};
   if (header.bos >= 0) info["bos"] = header.bos;
   if (json special = special_tokens_json(header); !special.is_null()) info["special_tokens"] = std::move(special);
+  for (const MergedSource& source : header.merged_from)
+    info["merged_from"].push_back({{"folder", source.folder}, {"step", source.step}});
   if (!header.mixture.phases.empty()) info["mixture"] = to_json(header.mixture);
   info.update(to_json(header.state));
   return info;
@@ -91,6 +93,9 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
   }
   if (info.contains("special_tokens"))
     for (const auto& [name, id] : info["special_tokens"].items()) out += format("  {:<16} {}\n", name, id.dump());
+  if (info.contains("merged_from"))
+    for (const json& source : info["merged_from"])
+      out += format("  {:<16} {}, step {}\n", "merged_from", text_of(source["folder"]), source["step"].dump());
   out += format("  {:<16} {}\n", "size", format_bytes(info["bytes"].get<int64_t>()));
   if (info.contains("mixture")) {
     for (const json& phase : info["mixture"]["phases"])

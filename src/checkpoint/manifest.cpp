@@ -165,6 +165,8 @@ std::string to_json(const Manifest& manifest) {
       {"files", json::array()},
   };
   if (json special = special_tokens_json(header); !special.is_null()) root["special_tokens"] = std::move(special);
+  for (const MergedSource& source : header.merged_from)
+    root["merged_from"].push_back({{"folder", source.folder}, {"step", source.step}, {"sequence", source.sequence}});
   if (!header.mixture.phases.empty()) root["mixture"] = to_json(header.mixture);
   for (const StoredFile& file : manifest.files) {
     root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});

@@ -178,6 +178,10 @@ Snapshot header_of(const Value& root) {
   header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();
   if (const auto special = root.if_there("special_tokens")) read_special_tokens(*special, header);
+  if (const auto merged = root.if_there("merged_from"))
+    for (const Value& source : merged->list())
+      header.merged_from.push_back(
+          {source["folder"].text(), source["step"].integer(0, kMost), source["sequence"].integer(0, kMost)});
   if (const auto mixture = root.if_there("mixture")) header.mixture = mixture_of(*mixture);
   return header;
 }

@@ -58,8 +58,16 @@ struct MixtureState {
   std::map<std::string, Source> sources;
 };
 
+/// A checkpoint whose weights were merged into this one.
+struct MergedSource {
+  std::string folder;
+  int64_t step = 0, sequence = 0;
+  bool operator==(const MergedSource&) const = default;
+};
+
 struct Snapshot {
   TrainState state;
+  std::vector<MergedSource> merged_from;  // the oldest first; empty: not merged
   MixtureState mixture;
   std::string config_toml;      // the effective configuration
   std::string tokenizer;        // serialized, may be empty

@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/inspect.h"
+#include "checkpoint/merge.h"
 #include "checkpoint/strip.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -25,6 +26,17 @@ int strip(const CheckpointOptions& o) {
       o, {{"source", done.source.string()}, {"folder", o.output}, {"tensors", done.tensors}, {"bytes", done.bytes}},
       format("{}: {} tensors, {} bytes of weights from {}\n", o.output, done.tensors, done.bytes,
              done.source.string()));
+  return 0;
+}
+
+int merge(const CheckpointOptions& o) {
+  const std::vector<std::filesystem::path> paths(o.merged.begin(), o.merged.end());
+  const checkpoint::Merged done = checkpoint::merge(paths, o.output);
+  json sources = json::array();
+  for (const auto& source : done.sources) sources.push_back(source.string());
+  print_result(o, {{"sources", sources}, {"folder", o.output}, {"tensors", done.tensors}, {"bytes", done.bytes}},
+               format("{}: {} tensors, {} bytes: the mean of {} checkpoints\n", o.output, done.tensors, done.bytes,
+                      done.sources.size()));
   return 0;
 }
 
@@ -66,6 +78,7 @@ int import_model(const CheckpointOptions& o) {
 
 int checkpoint_command(const CheckpointOptions& o) {
   if (o.what == "strip") return strip(o);
+  if (o.what == "merge") return merge(o);
   if (o.what == "export") return export_model(o);
   if (o.what == "import") return import_model(o);
   const std::string path = checkpoint_path("checkpoint " + o.what, o.checkpoint, o.config);

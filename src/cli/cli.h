@@ -93,9 +93,10 @@ struct PlanOptions {
 int plan_command(const PlanOptions& options);
 
 struct CheckpointOptions {
-  std::string what;  // inspect | verify | strip | export | import
+  std::string what;  // inspect | verify | strip | merge | export | import
   ConfigOptions config;
-  std::string checkpoint, output;       // output: for strip, export, import
+  std::string checkpoint, output;       // output: for strip, merge, export, import
+  std::vector<std::string> merged;      // merge
   std::string input, format;            // import; export, import
   std::string dtype = "fp32";           // export
   int64_t shard_bytes = 5'000'000'000;  // export

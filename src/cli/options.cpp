@@ -256,17 +256,22 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   add_action(verb, "inspect", "show a checkpoint's contents");
   add_action(verb, "verify", "verify all checksums");
   CLI::App& strip = add_action(verb, "strip", "write a step folder with the weights only");
+  CLI::App& merge =
+      add_action(verb, "merge", "write a step folder with the mean of the weights of several checkpoints");
   CLI::App& to = add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers");
   CLI::App& from = add_action(verb, "import", "convert a Hugging Face model to a checkpoint");
-  for (CLI::App* action : {&strip, &to, &from})
-    add_path(*action, "--output", o.output, "DIR", "write to this folder, which must not exist yet")->required();
+  add_path(merge, "checkpoints", o.merged, "CKPT", "merge these step, checkpoints or run folders")->required();
+  for (CLI::App* action : {&strip, &merge, &to, &from})
+    add_path(*action, action == &merge ? "-o,--output" : "--output", o.output, "DIR",
+             "write to this folder, which must not exist yet")
+        ->required();
   for (CLI::App* action : {&to, &from})
     add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into each file");
   to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
   add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
-  from.excludes(checkpoint)->excludes(config);
+  for (CLI::App* action : {&merge, &from}) action->excludes(checkpoint)->excludes(config);
 }
 
 void add_config_actions(CLI::App& verb, ConfigVerbOptions& o) {
@@ -350,8 +355,8 @@ void declare(CLI::App& app, CommandLine& line) {
   add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
                line.tokenize);
   add_bench(verb("bench", "measure this machine", line.bench, bench_command, Ranks::all), line.bench);
-  add_checkpoint_actions(verb("checkpoint", "inspect, verify, strip, export or import a checkpoint", line.checkpoint,
-                              checkpoint_command, Ranks::first),
+  add_checkpoint_actions(verb("checkpoint", "inspect, verify, strip, merge, export or import checkpoints",
+                              line.checkpoint, checkpoint_command, Ranks::first),
                          line.checkpoint);
   add_config_actions(verb("config", "check a configuration, show its effective values, or print all keys", line.config,
                           config_command, Ranks::first),

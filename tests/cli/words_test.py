@@ -88,6 +88,20 @@ class Words(rig.Runs):
                 result.pop("checkpoint", None)
             self.assertEqual(*by, verb)
 
+    def test_the_mean_of_checkpoints_evaluates(self):
+        self.train("checkpoint.interval=4", "checkpoint.keep=5")
+        steps = [self.step_folder(step) for step in (4, 8)]
+        told = json.loads(self.trainer("checkpoint", "merge", *reversed(steps), "-o", "mean", "--json", stdout=True))
+        self.assertEqual([pathlib.Path(source).name for source in told["sources"]], ["step-00000004", "step-00000008"])
+        self.assert_whole("mean")
+        losses = [json.loads(self.trainer("eval", "--checkpoint", path, "--json", stdout=True))["loss"] for path in (*steps, "mean")]
+        self.assertLess(losses[2], losses[0])
+        self.train("run.dir=other", "model.n_layer=1", "train.steps=3")
+        told = self.trainer("checkpoint", "merge", "run", "other", "--output", "no", status=5)
+        for part in ("n_layer: ", "merge checkpoints of one model"):
+            self.assertIn(part, told)
+        self.assertFalse((self.folder / "no").exists())
+
     def test_weights_without_optimizer_state_evaluate_generate_and_begin_runs(self):
         self.train()
         (self.folder / "plain").mkdir()

@@ -1,0 +1,153 @@
+#include "checkpoint/merge.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+
+#include "base/error.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/shard.h"
+#include "checkpoint/step_files.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Weights = std::map<std::string, const StoredTensor*>;
+
+Weights weights_of(const Reader& reader) {
+  Weights weights;
+  for (const StoredTensor& tensor : reader.manifest().tensors)
+    if (tensor.name.find('#') == tensor.name.npos) weights[tensor.name] = &tensor;
+  return weights;
+}
+
+std::string text_of(const Weights& weights, const std::string& name) {
+  const auto found = weights.find(name);
+  return found == weights.end() ? "nothing"
+                                : format("{} {}", name_of(found->second->dtype), to_string(found->second->shape));
+}
+
+/// Throws unless both checkpoints have the same model keys, tokenizer and weights.
+void require_same_model(const Reader& one, const Reader& other) {
+  const auto refuse = [&](const std::string& what, const std::string& before, const std::string& now) {
+    throw Error(Code::checkpoint, format("{}: {}: {}, but {} has {}; merge checkpoints of one model",
+                                         other.folder().string(), what, now, one.folder().string(), before));
+  };
+  const auto &a = one.header().model_keys, &b = other.header().model_keys;
+  const auto value = [](const std::map<std::string, std::string>& keys, const std::string& key) {
+    const auto found = keys.find(key);
+    return found == keys.end() ? "none" : found->second;
+  };
+  for (const auto* keys : {&a, &b})
+    for (const auto& [key, ignored] : *keys)
+      if (value(a, key) != value(b, key)) refuse(key, value(a, key), value(b, key));
+  if (one.header().tokenizer_hash != other.header().tokenizer_hash)
+    refuse("tokenizer", one.header().tokenizer_hash, other.header().tokenizer_hash);
+  const Weights mine = weights_of(one), others = weights_of(other);
+  for (const Weights* weights : {&mine, &others})
+    for (const auto& [name, tensor] : *weights)
+      if (text_of(mine, name) != text_of(others, name)) refuse(name, text_of(mine, name), text_of(others, name));
+}
+
+/// Reads one tensor of a checkpoint at a time.
+class Source {
+ public:
+  Source(SystemCalls& calls, const Reader& reader)
+      : shards_(calls, reader.folder(), reader.manifest()), weights_(weights_of(reader)) {}
+
+  /// Fills `values`, which has elements of the stored type.
+  void read(const StoredTensor& tensor, std::vector<std::byte>& values) {
+    const int64_t count = tensor.shape.count();
+    shards_.fill({tensor.name, tensor.shape, {values.data(), {count}, tensor.dtype}, {{0, 0, count}}},
+                 *weights_.at(tensor.name));
+  }
+
+ private:
+  ShardReader shards_;
+  Weights weights_;
+};
+
+/// Replaces `values` by the mean over all sources.
+template <typename T>
+void average(const StoredTensor& tensor, std::vector<Source>& sources, std::vector<std::byte>& values) {
+  std::vector<double> sums(static_cast<size_t>(tensor.shape.count()));
+  auto* elements = reinterpret_cast<T*>(values.data());
+  for (Source& source : sources) {
+    source.read(tensor, values);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(elements[i]);
+  }
+  for (size_t i = 0; i < sums.size(); ++i) elements[i] = static_cast<T>(sums[i] / static_cast<double>(sources.size()));
+}
+
+Snapshot header_of(const std::vector<Reader>& readers) {
+  Snapshot header = readers.back().header();
+  header.state.best_val_loss = header.state.loss = std::numeric_limits<double>::quiet_NaN();
+  header.state.best_step = header.state.proven_step = -1;
+  header.state.best_set.clear();
+  header.state.origin = header.state.skipped_in_row = 0;
+  header.merged_from.clear();
+  for (const Reader& reader : readers) {
+    header.state.finite_weights = header.state.finite_weights && reader.header().state.finite_weights;
+    header.merged_from.push_back({reader.folder().string(), reader.header().state.step, reader.manifest().sequence});
+  }
+  return header;
+}
+
+void write_step(SystemCalls& calls, const std::vector<Reader>& readers, const fs::path& folder, Merged& done) {
+  std::vector<Source> sources;
+  for (const Reader& reader : readers) sources.emplace_back(calls, reader);
+  ShardWriter shard(calls, folder / "weights-00000.shard", 0);
+  std::vector<std::byte> values;
+  for (const auto& [name, tensor] : weights_of(readers.back())) {
+    values.resize(static_cast<size_t>(tensor->bytes()));
+    if (tensor->dtype != DType::f32 && tensor->dtype != DType::f64)
+      throw Error(Code::checkpoint, format("{}: {}: elements of type {}, expected fp32 or fp64",
+                                           readers.back().folder().string(), name, name_of(tensor->dtype)));
+    tensor->dtype == DType::f64 ? average<double>(*tensor, sources, values) : average<float>(*tensor, sources, values);
+    const int64_t count = tensor->shape.count();
+    shard.add({name, tensor->shape, {values.data(), {count}, tensor->dtype}, {{0, 0, count}}});
+    ++done.tensors;
+    done.bytes += tensor->bytes();
+  }
+  Manifest manifest;
+  WrittenShard written = shard.finish();
+  manifest.shards.push_back(std::move(written.file));
+  manifest.tensors = std::move(written.tensors);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  manifest.sequence = std::max<int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count(),
+                                        readers.back().manifest().sequence + 1);
+  manifest.header = header_of(readers);
+  complete_step_folder(calls, folder, std::move(manifest));
+}
+
+}  // namespace
+
+Merged merge(std::span<const fs::path> paths, const fs::path& output, SystemCalls& calls) {
+  TRAINER_CHECK(!paths.empty(), "merge() has checkpoints to read");
+  std::vector<std::pair<int64_t, fs::path>> folders;  // with their times
+  for (const fs::path& path : paths) {
+    fs::path folder = resolve(path, calls);
+    folders.emplace_back(read_manifest(calls, folder).sequence, std::move(folder));
+  }
+  std::ranges::sort(folders);
+  std::vector<Reader> readers;
+  readers.reserve(folders.size());
+  for (const auto& [time, folder] : folders) readers.emplace_back(folder, calls);
+  for (size_t i = 1; i < readers.size(); ++i) {
+    require_same_model(readers.front(), readers[i]);
+    if (readers[i].folder() == readers[i - 1].folder())
+      throw Error(Code::checkpoint, format("{}: named twice", readers[i].folder().string()));
+  }
+  Merged done;
+  for (const Reader& reader : readers) done.sources.push_back(reader.folder());
+  write_new_folder(calls, output, [&](const fs::path& folder) { write_step(calls, readers, folder, done); });
+  return done;
+}
+
+}  // namespace trainer::checkpoint

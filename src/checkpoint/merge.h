@@ -1,0 +1,22 @@
+#pragma once
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "base/file_io.h"
+
+namespace trainer::checkpoint {
+
+struct Merged {
+  std::vector<std::filesystem::path> sources;  // the step folders that were read, the oldest first
+  int64_t tensors = 0, bytes = 0;
+};
+/// Writes a step folder whose weights are the mean of those of several checkpoints of one model, added in fp64 in the
+/// order of their saving and rounded once. It has no optimizer state, see strip(). Its other values are those of the
+/// newest source; the manifest lists all of them. Paths as in resolve(). `output` must not exist; it is created
+/// completely or not at all. Memory use is bounded by the largest tensor. Throws Code::checkpoint if a checkpoint is
+/// corrupted, or has a different model or tokenizer, Code::io if writing fails.
+Merged merge(std::span<const std::filesystem::path> paths, const std::filesystem::path& output,
+             SystemCalls& calls = system_calls());
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,121 @@
+#include "checkpoint/merge.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "checkpoint/inspect.h"
+#include "checkpoint/strip.h"
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+const std::vector<Spec> kWeights{{"wte", {500, 33}}, {"scale", {3}, DType::f64}, {"head.weight", {40}}};
+
+/// Saves a checkpoint whose values depend on `seed`.
+fs::path saved(const fs::path& folder, int64_t seed, std::vector<Spec> specs = kWeights,
+               const std::function<void(Snapshot&)>& edit = {}) {
+  std::vector<Spec> all;
+  for (const Spec& spec : specs)
+    for (const char* part : {"", "#m", "#v"}) all.push_back({spec.name + part, spec.shape, spec.dtype});
+  Tensors tensors(all);
+  for (const TensorSlice& slice : tensors.slices)
+    for (int64_t i = 0; i < slice.shape.count(); ++i) {
+      const double value = std::sin(static_cast<double>(seed * 1000 + i)) * std::exp2(static_cast<double>(i % 9));
+      if (slice.local.dtype == DType::f64)
+        slice.local.as<double>()[i] = value;
+      else
+        slice.local.as<float>()[i] = static_cast<float>(value);
+    }
+  Snapshot snapshot = snapshot_of(tensors, seed);
+  if (edit) edit(snapshot);
+  return CheckpointStore(folder, {}).save(snapshot);
+}
+
+/// Returns the elements of a tensor in double.
+std::vector<double> values_of(const fs::path& step, const Spec& spec) {
+  const Reader reader(step);
+  Tensors tensors(kWeights);
+  reader.load(tensors.slices, {.weights_only = true});
+  std::vector<double> values;
+  for (const TensorSlice& slice : tensors.slices)
+    if (slice.name == spec.name)
+      for (int64_t i = 0; i < slice.shape.count(); ++i)
+        values.push_back(spec.dtype == DType::f64 ? slice.local.as<double>()[i]
+                                                  : static_cast<double>(slice.local.as<float>()[i]));
+  return values;
+}
+
+TEST(Merge, WeightsAreTheMeanRoundedOnce) {
+  TempFolder folder;
+  const std::vector<fs::path> steps = {saved(folder / "a", 3), saved(folder / "b", 8), saved(folder / "c", 21)};
+  const std::vector<fs::path> given = {folder / "c", folder / "a", steps[1]};
+  const Merged done = merge(given, folder / "out/mean");
+  EXPECT_EQ(done.sources, steps) << "the oldest first, in any order";
+  EXPECT_EQ(done.tensors, 3);
+  EXPECT_EQ(verify(folder / "out/mean").problems, std::vector<std::string>());
+  for (const Spec& spec : kWeights) {
+    std::vector<double> sums(static_cast<size_t>(spec.shape.count()));
+    for (const fs::path& step : steps) {
+      const std::vector<double> values = values_of(step, spec);
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+    }
+    const std::vector<double> mean = values_of(folder / "out/mean", spec);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const double expected = sums[i] / 3;
+      ASSERT_EQ(mean[i], spec.dtype == DType::f64 ? expected : static_cast<double>(static_cast<float>(expected)))
+          << spec.name << " " << i;
+    }
+  }
+  const Reader reader(folder / "out/mean");
+  const Snapshot& header = reader.header();
+  EXPECT_EQ(header.state.step, 21);
+  EXPECT_EQ(header.model_keys, Reader(steps[2]).header().model_keys);
+  ASSERT_EQ(header.merged_from.size(), 3u);
+  EXPECT_EQ(header.merged_from[1], (MergedSource{steps[1].string(), 8, Reader(steps[1]).manifest().sequence}));
+  EXPECT_NE(inspect_text(folder / "out/mean").find(steps[0].string() + ", step 3"), std::string::npos);
+  Tensors all(kWeights);
+  all.slices.push_back(all.slices[0]);
+  all.slices.back().name = "wte#m";
+  expect_error(Code::checkpoint, {"weights but no optimizer state"},
+               [&] { Reader(folder / "out/mean").load(all.slices, {}); });
+}
+
+TEST(Merge, OneCheckpointKeepsItsWeights) {
+  TempFolder folder;
+  const fs::path step = saved(folder / "run", 5);
+  merge(std::vector{step}, folder / "one");
+  for (const Spec& spec : kWeights) EXPECT_EQ(values_of(folder / "one", spec), values_of(step, spec)) << spec.name;
+}
+
+TEST(Merge, RejectsOtherModelsAndTokenizers) {
+  TempFolder folder;
+  const fs::path good = saved(folder / "good", 3);
+  struct Case {
+    const char* name;
+    std::vector<Spec> specs;
+    std::function<void(Snapshot&)> edit;
+    std::vector<std::string> parts;
+  };
+  std::vector<Spec> wider = kWeights, fewer(kWeights.begin(), kWeights.begin() + 2);
+  wider[0].shape = {500, 34};
+  for (const auto& [name, specs, edit, parts] : std::vector<Case>{
+           {"keys", kWeights, [](Snapshot& s) { s.model_keys["n_head"] = "77"; }, {"n_head: 77"}},
+           {"new key", kWeights, [](Snapshot& s) { s.model_keys["window"] = "5"; }, {"window: 5", "has none"}},
+           {"tokenizer", kWeights, [](Snapshot& s) { s.tokenizer_hash = "xyz"; }, {"tokenizer: xyz", "abc"}},
+           {"shape", wider, {}, {"wte: fp32 [500, 34]", "fp32 [500, 33]"}},
+           {"tensors", fewer, {}, {"head.weight: nothing"}}}) {
+    std::vector<std::string> all{(folder / name).string(), good.string(), "merge checkpoints of one model"};
+    all.insert(all.end(), parts.begin(), parts.end());
+    saved(folder / name, 4, specs, edit);
+    expect_error(Code::checkpoint, all, [&] { merge(std::vector<fs::path>{good, folder / name}, folder / "out"); });
+    EXPECT_FALSE(fs::exists(folder / "out"));
+  }
+  expect_error(Code::checkpoint, {good.string(), "named twice"}, [&] {
+    merge(std::vector<fs::path>{good, folder / "good"}, folder / "out");
+  });
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint
