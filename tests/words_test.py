@@ -38,7 +38,7 @@ ALLOWED = {  # text around a phrase: why it is right
 }
 
 PATTERN = re.compile("|".join(rf"(?P<p{i}>(?<![\w-])(?:{phrase})(?![\w-]))" for i, phrase in enumerate(PHRASES)), re.I)
-CPP = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\'', re.S)
+CPP = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\])*"|(?<!\w)\'(?:\\.|[^\'\\])+\'', re.S)
 
 
 def literals_of_cpp(text):
@@ -105,8 +105,9 @@ class Words(unittest.TestCase):
         self.assertFalse(found, "\n" + "\n".join(found))
 
     def test_planted_phrases_are_found(self):
-        planted = 'f("remove the folder to start "\n  "anew");  // anew\ng("is no "  // a comment\n  "number", \'"\', "fine");\n'
-        self.assertEqual([line for line, _ in problems(planted, literals_of_cpp(planted))], [1, 3])
+        planted = ('f("remove the folder to start "\n  "anew");  // anew\ng("is no "  // a comment\n  "number", \'"\', "fine");\n'
+                   'h(65\'536, "anew");\n')
+        self.assertEqual([line for line, _ in problems(planted, literals_of_cpp(planted))], [1, 3, 5])
         for phrase in ("is no number", "so many ranks", "as told", "its speed alone", "beside it", "lies in there", "nobody"):
             self.assertTrue(list(problems(phrase, [(0, phrase)])), phrase)
         for right in ("there is no GPU", "is no longer", "--alone", "stand-alone", "is not a number"):
