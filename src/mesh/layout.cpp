@@ -116,7 +116,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
     first = std::clamp<int64_t>((piece.begin - place.offset - length) / at(pitch, 0), 0, lines);
     last = std::clamp<int64_t>((piece.begin + piece.count - place.offset) / at(pitch, 0) + 1, first, lines);
   }
-  if (length < shape_[-1]) runs.reserve(static_cast<size_t>(last - first));  // otherwise the runs merge
+  if (length < shape_[-1]) runs.reserve(static_cast<size_t>(last - first));  // if not, the runs merge into one
   for (int64_t line = first; line < last; ++line) {
     int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
     for (int dim = dims - 2; dim >= 0; --dim) {

@@ -13,7 +13,8 @@ std::string hash_of(std::span<const T> values) {
   return to_string(checksum_of(std::as_bytes(values)));
 }
 
-/// Returns two hashes of equal width: of which elements of a parameter this rank holds, and of their values.
+/// Returns two hashes of equal width: one of the set of elements of a parameter that this rank holds, one of their
+/// values.
 std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
   std::vector<int64_t> which;
   scratch.clear();

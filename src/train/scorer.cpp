@@ -9,8 +9,8 @@ namespace trainer::train {
 
 Scorer::Scorer(Trainer& trainer, int64_t longest)
     : trainer_(trainer), sequences_(trainer.micro_batch()), length_(trainer.model().seq_len()) {
-  // Halving the length and doubling the number of sequences keeps the number of rows, and so divisibility, as in an
-  // evaluation.
+  // Halving the length and doubling the number of sequences keeps the number of rows, so rows split over ranks as
+  // evenly as in an evaluation.
   while (length_ % 2 == 0 && length_ / 2 >= longest) {
     length_ /= 2;
     sequences_ *= 2;
