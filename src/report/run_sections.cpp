@@ -124,7 +124,7 @@ std::string communication(const History& history) {
 }
 
 std::string time_line(const History& history) {
-  svg::Lane processes{"processes", {}, 2}, evaluations{"evaluations", {}, 0}, checkpoints{"checkpoints", {}, 5},
+  svg::TimelineRow processes{"processes", {}, 2}, evaluations{"evaluations", {}, 0}, checkpoints{"checkpoints", {}, 5},
       warnings{"warnings", {}, 1};
   const auto at = [](int64_t step) { return static_cast<double>(step); };
   for (const int64_t step : history.starts)

@@ -128,8 +128,8 @@ std::string describe(const LineChart& chart) {
       last = point.y;
     }
     if (range.empty()) continue;
-    description += format("{}: from {} to {}, ends at {}. ", series.name, format_number(range.low),
-                          format_number(range.high), format_number(last));
+    description += format("{}from {} to {}, ends at {}. ", series.name.empty() ? "" : series.name + ": ",
+                          format_number(range.low), format_number(range.high), format_number(last));
   }
   for (const Level& level : chart.levels) description += format("{}: {}. ", level.name, format_number(level.y));
   return description.empty() ? "No data." : description;
@@ -298,20 +298,20 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
 }
 
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
-                      double to, const std::vector<Lane>& lanes) {
+                      double to, const std::vector<TimelineRow>& rows) {
   constexpr double kRow = 26, kTop = 32, kLeft = 130, kRight = 980;
-  constexpr size_t kMost = 500;  // marks per lane; more would overlap
+  constexpr size_t kMost = 500;  // marks per row; more would overlap
   const Axis x = {from, to > from ? to : from + 1, kLeft, kRight};
   std::string description, marks;
   double y = kTop;
-  for (const Lane& lane : lanes) {
-    if (lane.marks.empty()) continue;
-    description += format("{}: {}. ", lane.name, lane.marks.size());
-    marks += text("y", kLeft - 14, y + 15, lane.name) + line("grid", kLeft, y + 11, kRight, y + 11);
-    const size_t every = (lane.marks.size() + kMost - 1) / kMost;
-    for (size_t i = 0; i < lane.marks.size(); i += every) {
-      marks += format("<circle class=\"f{}\" r=\"5\"", lane.colour) + attribute("cx", x(lane.marks[i].x)) +
-               attribute("cy", y + 11) + "><title>" + escape(lane.marks[i].text) + "</title></circle>";
+  for (const TimelineRow& row : rows) {
+    if (row.marks.empty()) continue;
+    description += format("{}: {}. ", row.name, row.marks.size());
+    marks += text("y", kLeft - 14, y + 15, row.name) + line("grid", kLeft, y + 11, kRight, y + 11);
+    const size_t every = (row.marks.size() + kMost - 1) / kMost;
+    for (size_t i = 0; i < row.marks.size(); i += every) {
+      marks += format("<circle class=\"f{}\" r=\"5\"", row.colour) + attribute("cx", x(row.marks[i].x)) +
+               attribute("cy", y + 11) + "><title>" + escape(row.marks[i].text) + "</title></circle>";
     }
     y += kRow;
   }

@@ -62,7 +62,7 @@ struct Part {
 /// Returns one bar of adjacent parts above a table of them, half as wide as the page; empty if the total is zero.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 /// A row of marks on a timeline: events at x, with a text for each.
-struct Lane {
+struct TimelineRow {
   struct Mark {
     double x;
     std::string text;
@@ -71,10 +71,10 @@ struct Lane {
   std::vector<Mark> marks;
   int colour = 0;
 };
-/// Returns lanes below each other, from x = `from` to `to`, as wide as the page. Lanes without marks are omitted; empty
+/// Returns rows below each other, from x = `from` to `to`, as wide as the page. Rows without marks are omitted; empty
 /// if there are no marks.
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
-                      double to, const std::vector<Lane>& lanes);
+                      double to, const std::vector<TimelineRow>& rows);
 /// Returns a bar for each part, as wide as the page.
 std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 

@@ -27,7 +27,7 @@ PeakUnit peak_unit(device::Isa isa, DType compute) {
 }
 
 /// The state of one thread: operands and results of the loop, its work in the last window, and its CPUs.
-struct PeakWindows::Lane {
+struct PeakWindows::Worker {
   alignas(64) std::byte operands[ops::kPeakOperandBytes];
   alignas(64) std::byte sink[8192];
   double flops = 0, start = 0, end = 0;  // start and end: seconds on one clock
@@ -39,10 +39,10 @@ namespace {
 
 /// Pins the thread to one of its allowed CPUs, unless there are more than `wanted`: the system then finds free ones.
 /// The index wraps around at the number of CPUs, since each rank may be restricted to CPUs of its own.
-void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
+void take_one_cpu(const cpu_set_t& allowed, int worker, int wanted) {
   const int count = CPU_COUNT(&allowed);
   if (count == 0 || count > wanted) return;
-  int left = lane % count;
+  int left = worker % count;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
     cpu_set_t one;
@@ -66,15 +66,15 @@ void store(std::span<const double> draws, std::byte* to) {
 PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, int local_size)
     : device_(device),
       unit_(peak_unit(device.isa(), compute)),
-      first_lane_(local_rank * device.threads()),
-      lanes_of_host_(local_size * device.threads()) {
+      first_worker_(local_rank * device.threads()),
+      workers_of_host_(local_size * device.threads()) {
   // Operands are random, like those of a training step: the clock frequency may depend on the data.
   std::vector<double> draws(static_cast<size_t>(ops::kPeakOperandBytes / size_of(unit_.operands)));
   ops::fill_normals(device, philox_key(1, "peak"), 0, static_cast<int64_t>(draws.size() / 4), draws.data());
   for (int thread = 0; thread < device.threads(); ++thread) {
-    lanes_.push_back(std::make_unique<Lane>());
-    std::byte* const to = lanes_.back()->operands;
-    lanes_.back()->index = thread;
+    workers_.push_back(std::make_unique<Worker>());
+    std::byte* const to = workers_.back()->operands;
+    workers_.back()->index = thread;
     unit_.operands == DType::f64   ? store<double>(draws, to)
     : unit_.operands == DType::f32 ? store<float>(draws, to)
                                    : store<bf16>(draws, to);
@@ -86,7 +86,7 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
     seconds = kSeconds;
     for (int i = 0; i < 5; ++i) {
       const double start = now_seconds();
-      unit_.loop(lanes_[0]->operands, rounds_, lanes_[0]->sink);
+      unit_.loop(workers_[0]->operands, rounds_, workers_[0]->sink);
       seconds = std::min(seconds, now_seconds() - start);
     }
   }
@@ -94,45 +94,45 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
 }
 PeakWindows::~PeakWindows() = default;
 
-void PeakWindows::run_on_all_lanes(const std::function<void(Lane&)>& work) {
-  const auto lanes = static_cast<int>(lanes_.size());
+void PeakWindows::run_on_all_threads(const std::function<void(Worker&)>& work) {
+  const auto threads = static_cast<int>(workers_.size());
   std::atomic<int> arrived = 0;
-  device_.host_pool().parallel_for(lanes, [&](int64_t, int worker) {
+  device_.host_pool().parallel_for(threads, [&](int64_t, int worker) {
     ++arrived;  // a worker that waits here takes no second task, so each thread gets exactly one
-    while (arrived.load() < lanes) sched_yield();
-    work(*lanes_[static_cast<size_t>(worker)]);
+    while (arrived.load() < threads) sched_yield();
+    work(*workers_[static_cast<size_t>(worker)]);
   });
 }
 
 double PeakWindows::seconds_of(int64_t rounds) {
-  run_on_all_lanes([&](Lane& lane) {
-    lane.start = now_seconds();
-    lane.flops = unit_.loop(lane.operands, rounds, lane.sink);
-    lane.end = now_seconds();
+  run_on_all_threads([&](Worker& worker) {
+    worker.start = now_seconds();
+    worker.flops = unit_.loop(worker.operands, rounds, worker.sink);
+    worker.end = now_seconds();
   });
-  double start = lanes_[0]->start, end = lanes_[0]->end;
-  for (const auto& lane : lanes_) {
-    start = std::min(start, lane->start);
-    end = std::max(end, lane->end);
+  double start = workers_[0]->start, end = workers_[0]->end;
+  for (const auto& worker : workers_) {
+    start = std::min(start, worker->start);
+    end = std::max(end, worker->end);
   }
   return end - start;
 }
 
 void PeakWindows::run(std::span<double> rates) {
-  run_on_all_lanes([&](Lane& lane) {
-    sched_getaffinity(0, sizeof(lane.allowed), &lane.allowed);
-    take_one_cpu(lane.allowed, first_lane_ + lane.index, lanes_of_host_);
+  run_on_all_threads([&](Worker& worker) {
+    sched_getaffinity(0, sizeof(worker.allowed), &worker.allowed);
+    take_one_cpu(worker.allowed, first_worker_ + worker.index, workers_of_host_);
   });
   seconds_of(rounds_);  // not counted: lets the clock frequency settle and other ranks start
   for (double& rate : rates) {
     const double seconds = seconds_of(rounds_);
     double flops = 0;
-    for (const auto& lane : lanes_) flops += lane->flops;
+    for (const auto& worker : workers_) flops += worker->flops;
     rate = flops / seconds;
   }
   // Keeps the load up for other ranks that are still in their last window.
-  if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);
-  run_on_all_lanes([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
+  if (workers_of_host_ > static_cast<int>(workers_.size())) seconds_of(rounds_);
+  run_on_all_threads([&](Worker& worker) { sched_setaffinity(0, sizeof(worker.allowed), &worker.allowed); });
 }
 
 }  // namespace trainer::setup

@@ -43,15 +43,15 @@ class PeakWindows {
   void run(std::span<double> rates);
 
  private:
-  struct Lane;
-  void run_on_all_lanes(const std::function<void(Lane&)>& work);
+  struct Worker;
+  void run_on_all_threads(const std::function<void(Worker&)>& work);
   double seconds_of(int64_t rounds);  // runs the loop on all threads: from the first start to the last end
 
   device::Device& device_;
   PeakUnit unit_;
-  int first_lane_, lanes_of_host_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // one per thread
-  int64_t rounds_ = 0;                        // rounds of the loop in a window
+  int first_worker_, workers_of_host_;
+  std::vector<std::unique_ptr<Worker>> workers_;  // one per thread
+  int64_t rounds_ = 0;                            // rounds of the loop in a window
 };
 
 }  // namespace trainer::setup

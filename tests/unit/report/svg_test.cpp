@@ -159,8 +159,8 @@ TEST(Bars, HaveTheirShares) {
   EXPECT_EQ(bars("m", "Memory", {}), "");
 }
 
-TEST(TimeLine, HasALaneForWhatHappened) {
-  const std::vector<Lane> lanes = {
+TEST(TimeLine, HasARowForEachKindOfEvent) {
+  const std::vector<TimelineRow> lanes = {
       {"saved", {{10, "at <10>"}, {20, "at 20"}}, 5}, {"nothing", {}, 1}, {"told", {{15, "w"}}, 0}};
   const std::string out = time_line("e", "Events", "step", 10, 20, lanes);
   EXPECT_EQ(count(out, "<circle"), 3);
@@ -171,7 +171,7 @@ TEST(TimeLine, HasALaneForWhatHappened) {
   EXPECT_EQ(time_line("e", "Events", "step", 10, 20, {{"nothing", {}, 1}}), "");
   const std::string moment = time_line("e", "Events", "step", 7, 7, {{"saved", {{7, "x"}}, 0}});
   EXPECT_EQ(count(moment, "nan") + count(moment, "inf"), 0);
-  std::vector<Lane::Mark> many(100'000, {1, "x"});
+  std::vector<TimelineRow::Mark> many(100'000, {1, "x"});
   EXPECT_LE(count(time_line("e", "E", "step", 0, 2, {{"many", many, 0}}), "<circle"), 500);
 }
 
