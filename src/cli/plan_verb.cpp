@@ -59,7 +59,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
 
 /// Explains the columns of the table.
 constexpr const char* kLegend =
-    "ms/step = compute (matmuls, attention, other operators) + waits (communication that is not overlapped)\n"
+    "ms/step = compute (matmuls, attention, other operators) + exposed (communication that is not overlapped)\n"
     "          + optimizer (update and offload)\n"
     "batch: train.micro_batch; memory: peak of one rank; wire bytes: sent per step by one group of ranks of each "
     "axis;\n"
@@ -186,9 +186,10 @@ int plan_command(const PlanOptions& o) {
     log::info("wrote {}", o.emit);
   }
   const auto words = [&](bool explained) {
-    std::string text = plan::to_text(plan, cluster, static_cast<size_t>(o.top)) + kLegend +
-                       "the fastest: " + to_text(plan::cost_of(plan.runs.front(), cluster), cluster) + "\n" +
-                       errors_text(cluster);
+    std::string text =
+        plan::to_text(plan, cluster, static_cast<size_t>(o.top)) + kLegend +
+        "the whole run on the fastest layout: " + to_text(plan::cost_of(plan.runs.front(), cluster), cluster) + "\n" +
+        errors_text(cluster);
     if (explained) text += plan::explain(plan, cluster, request);
     return text;
   };

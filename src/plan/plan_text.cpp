@@ -28,7 +28,7 @@ std::string bytes_text(double bytes) { return format_bytes(bytes); }
 std::string along(const std::string& axis) {
   return axis == "control" ? "scalars (gradient norm, loss)" : "along " + axis;
 }
-std::string waits_for(const std::string& axis) { return (axis == "control" ? "waits for " : "waits ") + along(axis); }
+std::string exposed(const std::string& axis) { return (axis == "control" ? "exposed: " : "exposed ") + along(axis); }
 
 /// Compares the bytes that each rank sends with the lower bound for the GEMMs of linears (lower_bound.h). The bound of
 /// the forward GEMM counts twice: each operand is gathered once, and its gradient or the operand itself reduced once.
@@ -68,13 +68,13 @@ std::string beside_lower_bound(const PlannedRun& run, DType compute) {
 std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
   std::vector<std::pair<std::string, double>> all;
   for (const auto& [name, part] : kStepParts) all.emplace_back(name, time.*part);
-  for (const auto& [axis, comm] : time.comm) all.emplace_back(waits_for(axis), comm.exposed);
+  for (const auto& [axis, comm] : time.comm) all.emplace_back(exposed(axis), comm.exposed);
   return all;
 }
 
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
   // Strategies name their axes differently, so exposed communication along all axes counts as one part.
-  std::pair<const char*, double> largest{"waits", run.time.exposed() - than.time.exposed()};
+  std::pair<const char*, double> largest{"exposed communication", run.time.exposed() - than.time.exposed()};
   for (const auto& [name, part] : kStepParts)
     if (const double more = run.time.*part - than.time.*part; more > largest.second) largest = {name, more};
   if (largest.second <= 0) return "";
@@ -91,7 +91,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   size_t width = 26;  // of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
   text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
-                 "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "waits", "optimizer",
+                 "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "exposed", "optimizer",
                  "memory", "wire bytes", "tokens/s", "mfu", "slower by");
   for (size_t i = 0; i < shown; ++i) {
     const PlannedRun& run = plan.runs[i];

@@ -12,8 +12,8 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top);
 /// Returns the breakdown of a run's time, its sensitivities, and the changes that would make the next strategy faster.
 std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request);
 
-/// Returns the part of a step that makes `run` slower than `than`: "waits +12.3 ms"; empty if no part is
-/// slower.
+/// Returns the part of a step that makes `run` slower than `than`: "exposed communication +12.3 ms"; empty if no part
+/// is slower.
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than);
 
 /// The parts of a step by name, in seconds; they add up to StepTime::total().

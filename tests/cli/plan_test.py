@@ -64,7 +64,7 @@ class Plan(rig.Runs):
 
     def test_a_plan_is_a_table_a_document_a_page_and_a_run(self):
         text = self.plan("--devices", "4", "--free", "all", "--explain", "--html", "plan.html", "--set", "model.n_head=4")
-        for part in ("row", "megatron-1d", "ms/step = compute (matmuls", "waits (communication", "batch: train.micro_batch", "slower by: ", "waits", "breakdown of the", "sensitivity", "the next strategy"):
+        for part in ("row", "megatron-1d", "ms/step = compute (matmuls", "exposed (communication", "batch: train.micro_batch", "slower by: ", "exposed", "breakdown of the", "sensitivity", "the next strategy"):
             self.assertIn(part, text)
         self.assertIn("<svg", (self.folder / "plan.html").read_text())
         document = json.loads(self.plan("--devices", "4", "--free", "all", "--json", "--emit", "best.toml", "--top", "99",
