@@ -91,7 +91,7 @@ class Peer:
 def fastest_variant(args, case, compute):
     """PyTorch's quickest; one that does not start is left out."""
     best = None
-    # bf16 state would not train as the trainer does; beside a slow CPU it is given as an advantage.
+    # bf16 state would not train as the trainer does; compared with a slow CPU it is an advantage.
     reduced = ["autocast", "bf16"] if args.device == "cpu" else ["autocast", "master"]
     compiled = [False] if not args.compile else [True] if args.device == "cuda" else [False, True]
     dtypes = ["fp32"] if compute == "fp32" else [args.variant] if args.variant else reduced

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs a command under mpirun over emulated hosts: network namespaces on this machine, joined by a bridge, each behind a link
-# of limited rate. Ranks of a host share memory; between hosts they have TCP over the link alone. The cores are shared by all,
+# of limited rate. Ranks of a host share memory; between hosts they use only TCP over the link. The cores are shared by all,
 # so seconds mean nothing, but where the network is the bottleneck ratios do. Only bandwidth is emulated, no latency.
 #
 #   tests/bench/emulated_cluster.sh --hosts 2 --ranks 1 --rate 200mbit -- build/trainer --config configs/quickstart.toml
@@ -85,7 +85,7 @@ for host in $(seq "$hosts"); do
   echo "10.77.0.$host slots=$ranks" >> "$files/hosts"
 done
 
-# Stands in for ssh: agent ADDRESS COMMAND…. MPI takes ranks with the same host name for ones that share memory.
+# Replaces ssh: agent ADDRESS COMMAND…. MPI takes ranks with the same host name for ones that share memory.
 cat > "$files/agent" << AGENT
 #!/bin/sh
 host=h\${1##*.}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NOISE = 0.15  # a round is repeated when the peak loop before and after it differs by more
+NOISE = 0.15  # a round is repeated if the peak before and after it differs by more
 TORCH_FOLDER = ROOT / "build" / "torch-python"
 # Of the newest to the oldest: the class, and the flag of /proc/cpuinfo that makes it.
 CLASSES = (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX-512", "avx512f"), ("AVX2", "avx2"))
@@ -90,7 +90,7 @@ class Rounds:
                 f"{self.disturbed} of the rounds kept are disturbed all the same")
 
 
-# --- a program that does its work when asked, so that a caller can take turns
+# --- a program that works on request, so that a caller can alternate between programs
 
 def start_served(command, **options):
     """A process that answers every line "N" on its standard input with the times of N more steps, as JSON; or "WORK N"."""

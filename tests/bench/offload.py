@@ -3,7 +3,7 @@
 of AdamW on this CPU beside its memory traffic and beside PyTorch's fused AdamW.
 
     tests/bench/offload.py --trainer build/trainer
-    tests/bench/offload.py --trainer build/trainer --python build/torch-python/bin/python   # and PyTorch, in turns
+    tests/bench/offload.py --trainer build/trainer --python build/torch-python/bin/python   # and PyTorch, in alternating runs
 
 The clock is no measurement of a device. Every ratio names the rung it is against. Ends with status 1 when a promise is not
 kept.

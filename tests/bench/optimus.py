@@ -8,7 +8,7 @@ two layers of width 768 with 16 heads on random tokens. A forward pass is that o
 inference times are. Batches come from dry runs of the published sizes. Prints Markdown tables.
 
     tests/bench/optimus.py --rate 400mbit --rounds 3
-    tests/bench/optimus.py --ranks --networks shared --devices 4 16 64        # batches alone
+    tests/bench/optimus.py --ranks --networks shared --devices 4 16 64        # only batches
 """
 import argparse
 import re

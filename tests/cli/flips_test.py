@@ -28,7 +28,7 @@ class Flips(rig.Runs):
         random_ = random.Random(SEED)
         self.train(*self.TEXT, max_steps=2)
         self.train(*self.TEXT, max_steps=2)
-        (self.folder / "text.txt").rename(self.folder / "kept.txt")  # nothing can be made anew
+        (self.folder / "text.txt").rename(self.folder / "kept.txt")  # nothing can be regenerated
         evaluate = ["eval", "--checkpoint", "run", "--json", "--batches", "1"]
         reference = json.loads(self.trainer(*evaluate, stdout=True))
         step = self.step_folder(4)

@@ -219,7 +219,7 @@ class HuggingFace(rig.Runs):
     def test_damaged_files_are_rejected(self):
         self.train(*STILL)
         self.export("run", "whole", "--shard-bytes", "40000")
-        first = sorted((self.folder / "whole").glob("*.safetensors"))[1].name  # the very first has the table alone
+        first = sorted((self.folder / "whole").glob("*.safetensors"))[1].name  # the very first contains only the table
         content = (self.folder / "whole" / first).read_bytes()
         length, = struct.unpack("<Q", content[:8])
         header, data = json.loads(content[8:8 + length]), content[8 + length:]

@@ -60,7 +60,7 @@ class Limits(rig.Runs):
     def test_memory_that_is_not_given(self):
         """Whatever the limit of the address space: the run does, or says that it is out of memory."""
         seen = set()
-        for megabytes in range(60, 3000, 20):  # how much the libraries alone take depends on the build
+        for megabytes in range(60, 3000, 20):  # the memory of the libraries depends on the build
             def before():
                 resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

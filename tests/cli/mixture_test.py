@@ -9,7 +9,7 @@ import struct
 import rig
 
 GPT2 = pathlib.Path(__file__).resolve().parents[2] / "data/gpt2"
-# Each source has tokens of its own, so that a batch shows where it is from by the loss alone: none needs to be read back.
+# Each source has tokens of its own, so that the loss reveals the source of a batch: no batch needs to be read back.
 SOURCES = """[[data.source]]
 name = "web"
 files = ["web.bin"]

@@ -105,7 +105,7 @@ class Resume(rig.Runs):
         self.assertIn("the run is finished: 8 of 8 steps are done", stderr)
         self.assertIn("finished at step 8 of 8", stderr)
         self.assertEqual(files(), before)
-        # Figures of steps that one rank made would stand beside a layout that made none.
+        # Figures of steps on one rank would be shown with a layout that made no step.
         self.train("parallel.transport=threads", "parallel.data=2", "parallel.zero_stage=1", "log.tensorboard=true",
                    "log.report=true")
         self.assertEqual(files(), before)

@@ -131,7 +131,7 @@ class Transformers(rig.Runs):
         self.train('data.train=["text.txt"]', f"data.tokenizer={gpt2}", "train.steps=3")
         self.export("run", "hf")
         self.check_tokenizer("hf", gpt2, 50257)
-        for name in ("tokenizer.json", "tokenizer_config.json"):  # the older pair of files alone says the same
+        for name in ("tokenizer.json", "tokenizer_config.json"):  # the older pair of files is enough
             (self.folder / "hf" / name).unlink()
         (self.folder / "hf/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
         self.check_tokenizer("hf", gpt2, 50257)

@@ -1,4 +1,4 @@
-// Which attention goes to a library and which stays with our kernels, with a library that notes what it is asked.
+// Which passes of attention a library computes and which the built-in kernels, with a library that records its calls.
 #include "ops/cuda/fused_attention.h"
 
 #include <gtest/gtest.h>
@@ -114,7 +114,7 @@ TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
     for (int64_t i = 1; i < out.count(); ++i) differ |= out.at(i) != out.at(0);
     EXPECT_TRUE(differ);
   }
-  pass({.head_dim = 16, .backward = true});  // asked for, and refused by the library
+  pass({.head_dim = 16, .backward = true});  // requested, and rejected by the library
   EXPECT_EQ(fake->asked.size(), 1u);
   EXPECT_TRUE(fake->ran.empty());
   machine.device->libraries()->attention = nullptr;

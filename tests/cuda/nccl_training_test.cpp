@@ -19,7 +19,7 @@ class TrainingByNccl : public testing::TestWithParam<config::Arch> {
     c.model.n_kv_head = 2;
     c.model.seq_len = 12;
   }
-  /// Two steps of a layout on so many ranks, beside those of one.
+  /// Two steps of a layout on N ranks, compared with those of one rank.
   Result expect_to_follow(const config::Config& many, int64_t ranks, const Result& one) {
     const Result result = train(many, DType::f32, 2, by_nccl);
     EXPECT_EQ(emulator::live_nccl_communicators(), 0);

@@ -1,4 +1,4 @@
-// Host memory beside a GPU that cannot be pinned: each way that is left is tried, and none changes a bit.
+// Host memory of a GPU that cannot be pinned: the other ways to allocate it are tried in turn, and none changes a bit.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -66,7 +66,7 @@ TEST_F(Pinning, EachFailureIsReportedOnce) {
   EXPECT_NE(said[1].find("is pageable"), std::string::npos) << said[1];
 }
 
-/// Two nodes; the GPU is beside the second, or nobody says where. Remembers what it was asked for.
+/// Two nodes; the GPU is on the second, or its node is unknown. Records the requests.
 struct TwoNodes final : device::MemoryNodes {
   TwoNodes(std::vector<int64_t>& asked, std::optional<int> node, std::string refusal)
       : asked(asked), node(node), refusal(std::move(refusal)) {}
@@ -124,7 +124,7 @@ TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
   }
 }
 
-/// Trains on a GPU whose host pins so many more blocks once the GPU is there.
+/// Trains on a GPU whose host pins at most N more blocks once the GPU exists.
 Result train_with(const config::Offload& plan, int registrations, int allocations, std::string& mode) {
   config::Config c = tiny_config();
   c.offload = plan;

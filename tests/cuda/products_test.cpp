@@ -117,7 +117,7 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
     problem.expect_result();
     EXPECT_EQ(emulator::blas().algorithm, static_cast<int>(choice));
   }
-  // Words that are no algorithm of this library: the heuristic decides.
+  // Words that do not encode an algorithm of this library: the heuristic decides.
   tuning.products[found.product].algorithm.fill(7);
   use_gemm_tuning(*machine.device, tuning);
   run(machine.ex, problem.op);
@@ -234,7 +234,7 @@ TEST_F(Products, MeasuringPassesOverWhatFails) {
   EXPECT_EQ(measured.tuning.products.begin()->second.algorithm, last);
 }
 
-// Of a, of b, of neither: the way of each fast form beside that of the product as it is.
+// A copy of a, of b, of neither: the time of each fast form compared with that of the GEMM as it is.
 constexpr unsigned bit(bool trans_a, bool trans_b) { return 1u << (2 * trans_a + trans_b); }
 
 TEST_F(Products, TablesNameTheFormThatWasFastest) {
@@ -314,7 +314,7 @@ TEST_F(Products, CopiesOfOperandsAreScratchThatADryDevicePlans) {
 }
 
 TEST_F(Products, PartsOfAProductAreTakenAsTheyAre) {
-  // A table that has a form for a product by the name that a part of another one has.
+  // A table whose form for a GEMM has the name of a part of a different GEMM.
   const Case part{24, 40, 16, DType::bf16, DType::f32, false, true, Ending::none, 0};
   Problem plain(part);
   Candidates found = candidates_of(plain.op, 1);

@@ -76,7 +76,7 @@ TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
     emulator::Hold hold(device::cuda::stream_of(*rig.device));  // what was launched before takes its time
     rig.device->copy_rows(y.tensor().data, 0, x.tensor().data, 0, 1, x.tensor().bytes());
     comm::Ticket ticket = all->all_reduce(rig.ex, y);
-    rig.device->clear(x.tensor().data, x.tensor().bytes());  // what is launched after it runs beside it
+    rig.device->clear(x.tensor().data, x.tensor().bytes());  // work launched later runs concurrently with it
     hold.release();
     ticket.join(rig.ex);
     EXPECT_EQ(rig.get(y), std::vector<int32_t>(5000, 3));

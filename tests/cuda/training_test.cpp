@@ -25,7 +25,7 @@ namespace {
 std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 2); }
 const HowToRun kOnGpu{.device = [](int) { return gpu(); }};
 
-/// Warm-up and a learning rate of at most 1e-3, as the promises on losses ask for.
+/// Warm-up and a learning rate of at most 1e-3, as the guarantees on losses require.
 config::Config config_of(config::Arch arch) {
   config::Config c = tiny_config(arch);
   c.optim.lr = 1e-3;

@@ -1,4 +1,4 @@
-// JSON lines. The first byte: its lowest bit asks for strictness, the others for the size of pieces. However the file
+// JSON lines. The first byte: its lowest bit selects strict mode, the other bits the size of pieces. However the file
 // is cut, its documents are the same, or it is refused.
 #include "data/text.h"
 #include "folder.h"

@@ -1,5 +1,5 @@
-// Token files. The first byte says what the others are: 'b' a token file; 'd' its document index and 'i' a Megatron
-// index, where one more byte is the number of tokens in the file beside it.
+// Token files. The first byte selects the kind of the rest: 'b' a token file; 'd' its document index and 'i' a Megatron
+// index, where one more byte is the number of tokens in the file next to it.
 #include <algorithm>
 
 #include "data/token_file.h"

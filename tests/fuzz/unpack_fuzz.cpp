@@ -1,4 +1,4 @@
-// Compressed text. The first byte: its lowest bit chooses .gz or .zst, the others the size of reads. However it is
+// Compressed text. The first byte: its lowest bit selects .gz or .zst, the other bits the size of reads. However it is
 // read, its text is the same, or it is refused.
 #include <algorithm>
 

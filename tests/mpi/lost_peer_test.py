@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 
-TIMEOUT = 3.0  # of an operation, as the program is told
+TIMEOUT = 3.0  # timeout of an operation, passed to the program
 PATIENCE = 40.0  # for everything together, on a busy machine
 
 
 def main():
     program, ranks, how, mpirun = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    # Without recovery mpirun itself ends the others when a rank is killed; with it, they are on their own.
+    # Without recovery mpirun ends the other ranks when a rank is killed; with it, they go on.
     recovery = ["--enable-recovery"] if how == "kill" else []
     run = subprocess.Popen(mpirun + recovery + ["-np", str(ranks), program, str(TIMEOUT)], stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True)

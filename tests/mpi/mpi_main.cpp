@@ -10,7 +10,7 @@ namespace {
 
 std::unique_ptr<World> world;
 
-/// Rank 0 prints as ever; of the others only failures are shown, with their rank.
+/// Rank 0 prints as usual; of the other ranks only failures are shown, with the rank.
 class FailurePrinter final : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo& test) override {
     name_ = std::string(test.test_suite_name()) + "." + test.name();

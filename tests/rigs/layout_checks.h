@@ -81,7 +81,7 @@ inline void expect_norm_counts_every_parameter_once(const config::Config& c) {
   });
 }
 
-/// The first layout trains for two steps and saves; each of the others loads what the one before has saved, and saves
+/// The first layout trains for two steps and saves; each other layout loads what the previous one has saved, and saves
 /// it again: all of them hold the same tensors.
 inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
   checkpoint::TempFolder folder;

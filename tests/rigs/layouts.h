@@ -31,7 +31,7 @@ inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
     }
 }
 
-/// The same model and batches, alone.
+/// The same model and batches on one rank.
 inline config::Config on_one_rank(config::Config c) {
   c.parallel = {};
   c.parallel.strategy = "megatron-1d";
@@ -158,7 +158,7 @@ inline void expect_same_gradients(const Tensors& many, const Tensors& one, doubl
   }
 }
 
-/// A run in double precision beside one on one rank, with clipping active.
+/// A run in double precision compared with one on one rank, with clipping active.
 inline void expect_same_run(const Result& many, const Result& one) {
   expect_same_gradients(many.gradients, one.gradients, 1e-12);
   ASSERT_EQ(many.losses.size(), one.losses.size());

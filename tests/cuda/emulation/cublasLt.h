@@ -104,14 +104,14 @@ namespace emulator {
 /// What the emulated library did, and what a test makes it refuse.
 /// Counts are of all threads; tests set and read while no device works.
 struct Blas {
-  int heuristics = 0;   // asked
+  int heuristics = 0;   // number of queries
   int products = 0;     // queued
   int algorithm = -1;   // of the last product: its place among the proposals
   unsigned broken = 0;  // these proposals fail when they are run: bit 0 the first, bit 1 the second
   cublasStatus_t failure = CUBLAS_STATUS_INVALID_VALUE;  // how they fail
   bool refuse_epilogues = false;                         // the heuristic proposes nothing but plain products
-  /// Products whose operands lie in such a way take ten times as long: bit 2·(left transposed) + (right transposed), of
-  /// row-major operands.
+  /// GEMMs whose operands have one of these forms take ten times as long: bit 2·(left transposed) + (right transposed),
+  /// of row-major operands.
   unsigned slow_ways = 0;
   int way = -1;  // of the last product
 };

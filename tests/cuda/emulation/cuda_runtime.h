@@ -1,7 +1,7 @@
 #pragma once
 // A CUDA runtime that runs on the host, for tests: found instead of the real header when the CUDA sources are compiled
-// as plain C++. One device, or as many as a test asks for; their memory may be touched by kernels and copies only. Work
-// is queued on streams and done when somebody waits for it, as late as CUDA allows, so that a missing wait shows.
+// as plain C++. One device, or as many as a test requests; their memory may be touched by kernels and copies only. Work
+// is queued on streams and done when a thread waits for it, as late as CUDA allows, so that a missing wait shows.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -55,7 +55,7 @@ inline std::vector<PendingCopy>& pending() {
   static thread_local std::vector<PendingCopy> of_thread[1024];
   return of_thread[threadIdx.x];
 }
-/// Nothing arrives before somebody waits; until then the destination holds NaNs.
+/// Nothing arrives before a thread waits; until then the destination holds NaNs.
 inline void copy(void* shared, const void* global, size_t bytes, bool valid) {
   if (reinterpret_cast<uintptr_t>(shared) % bytes != 0 || reinterpret_cast<uintptr_t>(global) % bytes != 0)
     emulator::fail("cp.async of %zu bytes from %p to %p", bytes, global, shared);

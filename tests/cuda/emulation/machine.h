@@ -12,7 +12,7 @@
 
 namespace emulator {
 
-/// A piece of a stream's work. False: it has to wait for work that nobody has queued yet, and is tried again.
+/// A piece of a stream's work. False: it has to wait for work that is not queued yet, and is tried again.
 using Work = std::function<bool()>;
 
 /// Recorded work of one stream.
@@ -34,7 +34,7 @@ struct Event {
   uint64_t place = 0;
 };
 
-/// One range of addresses that nobody may touch but while device work runs. An allocation ends at the end of a page,
+/// A range of addresses that may be accessed only while device work runs. An allocation ends at the end of a page,
 /// up to its alignment, where a canary lies; behind it a page that always stays closed.
 class Memory {
  public:
@@ -71,7 +71,7 @@ struct Machine {
   Memory memory;
   int devices = 1;
   std::set<Stream*> streams;
-  std::map<const void*, size_t> shared_limits;  // kernels that asked for more than the default
+  std::map<const void*, size_t> shared_limits;  // kernels that requested more than the default
   int depth = 0;                                // of streams that advance: a wait in one advances another
 };
 Machine& machine();

@@ -17,7 +17,7 @@ bool take(int& left) {
   return true;
 }
 
-/// A range that a copy touches lies in one allocation, or in host memory.
+/// A range that a copy accesses must be within one allocation, or in host memory.
 bool valid(const void* address, size_t bytes, bool device) {
   const Memory& memory = machine().memory;
   return device ? memory.holds(address, bytes) : !memory.inside(address);

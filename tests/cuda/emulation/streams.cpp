@@ -1,4 +1,4 @@
-// Streams, events and graphs of the emulated CUDA runtime. Work is done when somebody waits for it, by whoever waits.
+// Streams, events and graphs of the emulated CUDA runtime. Work is done by the thread that waits for it.
 #include <algorithm>
 
 #include "machine.h"

@@ -144,7 +144,7 @@ TEST_F(Files, AreReplacedThroughLinks) {
   EXPECT_EQ(content_of(at("there/f")), "new");
   EXPECT_EQ(content_of(at("f")), "new");
   EXPECT_TRUE(fs::is_symlink(at("f")));
-  fs::remove(at("there/f"));  // links that lead nowhere give way to the file
+  fs::remove(at("there/f"));  // dangling links are replaced by the file
   replace_file(at("f"), "alone");
   EXPECT_EQ(content_of(at("f")), "alone");
   EXPECT_FALSE(fs::is_symlink(at("f")));

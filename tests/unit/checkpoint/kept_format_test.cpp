@@ -1,4 +1,4 @@
-// A checkpoint of each released format is kept beside this file; it must load bit by bit for ever.
+// A checkpoint of each released format is kept next to this file; it must always load bit by bit.
 #include <gtest/gtest.h>
 
 #include "checkpoint/inspect.h"

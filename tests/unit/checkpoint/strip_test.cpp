@@ -54,7 +54,7 @@ TEST(Strip, IsNothingThatARunCanGoOnFrom) {
 TEST(Strip, RemovesWhatAKilledProcessLeft) {
   TempFolder folder;
   saved(folder / "run");
-  // No process has the first number. The second's is alive, the others are of other names.
+  // No process has the first number. The second one's process is alive; the rest have other names.
   const std::vector<std::string> kept = {".writing-weight-7fffffff", ".writing-weights-1",
                                          ".writing-weights-7fffffff-1", "run", "weights"};
   for (const char* name :

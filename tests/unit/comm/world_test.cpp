@@ -195,7 +195,7 @@ TEST(Watchdog, EndsAWaitForEachOther) {
   expect_error(Code::comm, {"has itself been waiting"}, [&] {
     run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
       Rig rig;
-      // Each starts with another communicator: nobody is busy, nobody ever comes.
+      // Each rank starts on a different communicator: no rank is busy, and no partner ever joins.
       const auto one = world.communicator(rig.device, group_of(world, 3, 3, "one"), Lane::control);
       const auto other = world.communicator(rig.device, group_of(world, 3, 4, "other"), Lane::control);
       std::vector<float> x(10, 1.0f);

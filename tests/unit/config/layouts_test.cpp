@@ -192,7 +192,7 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
   EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
   EXPECT_NE(broken.find("n_head = 8 heads cannot be split evenly over 3 ranks along tensor"), std::string::npos)
       << broken;
-  // For tables alone: every named layout as tables, replicas only among them, beside what is left to the search.
+  // For tables only: every named layout as tables, including replicas only, in addition to those left to the search.
   const auto tables = count({"parallel.strategy=autoddl"}, 4);
   EXPECT_EQ(tables.size(), 1u);
   EXPECT_GT(tables.at("autoddl"), all.at("autoddl") + all.at("megatron-1d"));

@@ -16,7 +16,7 @@ namespace {
 using namespace testing;
 using config::Document;
 
-/// What lies in the finished files.
+/// The contents of the finished files.
 std::string output_bytes(const fs::path& output) {
   return read_file(output) + read_file(fs::path(output).replace_extension(".docs"));
 }

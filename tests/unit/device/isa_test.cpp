@@ -28,7 +28,7 @@ TEST(Isa, TheBestSetFollowsFromTheFlagsOnly) {
   EXPECT_EQ(best_isa(kSapphireRapids), Isa::amx);
 }
 
-// Such CPUs multiply pairs at half the rate of fp32: bf16 is widened unless someone asks for the set.
+// Such CPUs multiply pairs at half the rate of fp32: bf16 is widened unless the set is requested.
 TEST(Isa, PairsAreNotChosenWhereTheMatrixUnitMayNotBeUsed) {
   EXPECT_EQ(best_isa(kWithoutPermission), Isa::avx512);
   EXPECT_TRUE(has(kWithoutPermission, Isa::avx512bf16));

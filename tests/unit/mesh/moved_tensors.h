@@ -50,7 +50,7 @@ void fill(const Layout& layout, int rank, uint64_t seed, const Tensor& local) {
     }
 }
 
-/// Checks what rank `rank` holds; partial sums are added up over their axes first, by a communicator that nobody
+/// Checks what rank `rank` holds; partial sums are added up over their axes first, by a communicator that no rank
 /// counts.
 template <typename T>
 void check(Rank& rank, const Layout& layout, uint64_t seed, const Tensor& local, const std::string& what) {

@@ -1,5 +1,5 @@
 #pragma once
-// A whole model on one rank beside its reference: the same weights go into both, gradients come out by name.
+// A whole model on one rank, compared with its reference: the same weights go into both, gradients come out by name.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -34,8 +34,8 @@ constexpr Rates kFast{.to_device = 1e15, .to_host = 1e15, .host = 1e15, .device 
 // One rank of four on a host with H100s: the link, four to six cores, a quarter of the effective memory bandwidth.
 constexpr Rates kH100{.to_device = 55e9, .to_host = 55e9, .host = 3e9, .device = 100e9, .memory = 87.5e9};
 
-// Published update seconds of whole hosts by stride (arXiv 2410.21316, authors' raw logs): memory alone explains them,
-// at 36 bytes for an update on the host and an effective bandwidth of 350 and 135 GB/s.
+// Published update seconds of whole hosts by stride (arXiv 2410.21316, authors' raw logs): memory bandwidth explains
+// them, at 36 bytes for an update on the host and an effective bandwidth of 350 and 135 GB/s.
 struct Published {
   double elements, bandwidth;
   std::vector<std::pair<int64_t, double>> seconds;  // by stride

@@ -18,7 +18,7 @@ using params::Init;
 
 inline constexpr config::Optim kOptim{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 
-/// Three groups of odd sizes, with matrices (which decay) and vectors (which do not) in turns.
+/// Three groups of odd sizes, with matrices (which decay) and vectors (which do not), alternating.
 inline void declare(params::ParamStore& store) {
   const int embedding = store.add_group("embedding"), block = store.add_group("block"), head = store.add_group("head");
   const Init normal{Init::Kind::normal, 0.02}, ones{Init::Kind::ones, 0};
@@ -29,7 +29,7 @@ inline void declare(params::ParamStore& store) {
   store.add_slot(head, {{"gain", store.replicated({13}), ones}});
 }
 
-/// A store and who updates it, fed with gradients that depend on step and place alone.
+/// A store and its updater, fed with gradients that depend only on step and position.
 struct Rig {
   explicit Rig(DType compute, int threads = 2, config::Moments moments = config::Moments::fp32)
       : device(threads), host(device::make_host(device)), store(device, compute) {

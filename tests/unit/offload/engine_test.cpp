@@ -58,7 +58,7 @@ TEST_P(EveryType, BlockingGivesTheSameBits) {
 TEST(Engine, TheLastSubgroupIsBroughtHomeWhenItIsStreamed) {
   const std::vector<std::byte> expected = reference(DType::bf16, 3);
   for (const int64_t subgroup : {64, 192, 1 << 20})
-    for (const Fraction share : {Fraction{1, 1}, {1, 2}, {1, 3}}) {  // by thirds, of three groups, the last alone
+    for (const Fraction share : {Fraction{1, 1}, {1, 2}, {1, 3}}) {  // with thirds: of three groups, only the last
       Rig rig(DType::bf16);
       rig.with_offload({.device_share = share, .slots = 2}, {.subgroup = subgroup, .poison = true});
       const int count = static_cast<int>(rig.engine->subgroups().size());

@@ -14,7 +14,7 @@ struct Panels {
   Isa isa;
   const AttentionKernels* kernels;
 };
-/// Of both kinds: by the unit alone where there is one.
+/// Of both kinds; only with the matrix unit if there is one.
 std::vector<Panels> panels() {
   std::vector<Panels> sets;
   const auto add = [&](Isa unit, const AttentionKernels& by_unit, const AttentionKernels& plain_one,
@@ -38,8 +38,8 @@ void forward_and_backward(Machine& cpu, Problem<bf16>& x, const AttentionKernels
 constexpr double kForward = 0x1p-8, kBackward = 0x1p-7;
 
 TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
-  // Lengths around panels of 32, blocks of 64 and 128, chunks of 256; heads alone and shared; head sizes that fill a
-  // step of 32 terms and that do not.
+  // Lengths around panels of 32, blocks of 64 and 128, chunks of 256; heads not shared and shared; head sizes that fill
+  // a step of 32 terms and that do not.
   std::vector<Case> cases;
   for (const int64_t length : {1, 2, 31, 32, 33, 64, 65, 97, 127, 129, 200, 257, 300})
     cases.push_back({{length < 100 ? 2 : 1, length, length, 0, 2, 1, length % 2 == 0 ? 32 : 40}});
@@ -136,7 +136,7 @@ TEST(AttentionPanels, DoNotDependOnTheThreadCount) {
     }
 }
 
-// Queries lie in lanes, so that only what runs along D depends on the width of vectors: Σ dO·O, of which dq and dk are
+// Queries are in lanes, so that only what runs along D depends on the width of vectors: Σ dO·O, of which dq and dk are
 // made. The plain set has no FMA and another exp.
 void expect_same_bits(Isa unit, const AttentionKernels& narrow_kernels, const AttentionKernels& kernels) {
   for (const Case& c : {Case{{1, 200, 200, 0, 2, 1, 33}, 0.2}, Case{{2, 130, 130, 0, 4, 4, 16}}}) {

@@ -21,7 +21,7 @@ double unit_roundoff() {
   return std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<AccumulatorOf<T>>::epsilon() / 2;
 }
 
-/// Rows between others: [rows, cols] inside rows of `pitch`, as q, k, v lie in the product that made them.
+/// Rows between others: [rows, cols] inside rows of `pitch`, as q, k, v are in the result of their GEMM.
 template <typename T>
 struct Rows {
   int64_t rows = 0, cols = 0, pitch = 0, before = 0;

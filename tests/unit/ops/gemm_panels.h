@@ -25,7 +25,7 @@ inline std::vector<Panels> panels_of(bool pairs) {
   add(unit, unit, avx512::gemm_table_pairs, avx512::gemm_table_tiles);
   return sets;
 }
-/// Of both kinds: by the unit alone where there is one.
+/// Of both kinds; only with the matrix unit if there is one.
 inline std::vector<Panels> panels() {
   std::vector<Panels> all;
   for (const bool pairs : {true, false}) {

@@ -115,7 +115,7 @@ TEST(GemmPanels, HaveTheSameBitsOnEveryInstructionSet) {
             EXPECT_TRUE(sum == 0 || (i % 6 != 5 && std::abs(sum) >= 0x1p-126)) << i << ", " << j;
             small += sum != 0 && std::abs(sum) < 0x1p-120;
           }
-        EXPECT_GT(small, 0);  // there are sums beside the limit
+        EXPECT_GT(small, 0);  // some sums are near the limit
       }
     }
 }
@@ -175,8 +175,8 @@ TEST(GemmPanels, WriteLargeResultsWholly) {
   }
 }
 
-// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them. (Of few rows
-// that are not transposed B is packed in strips, over many blocks of the sum.)
+// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them. (Of small
+// batches that are not transposed B is packed in strips, over many blocks of the sum.)
 TEST(GemmPanels, CutLargeOperandsIntoChunks) {
   const auto expect = [](Problem problem, std::initializer_list<bool> packed_or_not) {
     const std::vector<std::byte> before = problem.out.memory;

@@ -118,7 +118,7 @@ TEST(GemmParts, HaveTheBitsOfWholePanels) {
   }
 }
 
-// Beside the limit of what counts as zero: the test above would prove less without such results.
+// Near the limit below which values count as zero: the test above would prove less without such results.
 TEST(GemmParts, OfSmallNumbersHaveSmallResults) {
   const Panels set = panels_of(true).back();
   Machine machine(1, set.isa);

@@ -1,4 +1,5 @@
-// The plain instance of the vector functions; the others are held to the same figures through the operators.
+// The plain instance of the vector functions; the other instances are tested with the same bounds through the
+// operators.
 #define TRAINER_ISA plain
 #include "ops/cpu/math_bf16.h"
 

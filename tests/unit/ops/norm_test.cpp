@@ -77,7 +77,8 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
   using T = TypeParam;
   using Complex = std::complex<double>;
   for (const Case& c : cases()) {
-    if (c.cols == 1) continue;  // eps alone keeps the gradient of one column finite: 1e5 times the others' scale
+    if (c.cols == 1)
+      continue;  // only eps keeps the gradient of one column finite: 1e5 times the scale of other gradients
     SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
     Normal draw(12);
     Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);

@@ -135,7 +135,7 @@ TYPED_TEST(SplitNorm, HalvesWithAnExchangeBetweenThemAreTheNormOfWholeRows) {
           }
           for (int64_t rank = 0; rank < c.ranks; ++rank) {
             const Grid &y = out[at], &with = out[at + 1], &plain = out[at + 2], &dgain = out[at + 3], &dg = out[at + 4];
-            // One column of two ranks: eps alone keeps the gradient finite.
+            // One column on two ranks: only eps keeps the gradient finite.
             const double scale = c.width == 1 ? 1000 : 10 * far;
             for (int64_t r = 0; r < c.rows; ++r)
               for (int64_t i = 0; i < c.width; ++i) {

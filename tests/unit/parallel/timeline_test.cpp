@@ -47,7 +47,7 @@ class Noting final : public comm::Communicator {
   std::vector<std::unique_ptr<Wait>> waits_;
 };
 
-/// The first of so many ranks, with GEMMs of so many FLOPs each.
+/// The first of N ranks, with GEMMs of the given number of FLOPs.
 class NotingWorld final : public comm::World {
  public:
   NotingWorld(int size, const Meter*& meter, double product, Timeline& timeline)
@@ -150,7 +150,7 @@ TEST(Timeline, OfOptimusBroadcastsUnderTheGemmBeforeAndSumsUnderTheNext) {
   // Six GEMMs of blocks forward and twelve backward.
   expect_timeline(
       c, kSide * kSide, 2.0 * (kRows / kSide) * (kHidden / kSide) * (kInner / kSide),
-      // Blocks of weights: of each three, the first is waited for at once, the others come under the GEMMs before.
+      // Blocks of weights: of each three, the first blocks immediately, the other two overlap with earlier GEMMs.
       // Backward of down, a step has two GEMMs.
       {{"row broadcast",
         {{0, 0}, {0, 1}, {1, 2}, {3, 3}, {3, 4}, {4, 5}, {6, 6}, {6, 8}, {8, 10}, {12, 12}, {12, 13}, {13, 14}}},

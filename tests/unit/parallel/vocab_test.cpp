@@ -1,4 +1,4 @@
-// Embedding, head and norm for any sets of axes, beside those of one rank.
+// Embedding, head and norm for any sets of axes, compared with those of one rank.
 #include "parallel/vocab.h"
 
 #include "parallel/loss.h"
@@ -50,7 +50,7 @@ std::vector<Layout> layouts() {
       {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                      // without its rows cut
       {{{"t", 4}}, {}, {}, {"t"}, {}, {}},                                      //
       {{{"a", 2}, {"t", 3}}, {}, {}, {"t"}, {}, {}},                            //   and copies along a
-      {{{"z", 3}}, {"z"}, {}, {}, {}, {}},                                      // rows alone
+      {{{"z", 3}}, {"z"}, {}, {}, {}, {}},                                      // only rows
       {{{"z", 2}}, {"z"}, {}, {}, {}, {"z"}},                                   //   and a flat table
       {{{"row", 2}, {"col", 2}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},       // Optimus'
       {{{"row", 3}, {"col", 3}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},       //

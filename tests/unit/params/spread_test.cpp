@@ -253,7 +253,7 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
     sink.prepare(rank.device);
     sink.begin_step();
     backward(rank, sink, 0, true);
-    // Half of b's partial sums over z, on the ranks that share it: only its owner counts it, the others need not.
+    // Half of b's partial sums over z, on the ranks that share it: only its owner counts it.
     if (world.rank() == 0) {
       const Tensor ab = rank.store.gradient(rank.model.slots[3].first);
       ab.as<double>()[8] = NAN;  // the first of b's columns, behind eight of a's

@@ -213,7 +213,7 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
       EXPECT_EQ(rig.arena.programs().at("backward").intervals.size(), 4u);
       EXPECT_EQ(rig.most_live_of("backward"), overlap ? 2 : 1);
       for (const params::Param& param : rig.store.params()) {
-        if (param.name == "w4") continue;  // whole: its sum over z is nobody's wish
+        if (param.name == "w4") continue;  // not sharded: it needs no reduction over z
         for (const mesh::Run& run : param.runs)
           for (int64_t i = 0; i < run.length; ++i)
             EXPECT_EQ(rig.store.groups()[0].grad.tensor().as<double>()[run.local + i],
@@ -277,7 +277,7 @@ TEST(GradSink, ReportsWhenAGroupIsReduced) {
       });
 }
 
-// Packing writes a copy to memory and reads it again, which one or two products of few rows do not pay for.
+// Packing writes a copy to memory and reads it again, which does not pay off for one or two small-batch GEMMs.
 TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
   constexpr int64_t kMany = 4096, kFew = 256;
   const auto packs = [&](device::Isa isa, DType compute, int64_t uses, int64_t rows) {

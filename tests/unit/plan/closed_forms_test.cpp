@@ -1,5 +1,5 @@
-// Published closed forms beside the program that the trainer records: elements that a transformer block moves forward
-// and backward, by strategy; and lower bounds of communication.
+// Published closed forms compared with the program that the trainer records: elements that a transformer block moves
+// forward and backward, by strategy; and lower bounds of communication.
 #include <gtest/gtest.h>
 
 #include "config/layouts.h"
@@ -67,7 +67,7 @@ TEST(ClosedForms, OfMegatron) {
         const auto moved = of_a_block(
             {format("parallel.tensor={}", t), "parallel.data=1", format("parallel.sequence_parallel={}", rows)},
             static_cast<int>(t), again ? Recompute::full : Recompute::none);
-        // With rows cut, dW gathers its operand anew, as the specification of sequence parallelism has it: two more
+        // With rows split, dW gathers its operand again, as the specification of sequence parallelism has it: two more
         // gathers. A recomputed block gathers both inputs and sums once.
         const int64_t units = (rows ? 8 + 2 : 8) + (again ? (rows ? 3 : 2) : 0);
         int64_t all = 0;
@@ -79,7 +79,7 @@ TEST(ClosedForms, OfMegatron) {
 
 // Of all ranks: per rank 3 (q-1)/q² (7 M h + 12 h²), recomputed 4 (q-1)/q² less the repeated product of down, which is
 // left out; where the smaller of X and Y moves (q-1)/q² (12 M h + 36 h²), less M h since one gather of dY of down
-// serves two products. Beside it two values of each row and norm forward and two backward, and sums of vectors.
+// serves two products. In addition, two values of each row and norm forward and two backward, and sums of vectors.
 TEST(ClosedForms, OfOptimus) {
   for (const int64_t q : {2, 3, 4})
     for (const bool paper : {true, false})

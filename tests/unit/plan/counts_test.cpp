@@ -1,5 +1,5 @@
-// What the planner counts beside what runs count: every collective of a step, by axes, operation and type; and bytes
-// between host and device; the work of every kind of operator; and what packing of weights there is.
+// What the planner counts, compared with what runs count: every collective of a step, by axes, operation and type; and
+// bytes between host and device; the work of every kind of operator; and what packing of weights there is.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -61,7 +61,7 @@ Counts counts_of(const std::map<CommKey, CommCount>& comm) {
   return all;
 }
 
-/// Calls f(event, times) for what so many steps do, by the recorded program.
+/// Calls f(event, times) for the events of N steps of the recorded program.
 template <typename F>
 void each_event(const plan::StepProgram& step, int64_t steps, F&& f) {
   const auto add = [&](const plan::Program& program, int64_t times) {
@@ -160,7 +160,7 @@ bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
 }
 
 /// Recomputation and ZeRO in every combination for a single micro-step, and recomputation with accumulation: these
-/// gather weights anew. Offload begins where gradients are whole; each kind of it meets both numbers of micro-steps,
+/// gather weights again. Offload begins where gradients are whole; each kind of it meets both numbers of micro-steps,
 /// both stages of ZeRO and two ways of recomputation.
 struct Case {
   int64_t accumulation = 1;

@@ -1,6 +1,6 @@
-// The update of the optimizer's state that the planner predicts for a cluster, beside the run on a device that is
-// emulated at the same rates (debug.emulate_device): what its engine predicts, and the operations that it did in their
-// order on the virtual clock.
+// The update of the optimizer's state that the planner predicts for a cluster, compared with the run on a device that
+// is emulated at the same rates (debug.emulate_device): what its engine predicts, and the operations that it did in
+// their order on the virtual clock.
 #include "plan/offload_time.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
@@ -30,7 +30,8 @@ plan::Cluster cluster_of(const Emulated& e) {
   return c;
 }
 
-/// Runs some steps beside their plan. Returns nanoseconds of an update for each parameter, on the virtual clock.
+/// Runs some steps and compares them with their plan. Returns nanoseconds of an update for each parameter, on the
+/// virtual clock.
 double expect_predicted(const Emulated& e, const char* share) {
   SCOPED_TRACE(format("{}, share {}", e.text, share));
   config::Config c = tiny_config();
@@ -59,7 +60,7 @@ TEST(OffloadRun, UpdatesTakeWhatThePlanPredicts) {
     for (const char* share : {"0", "1/3", "1/2", "1", "auto"}) expect_predicted(e, share);
 }
 
-// What each rate alone makes of an update: nanoseconds for each parameter.
+// The time of an update if only one rate limits it: nanoseconds for each parameter.
 TEST(OffloadRun, UpdatesTakeAsLongAsTheirSlowestPart) {
   struct Bound {
     Emulated device;

@@ -1,4 +1,4 @@
-// The planner beside the trainer: bytes, memory and the order of layouts; and against published measurements.
+// The planner compared with the trainer: bytes, memory and the order of layouts; and against published measurements.
 #include "plan/planner.h"
 
 #include <gtest/gtest.h>
@@ -193,7 +193,7 @@ TEST(Planner, ReportsWhyNothingFits) {
   });
 }
 
-// 32 sequences, 16 heads, blocks of 512 rows of the vocabulary: what is no power of two has few layouts.
+// 32 sequences, 16 heads, blocks of 512 rows of the vocabulary: other numbers than powers of two have few layouts.
 TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
   const auto nearest = [](const std::vector<std::string>& sets, int64_t devices) {
     return config::nearest_device_counts(small(sets), devices);

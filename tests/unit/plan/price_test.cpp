@@ -211,7 +211,7 @@ TEST_F(Play, RunsAChannelInOrderAndSharesALink) {
   wait(second);
   wait(first);
   EXPECT_NEAR(played().total(), 6.026e-3, 1e-12);
-  // On two lanes they share the link; the latency of one passes beside that of the other.
+  // On two lanes they share the link; their latencies overlap.
   recorder_ = {};
   const int64_t one = gather(4, comm::Lane::weights), other = gather(4, comm::Lane::grads);
   wait(one);

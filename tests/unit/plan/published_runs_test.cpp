@@ -1,6 +1,6 @@
 // Whole steps of published runs on nodes of eight A100, predicted: measured step times of a model of 3.6 billion
 // parameters (vTrain, MICRO 2024; its validation data), and of table 1 of Narayanan et al. 2021. Those runs were of
-// other programs, so the planner's trainer stands in for them with all token rows on every rank and full recomputation.
+// other programs, so the planner models them with all token rows on every rank and full recomputation.
 // Sizes, days and utilisation that these and Korthikanti et al. 2022 publish, by our own counts.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The search, on chains and rings of linears with random sizes, links and peaks: beside exhaustive enumeration.
+// The search, on chains and rings of linears with random sizes, links and peaks, compared with exhaustive enumeration.
 #include "plan/search.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ std::vector<std::string> tuples(size_t axes) {
   return all;
 }
 
-/// A chain of linears over `axes` axes of two ranks; `ring`: the last leads back to the first. Memory: weights.
+/// A chain of linears over `axes` axes of two ranks; `ring`: the last connects to the first. Memory: weights.
 SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   Draws draw(seed);
   const double link = draw.uniform(1e9, 5e10), peak = draw.uniform(1e12, 1e14), start = draw.uniform(1e-6, 1e-4);

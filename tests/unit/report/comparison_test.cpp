@@ -7,7 +7,7 @@ namespace {
 
 class Comparison : public RunFolder {
  protected:
-  /// Makes a run of so many steps, each `slower` times as long as those of the example.
+  /// Makes a run of N steps, each `slower` times as long as those of the example.
   std::string run(const std::string& name, int64_t steps, double slower, const std::string& config) const {
     put(name + "/config.toml", config);
     MetricsLog log(folder_ / name / "metrics.jsonl");

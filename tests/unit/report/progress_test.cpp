@@ -27,7 +27,7 @@ struct FakeTerminal {
             .is_tty = is_tty,
             .utf8 = utf8};
   }
-  /// The text that stands in the last line after all redraws.
+  /// The text of the last line after all redraws.
   std::string last_line() const {
     const size_t start = text.rfind('\r');
     std::string line = start == std::string::npos ? text : text.substr(start + 1);

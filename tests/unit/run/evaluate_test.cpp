@@ -28,7 +28,7 @@ data::TokenDataset dataset_of(const TempFolder& folder, const std::vector<int32_
   return {std::make_shared<data::TokenStream>(std::vector<std::string>{path}), seq_len, 0};
 }
 
-/// The loss of the last of `tokens`, after the others. The model sees nothing else.
+/// The loss of the last of `tokens`, given the preceding ones. The model sees nothing else.
 double loss_after(train::Trainer& trainer, std::span<const int32_t> tokens) {
   data::TokenBatch batch;
   batch.resize(trainer.micro_batch(), trainer.model().seq_len());

@@ -39,7 +39,7 @@ std::vector<Question> random_questions(int count) {
   return questions;
 }
 
-/// Σ log-likelihood of an ending, alone in a batch, and how many tokens of it the model can score.
+/// Σ log-likelihood of an ending, in a batch of its own, and how many tokens of it the model can score.
 std::pair<double, double> alone(train::Trainer& trainer, const Question::Choice& choice) {
   const auto length = static_cast<size_t>(trainer.model().seq_len());
   std::vector<int32_t> tokens = choice.tokens;
@@ -82,7 +82,7 @@ TEST(MultipleChoice, IsJudgedByTheLikelihoodOfEachEnding) {
     expected.per_byte += (best[2] == answer) / 41.0;
   }
   ASSERT_FALSE(expected.raw == expected.per_token &&
-               expected.raw == expected.per_byte);  // else the rules are not told apart
+               expected.raw == expected.per_byte);  // else the rules are indistinguishable
   const run::Accuracy found = run::answer_questions(run.trainer, questions, {});
   EXPECT_EQ(found.questions, 41);
   EXPECT_EQ(found.truncated, 1);

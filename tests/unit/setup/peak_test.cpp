@@ -12,7 +12,7 @@
 namespace trainer::setup {
 namespace {
 
-/// Windows of a machine of which the rates are told, in TFLOP/s; each takes a millisecond of its clock.
+/// Windows of a machine with given rates, in TFLOP/s; each takes a millisecond of its clock.
 struct Machinery {
   double now = 100;
   std::vector<double> rates;

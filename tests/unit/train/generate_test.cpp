@@ -40,7 +40,7 @@ TEST(TokenSampler, TopKAndTopPLeaveTheTailOut) {
   bool second = false;
   for (int i = 0; i < 2000; ++i) {
     EXPECT_NE(two.choose(logits_of(values), i), 0);
-    EXPECT_EQ(half.choose(logits_of(values), i), 2);  // 5/8 alone reaches 0.6
+    EXPECT_EQ(half.choose(logits_of(values), i), 2);  // 5/8 by itself reaches 0.6
     const int32_t id = most.choose(logits_of(values), i);
     EXPECT_NE(id, 0);
     second |= id == 1;
@@ -139,7 +139,7 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
     free += generator.complete(tokenizer, "She had", 1, {.seed = seed}).starts_with(' ') ? 0 : 1;
   }
   EXPECT_GT(free, 0) << "without the space any token may follow";
-  // What follows the first token is the same whether the space stands in the prompt or in the token.
+  // What follows the first token is the same whether the space is in the prompt or in the token.
   const std::string word = generator.complete(tokenizer, "She had ", 1, {.temperature = 0});
   const std::string more = generator.complete(tokenizer, "She had ", 3, {.temperature = 0});
   EXPECT_EQ(more, word + generator.complete(tokenizer, "She had " + word, 2, {.temperature = 0}));

@@ -113,8 +113,8 @@ TEST(ClosedForms, OfAxonn) {
         const bool again = recompute == Recompute::full;
         const int64_t m = g.b * g.s, r = again ? 2 : 1, layers = g.layers, norms = 2 * layers + 1;
         const int64_t linears = (2 * r + 2) * layers;
-        // A recomputed block stops before its last GEMM. Beside the linears: look-up, dx of the head and two of the
-        // loss; logits and, of each norm, one backward.
+        // A recomputed block stops before its last GEMM. In addition to the linears: look-up, dx of the head and two of
+        // the loss; logits and, of each norm, one backward.
         EXPECT_EQ(planned.of("x", CommOp::all_reduce).elements,
                   m * g.h / y * (linears + 2) + 3 * m - (again ? m * g.h / y * layers : 0));
         EXPECT_EQ(planned.of("x", CommOp::all_reduce).calls, linears + 4 - (again ? layers : 0));
@@ -179,7 +179,7 @@ TEST(ClosedForms, OfOptimus) {
           const int64_t rows = g.b * g.s / q, panel = rows * g.h, layers = g.layers, norms = 2 * layers + 1;
           const int64_t weight = g.h * g.h / q, table = g.vocab * g.h / q;
           // Along col, of each layer: the inputs of qkv, out and up (and down), forward, for dW, and of a recomputed
-          // forward, which stops before down; dY of down serves two GEMMs. Beside them the head's features and the
+          // forward, which stops before down; dY of down serves two GEMMs. In addition, the head's features and the
           // embedding's dY, and two values of each row of the norms.
           const int64_t forward = paper ? 7 : 3, backward = paper ? 7 : 4, repeated = again ? 3 : 0;
           expect("col", CommOp::broadcast, CommOp::all_gather,
@@ -194,7 +194,7 @@ TEST(ClosedForms, OfOptimus) {
           EXPECT_EQ(planned.of("col", CommOp::all_reduce).elements, (2 * norms + 3) * rows);
           EXPECT_EQ(planned.of("col", CommOp::all_reduce).calls, norms + 2);
           // Along row: weights forward and backward, their gradients; the table's gradient, and the table twice, or
-          // once beside rings, since nothing else is gathered between look-up and head.
+          // once next to rings, since nothing else is gathered between look-up and head.
           const int64_t tables = ring ? 1 : 2;
           expect("row", CommOp::broadcast, CommOp::all_gather,
                  {.calls = layers * (8 + repeated), .elements = layers * (24 + (again ? 8 : 0)) * weight},
@@ -282,7 +282,7 @@ TEST(SavedActivations, OfMegatronAreTheDocumentedList) {
     for (const Recompute recompute : kRecomputes) {
       const int64_t n = sequence_parallel ? kAll / kT : kAll;
       const bool keeps = recompute == Recompute::none;
-      // All are whole cache lines here but statistics of few rows.
+      // All are whole cache lines here except statistics of small batches.
       const int64_t x = n * kHidden, stats = 2 * round_up(n, 16), norm = keeps ? x : 0,
                     attention = kAll * 4 * kHidden / kT, lse = kBatch * kHeads / kT * kLength,
                     pre = kAll * 4 * kHidden / kT, z = keeps ? pre : 0;

@@ -106,7 +106,8 @@ TEST(ReplicasOf, ANonFiniteGradientOnOneRankStopsTheUpdateOnAll) {
   const config::Config c = configure(how, config::Arch::gpt2);
   comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f32, 1);
-    // A weight that only the second replica's rows meet cannot be made non-finite alone; its copy of one can.
+    // A weight that only the second replica's rows use cannot be made non-finite by itself; its copy on one replica
+    // can.
     if (world.rank() == 1) run.trainer.store().weight(1).as<float>()[0] = INFINITY;
     const auto before = run.state();
     const auto outcome = run.step(1);

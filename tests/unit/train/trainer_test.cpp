@@ -14,8 +14,8 @@ std::atomic<int64_t> allocations{0};
 thread_local bool counted = false;
 }  // namespace
 
-// Counts allocations of the thread that asks for it. Not inlined: a compiler that sees free() in a caller, but the call
-// of operator new beside it, takes them for a mismatched pair.
+// Counts allocations of the thread that requests it. Not inlined: a compiler that sees free() in a caller, but the call
+// of operator new next to it, takes them for a mismatched pair.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   if (counted) ++allocations;
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;

@@ -18,7 +18,7 @@ struct Clique {
   struct Split {
     int color = 0, key = 0, rank = 0;
     NcclComm* made = nullptr;
-    NcclComm** place = nullptr;  // told when all have come
+    NcclComm** place = nullptr;  // set when all ranks have joined
   };
   std::map<uint64_t, std::vector<Split>> splits;
   int arrived = 0;

@@ -1,8 +1,8 @@
 #pragma once
 // An NCCL whose ranks are threads of one process, each on an emulated device of its own; found instead of the real
 // header when comm/nccl is compiled for tests. Communicators do not block: a call is carried out while its state is
-// asked for, as late as NCCL may. Operations meet in the order of their streams; those whose partners never come hang
-// until the communicator is aborted.
+// queried, as late as NCCL may. Operations are matched in the order of their streams; those whose partners never
+// start hang until the communicator is aborted.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@
 namespace emulator {
 struct NcclComm;
 
-/// What the library is to do wrong, by device, and what was asked of it.
+/// Faults that the library injects, by device, and the calls that it received.
 struct NcclFaults {
   int hanging_device = -1;  // its operations from number hang_from on (counted from 0) are never carried out
   int hang_from = 0;
