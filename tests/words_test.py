@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""No text that people read has a phrase that they would not search for: string literals of src/, comments and messages
-of scripts/, configurations and READMEs. Each phrase comes with what to write instead.
+"""No text that people read has a phrase that they would not search for: string literals of src/, comments of src/ and
+tests/, comments and messages of scripts/, configurations and pages. Each phrase comes with what to write instead.
 """
 import io
 import re
@@ -55,6 +55,12 @@ def literals_of_cpp(text):
     return found
 
 
+def comments_of_cpp(text):
+    """Returns (position, text) of comments, without names in backquotes and without phrases that are right in comments."""
+    return [(token.start(), re.sub(r"`[^`]*`|the others|few rows", lambda match: " " * len(match[0]), token[0]))
+            for token in CPP.finditer(text) if token[0].startswith("/")]
+
+
 def texts_of_python(text):
     lines = [0]
     for line in text.splitlines(True):
@@ -70,15 +76,16 @@ def texts_of_shell(text):
 
 def texts(path):
     text = path.read_text()
-    if path.parts[len(ROOT.parts)] == "src":
-        return text, literals_of_cpp(text)
+    folder = path.parts[len(ROOT.parts)]
+    if path.suffix in (".cpp", ".h", ".cu", ".cuh"):
+        return text, comments_of_cpp(text) + (literals_of_cpp(text) if folder == "src" else [])
     if path.suffix == ".py":
         return text, texts_of_python(text)
     return text, texts_of_shell(text) if path.suffix in (".sh", ".cmake") else [(0, text)]
 
 
 def files():
-    for folder, suffixes in (("src", ".cpp .h .cu .cuh"), ("scripts", ".py .sh .cmake"), ("configs", ".toml .yaml .md")):
+    for folder, suffixes in (("src", ".cpp .h .cu .cuh"), ("tests", ".cpp .h .cu .cuh"), ("scripts", ".py .sh .cmake"), ("configs", ".toml .yaml .md")):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in suffixes.split():
                 yield path
@@ -108,6 +115,7 @@ class Words(unittest.TestCase):
         planted = ('f("remove the folder to start "\n  "anew");  // anew\ng("is no "  // a comment\n  "number", \'"\', "fine");\n'
                    'h(65\'536, "anew");\n')
         self.assertEqual([line for line, _ in problems(planted, literals_of_cpp(planted))], [1, 3, 5])
+        self.assertEqual([line for line, _ in problems(planted, comments_of_cpp(planted))], [2])
         for phrase in ("is no number", "so many ranks", "as told", "its speed alone", "beside it", "lies in there", "nobody"):
             self.assertTrue(list(problems(phrase, [(0, phrase)])), phrase)
         for right in ("there is no GPU", "is no longer", "--alone", "stand-alone", "is not a number"):

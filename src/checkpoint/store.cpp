@@ -58,7 +58,7 @@ void CheckpointStore::begin(const Snapshot& snapshot, bool background) {
   attempt([&] {
     std::string temporary;
     run_on_first_rank([&] {
-      make_folders(calls_, folder_);  // if somebody removed it
+      make_folders(calls_, folder_);  // if it was removed meanwhile
       temporary = fresh(kSaving, step_name(snapshot.state.step)).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: already exists", temporary));
     });

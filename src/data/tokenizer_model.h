@@ -31,7 +31,7 @@ class TokenizerModel {
     std::vector<std::string> pieces;  // bytes that each token represents; none for control symbols
     int32_t eos = -1;
     int32_t bos = -1;           // −1: the vocabulary has none
-    bool adds_bos = false;      // the model's file says that texts begin with it
+    bool adds_bos = false;      // the model's file specifies that texts begin with it
     bool dummy_prefix = false;  // a space is added before each text, which decoding removes
     bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;

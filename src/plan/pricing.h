@@ -47,7 +47,7 @@ std::vector<std::string> other_names(const config::Config& config);
 DType choose_compute(const config::Config& config, const Cluster& cluster);
 
 /// The layers that are recorded: all of them, or only a few of a deep model with identical layers. In the latter case
-/// the rest is extrapolated, since each further layer adds the same cost, except to a peak of memory that lies in
+/// the rest is extrapolated, since each further layer adds the same cost, except to a peak of memory that is in
 /// another part of the step.
 enum class Depth : uint8_t { few, all };
 
