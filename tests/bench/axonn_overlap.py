@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each overlap of AxoNN-4D hides, and what grids cost beside Megatron-1D: ratios of step times, and waiting by axis.
+"""Measures the gain of each overlap of AxoNN-4D, and grids compared with Megatron-1D: ratios of step times, exposed time by axis.
 
 Ranks of one thread each, over this machine's shared memory and on emulated hosts whose links are slow (emulated_cluster.sh).
 The variants of a table take turns, and this for some rounds, so that a machine whose speed drifts is fair to all. The model is

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Step times of two builds of the trainer, in turns: what a change of the code cost.
+"""Compares step times of two builds of the trainer in alternating runs: the cost of a change of the code.
 
 The quick start's model and GPT-2 124M on one rank with all cores, the quick start's and GPT-2 of 6 layers of 384 also on
 two ranks of parallel.tensor = 2, on random tokens. Each pair of runs is a round; the ratio is taken round by round, because

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures training steps of the trainer beside PyTorch on the same shapes, threads and machine, in one go.
+"""Compares training steps of the trainer with PyTorch on the same shapes, threads and machine, in one call.
 
 The two programs take turns (A B A B …), so that a machine whose speed drifts is fair to both; medians over all steps and
 the best steps are compared. On a CPU a round in which the trainer's peak loop before and after differs by more than 15 % is

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What this CPU reaches: every figure of tests/bench/RESULTS.md about speed on one machine, in one go.
+"""Measures the speed of this CPU: every figure of tests/bench/RESULTS.md about speed on one machine, in one call.
 
 Products and attention as shares of the peak, AdamW as a share of its memory traffic, where a step goes, start-up, two ranks
 beside two threads, tokenization, and whole steps beside PyTorch (compare_torch.py, which finds or makes an interpreter that

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast data are opened and tokenized: the start of a run with many sources and files, and text from compressed files
+"""Measures how fast data is opened and tokenized: the start of a run with many sources and files, and text from compressed files
 compared with plain ones. Turns alternate (A B A B); medians and their ratios are printed.
 
     tests/bench/data.py --trainer build/trainer

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The rounds of the benchmarks, with a peak that is told instead of measured; and where a Python with PyTorch is looked for."""
+"""The rounds of the benchmarks, with a given peak instead of a measured one; and where a Python with PyTorch is looked for."""
 import os
 import pathlib
 import sys

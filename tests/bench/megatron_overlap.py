@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What overlap and sequence parallelism change in a step of Megatron-1D: ratios of step times and of exposed communication.
+"""Measures the effect of overlap and sequence parallelism on a step of Megatron-1D: ratios of step times and of exposed communication.
 
 Two, then four ranks of one thread each, over this machine's shared memory and on emulated hosts, one rank each, whose links
 are slow (emulated_cluster.sh). The four variants of a row take turns, and this for some rounds, so that a machine whose

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does the suite find what is wrong? mutations.txt lists faults of one line each. They are all built into one set of programs, where
+"""Mutation testing: does the suite detect injected faults? mutations.txt lists one-line faults. They are all built into one set of programs, where
 TRAINER_MUTANT=N switches fault N on. Without it the tests must pass, with it the tests of that fault must fail, crash or hang.
 
     tests/bench/mutations.py --work DIR

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What optimizer offload promises, measured: the ladder of updates on an emulated device, by its virtual clock, and the rate
+"""Measures optimizer offload: the ladder of updates on an emulated device, by its virtual clock, and the rate
 of AdamW on this CPU beside its memory traffic and beside PyTorch's fused AdamW.
 
     tests/bench/offload.py --trainer build/trainer

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Optimus-2D beside Megatron-1D and AxoNN-4D: times of steps and of forward passes, waiting and bytes; and the largest batches
+"""Compares Optimus-2D with Megatron-1D and AxoNN-4D: times of steps and of forward passes, waiting and bytes; and the largest batches
 that fit into a device.
 
 Ranks of one thread each, over this machine's shared memory and on emulated hosts whose links are slow (emulated_cluster.sh).

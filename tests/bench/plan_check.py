@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicted beside measured times of steps: ranks on emulated hosts whose links are slow (emulated_cluster.sh), or on this
+"""Compares predicted and measured step times: ranks on emulated hosts whose links are slow (emulated_cluster.sh), or on this
 machine alone.
 
 Measures a profile of the ranks, plans with it, and runs the fastest layouts, the best of every strategy and some others, in turns.

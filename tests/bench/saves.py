@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What saving checkpoints costs: the wall time of runs that save in the background and of runs that do not, in turns.
+"""Measures the cost of saving checkpoints: wall times of runs that save in the background and of runs that do not, alternating.
 
 Each pair of runs is a round; the cost is taken round by round. Both save their last step. On a machine with neighbours the
 cost within a run is less disturbed: how long training waited, and by how much the steps beside a writer were longer than the

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's fused AdamW on a CPU, the peer of tests/bench/offload.py. Reads "WORK COUNT" from a line, does so many updates and
+"""PyTorch's fused AdamW on a CPU, the peer of tests/bench/offload.py. Reads "WORK COUNT" from a line, makes COUNT updates and
 writes their seconds as JSON. WORK is what an update does:
 
     step    the fused step alone

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checkpoints that are lost in part: kills in the middle of a save, damaged files, full disks. The run goes on from the
+"""Checkpoints that are lost in part: kills in the middle of a save, damaged files, full disks. The run resumes from the
 newest checkpoint that is whole, and so do evaluation and generation."""
 import json
 import pathlib

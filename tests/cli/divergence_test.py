@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs whose loss leaves the finite numbers: the good checkpoints stay, and nothing that diverged passes for a result."""
+"""Runs whose loss becomes non-finite: the good checkpoints are kept, and nothing that diverged is reported as a result."""
 import json
 import re
 import shutil

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Evaluation that people quote: windows that slide, multiple choice, many prompts at once."""
+"""Evaluation as reported in papers: sliding windows, multiple choice, many prompts."""
 import json
 import math
 import shutil

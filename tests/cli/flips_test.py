@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Flipped bits in everything that a run keeps: detected, or without effect.
+"""Flipped bits in every file of a run: detected, or without effect.
 
 Short by default. For long: HOSTILE_FLIPS=10000 TRAINER=build/trainer python3 flips_test.py
 HOSTILE_SEED chooses other bits; what is printed says which one was in use.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills at random moments, on 1, 2 and 4 ranks: every state that is left is usable, every resume bit-identical.
+"""Kills at random moments, on 1, 2 and 4 ranks: every remaining state is usable, every resume bit-identical.
 
 Half of the killed runs save in the background, and half of the kills come while a checkpoint is being written.
 Five kills by default; 300 take ten minutes: HOSTILE_KILLS=300 TRAINER=build/trainer python3 tests/cli/kills_test.py

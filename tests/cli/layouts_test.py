@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/compare_layouts.py: healthy layouts pass, others do not, and what goes wrong is said."""
+"""scripts/compare_layouts.py: healthy layouts pass, others fail with a reason."""
 import pathlib
 import subprocess
 import sys

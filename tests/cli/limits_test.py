@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Limits of users and containers: threads and memory that the system does not give are told, and are no bug."""
+"""Limits of users and containers: if the system refuses threads or memory, the error says so and is not reported as a bug."""
 import os
 import resource
 import subprocess

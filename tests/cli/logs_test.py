@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Logs that other programs read: TensorBoard's event files and traces of steps. They say what metrics.jsonl says."""
+"""Logs that other programs read: TensorBoard's event files and traces of steps. They agree with metrics.jsonl."""
 import collections
 import json
 import struct

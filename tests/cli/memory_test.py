@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The memory that a run predicts against the growth that the system reports for it."""
+"""The predicted memory of a run compared with the growth that the system reports."""
 import pathlib
 import re
 import resource

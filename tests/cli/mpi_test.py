@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""MPI loaded at run time: which library is chosen, what is refused, and that training does not depend on it."""
+"""MPI loaded at run time: which library is chosen, which is rejected, and that training does not depend on it."""
 import os
 import shutil
 import subprocess

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Utilisation beside programs that take the processors away: the peak is then measured badly, and must not be believed."""
+"""Utilisation while other programs use the CPU: the measured peak is then too low, and must be corrected."""
 import json
 import os
 import re

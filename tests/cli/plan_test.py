@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The planner and layouts by tags through the program."""
+"""The planner and sharding specs, through the program."""
 import json
 import os
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and reports of runs say what metrics.jsonl says."""
+"""Tables and reports of runs agree with metrics.jsonl."""
 import csv
 import io
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs that are interrupted and go on: bit-identical to runs that are not."""
+"""Runs that are interrupted and resumed: bit-identical to runs that are not."""
 import hashlib
 import json
 import os

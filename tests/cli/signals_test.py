@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Requests to stop and to save: signals and --max-time. What was done is kept, and the run goes on bit-identically."""
+"""Requests to stop and to save: signals and --max-time. Completed work is kept, and the run resumes bit-identically."""
 import json
 import os
 import pathlib

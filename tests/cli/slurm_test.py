@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/slurm_job.sh under a real Slurm: a controller and one node on this machine, for this test alone. Exit status 77
+"""scripts/slurm_job.sh under a real Slurm: a controller and one node on this machine, only for this test. Exit status 77
 (skipped) where Slurm is not installed or this user may not run it."""
 import os
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What people expect to be able to write, and to read in the log of a run."""
+"""Spellings that users expect to work, and what they expect in the log of a run."""
 import json
 import os
 import pathlib

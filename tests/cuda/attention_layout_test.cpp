@@ -1,5 +1,5 @@
-// Shared-memory traffic of the attention kernels, counted: 32 banks of 4 bytes; a warp's access takes as many turns as
-// the busiest bank has different words.
+// Counts the shared-memory traffic of the attention kernels: 32 banks of 4 bytes; a warp's access takes as many turns
+// as the busiest bank has different words.
 #include "ops/cuda/attention_layout.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/kernel_resources.py says of kernels that have become better or worse than their record."""
+"""The output of scripts/kernel_resources.py for kernels that are better or worse than their record."""
 import contextlib
 import copy
 import importlib.util

@@ -1,4 +1,4 @@
-// The ways in which a run by NCCL ends that has lost a rank, and the choice of what carries tensors.
+// How a run with NCCL ends after losing a rank, and the choice of the transport for tensors.
 #include <atomic>
 #include <thread>
 

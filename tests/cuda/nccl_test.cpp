@@ -1,4 +1,4 @@
-// The NCCL communicators over an NCCL of our own whose ranks are threads, each on an emulated device: every operation
+// The NCCL communicators over an emulated NCCL whose ranks are threads, each on an emulated device: every operation
 // with exact sums, groups that cross, lanes, and what is counted.
 #include <atomic>
 #include <thread>

@@ -1,4 +1,4 @@
-// Training runs whose ranks have a device each and NCCL between them.
+// Training runs in which each rank has its own device and ranks communicate through NCCL.
 #include "comm/nccl/links.h"
 #include "comm/nccl/nccl_world.h"
 #include "device/cuda/cuda_device.h"

@@ -1,6 +1,6 @@
-// Products of a CUDA device around the library: what is fused, what is left to kernels of our own, how plans are kept,
-// how a tuning table takes part; and what operators do with tokens that do not exist. On the emulated device, whose
-// library counts and can refuse.
+// GEMMs of a CUDA device with the library: which epilogues are fused, which run as built-in kernels, how plans are
+// kept, how a tuning table takes part; and what operators do with tokens that do not exist. On the emulated device,
+// whose library counts and can refuse.
 #include <bit>
 
 #include "base/log.h"

@@ -1,4 +1,4 @@
-// The older files of byte-level BPE: merges, a vocabulary, ranks. What is taken becomes a tokenizer or is refused as
+// The older files of byte-level BPE: merges, a vocabulary, ranks. Accepted files become a tokenizer or are rejected as
 // one.
 #include <optional>
 

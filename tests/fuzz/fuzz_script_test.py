@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/fuzz.py, with programs in place of fuzzers that say what libFuzzer says."""
+"""scripts/fuzz.py, with programs in place of fuzzers that print what libFuzzer prints."""
 import pathlib
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-// Questions of multiple choice, as JSON lines or as llm.c's tokens, and prompts. What is taken can be answered, and
+// Multiple-choice questions, as JSON lines or as llm.c's tokens, and prompts. Accepted questions can be answered, and
 // prompts come back as they were written.
 #include "data/questions.h"
 

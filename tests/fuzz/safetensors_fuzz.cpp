@@ -1,4 +1,4 @@
-// A safetensors file. What is taken has tensors that fill the file and can be read.
+// A safetensors file. An accepted file has tensors that fill it and can be read.
 #include "huggingface/safetensors.h"
 
 #include <optional>

@@ -1,4 +1,5 @@
-// A SentencePiece model. One that is taken encodes text and gives it back, or what it made of it, or refuses the text.
+// A SentencePiece model. An accepted model encodes text and decodes it to the (possibly normalized) text, or rejects
+// it.
 #include <optional>
 
 #include "data/tokenizer.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Goldens of training: tiny models in every kind of layout, and what they compute, each bit of it, as lines of text.
+// Goldens of training: tiny models in every kind of layout, and all bits of their results as lines of text.
 // A change that is to change no number shows it here: layouts.txt holds the lines from before the change.
 //
 // The lines are of the instruction set "plain" (or of TRAINER_ISA, when that is set), one thread. They do not depend on

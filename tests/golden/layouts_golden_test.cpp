@@ -1,4 +1,4 @@
-// Every layout computes and sends what it did when the goldens were written, on ranks that are threads.
+// Every layout computes and sends the same as when the goldens were written, on ranks that are threads.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

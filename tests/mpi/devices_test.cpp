@@ -1,4 +1,4 @@
-// Ranks that are processes and share one CUDA device: their collectives pass through host memory, and every bit is that
+// Ranks that are processes and share one CUDA device: their collectives go through host memory, and every bit is that
 // of ranks that are threads, which tests/cuda/training_test.cpp holds to one rank.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// A program for lost_peer_test.py: ranks that reduce for ever. Each prints who it is, what ends it, and its status.
+// A program for lost_peer_test.py: ranks that all-reduce forever. Each prints its rank, the error that ends it, and its
+// status.
 #include <unistd.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A rank is stopped or killed in the middle of all-reduces: every other rank names it in time and leaves with 7.
+"""A rank is stopped or killed in the middle of all-reduces: every other rank reports it in time and exits with status 7.
 
 usage: lost_peer_test.py PROGRAM RANKS stop|kill MPIRUN...
 """

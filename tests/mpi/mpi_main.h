@@ -1,5 +1,5 @@
 #pragma once
-// Tests that run as processes under mpirun: the world of this process, and what collects the failures of all ranks.
+// Tests that run as processes under mpirun: the world of this process, and the collection of failures from all ranks.
 #include "comm/world.h"
 
 namespace trainer::comm {

@@ -1,6 +1,6 @@
 #pragma once
-// A number that remembers how it was made, for exact gradients of the reference model: one reverse sweep over the tape
-// gives the derivative of the loss by every input. Scalar, slow and plain on purpose; one tape per thread.
+// A number that records how it was computed, for exact gradients of the reference model: one reverse sweep over the
+// tape gives the derivative of the loss by every input. Scalar, slow and plain on purpose; one tape per thread.
 #include <cmath>
 #include <complex>
 #include <cstdint>

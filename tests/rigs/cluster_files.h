@@ -1,5 +1,5 @@
 #pragma once
-// The descriptions of clusters that come with the program.
+// The cluster descriptions in configs/clusters.
 #include "plan/cluster.h"
 
 namespace trainer::tests {

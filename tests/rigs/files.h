@@ -1,5 +1,5 @@
 #pragma once
-// Folders that go away with the test, and whole files.
+// Temporary folders that are removed after the test, and whole files.
 #include <unistd.h>
 
 #include <filesystem>

@@ -1,6 +1,6 @@
 #pragma once
-// What every strategy's layouts must do: follow one rank, under any schedule, with each other's checkpoints, and with a
-// text that they continue.
+// Checks of the layouts of every strategy: they follow one rank, under any schedule, with each other's checkpoints, and
+// with a text that they continue.
 #include <span>
 
 #include "checkpoint/reader.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Moves that begin and end at once, and the layouts of gradients.
+// Redistributions that are finished immediately, and the layouts of gradients.
 #include "mesh/redistribute.h"
 
 namespace trainer::mesh {

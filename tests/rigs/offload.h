@@ -1,5 +1,5 @@
 #pragma once
-// Ways to keep the optimizer's state on the host. None of them may show in any bit.
+// Ways to keep the optimizer's state on the host. All of them give bitwise identical results.
 #include "rigs/layouts.h"
 
 namespace trainer::tests {

@@ -1,4 +1,4 @@
-// Products of the emulated device, as exact as a GPU's and no more: sums in fp32, and a slope of GELU made from an
+// GEMMs of the emulated device, with the precision of a GPU: sums in fp32, and a slope of GELU made from an
 // approximated tanh. Two algorithms sum from the first term or from the last; the second needs workspace, which it
 // spoils.
 #include "cublasLt.h"

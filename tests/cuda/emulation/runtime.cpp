@@ -1,4 +1,4 @@
-// The emulated CUDA runtime but for streams: errors, facts, launches, allocation and copies.
+// The emulated CUDA runtime, except for streams: errors, facts, launches, allocation and copies.
 #include <algorithm>
 
 #include "machine.h"

@@ -1,4 +1,4 @@
-// Saves in the background: training goes on while threads write, the files are those of save(), and a failure on any
+// Saves in the background: training continues while threads write, the files are those of save(), and a failure on any
 // rank leaves the last checkpoint.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// A save that is killed or refused by the system at each of its calls in turn.
+// A save that is killed, or whose system call fails, at each of its calls in turn.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 

@@ -1,4 +1,4 @@
-// Files that changed behind our back: every change is found before a weight is used, or touches nothing that is used.
+// Files that were changed by others: every change is detected before a weight is used, or affects nothing that is used.
 #include <gtest/gtest.h>
 
 #include "checkpoint/inspect.h"

@@ -1,4 +1,5 @@
-// What overtakes what, and that it changes nothing: lanes, groups that cross, long queues, random delays.
+// Operations on different channels may complete in any order without changing results: lanes, overlapping groups,
+// long queues, random delays.
 #include <algorithm>
 #include <atomic>
 #include <map>

@@ -1,4 +1,4 @@
-// The table of named strategies: what each row says, what fits, what is nearest to it, and all layouts of some ranks.
+// The table of named strategies: its rows, which layouts fit, the nearest that fit, and all layouts of some ranks.
 #include "config/layouts.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Recorded mistakes: what a user may write, the place that is named, and parts of the message: what was found, what to
-// do. tests/cli/config_mistakes.py has those of which the program makes more than a message.
+// Recorded mistakes: the text that a user writes, the position that the message names, and parts of the message: what
+// was found, what to do. tests/cli/config_mistakes.py has those of which the program makes more than a message.
 #include <gtest/gtest.h>
 
 #include "config/load.h"

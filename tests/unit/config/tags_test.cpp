@@ -1,4 +1,4 @@
-// Tables of tags: read from a file and written back, expanded, and what is wrong with them.
+// Sharding specs: read from a file and written back, expanded, and their errors.
 #include "config/tags.h"
 
 #include <gtest/gtest.h>

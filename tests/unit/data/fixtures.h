@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of data/ share: random text, a tokenizer trained once.
+// Helpers of the tests of data/: random text, a tokenizer trained once.
 #include <cstring>
 #include <random>
 

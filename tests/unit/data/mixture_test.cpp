@@ -1,4 +1,4 @@
-// The map of weighted sources against its definition, an independent program's numbers, and plain counting.
+// The mixture of weighted sources compared with its definition, an independent program's numbers, and plain counting.
 #include "data/mixture.h"
 
 #include <gtest/gtest.h>

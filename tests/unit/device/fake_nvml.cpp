@@ -1,4 +1,4 @@
-// A library with NVML's functions that PowerMeter calls, which knows one device.
+// A library with the NVML functions that PowerMeter calls; it has one device.
 #include <cstring>
 
 extern "C" {

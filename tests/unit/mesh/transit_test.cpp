@@ -1,4 +1,4 @@
-// Redistributions in flight: what runs between start_move() and finish(), and where their results are.
+// Redistributions in flight: the work between start_move() and finish(), and the location of results.
 #include <gtest/gtest.h>
 
 #include "comm/world.h"

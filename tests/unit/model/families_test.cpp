@@ -1,5 +1,5 @@
-// Models of published families against values computed apart from this program: losses and gradients in double
-// precision. Weights and tokens are formulas (value_at, tokens), so that nothing has to be stored.
+// Models of published families compared with values computed independently of this program: losses and gradients in
+// double precision. Weights and tokens are formulas (value_at, tokens), so that nothing has to be stored.
 #include <gtest/gtest.h>
 
 #include <algorithm>

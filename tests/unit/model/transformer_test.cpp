@@ -1,4 +1,4 @@
-// Whole models against the double-precision reference: losses, gradients of every tensor, training, generation.
+// Whole models compared with the double-precision reference: losses, gradients of every tensor, training, generation.
 #include "model/transformer.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 #pragma once
-// Which waits a list of operations lacks, and which it has for nothing: found by looking, not by running it.
+// Finds missing and redundant waits in a list of operations by analysis, without running it.
 #include <set>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// Attention on panels of bf16, by matrix tiles and by dot products of pairs: on their units where there are such, else
-// computed in plain C++. Both units count subnormals as zero; no bound here needs more for it.
+// Attention on panels of bf16, with matrix tiles and with dot products of pairs: on their units if the CPU has them,
+// else computed in plain C++. Both units count subnormals as zero; no bound here needs more for it.
 #include <gtest/gtest.h>
 
 #include "ops/cpu/attention_kernels.h"

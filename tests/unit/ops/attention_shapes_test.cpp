@@ -1,4 +1,4 @@
-// Attention over the head sizes and lengths at which kernels change their tiles, in operands that lie at multiples of
+// Attention over the head sizes and lengths at which kernels change their tiles, in operands aligned to multiples of
 // 16 bytes (attention_test.cpp has the ones that do not), and its dropout masks element by element.
 #include "unit/ops/attention_problem.h"
 

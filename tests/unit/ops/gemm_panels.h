@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of bf16 panels that this CPU can run, and products by them, for the tests of these kernels.
+// The kernels of bf16 panels that this CPU can run, and GEMMs with them, for the tests of these kernels.
 #include <vector>
 
 #include "ops/cpu/gemm.h"

@@ -1,4 +1,4 @@
-// Products of bf16 panels, by matrix tiles and by dot products of pairs: on their units where there are such, else
+// GEMMs of bf16 panels, with matrix tiles and with dot products of pairs: on their units if the CPU has them, else
 // computed in plain C++, which runs the same packing, blocking and epilogues. Both units count subnormals as zero:
 // bounds for normal draws need nothing for it, as what is lost is below 2^−126 per product.
 #include <gtest/gtest.h>

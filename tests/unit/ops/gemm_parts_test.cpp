@@ -1,4 +1,4 @@
-// Products of bf16 panels whose rows or columns do not fill the last panel, in tasks of any height and with sums kept
+// GEMMs of bf16 panels whose rows or columns do not fill the last panel, in tasks of any height and with sums kept
 // between blocks. Kernels take such parts of panels other ways to C; the bits are those of whole panels.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Random products with double-precision references and error bounds, shared by the tests of the product paths.
+// Random GEMMs with double-precision references and error bounds, shared by the tests of all GEMM paths.
 #include <cmath>
 #include <random>
 #include <vector>

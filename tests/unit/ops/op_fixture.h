@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of row-wise operators share: tensors in their own memory, and runs on every instruction set of this
+// Helpers of the tests of row-wise operators: tensors in their own memory, and runs on every instruction set of this
 // machine and several numbers of threads, whose results must agree in every bit.
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
 #pragma once
-// Pieces of a strategy one by one, on ranks that are threads, and what they hold put together again.
+// Parts of a strategy one by one, on ranks that are threads, and their results reassembled.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Gathers ahead of their use, by what is on its way when, what is in memory, and what crosses the wire.
+// Prefetched all-gathers: which are in flight at which time, which matrices are in memory, and the bytes sent.
 #include <gtest/gtest.h>
 
 #include "ops/gemm.h"

@@ -1,4 +1,4 @@
-// More freedom never makes the best plan slower: keys that are left open, and per-layer layouts, which include every
+// More free keys never make the best plan slower: keys that are not set, and per-layer layouts, which include every
 // named one. Random models, machines and memory, from generous to less than the model's state.
 #include <gtest/gtest.h>
 

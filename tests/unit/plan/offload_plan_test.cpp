@@ -1,4 +1,4 @@
-// The planner where the optimizer's state is on the host, and further variants of layouts.
+// The planner if the optimizer state is on the host, and further variants of layouts.
 #include <gtest/gtest.h>
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-// The clock that plays programs, and the files that describe machines.
+// The virtual clock that simulates programs, and the files that describe machines.
 #include "plan/price.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What must hold for any model and machine: per-layer layouts include the named strategies, more ranks hold less each,
-// products are shared out evenly, and nothing illegal is planned.
+// Properties that hold for any model and machine: per-layer layouts include the named strategies, more ranks hold less
+// each, products are shared out evenly, and nothing illegal is planned.
 #include <gtest/gtest.h>
 
 #include "base/philox.h"

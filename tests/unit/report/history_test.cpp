@@ -1,4 +1,4 @@
-// metrics.jsonl as a file: cut back when a run resumes, and read as a whole run.
+// metrics.jsonl as a file: truncated when a run resumes, and read as a whole run.
 #include <tuple>
 
 #include "report/summary.h"

@@ -1,4 +1,4 @@
-// What events hold in metrics.jsonl, and that they come back.
+// The contents of events in metrics.jsonl, and that they are read back unchanged.
 #include <limits>
 
 #include "unit/report/run_history.h"

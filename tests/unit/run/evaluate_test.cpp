@@ -1,4 +1,5 @@
-// Evaluation in windows that slide, against the definition: the loss of each token after the tokens its window has.
+// Evaluation with sliding windows compared with the definition: the loss of each token given the earlier tokens of its
+// window.
 #include "run/evaluate.h"
 
 #include <gtest/gtest.h>

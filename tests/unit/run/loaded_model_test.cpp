@@ -1,4 +1,4 @@
-// A trained model on any number of ranks: whole where it fits, shared where one rank cannot hold it.
+// A trained model on any number of ranks: a copy per rank if it fits, shared if one rank cannot hold it.
 #include "run/loaded_model.h"
 
 #include "config/layouts.h"

@@ -1,4 +1,4 @@
-// Multiple choice, against the likelihood of one ending at a time.
+// Multiple choice compared with the likelihoods of endings computed one at a time.
 #include "run/multiple_choice.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The rules of shardings against a brute force that cuts ranges and looks at the pieces.
+// The rules of shardings compared with a brute-force check that splits ranges and inspects the parts.
 #include "sharding/rules.h"
 
 #include <gtest/gtest.h>

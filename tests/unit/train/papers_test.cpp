@@ -1,5 +1,6 @@
-// What each strategy sends and holds, by the closed forms of its paper, in dry runs; and which rank is where.
-// layouts_test.cpp compares dry runs with real ones; unit/plan/closed_forms_test.cpp has the blocks of more meshes.
+// The bytes that each strategy sends and stores, compared with the closed forms of its paper in dry runs; and the rank
+// placement. layouts_test.cpp compares dry runs with real ones; unit/plan/closed_forms_test.cpp has the blocks of more
+// meshes.
 #include "rigs/layouts.h"
 
 namespace trainer::tests {

@@ -1,4 +1,4 @@
-// Losses of single sequences, against the reference model in double precision and on every kind of layout.
+// Losses of single sequences, compared with the reference model in double precision and on every kind of layout.
 #include "train/scorer.h"
 
 #include <gtest/gtest.h>

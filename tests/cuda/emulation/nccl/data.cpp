@@ -1,4 +1,4 @@
-// What the operations of the emulated NCCL do to memory.
+// The effects of emulated NCCL operations on memory.
 #include <algorithm>
 #include <cstring>
 
