@@ -14,7 +14,7 @@ namespace trainer::data {
 #if TRAINER_HAS_UTF8PROC
 namespace {
 
-constexpr uint8_t kFirstLead = 0xCC;  // first byte of U+0300, the first character that can change or change another one
+constexpr uint8_t kFirstLead = 0xCC;  // first byte of U+0300, the first character that can change or cause a change
 
 /// True if a character is normal, and is so next to any other: it neither decomposes nor joins the one before it. Those
 /// that join are marks and the second and third letters of Hangul syllables; scripts from U+11000 are not examined.

@@ -70,8 +70,8 @@ SplitPattern::SplitPattern(std::string_view expression, const std::string& origi
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE, &error, &place, nullptr);
   if (state_->code == nullptr)
-    throw Error(Code::data,
-                format("{}: pattern {}: {} (at position {} of {})", origin, expression, message_of(error), place, text));
+    throw Error(Code::data, format("{}: pattern {}: {} (at position {} of {})", origin, expression, message_of(error),
+                                   place, text));
   pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is only slower
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared through a sample, so that resuming is fast
+constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared through samples, for fast resuming
 // Part of the key; must be incremented when the output for the same input changes.
 constexpr const char* kFormat = "tokens-2";
 

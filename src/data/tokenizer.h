@@ -10,8 +10,8 @@
 //
 // Byte-level BPE, as in GPT-2 and its successors: a tokenizer.json, or older files that are converted to it. Patterns
 // split text into words, which may contain several newlines, so that documents are split between words. Special tokens
-// such as <|endoftext|> are never produced from text. Decoding restores any byte string unchanged, or its normal form if
-// the file says that text is normalised (NFC).
+// such as <|endoftext|> are never produced from text. Decoding restores any byte string unchanged, or its normal form
+// if the file specifies normalisation (NFC).
 #include <cstdint>
 #include <filesystem>
 #include <memory>

@@ -1,6 +1,6 @@
 #pragma once
 // Rule: a kind of update, such as AdamW. Each parameter is updated by one rule. A rule holds no memory: it names the
-// states that a ParamStore keeps beside the master weights of its parameters.
+// states that a ParamStore keeps next to the master weights of its parameters.
 #include <memory>
 #include <span>
 #include <string_view>
@@ -24,7 +24,7 @@ struct Piece {
 class Updater {
  public:
   virtual ~Updater() = default;
-  /// Begins what can run beside the other rules' updates.
+  /// Begins work that can overlap with the updates of other rules.
   virtual void start(Exec&, const Update&) {}
   /// Updates this rule's elements of a group. Called once for each group, in order.
   virtual void finish(Exec& ex, const Update& update, int group) = 0;

@@ -4,7 +4,7 @@
 // Each group has flat buffers:
 //   - compute weights and gradients of all elements;
 //   - master weights in the accumulator type; the same buffer as the compute weights if the types agree;
-//   - the states that the optimizer keeps beside the master weights (keep_state), for Adam both moments.
+//   - the states that the optimizer keeps next to the master weights (keep_state), for Adam both moments.
 // With ZeRO-1 (Rajbhandari et al. 2020), master weights and states cover only the chunk that this replica owns.
 //
 // A slot may be sharded: with a flat placement (AxoNN's z, Optimus' rows) each rank stores a shard of the slot's
@@ -32,7 +32,7 @@ struct Replicas {
   int index() const { return grads == nullptr ? 0 : grads->rank(); }
 };
 
-/// A value that an optimizer keeps beside each master weight of some parameters.
+/// A value that an optimizer keeps next to each master weight of some parameters.
 struct StateSpec {
   std::string suffix;  // the tensor is stored in checkpoints as NAME#suffix
   DType type = DType::f32;

@@ -73,7 +73,7 @@ TEST(ParamSlices, MomentsOfADifferentTypeAreRefused) {
   CheckpointStore store(folder, {}, fast_calls());
   const Reader reader(store.save(snapshot));
   expect_error(Code::checkpoint, {"q#m", "fp32", "bf16"}, [&] { reader.load(slices_to_fill(loaded, true), {}); });
-  reader.load(slices_to_fill(loaded, false), {.weights_only = true});  // the weights alone load
+  reader.load(slices_to_fill(loaded, false), {.weights_only = true});  // only the weights are loaded
 }
 
 // Two rules: the states of matrices and of vectors are in buffers of their own, also where a replica holds only a
