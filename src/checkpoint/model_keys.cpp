@@ -45,6 +45,7 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
   if (m.window != 0) keys["window"] = format("{}", m.window);
   if (m.window_full_every != 0) keys["window_full_every"] = format("{}", m.window_full_every);
   if (nope_interval(m) != 0) keys["nope_every"] = format("{}", nope_interval(m));
+  if (m.logit_softcap != 0) keys["logit_softcap"] = format("{}", m.logit_softcap);
   config::Model uniform = m;
   uniform.attn_bias = m.bias.value() ? config::AttentionBias::all : config::AttentionBias::none;
   uniform.mlp_bias.reset();
@@ -55,8 +56,11 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
 }
 
 const std::map<std::string, std::string>& values_of_absent_keys() {
-  static const std::map<std::string, std::string> values = {
-      {"rope_type", "default"}, {"window", "0"}, {"window_full_every", "0"}, {"nope_every", "0"}};
+  static const std::map<std::string, std::string> values = {{"rope_type", "default"},
+                                                            {"window", "0"},
+                                                            {"window_full_every", "0"},
+                                                            {"nope_every", "0"},
+                                                            {"logit_softcap", "0"}};
   return values;
 }
 

@@ -57,6 +57,7 @@ struct Model {
   // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
   // all of them. window_of() returns a layer's window.
   int64_t window = 0, window_full_every = 0;
+  double logit_softcap = 0;           // 0: none
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
 };
 
@@ -152,6 +153,7 @@ struct Train {
   int64_t max_skipped_steps = 0;
   double skip_sigma = 0;  // 0: no spikes are skipped
   int64_t skip_window = 0;
+  double z_loss = 0;  // coefficient; 0: none
   bool cuda_graph = false;
 };
 

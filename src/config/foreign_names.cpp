@@ -42,6 +42,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"num_key_value_heads", "model.n_kv_head"},
       {"n_kv_heads", "model.n_kv_head"},
       {"sliding_window", "model.window"},
+      {"final_logit_softcapping", "model.logit_softcap"},
+      {"z_loss_weight", "train.z_loss"},
       {"no_rope_layer_interval", "model.nope_every"},
       {"rope_scaling", "model.rope_type"},
       {"rope_scaling_type", "model.rope_type"},

@@ -96,6 +96,8 @@ void declare_model(std::vector<Key>& keys) {
                 "Every block whose number, counted from 1, is a multiple of this has no window; 0: all have it.");
   model.integer("nope_every", &Model::nope_every, between(0, 10'000), "smollm3: 4; else 0",
                 "Every block whose number, counted from 1, is a multiple of this has no RoPE; 0: all have it.");
+  model.number("logit_softcap", &Model::logit_softcap, 0, {.range = at_least(0)},
+               "Bound the logits to cap x tanh(logit / cap) with this cap (Gemma); 0: no bound.");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
                "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(
@@ -196,6 +198,9 @@ void declare_train(std::vector<Key>& keys) {
   train.choice("recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"},
                "Activation recomputation (checkpointing) in backward, to save memory: none; selective: norms and "
                "activation functions; full: whole blocks.");
+  train.number("z_loss", &Train::z_loss, 0, {.range = between(0, 1)},
+               "Coefficient of the z-loss, the mean square of the logarithm of the softmax denominator, which keeps "
+               "logits small (PaLM: 1e-4); 0: none. Reported losses do not include it.");
   train.integer("eval_interval", &Train::eval_interval, 250, {.range = at_least(0), .unit = "steps"},
                 "Steps between evaluations; 0: only after the last step.");
   train.integer("eval_batches", &Train::eval_batches, 16,

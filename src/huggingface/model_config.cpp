@@ -68,8 +68,11 @@ const Family* family_of(config::Arch arch) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: {}", key, value, reason));
 }
 
-/// Throws if the model has windows or layers without RoPE that the family lacks.
-void require_same_attention(const config::Model& m, const std::string& type) {
+/// Throws if the model has windows, layers without RoPE or bounded logits that the family lacks.
+void require_same_features(const config::Model& m, const std::string& type) {
+  if (m.logit_softcap > 0)
+    cannot_represent("logit_softcap", format("{}", m.logit_softcap),
+                     format("Hugging Face's {} does not bound logits", type));
   const bool windows = m.arch == config::Arch::mistral;
   if (m.window > 0 && !windows)
     cannot_represent("window", format("{}", m.window),
@@ -83,7 +86,7 @@ void require_same_attention(const config::Model& m, const std::string& type) {
 }
 
 void add_gpt2(const config::Model& m, ordered_json& out) {
-  require_same_attention(m, "GPT-2");
+  require_same_features(m, "GPT-2");
   if (m.n_kv_head != m.n_head)
     cannot_represent("n_kv_head", format("{}", m.n_kv_head),
                      format("Hugging Face's GPT-2 has as many key and value heads as query heads ({})", m.n_head));
@@ -137,7 +140,7 @@ void require_represented(const config::Model& m, const Family& family) {
 
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
   require_represented(m, family);
-  require_same_attention(m, family.model_type);
+  require_same_features(m, family.model_type);
   if (m.dropout > 0)
     log::info(
         "model.dropout = {} is not exported, since Hugging Face's {} has no dropout; evaluation and generation do not "

@@ -37,7 +37,8 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                                       .d_model = model.d_model,
                                       .positions = llama ? 0 : model.seq_len,
                                       .vocab_multiple = model.vocab_multiple,
-                                      .init_std = model.init_std};
+                                      .init_std = model.init_std,
+                                      .logit_softcap = model.logit_softcap};
   embedding_group_ = store.add_group("embedding");
   embedding_ = strategy.embedding(embedding_group_, table);
   std::shared_ptr<const Buffer> rope;

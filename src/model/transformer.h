@@ -26,6 +26,7 @@ class Transformer {
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
   /// Runs head, loss and all gradients, last layer first. losses [loss_rows] f64 receives weights·loss of the rows
   /// whose losses this rank computes, not scaled by loss_scale; parallel::sum_of_losses waits for them and sums them.
+  /// With batch.z_loss, losses is [2·loss_rows] and also receives the rows' z terms.
   void backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const Tensor& losses, parallel::GradSink& grads);
   /// Writes the same losses as backward(), but computes no gradients and applies no dropout.
   void loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses);

@@ -70,6 +70,18 @@ void run(Exec& ex, const Add& op) {
   });
 }
 
+void run(Exec& ex, const SoftCap& op) {
+  TRAINER_CHECK(op.x.dtype != DType::bf16 && op.cap > 0, "a soft cap of {} cannot be applied to {}", op.cap,
+                to_string(op.x));
+  const size_t type = kernel_index(op.x.dtype, "logits");
+  const OpTimer timer(ex.meter, OpKind::loss, cost(op.x, 20, 2));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.dry()) return;
+  const auto kernel = activation_kernels(ex).soft_cap[type];
+  for_tiles(ex, op.x.rows(), op.x.cols(), op.x.packed(),
+            [&](int64_t r, int64_t n, int64_t c, int64_t width) { kernel(out(op.x, r, c), op.cap, n, width); });
+}
+
 void run(Exec& ex, const SwigluForward& op) {
   const size_t type = kernel_index(op.gate.dtype, "swiglu gate");
   const int64_t rows = op.gate.rows(), cols = op.gate.cols();

@@ -41,4 +41,11 @@ struct SwigluBackward {
 };
 void run(Exec& ex, const SwigluBackward& op);
 
+/// x = cap · tanh(x / cap), in place: bounds logits. x f32 or f64.
+struct SoftCap {
+  Tensor x;
+  double cap = 0;
+};
+void run(Exec& ex, const SoftCap& op);
+
 }  // namespace trainer::ops

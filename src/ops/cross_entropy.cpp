@@ -62,6 +62,7 @@ void run(Exec& ex, const CrossEntropy& op) {
   if (op.weights) expect_count(op.weights, rows, sums, "weights");
   expect_count(op.loss, rows, DType::f64, "loss");
   if (op.dlogits) expect_rows(op.dlogits, rows, padded, gradient, "dlogits");
+  if (op.terms.z_loss) expect_count(op.terms.z_loss, rows, DType::f64, "z loss");
   const double count = static_cast<double>(op.logits.count());
   const OpTimer timer(
       ex.meter, OpKind::loss,
@@ -77,7 +78,8 @@ void run(Exec& ex, const CrossEntropy& op) {
   for_row_blocks(ex, rows, rows_per_task(padded), [&](int64_t first, int64_t n) {
     for (int64_t r = first; r < first + n; ++r)
       loss[r] = kernel({row_at(op.logits, r), op.dlogits ? row_at(op.dlogits, r) : nullptr, op.vocab, padded,
-                        targets[r], weight_of(op.weights, r), op.scale});
+                        targets[r], weight_of(op.weights, r), op.scale, op.terms.z, op.terms.cap,
+                        op.terms.z_loss ? op.terms.z_loss.as<double>() + r : nullptr});
   });
 }
 
@@ -129,6 +131,7 @@ void run(Exec& ex, const ShardLoss& op) {
   if (op.weights) expect_count(op.weights, rows, shard.logits.dtype, "weights");
   expect_count(op.loss, rows, DType::f64, "loss");
   if (op.dlogits) expect_rows(op.dlogits, rows, padded, gradient, "dlogits");
+  if (op.terms.z_loss) expect_count(op.terms.z_loss, rows, DType::f64, "z loss");
   const double count = op.dlogits ? static_cast<double>(shard.logits.count()) : static_cast<double>(rows);
   const OpTimer timer(ex.meter, OpKind::loss,
                       {20.0 * count, op.dlogits ? bytes_of(shard.logits) + bytes_of(op.dlogits) : 0.0});
@@ -143,9 +146,11 @@ void run(Exec& ex, const ShardLoss& op) {
       const double weight = weight_of(op.weights, r);
       const double log_sum = std::isfinite(sums[r]) ? portable_log(sums[r]) : sums[r];
       loss[r] = weight == 0 ? 0 : weight * (log_sum - sums[rows + r]);
+      const double lse = largest[r] + log_sum;
+      if (op.terms.z_loss) op.terms.z_loss.as<double>()[r] = weight == 0 ? 0 : weight * op.terms.z * lse * lse;
       if (op.dlogits)
         kernel({row_at(shard.logits, r), row_at(op.dlogits, r), shard.vocab, padded, target_here(shard, r), weight,
-                op.scale},
+                op.scale, op.terms.z, op.terms.cap, nullptr},
                {largest[r], sums[r]});
     }
   });

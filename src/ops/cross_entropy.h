@@ -5,6 +5,13 @@
 
 namespace trainer::ops {
 
+/// What may be added to the cross-entropy.
+struct LossTerms {
+  double z = 0;  // z-loss (PaLM): gradients also have those of weights[r]·z·lse², lse = log Σ exp logits[r]; 0: none
+  Tensor z_loss;   // [m] f64: weights[r]·z·lse²; empty: not stored
+  double cap = 0;  // logits are the outputs of SoftCap with this cap, and dlogits the gradients of its inputs; 0: not
+};
+
 /// logits [m, V_padded] accumulator dtype (columns >= vocab count as −inf), targets [m] i32, weights [m] accumulator
 /// dtype (0 masks a row; empty: all 1).
 /// loss[r] = weights[r]·(log Σ exp logits[r] − logits[r, target]), [m] f64.
@@ -14,6 +21,7 @@ struct CrossEntropy {
   Tensor logits, targets, weights, loss, dlogits;
   int64_t vocab = 0;
   double scale = 1;
+  LossTerms terms;
 };
 void run(Exec& ex, const CrossEntropy& op);
 
@@ -39,12 +47,13 @@ struct ShardRescale {
   Tensor largest_here, largest, sums;
 };
 void run(Exec& ex, const ShardRescale& op);
-/// weights, loss, dlogits, scale as in CrossEntropy; targets must be below `vocabulary`.
+/// weights, loss, dlogits, scale, terms as in CrossEntropy; targets must be below `vocabulary`.
 struct ShardLoss {
   CrossEntropyShard shard;
   Tensor largest, sums, weights, loss, dlogits;
   int64_t vocabulary = 0;
   double scale = 1;
+  LossTerms terms;
 };
 void run(Exec& ex, const ShardLoss& op);
 

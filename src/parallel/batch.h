@@ -15,6 +15,7 @@ struct Batch {
   int64_t first_position = 0;  // position of each sequence's first row (generation with a cache)
   uint32_t step = 0;
   double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
+  double z_loss = 0;      // coefficient of the z-loss, in training
   bool dropout = false;
   bool cut = true;  // false in generation: rows are not split over ranks
   Rows rows() const { return {sequences * seq_len, cut}; }

@@ -13,7 +13,8 @@ void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op) {
                                           .loss = op.loss,
                                           .dlogits = op.dlogits,
                                           .vocab = op.vocabulary,
-                                          .scale = op.scale});
+                                          .scale = op.scale,
+                                          .terms = op.terms});
   }
   const int64_t rows = op.shard.logits.rows();
   const Scratch here = ex.take("loss.largest_here", {rows}, DType::f64);
@@ -32,7 +33,8 @@ void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op) {
                               .loss = op.loss,
                               .dlogits = op.dlogits,
                               .vocabulary = op.vocabulary,
-                              .scale = op.scale});
+                              .scale = op.scale,
+                              .terms = op.terms});
 }
 
 double sum_of_losses(Exec& ex, const Tensor& losses) {

@@ -8,12 +8,14 @@ namespace trainer::parallel {
 
 /// Softmax cross-entropy of m rows whose logits are split by columns over `ranks`; if `ranks` is null or a single rank,
 /// this rank has all columns. `loss` [m] f64 is the same on all of these ranks. `dlogits` (may be empty) has this
-/// rank's columns. `weights`, `scale` and `vocabulary` are as in ops::ShardLoss. Blocks; all-reduces 3·m elements.
+/// rank's columns. `weights`, `scale`, `vocabulary` and `terms` are as in ops::ShardLoss. Blocks; all-reduces 3·m
+/// elements.
 struct ShardedLoss {
   ops::CrossEntropyShard shard;
   Tensor weights, loss, dlogits;
   int64_t vocabulary = 0;
   double scale = 1;
+  ops::LossTerms terms;
 };
 void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op);
 

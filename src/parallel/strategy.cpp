@@ -51,9 +51,10 @@ std::unique_ptr<Embedding> Strategy::embedding(int group, const EmbeddingSpec& s
 std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec& spec, bool tied) {
   const Spread features = stream(n_layer);
   if (!tied)
-    return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, sharding_.table, features), false);
+    return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, sharding_.table, features), false,
+                                  spec.logit_softcap);
   TRAINER_CHECK(table_.has_value(), "a tied head must be created after its embedding");
-  return std::make_unique<Head>(table_->with_stream(features), true);
+  return std::make_unique<Head>(table_->with_stream(features), true, spec.logit_softcap);
 }
 
 AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const {

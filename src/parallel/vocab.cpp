@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/activation.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
@@ -95,7 +96,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
   grads.complete(ex, t.slot);
 }
 
-Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
+Head::Head(const Table& table, bool tied, double cap) : table_(table), tied_(tied), cap_(cap) {
   TRAINER_CHECK((table.spread.flat & ~table.stream.rows) == 0,
                 "a head's table can be in flat shards only over ranks that have different rows");
 }
@@ -137,6 +138,7 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
                          .packed_b = table_.store.weights().packed(ex, table_.slot, true, features.rows())});
   if (table_.ranks.size(table_.spread.hidden) > 1)
     table_.ranks.along(table_.spread.hidden, Lane::critical).all_reduce(ex, out).join(ex);
+  if (cap_ > 0) ops::run(ex, ops::SoftCap{out, cap_});
   return out;
 }
 
@@ -192,8 +194,9 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
   comm::Communicator* const sharers =
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
-  TRAINER_CHECK(losses.count() == loss_rows(all), "there must be one loss per row, but there are {} losses and {} rows",
-                losses.count(), loss_rows(all));
+  const int64_t rows_here = loss_rows(all);
+  TRAINER_CHECK(losses.count() == (batch.z_loss > 0 ? 2 : 1) * rows_here,
+                "there must be one loss per row, but there are {} losses and {} rows", losses.count(), rows_here);
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
@@ -207,6 +210,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
     Scratch own;  // memory for dlogits if they cannot overwrite the logits
     if (grads != nullptr && sums != x.dtype) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
     if (grads != nullptr) at.dlogits = own ? own.tensor() : scores.tensor();
+    ops::LossTerms terms{.z = batch.z_loss, .cap = cap_};
+    if (batch.z_loss > 0) terms.z_loss = losses.range(rows_here + wide * first, wide * count);
     run(ex, sharers,
         ShardedLoss{.shard = {.logits = scores,
                               .targets = targets ? targets.tensor() : batch.targets.range(first, count),
@@ -216,7 +221,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
                     .loss = losses.range(wide * first, wide * count),
                     .dlogits = at.dlogits,
                     .vocabulary = table_.vocab,
-                    .scale = batch.loss_scale});
+                    .scale = batch.loss_scale,
+                    .terms = terms});
     if (grads == nullptr) continue;
     at.dx = dx.row_range(first, count);
     at.last = first + count == x.rows();

@@ -20,6 +20,7 @@ struct EmbeddingSpec {
   int64_t positions = 0;       // number of learned positions; 0: none
   int64_t vocab_multiple = 0;  // the vocabulary is padded to a multiple of this; 0: of 128 × the ranks that share it
   double init_std = 0.02;
+  double logit_softcap = 0;  // logits are bounded to cap·tanh(logit/cap); 0: not
 };
 
 /// A table in the store, used with activations in the spread `stream`.
@@ -68,8 +69,8 @@ class Embedding {
 class Head {
  public:
   /// `tied`: the table is an embedding's, whose backward pass completes the table's gradient. Internal error if the
-  /// table is in flat shards over ranks that have the same rows.
-  Head(const Table& table, bool tied);
+  /// table is in flat shards over ranks that have the same rows. `cap`: EmbeddingSpec::logit_softcap.
+  Head(const Table& table, bool tied, double cap = 0);
 
   /// Return the axes over which the rows are split when losses are computed, and the number of a rank's rows then.
   AxisSet loss_axes() const { return table_.spread_at_table().rows; }
@@ -79,8 +80,9 @@ class Head {
   /// Sets losses [loss_rows] f64 to weights[r]·loss[r] of this rank's rows, not scaled. Does not block; sum_of_losses()
   /// does.
   void loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses);
-  /// Sets the same losses. dx, in the spread of x, becomes the gradient of loss_scale · (sum of losses over all rows).
-  /// Passes weight gradients to the sink.
+  /// Sets the same losses, followed by as many z terms (ops::LossTerms) if batch.z_loss > 0. dx, in the spread of x,
+  /// becomes the gradient of loss_scale · (sum of losses and z terms over all rows). Passes weight gradients to the
+  /// sink.
   void loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
                      params::GradSink& grads);
   /// Returns the logits of one row, [1, padded vocabulary], in the accumulator type, on every rank. x has this rank's
@@ -101,6 +103,7 @@ class Head {
   void backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads);
   const Table table_;
   const bool tied_;
+  const double cap_;
 };
 
 /// Returns the number of rows of logits (of `rows`, with `padded` columns) that a head computes at a time: enough to

@@ -36,9 +36,10 @@ struct OffloadReport {
 };
 
 struct StepReport {
-  int64_t step = 0;        // 1-based
-  int64_t tokens = 0;      // seen so far by the whole run, including this step
-  double loss = kUnknown;  // mean over the step's tokens, before the step's update
+  int64_t step = 0;          // 1-based
+  int64_t tokens = 0;        // seen so far by the whole run, including this step
+  double loss = kUnknown;    // mean over the step's tokens, before the step's update
+  double z_loss = kUnknown;  // the same mean of the z-loss; only with train.z_loss
   double lr = kUnknown, grad_norm = kUnknown;
   bool skipped = false;    // no update, since loss or gradients were not finite or a spike
   std::string bad_tensor;  // in a skipped step: the first tensor that was not finite

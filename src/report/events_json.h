@@ -223,6 +223,7 @@ void fields(V& v, In<V, StepReport>& s) {
   v("memory_bytes", s.memory_bytes, "data_position", s.data_position, "epoch", s.epoch);
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
+  if (V::kReads || !std::isnan(s.z_loss)) v("z_loss", s.z_loss);
   v("offload", s.offload, "gpu", s.gpu);
 }
 

@@ -50,6 +50,7 @@ void TensorBoardLog::write(const StepReport& step) {
   if (!step.sources.empty()) groups["data"]["samples"] = step.sources;
   if (step.gpu) groups["gpu"] = to_json(*step.gpu);
   Scalars scalars = {{"loss/train", step.loss}};
+  if (!std::isnan(step.z_loss)) scalars.emplace_back("loss/z", step.z_loss);
   flatten(groups, "", '/', [&](const std::string& tag, const Json& value) {
     if (const auto number = value.get<double>(); !std::isnan(number)) scalars.emplace_back(tag, number);
   });

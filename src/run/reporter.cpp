@@ -106,6 +106,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.step = work.step;
   r.tokens = state.tokens_seen;
   r.loss = outcome.loss;
+  if (config_.train.z_loss > 0) r.z_loss = outcome.z_loss;
   r.lr = work.lr;
   r.grad_norm = outcome.norm.norm;
   r.skipped = outcome.skipped;

@@ -28,8 +28,8 @@ void RankScalars::reduce(mesh::AxisSet axes, std::span<double> values, comm::Red
   device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
 }
 
-void RankScalars::record(Exec& dry, mesh::AxisSet axes, comm::Reduce how) {
-  mesh_.along(axes, comm::Lane::control).all_reduce(dry, values_.tensor().range(0, 1), how).join(dry);
+void RankScalars::record(Exec& dry, mesh::AxisSet axes, int64_t values, comm::Reduce how) {
+  mesh_.along(axes, comm::Lane::control).all_reduce(dry, values_.tensor().range(0, values), how).join(dry);
 }
 
 void RankScalars::sum_over_rows(std::span<double> values) { reduce(row_axes(), values, comm::Reduce::sum); }

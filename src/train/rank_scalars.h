@@ -19,9 +19,9 @@ class RankScalars {
   void make_communicators();
 
   /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, and
-  /// the sum of the step's losses.
-  void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), comm::Reduce::max); }
-  void record_loss(Exec& dry) { record(dry, row_axes(), comm::Reduce::sum); }
+  /// the sums of the step's losses (`values`: how many sums).
+  void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), 1, comm::Reduce::max); }
+  void record_loss(Exec& dry, int64_t values) { record(dry, row_axes(), values, comm::Reduce::sum); }
 
   // The following functions are collective and take at most kMost values. On a GPU the host waits for the result.
   static constexpr int64_t kMost = 5;
@@ -42,7 +42,7 @@ class RankScalars {
   mesh::AxisSet row_axes() const;
   mesh::AxisSet replica_axes() const;
   void reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how);
-  void record(Exec& dry, mesh::AxisSet axes, comm::Reduce how);
+  void record(Exec& dry, mesh::AxisSet axes, int64_t values, comm::Reduce how);
 
   device::Device& device_;
   Arena& arena_;

@@ -70,7 +70,8 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
-  losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
+  loss_rows_ = model_->loss_rows({rows.count()});
+  losses_ = Buffer(device, "data", {(training && config.train.z_loss > 0 ? 2 : 1) * loss_rows_}, DType::f64);
   if (config.data.separate_documents) first_key_ = Buffer(device, "data", rows, DType::i32);
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
@@ -96,7 +97,8 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
-  double loss = 0;
+  const bool has_z = config_.train.z_loss > 0;
+  double losses[2] = {};  // of the rows, and the z terms
   VisiblePairs pairs;
   grads_->begin_step();
   optimizer_->begin_step();
@@ -113,11 +115,13 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
     draw_ahead(first_sample(work, micro + 1), batches);
-    loss += parallel::sum_of_losses(ex, losses_);
+    losses[0] += parallel::sum_of_losses(ex, this->losses());
+    if (has_z) losses[1] += parallel::sum_of_losses(ex, z_losses());
     clock.charge(&PhaseMs::backward);
   }
-  scalars_->sum_over_rows({&loss, 1});
-  outcome.loss = loss / static_cast<double>(tokens);
+  scalars_->sum_over_rows({losses, has_z ? size_t{2} : size_t{1}});
+  outcome.loss = losses[0] / static_cast<double>(tokens);
+  outcome.z_loss = losses[1] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
@@ -163,6 +167,7 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
+  batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
   return batch;
 }
@@ -198,9 +203,9 @@ void Trainer::forward_backward(Exec& ex, const parallel::Batch& batch, bool last
 double Trainer::loss_sum(const data::TokenBatch& host) {
   Exec ex = exec();
   begin(ex, eval_key_);
-  model_->loss(ex, upload(host), losses_);
+  model_->loss(ex, upload(host), losses());
   end();
-  return parallel::sum_of_losses(ex, losses_);
+  return parallel::sum_of_losses(ex, losses());
 }
 
 void Trainer::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
@@ -245,12 +250,14 @@ void Trainer::plan(const StepRecorders& recorders) {
   if (saved_ != nullptr) {
     grads_->prepare(device_);
     batch.dropout = true;
+    batch.z_loss = config_.train.z_loss;
     plan_training(batch, recorders);
   }
   batch.dropout = false;
+  batch.z_loss = 0;
   Meter evaluation;
   record(
-      eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses_); }, evaluation);
+      eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses()); }, evaluation);
   seal();
   store_.weights().forget_kept();
   mesh_.world().connect();
@@ -269,14 +276,15 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   Meter first, middle;
   first.recorder = recorders.first;
   middle.recorder = recorders.middle;
-  const auto scalars = [&](Recorder* recorder, auto exchange) {
+  const auto scalars = [&](Recorder* recorder, auto record) {
     Meter not_counted;
     not_counted.recorder = recorder;
     Exec apart{*dry, heap, not_counted};
-    ((*scalars_).*exchange)(apart);
+    record(apart);
   };
+  const auto record_stop = [&](Exec& apart) { scalars_->record_stop(apart); };
   const auto earlier = [&](Meter& meter) {
-    scalars(meter.recorder, &RankScalars::record_stop);
+    scalars(meter.recorder, record_stop);
     Exec apart{*dry, heap, meter};
     store_.weights().begin(apart, train_key_);
     forward_backward(apart, batch, /*last=*/false);
@@ -285,11 +293,11 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   if (accumulation() > 1) earlier(first);
   if (accumulation() > 2) earlier(middle);
   meter_.recorder = recorders.last;
-  scalars(recorders.last, &RankScalars::record_stop);
+  scalars(recorders.last, record_stop);
   record_memory(
       train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();
-  scalars(recorders.last, &RankScalars::record_loss);
+  scalars(recorders.last, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   optimizer_->step(ex, {.lr = 0, .t = 1});

@@ -71,7 +71,8 @@ class Trainer {
   /// the loss or the gradient norm is a spike, the update is skipped. If `stop` returns true on any rank between
   /// micro-steps, the partial step is discarded and `interrupted` is set.
   struct Outcome {
-    double loss = 0;  // mean over the step's unmasked tokens
+    double loss = 0;    // mean over the step's unmasked tokens, without the z-loss
+    double z_loss = 0;  // the same mean of the z-loss; 0 without train.z_loss
     params::GradNorm norm;
     bool skipped = false;  // loss or gradient not finite, or a spike: no update was made
     /// Why a step with finite loss and gradient was skipped: the value and the limit that it exceeds (spikes.h).
@@ -151,6 +152,11 @@ class Trainer {
   void forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock = nullptr);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;
+  /// Returns the losses of the rows, and their z terms; empty without train.z_loss.
+  Tensor losses() const { return losses_.tensor().range(0, loss_rows_); }
+  Tensor z_losses() const {
+    return config_.train.z_loss > 0 ? losses_.tensor().range(loss_rows_, loss_rows_) : Tensor();
+  }
 
   device::Device& device_;
   config::Config config_;
@@ -172,6 +178,7 @@ class Trainer {
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_, first_key_;
   data::TokenBatch host_;
+  int64_t loss_rows_ = 0;
   std::vector<int32_t> first_keys_;  // of the last batch that was copied to the device
   std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;

@@ -111,13 +111,27 @@ void swiglu_backward(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut d
   }
 }
 
+/// tanh(u) = (1 − e)/(1 + e) with e = exp(−2·|u|), and the sign of u.
+template <typename T>
+void soft_cap(TileOut x, double cap, int64_t rows, int64_t cols) {
+  const T bound = static_cast<T>(cap), slope = static_cast<T>(-2 / cap);
+  for (int64_t r = 0; r < rows; ++r) {
+    T* const values = row<T>(x, r);
+    each_vector<T>(cols, [&](int64_t i, auto tag) {
+      const Vec<T> v = get(values + i, tag), e = vexp(abs_impl<T>(v) * slope), size = bound * ((T(1) - e) / (T(1) + e));
+      put(values + i, v < Vec<T>{} ? -size : size, tag);
+    });
+  }
+}
+
 template <bool Near>
 constexpr ActivationKernels kernels() {
   return {{bias_activation<double>, bias_activation<float>, bias_activation<bf16, Near>},
           {gelu_backward<double>, gelu_backward<float>, gelu_backward<bf16, Near>},
           {add<double>, add<float>, add<bf16, Near>},
           {swiglu<double>, swiglu<float>, swiglu<bf16>},
-          {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>}};
+          {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>},
+          {soft_cap<double>, soft_cap<float>}};
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ struct ActivationKernels {
   void (*add[3])(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu[3])(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
+  void (*soft_cap[2])(TileOut x, double cap, int64_t rows, int64_t cols);  // f64, f32
 };
 // activation_kernels_near: bf16 with math_bf16.h, for use with GEMMs with bf16 panels.
 TRAINER_FOR_EACH_ISA(extern const ActivationKernels activation_kernels, activation_kernels_near;)

@@ -33,18 +33,42 @@ CrossEntropySums sums_of(const A* logits, int64_t vocab) {
   return {static_cast<double>(largest), sum};
 }
 
-/// factor·(softmax − onehot); target < 0: the target is on a different rank.
+/// factor·((1 + 2·z·lse)·softmax − onehot), times the slope of the soft cap; target < 0: the target is on a different
+/// rank.
 template <typename T>
-void gradient(const AccumulatorOf<T>* logits, T* dlogits, const CrossEntropySums& sums, int64_t vocab, int64_t padded,
-              int64_t target, double factor) {
+void gradient(const CrossEntropyRow& op, const CrossEntropySums& sums) {
   using A = AccumulatorOf<T>;
-  const Vec<A> shift = splat<A>(static_cast<A>(sums.largest)), scale = splat<A>(static_cast<A>(factor / sums.sum));
+  const A* logits = static_cast<const A*>(op.logits);
+  T* dlogits = static_cast<T*>(op.dlogits);
+  const int64_t vocab = op.vocab, target = op.target;
+  const double factor = op.weight * op.scale, lse = op.z == 0 ? 0 : sums.largest + log_of(sums.sum);
+  const double grown = op.z == 0 ? factor : factor * (1 + 2 * op.z * lse);
+  const Vec<A> shift = splat<A>(static_cast<A>(sums.largest)), scale = splat<A>(static_cast<A>(grown / sums.sum));
+  if (op.cap > 0) {
+    const A steep = static_cast<A>(1 / op.cap);
+    const auto slope = [&](Vec<A> x) __attribute__((always_inline)) {
+      const Vec<A> share = x * steep;
+      return A(1) - share * share;
+    };
+    Vec<A> capped = {};
+    if (target >= 0) {
+      const Vec<A> x = splat<A>(logits[target]);
+      capped = (vexp(x - shift) * scale - static_cast<A>(factor)) * slope(x);
+    }
+    each_vector<A>(vocab, [&](int64_t i, auto tag) {
+      const Vec<A> x = get(logits + i, tag);
+      put(dlogits + i, vexp(x - shift) * scale * slope(x), tag);
+    });
+    if (target >= 0) put(dlogits + target, capped, Part{1});
+    __builtin_memset(dlogits + vocab, 0, static_cast<size_t>(op.padded - vocab) * sizeof(T));
+    return;
+  }
   Vec<A> at_target = {};
   if (target >= 0) at_target = vexp(splat<A>(logits[target]) - shift) * scale - static_cast<A>(factor);
   each_vector<A>(vocab,
                  [&](int64_t i, auto tag) { put(dlogits + i, vexp(get(logits + i, tag) - shift) * scale, tag); });
   if (target >= 0) put(dlogits + target, at_target, Part{1});
-  __builtin_memset(dlogits + vocab, 0, static_cast<size_t>(padded - vocab) * sizeof(T));
+  __builtin_memset(dlogits + vocab, 0, static_cast<size_t>(op.padded - vocab) * sizeof(T));
 }
 
 template <typename T>
@@ -54,11 +78,14 @@ double row(const CrossEntropyRow& op) {
   T* dlogits = static_cast<T*>(op.dlogits);
   if (op.weight == 0) {
     if (dlogits != nullptr) __builtin_memset(dlogits, 0, static_cast<size_t>(op.padded) * sizeof(T));
+    if (op.z_loss != nullptr) *op.z_loss = 0;
     return 0;
   }
   const CrossEntropySums sums = sums_of(logits, op.vocab);
-  const double loss = op.weight * (log_of(sums.sum) + (sums.largest - static_cast<double>(logits[op.target])));
-  if (dlogits != nullptr) gradient<T>(logits, dlogits, sums, op.vocab, op.padded, op.target, op.weight * op.scale);
+  const double log_sum = log_of(sums.sum), lse = sums.largest + log_sum;
+  const double loss = op.weight * (log_sum + (sums.largest - static_cast<double>(logits[op.target])));
+  if (op.z_loss != nullptr) *op.z_loss = op.weight * op.z * lse * lse;
+  if (dlogits != nullptr) gradient<T>(op, sums);
   return loss;
 }
 
@@ -74,8 +101,7 @@ void shard_gradient(const CrossEntropyRow& op, const CrossEntropySums& sums) {
     __builtin_memset(dlogits, 0, static_cast<size_t>(op.padded) * sizeof(T));
     return;
   }
-  gradient<T>(static_cast<const AccumulatorOf<T>*>(op.logits), dlogits, sums, op.vocab, op.padded, op.target,
-              op.weight * op.scale);
+  gradient<T>(op, sums);
 }
 
 }  // namespace

@@ -12,6 +12,8 @@ struct CrossEntropyRow {
   void* dlogits;
   int64_t vocab, padded, target;
   double weight, scale;
+  double z, cap;   // ops::LossTerms
+  double* z_loss;  // receives weight·z·lse²; may be null
 };
 /// The largest logit of a row, and the sum of exp(logit − largest).
 struct CrossEntropySums {

@@ -140,6 +140,28 @@ struct SwigluBackwardBody {
   }
 };
 
+struct SoftCapBody {
+  Rows<float> x;
+  float cap, slope;
+  template <int V>
+  struct Values {
+    float x[V];
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    get(x.at(at.r, at.c), at.n, v.x);
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float e = expf(fabsf(v.x[i]) * slope), size = cap * ((1.0f - e) / (1.0f + e));
+      v.x[i] = v.x[i] < 0 ? -size : size;
+    }
+    put(x.at(at.r, at.c), at.n, v.x);
+  }
+};
+
 }  // namespace
 
 void run(Exec& ex, const BiasActivation& op) {
@@ -171,6 +193,13 @@ void run(Exec& ex, const Add& op) {
         AddBody<T>{rows_in<T>(op.x), rows_in<T>(op.other), {op.bias ? op.bias.as<T>() : nullptr, 0}, rows_of<T>(op.y)},
         op.x.rows(), op.x.cols(), {op.x, op.other, op.bias, op.y}, !op.bias);
   });
+}
+
+void run(Exec& ex, const SoftCap& op) {
+  TRAINER_CHECK(op.x.dtype == DType::f32, "logits are {}: CUDA devices support only fp32", name_of(op.x.dtype));
+  if (ex.device.dry()) return;
+  const SoftCapBody body{rows_of<float>(op.x), static_cast<float>(op.cap), static_cast<float>(-2 / op.cap)};
+  map<wide_of<float>()>(ex, body, op.x.rows(), op.x.cols(), {op.x}, true);
 }
 
 void run(Exec& ex, const SwigluForward& op) {

@@ -21,7 +21,9 @@ struct LossRows {
   Rows<T> dlogits;       // null: no gradient
   int64_t rows, first, vocabulary;
   int padded, vocab;
-  double scale;
+  double scale, z;  // z, cap, z_loss: ops::LossTerms
+  float cap;
+  double* z_loss;                 // null: not stored
   double *loss, *largest, *sums;  // largest [rows], sums [2, rows]: shards only
   int kept;                       // columns kept in shared memory between the two passes over a row
 
@@ -102,19 +104,30 @@ __device__ inline RowSums sums_of(const float* logits, int vocab, float* keep, i
   return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
 }
 
-/// Computes a row's gradient, factor·(softmax − onehot). target < 0: the target is on a different rank.
+/// Stores weight·z·lse², the row's z term.
+template <typename T>
+__device__ inline void store_z_loss(const LossRows<T>& op, int64_t r, float weight, double lse) {
+  if (op.z_loss != nullptr) op.z_loss[r] = weight == 0 ? 0.0 : static_cast<double>(weight) * op.z * lse * lse;
+}
+
+/// Computes a row's gradient, factor·((1 + 2·z·lse)·softmax − onehot), times the slope of the soft cap. target < 0: the
+/// target is on a different rank.
 struct RowGradient {
-  float largest, scale, whole;
+  float largest, scale, whole, steep;
   int vocab, target;
-  __device__ RowGradient(const RowSums& row, double factor, int columns, int at)
-      : largest(row.largest),
-        scale(static_cast<float>(factor / row.sum)),
-        whole(static_cast<float>(factor)),
-        vocab(columns),
-        target(at) {}
+  template <typename T>
+  __device__ RowGradient(const LossRows<T>& op, const RowSums& row, float weight, int at)
+      : largest(row.largest), steep(op.cap > 0 ? 1 / op.cap : 0.0f), vocab(op.vocab), target(at) {
+    const double factor = static_cast<double>(weight) * op.scale;
+    const double grown =
+        op.z == 0 ? factor : factor * (1 + 2 * op.z * (static_cast<double>(row.largest) + log(row.sum)));
+    scale = static_cast<float>(grown / row.sum);
+    whole = static_cast<float>(factor);
+  }
   __device__ float at(int column, float logit) const {
-    const float value = column < vocab ? relative_exp(logit, largest) * scale : 0.0f;
-    return column == target ? value - whole : value;
+    float value = column < vocab ? relative_exp(logit, largest) * scale : 0.0f;
+    if (column == target) value -= whole;
+    return steep > 0 && column < vocab ? value * (1 - logit * steep * (logit * steep)) : value;
   }
 };
 
@@ -143,7 +156,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRo
   const int64_t r = blockIdx.x;
   const float weight = op.weight(r);
   if (weight == 0) {
-    if (threadIdx.x == 0) op.loss[r] = 0;
+    if (threadIdx.x == 0) {
+      op.loss[r] = 0;
+      store_z_loss(op, r, weight, 0);
+    }
     if (op.dlogits.data != nullptr) write_zeros<V>(op.dlogits.at(r, 0), op.padded);
     return;
   }
@@ -152,12 +168,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRo
   const float at_target = target < 0 ? 0.0f : logits[target];  // before a gradient in place overwrites it
   float* const keep = dynamic_shared<float>();
   const RowSums row = sums_of<V>(logits, op.vocab, keep, op.kept);
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
     op.loss[r] = op.lost(r) ? not_a_number()
                             : static_cast<double>(weight) *
                                   (log(row.sum) + (static_cast<double>(row.largest) - static_cast<double>(at_target)));
+    store_z_loss(op, r, weight, static_cast<double>(row.largest) + log(row.sum));
+  }
   if (op.dlogits.data == nullptr) return;
-  const RowGradient gradient(row, static_cast<double>(weight) * op.scale, op.vocab, target);
+  const RowGradient gradient(op, row, weight, target);
   // Columns that are not kept were read last, so they are read again first, while they are still in L2.
   write_gradient<V>(gradient, logits + op.kept, op.dlogits.at(r, 0), op.kept, op.padded);
   write_gradient<V>(gradient, keep, op.dlogits.at(r, 0), 0, op.kept);
@@ -187,17 +205,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks) shard_loss_kernel(LossRows<
   const int64_t r = blockIdx.x;
   const float weight = op.weight(r);
   const double sum = op.sums[r];
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
     op.loss[r] = weight == 0  ? 0.0
                  : op.lost(r) ? not_a_number()
                               : static_cast<double>(weight) * (log(sum) - op.sums[op.rows + r]);
+    store_z_loss(op, r, weight, op.largest[r] + log(sum));
+  }
   if (op.dlogits.data == nullptr) return;
   if (weight == 0) {
     write_zeros<V>(op.dlogits.at(r, 0), op.padded);
     return;
   }
-  const RowGradient gradient({static_cast<float>(op.largest[r]), sum}, static_cast<double>(weight) * op.scale, op.vocab,
-                             op.column(r));
+  const RowGradient gradient(op, {static_cast<float>(op.largest[r]), sum}, weight, op.column(r));
   write_gradient<V>(gradient, op.logits.at(r, 0), op.dlogits.at(r, 0), 0, op.padded);
 }
 
@@ -236,6 +255,13 @@ LossRows<T> rows_for(const Tensor& logits, const Tensor& targets, const Tensor& 
   return rows;
 }
 
+template <typename T>
+void set_terms(LossRows<T>& rows, const LossTerms& terms) {
+  rows.z = terms.z;
+  rows.cap = static_cast<float>(terms.cap);
+  rows.z_loss = terms.z_loss ? terms.z_loss.as<double>() : nullptr;
+}
+
 device::cuda::Grid row_grid(int64_t rows, int64_t pieces) {
   return {dim3(static_cast<unsigned>(rows)), threads_for(pieces)};
 }
@@ -254,6 +280,7 @@ void run(Exec& ex, const CrossEntropy& op) {
     if (ex.device.dry() || op.logits.rows() == 0) return;
     LossRows<T> rows = rows_for<T>(op.logits, op.targets, op.weights, op.dlogits, op.vocab, op.scale);
     rows.loss = op.loss.as<double>();
+    set_terms(rows, op.terms);
     if (op.dlogits) rows.kept = kept_columns(device::cuda::facts_of(ex.device), op.vocab);
     with_piece(op.logits, op.dlogits, [&](auto piece) {
       device::cuda::Grid grid = row_grid(rows.rows, divide_up(op.vocab, int64_t{piece}));
@@ -300,6 +327,7 @@ void run(Exec& ex, const ShardLoss& op) {
     rows.largest = op.largest.as<double>();
     rows.sums = op.sums.as<double>();
     rows.loss = op.loss.as<double>();
+    set_terms(rows, op.terms);
     with_piece(shard.logits, op.dlogits, [&](auto piece) {
       const int64_t pieces = op.dlogits ? divide_up(rows.padded, int64_t{piece}) : 1;
       device::cuda::launch(device::cuda::stream_of(ex.device), row_grid(rows.rows, pieces), shard_loss_kernel<T, piece>,

@@ -24,7 +24,7 @@ namespace trainer::ops::cuda {
   X(Gemm) X(AttentionForward) X(AttentionBackward) \
   X(NormForward) X(NormApply) X(NormBackward) \
   X(NormMoments) X(NormMerge) X(SplitNormSums) X(SplitNormBackward) \
-  X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) \
+  X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) X(SoftCap) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
   X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Fill) X(AdamW) X(SquaredNorm)

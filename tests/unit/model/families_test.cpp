@@ -25,6 +25,7 @@ struct Family {
   std::vector<std::string> sets;
   double loss, norm;
   std::vector<Gradient> gradients;
+  double z_loss = 0, z_term = 0;                     // coefficient, and the mean of the term
   std::vector<std::vector<int64_t>> documents = {};  // rows at which the documents of each sequence begin; empty: one
 };
 
@@ -112,6 +113,23 @@ std::vector<Family> families() {
         {"blocks.1.attn.v.weight", 1, 1, 3.315129486726801e-02, 6.215567337993637e-01},
         {"blocks.1.attn.o.weight", 1, 1, 4.584618287850886e-02, 7.056915473748715e-01},
         {"head.weight", 7, 1, -5.731078763888588e-02, 1.053269120283614}}},
+      {"z-loss",
+       31,
+       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"},
+       4.649672878680455,
+       9.557852673738740,
+       {{"head.weight", 7, 1, 1.042736505662514e-02, 1.714626193367554},
+        {"blocks.1.attn.q.weight", 1, 1, -2.951154359548477e-03, 5.645225020218155e-01}},
+       0.01,
+       4.845321255922544 - 4.649672878680455},
+      {"soft cap of logits",
+       31,
+       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256",
+                                          "logit_softcap=3"},
+       4.019973786873232,
+       7.931915755685872,
+       {{"head.weight", 7, 1, -9.225846018875444e-03, 1.337384046710018},
+        {"blocks.1.attn.k.weight", 1, 1, 1.961119509571775e-02, 3.922247235259341e-01}}},
       {"a layer without RoPE (smollm3)",
        29,
        kSmall + std::vector<std::string>{"arch=smollm3", "nope_every=2", "rope_theta=2e6", "tie_embeddings=true"},
@@ -133,6 +151,8 @@ std::vector<Family> families() {
        4.093853174636878,
        {{"blocks.1.attn.k.weight", 1, 1, -4.906077062320041e-03, 1.316080756385115e-01},
         {"wte", 7, 1, 9.691626624761085e-02, 2.208357448236421}},
+       0,
+       0,
        {{0, 3, 4}, {0, 6}}},
       {"separate documents",
        31,
@@ -141,6 +161,8 @@ std::vector<Family> families() {
        6.048299479940694,
        {{"blocks.1.attn.k.weight", 1, 1, 1.701641662975497e-03, 1.827199767403544e-01},
         {"wte", 7, 1, -1.051859471692565e-01, 3.446789150489442}},
+       0,
+       0,
        {{0, 3, 4}, {0, 6}}},
   };
 }
@@ -212,7 +234,9 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
         batch.first_keys.push_back(static_cast<int32_t>(*(std::ranges::upper_bound(starts, t) - 1)));
       }
     EXPECT_NEAR(rig.loss(batch), family.loss, 1e-12);
+    rig.z_loss = family.z_loss;
     EXPECT_NEAR(rig.step({batch}), family.loss, 1e-12);
+    EXPECT_NEAR(rig.z_term, family.z_term, 1e-12);
     const Named gradients = rig.gradients();
     double squares = 0;
     for (const auto& [name, values] : gradients) squares += norm_of(values) * norm_of(values);

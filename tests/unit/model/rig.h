@@ -80,13 +80,18 @@ class Rig {
   double step(const std::vector<reference::Batch>& micro_batches) {
     sink.begin_step();
     double loss = 0;
+    z_term = 0;
     for (const reference::Batch& micro : micro_batches) {
-      const Loaded loaded = load(micro);
+      Loaded loaded = load(micro);
       Transformer::Saved saved(model);
       model.forward(ex, loaded.batch, saved);
-      const Scratch losses = losses_of(loaded.batch);
+      loaded.batch.z_loss = z_loss;
+      const int64_t rows = model.loss_rows(loaded.batch.rows());
+      const Scratch losses = ex.take("losses", {(z_loss > 0 ? 2 : 1) * rows}, DType::f64);
       model.backward(ex, loaded.batch, saved, losses, sink);
-      loss += parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
+      loss += parallel::sum_of_losses(ex, losses.tensor().range(0, rows)) * loaded.batch.loss_scale;
+      if (z_loss > 0)
+        z_term += parallel::sum_of_losses(ex, losses.tensor().range(rows, rows)) * loaded.batch.loss_scale;
     }
     return loss;
   }
@@ -135,6 +140,8 @@ class Rig {
     return to;
   }
 
+  double z_loss = 0;  // coefficient in step()
+  double z_term = 0;  // mean of the z-loss in the last step
   device::CpuDevice device;
   Arena arena;
   Meter meter;

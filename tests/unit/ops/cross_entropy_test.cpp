@@ -1,5 +1,7 @@
 #include "ops/cross_entropy.h"
 
+#include "ops/activation.h"
+
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {
@@ -74,6 +76,54 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
           }
         });
   }
+}
+
+TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
+  using T = TypeParam;
+  const int64_t rows = 4, vocab = 299, padded = 320;
+  const double z = 0.02, cap = 3, scale = 0.25;
+  Normal draw(64, 1, 4);
+  Grid logits = Grid({rows, padded}, this->kSums).fill(draw), targets({rows}, DType::i32), weights({rows}, this->kSums);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = vocab; i < padded; ++i) logits.set(r * padded + i, 1e30);  // must not count
+    targets.set(r, static_cast<double>(r * 97));
+    weights.set(r, r == 2 ? 0.0 : 0.5 + static_cast<double>(r));
+  }
+  on_every_device(
+      [&](TestExec& ex) {
+        Grid capped = logits, loss({rows}, DType::f64), z_loss = loss, dlogits({rows, padded}, this->kType);
+        run(ex, SoftCap{capped, cap});
+        run(ex, CrossEntropy{capped, targets, weights, loss, dlogits, vocab, scale, {z, z_loss, cap}});
+        Grid largest = loss, sums({2, rows}, DType::f64), shared = loss, shared_z = loss, shared_d = dlogits;
+        const CrossEntropyShard all{capped, targets, 0, vocab};
+        run(ex, ShardSums{all, largest, sums});
+        run(ex, ShardRescale{all, largest, largest, sums});
+        run(ex, ShardLoss{all, largest, sums, weights, shared, shared_d, vocab, scale, {z, shared_z, cap}});
+        return std::vector<Grid>{capped, loss, z_loss, dlogits, shared, shared_z, shared_d};
+      },
+      [&](const std::vector<Grid>& out) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto target = static_cast<int64_t>(targets.at(r));
+          const auto y = [&](int64_t i) { return cap * std::tanh(logits.at(r, i) / cap); };
+          double sum = 0;
+          for (int64_t i = 0; i < vocab; ++i) sum += std::exp(y(i));
+          const double lse = std::log(sum), w = weights.at(r);
+          for (const size_t at : {size_t{1}, size_t{4}}) {
+            expect_close<AccumulatorOf<T>>(out[at].at(r), w * (lse - y(target)), 32, w * (lse + cap), "loss");
+            expect_close<AccumulatorOf<T>>(out[at + 1].at(r), w * z * lse * lse, 32, w * z * lse * lse, "z loss");
+          }
+          for (int64_t i = 0; i < vocab; ++i) {
+            expect_close<AccumulatorOf<T>>(out[0].at(r, i), y(i), 16, cap, format("logit {}", i));
+            const double p = std::exp(y(i) - lse), hot = i == target, slope = 1 - y(i) * y(i) / (cap * cap);
+            const double want = w * scale * (p * (1 + 2 * z * lse) - hot) * slope;
+            for (const size_t at : {size_t{3}, size_t{6}})
+              expect_close<T>(out[at].at(r, i), want, 64,
+                              w * scale * (p * (1 + 2 * cap) * (1 + 2 * z * lse) + hot) + 1e-37,
+                              format("dlogits[{}, {}]", r, i));
+          }
+          for (int64_t i = vocab; i < padded; ++i) EXPECT_EQ(out[3].at(r, i), 0);
+        }
+      });
 }
 
 // Three ranks share the vocabulary, the last without a token; the reductions between the steps are done here.

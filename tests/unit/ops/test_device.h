@@ -96,6 +96,7 @@ inline Operands operands(SplitNormBackward& o) {
 inline Operands operands(BiasActivation& o) { return {&o.x, &o.bias, &o.pre, &o.y}; }
 inline Operands operands(GeluBackward& o) { return {&o.dy, &o.x, &o.dx}; }
 inline Operands operands(Add& o) { return {&o.x, &o.other, &o.y, &o.bias}; }
+inline Operands operands(SoftCap& o) { return {&o.x}; }
 inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y}; }
 inline Operands operands(SwigluBackward& o) { return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup}; }
 inline Operands operands(Rope& o) { return {&o.x, &o.table}; }
@@ -103,13 +104,15 @@ inline Operands operands(EmbeddingForward& o) { return {&o.ids, &o.table, &o.pos
 inline Operands operands(AddPositions& o) { return {&o.positions, &o.y}; }
 inline Operands operands(EmbeddingBackward& o) { return {&o.ids, &o.dy, &o.dtable}; }
 inline Operands operands(PositionsBackward& o) { return {&o.dy, &o.dpositions}; }
-inline Operands operands(CrossEntropy& o) { return {&o.logits, &o.targets, &o.weights, &o.loss, &o.dlogits}; }
+inline Operands operands(CrossEntropy& o) {
+  return {&o.logits, &o.targets, &o.weights, &o.loss, &o.dlogits, &o.terms.z_loss};
+}
 inline Operands operands(ShardSums& o) { return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums}; }
 inline Operands operands(ShardRescale& o) {
   return {&o.shard.logits, &o.shard.targets, &o.largest_here, &o.largest, &o.sums};
 }
 inline Operands operands(ShardLoss& o) {
-  return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums, &o.weights, &o.loss, &o.dlogits};
+  return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums, &o.weights, &o.loss, &o.dlogits, &o.terms.z_loss};
 }
 inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bias}; }
 inline Operands operands(ColumnSum& o) { return {&o.x, &o.sums}; }

@@ -121,6 +121,10 @@ std::vector<Case> all_cases() {
   });
   with("QkNorm", [](Config& c) { c.model.qk_norm = config::QkNorm::head; });
   with("QkvBiases", [](Config& c) { c.model.attn_bias = config::AttentionBias::qkv; });
+  with("ZLossSoftcap", [](Config& c) {
+    c.train.z_loss = 0.01;
+    c.model.logit_softcap = 4;
+  });
   with("Masks", [](Config& c) {
     c.model.window = 5;
     c.model.window_full_every = 2;
@@ -305,16 +309,28 @@ TEST_P(Properties, MemoryIsPredictedForEveryRank) {
 }
 TEST_P(Properties, NormCountsEveryParameterOnce) { expect_norm_counts_every_parameter_once(GetParam().config); }
 TEST_P(Properties, GenerationContinuesAsOneRankDoes) { expect_text_continued_as_on_one_rank(GetParam().config); }
-INSTANTIATE_TEST_SUITE_P(
-    Some, Properties,
-    testing::ValuesIn(named({"Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor4Data1Each1Llama",
-                             "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth2Data2Gpt2AutoRingTile1x1",
-                             "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
-                             "X2Y2Z2Data1Gpt2", "X3Y1Z2Data1Gpt2", "X2Y3Z1Data2Gpt2", "CrossedLlama", "ContraryLlama",
-                             "Tensor4Data1SpEach1LlamaWideHeadsYarn", "CrossedLlamaWideHeadsYarn",
-                             "Tensor4Data1SpEach1LlamaQkvBiases", "Tensor4Data1SpEach1LlamaQkNorm",
-                             "CrossedLlamaQkNorm", "CrossedLlamaMasks", "Q2Depth1Data1LlamaAutoRingTile1x1Masks"})),
-    name_of_case);
+INSTANTIATE_TEST_SUITE_P(Some, Properties,
+                         testing::ValuesIn(named({"Tensor2Data2SpEach1Gpt2",
+                                                  "Tensor4Data1SpEach1Llama",
+                                                  "Tensor4Data1Each1Llama",
+                                                  "Q2Depth1Data1Gpt2AutoRingTile1x1",
+                                                  "Q2Depth2Data2Gpt2AutoRingTile1x1",
+                                                  "Q3Depth1Data1LlamaPaperGatherTile1x1",
+                                                  "Q4Depth1Data1LlamaAutoRingTile2x2",
+                                                  "X2Y2Z2Data1Gpt2",
+                                                  "X3Y1Z2Data1Gpt2",
+                                                  "X2Y3Z1Data2Gpt2",
+                                                  "CrossedLlama",
+                                                  "ContraryLlama",
+                                                  "Tensor4Data1SpEach1LlamaWideHeadsYarn",
+                                                  "CrossedLlamaWideHeadsYarn",
+                                                  "Tensor4Data1SpEach1LlamaQkvBiases",
+                                                  "Tensor4Data1SpEach1LlamaQkNorm",
+                                                  "CrossedLlamaQkNorm",
+                                                  "CrossedLlamaMasks",
+                                                  "CrossedLlamaZLossSoftcap",
+                                                  "Q2Depth1Data1LlamaAutoRingTile1x1Masks"})),
+                         name_of_case);
 
 TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
   for (const Case& one : named({"Tensor4Data1SpEach1Llama", "Q2Depth1Data1Gpt2AutoRingTile1x1", "X2Y2Z1Data1Llama"})) {
