@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/shape.h"
 
@@ -52,6 +53,13 @@ struct View {
   Piece<Byte> cut(Byte* array, Chunk range) const {
     const int64_t step = flow.elements, skip = std::min(range.count, flow.segment * step);
     return {array + (range.begin + skip) * unit, std::min(range.count - skip, step)};
+  }
+  /// Returns the piece of an all_to_all for, or from, the member at `place`.
+  Chunk piece(std::span<const int64_t> counts, int place) const {
+    const auto index = static_cast<size_t>(place);
+    if (counts.empty()) return {place * (c.n / c.size), c.n / c.size};
+    if (counts[index] == 0) return {};
+    return {std::accumulate(counts.begin(), counts.begin() + place, int64_t{0}), counts[index]};
   }
   Chunk chunk(int place) const { return chunk_of(c.n, c.size, place); }
   std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kLargestSegment; }
@@ -174,13 +182,12 @@ bool exchange(Flow& flow, Post& post) {
   if (flow.step++ > 0) return false;
   const View v(flow);
   const Collective& c = v.c;
-  const int64_t k = c.n / c.size;  // elements for each rank of an all_to_all
   const auto outgoing = [&](int to) -> Piece<const std::byte> {
     switch (c.op) {
       case CommOp::all_gather:
         return v.cut(c.in, Chunk{0, v.chunk(c.rank).count});
       case CommOp::all_to_all:
-        return v.cut(c.in, Chunk{to * k, k});
+        return v.cut(c.in, v.piece(c.counts.send, to));
       case CommOp::broadcast:
         return v.cut(c.in, Chunk{0, c.rank == c.root ? c.n : 0});
       default:
@@ -192,7 +199,7 @@ bool exchange(Flow& flow, Post& post) {
       case CommOp::all_gather:
         return v.cut(c.out, v.chunk(from));
       case CommOp::all_to_all:
-        return v.cut(c.out, Chunk{from * k, k});
+        return v.cut(c.out, v.piece(c.counts.receive, from));
       case CommOp::broadcast:
         return v.cut(c.out, Chunk{0, from == c.root ? c.n : 0});
       default:
@@ -213,7 +220,9 @@ Segments segments_of(const Collective& c) {
   const Path path = path_of(c);
   if (path == Path::direct_reduce) return {1, c.n};
   const bool pieces = path == Path::ring || c.op == CommOp::all_gather || c.op == CommOp::all_to_all;
-  const int64_t longest = pieces ? divide_up(c.n, c.size) : c.n, unit = size_of(c.dtype);
+  const int64_t even = pieces ? divide_up(c.n, c.size) : c.n;
+  const int64_t longest = c.counts.send.empty() ? even : std::max<int64_t>(1, c.counts.longest),
+                unit = size_of(c.dtype);
   const int64_t elements =
       std::clamp(round_up(divide_up(longest, kFlows), 64), kSmallestSegment / unit, kLargestSegment / unit);
   return {divide_up(longest, elements), elements};

@@ -33,6 +33,7 @@ struct Collective {
   std::byte* out = nullptr;
   std::byte* staging = nullptr;  // kStagingBytes
   const ReduceKernels* kernels = nullptr;
+  PeerCounts counts = {};                    // all_to_all with pieces of different lengths; else empty
   const device::Mirror* arriving = nullptr;  // flows start once this is fetched; null: `in` is ready
 };
 

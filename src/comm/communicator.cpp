@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "comm/reduce_kernels.h"
 #include "comm/staged.h"
@@ -67,6 +68,18 @@ Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out) {
   return submit(ex, {CommOp::all_to_all, Reduce::sum, in, out}, in.count());
 }
 
+Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out, const PeerCounts& counts) {
+  const auto sum = [](std::span<const int64_t> of) { return std::accumulate(of.begin(), of.end(), int64_t{0}); };
+  const auto ranks = static_cast<size_t>(size()), own = static_cast<size_t>(rank());
+  TRAINER_CHECK(counts.send.size() == ranks && counts.receive.size() == ranks && sum(counts.send) == in.count() &&
+                    sum(counts.receive) == out.count() && counts.send[own] == counts.receive[own],
+                "all_to_all of {} into {} over {} ranks: the counts of {} and {} ranks do not add up", to_string(in),
+                to_string(out), size(), counts.send.size(), counts.receive.size());
+  TRAINER_CHECK(!overlap(in, out), "the input and output of all_to_all must not overlap");
+  const int64_t payload = size() == 1 ? in.count() : divide_up(counts.wire, int64_t{size() - 1});
+  return submit(ex, {.op = CommOp::all_to_all, .in = in, .out = out, .counts = counts}, payload, counts.wire);
+}
+
 Ticket Communicator::send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift) {
   TRAINER_CHECK(send.count() == recv.count(), "send_recv of {} into {} requires equal counts", to_string(send),
                 to_string(recv));
@@ -74,7 +87,7 @@ Ticket Communicator::send_recv(Exec& ex, const Tensor& send, const Tensor& recv,
   return submit(ex, {CommOp::send_recv, Reduce::sum, send, recv, ((shift % size()) + size()) % size()}, send.count());
 }
 
-Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
+Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t wire) {
   const bool reduces = r.op == CommOp::all_reduce || r.op == CommOp::reduce_scatter || r.op == CommOp::reduce;
   TRAINER_CHECK(r.in && r.out && r.in.dtype == r.out.dtype && r.in.packed() && r.out.packed(),
                 "{} along {} of {} into {}: tensors must be packed and of one type", name_of(r.op), group_.name,
@@ -89,13 +102,18 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
     if (r.in.data != r.out.data) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return Ticket(nullptr, key);
   }
-  const int64_t wire_bytes = wire_elements(r.op, size(), payload) * size_of(r.in.dtype);
+  const int64_t elements = wire < 0 ? wire_elements(r.op, size(), payload) : wire;
+  const int64_t wire_bytes = elements * size_of(r.in.dtype);
   ex.meter.add(key, payload, wire_bytes);
   const int64_t recorded = ex.meter.recorder == nullptr ? -1
                                                         : ex.meter.recorder->add_collective(
                                                               {group_.axes, r.op, r.in.dtype},
                                                               static_cast<uint8_t>(group_.lane), payload, wire_bytes);
-  if (ex.device.dry() || payload == 0) return {nullptr, key, recorded};
+  if (ex.device.dry()) return {nullptr, key, recorded};
+  if (payload == 0) {  // at most an all_to_all's piece of a rank for itself
+    if (r.op == CommOp::all_to_all) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
+    return {nullptr, key, recorded};
+  }
   const bool direct = ex.device.kind() == device::Kind::cpu || can_reach_gpus();
   return {direct ? start(r) : start_staged(ex.device, r), key, recorded, wire_bytes};
 }

@@ -8,6 +8,7 @@
 // and with processes. NCCL has its own order (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,15 @@ struct Group {
   int index = 0;
   bool control = false;  // scalars and agreement: counted under kControlGroup
   Lane lane = Lane::critical;
+};
+
+/// What a rank sends to and receives from each member of its group, in group order, in elements. All ranks know their
+/// counts beforehand: a message of an unexpected length is an internal error that names both ranks. The counts must
+/// stay valid until the operation is joined.
+struct PeerCounts {
+  std::span<const int64_t> send, receive;
+  int64_t wire = 0;     // all elements that ranks send to other ranks
+  int64_t longest = 0;  // the most elements that one rank sends to one member
 };
 
 /// A started operation, as the engine implements it (engine.h).
@@ -126,6 +136,10 @@ class Communicator {
   /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. `in` and `out` must not
   /// overlap.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out);
+  /// The same with pieces of different lengths: `in` has the pieces for all members in group order, `out` those from
+  /// all members. A rank's piece for itself is copied. The payload is that of an equal all_to_all with as many elements
+  /// on the wire, rounded up.
+  Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out, const PeerCounts& counts);
   /// Sends send [n] to rank() + shift and receives recv [n] from rank() − shift (modulo the group size). The two must
   /// not overlap. A shift by a multiple of the group size only copies, and is not counted.
   Ticket send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift);
@@ -137,6 +151,7 @@ class Communicator {
     Tensor in, out;                            // the same tensor for in-place operations
     int root = 0;                              // root, or the shift of send_recv
     const device::Mirror* arriving = nullptr;  // `in` is ready when this has been fetched
+    PeerCounts counts = {};                    // all_to_all with pieces of different lengths; else empty
   };
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
   /// pointer is valid until wait() or abandon(); null: already complete.
@@ -145,7 +160,8 @@ class Communicator {
   virtual bool can_reach_gpus() const { return false; }
 
  private:
-  Ticket submit(Exec& ex, const Request& request, int64_t payload);
+  /// `wire`: elements on the wire; negative: as comm/bytes.h has them.
+  Ticket submit(Exec& ex, const Request& request, int64_t payload, int64_t wire = -1);
   /// Starts a request whose operands are in GPU memory, and copies them through the host.
   Pending* start_staged(device::Device& device, Request request);
   Group group_;

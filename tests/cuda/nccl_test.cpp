@@ -100,6 +100,20 @@ class Cases {
     for (int place = 0; place < g_; ++place)
       for (int64_t i = 0; i < k; ++i) exchanged.push_back(value<T>(place, c.rank() * k + i, salt));
     EXPECT_TRUE(same_bits(to.get(), exchanged)) << "all_to_all of " << k << " among " << g_;
+    const UnevenPieces pieces(g_, k);
+    const std::vector<int64_t> out_counts = pieces.sent_by(c.rank()), in_counts = pieces.received_by(c.rank());
+    OnGpu<T> parts(rank_, values<T>(c.rank(), UnevenPieces::sum(out_counts), salt));
+    OnGpu<T> gained(rank_, std::vector<T>(static_cast<size_t>(UnevenPieces::sum(in_counts))));
+    check(
+        CommOp::all_to_all, pieces.payload(), sizeof(T),
+        [&] {
+          return c.all_to_all(rank_.ex, parts.all(), gained.all(),
+                              {out_counts, in_counts, pieces.wire(), pieces.longest()});
+        },
+        pieces.wire());
+    EXPECT_TRUE(same_bits(gained.get(),
+                          pieces.expected<T>(c.rank(), [&](int rank, int64_t i) { return value<T>(rank, i, salt); })))
+        << "uneven all_to_all of about " << k << " among " << g_;
     for (const int shift : {1, -1, g_ / 2}) {
       OnGpu<T> sent(rank_, values<T>(c.rank(), n, salt)), received(rank_, std::vector<T>(static_cast<size_t>(n)));
       check(CommOp::send_recv, shift % g_ == 0 ? 0 : n, sizeof(T),
@@ -110,10 +124,10 @@ class Cases {
   }
 
   /// Counted as on every transport.
-  void check(CommOp op, int64_t payload, int64_t unit, const std::function<Ticket()>& start) {
+  void check(CommOp op, int64_t payload, int64_t unit, const std::function<Ticket()>& start, int64_t wire = -1) {
     rank_.meter = {};
     start().join(rank_.ex);
-    const int64_t predicted = wire_elements(op, g_, payload) * unit;
+    const int64_t predicted = (wire < 0 ? wire_elements(op, g_, payload) : wire) * unit;
     if (predicted == 0) {
       EXPECT_TRUE(rank_.meter.comm().empty());
       return;

@@ -125,11 +125,19 @@ class NcclCommunicator final : public Communicator {
     return group.end();
   }
   ncclResult_t exchange(const Request& r, cudaStream_t stream) const {
-    const int64_t piece = r.in.bytes() / size();
+    const int64_t unit = size_of(r.in.dtype), even = r.in.count() / size();
+    const auto bytes_of = [&](std::span<const int64_t> counts, int peer) {
+      return unit * (counts.empty() ? even : counts[static_cast<size_t>(peer)]);
+    };
     Calls group;
+    const std::byte* from = r.in.data;
+    std::byte* to = r.out.data;
     for (int peer = 0; peer < size(); ++peer) {
-      group.add(ncclSend(r.in.data + peer * piece, static_cast<size_t>(piece), ncclInt8, peer, link_->comm, stream));
-      group.add(ncclRecv(r.out.data + peer * piece, static_cast<size_t>(piece), ncclInt8, peer, link_->comm, stream));
+      const int64_t sent = bytes_of(r.counts.send, peer), received = bytes_of(r.counts.receive, peer);
+      if (sent > 0) group.add(ncclSend(from, static_cast<size_t>(sent), ncclInt8, peer, link_->comm, stream));
+      if (received > 0) group.add(ncclRecv(to, static_cast<size_t>(received), ncclInt8, peer, link_->comm, stream));
+      from += sent;
+      to += received;
     }
     return group.end();
   }

@@ -119,6 +119,19 @@ class Cases {
         for (int64_t i = 0; i < k; ++i) expected.push_back(value<T>(place, c.rank() * k + i, salt));
       return same_bits(y, expected);
     });
+    const UnevenPieces pieces(g_, k);
+    check(
+        "uneven all_to_all", CommOp::all_to_all, pieces.payload(), sizeof(T),
+        [&](Communicator& c) {
+          const std::vector<int64_t> sent = pieces.sent_by(c.rank()), received = pieces.received_by(c.rank());
+          std::vector<T> x = values<T>(c.rank(), UnevenPieces::sum(sent), salt);
+          std::vector<T> y(static_cast<size_t>(UnevenPieces::sum(received)));
+          c.all_to_all(rig_.ex, tensor_of(x), tensor_of(y), {sent, received, pieces.wire(), pieces.longest()})
+              .join(rig_.ex);
+          return same_bits(y,
+                           pieces.expected<T>(c.rank(), [&](int rank, int64_t i) { return value<T>(rank, i, salt); }));
+        },
+        pieces.wire());
     for (const int shift : {1, -1, g_ / 2}) {
       const bool moves = shift % g_ != 0;
       check("send_recv", CommOp::send_recv, moves ? n : 0, sizeof(T), [&](Communicator& c) {
@@ -130,13 +143,15 @@ class Cases {
   }
 
  private:
-  /// `run` says whether its result is right. Counted, predicted and really sent bytes must be the same.
-  void check(const char* what, CommOp op, int64_t payload, int64_t unit,
-             const std::function<bool(Communicator&)>& run) {
+  /// `run` says whether its result is right. Counted, predicted and really sent bytes must be the same. `wire`:
+  /// elements on the wire; negative: as predicted from the payload.
+  void check(const char* what, CommOp op, int64_t payload, int64_t unit, const std::function<bool(Communicator&)>& run,
+             int64_t wire = -1) {
     rig_.meter = {};
     const int64_t before = world_.bytes_sent();
     const bool right = !inside_ || run(*comm_);
-    const int64_t sent = world_.bytes_sent() - before, predicted = wire_elements(op, g_, payload) * unit;
+    const int64_t sent = world_.bytes_sent() - before,
+                  predicted = (wire < 0 ? wire_elements(op, g_, payload) : wire) * unit;
     EXPECT_TRUE(right) << what << " of " << payload << " elements of " << unit << " bytes among " << g_ << ", rank "
                        << world_.rank();
     if (inside_ && predicted > 0) {

@@ -65,6 +65,60 @@ Tensor tensor_of(std::vector<T>& data, Chunk range) {
   return {reinterpret_cast<std::byte*>(data.data() + range.begin), {range.count}, DTypeOf<T>::value};
 }
 
+/// Pieces of an all_to_all of different lengths among g ranks, some of which are empty: what each rank knows of them.
+class UnevenPieces {
+ public:
+  /// About n elements a piece.
+  UnevenPieces(int g, int64_t n) : g_(g), n_(n) {}
+  int64_t count(int from, int to) const {
+    const int64_t h = (from * 5 + to * 3 + n_) % 7;
+    return from == to && from % 2 == 0 ? 0 : h < 2 ? 0 : n_ * h / 4 + to;
+  }
+  std::vector<int64_t> sent_by(int rank) const {
+    return each([&](int other) { return count(rank, other); });
+  }
+  std::vector<int64_t> received_by(int rank) const {
+    return each([&](int other) { return count(other, rank); });
+  }
+  int64_t wire() const {
+    int64_t sum = 0;
+    for (int from = 0; from < g_; ++from)
+      for (int to = 0; to < g_; ++to) sum += from == to ? 0 : count(from, to);
+    return sum;
+  }
+  int64_t longest() const {
+    int64_t most = 0;
+    for (int from = 0; from < g_; ++from)
+      for (int to = 0; to < g_; ++to) most = std::max(most, count(from, to));
+    return most;
+  }
+  int64_t payload() const { return g_ == 1 ? 0 : divide_up(wire(), int64_t{g_ - 1}); }
+  static int64_t sum(const std::vector<int64_t>& counts) {
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  }
+  /// What `rank` receives where every rank sends values<T>().
+  template <typename T, typename Value>
+  std::vector<T> expected(int rank, const Value& value) const {
+    std::vector<T> all;
+    for (int from = 0; from < g_; ++from) {
+      int64_t begin = 0;
+      for (int to = 0; to < rank; ++to) begin += count(from, to);
+      for (int64_t i = 0; i < count(from, rank); ++i) all.push_back(value(from, begin + i));
+    }
+    return all;
+  }
+
+ private:
+  template <typename F>
+  std::vector<int64_t> each(F&& f) const {
+    std::vector<int64_t> all;
+    for (int other = 0; other < g_; ++other) all.push_back(f(other));
+    return all;
+  }
+  int g_;
+  int64_t n_;
+};
+
 /// Equal bits; NaN equals itself.
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {

@@ -118,5 +118,48 @@ TEST(Communicator, TellsThatRanksRunDifferentOperations) {
   });
 }
 
+TEST(Communicator, ExchangesPiecesOfDifferentLengthsOnly) {
+  const auto world = solo_world();
+  Rig rig;
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::grads);
+  std::vector<float> x = {1, 2, 3}, y(3), none;
+  const std::vector<int64_t> three = {3}, two = {2}, zero = {0}, pair = {1, 2};
+  comm->all_to_all(rig.ex, tensor_of(x), tensor_of(y), {three, three, 0, 3}).join(rig.ex);
+  EXPECT_EQ(y, x);
+  EXPECT_TRUE(rig.meter.comm().empty());
+  comm->all_to_all(rig.ex, tensor_of(none), tensor_of(none), {zero, zero, 0, 0}).join(rig.ex);
+  for (const auto& [send, receive] :
+       {std::pair(three, two), std::pair(two, three), std::pair(two, two), std::pair(pair, three)})
+    EXPECT_THROW(static_cast<void>(comm->all_to_all(rig.ex, tensor_of(x), tensor_of(y), {send, receive, 0, 3})), Error);
+}
+
+TEST(Communicator, ExchangesNothingOnTheWireWhereAllPiecesAreOwn) {
+  between_two([](World& world, Rig& rig, Communicator& comm) {
+    std::vector<float> x(world.rank() == 0 ? 3 : 0, 7.0f), y(x.size());
+    const std::vector<int64_t> counts = {world.rank() == 0 ? 3 : 0, 0};
+    for (int call = 0; call < 5; ++call)
+      comm.all_to_all(rig.ex, tensor_of(x), tensor_of(y), {counts, counts, 0, 3}).join(rig.ex);
+    EXPECT_EQ(y, x);
+    const CommCount& count = rig.meter.comm().at({1, CommOp::all_to_all, DType::f32});
+    EXPECT_EQ(count.calls, 5);
+    EXPECT_EQ(count.wire_bytes, 0);
+    std::vector<float> sum = {1};  // operations that follow still match
+    comm.all_reduce(rig.ex, tensor_of(sum)).join(rig.ex);
+    EXPECT_EQ(sum[0], 2);
+  });
+}
+
+TEST(Communicator, NamesBothRanksWhoseCountsDisagree) {
+  expect_error(Code::internal, {"rank 0", "rank 1", "different operations"}, [] {
+    between_two([](World& world, Rig& rig, Communicator& comm) {
+      const bool first = world.rank() == 0;
+      std::vector<float> x(first ? 5 : 2), y(first ? 2 : 6);  // rank 0 sends 5 elements, rank 1 expects 6
+      const std::vector<int64_t> send = first ? std::vector<int64_t>{0, 5} : std::vector<int64_t>{2, 0};
+      const std::vector<int64_t> receive = first ? std::vector<int64_t>{0, 2} : std::vector<int64_t>{6, 0};
+      comm.all_to_all(rig.ex, tensor_of(x), tensor_of(y), {send, receive, 7, 5}).join(rig.ex);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace trainer::comm
