@@ -17,7 +17,8 @@ size_t state_index(DType dtype, const char* name) {
   return static_cast<size_t>(dtype);
 }
 
-/// Throws if this thread does not use the default rounding: results would depend on which thread updates an element.
+}  // namespace
+
 void require_usual_rounding() {
 #if defined(__x86_64__)
   constexpr unsigned kUnusual = 0x8040 | 0x6000;  // MXCSR: FTZ and DAZ; rounding modes other than to nearest
@@ -32,8 +33,6 @@ void require_usual_rounding() {
                 "{:#x}), probably set by a library linked with -ffast-math",
                 control);
 }
-
-}  // namespace
 
 void run(Exec& ex, const AdamW& op) {
   const int64_t n = op.p.count();
@@ -73,7 +72,7 @@ void run(Exec& ex, const AdamW& op) {
 
 void run(Exec& ex, const SquaredNorm& op) {
   const int64_t n = op.x.count();
-  const size_t type = state_index(op.x.dtype, "squared norm x");
+  const size_t type = kernel_index(op.x.dtype, "squared norm x");
   expect_count(op.x, n, op.x.dtype, "squared norm x");
   expect_count(op.blocks, divide_up(n, kNormBlock), DType::f64, "squared norm blocks");
   const OpTimer timer(ex.meter, OpKind::grad_norm, {2.0 * static_cast<double>(n), static_cast<double>(op.x.bytes())});

@@ -35,8 +35,8 @@ struct AdamW {
 };
 void run(Exec& ex, const AdamW& op);
 
-/// blocks[i] = Σ x² over elements [65536·i, 65536·(i+1)) in f64, in an order fixed by the element index. x flat f32 or
-/// f64; blocks [ceil(n/65536)] f64. A non-finite element makes its block non-finite.
+/// blocks[i] = Σ x² over elements [65536·i, 65536·(i+1)) in f64, in an order fixed by the element index. x flat f64,
+/// f32 or bf16; blocks [ceil(n/65536)] f64. A non-finite element makes its block non-finite.
 inline constexpr int64_t kNormBlock = 65536;
 struct SquaredNorm {
   Tensor x, blocks;

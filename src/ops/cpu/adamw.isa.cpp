@@ -76,21 +76,35 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
   each_vector<A>(n, [&](int64_t i, auto tag) { element(i, tag); });
 }
 
+/// Returns the elements from x on, as many as there are lanes, in f64.
+template <typename T>
+[[gnu::always_inline]] inline Vec<double> widened(const T* x) {
+  typedef T Slice __attribute__((vector_size(kLanes<double> * sizeof(T))));
+  Slice slice;
+  std::memcpy(&slice, x, sizeof(slice));
+  return __builtin_convertvector(slice, Vec<double>);
+}
+[[gnu::always_inline]] inline Vec<double> widened(const bf16* x) {
+  typedef uint16_t Slice __attribute__((vector_size(kLanes<double> * sizeof(bf16))));
+  typedef uint32_t Wide __attribute__((vector_size(kLanes<double> * sizeof(float))));
+  typedef float Floats __attribute__((vector_size(kLanes<double> * sizeof(float))));
+  Slice slice;
+  std::memcpy(&slice, x, sizeof(slice));
+  return __builtin_convertvector((Floats)(__builtin_convertvector(slice, Wide) << 16), Vec<double>);
+}
+
 /// Computes sixteen partial sums, of the elements whose index is 0, 1, … 15 modulo 16, and adds them in a tree: the
-/// same additions on every instruction set. Squares of f32 are exact in f64.
-template <typename A>
+/// same additions on every instruction set. Squares of f32 and bf16 are exact in f64.
+template <typename T>
 double square_sum(const void* data, int64_t n) {
   constexpr int kSums = 16, kVectors = kSums / kLanes<double>;
-  const A* x = static_cast<const A*>(data);
+  const T* x = static_cast<const T*>(data);
   Vec<double> sums[kVectors] = {};
   int64_t i = 0;
   for (; i + kSums <= n; i += kSums) {
 #pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) {
-      typedef A Slice __attribute__((vector_size(kLanes<double> * sizeof(A))));
-      Slice slice;
-      std::memcpy(&slice, x + i + j * kLanes<double>, sizeof(slice));
-      const Vec<double> wide = __builtin_convertvector(slice, Vec<double>);
+      const Vec<double> wide = widened(x + i + j * kLanes<double>);
       sums[j] += wide * wide;
     }
   }
@@ -108,6 +122,6 @@ extern const AdamWKernels adamw_kernels = {
     update<double>,
     {{update<float>, update<float, float, float, true>, update<float, float, bf16>},
      {update<float, bf16>, update<float, bf16, float, true>, update<float, bf16, bf16>}},
-    {square_sum<double>, square_sum<float>}};
+    {square_sum<double>, square_sum<float>, square_sum<bf16>}};
 
 }  // namespace trainer::ops::TRAINER_ISA

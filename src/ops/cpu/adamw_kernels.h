@@ -1,5 +1,5 @@
 #pragma once
-// Kernels of ops/adamw.h for one instruction set; square_sum is indexed by dtype (f64, f32).
+// Kernels of ops/adamw.h for one instruction set; square_sum is indexed by dtype (f64, f32, bf16).
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -18,7 +18,7 @@ struct AdamWKernels {
   Update f64;
   Update f32[2][3];  // [moments: f32, bf16][gradient: f32, f32 rounded to bf16 first, bf16]
   /// Returns Σ x² of at most kNormBlock elements.
-  double (*square_sum[2])(const void* x, int64_t n);
+  double (*square_sum[3])(const void* x, int64_t n);
 };
 TRAINER_FOR_EACH_ISA(extern const AdamWKernels adamw_kernels;)
 

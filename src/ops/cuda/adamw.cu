@@ -65,14 +65,15 @@ struct AdamWBody {
 constexpr int kSums = 16, kBlocksPerGroup = 4;
 constexpr int kAhead = 32;  // loads in flight per chain
 
-__global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(const float* x, int64_t n, double* blocks) {
+template <typename T>
+__global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(const T* x, int64_t n, double* blocks) {
   const int lane = static_cast<int>(threadIdx.x) % kSums;
   const int64_t block = static_cast<int64_t>(blockIdx.x) * kBlocksPerGroup + threadIdx.x / kSums;
   const int64_t first = block * kNormBlock, end = first + kNormBlock < n ? first + kNormBlock : n;
   double sum = 0;
   int64_t i = first + lane;
   for (; i + (kAhead - 1) * kSums < end; i += kAhead * kSums) {
-    float next[kAhead];
+    T next[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) next[k] = x[i + k * kSums];
 #pragma unroll
@@ -118,13 +119,14 @@ void run(Exec& ex, const AdamW& op) {
 }
 
 void run(Exec& ex, const SquaredNorm& op) {
-  TRAINER_CHECK(op.x.dtype == DType::f32, "squared norm x is {}, expected fp32 on a CUDA device", name_of(op.x.dtype));
   const int64_t blocks = op.blocks.count();
-  if (ex.device.dry() || blocks == 0) return;
-  device::cuda::launch(
-      device::cuda::stream_of(ex.device),
-      {dim3(static_cast<unsigned>(divide_up(blocks, int64_t{kBlocksPerGroup}))), dim3(kSums * kBlocksPerGroup)},
-      square_sum_kernel, op.x.as<float>(), op.x.count(), op.blocks.as<double>());
+  for_compute_type(op.x.dtype, "squared norm x", [&]<typename T>(T) {
+    if (ex.device.dry() || blocks == 0) return;
+    device::cuda::launch(
+        device::cuda::stream_of(ex.device),
+        {dim3(static_cast<unsigned>(divide_up(blocks, int64_t{kBlocksPerGroup}))), dim3(kSums * kBlocksPerGroup)},
+        square_sum_kernel<T>, static_cast<const T*>(op.x.as<T>()), op.x.count(), op.blocks.as<double>());
+  });
 }
 
 }  // namespace trainer::ops::cuda

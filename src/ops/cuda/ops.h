@@ -12,6 +12,7 @@
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm_tuning.h"
+#include "ops/muon.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
 #include "ops/rope.h"
@@ -27,7 +28,8 @@ namespace trainer::ops::cuda {
   X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) X(SoftCap) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
-  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Fill) X(AdamW) X(SquaredNorm)
+  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Fill) X(AdamW) X(SquaredNorm) \
+  X(MuonMomentum) X(MuonApply) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
 // clang-format on
 #define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);
 TRAINER_CUDA_OPERATORS(TRAINER_DECLARE_RUN)

@@ -121,6 +121,12 @@ inline Operands operands(Copy& o) { return {&o.x, &o.y}; }
 inline Operands operands(Fill& o) { return {&o.x}; }
 inline Operands operands(AdamW& o) { return {&o.p, &o.m, &o.v, &o.g, &o.compute}; }
 inline Operands operands(SquaredNorm& o) { return {&o.x, &o.blocks}; }
+inline Operands operands(MuonMomentum& o) { return {&o.m, &o.g}; }
+inline Operands operands(MuonApply& o) { return {&o.p, &o.o, &o.compute}; }
+inline Operands operands(GatherStrips& o) { return {&o.flat, &o.strips, &o.packed}; }
+inline Operands operands(ScatterStrips& o) { return {&o.packed, &o.strips, &o.flat}; }
+inline Operands operands(MuonNormalize& o) { return {&o.x, &o.blocks}; }
+inline Operands operands(MuonCombine& o) { return {&o.product, &o.x, &o.y}; }
 
 /// Exec whose operators take operands in host memory.
 struct TestExec : Exec {};
