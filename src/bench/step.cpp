@@ -36,7 +36,8 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
     const auto kind = static_cast<OpKind>(i);
     const Meter::Entry& entry = trainer.meter().of(kind);
     if (entry.calls == 0) continue;
-    const bool once = kind == OpKind::grad_norm || kind == OpKind::optimizer || kind == OpKind::pack;
+    const bool once =
+        kind == OpKind::grad_norm || kind == OpKind::optimizer || kind == OpKind::orthogonalize || kind == OpKind::pack;
     const int64_t times = once ? 1 : micro_steps;
     const auto scale = static_cast<double>(times) * 1e-9;
     count.operators.push_back({.name = std::string(name_of(kind)),

@@ -97,8 +97,7 @@ void measure_in_steps(plan::Cluster& cluster, comm::World& world, device::Device
   cluster.attention_in_step = shares[Tally::kAttention];
   for (int i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);
-    if (kind != OpKind::gemm && kind != OpKind::attention && all.rate(kind) > 0)
-      cluster.operators[kind] = all.rate(kind);
+    if (!is_product(kind) && kind != OpKind::attention && all.rate(kind) > 0) cluster.operators[kind] = all.rate(kind);
   }
 }
 

@@ -61,7 +61,7 @@ Cost cost(const Gemm& op) {
 void run(Exec& ex, const Gemm& op) {
   check(ex.device, op);
   const auto [m, n, k] = sizes_of(op);
-  const OpTimer timer(ex.meter, {.kind = OpKind::gemm,
+  const OpTimer timer(ex.meter, {.kind = op.kind,
                                  .cost = cost(op),
                                  .product = {.m = m, .k = k, .n = n, .trans_a = op.trans_a, .trans_b = op.trans_b},
                                  .attention = {}});

@@ -27,7 +27,8 @@ struct Gemm {
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
   Epilogue epilogue;
-  Tensor packed_b;  // op(b) packed for this GEMM by PackB, or empty: b is read unpacked
+  OpKind kind = OpKind::gemm;  // how the call is metered; no effect on the result
+  Tensor packed_b;             // op(b) packed for this GEMM by PackB, or empty: b is read unpacked
 };
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);

@@ -119,7 +119,7 @@ double Cluster::product_seconds(DType compute, const ProductShape& product, doub
 }
 
 double Cluster::seconds_of(DType compute, const OpCall& call) const {
-  if (call.kind == OpKind::gemm) return product_seconds(compute, call.product, call.cost.bytes);
+  if (is_product(call.kind)) return product_seconds(compute, call.product, call.cost.bytes);
   if (const auto found = operators.find(call.kind); found != operators.end())
     return call.cost.bytes / found->second + operator_seconds;
   const double traffic = memory_rate > 0 ? call.cost.bytes / (memory_rate * memory_share) : 0;

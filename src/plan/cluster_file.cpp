@@ -218,7 +218,7 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
       {"forward", ProductForm::forward}, {"dx", ProductForm::dx}, {"dw", ProductForm::dw}};
   std::vector<std::pair<std::string, OpKind>> kinds;
   for (int i = 0; i < kOpKinds; ++i)
-    if (const auto kind = static_cast<OpKind>(i); kind != OpKind::gemm && kind != OpKind::attention)
+    if (const auto kind = static_cast<OpKind>(i); !is_product(kind) && kind != OpKind::attention)
       kinds.emplace_back(name_of(kind), kind);
   const std::vector<std::string> names = {"cluster",  "device", "host",  "product",   "attention",
                                           "operator", "intra",  "inter", "collective"};

@@ -64,10 +64,11 @@ class Timeline {
     // One rank represents all ranks, so the time spent waiting for the slowest rank counts as compute.
     const double seconds = cluster_.skew * cluster_.seconds_of(compute_, event.op);
     const OpKind kind = event.op.kind;
-    double StepTime::*part = kind == OpKind::gemm                                     ? &StepTime::products
-                             : kind == OpKind::attention                              ? &StepTime::attention
-                             : kind == OpKind::optimizer || kind == OpKind::grad_norm ? &StepTime::optimizer
-                                                                                      : &StepTime::operators;
+    const bool of_optimizer = kind == OpKind::optimizer || kind == OpKind::orthogonalize || kind == OpKind::grad_norm;
+    double StepTime::*part = kind == OpKind::gemm        ? &StepTime::products
+                             : kind == OpKind::attention ? &StepTime::attention
+                             : of_optimizer              ? &StepTime::optimizer
+                                                         : &StepTime::operators;
     if (event.op.recomputed) part = &StepTime::recompute;
     time_->*part += seconds;
     double left = seconds, passed = 0;

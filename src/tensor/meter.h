@@ -26,10 +26,13 @@ enum class OpKind : uint8_t {
   column_sum,
   pack,
   grad_norm,
-  optimizer
+  optimizer,
+  orthogonalize
 };
-inline constexpr int kOpKinds = 12;
+inline constexpr int kOpKinds = 13;
 std::string_view name_of(OpKind kind);
+/// True if calls of this kind are GEMMs: those of the model, and those of an optimizer that orthogonalizes its updates.
+constexpr bool is_product(OpKind kind) { return kind == OpKind::gemm || kind == OpKind::orthogonalize; }
 
 struct Cost {
   double flops = 0, bytes = 0;
@@ -95,7 +98,7 @@ class Meter {
     double flops = 0, bytes = 0, seconds = 0;
   };
   const Entry& of(OpKind kind) const { return entries_[static_cast<size_t>(kind)]; }
-  /// Return the FLOPs of GEMMs and attention, and the part of them that is recomputation.
+  /// Return the FLOPs of the model's GEMMs and attention, and the part of them that is recomputation.
   double matmul_flops() const { return of(OpKind::gemm).flops + of(OpKind::attention).flops; }
   double recomputed_flops() const { return recomputed_; }
   const std::map<CommKey, CommCount>& comm() const { return comm_; }
