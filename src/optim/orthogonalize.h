@@ -1,0 +1,31 @@
+#pragma once
+// Orthogonalization of a matrix by Newton-Schulz iterations, X <- a·X + (b·A + c·A·A)·X with A = X·Xᵀ: products that
+// only depend on shape, type and instruction set, so that every rank computes the same bits.
+#include "tensor/exec.h"
+
+namespace trainer::optim {
+
+struct NewtonSchulz {
+  /// jordan: the triple of Jordan 2024 in every step. polar: the triples of Polar Express (arXiv 2505.16932), the last
+  /// one in all further steps.
+  enum class Coefficients : uint8_t { jordan, polar };
+  Coefficients coefficients = Coefficients::jordan;
+  int steps = 5;
+};
+
+/// x <- about U·Vᵀ, for x = U·Σ·Vᵀ [rows, cols]; packed; f64, f32 or bf16. The work is the transposed one if rows >
+/// cols. Products are metered as OpKind::orthogonalize. A matrix of zeros stays one.
+void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how);
+
+/// Returns the FLOPs of its products: steps·(4k²n + 2k³) with k <= n, the two extents.
+double orthogonalize_flops(const Shape& shape, int steps);
+/// Returns the bytes of memory that it takes beside x.
+int64_t orthogonalize_workspace(const Shape& shape, DType dtype);
+
+/// How long an update of a matrix [in, out] is.
+///   rms       0.2·sqrt(max(in, out)): entries as large as AdamW's (Moonlight, arXiv 2502.16982)
+///   spectral  sqrt(max(1, out/in))
+enum class UpdateScale : uint8_t { rms, spectral };
+double update_scale(UpdateScale scale, const Shape& shape);
+
+}  // namespace trainer::optim
