@@ -5,6 +5,30 @@
 
 namespace trainer::optim {
 
+namespace {
+
+template <typename Where>
+std::vector<ops::Strip> strips_of(const std::vector<mesh::Run>& pieces, int64_t place, Where where) {
+  std::vector<ops::Strip> strips;
+  for (const mesh::Run& run : pieces)
+    for (int64_t done = 0; done < run.length; done += ops::kStripElements) {
+      const auto [begin, stride] = where(run);
+      const int64_t length = std::min(ops::kStripElements, run.length - done);
+      strips.push_back({begin + done * stride, place, length, stride});
+      place += length;
+    }
+  return strips;
+}
+
+}  // namespace
+
+std::vector<ops::Strip> buffer_strips(const std::vector<mesh::Run>& pieces, int64_t place) {
+  return strips_of(pieces, place, [](const mesh::Run& run) { return std::pair(run.local, run.stride); });
+}
+std::vector<ops::Strip> matrix_strips(const std::vector<mesh::Run>& pieces, int64_t place) {
+  return strips_of(pieces, place, [](const mesh::Run& run) { return std::pair(run.global, int64_t{1}); });
+}
+
 int64_t orthogonalize_cost(const Shape& shape) {
   const int64_t k = std::min(shape[0], shape[1]), n = std::max(shape[0], shape[1]);
   return 20 * k * k * n + 10 * k * k * k;

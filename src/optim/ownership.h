@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/muon.h"
 #include "params/param_table.h"
 
 namespace trainer::optim {
@@ -77,5 +78,10 @@ class Ownership {
   std::vector<std::vector<int>> lists_;  // matrices by rank
   std::vector<int64_t> counts_;          // by matrix and rank
 };
+
+/// Return the strips that move pieces between a message, in which they begin at `place`, and the flat buffer that
+/// stores them, or the row-major matrix. Long runs are divided, so that threads share them.
+std::vector<ops::Strip> buffer_strips(const std::vector<mesh::Run>& pieces, int64_t place);
+std::vector<ops::Strip> matrix_strips(const std::vector<mesh::Run>& pieces, int64_t place);
 
 }  // namespace trainer::optim

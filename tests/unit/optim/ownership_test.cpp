@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 #include <random>
 #include <set>
@@ -211,6 +212,25 @@ TEST(Ownership, WithoutMatricesIsEmpty) {
   const Ownership o({}, 1, true);
   EXPECT_EQ(o.rounds(), 0);
   EXPECT_EQ(o.ranks(), 1);
+}
+
+TEST(Ownership, StripsMoveEveryElementToItsPlace) {
+  const std::vector<mesh::Run> pieces = {{3, 100, 5, 1}, {20, 7, 4, 9}, {50, 200, 2 * ops::kStripElements + 1, 1}};
+  const auto buffer = optim::buffer_strips(pieces, 11), matrix = optim::matrix_strips(pieces, 11);
+  ASSERT_EQ(buffer.size(), 5u);
+  ASSERT_EQ(matrix.size(), 5u);
+  std::vector<std::array<int64_t, 3>> got, want;  // places in the message, the buffer and the matrix
+  for (size_t i = 0; i < buffer.size(); ++i) {
+    EXPECT_EQ(buffer[i].place, matrix[i].place);
+    EXPECT_EQ(buffer[i].length, matrix[i].length);
+    EXPECT_LE(buffer[i].length, ops::kStripElements);
+    for (int64_t k = 0; k < buffer[i].length; ++k)
+      got.push_back({buffer[i].place + k, buffer[i].at + k * buffer[i].stride, matrix[i].at + k * matrix[i].stride});
+  }
+  int64_t place = 11;
+  for (const mesh::Run& run : pieces)
+    for (int64_t k = 0; k < run.length; ++k) want.push_back({place++, run.local + k * run.stride, run.global + k});
+  EXPECT_EQ(got, want);
 }
 
 /// The hidden matrices of GPT-2 with 124M parameters, tensor parallel, with the vectors in between.
