@@ -244,12 +244,21 @@ TEST(Import, TakesNamesOfModelsWithoutAHeadMasksAndACopyOfTheTable) {
   EXPECT_EQ(files_in(folder / "again"), files_in(folder / "hf"));
 }
 
+TEST(Import, RejectsAFolderWithoutAModel) {
+  TempFolder folder;
+  const fs::path nowhere = folder / "nowhere";
+  expect_error(Code::checkpoint, {"nowhere: not found", "hf download"},
+               [&] { import_model(nowhere, folder / "back"); });
+  fs::create_directory(nowhere);
+  expect_error(Code::checkpoint, {"nowhere: has no config.json"}, [&] { import_model(nowhere, folder / "back"); });
+}
+
 TEST(Import, RejectsTensorsThatAreNotThoseOfTheModel) {
   TempFolder folder;
   save(folder / "run", gpt2());
   export_model(folder / "run", folder / "hf");
   const std::pair<std::string, Edit> cases[] = {
-      {"transformer.h.1.ln_2.bias: not in", [](auto& all) { all.erase("transformer.h.1.ln_2.bias"); }},
+      {"transformer.h.1.ln_2.bias: missing from the files", [](auto& all) { all.erase("transformer.h.1.ln_2.bias"); }},
       {"score.weight: this program's model",
        [](auto& all) {
          all["score.weight"] = {{1}, {1.0f}};
