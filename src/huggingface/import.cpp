@@ -55,8 +55,8 @@ class TensorReader {
     for (const MappedTensor& tensor : all) {
       const WeightFiles::Place place = place_of(tensor);
       if (place.file == nullptr)
-        throw Error(Code::checkpoint,
-                    format("{}: missing from the files, but required by the model in config.json", tensor.name));
+        throw Error(Code::checkpoint, format("{}: {}: missing, but required by the model in config.json",
+                                             files_.path().string(), tensor.name));
       if (place.entry->shape != tensor.shape.extents())
         refuse(place, format("shape [{}], but the model in config.json requires {}",
                              fmt::join(place.entry->shape, ", "), to_string(tensor.shape)));

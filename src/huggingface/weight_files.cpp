@@ -40,6 +40,7 @@ std::vector<std::string> files_of(SystemCalls& calls, const fs::path& folder, We
 WeightFiles::WeightFiles(SystemCalls& calls, const fs::path& folder) {
   WeightIndex index;
   const std::vector<std::string> names = files_of(calls, folder, index);
+  path_ = folder / (index.empty() ? kWeightsFile : kIndexFile);
   files_.reserve(names.size());
   for (const std::string& name : names) files_.emplace_back(calls, folder / name);
   for (const SafetensorsFile& file : files_)

@@ -23,8 +23,11 @@ class WeightFiles {
   /// Returns a null file if there is no such tensor.
   Place find(const std::string& name) const;
   const std::map<std::string, Place>& tensors() const { return tensors_; }
+  /// Returns the only file, or the index.
+  const std::filesystem::path& path() const { return path_; }
 
  private:
+  std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, Place> tensors_;
 };

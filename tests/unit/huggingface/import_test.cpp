@@ -257,22 +257,22 @@ TEST(Import, RejectsTensorsThatAreNotThoseOfTheModel) {
   TempFolder folder;
   save(folder / "run", gpt2());
   export_model(folder / "run", folder / "hf");
-  const std::pair<std::string, Edit> cases[] = {
-      {"transformer.h.1.ln_2.bias: missing from the files", [](auto& all) { all.erase("transformer.h.1.ln_2.bias"); }},
-      {"score.weight: this program's model",
-       [](auto& all) {
-         all["score.weight"] = {{1}, {1.0f}};
-       }},
-      {"transformer.ln_f.bias: shape [12, 2]",
-       [](auto& all) {
-         all["transformer.ln_f.bias"] = {{12, 2}, std::vector<float>(24)};
-       }},
-      {"lm_head.weight: tie_word_embeddings is true", [](auto& all) {
-         all["lm_head.weight"] = all["transformer.wte.weight"];
-         all["lm_head.weight"].values[500] += 1;
-       }}};
+  const std::pair<std::string, Edit> cases[] = {{"model.safetensors: transformer.h.1.ln_2.bias: missing",
+                                                 [](auto& all) { all.erase("transformer.h.1.ln_2.bias"); }},
+                                                {"score.weight: this program's model",
+                                                 [](auto& all) {
+                                                   all["score.weight"] = {{1}, {1.0f}};
+                                                 }},
+                                                {"transformer.ln_f.bias: shape [12, 2]",
+                                                 [](auto& all) {
+                                                   all["transformer.ln_f.bias"] = {{12, 2}, std::vector<float>(24)};
+                                                 }},
+                                                {"lm_head.weight: tie_word_embeddings is true", [](auto& all) {
+                                                   all["lm_head.weight"] = all["transformer.wte.weight"];
+                                                   all["lm_head.weight"].values[500] += 1;
+                                                 }}};
   for (const auto& [part, edit] : cases) {
-    const fs::path changed = folder / part.substr(0, part.find(':'));
+    const fs::path changed = folder / part.substr(part.find('.') + 1, 12);
     rewrite(folder / "hf", changed, edit);
     expect_error(Code::checkpoint, {part}, [&] { import_model(changed, folder / "back"); });
     EXPECT_FALSE(fs::exists(folder / "back"));
