@@ -168,7 +168,7 @@ void declare_data(std::vector<Key>& keys) {
                 .unit = "tokens",
                 .derived = "the tokenizer's; required to train a tokenizer, and for token files that do not imply it",
                 .example = int64_t{4096}},
-               "Size of the vocabulary.");
+               "Size of the vocabulary; more than the tokenizer's for a model with rows that no token uses.");
   data.choice(
       "bos", &Data::bos, Bos::automatic, {"auto", "on", "off"},
       "Begin each document and each prompt with the tokenizer's BOS token. auto: as recorded in the token files, the "
