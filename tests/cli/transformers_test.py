@@ -8,11 +8,13 @@ import json
 import math
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
 
 import rig
+import safetensors_reader as safetensors
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -108,6 +110,37 @@ class Transformers(rig.Runs):
             self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)
             self.trainer("checkpoint", "import", "--format", "hf", "--input", folder, "--output", f"{folder}-back")
         self.compare({f"{folder}-back": folder for _, folder, _ in made}, 48)
+
+    def test_imported_models_go_back_and_train_alike_in_every_layout(self):
+        """Exports have the bytes of the files that were imported, and 20 steps in fp32 have the losses of one rank."""
+        families = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "qwen2", "qwen3"]
+        self.peer(*(["make", family, family, "bfloat16"] for family in families))
+        layouts = {"tensor": ["parallel.tensor=2"], "zero": ["parallel.data=2", "parallel.zero_stage=1"],
+                   "grid": ['parallel.strategy="axonn-4d"', "parallel.grid=[2,1,2]"]}
+        start = ["train.steps=20", "optim.warmup_steps=0", "model.seq_len=32"]
+        config = (self.folder / "config.toml").read_text()
+        for family in families:
+            with self.subTest(family):
+                self.trainer("checkpoint", "import", "--format", "hf", "--input", family, "--output", f"{family}-in")
+                self.export(f"{family}-in", f"{family}-out", "--dtype", "bf16")
+                self.assertEqual(*(safetensors.read(self.folder / name) for name in (family, f"{family}-out")))
+                self.trainer("checkpoint", "import", "--format", "hf", "--input", f"{family}-out", "--output", f"{family}-again")
+                self.export(f"{family}-again", f"{family}-twice", "--dtype", "bf16")
+                for file in (self.folder / f"{family}-out").iterdir():
+                    self.assertEqual(file.read_bytes(), (self.folder / f"{family}-twice" / file.name).read_bytes(), file.name)
+                bare = re.sub(r"(?ms)^\[model\]\n.*?(?=^\[)", f'[model]\ninit_from = "{family}"\n', config)
+                (self.folder / f"{family}.toml").write_text(bare)
+                def run(name, *sets):
+                    sets = [f"run.dir={name}", *start, *sets]
+                    self.trainer("--config", f"{family}.toml", *(word for each in sets for word in ("--set", each)))
+                    return [event["loss"] for event in self.events("step", name)]
+                alone = run(f"{family}-alone")
+                self.assertEqual(len(alone), 20)
+                self.assertLess(alone[-1], alone[0])
+                for name, layout in layouts.items():
+                    losses = run(f"{family}-{name}", "parallel.transport=threads", *layout)
+                    for mine, other in zip(losses, alone, strict=True):
+                        self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
     def check_tokenizer(self, folder, tokenizer, size):
         """AutoTokenizer gives of a text the tokens that the program gives, and the text of them."""
