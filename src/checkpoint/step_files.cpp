@@ -29,12 +29,12 @@ void complete_step_folder(SystemCalls& calls, const fs::path& folder, Manifest m
   sync_folder(calls, folder);
 }
 
-void write_new_folder(SystemCalls& calls, const fs::path& output, const std::function<void(const fs::path&)>& write) {
+void write_new_file(SystemCalls& calls, const fs::path& output, const std::function<void(const fs::path&)>& write) {
   fs::path target = output;
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(target, ignored)))
-    throw Error(Code::io, format("{}: already exists; choose a folder that does not exist", target.string()));
+    throw Error(Code::io, format("{}: already exists; choose a name that does not exist", target.string()));
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const std::string prefix = format(".writing-{}-", target.filename().string());
   const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
@@ -47,7 +47,6 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
     if (same_target && writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH) remove_tree(calls, parent / name);
   }
   try {
-    make_folder(calls, temporary);
     write(temporary);
     rename(calls, temporary, target);
     sync_folder(calls, parent);
@@ -55,6 +54,13 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
     fs::remove_all(temporary, ignored);
     throw;
   }
+}
+
+void write_new_folder(SystemCalls& calls, const fs::path& output, const std::function<void(const fs::path&)>& write) {
+  write_new_file(calls, output, [&](const fs::path& folder) {
+    make_folder(calls, folder);
+    write(folder);
+  });
 }
 
 }  // namespace trainer::checkpoint

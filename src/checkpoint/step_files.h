@@ -17,5 +17,8 @@ void complete_step_folder(SystemCalls& calls, const std::filesystem::path& folde
 /// renamed, or removed if `write` throws. Throws Code::io if `output` exists or writing fails.
 void write_new_folder(SystemCalls& calls, const std::filesystem::path& output,
                       const std::function<void(const std::filesystem::path&)>& write);
+/// Creates a file likewise: `write` creates a hidden file next to `output`.
+void write_new_file(SystemCalls& calls, const std::filesystem::path& output,
+                    const std::function<void(const std::filesystem::path&)>& write);
 
 }  // namespace trainer::checkpoint

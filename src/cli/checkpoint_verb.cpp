@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/merge.h"
 #include "checkpoint/strip.h"
@@ -7,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "huggingface/export.h"
+#include "huggingface/gguf.h"
 #include "huggingface/import.h"
 #include "report/printable.h"
 
@@ -40,10 +42,27 @@ int merge(const CheckpointOptions& o) {
   return 0;
 }
 
+int export_gguf(const CheckpointOptions& o, const std::string& path) {
+  using huggingface::GgufType;
+  const GgufType type = o.dtype == "q8_0"   ? GgufType::q8_0
+                        : o.dtype == "bf16" ? GgufType::bf16
+                        : o.dtype == "fp16" ? GgufType::f16
+                                            : GgufType::f32;
+  const huggingface::Exported done = huggingface::export_gguf(path, o.output, {type, o.allow_nonfinite});
+  print_result(o,
+               {{"source", done.source.string()}, {"file", o.output}, {"tensors", done.tensors}, {"bytes", done.bytes}},
+               format("{}: {} tensors, {} bytes of {} weights from {}\n", o.output, done.tensors, done.bytes, o.dtype,
+                      done.source.string()));
+  return 0;
+}
+
 int export_model(const CheckpointOptions& o) {
   const std::string path = checkpoint_path("checkpoint export", o.checkpoint, o.config);
+  if (o.format == "gguf") return export_gguf(o, path);
   huggingface::ExportOptions options;
-  options.type = huggingface::find_named(o.dtype).value();  // checked by the parser
+  const std::optional<huggingface::FloatType> type = huggingface::find_named(o.dtype);
+  if (!type) throw Error(Code::usage, format("--dtype {}: only --format gguf has it; use fp32, bf16 or fp16", o.dtype));
+  options.type = *type;
   options.shard_bytes = o.shard_bytes;
   options.allow_nonfinite = o.allow_nonfinite;
   const huggingface::Exported done = huggingface::export_model(path, o.output, options);

@@ -258,16 +258,20 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   CLI::App& strip = add_action(verb, "strip", "write a step folder with the weights only");
   CLI::App& merge =
       add_action(verb, "merge", "write a step folder with the mean of the weights of several checkpoints");
-  CLI::App& to = add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers");
+  CLI::App& to =
+      add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers or llama.cpp");
   CLI::App& from = add_action(verb, "import", "convert a Hugging Face model to a checkpoint");
   add_path(merge, "checkpoints", o.merged, "CKPT", "merge these step, checkpoints or run folders")->required();
-  for (CLI::App* action : {&strip, &merge, &to, &from})
+  for (CLI::App* action : {&strip, &merge, &from})
     add_path(*action, action == &merge ? "-o,--output" : "--output", o.output, "DIR",
              "write to this folder, which must not exist yet")
         ->required();
-  for (CLI::App* action : {&to, &from})
-    add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
-  add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
+  add_path(to, "--output", o.output, "PATH", "write to this folder (hf) or file (gguf), which must not exist yet")
+      ->required();
+  add_choice(to, "--format", o.format, {"hf", "gguf"}, "set the format: Hugging Face transformers, or GGUF (llama.cpp)")
+      ->required();
+  add_choice(from, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
+  add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16", "q8_0"}, "set the type of the weights; q8_0: GGUF only");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into each file");
   to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
   add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();

@@ -274,7 +274,7 @@ class HuggingFace(rig.Runs):
         for args, status, part in [
                 (["export", "--checkpoint", "run", "--output", "o"], USAGE, "--format is required"),
                 (["export", "--format", "hf", "--checkpoint", "run"], USAGE, "--output is required"),
-                (["export", "--format", "gguf", "--checkpoint", "run", "--output", "o"], USAGE, "--format"),
+                (["export", "--format", "onnx", "--checkpoint", "run", "--output", "o"], USAGE, "--format"),
                 (["export", "--format", "hf", "--checkpoint", "run", "--output", "o", "--dtype", "int8"], USAGE, "--dtype"),
                 (["export", "--format", "hf", "--checkpoint", "none", "--output", "o"], CHECKPOINT, "none"),
                 (["export", "--format", "hf", "--checkpoint", "run", "--output", "tokens"], IO, "already exists"),

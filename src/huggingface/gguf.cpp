@@ -1,0 +1,256 @@
+#include "huggingface/gguf.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/step_files.h"
+#include "huggingface/export_source.h"
+#include "huggingface/gguf_tokenizer.h"
+#include "huggingface/model_config.h"
+#include "ops/rope.h"
+
+namespace trainer::huggingface {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kGgufChunk = size_t{1} << 18;  // elements converted at a time; whole blocks
+
+[[noreturn]] void cannot_run(const std::string& key, const std::string& value, const std::string& reason) {
+  throw Error(Code::checkpoint, format("model.{} = {} cannot be exported as GGUF: {}", key, value, reason));
+}
+
+const char* name_of(config::Arch arch) {
+  switch (arch) {
+    case config::Arch::gpt2:
+      return "gpt2";
+    case config::Arch::llama:
+    case config::Arch::mistral:
+      return "llama";
+    case config::Arch::qwen2:
+      return "qwen2";
+    case config::Arch::qwen3:
+      return "qwen3";
+    default:
+      break;
+  }
+  cannot_run("arch", format("\"{}\"", config::kArchNames[static_cast<size_t>(arch)]),
+             "use gpt2, llama, mistral, qwen2 or qwen3");
+}
+
+/// llama.cpp turns neighbouring pairs of features of these models, not halves: heads are stored in that order.
+bool turns_pairs(config::Arch arch) { return arch == config::Arch::llama || arch == config::Arch::mistral; }
+
+/// Returns the name of a tensor of Hugging Face's layout in GGUF files.
+std::string gguf_name(std::string name) {
+  struct Names {
+    const char *theirs, *gguf;
+  };
+  static constexpr Names kOutside[] = {{"transformer.wte.", "token_embd."},   {"transformer.wpe.", "position_embd."},
+                                       {"transformer.ln_f.", "output_norm."}, {"model.embed_tokens.", "token_embd."},
+                                       {"model.norm.", "output_norm."},       {"lm_head.", "output."}};
+  static constexpr Names kInside[] = {{"ln_1.", "attn_norm."},
+                                      {"attn.c_attn.", "attn_qkv."},
+                                      {"attn.c_proj.", "attn_output."},
+                                      {"ln_2.", "ffn_norm."},
+                                      {"mlp.c_fc.", "ffn_up."},
+                                      {"mlp.c_proj.", "ffn_down."},
+                                      {"input_layernorm.", "attn_norm."},
+                                      {"self_attn.q_proj.", "attn_q."},
+                                      {"self_attn.k_proj.", "attn_k."},
+                                      {"self_attn.v_proj.", "attn_v."},
+                                      {"self_attn.o_proj.", "attn_output."},
+                                      {"self_attn.q_norm.", "attn_q_norm."},
+                                      {"self_attn.k_norm.", "attn_k_norm."},
+                                      {"post_attention_layernorm.", "ffn_norm."},
+                                      {"mlp.gate_proj.", "ffn_gate."},
+                                      {"mlp.up_proj.", "ffn_up."},
+                                      {"mlp.down_proj.", "ffn_down."}};
+  std::string block;
+  for (const std::string prefix : {"transformer.h.", "model.layers."}) {
+    if (!name.starts_with(prefix)) continue;
+    const size_t dot = name.find('.', prefix.size());
+    block = "blk." + name.substr(prefix.size(), dot + 1 - prefix.size());
+    name.erase(0, dot + 1);
+  }
+  const std::span<const Names> all = block.empty() ? std::span<const Names>(kOutside) : kInside;
+  const auto found = std::ranges::find_if(all, [&](const Names& each) { return name.starts_with(each.theirs); });
+  TRAINER_CHECK(found != all.end(), "{} has a name in GGUF files", name);
+  return block + found->gguf + name.substr(std::string_view(found->theirs).size());
+}
+
+/// A tensor of the file: one of Hugging Face's layout, in another order of elements.
+struct Item {
+  const MappedTensor* source;
+  GgufTensor tensor;
+  bool transposed = false;
+  int64_t heads = 0;  // more than 0: rows of heads, each as pairs instead of halves
+};
+
+std::vector<Item> items_of(const ExportSource& source, GgufType type) {
+  const config::Model& m = source.config.model;
+  std::vector<Item> items;
+  bool wide = false;
+  for (const MappedTensor& tensor : source.tensors) {
+    Item item{&tensor, {gguf_name(tensor.name), tensor.shape, GgufType::f32}};
+    const std::string& name = item.tensor.name;
+    const bool table = name.starts_with("token_embd.") || name.starts_with("position_embd.");
+    item.transposed =
+        m.arch == config::Arch::gpt2 && tensor.shape.dims() == 2 && !table && !name.starts_with("output.");
+    if (item.transposed) item.tensor.shape = {tensor.shape[1], tensor.shape[0]};
+    if (turns_pairs(m.arch))
+      item.heads = name.find(".attn_q.") != name.npos ? m.n_head : name.find(".attn_k.") != name.npos ? m.n_kv_head : 0;
+    if (tensor.shape.dims() == 2 && !name.starts_with("position_embd.")) {
+      const bool blocks = item.tensor.shape[1] % kGgufBlock == 0;
+      if (type != GgufType::q8_0 || blocks) item.tensor.type = type;
+      wide = wide || (type == GgufType::q8_0 && !blocks);
+    }
+    items.push_back(std::move(item));
+  }
+  if (wide)
+    log::info("q8_0 has blocks of {} elements: matrices whose rows are not whole blocks are written as fp32",
+              kGgufBlock);
+  return items;
+}
+
+/// Returns the elements of a tensor in the order of the file.
+std::span<const float> read(const Item& item, TensorSource& weights, std::vector<float>& memory) {
+  const std::span<const float> values = weights.read(*item.source);
+  if (!item.transposed && item.heads == 0) return values;
+  memory.resize(values.size());
+  const auto rows = static_cast<size_t>(item.source->shape[0]), width = values.size() / rows;
+  if (item.transposed) {
+    for (size_t i = 0; i < rows; ++i)
+      for (size_t j = 0; j < width; ++j) memory[j * rows + i] = values[i * width + j];
+    return memory;
+  }
+  const size_t head = rows / static_cast<size_t>(item.heads), half = head / 2;
+  for (size_t row = 0; row < rows; ++row) {
+    const size_t first = row / head * head, place = row % head;
+    const size_t to = first + 2 * (place % half) + place / half;
+    std::ranges::copy(values.subspan(row * width, width), memory.begin() + static_cast<std::ptrdiff_t>(to * width));
+  }
+  return memory;
+}
+
+/// Throws for models that Hugging Face's library can represent, but llama.cpp cannot.
+void require_runnable(const ExportSource& source) {
+  using config::RopeType;
+  const config::Model& m = source.config.model;
+  const auto fields = nlohmann::json::parse(to_config_json(m, source.vocab, source.special, FloatType::f32));
+  for (const char* field : {"sliding_window", "final_logit_softcapping"})
+    if (const auto found = fields.find(field); found != fields.end() && !found->is_null())
+      cannot_run(field == std::string("sliding_window") ? "window" : "logit_softcap", found->dump(),
+                 "llama.cpp has none for this architecture");
+  const bool biases = attention_bias(m) == config::AttentionBias::all;
+  if (m.arch == config::Arch::qwen3 && biases) cannot_run("attn_bias", "\"all\"", "llama.cpp's qwen3 has no biases");
+  if (m.rope_type == RopeType::llama3 && !turns_pairs(m.arch))
+    cannot_run("rope_type", "\"llama3\"", "llama.cpp has it for llama and mistral only");
+  if (m.rope_type == RopeType::yarn && !m.rope_truncate)
+    cannot_run("rope_truncate", "false", "llama.cpp always rounds the ends of YaRN's ramp");
+}
+
+void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata& metadata) {
+  using config::RopeType;
+  metadata.emplace_back(arch + ".rope.dimension_count", static_cast<uint32_t>(head_size(m)));
+  metadata.emplace_back(arch + ".rope.freq_base", static_cast<float>(m.rope_theta));
+  if (m.rope_type != RopeType::linear && m.rope_type != RopeType::yarn) return;
+  const std::string scaling = arch + ".rope.scaling.";
+  metadata.emplace_back(scaling + "type", std::string(config::kRopeNames[static_cast<size_t>(m.rope_type)]));
+  metadata.emplace_back(scaling + "factor", static_cast<float>(m.rope_factor));
+  if (m.rope_type != RopeType::yarn) return;
+  metadata.emplace_back(scaling + "original_context_length", static_cast<uint32_t>(m.rope_original));
+  metadata.emplace_back(scaling + "yarn_beta_fast", static_cast<float>(m.rope_beta_fast));
+  metadata.emplace_back(scaling + "yarn_beta_slow", static_cast<float>(m.rope_beta_slow));
+  if (m.rope_attention > 0) {  // llama.cpp multiplies its own factor, the default, by this one
+    ops::RopeScaling plain{.kind = ops::RopeScaling::Kind::yarn, .factor = m.rope_factor};
+    metadata.emplace_back(scaling + "attn_factor", static_cast<float>(m.rope_attention / ops::rope_magnitude(plain)));
+  }
+}
+
+GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
+  const config::Model& m = source.config.model;
+  const std::string arch = name_of(m.arch);
+  const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
+  // Numbers of llama.cpp's file types.
+  const uint32_t file_type = type == GgufType::f32 ? 0 : type == GgufType::f16 ? 1 : type == GgufType::q8_0 ? 7 : 32;
+  const std::string& name = source.config.run.name;
+  GgufMetadata metadata{{"general.architecture", arch},
+                        {"general.type", std::string("model")},
+                        {"general.name", name.empty() ? source.reader.folder().filename().string() : name},
+                        {"general.file_type", file_type},
+                        {"general.quantization_version", uint32_t{2}},
+                        {arch + ".vocab_size", number(source.vocab)},
+                        {arch + ".context_length", number(longest_text(m))},
+                        {arch + ".embedding_length", number(m.d_model)},
+                        {arch + ".block_count", number(m.n_layer)},
+                        {arch + ".feed_forward_length", number(m.d_ff)},
+                        {arch + ".attention.head_count", number(m.n_head)},
+                        {arch + ".attention.head_count_kv", number(m.n_kv_head)}};
+  if (m.arch == config::Arch::gpt2) {
+    metadata.emplace_back(arch + ".attention.layer_norm_epsilon", static_cast<float>(m.norm_eps));
+  } else {
+    metadata.emplace_back(arch + ".attention.layer_norm_rms_epsilon", static_cast<float>(m.norm_eps));
+    metadata.emplace_back(arch + ".attention.key_length", number(head_size(m)));
+    metadata.emplace_back(arch + ".attention.value_length", number(head_size(m)));
+    add_rope_keys(m, arch, metadata);
+  }
+  add_tokenizer(source.tokenizer, source.special, source.vocab, metadata);
+  return metadata;
+}
+
+/// Returns the numbers by which llama.cpp divides the frequencies of Llama 3; empty for other scaling.
+std::vector<float> frequency_divisors(const config::Model& m) {
+  if (m.rope_type != config::RopeType::llama3) return {};
+  const ops::RopeScaling scaling{.kind = ops::RopeScaling::Kind::llama3,
+                                 .factor = m.rope_factor,
+                                 .original = static_cast<double>(m.rope_original),
+                                 .low_freq = m.rope_low_freq,
+                                 .high_freq = m.rope_high_freq};
+  const std::vector<double> plain = ops::rope_frequencies(head_size(m), m.rope_theta, {}),
+                            scaled = ops::rope_frequencies(head_size(m), m.rope_theta, scaling);
+  std::vector<float> divisors;
+  for (size_t i = 0; i < plain.size(); ++i) divisors.push_back(static_cast<float>(plain[i] / scaled[i]));
+  return divisors;
+}
+
+}  // namespace
+
+Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOptions& options, SystemCalls& calls) {
+  ExportSource source(path, options.allow_nonfinite, calls);
+  require_runnable(source);
+  source.weights.require_parts(source.tensors);
+  const GgufMetadata metadata = metadata_of(source, options.type);
+  const std::vector<Item> items = items_of(source, options.type);
+  const std::vector<float> divisors = frequency_divisors(source.config.model);
+  std::vector<GgufTensor> tensors;
+  if (!divisors.empty())
+    tensors.push_back({"rope_freqs.weight", {static_cast<int64_t>(divisors.size())}, GgufType::f32});
+  for (const Item& item : items) tensors.push_back(item.tensor);
+  Exported done{source.reader.folder(), {output.filename().string()}, static_cast<int64_t>(tensors.size()), 0};
+  for (const GgufTensor& tensor : tensors) done.bytes += gguf_bytes(tensor.type, tensor.shape.count());
+  checkpoint::write_new_file(calls, output, [&](const fs::path& file) {
+    GgufWriter writer(calls, file, metadata, tensors);
+    if (!divisors.empty()) writer.write(std::as_bytes(std::span(divisors)));
+    std::vector<std::byte> bytes;
+    std::vector<float> memory;
+    for (const Item& item : items) {
+      const std::span<const float> values = read(item, source.weights, memory);
+      for (size_t at = 0; at < values.size(); at += kGgufChunk) {
+        const std::span<const float> chunk = values.subspan(at, std::min(kGgufChunk, values.size() - at));
+        if (const size_t lost = gguf_convert(chunk, item.tensor.type, bytes); lost < chunk.size())
+          source.weights.refuse(
+              item.source->parts.front(),
+              format("a weight of {} is too large for this type; use --dtype bf16 or fp32", chunk[lost]));
+        writer.write(bytes);
+      }
+    }
+    writer.finish();
+  });
+  return done;
+}
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,113 @@
+#include "huggingface/gguf_tokenizer.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "base/join.h"
+#include "data/bpe_file.h"
+#include "data/model_traits.h"
+#include "data/split_pattern.h"
+
+namespace trainer::huggingface {
+namespace {
+
+// Kinds of tokens, with their numbers in the format. They are those of SentencePiece models.
+constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+
+[[noreturn]] void cannot_represent(const std::string& what) {
+  throw Error(Code::checkpoint, format("the tokenizer cannot be exported as GGUF: {}", what));
+}
+
+/// Returns llama.cpp's name of the steps that split text into words, which it has built in.
+std::string name_of_patterns(const data::BpeSpec& spec) {
+  constexpr std::string_view kQwen2 =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  struct Known {
+    const char* name;
+    std::vector<std::string_view> patterns;
+  };
+  const std::array known = {Known{"gpt-2", {data::kGpt2Pattern}}, Known{"smollm", {"\\p{N}", data::kGpt2Pattern}},
+                            Known{"qwen2", {kQwen2}},
+                            Known{spec.ignore_merges ? "llama-bpe" : "dbrx", {data::kCl100kPattern}}};
+  for (const Known& each : known)
+    if (std::ranges::equal(each.patterns, spec.patterns)) return each.name;
+  cannot_represent(format("llama.cpp does not split text by {}; it has the patterns of GPT-2, SmolLM, Llama 3 and Qwen",
+                          fmt::join(spec.patterns, " and ")));
+}
+
+/// Tokens in the order of their ids.
+struct Vocabulary {
+  std::vector<std::string> tokens;
+  std::vector<int32_t> kinds;
+};
+
+void add_bpe(const data::Tokenizer& tokenizer, Vocabulary& vocabulary, GgufMetadata& metadata) {
+  const data::BpeSpec spec = data::parse_bpe(tokenizer.bytes(), tokenizer.file_name());
+  metadata.emplace_back("tokenizer.ggml.model", std::string("gpt2"));
+  metadata.emplace_back("tokenizer.ggml.pre", name_of_patterns(spec));
+  vocabulary.tokens = spec.names;
+  vocabulary.kinds.assign(spec.names.size(), kNormal);
+  for (size_t id = 0; id < spec.pieces.size(); ++id)
+    if (spec.pieces[id].empty()) vocabulary.kinds[id] = kControl;
+  for (const int32_t id : spec.literals) vocabulary.kinds[static_cast<size_t>(id)] = kUserDefined;
+  std::vector<std::string> merges;
+  for (const data::BpeSpec::Merge& merge : spec.merges)
+    merges.push_back(spec.names[static_cast<size_t>(merge.left)] + " " + spec.names[static_cast<size_t>(merge.right)]);
+  metadata.emplace_back("tokenizer.ggml.merges", std::move(merges));
+}
+
+void add_sentencepiece(const data::Tokenizer& tokenizer, int64_t rows, Vocabulary& vocabulary, GgufMetadata& metadata) {
+  const std::optional<data::ModelTraits> traits = data::read_traits(tokenizer.bytes());
+  if (!traits || !traits->bpe || traits->normalises || traits->trims_spaces || !traits->escapes_spaces)
+    cannot_represent("of SentencePiece models, llama.cpp reads only BPE without normalisation");
+  metadata.emplace_back("tokenizer.ggml.model", std::string("llama"));
+  metadata.emplace_back("tokenizer.ggml.pre", std::string("default"));
+  metadata.emplace_back("tokenizer.ggml.add_space_prefix", traits->dummy_prefix);
+  std::vector<float> scores;
+  for (const data::ModelPiece& piece : data::read_pieces(tokenizer.bytes())) {
+    vocabulary.tokens.emplace_back(piece.text);
+    vocabulary.kinds.push_back(static_cast<int32_t>(piece.kind));
+    scores.push_back(piece.score);
+  }
+  constexpr float kNever = -1e4f;
+  scores.resize(static_cast<size_t>(rows), kNever);
+  metadata.emplace_back("tokenizer.ggml.scores", std::move(scores));
+}
+
+}  // namespace
+
+void add_tokenizer(const std::optional<data::Tokenizer>& tokenizer, const data::SpecialTokens& special, int64_t rows,
+                   GgufMetadata& metadata) {
+  if (!tokenizer) {
+    metadata.emplace_back("tokenizer.ggml.model", std::string("none"));
+    return;
+  }
+  Vocabulary vocabulary;
+  if (tokenizer->file_name() == "tokenizer.json")
+    add_bpe(*tokenizer, vocabulary, metadata);
+  else
+    add_sentencepiece(*tokenizer, rows, vocabulary, metadata);
+  for (auto id = static_cast<int64_t>(vocabulary.tokens.size()); id < rows; ++id) {
+    vocabulary.tokens.push_back(format("[PAD{}]", id));
+    vocabulary.kinds.push_back(kUnused);
+  }
+  const auto unknown = std::ranges::find(vocabulary.kinds, static_cast<int32_t>(data::PieceKind::unknown));
+  metadata.emplace_back("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
+  const auto add_id = [&](const char* key, std::optional<int64_t> id) {
+    if (id) metadata.emplace_back(key, static_cast<uint32_t>(*id));
+  };
+  add_id("tokenizer.ggml.bos_token_id", special.bos);
+  if (!special.eos.empty()) add_id("tokenizer.ggml.eos_token_id", special.eos.front());
+  if (special.eos.size() > 1) add_id("tokenizer.ggml.eot_token_id", special.eos[1]);
+  add_id("tokenizer.ggml.padding_token_id", special.pad);
+  if (special.unk)
+    add_id("tokenizer.ggml.unknown_token_id", special.unk);
+  else if (unknown != vocabulary.kinds.end())
+    add_id("tokenizer.ggml.unknown_token_id", unknown - vocabulary.kinds.begin());
+  metadata.emplace_back("tokenizer.ggml.token_type", std::move(vocabulary.kinds));
+  metadata.emplace_back("tokenizer.ggml.add_bos_token", tokenizer->bos() >= 0);
+  metadata.emplace_back("tokenizer.ggml.add_eos_token", special.add_eos);
+}
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,45 @@
+"""What gguf_test.py runs in a Python that has gguf and llama.cpp (llama-cpp-python or llama-cpp-py-sync).
+
+Its argument is a JSON list of calls; it prints the list of their results:
+
+    ["read", FILE]                  with the gguf package: metadata, and of each tensor its shape, type and checksum in fp32
+    ["run", FILE, PROMPT, TOKENS]   with llama.cpp: the greedy continuation, and the tokens of the prompt
+"""
+import json
+import os
+import sys
+
+
+def read(file):
+    import gguf
+    reader = gguf.GGUFReader(file)
+    keys = {}
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF."):
+            keys[name] = field.contents()
+    tensors = {}
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float64")
+        tensors[tensor.name] = [list(map(int, tensor.shape)), tensor.tensor_type.name, float(values.sum()), float(abs(values).sum())]
+    return {"keys": keys, "tensors": tensors}
+
+
+def run(file, prompt, tokens):
+    try:
+        import llama_cpp
+    except ImportError:
+        from llama_cpp_py_sync import Llama
+        with Llama(file, n_ctx=256, n_threads=1, type_k="f32", type_v="f32", flash_attn_type=0) as model:
+            return {"ids": model.tokenize(prompt, add_special=True),
+                    "text": model.generate(prompt, max_tokens=tokens, temperature=0, top_k=1, top_p=1, min_p=0, repeat_penalty=1)}
+    model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, type_k=0, type_v=0, flash_attn=False, verbose=False, seed=1)
+    ids = model.tokenize(prompt.encode(), add_bos=True)
+    text = model(prompt, max_tokens=tokens, temperature=0, repeat_penalty=1)["choices"][0]["text"]
+    return {"ids": ids, "text": text}
+
+
+if __name__ == "__main__":
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    results = [{"read": read, "run": run}[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
+    print(json.dumps(results), file=stdout, flush=True)
+    os._exit(0)

@@ -1,0 +1,105 @@
+"""GGUF files: read by the gguf package, and run by llama.cpp with the text that the program itself generates.
+
+Skipped where no Python has gguf and llama.cpp; TRAINER_GGUF_PYTHON names one (pip install gguf llama-cpp-python).
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import rig
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SKIPPED = 77
+PROBE = "import gguf\ntry:\n import llama_cpp\nexcept ImportError:\n import llama_cpp_py_sync"
+LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
+FAMILIES = {
+    "gpt2": [],
+    "llama": LLAMA,
+    "linear": [*LLAMA, "model.head_dim=6", "model.rope_type=linear", "model.rope_factor=2", "model.tie_embeddings=true"],
+    "llama3": [*LLAMA, "model.rope_type=llama3", "model.rope_factor=8", "model.rope_original=64"],
+    "yarn": [*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16"],
+    "attention": [*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16", "model.rope_attention=1.3"],
+    "biases": [*LLAMA, "model.attn_bias=all", "model.mlp_bias=true"],
+    "mistral": ["model.arch=mistral", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=12"],
+    "qwen2": ["model.arch=qwen2", "model.n_head=4", "model.n_kv_head=2", "model.tie_embeddings=true"],
+    "qwen3": ["model.arch=qwen3", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=10"],
+}
+PROMPT = "The cat"
+
+
+def find_python():
+    for python in (os.environ.get("TRAINER_GGUF_PYTHON"), sys.executable, ROOT / "build/gguf-python/bin/python"):
+        if python and pathlib.Path(python).exists():
+            if subprocess.run([python, "-c", PROBE], capture_output=True).returncode == 0:
+                return python
+    return None
+
+
+PYTHON = find_python()
+
+
+class Gguf(rig.Runs):
+    def peer(self, *calls):
+        """The results of all calls, made by one process."""
+        result = subprocess.run([PYTHON, HERE / "gguf_peer.py", json.dumps(calls)], cwd=self.folder, capture_output=True,
+                                text=True, errors="replace", timeout=300)
+        self.assertEqual(result.returncode, 0, result.stderr[-3000:])
+        return json.loads(result.stdout.splitlines()[-1])
+
+    def export(self, run, file, dtype):
+        self.trainer("checkpoint", "export", "--format", "gguf", "--checkpoint", run, "--output", file, "--dtype", dtype)
+
+    def generate(self, run, tokens):
+        told = json.loads(self.trainer("generate", "--checkpoint", run, "--prompt", PROMPT, "--tokens", str(tokens),
+                                       "--temperature", "0", "--json", "--set", "precision.compute=fp32", stdout=True))
+        return told["text"]
+
+    def test_llama_cpp_generates_the_same_text(self):
+        sets = ["train.steps=60", "optim.lr=5e-3", "model.seq_len=80", "model.dropout=0"]
+        for name, keys in FAMILIES.items():
+            self.train(f"run.dir={name}", *sets, *keys)
+            self.export(name, f"{name}.gguf", "fp32")
+        told = self.peer(*(["run", f"{name}.gguf", PROMPT, 64] for name in FAMILIES))
+        for name, result in zip(FAMILIES, told):
+            with self.subTest(name):
+                self.assertEqual(result["text"], self.generate(name, 64))
+
+    def test_llama_cpp_runs_the_tokenizer_of_gpt2(self):
+        self.train('data.train=["text.txt"]', f"data.tokenizer={ROOT / 'data/gpt2'}", "data.vocab_size=50260",
+                   "train.steps=20", "optim.lr=5e-3", "model.seq_len=80", "model.dropout=0", *LLAMA)
+        self.export("run", "run.gguf", "fp32")
+        (self.folder / "prompt.txt").write_text(PROMPT)
+        self.trainer("tokenize", "--input", "prompt.txt", "--output", "prompt", "--tokenizer", ROOT / "data/gpt2")
+        told, = self.peer(["run", "run.gguf", PROMPT, 64])
+        self.assertEqual(len(told["ids"]), 2)
+        self.assertEqual(told["text"], self.generate("run", 64))
+
+    def test_gguf_reads_every_type(self):
+        self.train("train.steps=4", *LLAMA)
+        types = {"fp32": "F32", "bf16": "BF16", "fp16": "F16", "q8_0": "Q8_0"}
+        for dtype in types:
+            self.export("run", f"{dtype}.gguf", dtype)
+        told = dict(zip(types, self.peer(*(["read", f"{dtype}.gguf"] for dtype in types))))
+        exact = told["fp32"]["tensors"]
+        for dtype, result in told.items():
+            self.assertEqual(result["keys"]["general.architecture"], "llama")
+            self.assertEqual(len(result["keys"]["tokenizer.ggml.tokens"]), 320)
+            self.assertEqual(result["tensors"].keys(), exact.keys())
+            for name, (shape, kind, total, size) in result["tensors"].items():
+                self.assertEqual(shape, exact[name][0])
+                self.assertEqual(kind, types[dtype] if len(shape) > 1 else "F32", name)
+                self.assertLessEqual(abs(size - exact[name][3]), 0.01 * exact[name][3], name)
+        text = self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf", "--dtype", "q8_0",
+                            status=2)
+        self.assertIn("--dtype q8_0", text)
+        self.assertFalse((self.folder / "hf").exists())
+
+
+if __name__ == "__main__":
+    if PYTHON is None:
+        print("skipped: no Python with gguf and llama.cpp (TRAINER_GGUF_PYTHON, build/gguf-python)")
+        sys.exit(SKIPPED)
+    rig.main()
