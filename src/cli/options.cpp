@@ -258,8 +258,7 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   CLI::App& strip = add_action(verb, "strip", "write a step folder with the weights only");
   CLI::App& merge =
       add_action(verb, "merge", "write a step folder with the mean of the weights of several checkpoints");
-  CLI::App& to =
-      add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers or llama.cpp");
+  CLI::App& to = add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers or llama.cpp");
   CLI::App& from = add_action(verb, "import", "convert a Hugging Face model to a checkpoint");
   add_path(merge, "checkpoints", o.merged, "CKPT", "merge these step, checkpoints or run folders")->required();
   for (CLI::App* action : {&strip, &merge, &from})

@@ -168,7 +168,8 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (std::isfinite(summary.last_loss))
     add("train loss", format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss));
   if (summary.skipped_steps > 0)
-    add("skipped", format("{}, whose loss or gradients were not finite or a spike", counted(summary.skipped_steps, "step")));
+    add("skipped",
+        format("{}, whose loss or gradients were not finite or a spike", counted(summary.skipped_steps, "step")));
   if (summary.last_eval) {
     const EvalReport& eval = *summary.last_eval;
     std::string text = format("{:.4f}", eval.loss);

@@ -407,8 +407,9 @@ TEST(ByteBpe, IsRejectedIfTheOlderFilesAreWrong) {
   merges("#version: 0.2\na b\nab\n", "line 3: ");
   merges("a  b\n", "line 1");
   merges("a \xff\n", "line 1");
-  for (const auto& [text, part] :
-       {std::pair{"[1]", "not a JSON object"}, {"{\"a\":\"b\"}", "a: "}, {"{\"a\":0}", "the token <|endoftext|> is missing"}})
+  for (const auto& [text, part] : {std::pair{"[1]", "not a JSON object"},
+                                   {"{\"a\":\"b\"}", "a: "},
+                                   {"{\"a\":0}", "the token <|endoftext|> is missing"}})
     expect_error(Code::data, {"v.json: ", part}, [&] { json_of_gpt2(text, "a b\n", "v.json", "m"); });
   for (const auto& [text, part] : {std::pair{"YQ== 0\n", "1 ranks"},
                                    {"YQ== 0\nYQ== 1\n", "line 2: the token occurs twice"},

@@ -120,7 +120,7 @@ TEST_F(Muon, ApplicationRoundsAsTheScalarLoop) {
     }
 }
 
-/// Rows of a matrix that lies in a wider one or is stored transposed, and one strip that is longer than a task.
+/// Rows of a matrix that is part of a wider one or is stored transposed, and one strip that is longer than a task.
 std::vector<Strip> strips_of(bool transposed) {
   std::vector<Strip> strips;
   int64_t place = 0;
