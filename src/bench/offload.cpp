@@ -70,8 +70,8 @@ offload::Rates rates_of(const config::Config& config, device::Device& device, DT
   if (const std::optional<offload::Rates> emulated = offload::rates_of(config.debug)) return *emulated;
   const std::unique_ptr<device::Device> host = device::make_host(device, config.offload.pinned);
   const DType master = accumulator_of(compute);
-  const optim::Rules rules = optim::make_rules(config, master);
-  return offload::measure_rates(device, *host, elements, master, *rules[0]);
+  const optim::Rules rules = optim::make_rules(config, compute);
+  return offload::measure_rates(device, *host, elements, master, *rules.back());
 }
 
 std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {

@@ -164,6 +164,7 @@ std::string to_json(const Manifest& manifest) {
       {"chunk_bytes", manifest.chunk_bytes},
       {"files", json::array()},
   };
+  if (header.optimizer != "adamw") root["optimizer"] = header.optimizer;
   if (json special = special_tokens_json(header); !special.is_null()) root["special_tokens"] = std::move(special);
   for (const MergedSource& source : header.merged_from)
     root["merged_from"].push_back({{"folder", source.folder}, {"step", source.step}, {"sequence", source.sequence}});

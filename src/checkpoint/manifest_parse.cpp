@@ -177,6 +177,7 @@ Snapshot header_of(const Value& root) {
   const auto tuning = root.if_there("gemm_tuning_hash");
   header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();
+  if (const auto optimizer = root.if_there("optimizer")) header.optimizer = optimizer->text();
   if (const auto special = root.if_there("special_tokens")) read_special_tokens(*special, header);
   if (const auto merged = root.if_there("merged_from"))
     for (const Value& source : merged->list())

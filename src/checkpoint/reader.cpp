@@ -215,6 +215,11 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
                                          "run in a different folder (run.dir)",
                                          listed(problems)));
   }
+  if (stored.optimizer != run.optimizer)
+    throw Error(Code::checkpoint,
+                format("the checkpoint {} has the state of optim.name = \"{}\", but the run has \"{}\", which cannot "
+                       "continue from it; start from its weights: model.init_from = \"{}\", with a different run.dir",
+                       folder.string(), stored.optimizer, run.optimizer, folder.string()));
   require_same_tokenizer(stored, run, folder, allow_other_data);
   const auto& sources = run.mixture.sources;
   if (!stored.mixture.sources.empty() && !sources.empty()) {  // one by one, since some may be added

@@ -79,7 +79,8 @@ struct Snapshot {
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // must be equal on resume: "n_layer" → "6"
   bool tied = false;
-  std::string compute;  // "bf16" …
+  std::string compute;              // "bf16" …
+  std::string optimizer = "adamw";  // its states are those of the tensors
   std::vector<TensorSlice> tensors;
 };
 

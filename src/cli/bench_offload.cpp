@@ -62,13 +62,12 @@ json bench_offload(const Bench& b) {
   const bool bf16 = machine.compute == DType::bf16,
              sends_bf16 = config.offload.grad_transport != config::GradTransport::fp32;
   const int64_t state = machine.compute == DType::f64 ? 8 : 4;
-  bench::OffloadCase work{
-      .parameters = size > 0 ? size : kUsual,
-      .slots = static_cast<int>(config.offload.slots),
-      .sizes = {.master = state,
-                .states = optim::state_bytes(*optim::make_rules(config, accumulator_of(machine.compute))[0]),
-                .compute = bf16 ? 2 : state,
-                .gradient = sends_bf16 ? 2 : state}};
+  bench::OffloadCase work{.parameters = size > 0 ? size : kUsual,
+                          .slots = static_cast<int>(config.offload.slots),
+                          .sizes = {.master = state,
+                                    .states = optim::state_bytes(*optim::make_rules(config, machine.compute).back()),
+                                    .compute = bf16 ? 2 : state,
+                                    .gradient = sends_bf16 ? 2 : state}};
   work.subgroup = std::min(kSubgroup, std::max<int64_t>(64, work.parameters));
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
   work.rates = bench::rates_of(config, *device, machine.compute, kSubgroup);

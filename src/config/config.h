@@ -26,6 +26,10 @@ enum class ProgressMode { automatic, on, off };
 enum class OffloadOptimizer { none, cpu, interleaved };
 enum class GradTransport { fp32, bf16 };
 enum class Moments { fp32, bf16 };
+enum class OptimizerName { adamw, muon };
+enum class MuonCoefficients { jordan, polar };
+enum class MuonScale { rms, spectral };
+enum class MuonOwners { all, replica };
 
 struct Run {
   std::string name;
@@ -158,12 +162,25 @@ struct Train {
 };
 
 struct Optim {
+  OptimizerName name = OptimizerName::adamw;
   double lr = 0, min_lr = 0;  // resolve() turns a negative min_lr into lr / 10
   int64_t warmup_steps = 0;   // resolve() turns a negative number into a share of the steps
   Schedule schedule = Schedule::cosine;
   double decay_fraction = 0;  // wsd: fraction of the steps in the final decay
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
   Moments moments = Moments::fp32;
+};
+
+/// Muon updates the weight matrices of the blocks' linears (optim/muon.h).
+struct Muon {
+  double momentum = 0;
+  bool nesterov = true;
+  int64_t steps = 0;
+  MuonCoefficients coefficients = MuonCoefficients::jordan;
+  MuonScale scale = MuonScale::rms;
+  double lr_ratio = 1, weight_decay = 0;  // resolve() turns a negative weight_decay into that of Optim
+  Compute compute = Compute::automatic;   // of the products
+  MuonOwners owners = MuonOwners::all;
 };
 
 struct Precision {
@@ -280,6 +297,7 @@ struct Config {
   Data data;
   Train train;
   Optim optim;
+  Muon muon;
   Precision precision;
   Parallel parallel;
   Offload offload;

@@ -212,7 +212,9 @@ class Declare {
   Struct Config::*part_;
 };
 
-/// Declares the sections [parallel] and [offload] (keys_parallel.cpp).
+/// Declare the sections of this name (keys_optim.cpp, keys_parallel.cpp).
+void declare_optim(std::vector<Key>& keys);
+void declare_muon(std::vector<Key>& keys);
 void declare_parallel(std::vector<Key>& keys);
 void declare_offload(std::vector<Key>& keys);
 

@@ -229,32 +229,6 @@ void declare_train(std::vector<Key>& keys) {
       "identical. Ignored, with a note in the log, with dropout or if ranks communicate within a micro-step.");
 }
 
-void declare_optim(std::vector<Key>& keys) {
-  Declare<Optim> optim(keys, "optim", &Config::optim);
-  optim.number("lr", &Optim::lr, 6e-4, {.range = above(0)}, "Peak learning rate, reached after the warm-up.");
-  optim.number("min_lr", &Optim::min_lr, -1, {.range = at_least(0), .derived = "lr / 10"},
-               "Learning rate at the end of the run.");
-  optim.integer("warmup_steps", &Optim::warmup_steps, -1,
-                {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
-                "Steps over which the learning rate rises linearly.");
-  optim.choice("schedule", &Optim::schedule, Schedule::cosine, {"cosine", "linear", "wsd", "constant"},
-               "Decay of the learning rate to min_lr; wsd: constant at lr, then linear decay at the end; constant: no "
-               "decay.");
-  optim.number("decay_fraction", &Optim::decay_fraction, 0.2, {.range = {.min = 0, .max = 1, .open_min = true}},
-               "wsd: fraction of the run, at its end, in which the learning rate decays.");
-  optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay of the first moment.");
-  optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay of the second moment.");
-  optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the square root of the second moment.");
-  optim.choice(
-      "moments", &Optim::moments, Moments::fp32, {"fp32", "bf16"},
-      "AdamW: type in which the moments are stored; bf16: 8 instead of 12 bytes of state per parameter, weights "
-      "included, and a faster update. Second moments are rounded stochastically.");
-  optim.number("weight_decay", &Optim::weight_decay, 0.1, {.range = at_least(0)},
-               "AdamW: weight decay of tensors with two or more dimensions, embeddings included.");
-  optim.number("grad_clip", &Optim::grad_clip, 1, {.range = at_least(0)},
-               "Gradients are clipped to this global norm; 0: no clipping.");
-}
-
 void declare_precision(std::vector<Key>& keys) {
   Declare<Precision> precision(keys, "precision", &Config::precision);
   precision.choice(
@@ -366,7 +340,8 @@ const std::vector<Section>& sections() {
       {"model", "The model. The defaults are GPT-2 124M."},
       {"data", "The text and its tokenization."},
       {"train", "Length of the run, batches, evaluation."},
-      {"optim", "AdamW and the learning rate."},
+      {"optim", "The optimizer and the learning rate."},
+      {"muon", "Muon, used with optim.name = \"muon\"."},
       {"precision", "Data types. Repeated runs produce bitwise identical results."},
       {"parallel",
        "Parallelism. World size = ranks of a replica (tensor; q * q * d; x * y * z; product of axes) x data."},
@@ -387,6 +362,7 @@ const std::vector<Key>& keys() {
     declare_data(list);
     declare_train(list);
     declare_optim(list);
+    declare_muon(list);
     declare_precision(list);
     declare_parallel(list);
     declare_offload(list);

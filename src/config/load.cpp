@@ -260,15 +260,16 @@ std::optional<TomlNode> Loader::read_word(const Field& field, const std::string&
 
 void Loader::warn_of_idle_keys() const {
   StringList named;
-  bool offload = false, strategy = false;
+  bool offload = false, muon = false, strategy = false;
   for (const std::string& path : idle_) {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
+    if (key->belongs_to == "muon" && config_.optim.name == OptimizerName::muon) continue;
     const bool changed = key->get(config_) != key->initial;
     const bool kept =
         key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner will use the key
     if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
-    (key->belongs_to == "offload" ? offload : strategy) = true;
+    (key->belongs_to == "offload" ? offload : key->belongs_to == "muon" ? muon : strategy) = true;
     std::string name = format("{} ({})", path, key->belongs_to);
     if (std::ranges::count(named, name) == 0) named.push_back(std::move(name));
   }
@@ -276,6 +277,7 @@ void Loader::warn_of_idle_keys() const {
   StringList causes;
   if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", config_.parallel.strategy));
   if (offload) causes.push_back("offload.optimizer = \"none\"");
+  if (muon) causes.push_back("optim.name = \"adamw\"");
   log::warning("{}: has no effect with {}: {}; change {}, or remove {}", config_.path, fmt::join(causes, " and "),
                fmt::join(named, ", "), causes.size() > 1 ? "these values" : "this value",
                named.size() > 1 ? "the keys" : "the key");

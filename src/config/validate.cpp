@@ -253,6 +253,16 @@ void check_offload(const Config& config, Checker& checker) {
       {"offload.grad_transport", "precision.compute"},
       "grad_transport = \"bf16\" conflicts with compute = \"fp64\", whose gradients are fp64; use \"fp32\", "
       "which sends them unrounded");
+  const bool muon = config.optim.name == OptimizerName::muon;
+  checker.require(!muon || offload.optimizer == OffloadOptimizer::none, {"optim.name", "offload.optimizer"},
+                  "name = \"muon\" conflicts with offload.optimizer, which updates ranges of elements, not whole "
+                  "matrices; use offload.optimizer = \"none\" or name = \"adamw\"");
+  checker.require(!muon || offload.grad_transport == GradTransport::fp32, {"optim.name", "offload.grad_transport"},
+                  "name = \"muon\" conflicts with offload.grad_transport = \"bf16\": Muon does not round gradients; "
+                  "use \"fp32\"");
+  checker.require(!muon || config.muon.compute != Compute::fp64 || config.precision.compute == Compute::fp64,
+                  {"muon.compute", "precision.compute"},
+                  "muon.compute = \"fp64\" requires precision.compute = \"fp64\"; use \"auto\" or \"fp32\"");
   checker.require(config.optim.moments == Moments::fp32 || config.precision.compute != Compute::fp64,
                   {"optim.moments", "precision.compute"},
                   "moments = \"bf16\" conflicts with compute = \"fp64\", whose moments are fp64; use \"fp32\", the "

@@ -1,6 +1,7 @@
 #include "optim/make.h"
 
 #include "optim/adamw.h"
+#include "optim/muon.h"
 
 namespace trainer::optim {
 namespace {
@@ -48,10 +49,11 @@ class DeviceOptimizer final : public Optimizer {
 
 }  // namespace
 
-Rules make_rules(const config::Config& config, DType state) {
+Rules make_rules(const config::Config& config, DType compute) {
   Rules rules;
-  rules.push_back(
-      std::make_unique<AdamW>(config.optim, state, config.offload.grad_transport == config::GradTransport::bf16));
+  if (config.optim.name == config::OptimizerName::muon) rules.push_back(std::make_unique<Muon>(config, compute));
+  rules.push_back(std::make_unique<AdamW>(config.optim, accumulator_of(compute),
+                                          config.offload.grad_transport == config::GradTransport::bf16));
   return rules;
 }
 

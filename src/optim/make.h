@@ -10,9 +10,9 @@ namespace trainer::optim {
 
 using Rules = std::vector<std::unique_ptr<Rule>>;
 
-/// Returns the rules of a configuration. `state` is the type of the master weights. A parameter is updated by the first
-/// rule that takes it.
-Rules make_rules(const config::Config& config, DType state);
+/// Returns the rules of a configuration for a run that computes in `compute`. A parameter is updated by the first rule
+/// that takes it. The last rule takes every parameter.
+Rules make_rules(const config::Config& config, DType compute);
 
 /// Makes the store keep the states of its parameters' rules. Call before the store is allocated.
 void keep_states(params::ParamStore& store, const Rules& rules);

@@ -24,8 +24,11 @@ class Weights {
     std::vector<params::Part> weights, biases;
     for (const LinearPart& part : spec.parts) {
       const Placed matrix = place_weight(part, store.replicated({spec.in, part.out}));
-      weights.push_back(
-          {part.name + ".weight", matrix.layout, {params::Init::Kind::normal, spec.init_std}, matrix.sum_over});
+      weights.push_back({part.name + ".weight",
+                         matrix.layout,
+                         {params::Init::Kind::normal, spec.init_std},
+                         matrix.sum_over,
+                         /*hidden=*/true});
       if (!spec.bias) continue;
       const Placed vector = place_bias(part, store.replicated({part.out}));
       biases.push_back({part.name + ".bias", vector.layout, {}, vector.sum_over});

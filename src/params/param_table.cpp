@@ -63,7 +63,8 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
     for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
-    params_.push_back({part.name, part.layout.shape(), part.init, group, part.layout.is_owner(here), std::move(runs)});
+    params_.push_back(
+        {part.name, part.layout.shape(), part.init, group, part.layout.is_owner(here), part.hidden, std::move(runs)});
     first_col += box[-1];
   }
   slot.parts = std::move(parts);

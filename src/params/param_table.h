@@ -26,6 +26,7 @@ struct Param {
   Init init;
   int group = 0;
   bool primary = true;  // this rank counts and saves it, among the ranks of a replica that hold the same elements
+  bool hidden = false;  // the weight of a block's linear
   std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat buffer
   int64_t count() const { return shape.count(); }
 };
@@ -38,6 +39,7 @@ struct Part {
   /// The axes, other than data and flat ones, over which the gradient is a partial sum after a backward pass. It is
   /// reduced over them once per step.
   mesh::AxisSet sum_over = 0;
+  bool hidden = false;  // the weight of a block's linear, which Muon orthogonalizes
 };
 
 /// A part of a flat buffer: rows of `cols` elements, `pitch` apart.
@@ -82,6 +84,7 @@ class ParamTable {
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int group_of(SlotId slot) const { return at(slot).group; }
   const std::vector<int>& params_of(SlotId slot) const { return at(slot).params; }
+  const std::vector<Part>& parts_of(SlotId slot) const { return at(slot).parts; }  // in the order of params_of()
   /// The range of a slot in its group's flat buffer, in elements.
   struct Range {
     int64_t offset, count;

@@ -65,9 +65,9 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
   gated_ = is_llama_like(m);
-  const optim::Rules rules = optim::make_rules(config, accumulator_of(compute));
-  update_ = static_cast<double>(rules.front()->traffic());
-  states_ = static_cast<double>(optim::state_bytes(*rules.front()));
+  const optim::Rules rules = optim::make_rules(config, compute);
+  linears_ = {static_cast<double>(rules.front()->traffic()), static_cast<double>(optim::state_bytes(*rules.front()))};
+  tables_ = {static_cast<double>(rules.back()->traffic()), static_cast<double>(optim::state_bytes(*rules.back()))};
 }
 
 GroupShape LayerCosts::group(AxisSet axes) {
@@ -143,7 +143,7 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
   }
   const double piece = block / ranks(flat);
   // Gradients are all-reduced once per step, overlapped with the backward GEMMs of the previous layer.
-  double once = traffic(OpKind::optimizer, update_ * piece);
+  double once = traffic(OpKind::optimizer, linears_.traffic * piece);
   for (const AxisSet axes : {rows, axes_.data()})
     if (ranks(axes) > 1) once += added(axes, collective(axes, CommOp::all_reduce, sums, piece), time.dx + time.dw);
   return seconds + once / accumulation_;
@@ -234,13 +234,13 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
   const AxisSet rows = near.rows & ~f;
   if (ranks(rows) > 1) once += collective(rows, CommOp::all_reduce, sums, piece);
   if (ranks(axes_.data()) > 1) once += collective(axes_.data(), CommOp::all_reduce, sums, piece);
-  return seconds + tables * (once + traffic(OpKind::optimizer, update_ * piece)) / accumulation_;
+  return seconds + tables * (once + traffic(OpKind::optimizer, tables_.traffic * piece)) / accumulation_;
 }
 
-double LayerCosts::matrix_bytes(AxisSet cut, double in, double out) const {
+double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& kept) const {
   const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient
   const double masters = element_ == sum ? 0 : sum;
-  double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : masters + states_;
+  double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : masters + kept.states;
   if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
   return in * out / ranks(cut) * (element_ + sum + state);
 }
@@ -275,7 +275,7 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
     for (const Site site : sharding::kSites) {
       const LinearSharding& l = layer.at(site);
       const Matrix matrix = matrix_of(site);
-      each += matrix_bytes(cut_of(l), matrix.in, matrix.out);
+      each += matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_);
       const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
       const bool gathers = ranks(l.flat) > 1;
       if (gathers && config_.parallel.cache_layers > 0) each += block;
@@ -304,7 +304,8 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
   const double chunk = (mixed ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
   const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.hidden) * element_ : 0;
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  return kept + std::max(live, gathered + chunk) + tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_);
+  return kept + std::max(live, gathered + chunk) +
+         tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_, tables_);
 }
 
 double LayerCosts::step_seconds(const ModelSharding& layout) {
@@ -368,7 +369,7 @@ SearchProblem LayerCosts::problem(Choices& choices) {
     const std::vector<Spread>& inside = index < 2 ? choices.attention : choices.hidden;
     for (const LinearSharding& l : choices.linears[index]) {
       problem.nodes[variable].push_back(linear(site, l));
-      problem.memory[variable].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out));
+      problem.memory[variable].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_));
     }
     const bool reads = reads_residual(site);
     SearchProblem::Edge arriving{reads ? kStream : inner, variable, {}}, leaving{variable, reads ? inner : kStream, {}};
@@ -389,7 +390,7 @@ std::optional<ModelSharding> LayerCosts::best(double cap) {
     if (costs.empty()) return std::nullopt;
   // The memory of the tables is not known yet, so the smallest possible one is assumed.
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_)) /
+  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_)) /
                 static_cast<double>(config_.model.n_layer);
   const Assignment found = search(problem, 0);
   if (!found.found() || found.memory > problem.cap) return std::nullopt;

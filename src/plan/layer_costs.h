@@ -63,6 +63,10 @@ class LayerCosts {
   struct Products {
     double forward, dx, dw;
   };
+  /// What a matrix's optimizer takes, in bytes per element: traffic of an update, and its states.
+  struct Kept {
+    double traffic = 0, states = 0;
+  };
   double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
   GroupShape group(AxisSet axes);
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
@@ -85,7 +89,7 @@ class LayerCosts {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
   /// Returns the bytes of one matrix's weights, gradients and optimizer state.
-  double matrix_bytes(AxisSet cut, double in, double out) const;
+  double matrix_bytes(AxisSet cut, double in, double out, const Kept& kept) const;
   /// Returns the bytes that a layer saves for its backward pass with this placement of the activations.
   double stream_bytes(const Spread& spread) const;
   double attention_bytes(const Spread& spread) const;
@@ -100,7 +104,7 @@ class LayerCosts {
   double rows_, width_, wide_, heads_, kv_heads_, queries_, keys_,
       vocab_;  // rows_ counts those of a replica's micro-batch
   double element_, accumulation_;
-  double update_, states_;  // bytes per element: traffic of an update, and the optimizer's states
+  Kept linears_, tables_;
   bool gated_;
   std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;

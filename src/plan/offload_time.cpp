@@ -72,7 +72,9 @@ std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, cons
 }
 
 std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster) {
-  if (config::is_given(config, "offload.optimizer") || cluster.cpu || !cluster.host.known()) return {};
+  if (config.optim.name != config::OptimizerName::adamw || config::is_given(config, "offload.optimizer") ||
+      cluster.cpu || !cluster.host.known())
+    return {};
   std::vector<config::Offload> all;
   for (const OffloadOptimizer optimizer : {OffloadOptimizer::cpu, OffloadOptimizer::interleaved}) {
     all.push_back(config.offload);

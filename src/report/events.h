@@ -47,6 +47,7 @@ struct StepReport {
   double tflops_per_device = kUnknown;  // from model FLOPs with the full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
+  double optimizer_flops = 0;     // of this rank's orthogonalizations, which the utilisations do not count; 0: none
   PhaseMs phase_ms;
   CommBytes comm_bytes;                         // sent in this step
   WaitMs comm_wait_ms;                          // this rank's waits by axis and operation; their sum is comm_exposed

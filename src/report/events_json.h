@@ -224,6 +224,7 @@ void fields(V& v, In<V, StepReport>& s) {
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
   if (V::kReads || !std::isnan(s.z_loss)) v("z_loss", s.z_loss);
+  if (V::kReads || s.optimizer_flops > 0) v("optimizer_flops", s.optimizer_flops);
   v("offload", s.offload, "gpu", s.gpu);
 }
 

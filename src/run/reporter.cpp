@@ -123,6 +123,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.mfu_causal = use.mfu_causal;
   r.hfu = use.hfu;
   r.peak_tflops = peak_.flops() / 1e12;
+  r.optimizer_flops = trainer.meter().of(OpKind::orthogonalize).flops;
   r.phase_ms = outcome.phase_ms;
   for (const auto& [key, count] : trainer.meter().comm()) {
     const double ms = count.wait_seconds * 1e3;

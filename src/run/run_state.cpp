@@ -136,6 +136,7 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
   snapshot.model_keys = checkpoint::model_keys(config.model, datasets.vocab);
   snapshot.tied = config.model.tie_embeddings.value();
   snapshot.compute = name_of(compute);
+  snapshot.optimizer = config.optim.name == config::OptimizerName::muon ? "muon" : "adamw";
   snapshot.gemm_tuning_hash = gemm_tuning_hash;
   return snapshot;
 }

@@ -75,7 +75,8 @@ std::string offload_change_that_fits(const RunPlan& plan, const config::Config& 
   }
   if (tried.optimizer == OffloadOptimizer::none) {
     tried.optimizer = OffloadOptimizer::cpu;
-    return machine.gpu && now_fits() ? "offload.optimizer = \"cpu\" fits" : "";
+    const bool offloads = config.optim.name == config::OptimizerName::adamw;
+    return offloads && machine.gpu && now_fits() ? "offload.optimizer = \"cpu\" fits" : "";
   }
   tried.optimizer = OffloadOptimizer::none;
   if (now_fits()) return "offload.optimizer = \"none\" fits";

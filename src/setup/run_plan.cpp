@@ -127,6 +127,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
+  plan.optimizer_flops = trainer.meter().of(OpKind::orthogonalize).flops;
   // The recomputed FLOPs are those that the dry run counted, since the closed form does not know that a recomputed
   // block skips its last GEMM.
   const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
@@ -150,6 +151,9 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
              format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
+  if (plan.optimizer_flops > 0)
+    text += format("optimizer FLOPs       {:>12}  per rank and update, not counted in the model's\n",
+                   format_count(plan.optimizer_flops));
   if (std::isfinite(plan.step_seconds))
     text +=
         format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), predicted from {}\n",

@@ -37,6 +37,7 @@ struct RunPlan {
   int64_t parameters = 0;
   config::FlopsPerToken flops;
   double executed_flops = 0;                                // GEMMs and attention of one micro-step, as executed
+  double optimizer_flops = 0;                               // GEMMs of an update on this rank
   double recomputed_flops = 0;                              // the part of executed_flops that recomputation repeats
   int64_t arena_bound = 0;                                  // most bytes live at once: a lower bound on the arena
   CommBytes comm_bytes;                                     // per step, by axis and operation

@@ -62,7 +62,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     store_.keep_state_on(*state_home_);
   }
   if (training) {
-    rules_ = optim::make_rules(config_, store_.state_dtype());
+    rules_ = optim::make_rules(config_, compute);
     optim::keep_states(store_, rules_);
   }
   store_.allocate(training);
@@ -130,7 +130,9 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   if (outcome.skipped) {
     optimizer_->discard();
   } else {
+    arena_.begin(update_key_);
     optimizer_->step(ex, {work.lr, work.adam_step, outcome.norm.clip_factor(config_.optim.grad_clip)});
+    arena_.end();
   }
   clock.charge(&PhaseMs::optimizer);
   return outcome;
@@ -300,7 +302,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   scalars(recorders.last, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
-  optimizer_->step(ex, {.lr = 0, .t = 1});
+  arena_.record(update_key_, [&] { optimizer_->step(ex, {.lr = 0, .t = 1}); });
   meter_.recorder = nullptr;
   std::map<CommKey, CommCount> step = meter_.comm();
   for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;

@@ -182,7 +182,7 @@ class Trainer {
   std::vector<int32_t> first_keys_;  // of the last batch that was copied to the device
   std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
-  const std::string train_key_ = "train", eval_key_ = "evaluate";
+  const std::string train_key_ = "train", eval_key_ = "evaluate", update_key_ = "update";
 };
 
 }  // namespace trainer::train

@@ -20,6 +20,7 @@ TEST(KeptFormat, OneLoads) {
   EXPECT_EQ(header.state.best_step, 2);
   EXPECT_EQ(header.compute, "bf16");
   EXPECT_TRUE(header.tied);
+  EXPECT_EQ(header.optimizer, "adamw") << "a manifest from before it was kept";
   EXPECT_EQ(header.tokenizer_hash, "0123");
   EXPECT_EQ(header.data_hash, "4567");
   EXPECT_EQ(header.gemm_tuning_hash, std::nullopt) << "a manifest from before it was kept";

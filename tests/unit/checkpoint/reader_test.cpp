@@ -201,6 +201,17 @@ TEST(Reader, CopiesATiedHeadAndDoesNotTieTwoTensors) {
                [&] { other.load(tied_run.slices, {.tied = true}); });
 }
 
+TEST(Reader, AnotherOptimizersStateIsRefusedWithAWayOut) {
+  Snapshot stored, run;
+  stored.optimizer = "muon";
+  expect_error(Code::checkpoint, {"optim.name = \"muon\"", "\"adamw\"", "start from its weights: model.init_from"},
+               [&] { require_compatible(stored, run, "step-1", false); });
+  expect_error(Code::checkpoint, {"optim.name = \"adamw\"", "\"muon\""},
+               [&] { require_compatible(run, stored, "step-1", true); });
+  stored.optimizer = run.optimizer;
+  require_compatible(stored, run, "step-1", false);
+}
+
 TEST(Compatible, ListsModelKeysThatDiffer) {
   Snapshot stored, run;
   stored.model_keys = {{"n_layer", "6"}, {"d_model", "384"}, {"bias", "true"}};

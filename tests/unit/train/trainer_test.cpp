@@ -112,6 +112,20 @@ TEST_P(EveryRun, AllocatesNothingOnManyRanksEither) {
   expect_no_allocation(4, c, compute());
 }
 
+TEST_P(EveryRun, AllocatesNothingWithMuon) {
+  config::Config c = tiny_config(arch());
+  c.model.n_head = c.model.n_kv_head = 2;
+  c.model.seq_len = 12;
+  c.optim.name = config::OptimizerName::muon;
+  c.muon = {.momentum = 0.95, .steps = 5, .lr_ratio = 1, .weight_decay = 0.1};
+  expect_no_allocation(1, c, compute());
+  c.parallel.tensor = 2;
+  for (const int zero : {0, 1}) {
+    c.parallel.zero_stage = zero;
+    expect_no_allocation(4, c, compute());
+  }
+}
+
 TEST_P(EveryRun, AllocatesNothingWhereLayersAreCutInDifferentWays) {
   config::Config c = tiny_config(arch());
   c.model.n_head = c.model.n_kv_head = 4;

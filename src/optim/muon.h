@@ -1,0 +1,36 @@
+#pragma once
+// Muon (Jordan 2024; Moonlight, arXiv 2502.16982) as a rule: the weight matrices of the blocks' linears are updated by
+// their orthogonalized momentum. Momentum and update are elementwise, on the flat buffers. The orthogonalization needs
+// whole matrices: in rounds, each rank receives the pieces of one matrix, orthogonalizes it and sends the result to all
+// ranks that store it (ownership.h). The same operations on the same bits in every layout.
+#include "config/config.h"
+#include "optim/orthogonalize.h"
+#include "optim/rule.h"
+
+namespace trainer::optim {
+
+class Muon final : public Rule {
+ public:
+  /// `config` must be resolved. `compute` is the type in which the run computes.
+  Muon(const config::Config& config, DType compute);
+
+  std::string_view name() const override { return "muon"; }
+  bool takes(const params::Param& param) const override { return param.hidden; }
+  std::vector<params::StateSpec> states() const override { return {{"momentum", state_}}; }
+  int64_t traffic() const override;
+  std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const override;
+
+  const config::Muon& config() const { return muon_; }
+  NewtonSchulz iterations() const;
+  double scale_of(const Shape& shape) const;
+  /// The type of the matrices while they are sent and orthogonalized.
+  DType type() const { return type_; }
+  bool overlaps() const { return overlaps_; }
+
+ private:
+  const config::Muon muon_;
+  const DType state_, type_;
+  const bool overlaps_;
+};
+
+}  // namespace trainer::optim
