@@ -9,7 +9,10 @@
 #include "ops/adamw.h"
 #include "ops/cpu/peak.h"
 #include "ops/elementwise.h"
+#include "ops/gemm.h"
+#include "ops/op_timing.h"
 #include "ops/operands.h"
+#include "optim/orthogonalize.h"
 #include "optim/selection.h"
 #include "tensor/buffer.h"
 #include "tensor/host_copy.h"
@@ -109,6 +112,61 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
           .copying_parameters_per_s = rate(2),
           .read_parameters_per_s = ex.device.kind() == device::Kind::cuda ? 0 : rate(3),
           .bf16_moments_parameters_per_s = rate(4)};
+}
+
+std::vector<Shape> hidden_shapes(const config::Model& m) {
+  const int64_t queries = attention_width(m), keys = key_width(m);
+  std::vector<Shape> shapes;
+  for (const Shape& shape : {Shape{m.d_model, queries}, Shape{m.d_model, keys}, Shape{queries, m.d_model},
+                             Shape{m.d_model, m.d_ff}, Shape{m.d_ff, m.d_model}})
+    if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
+  return shapes;
+}
+
+std::vector<OrthogonalizeRate> bench_orthogonalize(Exec& ex, DType dtype, std::span<const Shape> shapes, int repeats) {
+  TRAINER_CHECK(repeats >= 1, "bench_orthogonalize() requires at least one repeat, not {}", repeats);
+  std::vector<OrthogonalizeRate> rates;
+  const optim::NewtonSchulz how;
+  for (const Shape& shape : shapes) {
+    const bool wide = shape[0] <= shape[1];
+    const int64_t k = std::min(shape[0], shape[1]);
+    const Buffer x(ex.device, "bench", shape, dtype);
+    ops::fill_normal(ex.device, x, "x");
+    const auto gemms = [&](Exec& in) {
+      const Scratch gram = in.take("gram", {k, k}, dtype), sums = in.take("sums", shape, accumulator_of(dtype));
+      const Tensor square{sums.tensor().data, {k, k}, sums.tensor().dtype, 0};
+      for (int step = 0; step < how.steps; ++step) {
+        ops::run(in, ops::Gemm{.a = x, .b = x, .c = gram, .trans_a = !wide, .trans_b = wide});
+        ops::run(in, ops::Gemm{.a = gram, .b = gram, .c = square});
+        ops::run(in, wide ? ops::Gemm{.a = gram, .b = x, .c = sums} : ops::Gemm{.a = x, .b = gram, .c = sums});
+      }
+    };
+    const std::pair<const char*, std::function<void(Exec&)>> works[] = {
+        {"orthogonalize", [&](Exec& in) { optim::orthogonalize(in, x, how); }}, {"gemms", gemms}};
+    const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
+    Arena arena(ex.device);
+    Meter unused;
+    Exec plan{*dry, arena, unused}, planned{ex.device, arena, ex.meter};
+    for (const auto& [name, work] : works) arena.record(name, [&, &work = work] { work(plan); });
+    arena.seal();
+    std::vector<double> seconds[std::size(works)];
+    for (int i = 0; i <= repeats; ++i)  // in turns; the first ones are not counted
+      for (size_t which = 0; which < std::size(works); ++which) {
+        ex.device.synchronize();
+        const double start = now_seconds();
+        arena.begin(works[which].first);
+        works[which].second(planned);
+        arena.end();
+        ex.device.synchronize();
+        if (i > 0) seconds[which].push_back(now_seconds() - start);
+      }
+    const double all = median(seconds[0]);
+    rates.push_back({.shape = shape,
+                     .seconds = all,
+                     .gflops = 1e-9 * optim::orthogonalize_flops(shape, how.steps) / all,
+                     .share = median(seconds[1]) / all});
+  }
+  return rates;
 }
 
 }  // namespace trainer::bench

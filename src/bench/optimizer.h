@@ -1,5 +1,6 @@
 #pragma once
-// AdamW's rate, compared with that of a loop that only causes the same memory traffic.
+// AdamW's rate, compared with that of a loop that only causes the same memory traffic; and the rate of Muon's
+// orthogonalization, compared with that of its GEMMs on their own.
 #include <span>
 #include <vector>
 
@@ -28,5 +29,17 @@ std::vector<int64_t> update_pieces(const config::Config& config, const setup::Ma
 /// Returns each loop's median over `repeats` passes; the loops take turns. The arrays have as many elements as all
 /// pieces together (22 bytes of memory per element). Every piece is updated separately.
 OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats);
+
+/// Newton-Schulz with Jordan's coefficients in five steps (optim/orthogonalize.h).
+struct OrthogonalizeRate {
+  Shape shape;
+  double seconds = 0;
+  double gflops = 0;  // FLOPs of its GEMMs over these seconds
+  double share = 0;   // relative to the rate of the same GEMMs without the rest
+};
+/// Returns medians over `repeats` turns of the orthogonalization and of its GEMMs.
+std::vector<OrthogonalizeRate> bench_orthogonalize(Exec& ex, DType dtype, std::span<const Shape> shapes, int repeats);
+/// Returns the shapes of a model's hidden matrices, each once.
+std::vector<Shape> hidden_shapes(const config::Model& model);
 
 }  // namespace trainer::bench

@@ -105,6 +105,24 @@ json bench_optimizer(const Bench& b) {
       rate.bf16_moments_parameters_per_s * 1e-9));
   if (rate.read_parameters_per_s > 0)
     b.say(format("reading the 16 bytes only: {:.2f} billion parameters/s\n", rate.read_parameters_per_s * 1e-9));
+  json products = json::array();
+  std::vector<Shape> shapes;  // with --size, only AdamW is measured
+  if (!b.options.config.file.empty()) {
+    shapes = bench::hidden_shapes(b.config.model);
+  } else if (b.options.size == 0) {
+    shapes = {{768, 768}, {768, 3072}, {3072, 768}};
+  }
+  for (const bench::OrthogonalizeRate& r :
+       bench::bench_orthogonalize(on.ex, b.machine.compute, shapes, b.options.repeats)) {
+    b.say(format(
+        "Muon, Newton-Schulz of {} in {}: {:.1f} ms, {:.0f} GFLOP/s = {} of the rate of its GEMMs on their own\n",
+        to_string(r.shape), name_of(b.machine.compute), r.seconds * 1e3, r.gflops, format_percent(r.share)));
+    products.push_back({{"rows", r.shape[0]},
+                        {"cols", r.shape[1]},
+                        {"ms", r.seconds * 1e3},
+                        {"gflops", r.gflops},
+                        {"share_of_gemms", r.share}});
+  }
   return {{"threads", b.machine.threads},
           {"parameters", std::accumulate(pieces.begin(), pieces.end(), int64_t{0})},
           {"pieces", pieces.size()},
@@ -115,7 +133,8 @@ json bench_optimizer(const Bench& b) {
           {"read_parameters_per_s", rate.read_parameters_per_s > 0 ? json(rate.read_parameters_per_s) : json()},
           {"copying_parameters_per_s", rate.copying_parameters_per_s},
           {"copying_share_of_traffic", rate.copying_share()},
-          {"bf16_moments_parameters_per_s", rate.bf16_moments_parameters_per_s}};
+          {"bf16_moments_parameters_per_s", rate.bf16_moments_parameters_per_s},
+          {"orthogonalize", products}};
 }
 
 json bench_elementwise(const Bench& b) {

@@ -59,6 +59,24 @@ TEST_F(Benchmarks, MeasureAdamWComparedWithItsTraffic) {
             24);  // two pieces, in four passes: plain, with a copy, with bf16 moments
 }
 
+TEST_F(Benchmarks, MeasureOrthogonalizationComparedWithItsGemms) {
+  const Shape shapes[] = {{48, 48}, {32, 96}, {96, 32}};
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    const auto rates = bench_orthogonalize(ex, dtype, shapes, 3);
+    ASSERT_EQ(rates.size(), 3u);
+    for (size_t i = 0; i < rates.size(); ++i) {
+      EXPECT_EQ(rates[i].shape, shapes[i]);
+      EXPECT_GT(rates[i].share, 0);
+      const double k = std::min(shapes[i][0], shapes[i][1]), n = std::max(shapes[i][0], shapes[i][1]);
+      EXPECT_NEAR(rates[i].gflops * rates[i].seconds * 1e9, 20 * k * k * n + 10 * k * k * k, 1);
+    }
+  }
+  EXPECT_EQ(meter.of(OpKind::orthogonalize).calls, 3 * 3 * 4 * 15);
+  EXPECT_EQ(hidden_shapes(tests::tiny_config().model), (std::vector<Shape>{{24, 24}, {24, 40}, {40, 24}}));
+  EXPECT_EQ(hidden_shapes(tests::tiny_config(config::Arch::llama).model),
+            (std::vector<Shape>{{24, 24}, {24, 8}, {24, 40}, {40, 24}}));
+}
+
 TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {
   const config::Config c = tests::tiny_config();
   const setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32};
