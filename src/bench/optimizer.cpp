@@ -150,7 +150,7 @@ std::vector<OrthogonalizeRate> bench_orthogonalize(Exec& ex, DType dtype, std::s
     for (const auto& [name, work] : works) arena.record(name, [&, &work = work] { work(plan); });
     arena.seal();
     std::vector<double> seconds[std::size(works)];
-    for (int i = 0; i <= repeats; ++i)  // in turns; the first ones are not counted
+    for (int i = 0; i <= repeats; ++i)  // the first ones are not counted
       for (size_t which = 0; which < std::size(works); ++which) {
         ex.device.synchronize();
         const double start = now_seconds();

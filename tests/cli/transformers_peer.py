@@ -5,6 +5,8 @@ Its argument is a JSON list of calls, since starting takes long, and it prints t
     ["logits", FOLDER, TOKENS, OUTPUT]     fp32 logits [tokens, vocabulary]; returns the mean loss, in double
     ["tokens", FOLDER, TEXT]               returns the token numbers that AutoTokenizer gives for the file TEXT
     ["make", FAMILY, FOLDER, DTYPE]        a small model with random weights, in several files
+    ["train", FOLDER, TOKENS, OPTIONS]     losses of a model of GPT-2's family, trained on all windows of TOKENS in every step,
+                                           by torch.optim.Muon and AdamW, or AdamW alone (OPTIONS["optimizer"])
 """
 import json
 import os
@@ -78,6 +80,61 @@ def make(family, folder, dtype):
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="40KB", safe_serialization=True)
 
 
+def newton_schulz(gradient, coefficients, steps, eps):
+    """What torch.optim.Muon does in bf16, in the type of the gradient."""
+    a, b, c = coefficients
+    x = gradient / gradient.norm().clamp(min=eps)
+    x = x.T if gradient.size(0) > gradient.size(1) else x
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if gradient.size(0) > gradient.size(1) else x
+
+
+def hidden_pieces(model):
+    """The matrices of the blocks as [out, in] views of their weights, q, k and v apart. transformers stores [in, out]."""
+    pieces = []
+    for block in model.transformer.h:
+        for layer, count in ((block.attn.c_attn, 3), (block.attn.c_proj, 1), (block.mlp.c_fc, 1), (block.mlp.c_proj, 1)):
+            pieces += [(layer.weight, part) for part in torch.arange(layer.weight.size(1)).chunk(count)]
+    return pieces
+
+
+def train(folder, tokens, options):
+    from torch.optim import _muon
+    _muon._zeropower_via_newtonschulz = newton_schulz
+    torch.set_num_threads(2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.eval()  # no dropout
+    length, lr, decay = options["seq_len"], options["lr"], options["weight_decay"]
+    ids = torch.from_numpy(numpy.fromfile(tokens, dtype=numpy.int32).astype(numpy.int64))
+    windows = torch.stack([ids[i:i + length + 1] for i in range(0, len(ids) - length, length)])
+    pieces = hidden_pieces(model) if options["optimizer"] == "muon" else []
+    matrices = [torch.nn.Parameter(weight.detach()[:, part].T.clone()) for weight, part in pieces]
+    hidden = {id(weight) for weight, _ in pieces}
+    rest = [p for p in model.parameters() if id(p) not in hidden]
+    groups = [{"params": [p for p in rest if (p.dim() > 1) == matrix], "weight_decay": decay * matrix} for matrix in (True, False)]
+    optimizers = [torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    losses = []
+    for _ in range(options["steps"]):
+        logits = model(input_ids=windows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        losses.append(loss.item())
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), options["grad_clip"])
+        for matrix, (weight, part) in zip(matrices, pieces):
+            matrix.grad = weight.grad[:, part].T.contiguous()
+        for optimizer in optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            for matrix, (weight, part) in zip(matrices, pieces):
+                weight[:, part] = matrix.T
+    return losses
+
+
 if __name__ == "__main__":
-    calls = {"logits": logits, "tokens": tokens, "make": make}
+    calls = {"logits": logits, "tokens": tokens, "make": make, "train": train}
     print(json.dumps([calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]))

@@ -142,6 +142,38 @@ class Transformers(rig.Runs):
                     for mine, other in zip(losses, alone, strict=True):
                         self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
+    def check_training(self, optimizer):
+        """20 steps of GPT-2 with PyTorch's optimizers; all windows are in every step, so that their order does not matter."""
+        windows, length, steps, lr = 8, 48, 20, 3e-3
+        count = windows * length + 1
+        self.write_tokens(count)
+        content = (self.folder / "tokens/tokens.bin").read_bytes()
+        header = content[:8] + struct.pack("<i", count) + content[12:1024]
+        (self.folder / "tokens/few.bin").write_bytes(header + content[1024:1024 + 2 * count])
+        options = {"optimizer": optimizer, "seq_len": length, "steps": steps, "lr": lr, "weight_decay": 0.1, "grad_clip": 1.0}
+        _, expected = self.peer(["make", "gpt2", "start", "float32"], ["train", "start", "ids", options])
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "start", "--output", "imported")
+        sizes = {"n_layer": 3, "n_head": 5, "d_model": 40, "d_ff": 100, "seq_len": length, "dropout": 0, "norm_eps": 2e-5,
+                 "init_from": '"imported"'}
+        keys = {"optim.lr": lr, "optim.min_lr": lr, "optim.warmup_steps": 0, "optim.schedule": '"constant"', "optim.beta2": 0.95,
+                "optim.weight_decay": 0.1, "optim.grad_clip": 1, "train.steps": steps, "train.global_batch": windows,
+                "train.micro_batch": windows, "train.eval_interval": 0, "data.train": '["tokens/few.bin"]',
+                "data.val_fraction": 0}
+        if optimizer != "adamw":
+            keys["optim.name"] = f'"{optimizer}"'
+        self.train(*(f"model.{key}={value}" for key, value in sizes.items()), *(f"{key}={value}" for key, value in keys.items()))
+        losses = [event["loss"] for event in self.events("step")]
+        self.assertEqual(len(losses), steps)
+        self.assertLess(expected[-1], 0.8 * expected[0])
+        for step, (mine, theirs) in enumerate(zip(losses, expected), 1):
+            self.assertLessEqual(abs(mine - theirs), 1e-4 * theirs, f"{optimizer}, step {step}: {mine}, PyTorch {theirs}")
+
+    def test_training_follows_pytorch_with_adamw(self):
+        self.check_training("adamw")
+
+    def test_training_follows_pytorch_with_muon(self):
+        self.check_training("muon")
+
     def check_tokenizer(self, folder, tokenizer, size):
         """AutoTokenizer gives of a text the tokens that the program gives, and the text of them."""
         text = (ROOT / "data/austen.txt").read_text()[:300_000] + "\n\n\tnaïve  日本\r\n 🐈\x01 end"
