@@ -321,7 +321,7 @@ TEST(ToToml, ReadsBackToTheSameBits) {
 TEST(ToToml, KeepsARunGivenInTokensAsTokens) {
   const Config config = load_text("[train]\ntokens = 1000000\n", "x.toml", {}, kNoFiles);
   const std::string text = to_toml(config);
-  EXPECT_EQ(text.find("\nsteps"), std::string::npos);
+  EXPECT_EQ(text.substr(0, text.find("[optim]")).find("\nsteps"), std::string::npos);
   EXPECT_EQ(load_text(text, "x.toml", {}, kNoFiles).train.tokens, 1'000'000);
 }
 

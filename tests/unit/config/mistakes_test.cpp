@@ -131,7 +131,7 @@ const Case kCases[] = {
     {"[model]\nwindow_full_every = 4", "2:21: model.window_full_every: ", {"4", "set window"}},
     {"[model]\nrope_type = 'dynamic'", "2:13: model.rope_type: ", {"default, linear, llama3, yarn", "dynamic"}},
     {"[model]\nn_kv_head = 5", "2:13: model.n_kv_head: ", {"n_head = 12", "n_kv_head = 5"}},
-    {"[train]\nglobal_batch = 10\nmicro_batch = 4", "2:16: train.global_batch: ", {"10", "micro_batch = 4", "12 is"}},
+    {"[train]\nglobal_batch = 10\nmicro_batch = 4", "2:16: train.global_batch: ", {"10", "micro_batch = 4", "global_batch = 12"}},
     {"[train]\nsteps = 5\ntokens = 500", "3:10: train.tokens: ", {"steps = 5", "tokens = 500", "keep one"}},
     {"[data]\nval = ['v.txt']\nval_fraction = 0.1", "3:16: data.val_fraction: ", {"0.1", "data.val"}},
     {"[[data.validation]]\nname = 'web'\nfiles = ['a.txt']\n[data]\nval_fraction = 0.1",
@@ -200,7 +200,7 @@ const Case kCases[] = {
     {"[data]\ntokenizer = 'train'", "2:13: data.tokenizer: ", {"data.vocab_size"}},
     {"[run]\nname = 'a/b'", "2:8: run.name: ", {"a/b"}},
     {"[run]\nname = 'a/b'\ndir = 'x'\n[checkpoint]\ndir = '/c/{name}'", "2:8: run.name: ", {"a/b", "run.dir"}},
-    {"[parallel]\ntensor = 2", "2:10: parallel.tensor: ", {"tensor = 2", "data = any", "mpirun -np 2"}, kOneRank},
+    {"[parallel]\ntensor = 2", "2:10: parallel.tensor: ", {"tensor = 2", "a multiple of 2 ranks", "mpirun -np 2"}, kOneRank},
     {"[parallel]\ntensor = 5", "2:10: parallel.tensor: ", {"n_head = 12", "5 ranks along tensor"}},
     {"[log]\nreport = true\njsonl = false", "3:9: log.jsonl: ", {"report", "metrics.jsonl"}},
     // Files.
