@@ -71,7 +71,7 @@ void resolve(Config& config) {
   if (!config.log.jsonl && !config.origins.contains("log.report")) config.log.report = false;
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
-  if (config.muon.weight_decay < 0) config.muon.weight_decay = optim.weight_decay;
+  if (optim.name == OptimizerName::muon && config.muon.weight_decay < 0) config.muon.weight_decay = optim.weight_decay;
   if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);
 }
 

@@ -42,7 +42,7 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
                       {"clean_up_tokenization_spaces", false}};
   if (special.pad) config["pad_token"] = name(special.pad);
   if (special.unk) config["unk_token"] = name(special.unk);
-  if (adds_bos || !tokenizer.special().empty()) config["add_bos_token"] = adds_bos;
+  config["add_bos_token"] = adds_bos;
   if (special.add_eos) config["add_eos_token"] = true;
   files.push_back({"tokenizer_config.json", config.dump(2) + "\n"});
   return files;

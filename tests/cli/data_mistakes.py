@@ -57,7 +57,7 @@ CASES = [
          sets=["hardware.gemm_tuning=table.json"], status=2),
     data("unknown data format", {}, "data.format=csv", "auto, text, jsonl, tokens", sets=["data.format=csv"], status=2),
     # kinds of files
-    data("empty text", {"text.txt": ""}, "text.txt: offset 0"),
+    data("empty text", {"text.txt": ""}, "text.txt: the file is empty"),
     *[data(f"data in {name}", {name: content}, f'"{name}"', remedy, "data.format", sets=[f"data.train={name}"])
       for name, content, remedy in (("books.tar.gz", gzip.compress(b"a"), "tar"), ("t.parquet", "PAR1", "duckdb"), ("t.csv", "a,b\n", "as .jsonl"),
                                     ("t.idx", b"MMIDIDX\0\0", ".bin file"), ("t.npy", b"\x93NUMPY", "uint16"), ("enwik8", "a b\n", "rename"))],
@@ -109,7 +109,7 @@ CASES = [
          args=["tokenize", "--input", "text.txt", "--output", "out"]),
     data("tokenize standard input twice over", {}, "--input", "only input", args=[*TOKENIZE, "-", "text.txt"], status=2),
     data("tokenizer to train on standard input", {}, "--train-vocab", "--input -", "--tokenizer", args=[*TOKENIZE, "-"], status=2),
-    data("tokenize standard input in no stated format", {}, "--input -", "--format text or jsonl", status=2, prepare=own_tokenizer,
+    data("tokenize standard input in no stated format", {}, "--input -", "--format text or --format jsonl", status=2, prepare=own_tokenizer,
          args=["tokenize", "--output", "out", "--tokenizer", "text", "--input", "-"]),
     data("tokenize into a file", {"out": "kept"}, "out", status=5, args=[*TOKENIZE, "text.txt"]),
     data("no folder for temporary files", {}, "TMPDIR", env={"TMPDIR": "/nonexistent"}, prepare=lambda place: {"step": place.tiny_run()},

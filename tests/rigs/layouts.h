@@ -27,7 +27,9 @@ inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
       double& element = out[static_cast<size_t>(run.global + i)];
       EXPECT_TRUE(std::isnan(element)) << slice.name << " " << run.global + i << " is owned twice";
       const int64_t at = run.local + i * run.stride;
-      element = local.dtype == DType::f64 ? local.as<double>()[at] : local.as<float>()[at];
+      element = local.dtype == DType::f64    ? local.as<double>()[at]
+                : local.dtype == DType::bf16 ? static_cast<float>(local.as<bf16>()[at])
+                                             : local.as<float>()[at];
     }
 }
 

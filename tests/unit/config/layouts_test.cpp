@@ -104,7 +104,7 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.node_tile=[3, 1]"},
             {"node_tile = [3, 1]", "use node_tile = [1, 1]"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[6, 6]", "model.n_kv_head=3", "parallel.node_tile=[1, 3]"},
-            {"n_kv_head = 3", "use node_tile = [1, 1]"}},
+            {"n_kv_head = 3", "node_tile = [1, 1] fits"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[5, 1, 1]"}, {"n_head = 12", "5 ranks along x", "grid = "}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[1, 1]"}, {"three extents [x, y, z]", "found 2"}},
        }) {

@@ -44,9 +44,12 @@ std::ostream& operator<<(std::ostream& out, const Case& one) { return out << one
 std::vector<Case> cases() {
   std::vector<Case> all;
   const auto add = [&](const std::string& name, const Config& c) { all.push_back({name, with_muon(c)}); };
-  for (const Layout& l : {Layout{2}, Layout{4, 1, true, Arch::llama}, Layout{4, 1, true, Arch::gpt2, 2, 2},
-                          Layout{1, 2}, Layout{2, 2}, Layout{1, 3}})
+  for (const Layout& l :
+       {Layout{2}, Layout{4, 1, true, Arch::llama}, Layout{4, 1, true, Arch::gpt2, 2, 2}, Layout{1, 2}, Layout{2, 2}})
     add(to_string(l), configure(l));
+  Config three = configure(Layout{1, 3});
+  three.train.global_batch = 6;
+  add("ThreeReplicas", three);
   for (const Grid& g : {Grid{2, 1, 1}, Grid{1, 2, 1}, Grid{1, 1, 2}, Grid{2, 2, 2}, Grid{1, 2, 2, 2, Arch::llama}})
     add(to_string(g), configure(g));
   for (const Square& s :
