@@ -151,7 +151,7 @@ class Words(rig.Runs):
             self.assertEqual(text["finish_reason"], "length" if text["tokens"] == 60 else "eos")
         self.assertEqual(cut["finish_reason"], "stop")
         self.assertEqual(json.loads(self.trainer(*args, "--stop", "#none#", "--stop", stop, stdout=True))["text"], cut["text"])
-        self.assertIn("; ended by a text of --stop", self.trainer(*args[:-1], "--stop", stop))
+        self.assertIn("; ended by a --stop text", self.trainer(*args[:-1], "--stop", stop))
         self.assertNotIn("--stop", self.trainer(*args[:-1]))
 
     def test_the_end_of_a_text_is_reported(self):
