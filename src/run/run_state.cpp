@@ -96,6 +96,7 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
   checkpoint::Snapshot snapshot;
   snapshot.model_keys = checkpoint::model_keys(config.model, vocab);
+  snapshot.optimizer = config.optim.name == config::OptimizerName::muon ? "muon" : "adamw";
   return snapshot;
 }
 
@@ -119,7 +120,7 @@ std::string config_for_anywhere(config::Config config) {
 
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
                                      const std::string& gemm_tuning_hash) {
-  checkpoint::Snapshot snapshot;
+  checkpoint::Snapshot snapshot = model_header(config, datasets.vocab);
   snapshot.config_toml = config_for_anywhere(config);
   if (datasets.tokenizer) {
     snapshot.tokenizer = datasets.tokenizer->bytes();
@@ -133,10 +134,8 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
     const auto source = std::ranges::find(datasets.train->sources(), name, &data::NamedDataset::name);
     snapshot.mixture.sources[name] = {source->dataset.windows(), hash};
   }
-  snapshot.model_keys = checkpoint::model_keys(config.model, datasets.vocab);
   snapshot.tied = config.model.tie_embeddings.value();
   snapshot.compute = name_of(compute);
-  snapshot.optimizer = config.optim.name == config::OptimizerName::muon ? "muon" : "adamw";
   snapshot.gemm_tuning_hash = gemm_tuning_hash;
   return snapshot;
 }

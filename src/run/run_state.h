@@ -17,7 +17,7 @@ namespace trainer::run {
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
                                      const std::string& gemm_tuning_hash = {});
 
-/// Returns only the model keys of that snapshot, for a comparison before the data are open.
+/// Returns only the model keys and optimizer of that snapshot, for a comparison before the data are open.
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);
 
 /// The header of the checkpoint that resume() will load.

@@ -228,6 +228,17 @@ class Resume(rig.Runs):
             self.assertEqual(self.losses(mine)[0], self.losses(others)[0])
             before = mine
 
+    def test_every_optimizer_resumes_as_if_it_had_not_stopped(self):
+        for name, sets in (("muon", ["optim.name=muon"]), ("bf16", ["optim.moments=bf16"]), ("spikes", ["train.skip_sigma=6"])):
+            with self.subTest(name):
+                self.train(f"run.dir={name}-whole", *sets)
+                self.train(f"run.dir={name}", *sets, max_steps=3)
+                self.train(f"run.dir={name}", *sets)
+                self.assert_same_run(8, name, f"{name}-whole")
+        stderr = self.train("run.dir=muon", "train.steps=9", status=5)
+        self.assertIn('has the state of optim.name = "muon", but the run has "adamw"', stderr)
+        self.assertIn("model.init_from", stderr)
+
     def test_saves_wait_where_their_copy_does_not_fit(self):
         planned = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "checkpoint.async=true", stdout=True)
         self.assertRegex(planned, "host_snapshot +[0-9.]+ [KM]iB")
