@@ -35,7 +35,7 @@ Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& 
 /// as long as the checkpoints in between exist.
 std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t sequence);
 
-/// Returns the complete step folders in a `checkpoints` folder, newest first; empty if there is no step folder. Throws
+/// Returns the complete step folders in a `checkpoints` folder, newest first; possibly none. Throws
 /// Code::checkpoint if all step folders are corrupted. Of the shards, only the sizes are checked: reading them may
 /// still throw Damage. With `aloud`, warns about each corrupted folder, and if `latest` does not name the newest.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,

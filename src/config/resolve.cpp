@@ -113,6 +113,20 @@ int64_t world_size(const Config& config, int64_t launched) {
   return launched > 1 || config.parallel.transport != "threads" ? launched : fewest_ranks(config);
 }
 
+std::optional<DType> type_of(Compute compute) {
+  switch (compute) {
+    case Compute::bf16:
+      return DType::bf16;
+    case Compute::fp32:
+      return DType::f32;
+    case Compute::fp64:
+      return DType::f64;
+    case Compute::automatic:
+      break;
+  }
+  return std::nullopt;
+}
+
 void resolve_world(Config& config, int64_t world) {
   if (config.parallel.data == 0) config.parallel.data = world / ranks_of_replica(config);
 }

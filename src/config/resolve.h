@@ -1,8 +1,10 @@
 #pragma once
 // Values that are derived from other values.
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "config/config.h"
 
 namespace trainer::config {
@@ -10,6 +12,9 @@ namespace trainer::config {
 /// Replaces {name} in paths and fills in keys that were not set: run.name, n_kv_head, d_ff, tie_embeddings, bias,
 /// val_fraction, steps, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
+
+/// Returns the type that a value of precision.compute or muon.compute names; empty for "auto".
+std::optional<DType> type_of(Compute compute);
 
 /// Returns all lists of data files, so that callers can change the paths.
 std::vector<std::vector<std::string>*> file_lists(Data& data);

@@ -2,25 +2,12 @@
 
 #include <algorithm>
 
+#include "config/resolve.h"
 #include "ops/muon.h"
 #include "optim/ownership.h"
 
 namespace trainer::optim {
 namespace {
-
-DType type_of(config::Compute compute, DType of_run) {
-  switch (compute) {
-    case config::Compute::automatic:
-      return of_run;
-    case config::Compute::bf16:
-      return DType::bf16;
-    case config::Compute::fp32:
-      return DType::f32;
-    case config::Compute::fp64:
-      return DType::f64;
-  }
-  return of_run;
-}
 
 /// The matrices of a selection in the order of declaration, and the group of each.
 struct Hidden {
@@ -298,7 +285,7 @@ class MuonUpdater final : public Updater {
 Muon::Muon(const config::Config& config, DType compute)
     : muon_(config.muon),
       state_(accumulator_of(compute)),
-      type_(type_of(config.muon.compute, compute)),
+      type_(config::type_of(config.muon.compute).value_or(compute)),
       overlaps_(config.debug.overlap) {}
 
 int64_t Muon::traffic() const {

@@ -1,4 +1,5 @@
 #include "plan/pricing.h"
+#include "config/resolve.h"
 #include "plan/offload_time.h"
 
 #include <algorithm>
@@ -153,7 +154,7 @@ std::vector<Choice> choices(const Config& config, const Cluster& cluster) {
 
 DType choose_compute(const Config& config, const Cluster& cluster) {
   const bool fast = cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32);
-  return setup::given_compute(config).value_or(fast ? DType::bf16 : DType::f32);
+  return config::type_of(config.precision.compute).value_or(fast ? DType::bf16 : DType::f32);
 }
 
 Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks)

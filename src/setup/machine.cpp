@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "config/resolve.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
 
@@ -70,20 +71,6 @@ std::string bf16_reason(device::Isa isa) {
 
 }  // namespace
 
-std::optional<DType> given_compute(const config::Config& config) {
-  switch (config.precision.compute) {
-    case config::Compute::bf16:
-      return DType::bf16;
-    case config::Compute::fp32:
-      return DType::f32;
-    case config::Compute::fp64:
-      return DType::f64;
-    case config::Compute::automatic:
-      break;
-  }
-  return std::nullopt;
-}
-
 Machine choose_machine(const config::Config& config, const comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
@@ -109,7 +96,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   machine.rank = world.rank();
   machine.isa = device::detect_isa();
   const bool bf16 = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa);
-  machine.compute = given_compute(config).value_or(bf16 ? DType::bf16 : DType::f32);
+  machine.compute = config::type_of(config.precision.compute).value_or(bf16 ? DType::bf16 : DType::f32);
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "requested"
                            : machine.gpu                                          ? "default: a GPU"
                                                                                   : bf16_reason(machine.isa);

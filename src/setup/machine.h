@@ -24,8 +24,6 @@ struct Machine {
   std::shared_ptr<device::Libraries> libraries = std::make_shared<device::Libraries>();
   bool nccl = false;  // NCCL transfers tensors between the ranks' GPUs
 };
-/// Returns the type that precision.compute sets; empty for "auto", which leaves the choice to the machine.
-std::optional<DType> given_compute(const config::Config& config);
 /// Chooses this rank's device, a GPU or the CPU, by run.device and the GPUs found. Throws Code::config if a requested
 /// GPU is not found, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);

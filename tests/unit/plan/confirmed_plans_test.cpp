@@ -7,13 +7,13 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "base/philox.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "config/tags.h"
 #include "plan/layout_search.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
+#include "rigs/draws.h"
 
 namespace trainer::plan {
 namespace {
@@ -21,19 +21,7 @@ namespace {
 using config::Config;
 using Sets = std::vector<std::string>;
 
-class Draws {
- public:
-  explicit Draws(uint64_t seed) : key_(philox_key(seed, "confirmed")) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
-  template <typename T>
-  T one_of(const std::vector<T>& values) {
-    return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
-  }
-
- private:
-  PhiloxKey key_;
-  uint64_t next_ = 0;
-};
+using tests::Draws;
 
 uint64_t cases(uint64_t usual) {
   const char* given = std::getenv("TRAINER_PLAN_CASES");
@@ -84,7 +72,7 @@ struct Case {
 
 /// Models of 1 to 400 billion parameters.
 Case random_case(uint64_t seed) {
-  Draws draw(seed);
+  Draws draw(seed, "confirmed");
   struct Size {
     int64_t layers, width;
   };
@@ -120,7 +108,7 @@ TEST(ConfirmedPlans, BestRowsFitAndFreedomNeverMakesThemSlower) {
     };
     const double open = best({});
     EXPECT_LE(best({"parallel.strategy=autoddl"}), open * kRegret) << "seed " << seed;
-    Draws draw(1000 + seed);
+    Draws draw(1000 + seed, "confirmed");
     const Sets given = draw.one_of<Sets>({{"parallel.strategy=megatron-1d"},
                                           {"parallel.strategy=optimus-2d"},
                                           {"parallel.strategy=axonn-4d"},
@@ -173,7 +161,7 @@ TEST(ConfirmedPlans, SearchFindsWhatPricingEverySpecOfOneAxisFinds) {
   constexpr double kRegret = 1.01, kPriced = 1.5;
   const uint64_t all = std::min<uint64_t>(cases(2), 40);
   for (uint64_t seed = 0; seed < all; ++seed) {
-    Draws draw(2000 + seed);
+    Draws draw(2000 + seed, "confirmed");
     const int64_t heads = draw.one_of<int64_t>({4, 8, 12}), width = 64 * heads;
     const std::string model = model_text(draw.one_of<std::string>({"gpt2", "llama"}), 2, heads, heads, width, 4 * width,
                                          draw.one_of<int64_t>({128, 512}), draw.one_of<int64_t>({1024, 32000}), 8);

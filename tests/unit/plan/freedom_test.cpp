@@ -5,10 +5,10 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/philox.h"
 #include "config/load.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
+#include "rigs/draws.h"
 
 namespace trainer::plan {
 namespace {
@@ -16,23 +16,7 @@ namespace {
 using Sets = std::vector<std::string>;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-class Draws {
- public:
-  explicit Draws(uint64_t seed) : key_(philox_key(seed, "freedom")) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
-  template <typename T>
-  T one_of(const std::vector<T>& values) {
-    return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
-  }
-  /// Draws from a range whose logarithms are evenly likely.
-  double between(double low, double high) {
-    return low * std::pow(high / low, static_cast<double>(below(1001)) / 1000);
-  }
-
- private:
-  PhiloxKey key_;
-  uint64_t next_ = 0;
-};
+using tests::Draws;
 
 struct Case {
   std::string model;
@@ -48,17 +32,17 @@ struct Case {
 };
 
 Case random_case(uint64_t seed) {
-  Draws draw(seed);
+  Draws draw(seed, "freedom");
   Case c;
   c.cluster = tests::cluster_file(draw.one_of<std::string>({"a100-80gb", "frontera-rtx", "h100", "perlmutter"}));
-  c.cluster.inter.gb_per_s *= draw.between(0.02, 2);
-  c.cluster.intra.gb_per_s *= draw.between(0.1, 2);
+  c.cluster.inter.gb_per_s *= draw.between_logarithms(0.02, 2);
+  c.cluster.intra.gb_per_s *= draw.between_logarithms(0.1, 2);
   c.devices = draw.one_of<int64_t>({2, 4, 8});
   c.vocab = draw.one_of<int64_t>({8192, 50304, 128256});
   const int64_t layers = draw.one_of<int64_t>({2, 6, 48}), heads = draw.one_of<int64_t>({12, 16, 32}),
                 width = heads * draw.one_of<int64_t>({64, 128});
   const double parameters = 12 * static_cast<double>(layers * width * width) + static_cast<double>(c.vocab * width);
-  c.cluster.memory_bytes = 18 * parameters / static_cast<double>(c.devices) * draw.between(0.7, 30);
+  c.cluster.memory_bytes = 18 * parameters / static_cast<double>(c.devices) * draw.between_logarithms(0.7, 30);
   c.model = format(
       "[model]\narch = \"{}\"\nn_layer = {}\nn_head = {}\nn_kv_head = {}\nd_model = {}\nd_ff = {}\nseq_len = {}\n"
       "[data]\nvocab_size = {}\n[train]\nglobal_batch = {}\n",
@@ -90,7 +74,7 @@ TEST(Freedom, KeysLeftOpenNeverMakeTheBestSlower) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     const Case c = random_case(seed);
     const double open = c.best({});
-    Draws draw(1000 + seed);
+    Draws draw(1000 + seed, "freedom");
     for (int i = 0; i < 4; ++i) {
       Sets given = {draw.one_of<std::string>({"parallel.strategy=megatron-1d", "parallel.strategy=optimus-2d",
                                               "parallel.strategy=axonn-4d", "parallel.data=1", "parallel.data=2"})};

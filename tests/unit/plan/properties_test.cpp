@@ -2,32 +2,19 @@
 // each, products are shared out evenly, and nothing illegal is planned.
 #include <gtest/gtest.h>
 
-#include "base/philox.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "plan/layer_costs.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
+#include "rigs/draws.h"
 
 namespace trainer::plan {
 namespace {
 
 using config::Config;
 
-/// Draws one number after the other from a seed.
-class Draws {
- public:
-  explicit Draws(uint64_t seed) : key_(philox_key(seed, "properties")) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
-  int64_t one_of(const std::vector<int64_t>& values) {
-    return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
-  }
-  double between(double low, double high) { return low + (high - low) * static_cast<double>(below(1001)) / 1000; }
-
- private:
-  PhiloxKey key_;
-  uint64_t next_ = 0;
-};
+using tests::Draws;
 
 Config model(int64_t layers, int64_t heads, int64_t hidden, int64_t seq, int64_t batch,
              const std::vector<std::string>& sets = {}) {
@@ -41,7 +28,7 @@ Config model(int64_t layers, int64_t heads, int64_t hidden, int64_t seq, int64_t
 Cluster random_cluster(Draws& draw) {
   Cluster c;
   c.name = "random";
-  c.devices_per_node = static_cast<int>(draw.one_of({1, 4, 16}));
+  c.devices_per_node = static_cast<int>(draw.one_of<int64_t>({1, 4, 16}));
   c.memory_bytes = 1e15;
   c.memory_rate = draw.between(1e10, 3e12);
   c.operator_seconds = draw.between(0, 1e-5);
@@ -58,11 +45,12 @@ TEST(Properties, LayoutsByTagsAreNeverEstimatedSlowerThanNamedOnes) {
   RouteShares routes;
   int compared = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
-    Draws draw(seed);
+    Draws draw(seed, "properties");
     const Cluster cluster = random_cluster(draw);
-    const int64_t devices = draw.one_of({2, 4, 8}), micro = draw.one_of({8, 16});
-    Config config = model(draw.one_of({1, 6, 24}), 16, draw.one_of({256, 1024, 4096}), draw.one_of({64, 512}), 16,
-                          {"parallel.data=1", format("train.micro_batch={}", micro)});
+    const int64_t devices = draw.one_of<int64_t>({2, 4, 8}), micro = draw.one_of<int64_t>({8, 16});
+    Config config =
+        model(draw.one_of<int64_t>({1, 6, 24}), 16, draw.one_of<int64_t>({256, 1024, 4096}),
+              draw.one_of<int64_t>({64, 512}), 16, {"parallel.data=1", format("train.micro_batch={}", micro)});
     std::string broken;
     double named = 1e300;
     std::string of;

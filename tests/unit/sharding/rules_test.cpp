@@ -4,25 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "base/format.h"
-#include "base/philox.h"
+#include "rigs/draws.h"
 
 namespace trainer::sharding {
 namespace {
 
 /// Random draws with a printed seed.
-class Draws {
- public:
-  explicit Draws(uint64_t seed) : key_(philox_key(seed, "sharding")) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
-  template <typename T>
-  T one_of(std::initializer_list<T> list) {
-    return *(list.begin() + below(static_cast<int64_t>(list.size())));
-  }
-
- private:
-  const PhiloxKey key_;
-  uint64_t next_ = 0;
-};
+using tests::Draws;
 
 /// Each axis but "data" joins one of the sets, or none.
 template <size_t n>
@@ -120,7 +108,7 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
 TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
   int legal = 0;
   for (uint64_t seed = 0; seed < 10'000; ++seed) {
-    Draws draw(seed);
+    Draws draw(seed, "sharding");
     Extents e{.n_layer = 1 + draw.below(3),
               .n_head = draw.one_of<int64_t>({2, 4, 6, 12}),
               .n_kv_head = 1,
