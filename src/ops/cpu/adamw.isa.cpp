@@ -20,10 +20,10 @@ namespace {
   h *= 0x846ca68bu;
   return h ^ (h >> 16);
 }
-/// Rounds second moments to bf16 stochastically (ops/adamw.h).
-[[gnu::always_inline]] inline Vec<float> rounded_at_random(Vec<float> v, Vec<float> p, uint32_t salt) {
+/// Rounds second moments to bf16 stochastically (ops/adamw.h): the upper halves of what it returns.
+[[gnu::always_inline]] inline Vec<uint32_t> rounded_at_random(Vec<float> v, Vec<float> p, uint32_t salt) {
   const Vec<uint32_t> bits = (Vec<uint32_t>)v, hash = mixed(bits ^ mixed((Vec<uint32_t>)p + salt));
-  return (Vec<float>)((bits + (hash & 0xffffu)) & 0xffff0000u);
+  return bits + (hash & 0xffffu);
 }
 
 /// Prefetch distance of an update, in elements.
@@ -63,7 +63,7 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
     if constexpr (sizeof(M) == sizeof(A)) {
       put(v + i, second, tag);
     } else {
-      put(v + i, rounded_at_random(second, old, k.rounding_salt), tag);
+      put_upper(v + i, rounded_at_random(second, old, k.rounding_salt), tag);
     }
     return next;
   };

@@ -30,6 +30,13 @@ template <typename T>
 [[gnu::always_inline]] inline void put(T* p, Vec<AccumulatorOf<T>> v, Part part) {
   store_n(p, v, part.n);
 }
+/// Stores the upper halves of 32-bit lanes.
+[[gnu::always_inline]] inline void put_upper(bf16* p, Vec<uint32_t> v, Whole) { store_upper(p, v); }
+[[gnu::always_inline]] inline void put_upper(bf16* p, Vec<uint32_t> v, Part part) {
+  bf16 lanes[kLanes<float>];
+  store_upper(lanes, v);
+  for (int64_t i = 0; i < part.n; ++i) p[i] = lanes[i];
+}
 /// Returns v with 0 in the lanes not in use.
 template <typename A>
 [[gnu::always_inline]] inline Vec<A> masked(Vec<A> v, Whole) {

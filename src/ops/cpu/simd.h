@@ -187,23 +187,26 @@ template <typename T>
   return v;
 #endif
 }
-[[gnu::always_inline]] inline void store(bf16* p, Vec<float> v) {
-#if defined(__AVX2__) || defined(__aarch64__)
-  const Vec<uint32_t> u = (Vec<uint32_t>)v;
-  const Vec<int32_t> rounded = (Vec<int32_t>)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-  const Vec<int32_t> nan = (Vec<int32_t>)(v != v);
-  const Vec<int32_t> out = (nan & 0x7fff) | (~nan & rounded);
+/// Stores the upper halves of 32-bit lanes.
+[[gnu::always_inline]] inline void store_upper(bf16* p, Vec<uint32_t> v) {
 #if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)out));
-#elif defined(__aarch64__)
-  vst1_u16(reinterpret_cast<uint16_t*>(p), vmovn_u32((uint32x4_t)out));
-#else
-  const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // the values of each 128-bit lane, twice
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)(v >> 16)));
+#elif defined(__AVX2__)
+  const __m256i upper = (__m256i)(v >> 16);
+  const __m256i packed = _mm256_packus_epi32(upper, upper);  // the values of each 128-bit lane, twice
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
-#endif
+#elif defined(__aarch64__)
+  vst1_u16(reinterpret_cast<uint16_t*>(p), vmovn_u32((uint32x4_t)(v >> 16)));
 #else
-  for (int i = 0; i < kLanes<float>; ++i) p[i] = bf16(v[i]);
+  for (int i = 0; i < kLanes<float>; ++i) {
+    const uint16_t upper = static_cast<uint16_t>(v[i] >> 16);
+    std::memcpy(p + i, &upper, sizeof(upper));
+  }
 #endif
+}
+[[gnu::always_inline]] inline void store(bf16* p, Vec<float> v) {
+  const Vec<uint32_t> u = (Vec<uint32_t>)v, nan = (Vec<uint32_t>)(v != v);
+  store_upper(p, (nan & 0x7fff0000u) | (~nan & (u + 0x7fffu + ((u >> 16) & 1u))));
 }
 /// Non-temporal store that bypasses the caches, if the instruction set has one. `p` must be aligned to the number of
 /// bytes written. Call stream_fence() before a different thread reads them.
