@@ -37,6 +37,10 @@ std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
   return runs;
 }
 
+bool is_on_host(const TensorSlice& slice) {
+  return slice.device == nullptr || slice.device->kind() == device::Kind::cpu;
+}
+
 int64_t count_of(const TensorSlice& slice) {
   int64_t elements = 0;
   for (const mesh::Run& run : slice.runs) elements += run.length;
@@ -58,7 +62,7 @@ void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_
 class OnHost {
  public:
   OnHost(const TensorSlice& slice, const std::vector<mesh::Run>& runs) : data_(slice.local.data) {
-    if (slice.device == nullptr || slice.device->kind() == device::Kind::cpu || runs.empty()) return;
+    if (is_on_host(slice) || runs.empty()) return;
     int64_t first = std::numeric_limits<int64_t>::max(), end = 0;
     for (const mesh::Run& run : runs) {
       first = std::min(first, run.local);
@@ -203,26 +207,40 @@ WrittenShard write_shard(SystemCalls& calls, const fs::path& path, int64_t shard
   return writer.finish();
 }
 
-std::vector<TensorSlice> copy_to_host(std::span<const TensorSlice> slices, std::vector<std::byte>& memory) {
-  int64_t bytes = 0, done = 0;
-  for (const TensorSlice& slice : slices) bytes += count_of(slice) * size_of(slice.local.dtype);
-  memory.resize(static_cast<size_t>(bytes));
+std::vector<TensorSlice> copy_to_host(device::ThreadPool& pool, std::span<const TensorSlice> slices,
+                                      std::vector<std::byte>& memory) {
+  int64_t bytes = 0;
   std::vector<TensorSlice> copies;
+  std::vector<int64_t> offsets;
   copies.reserve(slices.size());
   for (const TensorSlice& slice : slices) {
+    const int64_t elements = count_of(slice);
+    copies.push_back({slice.name, slice.shape, {nullptr, {elements}, slice.local.dtype, 0}, {}});
+    offsets.push_back(std::exchange(bytes, bytes + elements * size_of(slice.local.dtype)));
+  }
+  memory.resize(static_cast<size_t>(bytes));
+  const auto copy = [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    const TensorSlice& slice = slices[at];
     std::vector<mesh::Run> runs = sorted_runs(slice);
-    if (runs.empty()) continue;
     const OnHost local(slice, runs);
     const int64_t size = size_of(slice.local.dtype);
-    std::byte* const to = memory.data() + done;
+    std::byte* const to = memory.data() + offsets[at];
     int64_t elements = 0;
     for (mesh::Run& run : runs) {
       copy_elements(to + elements * size, size, local.data() + run.local * size, run.stride * size, size, run.length);
       run = {run.global, std::exchange(elements, elements + run.length), run.length};
     }
-    copies.push_back({slice.name, slice.shape, {to, {elements}, slice.local.dtype, 0}, std::move(runs)});
-    done += elements * size;
+    copies[at].local.data = to;
+    copies[at].runs = std::move(runs);
+  };
+  const int64_t tasks = static_cast<int64_t>(slices.size());
+  if (std::ranges::all_of(slices, is_on_host)) {
+    pool.parallel_for(tasks, copy);
+  } else {  // only this thread has chosen the GPU
+    for (int64_t i = 0; i < tasks; ++i) copy(i);
   }
+  std::erase_if(copies, [](const TensorSlice& copy) { return copy.runs.empty(); });
   return copies;
 }
 

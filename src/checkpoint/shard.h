@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "device/thread_pool.h"
 
 namespace trainer::checkpoint {
 
@@ -36,8 +37,10 @@ WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, 
                          std::span<const TensorSlice> slices);
 
 /// Copies the elements of slices into `memory`, which grows as needed, and returns slices of the copies. A shard
-/// written from them has the same bytes.
-std::vector<TensorSlice> copy_to_host(std::span<const TensorSlice> slices, std::vector<std::byte>& memory);
+/// written from them has the same bytes. Each task of the pool copies a slice, unless a GPU
+/// has some of them.
+std::vector<TensorSlice> copy_to_host(device::ThreadPool& pool, std::span<const TensorSlice> slices,
+                                      std::vector<std::byte>& memory);
 /// Returns the memory for copies of slices: the elements, and the lists of their runs.
 int64_t bytes_of_copies(std::span<const TensorSlice> slices);
 

@@ -297,7 +297,7 @@ void TrainingLoop::save(bool background) {
   for (const checkpoint::TensorSlice& slice : snapshot.tensors)
     save_.report.bytes += slice.shape.count() * size_of(slice.local.dtype);
   save_.report.best = snapshot.state.best_step == state_.step;
-  if (background) snapshot.tensors = checkpoint::copy_to_host(snapshot.tensors, save_.copies);
+  if (background) snapshot.tensors = checkpoint::copy_to_host(device_->host_pool(), snapshot.tensors, save_.copies);
   attempt([&] { store_.begin(snapshot, background); });
   save_.report.wait_seconds = now_seconds() - save_.began;
   if (!background) end_save();

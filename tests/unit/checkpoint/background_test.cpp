@@ -31,7 +31,8 @@ struct Copied {
   explicit Copied(int64_t step, int64_t rank = 0, int64_t ranks = 1) : tensors(small_model(), random, rank, ranks) {
     tensors.fill(static_cast<uint64_t>(step));
     snapshot = snapshot_of(tensors, step);
-    snapshot.tensors = copy_to_host(snapshot.tensors, memory);
+    device::ThreadPool pool(3);
+    snapshot.tensors = copy_to_host(pool, snapshot.tensors, memory);
   }
   Random random{5};
   Tensors tensors;
