@@ -163,7 +163,7 @@ std::vector<OrthogonalizeRate> bench_orthogonalize(Exec& ex, DType dtype, std::s
     const double all = median(seconds[0]);
     rates.push_back({.shape = shape,
                      .seconds = all,
-                     .gflops = 1e-9 * optim::orthogonalize_flops(shape, how.steps) / all,
+                     .gflops = 1e-9 * static_cast<double>(optim::orthogonalize_flops(shape, how.steps)) / all,
                      .share = median(seconds[1]) / all});
   }
   return rates;

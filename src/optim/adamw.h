@@ -15,7 +15,6 @@ class AdamW final : public Rule {
         moments_(optim.moments == config::Moments::bf16 ? DType::bf16 : state),
         round_gradients_(round_gradients) {}
 
-  std::string_view name() const override { return "adamw"; }
   bool takes(const params::Param&) const override { return true; }
   std::vector<params::StateSpec> states() const override { return {{"m", moments_}, {"v", moments_}}; }
   int64_t traffic() const override;

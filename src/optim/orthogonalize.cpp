@@ -29,8 +29,6 @@ struct Extents {
 };
 Extents extents_of(const Shape& shape) { return {std::min(shape[0], shape[1]), std::max(shape[0], shape[1])}; }
 
-int64_t norm_blocks(const Shape& shape) { return divide_up(shape.count(), ops::kNormBlock); }
-
 void multiply(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& c, bool trans_a = false, bool trans_b = false) {
   ops::run(ex, ops::Gemm{.a = a,
                          .b = b,
@@ -63,23 +61,16 @@ void step(Exec& ex, const Tensor& x, const Triple& triple) {
 void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how) {
   const bool polar = how.coefficients == NewtonSchulz::Coefficients::polar;
   {
-    const Scratch blocks = ex.take("muon.norm", {norm_blocks(x.shape)}, DType::f64);
+    const Scratch blocks = ex.take("muon.norm", {divide_up(x.shape.count(), ops::kNormBlock)}, DType::f64);
     ops::run(ex, ops::MuonNormalize{.x = x, .blocks = blocks, .room = polar ? kPolarRoom : 1});
   }
   for (int i = 0; i < how.steps; ++i)
     step(ex, x, polar ? kPolar[std::min(static_cast<size_t>(i), kPolar.size() - 1)] : kJordan[0]);
 }
 
-double orthogonalize_flops(const Shape& shape, int steps) {
-  const auto [smaller, larger] = extents_of(shape);
-  const auto k = static_cast<double>(smaller), n = static_cast<double>(larger);
+int64_t orthogonalize_flops(const Shape& shape, int steps) {
+  const auto [k, n] = extents_of(shape);
   return steps * (4 * k * k * n + 2 * k * k * k);
-}
-
-int64_t orthogonalize_workspace(const Shape& shape, DType dtype) {
-  const int64_t k = extents_of(shape).smaller;
-  return std::max(norm_blocks(shape) * size_of(DType::f64),
-                  k * k * size_of(dtype) + shape.count() * size_of(accumulator_of(dtype)));
 }
 
 double update_scale(UpdateScale scale, const Shape& shape) {

@@ -18,9 +18,7 @@ struct NewtonSchulz {
 void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how);
 
 /// Returns the FLOPs of its products: steps·(4k²n + 2k³) with k <= n, the two extents.
-double orthogonalize_flops(const Shape& shape, int steps);
-/// Returns the bytes of memory that it needs in addition to x.
-int64_t orthogonalize_workspace(const Shape& shape, DType dtype);
+int64_t orthogonalize_flops(const Shape& shape, int steps);
 
 /// How long an update of a matrix [in, out] is.
 ///   rms       0.2·sqrt(max(in, out)): entries as large as AdamW's (Moonlight, arXiv 2502.16982)

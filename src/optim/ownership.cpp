@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "optim/orthogonalize.h"
+
 namespace trainer::optim {
 
 namespace {
@@ -29,11 +31,6 @@ std::vector<ops::Strip> matrix_strips(const std::vector<mesh::Run>& pieces, int6
   return strips_of(pieces, place, [](const mesh::Run& run) { return std::pair(run.global, int64_t{1}); });
 }
 
-int64_t orthogonalize_cost(const Shape& shape) {
-  const int64_t k = std::min(shape[0], shape[1]), n = std::max(shape[0], shape[1]);
-  return 20 * k * k * n + 10 * k * k * k;
-}
-
 Ownership::Ownership(std::vector<OwnedMatrix> matrices, mesh::AxisSet among, bool split_state)
     : matrices_(std::move(matrices)), members_{0} {
   if (!matrices_.empty()) {
@@ -55,7 +52,7 @@ void Ownership::assign() {
   owners_.resize(matrices_.size());
   lists_.resize(members_.size());
   std::vector<int64_t> costs, loads(members_.size());
-  for (const OwnedMatrix& matrix : matrices_) costs.push_back(orthogonalize_cost(matrix.layout.shape()));
+  for (const OwnedMatrix& matrix : matrices_) costs.push_back(orthogonalize_flops(matrix.layout.shape(), 1));
   std::vector<size_t> order(matrices_.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::greater(), [&](size_t matrix) { return costs[matrix]; });
@@ -76,13 +73,6 @@ int Ownership::rounds() const {
 int Ownership::matrix_of(int rank, int round) const {
   const std::vector<int>& list = owned_by(rank);
   return static_cast<size_t>(round) < list.size() ? list[static_cast<size_t>(round)] : -1;
-}
-
-int64_t Ownership::load(int rank) const {
-  int64_t sum = 0;
-  for (const int matrix : owned_by(rank))
-    sum += orthogonalize_cost(matrices_[static_cast<size_t>(matrix)].layout.shape());
-  return sum;
 }
 
 comm::Chunk Ownership::held(const OwnedMatrix& matrix, int rank) const {

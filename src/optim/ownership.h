@@ -19,9 +19,6 @@ struct OwnedMatrix {
   int64_t count() const { return layout.shape().count(); }
 };
 
-/// Returns the work of orthogonalizing a matrix in five steps, in FLOPs: 20k²n + 10k³ with k <= n.
-int64_t orthogonalize_cost(const Shape& shape);
-
 class Ownership {
  public:
   /// `among`: the axes whose ranks share the work. Without the data axis, each replica orthogonalizes all matrices.
@@ -38,8 +35,6 @@ class Ownership {
   int rounds() const;
   /// Returns the matrix that a rank orthogonalizes in a round, -1 for none.
   int matrix_of(int rank, int round) const;
-  /// Returns the rank's work in FLOPs, for five steps.
-  int64_t load(int rank) const;
 
   /// Returns the elements of a matrix whose optimizer state `rank` stores, in ascending global order, with their
   /// offsets in the group's flat buffer.

@@ -3,7 +3,7 @@
 namespace trainer::optim {
 
 void Rule::update(Exec&, const Update&, bool, const Piece&) const {
-  TRAINER_CHECK(false, "{} cannot update a range of elements on its own", name());
+  TRAINER_CHECK(false, "the rule updates each element on its own");
 }
 
 int64_t state_bytes(const Rule& rule) {

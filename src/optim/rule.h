@@ -3,7 +3,6 @@
 // states that a ParamStore keeps next to the master weights of its parameters.
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "optim/optimizer.h"
@@ -33,7 +32,6 @@ class Updater {
 class Rule {
  public:
   virtual ~Rule() = default;
-  virtual std::string_view name() const = 0;
   /// True if the rule can update this parameter.
   virtual bool takes(const params::Param& param) const = 0;
   virtual std::vector<params::StateSpec> states() const = 0;
