@@ -64,6 +64,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
                {"format", kFormat},
                {"saved_unix_us", manifest.sequence},
                {"compute", header.compute},
+               {"optimizer", header.optimizer},
                {"tied", header.tied},
                {"tokenizer_hash", header.tokenizer_hash},
                {"data_hash", header.data_hash},
@@ -87,8 +88,8 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
   const auto text_of = [](const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   std::string out = info["folder"].get<std::string>() + "\n";
   for (const char* key : {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step",
-                          "proven_step", "loss", "skipped_in_row", "finite_weights", "compute", "tied", "parameters",
-                          "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
+                          "proven_step", "loss", "skipped_in_row", "finite_weights", "compute", "optimizer", "tied",
+                          "parameters", "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
   if (info.contains("special_tokens"))

@@ -109,10 +109,15 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
       problems.push_back(
           format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
     } else if (source.dtype != slice.local.dtype) {
+      const bool small = source.dtype == DType::bf16 || slice.local.dtype == DType::bf16;
       problems.push_back(
-          format("{}: {} in the checkpoint, but {} in the run (checkpoint written with "
-                 "precision.compute = \"{}\"; fp64 and other runs cannot share optimizer state)",
-                 name, name_of(source.dtype), name_of(slice.local.dtype), header().compute));
+          format("{}: {} in the checkpoint, but {} in the run", name, name_of(source.dtype),
+                 name_of(slice.local.dtype)) +
+          (small && !is_weight(name)
+               ? format("; set optim.moments = \"{}\"", name_of(source.dtype))
+               : format(" (checkpoint written with precision.compute = \"{}\"; fp64 and other runs cannot share "
+                        "optimizer state)",
+                        header().compute)));
     }
   }
   for (const auto& [name, tensor] : stored) {

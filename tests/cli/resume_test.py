@@ -238,6 +238,8 @@ class Resume(rig.Runs):
         stderr = self.train("run.dir=muon", "train.steps=9", status=5)
         self.assertIn('has the state of optim.name = "muon", but the run has "adamw"', stderr)
         self.assertIn("model.init_from", stderr)
+        stderr = self.train("run.dir=bf16", "train.steps=9", status=5)
+        self.assertIn('bf16 in the checkpoint, but fp32 in the run; set optim.moments = "bf16"', stderr)
 
     def test_saves_wait_where_their_copy_does_not_fit(self):
         planned = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "checkpoint.async=true", stdout=True)

@@ -18,6 +18,7 @@ TEST(Inspect, ReportsStateModelAndTensors) {
   EXPECT_EQ(info["tokens_seen"], 12 * 256 * 100);
   EXPECT_EQ(info["best_val_loss"], 3.25);
   EXPECT_EQ(info["gemm_tuning_hash"], "ghi");
+  EXPECT_EQ(info["optimizer"], "adamw");
   EXPECT_EQ(info["model"], (nlohmann::json{{"n_layer", 2}, {"d_model", 6}}));
   EXPECT_EQ(info["parameters"], 13 * 6 + 36 + 7 + 15 + 12);  // moments do not count
   EXPECT_EQ(info["bytes"], 4 * (3 * 78 + 36 + 7) + 2 * 15 + 8 * 12);
