@@ -76,6 +76,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     return 0;
   }
   setup::require_one_compute(world, machine);
+  if (config.optim.name == config::OptimizerName::muon) setup::warn_of_different_kernels(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // one per process: ranks that are threads share the handlers of rank 0
   if (world.first() || world.transport() != "threads") signals.emplace();

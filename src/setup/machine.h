@@ -30,6 +30,9 @@ Machine choose_machine(const config::Config& config, const comm::World& world);
 /// Throws Code::plan if ranks would compute in different types, which can happen when each rank uses its machine's
 /// default. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
+/// Warns if ranks multiply matrices with different kernels: then a matrix that a single rank orthogonalizes (Muon) gets
+/// the bits of that rank. Collective.
+void warn_of_different_kernels(comm::World& world, const Machine& machine);
 /// Creates the machine's device, or a dry device that stands for it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);

@@ -116,5 +116,22 @@ TEST(Machine, RanksThatWouldComputeInDifferentTypesAreNamed) {
   }
 }
 
+TEST(Machine, RanksWithDifferentKernelsAreNamedInOneWarning) {
+  for (const int odd : {-1, 0, 2}) {
+    const Warnings logged;
+    comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+      setup::Machine machine;
+      machine.isa = world.rank() == odd ? device::Isa::avx2 : device::Isa::plain;
+      setup::warn_of_different_kernels(world, machine);
+    });
+    ASSERT_EQ(logged.lines.size(), odd < 0 ? 0 : 1);
+    if (odd < 0) continue;
+    expect_parts(
+        logged.lines.front(),
+        {odd == 0 ? "rank 1 computes with built-in plain kernels" : "rank 2 computes with built-in avx2 kernels",
+         odd == 0 ? "rank 0 with built-in avx2" : "rank 0 with built-in plain", "TRAINER_ISA"});
+  }
+}
+
 }  // namespace
 }  // namespace trainer::tests
