@@ -90,6 +90,7 @@ std::vector<Fact> facts_of(const ComparedRun& run) {
           {"step predicted, ms", format_number(s.predicted_step_ms)},
           {"TFLOP/s per device", format_number(s.tflops_per_device), s.tflops_per_device},
           {"mfu", format_percent(s.mfu)},
+          {"update, ms/step", s.mean_step_ms > 0 ? format_number(s.phase_ms.optimizer, 3) : "-"},
           {"exposed communication, ms/step", format_number(s.phase_ms.comm_exposed, 3)},
           {"exposed updates, ms/step", format_number(s.offload ? s.offload->exposed_ms : kUnknown, 3)},
           {"wall time", format_duration(s.wall_s), s.wall_s},

@@ -203,6 +203,7 @@ Rows result_rows(const Summary& summary, const History& history) {
       {"step", finite(summary.step_ms, format("{:.2f} ms ({})", summary.step_ms, median_text(summary)))},
       {"speed", finite(summary.tflops_per_device, format("{:.4g} TFLOP/s per device", summary.tflops_per_device))},
       {"utilisation", finite(summary.mfu, utilisation_text(summary))},
+      {"update", update_text(summary)},
       {"peak", known(peak.windows > 0,
                      format("{:.3g} TFLOP/s; {} measured windows: median {:.3g}, lowest {:.3g}", peak.flops / 1e12,
                             peak.windows, peak.median_flops / 1e12, peak.lowest_flops / 1e12))},
@@ -318,6 +319,7 @@ std::string report_json(const Summary& summary, const History& history) {
   write("mean_step_ms", s.mean_step_ms > 0 ? s.mean_step_ms : kUnknown, "prediction", prediction_text(s),
         "tokens_per_s", s.tokens_per_s);
   write("tflops_per_device", s.tflops_per_device, "mfu", s.mfu, "mfu_causal", s.mfu_causal, "hfu", s.hfu);
+  if (s.optimizer_flops > 0) write("optimizer_flops", s.optimizer_flops);
   write("peak", s.peak, "phase_ms", s.phase_ms, "offload", s.offload ? to_json(*s.offload) : Json());
   write.bytes("measured_memory_bytes", s.measured_memory);
   write.bytes("predicted_memory_bytes", s.predicted_memory);

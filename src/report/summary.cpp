@@ -73,6 +73,8 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     for (double PhaseMs::*phase :
          {&PhaseMs::data, &PhaseMs::forward, &PhaseMs::backward, &PhaseMs::optimizer, &PhaseMs::comm_exposed})
       summary.phase_ms.*phase = mean(warm, [&](const StepReport& step) { return step.phase_ms.*phase; });
+    for (const StepReport& step : warm)
+      summary.optimizer_flops = std::max(summary.optimizer_flops, step.optimizer_flops);
     summary.offload = steps.back().offload;
     if (summary.offload)
       summary.offload->exposed_ms =
@@ -113,6 +115,16 @@ std::string utilisation_text(const Summary& summary) {
     text += "; mfu counts full attention, of which a causal model computes half";
   }
   return text;
+}
+
+std::string update_text(const Summary& summary) {
+  if (summary.optimizer_flops <= 0) return "";
+  const StartReport& start = summary.start;
+  const double model = start.flops.full() * static_cast<double>(start.global_batch * start.model.seq_len) /
+                       std::max(1, start.environment.ranks);
+  return format("{:.4g} ms/step ({}); {} FLOPs in GEMMs per rank, {:.3g} times the model's", summary.phase_ms.optimizer,
+                format_percent(summary.phase_ms.optimizer / summary.mean_step_ms),
+                format_count(summary.optimizer_flops), summary.optimizer_flops / model);
 }
 
 std::string offload_text(const OffloadReport& offload) {
@@ -201,6 +213,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (std::isfinite(summary.mfu)) {
     add("utilisation", utilisation_text(summary));
   }
+  if (const std::string update = update_text(summary); !update.empty()) add("update", update);
   if (summary.offload) add("offload", offload_text(*summary.offload));
   if (summary.measured_memory > 0) {
     const auto measured = static_cast<double>(summary.measured_memory);

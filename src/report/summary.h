@@ -31,6 +31,7 @@ struct Summary {
   double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // not known without a profile
   PhaseMs phase_ms;                                                   // means over the same steps
   double mean_step_ms = 0;                                            // mean over them of the whole step
+  double optimizer_flops = 0;                                         // of an update's GEMMs on rank 0; 0: has none
   double wall_s = kUnknown;                                           // sum over all processes that ended normally
   int64_t predicted_memory = 0, measured_memory = 0;                  // bytes of the process; 0: not known
   std::optional<OffloadReport> offload;                               // last step's; exposed_ms: median over the steps
@@ -55,6 +56,10 @@ std::string median_text(const Summary& summary);
 
 /// Returns "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", and explains values above 100 %.
 std::string utilisation_text(const Summary& summary);
+
+/// Returns "31.2 ms/step (24.0 %); 6.54G FLOPs in GEMMs per rank, 0.39 times the model's"; empty for an optimizer
+/// without GEMMs.
+std::string update_text(const Summary& summary);
 
 /// Returns "50.0 % updated on the host, 50.0 % streamed, 0 % resident; 1.20 ms/step exposed (median)".
 std::string offload_text(const OffloadReport& offload);

@@ -1,5 +1,6 @@
 #include "report/summary.h"
 
+#include "report/html.h"
 #include "unit/report/run_history.h"
 
 namespace trainer::report {
@@ -93,6 +94,17 @@ TEST_F(RunFolder, SummaryLinesHaveTheNumbersAndTheFilesThatExist) {
                "0.1 TFLOP/s", "mfu 50.0 %, causal 45.0 %, hardware 48.0 %", "AVX2 fma",
                "410 MiB measured, 400 MiB predicted (1.02x)", file_.string());
   EXPECT_EQ(std::ranges::count(text, '\n'), 8) << text;
+}
+
+TEST(Summary, ShowsTheUpdatesOfAnOptimizerWithGemms) {
+  History history = finished_run();
+  EXPECT_EQ(update_text(summarize(history, {})), "");
+  for (StepReport& step : history.steps) step.optimizer_flops = 4.608e10;  // a tenth of 7.5e7 for each of 6144 tokens
+  history.steps[7].optimizer_flops = 0;                                    // a skipped step
+  const Summary summary = summarize(history, {});
+  EXPECT_EQ(update_text(summary), "5 ms/step (4.1 %); 46.1G FLOPs in GEMMs per rank, 0.1 times the model's");
+  expect_texts(joined(summary_lines(summary, "/nowhere")), "update      5 ms/step");
+  expect_texts(report_json(summary, history), "\"optimizer_flops\": 46080000000.0");
 }
 
 TEST(Summary, SaysWhenAnEvaluationCoversAPartOfTheTokens) {
