@@ -11,17 +11,6 @@ namespace {
 
 std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 1); }
 
-/// Elements that this rank holds are those of `all`, bit for bit.
-void expect_same_where_owned(const Tensors& own, const Tensors& all) {
-  EXPECT_FALSE(own.empty());
-  for (const auto& [name, values] : own) {
-    const std::vector<double>& expected = all.at(name);
-    int64_t different = 0;
-    for (size_t i = 0; i < values.size(); ++i) different += !std::isnan(values[i]) && values[i] != expected.at(i);
-    EXPECT_EQ(different, 0) << name << ": of " << values.size();
-  }
-}
-
 TEST(MpiRanksOnOneDevice, TrainAsThreadsDo) {
   if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
   comm::World& world = comm::test_world();

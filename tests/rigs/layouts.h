@@ -117,6 +117,17 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
   return result;
 }
 
+/// Elements that this rank stores are those of `all`, bit for bit.
+inline void expect_same_where_owned(const Tensors& own, const Tensors& all) {
+  EXPECT_FALSE(own.empty());
+  for (const auto& [name, values] : own) {
+    const std::vector<double>& expected = all.at(name);
+    int64_t different = 0;
+    for (size_t i = 0; i < values.size(); ++i) different += !std::isnan(values[i]) && values[i] != expected.at(i);
+    EXPECT_EQ(different, 0) << name << ": of " << values.size();
+  }
+}
+
 /// Largest |a − b| over the tensor, relative to the norm of b.
 inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
   double squares = 0, largest = 0;

@@ -2,10 +2,10 @@
 #include "optim/muon.h"
 
 #include "config/tags.h"
-#include "optim/make.h"
 #include "rigs/axonn.h"
 #include "rigs/layout_checks.h"
 #include "rigs/megatron.h"
+#include "rigs/muon.h"
 #include "rigs/optimus.h"
 
 namespace trainer::tests {
@@ -13,12 +13,6 @@ namespace {
 
 using config::Arch;
 using config::Config;
-
-Config with_muon(Config c) {
-  c.optim.name = config::OptimizerName::muon;
-  c.muon = {.momentum = 0.95, .nesterov = true, .steps = 5, .lr_ratio = 1, .weight_decay = 0.1};
-  return c;
-}
 
 /// Shards that neighbouring layers and sites divide in different ways, some transposed.
 Config mixed(Arch arch) {
@@ -60,57 +54,12 @@ std::vector<Case> cases() {
   return all;
 }
 
-double gradient(const std::string& name, int64_t step, int64_t index) {
-  const uint32_t draw = philox_at(philox_key(static_cast<uint64_t>(step), name), static_cast<uint64_t>(index));
-  return (static_cast<double>(draw % 2001) - 1000) * 1e-4;
-}
-
-/// All tensors after `updates` updates with these gradients. Ranks that store the same elements must agree.
-Tensors updated(const Config& c, DType compute, int64_t updates) {
+/// All tensors after three updates.
+Tensors updated(const Config& c, DType compute, int lanes = 0) {
   Tensors all;
   std::mutex mutex;
-  comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
-    Tiny run(&world, c, compute, 1);
-    params::ParamStore& store = run.trainer.store();
-    const optim::Rules rules = optim::make_rules(run.trainer.config(), compute);
-    const std::unique_ptr<optim::Optimizer> optimizer = optim::make_optimizer(store, rules);
-    Arena heap(run.device, Arena::Mode::heap);
-    Meter meter;
-    Exec ex{run.device, heap, meter};
-    for (int64_t t = 1; t <= updates; ++t) {
-      for (const params::Param& param : store.params()) {
-        const Tensor grad = store.groups()[static_cast<size_t>(param.group)].grad;
-        for (const mesh::Run& r : param.runs)
-          for (int64_t i = 0; i < r.length; ++i) {
-            const double value = gradient(param.name, t, r.global + i);
-            const int64_t at = r.local + i * r.stride;
-            grad.dtype == DType::f64 ? grad.as<double>()[at] = value : grad.as<float>()[at] = static_cast<float>(value);
-          }
-      }
-      optimizer->step(ex, {.lr = 1e-2, .t = t, .gradient_scale = t % 2 == 0 ? 0.7 : 1.0});
-    }
-    std::vector<checkpoint::TensorSlice> slices = checkpoint::slices_to_fill(store, true);
-    for (const params::Param& param : store.params()) {
-      const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
-      if (group.compute)
-        slices.push_back({param.name + " compute", param.shape, group.compute.tensor(), param.runs, nullptr});
-    }
-    const std::lock_guard lock(mutex);
-    for (const checkpoint::TensorSlice& slice : slices) {
-      std::vector<double>& out = all[slice.name];
-      out.resize(static_cast<size_t>(slice.shape.count()), NAN);
-      for (const mesh::Run& r : slice.runs)
-        for (int64_t i = 0; i < r.length; ++i) {
-          const int64_t at = r.local + i * r.stride;
-          const double value = slice.local.dtype == DType::f64   ? slice.local.as<double>()[at]
-                               : slice.local.dtype == DType::f32 ? static_cast<double>(slice.local.as<float>()[at])
-                                                                 : static_cast<double>(slice.local.as<bf16>()[at]);
-          double& known = out[static_cast<size_t>(r.global + i)];
-          if (std::isnan(known)) known = value;
-          ASSERT_EQ(value, known) << slice.name << "[" << r.global + i << "] on rank " << world.rank();
-        }
-    }
-  });
+  comm::run_on_threads(ranks_of(c), {.timeout_s = 60, .lanes = lanes},
+                       [&](comm::World& world) { update_by_formula(&world, c, compute, 3, all, mutex); });
   return all;
 }
 
@@ -129,16 +78,18 @@ INSTANTIATE_TEST_SUITE_P(All, MuonLayouts, testing::ValuesIn(cases()),
 
 TEST_P(MuonLayouts, HaveTheBitsOfOneRankGivenEqualGradients) {
   for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
-    const Tensors one = updated(on_one_rank(GetParam().config), compute, 3);
+    const Tensors one = updated(on_one_rank(GetParam().config), compute);
     EXPECT_TRUE(one.contains("blocks.0.attn.q.weight#momentum"));
     EXPECT_FALSE(one.contains("blocks.0.attn.q.weight#v"));
-    const auto same = [&](const char* what, const std::function<void(Config&)>& change) {
+    const auto same = [&](const char* what, const std::function<void(Config&)>& change, int lanes = 0) {
       SCOPED_TRACE(format("{}, {}", name_of(compute), what));
       Config c = GetParam().config;
       change(c);
-      expect_same(updated(c, compute, 3), one);
+      expect_same(updated(c, compute, lanes), one);
     };
     same("usual", [](Config&) {});
+    same(
+        "one lane", [](Config&) {}, 1);
     same("no overlap", [](Config& c) { c.debug.overlap = false; });
     if (GetParam().config.parallel.data <= 1) continue;
     same("ZeRO-1", [](Config& c) { c.parallel.zero_stage = 1; });
@@ -147,11 +98,18 @@ TEST_P(MuonLayouts, HaveTheBitsOfOneRankGivenEqualGradients) {
 }
 
 TEST_P(MuonLayouts, FollowOneRankAndSendThePredictedBytes) {
-  const Config& c = GetParam().config;
-  constexpr int64_t kSteps = 4;
+  Config c = GetParam().config;
+  c.optim.grad_clip = 0.5;
+  constexpr int64_t kSteps = 20;
   const Result many = train(c, DType::f64, kSteps), one = train(on_one_rank(c), DType::f64, kSteps);
   expect_predicted_bytes(many, kSteps);
-  for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(many.losses[i], one.losses[i], 1e-9);
+  for (size_t i = 0; i < one.losses.size(); ++i) {
+    EXPECT_GT(one.norms[i], c.optim.grad_clip) << "clipping is active";
+    EXPECT_NEAR(many.losses[i] / one.losses[i], 1, 1e-10) << "step " << i + 1;
+    EXPECT_NEAR(many.norms[i] / one.norms[i], 1, 1e-9) << "step " << i + 1;
+  }
+  const Result narrow = train(c, DType::f32, 10), narrow_one = train(on_one_rank(c), DType::f32, 10);
+  EXPECT_NEAR(narrow.losses.back() / narrow_one.losses.back(), 1, 1e-5);
   if (c.parallel.data <= 1) return;
   Config split = c;
   split.parallel.zero_stage = 1;
@@ -160,10 +118,72 @@ TEST_P(MuonLayouts, FollowOneRankAndSendThePredictedBytes) {
   expect_same_bits(zero, many);
 }
 
+/// Sets an element of a gradient on this rank: of the first matrix that Muon updates, or of the last vector.
+void spoil(params::ParamStore& store, bool matrix, float value) {
+  const params::Param* chosen = nullptr;
+  for (const params::Param& param : store.params())
+    if (!param.runs.empty() && (matrix ? param.hidden && chosen == nullptr : param.shape.dims() == 1)) chosen = &param;
+  ASSERT_NE(chosen, nullptr);
+  store.groups()[static_cast<size_t>(chosen->group)].grad.tensor().as<float>()[chosen->runs.back().local] = value;
+}
+
+TEST_P(MuonLayouts, ChangeNothingInASkippedStep) {
+  Config c = GetParam().config;
+  c.train.global_batch = 2 * c.train.micro_batch * std::max<int64_t>(1, c.parallel.data);
+  for (const bool matrix : {true, false})
+    for (const float value : {HUGE_VALF, NAN}) {
+      SCOPED_TRACE(format("{} in a {}", value, matrix ? "matrix" : "vector"));
+      comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+        Tiny run(&world, c, DType::f32, 1), without(&world, c, DType::f32, 1);
+        const auto step = [&](Tiny& tiny, int64_t n, int64_t update, const train::BatchSource& batches) {
+          return tiny.trainer.step({.step = n,
+                                    .first_sample = (n - 1) * c.train.global_batch,
+                                    .adam_step = update,
+                                    .micro_batches = tiny.trainer.accumulation(),
+                                    .lr = 1e-2},
+                                   batches);
+        };
+        // The second micro-batch is read after the gradients of the first one, to which its own are added.
+        int reads = 0;
+        const train::BatchSource spoiled = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+          run.batches(sample, sequences, out);
+          if (++reads == 2 && world.rank() == world.size() - 1) spoil(run.trainer.store(), matrix, value);
+        };
+        ASSERT_FALSE(step(run, 1, 1, run.batches).skipped);
+        const std::vector<std::byte> before = run.state();
+        const auto outcome = step(run, 2, 2, spoiled);
+        EXPECT_TRUE(outcome.skipped);
+        EXPECT_TRUE(std::isfinite(outcome.loss)) << "only a gradient is not finite";
+        EXPECT_FALSE(outcome.norm.is_finite());
+        EXPECT_TRUE(run.state() == before) << "rank " << world.rank();
+        ASSERT_FALSE(step(run, 3, 2, run.batches).skipped);
+        step(without, 1, 1, without.batches);
+        step(without, 3, 2, without.batches);
+        EXPECT_TRUE(run.state() == without.state()) << "rank " << world.rank();
+      });
+    }
+}
+
+TEST(Muon, AccumulatesAsOneLargerBatch) {
+  Config c = with_muon(tiny_config());
+  c.train.global_batch = c.train.micro_batch = 4;
+  Config accumulated = c;
+  accumulated.train.micro_batch = 1;
+  const Result whole = train(c, DType::f64, 4), parts = train(accumulated, DType::f64, 4);
+  for (size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(parts.losses[i], whole.losses[i], 1e-11);
+  for (const auto& [name, values] : whole.state)
+    if (!is_key_bias(name)) {
+      EXPECT_LE(distance(parts.state.at(name), values), 1e-10) << name;
+    }
+}
+
 TEST(Muon, StateIsLoadedInOtherLayouts) {
-  const std::vector<Config> layouts{with_muon(on_one_rank(configure(Square{1}))), with_muon(configure(Square{2})),
-                                    with_muon(configure(Grid{2, 1, 2})), with_muon(configure(Square{1, 1, 2}))};
-  expect_same_tensors_in(layouts);
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {  // with a tied head, and without
+    const std::vector<Config> layouts{
+        with_muon(on_one_rank(configure(Square{1, 1, 1, arch}))), with_muon(configure(Square{2, 1, 1, arch})),
+        with_muon(configure(Grid{2, 1, 2, 1, arch})), with_muon(configure(Square{1, 1, 2, arch}))};
+    expect_same_tensors_in(layouts);
+  }
 }
 
 }  // namespace
