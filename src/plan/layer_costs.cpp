@@ -8,6 +8,7 @@
 #include "config/layouts.h"
 #include "optim/make.h"
 #include "parallel/strategy.h"
+#include "plan/update_time.h"
 
 namespace trainer::plan {
 namespace {
@@ -320,7 +321,7 @@ double LayerCosts::step_seconds(const ModelSharding& layout) {
     }
     seconds += static_cast<double>(layer.count) * one;
   }
-  return accumulation_ * seconds;
+  return accumulation_ * seconds + update_seconds(cluster_, config_, compute_, axes_);
 }
 
 bool LayerCosts::divides(const Spread& spread, double rows, double cols) const {

@@ -107,6 +107,9 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
                bytes_text(static_cast<double>(bytes_of(run))), format_count(run.tokens_per_s), format_percent(run.mfu),
                fmt::join(notes, "; "));
   }
+  if (!plan.runs.empty() && !plan.runs.front().plan.offload)
+    text += format("update of row 1: {}\n",
+                   setup::update_text(plan.runs.front().plan.update, plan.runs.front().time.optimizer));
   if (!plan.too_large.empty()) {
     const PlannedRun& run = plan.too_large.front();
     text +=

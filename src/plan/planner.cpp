@@ -15,6 +15,7 @@
 #include "config/tags.h"
 #include "config/text.h"
 #include "plan/layout_search.h"
+#include "plan/update_time.h"
 
 namespace trainer::plan {
 namespace {
@@ -286,9 +287,9 @@ class Planning {
 Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
   const double begin = now_seconds();
   const DType compute = choose_compute(request.config, cluster);
-  if (cluster.peak(compute) == 0)
+  if (const std::optional<DType> type = type_without_peak(cluster, request.config, compute))
     throw Error(Code::config,
-                format("{}: device: no peak for {}; add tflops_{}", cluster.path, name_of(compute), name_of(compute)));
+                format("{}: device: no peak for {}; add tflops_{}", cluster.path, name_of(*type), name_of(*type)));
   if (request.devices > cluster.devices_per_node && cluster.inter.gb_per_s == 0)
     throw Error(Code::config,
                 format("{}: {}{} devices of one node, and the table [inter] is missing; add it to plan for {} "

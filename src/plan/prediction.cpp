@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "config/layouts.h"
 #include "plan/plan_text.h"
+#include "plan/update_time.h"
 
 namespace trainer::plan {
 
@@ -20,9 +21,9 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
   if (config.hardware.profile.empty()) return plan_run(config, vocab, machine, true);
   const Cluster cluster = read_cluster(config.hardware.profile);
   require_own_profile(cluster, machine);
-  if (cluster.peak(machine.compute) == 0) {
+  if (const std::optional<DType> type = type_without_peak(cluster, config, machine.compute)) {
     const std::string why = format("{}: device.tflops_{} is missing, but the run computes in {}", cluster.path,
-                                   name_of(machine.compute), name_of(machine.compute));
+                                   name_of(*type), name_of(*type));
     if (cluster.measured) throw Error(Code::config, why);
     log::info("{}; add it to get a predicted step time", why);
     return plan_run(config, vocab, machine, true);
@@ -32,6 +33,7 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
   const StepTime time = price(step, cluster, machine.compute);
   plan.step_seconds = time.total();
   plan.wait_seconds = time.exposed();
+  plan.update_seconds = time.optimizer;
   plan.predicted_by = cluster.path + (cluster.measured ? "" : format(", a data sheet of {}", cluster.device));
   return plan;
 }

@@ -62,8 +62,9 @@ class Timeline {
 
   void compute(const Event& event) {
     // One rank represents all ranks, so the time spent waiting for the slowest rank counts as compute.
-    const double seconds = cluster_.skew * cluster_.seconds_of(compute_, event.op);
     const OpKind kind = event.op.kind;
+    const DType type = kind == OpKind::orthogonalize ? step_.orthogonalize : compute_;
+    const double seconds = cluster_.skew * cluster_.seconds_of(type, event.op);
     const bool of_optimizer = kind == OpKind::optimizer || kind == OpKind::orthogonalize || kind == OpKind::grad_norm;
     double StepTime::*part = kind == OpKind::gemm        ? &StepTime::products
                              : kind == OpKind::attention ? &StepTime::attention

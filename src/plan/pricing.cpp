@@ -10,6 +10,7 @@
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/tags.h"
+#include "plan/update_time.h"
 #include "setup/offload_memory.h"
 
 namespace trainer::plan {
@@ -180,6 +181,15 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
       deepen_scalars(less.*program, more.*program, factor);
     run.time = extrapolate(plan::price(less, cluster_, machine_.compute), plan::price(more, cluster_, machine_.compute),
                            static_cast<double>(factor));
+    // The matrices of the busiest rank are not proportional to the layers.
+    const auto orthogonalization = [&](int64_t recorded) {
+      Config config = run.config;
+      config.model.n_layer = recorded;
+      return cluster_.skew * orthogonalization_seconds(cluster_, config, machine_.compute);
+    };
+    const double less_of_it = orthogonalization(kFewLayers - 1), more_of_it = orthogonalization(kFewLayers);
+    run.time.optimizer +=
+        orthogonalization(layers) - less_of_it - static_cast<double>(factor) * (more_of_it - less_of_it);
     run.plan = more.plan;
     run.plan.memory = on_line(less.plan.memory, more.plan.memory, factor);
     run.plan.comm_bytes = on_line(less.plan.comm_bytes, more.plan.comm_bytes, factor);

@@ -1,6 +1,7 @@
 #include "plan/program.h"
 
 #include "config/layouts.h"
+#include "config/resolve.h"
 #include "parallel/strategy.h"
 
 namespace trainer::plan {
@@ -33,6 +34,7 @@ StepProgram record_step(const config::Config& config, int64_t vocab, const Machi
   step.middle = std::move(middle.program);
   step.last = std::move(last.program);
   step.accumulation = config.train.global_batch / (config.train.micro_batch * config.parallel.data);
+  step.orthogonalize = config::type_of(config.muon.compute).value_or(machine.compute);
   return step;
 }
 

@@ -45,7 +45,8 @@ struct StepProgram {
   mesh::MeshShape mesh;
   Program first, middle, last;  // without gradient accumulation, only `last` is used
   int64_t accumulation = 1;
-  RunPlan plan;  // memory and bytes of the same run
+  DType orthogonalize = DType::f32;  // of the operands of Muon's GEMMs
+  RunPlan plan;                      // memory and bytes of the same run
 };
 
 /// Records the program of a training run. `config` must be resolved for machine.ranks ranks.

@@ -127,7 +127,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
-  plan.optimizer_flops = trainer.meter().of(OpKind::orthogonalize).flops;
+  if (trainer.offload() == nullptr) plan.update = trainer.update_cost();
   // The recomputed FLOPs are those that the dry run counted, since the closed form does not know that a recomputed
   // block skips its last GEMM.
   const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
@@ -142,6 +142,17 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   return plan;
 }
 
+std::string update_text(const train::UpdateCost& update, double seconds) {
+  std::string text;
+  if (update.flops > 0)
+    text += format("{} FLOPs in GEMMs, which the model's do not include, ", format_count(update.flops));
+  text += format("{} of memory traffic", format_bytes(update.bytes));
+  if (update.sent > 0) text += format(" and {} sent", format_bytes(update.sent));
+  text += " per rank";
+  if (std::isfinite(seconds)) text += format(", {:.4g} ms predicted", seconds * 1e3);
+  return text;
+}
+
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   const double rows = static_cast<double>(config.train.micro_batch * config.model.seq_len);
   std::string text = format("parameters            {:>12}  ({})\n", plan.parameters, format_count(plan.parameters));
@@ -151,9 +162,8 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
              format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
-  if (plan.optimizer_flops > 0)
-    text += format("optimizer FLOPs       {:>12}  per rank and update, not counted in the model's\n",
-                   format_count(plan.optimizer_flops));
+  if (plan.update.bytes > 0)
+    text += format("update                {}\n", update_text(plan.update, plan.update_seconds));
   if (std::isfinite(plan.step_seconds))
     text +=
         format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), predicted from {}\n",

@@ -37,17 +37,20 @@ struct RunPlan {
   int64_t parameters = 0;
   config::FlopsPerToken flops;
   double executed_flops = 0;                                // GEMMs and attention of one micro-step, as executed
-  double optimizer_flops = 0;                               // GEMMs of an update on this rank
+  train::UpdateCost update;                                 // if the optimizer state is on the device
   double recomputed_flops = 0;                              // the part of executed_flops that recomputation repeats
   int64_t arena_bound = 0;                                  // most bytes live at once: a lower bound on the arena
   CommBytes comm_bytes;                                     // per step, by axis and operation
   std::optional<OffloadWork> offload;                       // empty: the optimizer state is on the device
   double step_seconds = kUnknown, wait_seconds = kUnknown;  // per step, predicted from hardware.profile
+  double update_seconds = kUnknown;                         // the part of step_seconds in which the update computes
   std::string predicted_by;                                 // that file, and the device that it describes
 };
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
                  const train::StepRecorders& recorders = {});
+/// Returns "6.54G FLOPs in GEMMs, 52.1 MiB of memory traffic and 3.1 MiB sent per rank, 12.3 ms predicted".
+std::string update_text(const train::UpdateCost& update, double seconds);
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan if the plan exceeds the limit, naming the largest category and the smallest change that fits.

@@ -302,13 +302,27 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   scalars(recorders.last, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
+  const std::map<CommKey, CommCount> before = meter_.comm();
   arena_.record(update_key_, [&] { optimizer_->step(ex, {.lr = 0, .t = 1}); });
+  update_cost_ = cost_of_update(before);
   meter_.recorder = nullptr;
   std::map<CommKey, CommCount> step = meter_.comm();
   for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;
   for (const auto& [key, count] : middle.comm()) step[key].wire_bytes += (accumulation() - 2) * count.wire_bytes;
   comm_bytes_per_step_ = comm_bytes(step);
   graphs_ = std::make_unique<MicroGraphs>(device_, config_, !first.comm().empty(), last_communicates);
+}
+
+UpdateCost Trainer::cost_of_update(const std::map<CommKey, CommCount>& before) const {
+  UpdateCost cost{.flops = meter_.of(OpKind::orthogonalize).flops};
+  for (const OpKind kind : {OpKind::grad_norm, OpKind::optimizer, OpKind::orthogonalize})
+    cost.bytes += meter_.of(kind).bytes;
+  for (const auto& [key, count] : meter_.comm()) {
+    const auto known = before.find(key);
+    const int64_t sent = count.wire_bytes - (known == before.end() ? 0 : known->second.wire_bytes);
+    if (sent > 0) cost.sent += static_cast<double>(sent) / mesh_.shape().group_size(key.axes);
+  }
+  return cost;
 }
 
 CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {

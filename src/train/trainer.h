@@ -46,6 +46,11 @@ struct StepRecorders {
   Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
 };
 
+/// The work of an update on one rank: FLOPs of GEMMs, bytes of memory traffic, and bytes sent to other ranks.
+struct UpdateCost {
+  double flops = 0, bytes = 0, sent = 0;
+};
+
 class Trainer {
  public:
   /// `config` must be resolved for a world of this size. `training` false: weights only, for evaluation and generation.
@@ -117,6 +122,8 @@ class Trainer {
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
+  /// Returns the work of an update, as plan() counted it.
+  const UpdateCost& update_cost() const { return update_cost_; }
   /// Returns the wire bytes that a meter counted, by axis and operation name, without control messages.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
@@ -132,6 +139,8 @@ class Trainer {
 
  private:
   void plan_training(const parallel::Batch& batch, const StepRecorders& recorders);
+  /// Returns the work of an update that `meter_` counted after it had counted `before`.
+  UpdateCost cost_of_update(const std::map<CommKey, CommCount>& before) const;
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
@@ -182,6 +191,7 @@ class Trainer {
   std::vector<int32_t> first_keys_;  // of the last batch that was copied to the device
   std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
+  UpdateCost update_cost_;
   const std::string train_key_ = "train", eval_key_ = "evaluate", update_key_ = "update";
 };
 

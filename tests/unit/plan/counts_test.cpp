@@ -7,7 +7,7 @@
 #include <set>
 
 #include "plan/program.h"
-#include "rigs/layouts.h"
+#include "rigs/muon.h"
 
 namespace trainer::tests {
 namespace {
@@ -201,6 +201,16 @@ TEST(Counts, MatricesThatAreKeptAreGatheredOnceAStep) {
       SCOPED_TRACE(format("{} x {}", c.parallel.strategy, accumulation));
       c.parallel.cache_layers = 2;
       expect_predicted(c);
+    }
+}
+
+TEST(Counts, OfMuonsUpdatesAreThoseOfTheRun) {
+  for (const config::Config& c : strategies(1))
+    for (const int64_t zero : {0, 1}) {
+      SCOPED_TRACE(format("{}, zero {}", c.parallel.strategy, zero));
+      config::Config each = with_muon(c);
+      each.parallel.zero_stage = zero;
+      expect_predicted(each);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "rigs/messages.h"
+#include "rigs/muon.h"
 #include "rigs/tiny.h"
 
 namespace trainer::tests {
@@ -11,15 +12,26 @@ namespace {
 class PlanOfARun : public testing::TestWithParam<std::tuple<config::Arch, DType>> {};
 
 TEST_P(PlanOfARun, HasTheMemoryThatTheDeviceHolds) {
-  const config::Config c = tiny_config(std::get<0>(GetParam()));
   const DType compute = std::get<1>(GetParam());
-  Tiny run(c, compute, 2);
-  run.step(1);
-  const setup::Machine machine{
-      .threads = 2, .isa = run.device.isa(), .compute = compute, .compute_reason = {}, .memory_limit = 0};
-  const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
-  EXPECT_EQ(plan.total - plan.memory.at("host"), run.device.memory_total());
-  EXPECT_GT(plan.executed_flops, 0);
+  for (const config::Config& c :
+       {tiny_config(std::get<0>(GetParam())), with_muon(tiny_config(std::get<0>(GetParam())))}) {
+    Tiny run(c, compute, 2);
+    run.step(1);
+    const setup::Machine machine{
+        .threads = 2, .isa = run.device.isa(), .compute = compute, .compute_reason = {}, .memory_limit = 0};
+    const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
+    EXPECT_EQ(plan.total - plan.memory.at("host"), run.device.memory_total());
+    EXPECT_GT(plan.executed_flops, 0);
+    // The same work as the first step's: none of it is the model's.
+    run.trainer.meter().reset();
+    run.step(2);
+    const Meter& done = run.trainer.meter();
+    EXPECT_EQ(plan.update.flops, done.of(OpKind::orthogonalize).flops);
+    EXPECT_EQ(plan.update.bytes, done.of(OpKind::orthogonalize).bytes + done.of(OpKind::optimizer).bytes +
+                                     done.of(OpKind::grad_norm).bytes);
+    EXPECT_EQ(plan.update.sent, 0) << "one rank";
+    EXPECT_EQ(done.matmul_flops(), plan.executed_flops * static_cast<double>(run.trainer.accumulation()));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(RunPlan, PlanOfARun,
