@@ -72,7 +72,7 @@ std::string bf16_reason(device::Isa isa) {
 
 }  // namespace
 
-Machine choose_machine(const config::Config& config, const comm::World& world) {
+Machine choose_machine(const config::Config& config, comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
   if (machine.gpu) {
@@ -95,7 +95,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
                  counted(cores, "core"));
   machine.ranks = world.size();
   machine.rank = world.rank();
-  machine.isa = device::detect_isa();
+  machine.isa = agree_on_isa(world, device::detect_isa());
   const bool bf16 = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa);
   machine.compute = config::type_of(config.precision.compute).value_or(bf16 ? DType::bf16 : DType::f32);
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "requested"
@@ -112,6 +112,18 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
     machine.memory_limit = available_memory() / world.local_size();
   }
   return machine;
+}
+
+device::Isa agree_on_isa(comm::World& world, device::Isa own) {
+  const std::vector<std::string> all = world.control().gather(std::string(1, static_cast<char>(own)));
+  const auto of = [&](auto rank) { return static_cast<device::Isa>(rank->front()); };
+  const auto [lowest, highest] = std::ranges::minmax_element(all);
+  if (of(lowest) != of(highest) && world.first())
+    log::info(
+        "the ranks' CPUs have different instruction sets, {} on rank {} and {} on rank {}: all ranks use {}, so "
+        "that their results agree",
+        name_of(of(highest)), highest - all.begin(), name_of(of(lowest)), lowest - all.begin(), name_of(of(lowest)));
+  return of(lowest);
 }
 
 void require_one_compute(comm::World& world, const Machine& machine) {

@@ -25,8 +25,11 @@ struct Machine {
   bool nccl = false;  // NCCL transfers tensors between the ranks' GPUs
 };
 /// Chooses this rank's device, a GPU or the CPU, by run.device and the GPUs found. Throws Code::config if a requested
-/// GPU is not found, and for fp64 on a GPU.
-Machine choose_machine(const config::Config& config, const comm::World& world);
+/// GPU is not found, and for fp64 on a GPU. Collective.
+Machine choose_machine(const config::Config& config, comm::World& world);
+/// Returns the lowest of the ranks' instruction sets, which all ranks use: kernels for different sets round
+/// differently, so copies of the same weights would drift apart. Logs one line if they differ. Collective.
+device::Isa agree_on_isa(comm::World& world, device::Isa own);
 /// Throws Code::plan if ranks would compute in different types, which can happen when each rank uses its machine's
 /// default. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);

@@ -97,6 +97,17 @@ TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {
   EXPECT_EQ(given.report().windows, 0);
 }
 
+TEST(Machine, RanksAgreeOnTheLowestInstructionSet) {
+  using device::Isa;
+  const std::vector<std::vector<Isa>> cases = {{Isa::avx512, Isa::avx2, Isa::amx},
+                                               {Isa::amx, Isa::avx512bf16, Isa::avx512bf16},
+                                               {Isa::plain, Isa::plain, Isa::plain}};
+  for (const std::vector<Isa>& own : cases)
+    comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+      EXPECT_EQ(setup::agree_on_isa(world, own[static_cast<size_t>(world.rank())]), *std::ranges::min_element(own));
+    });
+}
+
 TEST(Machine, RanksThatWouldComputeInDifferentTypesAreNamed) {
   for (const int odd : {-1, 0, 2}) {
     std::atomic<int> refused{0};
