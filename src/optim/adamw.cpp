@@ -10,12 +10,11 @@ namespace {
 /// Returns the scalars of an update, computed on the host in double precision.
 /// Reference: Loshchilov & Hutter 2019, algorithm 2, with the bias corrections folded into step size and denominator.
 ops::AdamWScalars scalars_of(const config::Optim& optim, const Update& update, bool decay) {
-  const double steps = static_cast<double>(update.t);
   return {.beta1 = optim.beta1,
           .beta2 = optim.beta2,
-          .inv_sqrt_correction = 1.0 / std::sqrt(1.0 - std::pow(optim.beta2, steps)),
+          .inv_sqrt_correction = 1.0 / std::sqrt(update.correction2),
           .eps = optim.eps,
-          .negative_step = -update.lr / (1.0 - std::pow(optim.beta1, steps)),
+          .negative_step = -update.lr / update.correction1,
           .negative_decay = decay ? -update.lr * optim.weight_decay : 0.0,
           .gradient_scale = update.gradient_scale,
           .t = update.t};
@@ -45,6 +44,15 @@ class AdamWUpdater final : public Updater {
 };
 
 }  // namespace
+
+Update make_update(const config::Optim& optim, double lr, int64_t t, double gradient_scale) {
+  const auto steps = static_cast<double>(t);
+  return {.lr = lr,
+          .t = t,
+          .gradient_scale = gradient_scale,
+          .correction1 = 1.0 - std::pow(optim.beta1, steps),
+          .correction2 = 1.0 - std::pow(optim.beta2, steps)};
+}
 
 int64_t AdamW::traffic() const { return 3 * size_of(state_) + 2 * state_bytes(*this); }
 

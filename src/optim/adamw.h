@@ -5,6 +5,10 @@
 
 namespace trainer::optim {
 
+/// Returns an update with its bias corrections. Powers and cosines differ in the last bit between CPU types, so a run
+/// takes these scalars from its first rank.
+Update make_update(const config::Optim& optim, double lr, int64_t t, double gradient_scale);
+
 class AdamW final : public Rule {
  public:
   /// `state` is the type of the master weights. `round_gradients` rounds gradients to bf16 first, to match runs that

@@ -11,8 +11,9 @@ namespace trainer::optim {
 /// The parameters of an update, the same for all elements and on every rank.
 struct Update {
   double lr = 0;
-  int64_t t = 1;              // number of the update, 1-based; skipped steps are not counted
-  double gradient_scale = 1;  // clip factor
+  int64_t t = 1;                            // number of the update, 1-based; skipped steps are not counted
+  double gradient_scale = 1;                // clip factor
+  double correction1 = 1, correction2 = 1;  // Adam's bias corrections, 1 - beta1^t and 1 - beta2^t
 };
 
 class Optimizer {

@@ -42,15 +42,27 @@ bool RankScalars::is_true_on_any_rank(bool flag) {
   return value > 0;
 }
 
-int64_t RankScalars::broadcast_from_first_rank(int64_t value) {
-  comm::Communicator& ranks = mesh_.along(replica_axes(), comm::Lane::control);
-  if (ranks.size() == 1) return value;
-  const Tensor scalar = values_.tensor().range(0, 1);
-  auto number = static_cast<double>(value);  // doubles are exact below 2^53
-  device_.copy_to_device(scalar.data, &number, sizeof(number));
+void RankScalars::record_update(Exec& dry) {
+  constexpr int64_t kScalars = 4;
+  comm::Communicator& ranks = mesh_.along(mesh_.shape().all(), comm::Lane::control);
+  if (ranks.size() > 1) ranks.broadcast(dry, values_.tensor().range(0, kScalars), 0).join(dry);
+}
+
+void RankScalars::broadcast(mesh::AxisSet axes, std::span<double> values) {
+  comm::Communicator& ranks = mesh_.along(axes, comm::Lane::control);
+  if (ranks.size() == 1) return;
+  const Tensor scalars = values_.tensor().range(0, static_cast<int64_t>(values.size()));
+  device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
   Exec ex{device_, arena_, meter_};
-  ranks.broadcast(ex, scalar, 0).join(ex);
-  device_.copy_to_host(&number, scalar.data, sizeof(number));
+  ranks.broadcast(ex, scalars, 0).join(ex);
+  device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
+}
+
+void RankScalars::take_from_first_rank(std::span<double> values) { broadcast(mesh_.shape().all(), values); }
+
+int64_t RankScalars::broadcast_from_first_rank(int64_t value) {
+  auto number = static_cast<double>(value);  // doubles are exact below 2^53
+  broadcast(replica_axes(), {&number, 1});
   return static_cast<int64_t>(number);
 }
 

@@ -18,10 +18,11 @@ class RankScalars {
   /// Creates the communicators. Scalars may be exchanged at any time, so this memory is allocated at the start.
   void make_communicators();
 
-  /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, and
-  /// the sums of the step's losses (`values`: how many sums).
+  /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, the
+  /// sums of the step's losses (`values`: how many sums), and the scalars of the update.
   void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), 1, comm::Reduce::max); }
   void record_loss(Exec& dry, int64_t values) { record(dry, row_axes(), values, comm::Reduce::sum); }
+  void record_update(Exec& dry);
 
   // The following functions are collective and take at most kMost values. On a GPU the host waits for the result.
   static constexpr int64_t kMost = 5;
@@ -31,6 +32,8 @@ class RankScalars {
   void max_over_ranks(std::span<double> values);
   /// True if `flag` is true on any rank.
   bool is_true_on_any_rank(bool flag);
+  /// values ← those of the first rank of all replicas.
+  void take_from_first_rank(std::span<double> values);
   /// Returns, on all ranks of a replica, the value of the replica's first rank; for choices that depend on rounding.
   int64_t broadcast_from_first_rank(int64_t value);
 
@@ -41,6 +44,7 @@ class RankScalars {
  private:
   mesh::AxisSet row_axes() const;
   mesh::AxisSet replica_axes() const;
+  void broadcast(mesh::AxisSet axes, std::span<double> values);
   void reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how);
   void record(Exec& dry, mesh::AxisSet axes, int64_t values, comm::Reduce how);
 

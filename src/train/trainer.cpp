@@ -9,6 +9,7 @@
 #include "config/layouts.h"
 #include "device/lane.h"
 #include "offload/make.h"
+#include "optim/adamw.h"
 #include "parallel/loss.h"
 #include "train/spikes.h"
 
@@ -130,12 +131,21 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   if (outcome.skipped) {
     optimizer_->discard();
   } else {
+    const optim::Update update = agreed_update(work, outcome.norm);
     arena_.begin(update_key_);
-    optimizer_->step(ex, {work.lr, work.adam_step, outcome.norm.clip_factor(config_.optim.grad_clip)});
+    optimizer_->step(ex, update);
     arena_.end();
   }
   clock.charge(&PhaseMs::optimizer);
   return outcome;
+}
+
+optim::Update Trainer::agreed_update(const StepWork& work, const params::GradNorm& norm) {
+  const optim::Update own =
+      optim::make_update(config_.optim, work.lr, work.adam_step, norm.clip_factor(config_.optim.grad_clip));
+  double values[] = {own.lr, own.gradient_scale, own.correction1, own.correction2};
+  scalars_->take_from_first_rank(values);
+  return {.lr = values[0], .t = own.t, .gradient_scale = values[1], .correction1 = values[2], .correction2 = values[3]};
 }
 
 std::optional<Trainer::Outcome::Spike> Trainer::spike_of(const StepWork& work, const Outcome& outcome) const {
@@ -302,6 +312,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   scalars(recorders.last, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
+  scalars(recorders.last, [&](Exec& apart) { scalars_->record_update(apart); });
   const std::map<CommKey, CommCount> before = meter_.comm();
   arena_.record(update_key_, [&] { optimizer_->step(ex, {.lr = 0, .t = 1}); });
   update_cost_ = cost_of_update(before);

@@ -1,5 +1,6 @@
 #pragma once
 // Runs with Muon, and updates with gradients that a formula defines: the same in every layout.
+#include "optim/adamw.h"
 #include "optim/make.h"
 #include "rigs/layouts.h"
 
@@ -49,7 +50,7 @@ inline void update_by_formula(comm::World* world, const config::Config& c, DType
           grad.dtype == DType::f64 ? grad.as<double>()[at] = value : grad.as<float>()[at] = static_cast<float>(value);
         }
     }
-    optimizer->step(ex, {.lr = 1e-2, .t = t, .gradient_scale = t % 2 == 0 ? 0.7 : 1.0});
+    optimizer->step(ex, optim::make_update(run.trainer.config().optim, 1e-2, t, t % 2 == 0 ? 0.7 : 1.0));
   }
   const std::lock_guard lock(mutex);
   for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_fill(store, true)) merge(all, slice);

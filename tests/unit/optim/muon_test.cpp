@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "optim/adamw.h"
 #include "optim/make.h"
 
 namespace trainer::optim {
@@ -74,7 +75,7 @@ struct Rig {
           put(grad, local, factor * std::sin(static_cast<double>(t) + 3 * x + 7 * y) / (1 + x + y));
         },
         cols);
-    optimizer->step(ex, {.lr = lr, .t = t, .gradient_scale = scale});
+    optimizer->step(ex, make_update(muon_config().optim, lr, t, scale));
   }
   std::vector<double> weights(int64_t rows, int64_t cols) const {
     std::vector<double> all(static_cast<size_t>(rows * cols));
