@@ -24,6 +24,16 @@ void for_each_set(ModelSharding& s, const Map& map) {
 
 constexpr AxisSet below(size_t axis) { return (AxisSet{1} << axis) - 1; }
 
+/// Removes the axes of one rank, except the first axis.
+void drop_single_axes(ModelSharding& s) {
+  for (size_t a = s.axes.size(); a-- > 1;) {
+    if (s.axes[a].size > 1) continue;
+    for_each_set(s, [&](AxisSet& set) { set = (set & below(a)) | (set & ~below(a + 1)) >> 1; });
+    s.axes.erase(s.axes.begin() + static_cast<std::ptrdiff_t>(a));
+  }
+  std::erase_if(s.groups, [](const Group& group) { return group.axes == 0; });
+}
+
 /// Splits an axis into an outer axis of `outer` ranks and an inner axis of the remaining factor.
 void split_axis(ModelSharding& s, size_t axis, int64_t outer) {
   const Axis whole = s.axes[axis];
@@ -84,6 +94,7 @@ bool ModelSharding::gathers_weights() const {
 }
 
 ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
+  drop_single_axes(s);  // a mesh has few axes
   for (size_t l = 0; l < s.layers.size() && n_kv_head > 0; ++l) {
     AxisSet kv = 0;  // axes along which ranks hold different heads
     for (size_t a = 0; a < s.axes.size() && s.ranks(kv) < n_kv_head; ++a) {
@@ -96,20 +107,13 @@ ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
     if (kv != 0 && s.ranks(kv) == n_kv_head && s.ranks(cols) > n_kv_head && s.find("kv") == 0)
       s.groups.insert(s.groups.end(), {{"kv", kv}, {"rep", cols & ~kv}});
   }
-  const std::vector<Group> groups = s.groups;
-  for_each_set(s, [&](AxisSet& set) { set = s.wide(set); });
-  s.groups = groups;
   return s;
 }
 
 ModelSharding anonymous(const ModelSharding& sharding) {
   ModelSharding s = sharding;
   std::erase_if(s.groups, [](const Group& group) { return group.name != "data"; });
-  for (size_t a = s.axes.size(); a-- > 1;) {
-    if (s.axes[a].size > 1) continue;
-    for_each_set(s, [&](AxisSet& set) { set = (set & below(a)) | (set & ~below(a + 1)) >> 1; });
-    s.axes.erase(s.axes.begin() + static_cast<std::ptrdiff_t>(a));
-  }
+  drop_single_axes(s);
   for (size_t a = 1; a < s.axes.size(); ++a) s.axes[a].name.clear();
   for (size_t l = s.layers.size(); l-- > 1;) {  // merges equal neighbours into one entry
     Layer before = s.layers[l - 1];

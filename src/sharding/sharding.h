@@ -109,7 +109,7 @@ struct ModelSharding {
 
 /// Returns the same sharding on the axes of a run's mesh: an axis along which ranks share key/value heads is split in
 /// two. Ranks along the outer factor hold different heads, ranks along the inner factor the same heads; groups "kv" and
-/// "rep" name the outer and inner axes. Sets omit axes of size 1.
+/// "rep" name the outer and inner axes. Axes of size 1 are omitted, except the first.
 ModelSharding on_mesh(ModelSharding sharding, int64_t n_kv_head);
 
 /// Returns the same sharding in a canonical form: without axes of size 1 (except the first axis), and without the names

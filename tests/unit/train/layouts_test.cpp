@@ -397,7 +397,7 @@ TEST(LayoutTables, OfADeepMeshTrainTheSame) {
   EXPECT_EQ(bytes(a), bytes(b));
 }
 
-/// Random legal tables for three layers on 2 x 2 ranks, or 4.
+/// Random legal tables for three layers on 2 x 2 ranks, or 4, with axes of one rank.
 Config random_tables(uint64_t seed) {
   const PhiloxKey key = philox_key(seed, "tags");
   uint64_t next = 0;
@@ -406,7 +406,10 @@ Config random_tables(uint64_t seed) {
     c.model.n_layer = 3;
     c.model.n_kv_head = c.model.arch == Arch::llama ? 4 : 24;
     c.parallel.strategy = "autoddl";
-    c.parallel.axes = seed % 5 == 0 ? std::vector<int64_t>{4} : std::vector<int64_t>{2, 2};
+    constexpr int64_t kAxes[][6] = {{4, 0}, {2, 2, 0}, {1, 2, 1, 2, 1, 0}, {2, 2, 0}, {2, 1, 1, 1, 1, 2}};
+    c.parallel.axes.clear();
+    for (const int64_t extent : kAxes[seed % 5])
+      if (extent > 0) c.parallel.axes.push_back(extent);
     const auto word = [&](const char* letters) {
       std::string tags;
       for (size_t i = 0; i < c.parallel.axes.size(); ++i)
