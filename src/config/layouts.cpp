@@ -107,6 +107,28 @@ const char* key_of(sharding::Extent extent) {
   return kKeys[static_cast<size_t>(extent)];
 }
 
+/// Returns the keys that a violation concerns, the likely cause first.
+std::vector<const char*> keys_of(const Config& config, const sharding::Violation& violation) {
+  using Rule = sharding::Violation::Rule;
+  std::vector<const char*> keys = {replica_key(config), key_of(violation.extent)};
+  if (violation.extent == sharding::Extent::token_rows) keys.push_back("train.micro_batch");
+  if (!has_tags(config) || violation.rule == Rule::divides || violation.rule == Rule::shares_heads) return keys;
+  keys.insert(keys.begin(), "parallel.layer");  // the letters conflict with each other, on any number of ranks
+  if (violation.layer < 0) keys.insert(keys.begin(), {"parallel.table", "parallel.head"});
+  return keys;
+}
+
+/// Returns the way out: the nearest settings of the strategy that fit (`nearest`), and values of the extent that fit
+/// the configured ones. Heads and features must also fit each other, so they are suggested only if nothing else fits.
+std::string remedy_of(const sharding::Violation& violation, const ModelSharding& s, const std::string& nearest) {
+  using sharding::Extent;
+  const std::string own = violation.remedy(s);
+  const bool independent = violation.extent == Extent::d_ff || violation.extent == Extent::micro_batch ||
+                           violation.extent == Extent::vocab_multiple;
+  if (own.empty() || (!nearest.empty() && !independent)) return nearest;
+  return nearest.empty() ? "; " + own : nearest + ", or " + own;
+}
+
 }  // namespace
 
 int64_t ranks_of_replica(const Config& config) {
@@ -130,10 +152,7 @@ std::vector<BrokenRule> broken_rules(const Config& config) {
   std::optional<std::string> fits;
   for (const sharding::Violation& violation : violations(s, extents_of(config))) {
     if (!fits) fits = nearest_text(config);
-    std::string remedy = *fits;
-    if (const std::string own = violation.remedy(s); remedy.empty() && !own.empty()) remedy = "; " + own;
-    broken.push_back({{replica_key(config), key_of(violation.extent)}, violation.text(s) + remedy});
-    if (violation.extent == sharding::Extent::token_rows) broken.back().keys.push_back("train.micro_batch");
+    broken.push_back({keys_of(config, violation), violation.text(s) + remedy_of(violation, s, *fits)});
   }
   return broken;
 }
@@ -148,7 +167,15 @@ ModelSharding sharding_on(const Config& config, int64_t world) {
   const int64_t replica = s.ranks_of_replica();
   TRAINER_CHECK(world % replica == 0, "{} ranks, {} of a replica", world, replica);
   s.axes.front().size = world / replica;
-  return on_mesh(std::move(s), extents_of(config).n_kv_head);
+  constexpr size_t kMostAxes = 8;  // of a mesh
+  s = on_mesh(std::move(s), extents_of(config).n_kv_head);
+  if (s.axes.size() > kMostAxes)
+    throw Error(
+        Code::config,
+        format("{}: {}: layers share key/value heads along different axes, so that the mesh has {} axes, but at "
+               "most {} are supported; split attention in the same way in all layers",
+               config.path, replica_key(config), s.axes.size(), kMostAxes));
+  return s;
 }
 
 bool is_automatic(const Config& config) { return config.parallel.strategy == "auto"; }

@@ -306,9 +306,11 @@ void Loader::warn_of_switched_off_keys() const {
       {!yarn, "model", "rope_attention", kYarn},
       {!yarn, "model", "rope_truncate", kYarn},
       {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
-      {!validates, "train", "eval_interval", "there is no validation data (data.val, data.val_fraction)"},
+      {!validates && c.train.eval_interval != 0, "train", "eval_interval",
+       "there is no validation data (data.val, data.val_fraction)"},
       {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},
-      {c.data.tokenizer.empty(), "train", "sample_interval", "generating text requires data.tokenizer"},
+      {c.data.tokenizer.empty() && c.train.sample_interval != 0, "train", "sample_interval",
+       "generating text requires data.tokenizer"},
   };
   for (const auto& [off, section, name, why] : all) {
     const Key& key = *find_key(section, name);

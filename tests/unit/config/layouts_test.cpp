@@ -106,6 +106,8 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[6, 6]", "model.n_kv_head=3", "parallel.node_tile=[1, 3]"},
             {"n_kv_head = 3", "node_tile = [1, 1] fits"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[5, 1, 1]"}, {"n_head = 12", "5 ranks along x", "grid = "}},
+           {{"parallel.strategy=axonn-4d", "parallel.grid=[2, 2, 1]", "model.d_ff=145"},
+            {"d_ff = 145", "2 ranks along x", "grid = [1, 1, 4] fits, or d_ff = 144 or 146 fits"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[1, 1]"}, {"three extents [x, y, z]", "found 2"}},
        }) {
     const std::string text = broken(configure(sets));
@@ -113,6 +115,32 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
   }
   EXPECT_EQ(broken(configure({"parallel.tensor=4"})), "");
   EXPECT_THROW(sharding_on(configure({"parallel.tensor=5"}), 5), Error);
+}
+
+TEST(BrokenRules, NameTheKeyThatIsTheCause) {
+  const std::string
+      layer =
+          "[[parallel.layer]]\nstream = \"--\"\nattention = \"--\"\nhidden = \"--\"\nqkv = \"--\"\nout = \"--\"\n"
+          "up = \"--\"\ndown = \"--\"\n",
+      tables = "[parallel]\nstrategy = \"autoddl\"\naxes = [2, 2]\ndata = 1\n";
+  const auto message = [&](const std::string& keys, const std::string& tables_of_layers) {
+    try {
+      load_text(tables + keys + tables_of_layers, "x.toml", {}, {.files = false});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message("", layer), "no error");
+  const std::string table = message("table = \"f-\"\n", layer);
+  EXPECT_TRUE(table.starts_with("x.toml:5:9: parallel.table: ")) << table;
+  const std::string head = message("head = \"r-\"\n", layer);  // the embedding's rows are not split
+  EXPECT_TRUE(head.starts_with("x.toml:5:8: parallel.head: ")) << head;
+  std::string ring = layer;
+  ring += "schedule = \"ring\"\n";
+  const std::string wrong = message("", ring);
+  EXPECT_TRUE(wrong.starts_with("x.toml:5:")) << wrong;
+  EXPECT_NE(wrong.find("parallel.layer: the ring schedule of qkv"), std::string::npos) << wrong;
 }
 
 double distance(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {

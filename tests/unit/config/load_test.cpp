@@ -217,6 +217,14 @@ TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
   expect_parts(warnings.lines[1], {"x.toml:8:18: optim.decay_fraction: ", "optim.schedule = \"wsd\""});
   expect_parts(warnings.lines[2], {"--set train.eval_interval=10: ", "data.val, data.val_fraction"});
   warnings.lines.clear();
+  const tests::TempFolder folder;
+  const std::string tokens = "[data]\ntrain = \"" + tests::write(folder / "tokens.bin", std::string(4096, '\1')) +
+                             "\"\nvocab_size = 300\n";  // without a tokenizer there is no text to generate
+  load_text(tokens, "x.toml", {"train.sample_interval=5"});
+  ASSERT_EQ(warnings.lines.size(), 1u);
+  expect_parts(warnings.lines[0], {"--set train.sample_interval=5: ", "data.tokenizer"});
+  warnings.lines.clear();
+  load_text(tokens, "x.toml", {"train.sample_interval=0"});
   load_text(text, "x.toml", {"model.arch=llama", "optim.schedule=wsd"});
   load_text(text, "x.toml", {}, kNoFiles);  // a checkpoint's own copy
   EXPECT_EQ(warnings.lines, std::vector<std::string>{});
