@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STRATEGIES = re.compile(r'"(megatron-1d|optimus-2d|axonn-4d|autoddl)"')
+STRATEGIES = re.compile(r'"(megatron-1d|fsdp|optimus-2d|axonn-4d|autoddl)"')
 
 
 def modules():

@@ -16,8 +16,8 @@ import tempfile
 MODELS = {"3.6B": (30, 3072, 32, 512), "18.4B": (40, 6144, 48, 1024), "76.1B": (60, 10240, 80, 2048),
           "310B": (96, 16384, 128, 4096)}
 DEVICES = (64, 256, 1024, 4096, 32768)
-STRATEGIES = ("megatron-1d", "optimus-2d", "axonn-4d", "autoddl")
-COLOURS = {"megatron-1d": "#2563b0", "optimus-2d": "#d1631a", "axonn-4d": "#1f8a70", "autoddl": "#a3417f"}
+STRATEGIES = ("megatron-1d", "fsdp", "optimus-2d", "axonn-4d", "autoddl")
+COLOURS = {"megatron-1d": "#2563b0", "fsdp": "#6b6b6b", "optimus-2d": "#d1631a", "axonn-4d": "#1f8a70", "autoddl": "#a3417f"}
 MOST = 0.8  # of the picture's axis of utilisation
 CONFIG = """[model]
 n_layer = {layers}

@@ -4,6 +4,8 @@
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
+#include "config/keys.h"
+#include "config/layouts.h"
 #include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"
@@ -13,6 +15,10 @@ namespace {
 
 /// Returns the numbers of ranks that the configuration can run on.
 std::string ranks_of(const config::Config& config) {
+  if (config::find_key("parallel", "shards")->belongs(config.parallel.strategy) &&
+      !config::is_given(config, "parallel.shards"))
+    return format("on any number of ranks per replica that divides micro_batch x context = {} x {}",
+                  config.train.micro_batch, config.parallel.context);
   const int64_t fewest = config::fewest_ranks(config), most = config.train.global_batch / config.train.micro_batch;
   if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)
     return "on " + counted(fewest, "rank");

@@ -203,6 +203,8 @@ struct Parallel {
   std::string strategy;  // a name known to parallel/strategy.cpp
   int64_t tensor = 1;    // megatron-1d
   bool sequence_parallel = true;
+  int64_t shards = 0;                     // fsdp; 0: all ranks of a replica
+  int64_t context = 1;                    // fsdp: ranks that share each sequence
   std::vector<int64_t> grid = {1, 1, 1};  // axonn-4d: x, y, z
   std::string order = "yxzd";             // order of x, y, z and d over ranks, innermost first
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;

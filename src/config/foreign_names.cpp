@@ -55,6 +55,7 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"save_steps", "checkpoint.interval"},
       {"tensor_model_parallel_size", "parallel.tensor"},
       {"tensor_parallel_size", "parallel.tensor"},
+      {"tensor_parallel_degree", "parallel.tensor"},
       {"tp", "parallel.tensor"},
       {"dp", "parallel.data"},
       {"use_distributed_optimizer", "parallel.zero_stage"},
@@ -63,7 +64,17 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
 }
 
 namespace {
-constexpr const char* kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"axonn-4d\" with parallel.grid = [1, 1, z]";
+constexpr const char *kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"fsdp\"; parallel.shards = N shards over N ranks",
+                     *kHsdp =
+                         "HSDP is parallel.strategy = \"fsdp\" with parallel.shards = N and parallel.data = D, the "
+                         "number of replicas",
+                     *kPipeline =
+                         "pipeline parallelism is not supported; use parallel.tensor or parallel.strategy = "
+                         "\"fsdp\" if a model does not fit",
+                     *kContext =
+                         "context parallelism (Ulysses) is parallel.strategy = \"fsdp\" with parallel.context = "
+                         "N; ring attention is not supported",
+                     *kExperts = "expert parallelism is not supported, as models have no experts; delete it";
 }  // namespace
 
 const std::map<std::string, std::string, std::less<>>& foreign_hints() {
@@ -79,13 +90,32 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
       {"epochs", length},
       {"num_train_epochs", length},
       {"fsdp", kFsdp},
+      {"fsdp_size", kFsdp},
+      {"fully_sharded", kFsdp},
+      {"dp_shard", kFsdp},
       {"data_parallel_shard_degree", kFsdp},
-      {"pp", "pipeline parallelism is not supported"},
-      {"pipeline_model_parallel_size", "pipeline parallelism is not supported"},
-      {"cp", "context parallelism is not supported"},
-      {"context_parallel_size", "context parallelism is not supported"},
-      {"ep", "expert parallelism is not supported"},
-      {"expert_model_parallel_size", "expert parallelism is not supported"},
+      {"sharding_strategy", kFsdp},
+      {"zero3", kFsdp},
+      {"zero_optimization", std::string("ZeRO-1 is parallel.zero_stage = 1; ") + kFsdp},
+      {"hsdp", kHsdp},
+      {"dp_replicate", kHsdp},
+      {"data_parallel_replicate_degree", kHsdp},
+      {"pp", kPipeline},
+      {"pipeline_parallel_degree", kPipeline},
+      {"pipeline_parallel_size", kPipeline},
+      {"pipeline_model_parallel_size", kPipeline},
+      {"num_layers_per_virtual_pipeline_stage", kPipeline},
+      {"cp", kContext},
+      {"context_parallel_degree", kContext},
+      {"context_parallel_size", kContext},
+      {"ring_attention", kContext},
+      {"ulysses_degree", kContext},
+      {"sequence_parallel_size", kContext},
+      {"ep", kExperts},
+      {"expert_parallel", kExperts},
+      {"expert_parallel_degree", kExperts},
+      {"expert_model_parallel_size", kExperts},
+      {"num_experts", kExperts},
       {"world_size", ranks},
       {"nproc_per_node", ranks},
       {"wandb", "set log.tensorboard = true; Weights & Biases reads its event files"},

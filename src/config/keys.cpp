@@ -344,7 +344,7 @@ const std::vector<Section>& sections() {
       {"muon", "Muon, used with optim.name = \"muon\"."},
       {"precision", "Data types. Repeated runs produce bitwise identical results."},
       {"parallel",
-       "Parallelism. World size = ranks of a replica (tensor; q * q * d; x * y * z; product of axes) x data."},
+       "Parallelism. World size = ranks of a replica (tensor; shards; q * q * d; x * y * z; product of axes) x data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
       {"log", "Logs, metrics and the report."},

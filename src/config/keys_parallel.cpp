@@ -7,11 +7,13 @@ namespace trainer::config {
 
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
-  constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
-                       *kAutoddl = "autoddl";
+  constexpr const char *kMegatron = "megatron-1d", *kFsdp = "fsdp", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
+                       *kAutoddl = "autoddl", *kGathers = "fsdp, axonn-4d, autoddl",
+                       *kFlat = "fsdp, optimus-2d, axonn-4d, autoddl";
   parallel.choice(
-      "strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"},
+      "strategy", &Parallel::strategy, {kMegatron, kFsdp, kOptimus, kAxonn, kAutoddl, "auto"},
       "Parallelism within a replica. megatron-1d: tensor parallelism over columns and rows of the weights; "
+      "fsdp: fully sharded data parallelism (ZeRO-3), which splits sequences and shards weights; "
       "optimus-2d: 2D tensor parallelism on a square mesh, whose rows split the sequences; axonn-4d: tensor "
       "parallelism over two axes, and a third that splits sequences and shards weights; autoddl: a sharding "
       "spec for each layer; auto: the fastest layout predicted with hardware.profile, within the keys that "
@@ -27,6 +29,16 @@ void declare_parallel(std::vector<Key>& keys) {
       "megatron-1d: split norms, dropout and the residual stream by token rows over the tensor ranks, which "
       "saves memory but sends a quarter more bytes. false: every tensor rank computes all rows.",
       {.belongs_to = kMegatron});
+  parallel.integer(
+      "shards", &Parallel::shards, 0,
+      {.range = between(1, 65'536), .unit = "ranks", .derived = "ranks / data", .belongs_to = kFsdp},
+      "fsdp: ranks that shard the weights, gradients and optimizer state of a replica. They split its "
+      "sequences, so shards / context must divide train.micro_batch. With data above 1: hybrid sharding (HSDP).");
+  parallel.integer(
+      "context", &Parallel::context, 1, {.range = between(1, 65'536), .unit = "ranks", .belongs_to = kFsdp},
+      "fsdp: context parallelism (Ulysses). Each sequence is shared by this number of the shards' ranks, by "
+      "rows outside attention and by heads in attention, so it must divide shards and model.n_head. For "
+      "long sequences, or fewer sequences than ranks.");
   parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Mesh rows split sequences, mesh columns "
                     "split heads and features; weights are split over both. d: number of q x q squares, which have the "
@@ -52,25 +64,27 @@ void declare_parallel(std::vector<Key>& keys) {
                   "axonn-4d: order of the mesh axes, innermost (consecutive ranks) first; d: replicas.",
                   {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
-                   "axonn-4d: overlap the all-reduce of activation gradients with the GEMM of the weight gradient. "
-                   "Results are bitwise identical, as for the next two keys.",
-                   {.belongs_to = kAxonn});
-  parallel.boolean(
-      "overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
-      "axonn-4d: overlap the reduce-scatter of weight gradients along z with the backward GEMMs of earlier layers.",
-      {.belongs_to = kAxonn});
+                   "Overlap the collectives on activations and their gradients with GEMMs, such as the all-reduce of "
+                   "activation gradients with the GEMM of the weight gradient. Results are bitwise identical, as for "
+                   "the next two keys.");
+  parallel.boolean("overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
+                   "Strategies with weights in flat shards: overlap the reduce-scatter of weight gradients with the "
+                   "backward GEMMs of earlier layers.",
+                   {.belongs_to = kFlat});
   parallel.boolean("overlap.all_gather", &Parallel::overlap_all_gather, true,
-                   "axonn-4d: overlap the all-gather of the next linear's weights along z with the current GEMM.",
-                   {.belongs_to = kAxonn});
+                   "Strategies with weights in flat shards: overlap the all-gather of the next linear's weights with "
+                   "the current GEMM.",
+                   {.belongs_to = kFlat});
   parallel.integer(
       "cache_layers", &Parallel::cache_layers, 0,
-      {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
-      "axonn-4d, autoddl: number of layers, from the first, whose weights are gathered once and kept for a "
-      "whole step instead of being gathered for each use.");
-  parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
-                  "axonn-4d: type of the reduce-scatter of weight gradients along z in bf16 runs. bf16: half the "
-                  "bytes, but every addition is rounded to bf16.",
-                  {.belongs_to = kAxonn});
+      {.range = between(0, 10'000), .unit = "layers", .belongs_to = kGathers},
+      "fsdp, axonn-4d, autoddl: number of layers, from the first, whose weights are gathered once and kept "
+      "for a whole step instead of being gathered for each use.");
+  parallel.choice(
+      "rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
+      "Strategies with weights in flat shards: type of the reduce-scatter of weight gradients in bf16 runs. "
+      "bf16: half the bytes, but every addition is rounded to bf16.",
+      {.belongs_to = kFlat});
   parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
                     "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "
                     "one letter per axis.");
@@ -91,8 +105,9 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.string("table", &Parallel::table, "", {.belongs_to = kAutoddl},
                   "autoddl: sharding spec of the embedding table and the head: v vocabulary, h features, f flat "
                   "shards, - replicated; empty: f for each axis with r in head, h for each with c, else v.");
-  parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
-                   "ZeRO stage. 0: off; 1: shard the optimizer state over the replicas.");
+  parallel.integer(
+      "zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
+      "ZeRO stage. 0: off; 1: shard the optimizer state over the replicas. Stage 3 is strategy = \"fsdp\".");
   parallel.choice(
       "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"},
       "Transport of tensors between ranks. auto: under mpirun, nccl if every rank has its own GPU, else mpi; without "

@@ -20,10 +20,11 @@ const Key& extents_key(const Config& config) {
   return *find_key("parallel", path.substr(path.find('.') + 1));
 }
 
-/// Returns the extents of a replica's axes, also if the key is a single number, as for "tensor".
+/// Returns the extents of a replica's axes, also if the key is a single number, as for "tensor". 0, not set, counts
+/// as 1.
 std::vector<int64_t> extents(const Config& config) {
   const Value value = extents_key(config).get(config);
-  if (const auto* one = std::get_if<int64_t>(&value)) return {*one};
+  if (const auto* one = std::get_if<int64_t>(&value)) return {std::max<int64_t>(1, *one)};
   return std::get<IntegerList>(value);
 }
 

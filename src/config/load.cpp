@@ -348,6 +348,7 @@ Config Loader::finish() {
     take_settings_of_weights();
     replace_length();
     resolve(config_);
+    resolve_shards(config_, options_.world.value_or(1));
     validate(config_, options_, mistakes_);
   }
   mistakes_.throw_if_any();

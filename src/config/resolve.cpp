@@ -5,6 +5,7 @@
 
 #include "base/files.h"
 #include "base/shape.h"
+#include "config/keys.h"
 #include "config/layouts.h"
 
 namespace trainer::config {
@@ -125,6 +126,12 @@ std::optional<DType> type_of(Compute compute) {
       break;
   }
   return std::nullopt;
+}
+
+void resolve_shards(Config& config, int64_t world) {
+  const Key& key = *find_key("parallel", "shards");
+  if (!key.belongs(config.parallel.strategy) || config.parallel.shards > 0) return;
+  config.parallel.shards = std::max(config.parallel.context, world / std::max<int64_t>(1, config.parallel.data));
 }
 
 void resolve_world(Config& config, int64_t world) {

@@ -30,6 +30,8 @@ int64_t fewest_ranks(const Config& config);
 /// Returns the number of ranks that run `config` when `launched` processes were started: `launched`, or, if ranks are
 /// threads of a single process, fewest_ranks().
 int64_t world_size(const Config& config, int64_t launched);
+/// Fills in parallel.shards for a world of this size, if the strategy uses it: all ranks of a replica.
+void resolve_shards(Config& config, int64_t world);
 /// Fills in parallel.data for a world of this size.
 void resolve_world(Config& config, int64_t world);
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/format.h"
+#include "base/shape.h"
 #include "config/layouts.h"
 #include "config/tags.h"
 
@@ -24,6 +25,7 @@ using Visit = std::function<void(const Parallel&)>;
 // clang-format off
 //   strategy        axes      stream  attention  hidden  qkv  out  up   down  head  table
 //   Megatron-1D     t         r       c          c       c    k    c    k     r     v      without sequence parallelism: stream, head -
+//   FSDP            z         r       r          r       f    f    f    f     r     f      context: rows of attention c
 //   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc
 //   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh
 // clang-format on
@@ -116,6 +118,61 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
     visit(p);
   }
 }
+
+// FSDP: fully sharded data parallelism (Zhao et al. 2023), ZeRO stage 3 (Rajbhandari et al. 2020). Each of z ranks
+// processes its own sequences of a micro-batch, and stores a flat shard of every matrix, of its gradient and of its
+// optimizer state. A matrix is all-gathered before use, one linear ahead, and released after it; its gradient is
+// reduce-scattered. Replicas of this layout are hybrid sharding (HSDP). With tensor parallelism it is AxoNN-4D's grid
+// [t, 1, z].
+//
+// With parallel.context = c, groups of c of the z ranks share sequences, as in DeepSpeed-Ulysses (Jacobs et al. 2023):
+// outside attention each of them has a part of the rows of a sequence, in attention a part of the heads. All-to-alls
+// redistribute q, k, v and the output of attention in between.
+//
+//   N rows of a replica, hidden H, feed-forward F    on a rank
+//   activations                                      [N/z, H], [N/z, F]
+//   q, k, v and attention                            [N/z, 3H]          context: [N·c/z, 3H/c]
+//   W of any linear [in, out], table [V, H]          1/z of it          gathered over z, forward and backward
+//   biases, norms, positions                         copies             gradients all-reduced over z once per step
+//
+// Elements that collectives over z communicate per micro-batch, with W matrix elements: all-gather 2W, reduce-scatter
+// W, 1.5 times the all-reduce of plain data parallelism. With parallel.cache_layers, matrices are gathered once per
+// step.
+ModelSharding fsdp(const Config& config) {
+  const int64_t shards = std::max<int64_t>(1, config.parallel.shards), context = config.parallel.context;
+  ModelSharding s = over(config, {{"shards", shards}});
+  if (context > 1) {
+    s = over(config, {{"batch", shards / context}, {"context", context}});
+    s.groups.push_back({"shards", s.all() & ~AxisSet{1}});
+  }
+  const AxisSet z = s.find("shards"), c = s.find("context");
+  const LinearSharding gathered{.rows = z, .flat = z};
+  const sharding::Spread rows{.rows = z};
+  cut_all(s, config,
+          {.stream = rows,
+           .attention = {.rows = z & ~c, .cols = c},
+           .hidden = rows,
+           .linears = {gathered, gathered, gathered, gathered}});
+  s.table = {.flat = z};
+  return keeping(s, config);
+}
+
+void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
+  Parallel p = config.parallel;
+  p.shards = ranks;
+  if (ranks % p.context == 0) visit(p);
+}
+
+void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
+  const int64_t shards = config.parallel.shards, context = config.parallel.context;  // 0: not known yet
+  if (shards % context == 0) return;
+  broken.push_back({{"parallel.context", "parallel.shards"},
+                    format("context = {} does not divide shards = {}, the ranks of a replica; use context = {}, or "
+                           "shards = {}",
+                           context, shards, std::gcd(context, shards), divide_up(shards, context) * context)});
+}
+
+void caching_variants(const Config& config, int64_t, const Visit& visit) { with_cache(config, visit); }
 
 // Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). Both activations and weights are split by
 // rows and by columns, so only vectors are replicated. The 2.5-dimensional form (Wang et al. 2021) has `depth` squares
@@ -237,7 +294,7 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
 //
 // Norms gather two values per row over y, forward and backward. Gradients of matrices are reduce-scattered over z in
 // each micro-batch; those of biases, norms and positions are all-reduced once per step. Special cases: [t, 1, 1] is
-// Megatron-1D without sequence parallelism, [1, 1, z] is fully sharded data parallelism.
+// Megatron-1D without sequence parallelism, [1, 1, z] is FSDP.
 //
 // Results equal those of one rank. The public code differs in three points: it does not reduce the gradients of biases
 // over z, it normalises over a rank's part of a row, and it clips by norms that differ between ranks.
@@ -255,7 +312,6 @@ ModelSharding axonn(const Config& config) {
            .hidden = {.rows = z, .cols = x},
            .linears = {read, write, read, write}});
   s.table = {.vocab = x, .hidden = y, .flat = z};
-  s.overlap = p.overlap_all_reduce;
   return keeping(s, config);
 }
 
@@ -291,8 +347,6 @@ void each_table(const Config& config, int64_t ranks, const Visit& visit) {
   if (!p.layer.empty() && std::accumulate(p.axes.begin(), p.axes.end(), int64_t{1}, std::multiplies<>()) == ranks)
     visit(p);
 }
-
-void table_variants(const Config& config, int64_t, const Visit& visit) { with_cache(config, visit); }
 
 void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   constexpr size_t kMostAxes = 6;
@@ -333,9 +387,10 @@ void no_variants(const Config&, int64_t, const Visit&) {}
 
 constexpr NamedStrategy kStrategies[] = {
     {"megatron-1d", "parallel.tensor", megatron, each_megatron, no_variants},
+    {"fsdp", "parallel.shards", fsdp, each_fsdp, caching_variants, check_fsdp},
     {"optimus-2d", "parallel.mesh", optimus, each_optimus, optimus_variants, check_optimus},
     {"axonn-4d", "parallel.grid", axonn, each_axonn, axonn_variants, check_axonn},
-    {"autoddl", "parallel.axes", tables, each_table, table_variants, check_tables},
+    {"autoddl", "parallel.axes", tables, each_table, caching_variants, check_tables},
 };
 
 }  // namespace
@@ -359,7 +414,11 @@ const NamedStrategy& strategy_of(const Config& config) {
   return kStrategies[0];
 }
 
-sharding::ModelSharding sharding_of(const Config& config) { return strategy_of(config).sharding(config); }
+sharding::ModelSharding sharding_of(const Config& config) {
+  sharding::ModelSharding s = strategy_of(config).sharding(config);
+  s.overlap = config.parallel.overlap_all_reduce;
+  return s;
+}
 
 sharding::Extents extents_of(const Config& config) {
   const Model& m = config.model;

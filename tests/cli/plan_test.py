@@ -224,7 +224,7 @@ class Plan(rig.Runs):
         self.assertIn(f"{after * 1e3:.4g} ms", first)
 
     def test_every_strategy_can_be_written_and_run(self):
-        for strategy in ("megatron-1d", "optimus-2d", "axonn-4d", "autoddl"):
+        for strategy in ("megatron-1d", "fsdp", "optimus-2d", "axonn-4d", "autoddl"):
             self.plan("--devices", "4", "--emit", f"{strategy}.toml", "--set", f"parallel.strategy={strategy}", "--set",
                       "model.n_head=4", "--set", "parallel.data=1", "--set", f"run.dir={strategy}", "--set",
                       "train.micro_batch=4")

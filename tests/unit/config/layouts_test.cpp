@@ -34,7 +34,7 @@ std::vector<Config> random_layouts(int count) {
   std::vector<Config> all;
   while (static_cast<int>(all.size()) < count) {
     Config trial = configure({"parallel.data=2"});
-    const NamedStrategy& strategy = strategies()[philox_at(key, next++) % 3];
+    const NamedStrategy& strategy = strategies()[philox_at(key, next++) % 4];
     trial.parallel.strategy = strategy.name;
     if (philox_at(key, next++) % 2 == 0) trial.parallel.stationary = "paper";
     constexpr const char* kOrders[] = {"yxzd", "xyzd", "zxyd"};
@@ -64,7 +64,7 @@ TEST(NamedStrategies, EqualTheirLetters) {
 TEST(NamedStrategies, OfOneRankAreOneSharding) {
   Config one = configure({});
   const sharding::ModelSharding alone = anonymous(sharding_of(one));
-  for (const char* set : {"parallel.strategy=optimus-2d", "parallel.strategy=axonn-4d"}) {
+  for (const char* set : {"parallel.strategy=fsdp", "parallel.strategy=optimus-2d", "parallel.strategy=axonn-4d"}) {
     sharding::ModelSharding other = anonymous(sharding_of(configure({set})));
     for (sharding::Layer& layer : other.layers)
       for (sharding::LinearSharding& linear : layer.linears) linear.schedule = sharding::GemmSchedule::at_once;
@@ -75,6 +75,7 @@ TEST(NamedStrategies, OfOneRankAreOneSharding) {
 TEST(NamedStrategies, RanksOfAReplicaAreTheProductOfTheirExtents) {
   for (const auto& [sets, ranks, text] :
        {std::tuple<std::vector<std::string>, int64_t, const char*>{{"parallel.tensor=4"}, 4, "tensor = 4"},
+        {{"parallel.strategy=fsdp", "parallel.shards=6"}, 6, "shards = 6"},
         {{"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2, 3]"}, 12, "mesh = [2, 2, 3]"},
         {{"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 4]"}, 8, "grid = [2, 1, 4]"}}) {
     const Config c = configure(sets);
@@ -107,7 +108,13 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
             {"n_kv_head = 3", "node_tile = [1, 1] fits"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[5, 1, 1]"}, {"n_head = 12", "5 ranks along x", "grid = "}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[2, 2, 1]", "model.d_ff=145"},
-            {"d_ff = 145", "2 ranks along x", "grid = [1, 1, 4] fits, or d_ff = 144 or 146 fits"}},
+            {"d_ff = 145", "2 ranks along x", "grid = [1, 2, 2] fits, or d_ff = 144 or 146 fits"}},
+           {{"parallel.strategy=fsdp", "parallel.shards=8"},
+            {"micro_batch = 12 sequences", "8 ranks along shards", "shards = 6 or 12 fits", "micro_batch = 8 or 16"}},
+           {{"parallel.strategy=fsdp", "parallel.shards=6", "parallel.context=4"},
+            {"context = 4", "shards = 6", "use context = 2, or shards = 8"}},
+           {{"parallel.strategy=fsdp", "parallel.shards=8", "parallel.context=8"},
+            {"n_head = 12 heads", "8 ranks along context"}},
            {{"parallel.strategy=axonn-4d", "parallel.grid=[1, 1]"}, {"three extents [x, y, z]", "found 2"}},
        }) {
     const std::string text = broken(configure(sets));
@@ -134,10 +141,8 @@ TEST(BrokenRules, NameTheKeyThatIsTheCause) {
   EXPECT_EQ(message("", layer), "no error");
   const std::string table = message("table = \"f-\"\n", layer);
   EXPECT_TRUE(table.starts_with("x.toml:5:9: parallel.table: ")) << table;
-  const std::string head = message("head = \"r-\"\n", layer);  // the embedding's rows are not split
-  EXPECT_TRUE(head.starts_with("x.toml:5:8: parallel.head: ")) << head;
-  std::string ring = layer;
-  ring += "schedule = \"ring\"\n";
+  std::string ring = layer + "schedule = \"ring\"\n";
+  ring.replace(ring.find("qkv = \"--"), 9, "qkv = \"c-");
   const std::string wrong = message("", ring);
   EXPECT_TRUE(wrong.starts_with("x.toml:5:")) << wrong;
   EXPECT_NE(wrong.find("parallel.layer: the ring schedule of qkv"), std::string::npos) << wrong;

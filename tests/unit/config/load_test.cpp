@@ -8,6 +8,7 @@
 
 #include "config/foreign_names.h"
 #include "config/keys.h"
+#include "config/layouts.h"
 #include "config/resolve.h"
 #include "config/text.h"
 #include "rigs/files.h"
@@ -155,7 +156,7 @@ TEST(Load, SourcesHaveWeightsThatSetAndPhasesChange) {
 TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
   Warnings warnings;
   load_text(
-      "[parallel]\ngrid = [2, 1, 2]\nmesh = [2, 2]\noverlap = { all_reduce = false }\nsequence_parallel = true\n"
+      "[parallel]\ngrid = [2, 1, 2]\nmesh = [2, 2]\noverlap = { all_gather = false }\nsequence_parallel = true\n"
       "timeout = 60\n[offload]\nslots = 2\n",
       "x.toml", {"parallel.order=xyzd"}, kNoFiles);
   ASSERT_EQ(warnings.lines.size(), 1u);
@@ -163,6 +164,38 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
                                    "offload.slots (offload)", "parallel.order", "parallel.strategy = \"megatron-1d\"",
                                    "offload.optimizer = \"none\"", "remove the keys"});
   EXPECT_EQ(warnings.lines[0].find("sequence_parallel"), std::string::npos);
+}
+
+TEST(Load, KeysOfCommunicationBelongToTheStrategiesInWhichTheyAct) {
+  const std::vector<std::string> flat = {"parallel.overlap.reduce_scatter=false", "parallel.overlap.all_gather=false",
+                                         "parallel.rs_dtype=bf16"};
+  for (const char* strategy : {"fsdp", "optimus-2d", "axonn-4d", "megatron-1d"}) {
+    std::vector<std::string> sets = flat;
+    sets.push_back(format("parallel.strategy={}", strategy));
+    sets.push_back("parallel.overlap.all_reduce=false");
+    Warnings warnings;
+    const Config c = load_text("", "x.toml", sets, kNoFiles);
+    EXPECT_FALSE(sharding_of(c).overlap) << strategy;
+    EXPECT_EQ(warnings.lines.size(), strategy == std::string_view("megatron-1d") ? 1u : 0u) << strategy;
+    for (const std::string& line : warnings.lines) {
+      expect_parts(line, {"overlap.reduce_scatter", "overlap.all_gather", "rs_dtype"});
+      EXPECT_EQ(line.find("all_reduce"), std::string::npos) << line;
+    }
+  }
+}
+
+TEST(Load, FsdpShardsOverAllRanksOfAReplica) {
+  const auto load_for = [](std::vector<std::string> sets, std::optional<int64_t> world) {
+    sets.insert(sets.end(), {"parallel.strategy=fsdp", "train.micro_batch=8", "train.global_batch=16"});
+    return load_text("", "x.toml", sets, {.world = world, .files = false}).parallel;
+  };
+  EXPECT_EQ(load_for({}, 8).shards, 8);
+  EXPECT_EQ(load_for({}, 8).data, 1);
+  EXPECT_EQ(load_for({"parallel.data=2"}, 8).shards, 4) << "hybrid sharding";
+  EXPECT_EQ(load_for({"parallel.shards=4"}, 8).data, 2);
+  EXPECT_EQ(load_for({"parallel.context=4"}, {}).shards, 4);
+  EXPECT_EQ(load_for({"parallel.context=4"}, 8).shards, 8);
+  EXPECT_EQ(load_text("", "x.toml", {}, {.world = 8, .files = false}).parallel.shards, 0) << "another strategy";
 }
 
 TEST(Load, KeysOfOffloadHaveTheirEffectWithIt) {

@@ -38,6 +38,21 @@ Case tables(const char* name, Arch arch, std::vector<int64_t> axes, std::vector<
   return {format("{}{}", name, arch == Arch::gpt2 ? "Gpt2" : "Llama"), c};
 }
 
+/// FSDP over `shards` ranks, `context` of which share each sequence, in `data` replicas.
+Case sharded(int64_t shards, int64_t data, Arch arch, int64_t context = 1) {
+  Config c = configure(Grid{1, 1, shards, data, arch});
+  c.parallel.strategy = "fsdp";
+  c.parallel.grid = {1, 1, 1};
+  c.parallel.shards = shards;
+  c.parallel.context = context;
+  c.model.seq_len = 12;  // rows divide over eight ranks, and parts of a sequence over four
+  c.train.micro_batch /= context;
+  c.train.global_batch = 4 * c.train.micro_batch * data;
+  return {format("Shards{}{}Data{}{}", shards, context > 1 ? format("Context{}", context) : "", data,
+                 arch == Arch::gpt2 ? "Gpt2" : "Llama"),
+          c};
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> all;
   const auto add = [&](const auto& layout, int64_t steps = 5) {
@@ -82,6 +97,12 @@ std::vector<Case> all_cases() {
         Grid{1, 2, 2, 2, Arch::llama}, Grid{2, 2, 2, 1, Arch::gpt2, "xyzd"}, Grid{2, 4, 2, 1},
         Grid{2, 2, 4, 1, Arch::llama}, Grid{4, 2, 1, 2, Arch::llama, "zxyd"}})
     add(grid);
+  // FSDP and hybrid sharding.
+  all.push_back(sharded(4, 1, Arch::llama));
+  all.push_back(sharded(3, 2, Arch::gpt2));
+  all.push_back(sharded(4, 1, Arch::gpt2, 4));
+  all.push_back(sharded(4, 1, Arch::llama, 4));  // more ranks than key/value heads
+  all.push_back(sharded(6, 1, Arch::gpt2, 2));
   // Tables of letters, where neighbouring layers may disagree.
   const LayerTags optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"}, megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
       axonn{"r-c", "rc-", "rc-", "fck", "fkc", "fck", "fkc"};
@@ -215,15 +236,29 @@ TEST_P(Schedules, ChangeNoBit) {
       });
   }
 }
-INSTANTIATE_TEST_SUITE_P(
-    Some, Schedules,
-    testing::ValuesIn(named(
-        {"Tensor2Data1Each2Gpt2", "Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor8Data2Each1Gpt2Kv2",
-         "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth1Data1Gpt2AutoGatherTile1x1", "Q2Depth1Data2LlamaPaperRingTile1x1",
-         "Q2Depth2Data1Gpt2AutoRingTile1x1", "X2Y2Z2Data1Gpt2", "X1Y2Z2Data2Llama", "X1Y1Z4Data1Gpt2",
-         "X3Y2Z1Data1Gpt2", "MixedGpt2", "RingAfterGatherLlama", "CrossedGpt2", "Tensor4Data1SpEach1LlamaQkNorm",
-         "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm", "X1Y2Z2Data2LlamaQkNorm", "X1Y2Z2Data2LlamaMasks"})),
-    name_of_case);
+INSTANTIATE_TEST_SUITE_P(Some, Schedules,
+                         testing::ValuesIn(named({"Tensor2Data1Each2Gpt2",
+                                                  "Tensor2Data2SpEach1Gpt2",
+                                                  "Tensor4Data1SpEach1Llama",
+                                                  "Tensor8Data2Each1Gpt2Kv2",
+                                                  "Q2Depth1Data1Gpt2AutoRingTile1x1",
+                                                  "Q2Depth1Data1Gpt2AutoGatherTile1x1",
+                                                  "Q2Depth1Data2LlamaPaperRingTile1x1",
+                                                  "Q2Depth2Data1Gpt2AutoRingTile1x1",
+                                                  "X2Y2Z2Data1Gpt2",
+                                                  "X1Y2Z2Data2Llama",
+                                                  "X1Y1Z4Data1Gpt2",
+                                                  "X3Y2Z1Data1Gpt2",
+                                                  "Shards3Data2Gpt2",
+                                                  "Shards4Context4Data1Llama",
+                                                  "MixedGpt2",
+                                                  "RingAfterGatherLlama",
+                                                  "CrossedGpt2",
+                                                  "Tensor4Data1SpEach1LlamaQkNorm",
+                                                  "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm",
+                                                  "X1Y2Z2Data2LlamaQkNorm",
+                                                  "X1Y2Z2Data2LlamaMasks"})),
+                         name_of_case);
 
 class Numbers : public testing::TestWithParam<Case> {};
 
@@ -320,6 +355,9 @@ INSTANTIATE_TEST_SUITE_P(Some, Properties,
                                                   "X2Y2Z2Data1Gpt2",
                                                   "X3Y1Z2Data1Gpt2",
                                                   "X2Y3Z1Data2Gpt2",
+                                                  "Shards4Data1Llama",
+                                                  "Shards4Context4Data1Llama",
+                                                  "Shards6Context2Data1Gpt2",
                                                   "CrossedLlama",
                                                   "ContraryLlama",
                                                   "Tensor4Data1SpEach1LlamaWideHeadsYarn",
@@ -373,8 +411,8 @@ TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
   for (const char* name :
        {"Q2Depth1Data1Gpt2AutoRingTile1x1", "Tensor2Data1SpEach2Gpt2", "X2Y2Z2Data1Gpt2", "Tensor1Data2SpEach2Gpt2",
         "Q2Depth1Data1Gpt2AutoGatherTile1x1", "MixedGpt2", "X1Y2Z2Data2Llama", "Tensor8Data2Each1Gpt2Kv2",
-        "Q2Depth2Data2Gpt2AutoRingTile1x1", "RingGpt2", "X2Y2Z2Data1Gpt2xyzd", "AxonnWholeColumnsGpt2",
-        "Q2Depth1Data1Gpt2AutoRingTile2x1", "CrossedGpt2", "Q4Depth1Data1Gpt2AutoRingTile2x2"})
+        "Q2Depth2Data2Gpt2AutoRingTile1x1", "RingGpt2", "Shards3Data2Gpt2", "X2Y2Z2Data1Gpt2xyzd",
+        "AxonnWholeColumnsGpt2", "Q2Depth1Data1Gpt2AutoRingTile2x1", "CrossedGpt2", "Q4Depth1Data1Gpt2AutoRingTile2x2"})
     add(named({name}).front().config);
   add(on_one_rank(base));
   expect_same_tensors_in(chain);

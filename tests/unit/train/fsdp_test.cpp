@@ -1,0 +1,112 @@
+// Fully sharded data parallelism compared with the distributed optimizer (ZeRO-1) and with one rank, and context
+// parallelism.
+#include "rigs/layouts.h"
+
+namespace trainer::tests {
+namespace {
+
+config::Config fully_sharded(int64_t shards, int64_t sequences, config::Arch arch) {
+  config::Config c = tiny_config(arch);
+  c.parallel.strategy = "fsdp";
+  c.parallel.shards = shards;
+  c.parallel.data = 1;
+  c.train.micro_batch = c.train.global_batch = sequences;
+  return c;
+}
+
+/// The memory of the first of `ranks` ranks.
+BytesByCategory memory_of(const config::Config& c, int ranks, int64_t vocab) {
+  device::DryDevice device(1);
+  const auto world = comm::dry_world(ranks);
+  train::Trainer trainer(device, *world, c, vocab, DType::f32, true);
+  trainer.plan();
+  return trainer.memory();
+}
+
+/// The same ranks, batches and sums with ZeRO-1.
+config::Config its_replicas(config::Config c) {
+  c.parallel.strategy = "megatron-1d";
+  c.parallel.data = c.parallel.shards;
+  c.parallel.shards = 0;
+  c.parallel.zero_stage = 1;
+  c.train.micro_batch /= c.parallel.data;
+  return c;
+}
+
+// A sum of two gradients has the same bits in either order. Clipping is off: the norm adds blocks in another order.
+TEST(Fsdp, OnTwoRanksHasTheBitsOfZero1) {
+  for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama})
+    for (const DType compute : {DType::f32, DType::f64}) {
+      config::Config c = fully_sharded(2, 6, arch);
+      c.optim.grad_clip = 0;
+      const Result sharded = train(c, compute, 5), replicas = train(its_replicas(c), compute, 5);
+      EXPECT_EQ(sharded.losses, replicas.losses);
+      EXPECT_TRUE(sharded.gradients == replicas.gradients);
+      EXPECT_TRUE(sharded.state == replicas.state);
+    }
+}
+
+TEST(Fsdp, OnFourRanksFollowsZero1) {
+  config::Config c = fully_sharded(4, 8, config::Arch::gpt2);
+  c.model.init_std = 0.02;
+  const Result sharded = train(c, DType::f32, 50), replicas = train(its_replicas(c), DType::f32, 50);
+  expect_same_gradients(sharded.gradients, replicas.gradients, 1e-5);
+  EXPECT_NEAR(sharded.losses[9], replicas.losses[9], 1e-6 * replicas.losses[9]);
+  EXPECT_NEAR(sharded.losses[49], replicas.losses[49], 1e-5 * replicas.losses[49]);
+}
+
+TEST(Fsdp, OnFourRanksStoresAQuarterOfWeightsAndState) {
+  config::Config c = fully_sharded(4, 4, config::Arch::gpt2);
+  c.model.n_layer = 12;
+  c.model.n_head = c.model.n_kv_head = 8;
+  c.model.d_model = 256;
+  c.model.d_ff = 1024;
+  c.model.seq_len = 64;
+  const auto stored = [](const config::Config& of, int ranks, int64_t& activations) {
+    int64_t bytes = 0;
+    for (const auto& [category, count] : memory_of(of, ranks, 8000))
+      if (category == "weights" || category == "gradients" || category == "optimizer")
+        bytes += count;
+      else if (category == "activations")
+        activations = count;
+    return bytes;
+  };
+  config::Config one = on_one_rank(c);
+  one.train.micro_batch = 1;  // a rank's share of the sequences
+  int64_t own = 0, gathered = 0;
+  const int64_t whole = stored(one, 1, own), quarter = stored(c, 4, gathered);
+  EXPECT_GT(whole, int64_t{100} << 20);
+  EXPECT_LE(static_cast<double>(quarter), 0.26 * static_cast<double>(whole));
+  // With the matrices that are gathered at a time, and gradients in flight: still at most 0.30.
+  EXPECT_LE(static_cast<double>(quarter + gathered - own), 0.30 * static_cast<double>(whole));
+}
+
+config::Config one_long_sequence() {
+  config::Config c = fully_sharded(4, 1, config::Arch::gpt2);
+  c.parallel.context = 4;
+  c.model.n_layer = 1;
+  c.model.n_head = c.model.n_kv_head = 4;
+  c.model.seq_len = 4096;
+  return c;
+}
+
+TEST(Context, OfOneLongSequenceFollowsOneRank) {
+  const config::Config c = one_long_sequence();
+  const Result four = train(c, DType::f64, 1), one = train(on_one_rank(c), DType::f64, 1);
+  expect_same_gradients(four.gradients, one.gradients, 1e-12);
+  EXPECT_NEAR(four.losses[0], one.losses[0], 1e-10 * one.losses[0]);
+}
+
+TEST(Context, OnFourRanksTakesAQuarterOfTheActivations) {
+  config::Config c = one_long_sequence();
+  c.model.n_layer = 12;
+  c.model.d_model = 256;
+  c.model.d_ff = 1024;
+  const auto activations = [](const config::Config& of, int ranks) {
+    return static_cast<double>(memory_of(of, ranks, kTinyVocab).at("activations"));
+  };
+  EXPECT_LE(activations(c, 4), 0.27 * activations(on_one_rank(c), 1));
+}
+
+}  // namespace
+}  // namespace trainer::tests
