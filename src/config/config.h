@@ -212,7 +212,7 @@ struct Parallel {
   std::string rs_dtype = "fp32";            // fp32 | bf16
   std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and optionally depth
   std::string stationary = "auto";          // auto | paper
-  std::string panels = "ring";              // ring | gather
+  std::string panels = "auto";              // auto | gather | ring
   std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerTags> layer;             // autoddl, in the order of the layers

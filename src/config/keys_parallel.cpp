@@ -48,10 +48,11 @@ void declare_parallel(std::vector<Key>& keys) {
                   "always the output, so that the wide input of the down projection is sent.",
                   {.belongs_to = kOptimus});
   parallel.choice(
-      "panels", &Parallel::panels, {"ring", "gather"},
-      "optimus-2d: communication of a GEMM's operand blocks. ring: block by block, each overlapped with "
-      "the GEMM of the previous block, with the least memory; gather: all-gather, then one large GEMM, which "
-      "is faster over slow links but requires memory for whole rows and columns of blocks.",
+      "panels", &Parallel::panels, {"auto", "gather", "ring"},
+      "optimus-2d: communication of a GEMM's operand blocks. gather: all-gather, then one large GEMM, which "
+      "is faster but requires memory for whole rows and columns of blocks; ring: block by block, each "
+      "overlapped with the GEMM of the previous block, with the least memory; auto: gather if it fits in "
+      "memory, else ring.",
       {.belongs_to = kOptimus});
   parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [r, c], both divisors of q: every r * c consecutive ranks (such as those of a host) "

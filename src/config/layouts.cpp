@@ -189,7 +189,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
   const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
   std::vector<std::pair<const Key*, Value>> given;
   for (const Key& key : keys())
-    if (key.section == "parallel" && key.name != "strategy" && is_given(config, key.path().c_str()))
+    if (key.section == "parallel" && is_given(config, key.path().c_str()) && key.get(config) != Value("auto"))
       given.emplace_back(&key, key.get(config));
   std::vector<Config> found;
   std::vector<ModelSharding> seen;  // for one number of replicas and one micro-batch
@@ -337,8 +337,22 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
   Config one_by_one = config;
   one_by_one.parallel.sequence_parallel = false;  // generation computes one row at a time, which cannot be split
   std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
-  std::erase_if(layouts, [](const Parallel& layout) { return layout.strategy != strategies().front().name; });
-  return {std::ranges::max(layouts, {}, &Parallel::tensor)};
+  const auto others = std::ranges::stable_partition(
+      layouts, [](const Parallel& layout) { return layout.strategy == strategies().front().name; });
+  std::vector<Parallel> chosen = {*std::ranges::max_element(layouts.begin(), others.begin(), {}, &Parallel::tensor)};
+  chosen.insert(chosen.end(), others.begin(), others.end());
+  return chosen;
+}
+
+std::vector<Parallel> choices_by_memory(const Config& config) {
+  Parallel chosen = config.parallel;
+  if (find_key("parallel", "panels")->belongs(chosen.strategy) && chosen.panels == "auto") {
+    std::vector<Parallel> all(2, chosen);
+    all[0].panels = "gather";
+    all[1].panels = "ring";
+    return all;
+  }
+  return {std::move(chosen)};
 }
 
 void drop_other_strategies(Config& config) {

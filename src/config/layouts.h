@@ -50,8 +50,13 @@ std::vector<Config> variants(const Config& config, int64_t devices_per_node);
 ///   - for models that do not fit on one rank, the configuration's own layout;
 ///   - replicas shared by as few ranks as possible.
 std::vector<Parallel> replica_layouts(const Config& config, int world);
-/// Returns the layout for generating one sequence token by token: as many ranks as possible share a replica.
+/// Returns layouts for generating one sequence token by token, in order of preference: tensor parallelism over as many
+/// ranks as possible, then the configuration's own layout, for models that do not fit otherwise.
 std::vector<Parallel> generation_layouts(const Config& config, int world);
+
+/// Returns the settings of [parallel] among which the available memory decides, in order of preference: the first that
+/// fits is to be used. Usually the configuration's own; with parallel.panels = "auto", "gather" and "ring".
+std::vector<Parallel> choices_by_memory(const Config& config);
 
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);

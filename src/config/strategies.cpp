@@ -190,8 +190,8 @@ void caching_variants(const Config& config, int64_t, const Visit& visit) { with_
 // A linear communicates two of its three matrices; the third is stationary. With "paper" the stationary matrix is
 // always the output. With "auto" it is the largest, which for down is the input. For a linear X [N, K] · W [K, N'] a
 // rank takes part in messages of NK/q + KN'/q elements, or, if the input is stationary, of KN'/q + NN'/q elements. The
-// backward pass takes twice that, minus NN'/q if both GEMMs use the same dY. Panels "ring" communicate blocks step by
-// step (parallel/summa.h); "gather" communicates whole rows or columns of blocks.
+// backward pass takes twice that, minus NN'/q if both GEMMs use the same dY. Panels "gather" communicate whole rows or
+// columns of blocks, "ring" block by block (parallel/summa.h), which takes less memory.
 //
 // Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Ranks are numbered (replica,
 // depth, row, col), innermost last, or in tiles of neighbours (parallel.node_tile). The group "data" combines the axes
@@ -221,7 +221,7 @@ ModelSharding optimus(const Config& config) {
   const AxisSet row = lines[0], col = lines[1];
   for (const size_t i : {size_t{0}, size_t{1}})
     if (s.find(names[i]) == 0) s.groups.push_back({names[i], lines[i]});
-  const GemmSchedule schedule = p.panels == "ring" ? GemmSchedule::ring : GemmSchedule::at_once;
+  const GemmSchedule schedule = p.panels == "ring" ? GemmSchedule::ring : GemmSchedule::at_once;  // "auto": at_once
   const LinearSharding all{.rows = row, .cols = col, .flat = row, .schedule = schedule},
       input_stays{.rows = row, .contraction = col, .flat = row, .schedule = schedule};
   const sharding::Spread square{.rows = row, .cols = col};
@@ -244,7 +244,7 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
     for (const bool tiles : {true, false}) {
       p.node_tile = tiles ? given : none;
       if ((!tiles && given == none) || q % p.node_tile.at(0) != 0 || q % p.node_tile.at(1) != 0) continue;
-      for (const char* panels : {"gather", "ring"}) {
+      for (const char* panels : {config.parallel.panels == "gather" ? "gather" : "auto", "ring"}) {
         p.panels = panels;
         visit(p);
       }
@@ -266,7 +266,7 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
   const Parallel& p = config.parallel;
   check_size("parallel.mesh", p.mesh, 2, 3, "two extents [q, q] or three [q, q, d]", broken);
   check_size("parallel.node_tile", p.node_tile, 2, 2, "two extents [r, c]", broken);
-  if (broken.empty() && p.panels == "gather" && p.mesh[0] != p.mesh[1])  // the ring schedule has a rule for this itself
+  if (broken.empty() && p.panels != "ring" && p.mesh[0] != p.mesh[1])  // the ring schedule has a rule for this itself
     broken.push_back({{"parallel.mesh"},
                       format("mesh = [{}, {}] is not a square of ranks; use [{}, {}]", p.mesh[0], p.mesh[1],
                              std::min(p.mesh[0], p.mesh[1]), std::min(p.mesh[0], p.mesh[1]))});

@@ -6,6 +6,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/model_keys.h"
 #include "comm/gpu_transport.h"
+#include "config/layouts.h"
 #include "config/load.h"
 #include "run/fallback.h"
 #include "run/planning.h"
@@ -26,18 +27,39 @@ config::Compute compute_named(const std::string& name, const fs::path& folder) {
   throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
 }
 
+/// Returns the advice for a model that does not fit: the smallest number of ranks that was tried and fits.
+std::string more_ranks_that_fit(const config::Config& trained, const Layouts& layouts, int64_t vocab,
+                                setup::Machine machine) {
+  constexpr int kMostTimes = 16;
+  const int ranks = machine.ranks;
+  machine.rank = 0;
+  config::Config config = trained;
+  while ((machine.ranks *= 2) <= kMostTimes * ranks)
+    for (const config::Parallel& layout : layouts(trained, machine.ranks)) {
+      config.parallel = layout;
+      if (setup::plan_run(config, vocab, machine, false).total <= machine.memory_limit)
+        return format("{} ranks with as much memory each fit: start them with mpirun -np {}", machine.ranks,
+                      machine.ranks);
+    }
+  return format("not even {} ranks with as much memory each fit: use a machine with more memory", kMostTimes * ranks);
+}
+
 /// Uses the first layout that fits in the memory of every rank. If none does, all ranks throw the error of the last
-/// layout, which needs the least memory per rank.
-void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
-  for (const config::Parallel& layout : layouts) {
+/// layout.
+void lay_out(comm::World& world, const config::Config& trained, const Layouts& layouts, int64_t vocab,
+             LoadedModel& loaded) {
+  std::vector<config::Parallel> candidates;
+  for (const config::Parallel& layout : layouts(trained, world.size())) {
     loaded.config.parallel = layout;
-    const setup::RunPlan plan = setup::plan_run(loaded.config, vocab, loaded.machine, false);
-    double too_large = plan.total > loaded.machine.memory_limit ? 1 : 0;
-    world.control().sum({&too_large, 1});
-    if (too_large == 0) return;
-    if (&layout != &layouts.back()) continue;
-    world.control().run_on_all_ranks([&] { setup::require_memory(plan, loaded.config, vocab, loaded.machine); });
+    for (config::Parallel& choice : config::choices_by_memory(loaded.config)) candidates.push_back(std::move(choice));
   }
+  const setup::RunPlan plan = plan_first_that_fits(world, candidates, loaded.config, loaded.machine, [&] {
+    return setup::plan_run(loaded.config, vocab, loaded.machine, false);
+  });
+  world.control().run_on_all_ranks([&] {
+    setup::require_memory(plan, loaded.config, vocab, loaded.machine,
+                          [&] { return more_ranks_that_fit(trained, layouts, vocab, loaded.machine); });
+  });
 }
 
 /// Uses the run's GEMM algorithms if its tuning table can still be read.
@@ -64,8 +86,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   if (std::ranges::none_of(sets, [](const std::string& set) { return set.starts_with("precision.compute"); }))
     loaded.config.precision.compute = compute_named(header.compute, folder);
   if (threads > 0) loaded.config.run.threads = threads;
-  const std::vector<config::Parallel> candidates = layouts(loaded.config, world.size());
-  loaded.config.parallel = candidates.front();
+  const config::Config trained = loaded.config;
+  loaded.config.parallel = layouts(trained, world.size()).front();
   loaded.tokenizer_hash = header.tokenizer_hash;
   // If validation uses the tail of the training data, older versions saved only the hash of the training data.
   const config::Data& data = loaded.config.data;
@@ -82,7 +104,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
                                            folder.string(), key, stored->second, value))
           .on(Scope::all_ranks);
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
-  lay_out(world, candidates, vocab, loaded);
+  lay_out(world, trained, layouts, vocab, loaded);
   loaded.device = setup::make_device(loaded.machine);
   // "auto" instead of the run's transport, since the model may have been trained on a different machine.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));

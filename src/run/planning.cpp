@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "config/layouts.h"
 #include "plan/prediction.h"
 
 namespace trainer::run {
@@ -31,14 +32,33 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   }
 }
 
-std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
+setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config::Parallel>& layouts,
+                                    config::Config& config, const setup::Machine& machine,
+                                    const std::function<setup::RunPlan()>& plan) {
+  setup::RunPlan last;
+  for (const config::Parallel& layout : layouts) {
+    config.parallel = layout;
+    world.control().run_on_all_ranks([&] { last = plan(); });
+    double too_large = last.total > machine.memory_limit ? 1 : 0;
+    world.control().sum({&too_large, 1});
+    if (too_large == 0) break;
+  }
+  return last;
+}
+
+setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {
+  const std::vector<config::Parallel> choices = config::choices_by_memory(config);
+  const auto plan_one = [&] { return plan::plan_and_time(config, vocab, machine); };
+  setup::RunPlan plan = plan_first_that_fits(world, choices, config, machine, plan_one);
+  if (choices.size() > 1 && world.first()) log::info("layout chosen by memory: {}", config::layout_text(config));
+  return plan;
+}
+
+std::optional<setup::RunPlan> plan_together(comm::World& world, config::Config& config, int64_t vocab,
                                             const setup::Machine& machine) {
   const PlanningWatch watch(world, config.model.n_layer);
-  setup::RunPlan plan;
-  world.control().run_on_all_ranks([&] {
-    plan = plan::plan_and_time(config, vocab, machine);
-    setup::require_memory(plan, config, vocab, machine);
-  });
+  const setup::RunPlan plan = plan_training(world, config, vocab, machine);
+  world.control().run_on_all_ranks([&] { setup::require_memory(plan, config, vocab, machine); });
   if (!stop_requested_on_any_rank(world)) return plan;
   log::info("stopped by {} while planning; no step was trained", signal_name(stop_signal()));
   return std::nullopt;

@@ -1,8 +1,10 @@
 #pragma once
 // Planning of a run before it allocates memory. Planning can be stopped with a signal, and is logged if it is slow.
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "run/signals.h"
 #include "setup/run_plan.h"
@@ -21,9 +23,18 @@ class PlanningWatch {
   std::jthread teller_;
 };
 
-/// Plans a training run. If the run does not fit on one rank (require_memory()), all ranks throw, since memory may be
-/// short on one host only. If a signal requests a stop on any rank, logs it and returns an empty result. Collective.
-std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
+/// Plans a run with each of the layouts in turn until one fits in the memory of every rank. Sets config.parallel to
+/// that layout, or to the last one if none fits, and returns its plan. `plan` returns the plan of `config`. Collective.
+setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config::Parallel>& layouts,
+                                    config::Config& config, const setup::Machine& machine,
+                                    const std::function<setup::RunPlan()>& plan);
+/// Plans a training run with the first of config::choices_by_memory() that fits, and sets config.parallel to it.
+setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine);
+
+/// Plans a training run as plan_training() does. If the run does not fit on one rank (require_memory()), all ranks
+/// throw, since memory may be short on one host only. If a signal requests a stop on any rank, logs it and returns an
+/// empty result. Collective.
+std::optional<setup::RunPlan> plan_together(comm::World& world, config::Config& config, int64_t vocab,
                                             const setup::Machine& machine);
 
 }  // namespace trainer::run

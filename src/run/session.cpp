@@ -44,10 +44,10 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
-void plan_only(comm::World& world, const config::Config& config, const setup::Machine& machine, std::string& text) {
+void plan_only(comm::World& world, config::Config config, const setup::Machine& machine, std::string& text) {
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
-  const setup::RunPlan plan = plan::plan_and_time(config, vocab, machine);
+  const setup::RunPlan plan = plan_training(world, config, vocab, machine);
   text = to_text(plan, config, machine) + setup::offload_table(plan, config, machine);
   world.control().run_on_all_ranks([&] {
     try {
@@ -69,7 +69,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const comm::GpuTransport between_gpus = comm::choose_gpu_transport(world, *dry, asked.parallel.transport);
   machine.nccl = between_gpus.nccl;
-  const config::Config config = with_chosen_strategy(world, asked, machine);
+  config::Config config = with_chosen_strategy(world, asked, machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
@@ -84,6 +84,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   // before a tokenizer is trained and text is tokenized. If data.vocab_size is set, it is exact: a trained tokenizer
   // has that size, and data that contradict it are rejected. If not, the data must be opened first.
   std::optional<setup::RunPlan> plan;
+  const config::Parallel wanted = config.parallel;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;
   const Locks locks(world, config);
@@ -92,6 +93,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     log::info("stopped while tokenizing; run the same command again to resume");
     return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
+  if (datasets.vocab != vocab) config.parallel = wanted;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
     return kStoppedBySignal;
   return TrainingLoop(world, config, options, deadline,

@@ -189,21 +189,22 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   return text;
 }
 
-void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine,
+                    const std::function<std::string()>& advice) {
   const auto refuse = [&](const char* memory, int64_t needed, int64_t available, const char* limit, auto&& counts,
                           const std::string& change) {
     const std::pair<const std::string, int64_t>* largest = nullptr;
     for (const auto& entry : plan.memory)
       if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
     throw Error(Code::plan,
-                format("the run needs {} of {}, but only {} is available ({}); the largest part is {}, {}; {}",
-                       format_bytes(needed), memory, format_bytes(available), limit, largest->first,
-                       format_bytes(largest->second), change));
+                format("{} needs {} of {}, but only {} is available ({}); the largest part is {}, {}; {}",
+                       advice ? "the model" : "the run", format_bytes(needed), memory, format_bytes(available), limit,
+                       largest->first, format_bytes(largest->second), change));
   };
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   const int64_t on_host = host_total(plan);
   if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
-    const std::string change = offload_change_that_fits(plan, config, machine);
+    const std::string change = advice ? advice() : offload_change_that_fits(plan, config, machine);
     refuse("host memory", on_host, machine.host_limit, "this rank's share of the memory available now", is_of_host,
            !change.empty() ? change
                            : "the optimizer state fits neither on the device nor in host memory: split it over more "
@@ -214,7 +215,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
         "memory", plan.total, machine.memory_limit,
         config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "the memory available now",
         [&](const std::string& category) { return !machine.gpu || !is_of_host(category); },
-        change_that_fits(plan, config, vocab, machine));
+        advice ? advice() : change_that_fits(plan, config, vocab, machine));
 }
 
 }  // namespace trainer::setup

@@ -1,6 +1,7 @@
 #pragma once
 // The costs of a run: memory, FLOPs and communication, obtained by running its own code on a dry device.
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "config/flops.h"
@@ -53,7 +54,9 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
 std::string update_text(const train::UpdateCost& update, double seconds);
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
-/// Throws Code::plan if the plan exceeds the limit, naming the largest category and the smallest change that fits.
-void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);
+/// Throws Code::plan if the plan exceeds the limit, naming the largest category and a remedy: what `advice` returns,
+/// or, for training, the smallest change that fits.
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine,
+                    const std::function<std::string()>& advice = {});
 
 }  // namespace trainer::setup

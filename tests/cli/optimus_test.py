@@ -86,8 +86,8 @@ class Optimus(rig.Runs):
             ([2, 2], ("train.micro_batch=1",), 2,
              r"micro_batch = 1 sequences .* 2 ranks along row.*; micro_batch = 2 fits"),
             ([2, 2, 4], (), 2, r"micro_batch = 4 sequences .* 8 ranks along depth\+row.*; mesh = \[4, 4\] fits"),
-            ([2, 1], (), 2, r"a square of ranks.* found 2 x 1"),
-            ([2, 1], ("parallel.panels=gather",), 2, r"mesh = \[2, 1\] is not a square of ranks; use \[1, 1\]"),
+            ([2, 1], ("parallel.panels=ring",), 2, r"a square of ranks.* found 2 x 1"),
+            ([2, 1], (), 2, r"mesh = \[2, 1\] is not a square of ranks; use \[1, 1\]"),
             ([2, 2], ("model.vocab_multiple=97",), 2, r"vocab_multiple = 97 .* 2 ranks along col"),
             ([2, 2], ("parallel.node_tile=[4, 1]",), 2, r"node_tile = \[4, 1\] does not divide a mesh of 2 x 2 ranks; use node_tile = "
                                                         r"\[2, 1\]"),

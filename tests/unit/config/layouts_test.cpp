@@ -85,6 +85,31 @@ TEST(NamedStrategies, RanksOfAReplicaAreTheProductOfTheirExtents) {
   }
 }
 
+TEST(NamedStrategies, FsdpIsAGridOfOneAxis) {
+  for (const int64_t shards : {2, 3, 4, 12}) {
+    Config sharded = configure({"parallel.strategy=fsdp", "parallel.data=2", "parallel.cache_layers=1"}),
+           grid = sharded;
+    sharded.parallel.shards = shards;
+    grid.parallel.strategy = "axonn-4d";
+    grid.parallel.grid = {1, 1, shards};
+    EXPECT_EQ(anonymous(sharding_of(sharded)), anonymous(sharding_of(grid)));
+  }
+}
+
+TEST(NamedStrategies, AutomaticPanelsAreGatheredUnlessMemoryDecides) {
+  Config c = configure({"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]"});
+  ASSERT_EQ(c.parallel.panels, "auto");
+  const std::vector<Parallel> choices = choices_by_memory(c);
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_EQ(choices[0].panels, "gather");
+  EXPECT_EQ(choices[1].panels, "ring");
+  const sharding::ModelSharding automatic = sharding_of(c);
+  c.parallel = choices[0];
+  EXPECT_EQ(sharding_of(c), automatic);
+  EXPECT_EQ(choices_by_memory(c).size(), 1u);
+  EXPECT_EQ(choices_by_memory(configure({"parallel.tensor=2"})).size(), 1u);
+}
+
 /// What a message must have: the extent, the ranks, the axis and the way out.
 TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
   struct Mistake {
@@ -98,8 +123,8 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
            {{"parallel.tensor=4", "model.n_kv_head=3"}, {"n_kv_head = 3 heads", "tensor = 3 or 6 fits"}},
            {{"parallel.tensor=12", "model.seq_len=5", "train.micro_batch=1"},
             {"token rows", "12 ranks along tensor", "sequence_parallel = false fits"}},
-           {{"parallel.strategy=optimus-2d", "parallel.mesh=[2, 3]"}, {"square", "mesh = [2, 2]"}},
-           {{"parallel.strategy=optimus-2d", "parallel.mesh=[1, 2]"},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[2, 3]"}, {"square", "use [2, 2]"}},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[1, 2]", "parallel.panels=ring"},
             {"found 1 x 2 ranks along row and col", "mesh = [2, 2] fits"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[5, 5]"}, {"5 ranks along col", "mesh = [2, 2, 6]"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.node_tile=[3, 1]"},

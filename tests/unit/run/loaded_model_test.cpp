@@ -7,8 +7,10 @@
 #include "config/load.h"
 #include "config/text.h"
 #include "rigs/megatron.h"
+#include "rigs/messages.h"
 #include "run/run_state.h"
 #include "setup/run_plan.h"
+#include "train/generate.h"
 #include "unit/checkpoint/fixture.h"
 
 namespace trainer::tests {
@@ -26,6 +28,7 @@ void save(const config::Config& trained, double memory_gib, const std::filesyste
   told.parallel.strategy = trained.parallel.strategy;
   told.parallel.tensor = trained.parallel.tensor;
   told.parallel.mesh = trained.parallel.mesh;
+  told.parallel.shards = trained.parallel.shards;
   told.parallel.data = trained.parallel.data;
   told.hardware.memory_limit = memory_gib;
   told.hardware.gemm_tuning = path / "gone.json";  // no reason not to load the model
@@ -108,6 +111,7 @@ TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
   config::Config c = large();
   c.parallel.strategy = "optimus-2d";
   c.parallel.mesh = {2, 2};
+  c.parallel.panels = "ring";  // the checkpoint says "auto"
   c.parallel.tensor = 1;
   c.train.micro_batch = c.train.global_batch = 4;
   checkpoint::TempFolder folder;
@@ -178,7 +182,64 @@ TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
   EXPECT_EQ(offered[0], "tensor = 1 x 16");
   EXPECT_EQ(offered[1], "mesh = [2, 2, 2] x 2");
   EXPECT_EQ(offered[2], "tensor = 2 x 8");
-  for (const config::Parallel& layout : config::generation_layouts(c, 16)) EXPECT_EQ(layout.strategy, "megatron-1d");
+  const std::vector<config::Parallel> one_by_one = config::generation_layouts(c, 16);
+  ASSERT_EQ(one_by_one.size(), 2u);
+  EXPECT_EQ(one_by_one[0].strategy, "megatron-1d");
+  EXPECT_EQ(one_by_one[0].tensor, 8);
+  EXPECT_EQ(one_by_one[1].strategy, "optimus-2d") << "as it was trained, where it does not fit otherwise";
+  EXPECT_EQ(one_by_one[1].data, 2);
+}
+
+// Three heads: no number of ranks but three can share them.
+config::Config odd_heads() {
+  config::Config c = on_one_rank(configure({1, 1, false}));
+  c.model.dropout = 0;
+  c.model.n_head = c.model.n_kv_head = 3;
+  c.model.d_ff = 24 * 3600;
+  c.parallel.strategy = "fsdp";
+  c.parallel.shards = 4;
+  c.parallel.data = 1;
+  c.train.micro_batch = c.train.global_batch = 4;
+  return c;
+}
+
+TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
+  const config::Config c = odd_heads();
+  checkpoint::TempFolder folder;
+  setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  machine.ranks = 4;
+  const double quarter = static_cast<double>(setup::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+  const double whole = needed(on_one_rank(c), 1);
+  ASSERT_LT(quarter, 0.8 * whole);
+  save(c, 0.5 * (quarter + whole), folder / "tight");
+  save(c, 1.1 * whole, folder / "roomy");
+  const auto text_on = [](const std::filesystem::path& path, int ranks, std::string& strategy) {
+    std::vector<int32_t> text;
+    comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+      const run::LoadedModel model = run::load_model(world, path, config::generation_layouts, 1);
+      if (world.first()) strategy = model.config.parallel.strategy;
+      if (model.trainer->replica() > 0) return;
+      train::Generator generator(*model.trainer);
+      generator.run({1, 2, 3}, 6, {.temperature = 0}, {}, [&](int32_t id) {
+        if (world.first()) text.push_back(id);
+        return true;
+      });
+    });
+    return text;
+  };
+  std::string one, four;
+  const std::vector<int32_t> expected = text_on(folder / "roomy", 1, one), text = text_on(folder / "tight", 4, four);
+  EXPECT_EQ(one, "megatron-1d");
+  EXPECT_EQ(four, "fsdp");
+  EXPECT_EQ(text, expected);
+  // Two ranks are too few; the advice concerns this command, not training.
+  for (const run::Layouts& layouts : {run::Layouts(config::generation_layouts), run::Layouts(config::replica_layouts)})
+    comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+      const Error error = error_of([&] { run::load_model(world, folder / "tight", layouts, 1); });
+      EXPECT_EQ(error.code(), Code::plan);
+      expect_parts(error.what(), {"the model needs", "4 ranks with as much memory each fit", "mpirun -np 4"});
+      EXPECT_EQ(std::string(error.what()).find("zero_stage"), std::string::npos) << error.what();
+    });
 }
 
 }  // namespace
