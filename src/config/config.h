@@ -210,6 +210,7 @@ struct Parallel {
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
   int64_t cache_layers = 0;
   std::string rs_dtype = "fp32";            // fp32 | bf16
+  std::string sum_dtype = "bf16";           // fp32 | bf16
   std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and optionally depth
   std::string stationary = "auto";          // auto | paper
   std::string panels = "auto";              // auto | gather | ring

@@ -81,6 +81,9 @@ void declare_parallel(std::vector<Key>& keys) {
       {.range = between(0, 10'000), .unit = "layers", .belongs_to = kGathers},
       "fsdp, axonn-4d, autoddl: number of layers, from the first, whose weights are gathered once and kept "
       "for a whole step instead of being gathered for each use.");
+  parallel.choice("sum_dtype", &Parallel::sum_dtype, {"bf16", "fp32"},
+                  "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "
+                  "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on.");
   parallel.choice(
       "rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
       "Strategies with weights in flat shards: type of the reduce-scatter of weight gradients in bf16 runs. "

@@ -417,6 +417,7 @@ const NamedStrategy& strategy_of(const Config& config) {
 sharding::ModelSharding sharding_of(const Config& config) {
   sharding::ModelSharding s = strategy_of(config).sharding(config);
   s.overlap = config.parallel.overlap_all_reduce;
+  s.wide_sums = config.parallel.sum_dtype == "fp32";
   return s;
 }
 

@@ -41,9 +41,9 @@ Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardF
   const Tensor& own_x = moved ? moved.tensor() : x;
   const PartSpread here = product_spread(g.contraction), there = output_spread();
   if (!parts_.needs_move(rows, here, there)) return weights_.multiply_and_finish(ex, own_x, fusion);
-  Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, x.dtype);
+  Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, ranks_.sum_type(g.contraction, x.dtype));
   weights_.multiply(ex, own_x, y);
-  y = parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex);
+  y = cast_to(ex, parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
   weights_.finish(ex, y, fusion);
   return y;
 }
@@ -62,7 +62,8 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
   Transit x_coming = ranks_.start_move(ex, home, used, x);
-  Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()}, dy.dtype);
+  Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()},
+                       ranks_.sum_type(leaves ? g.cols : 0, dy.dtype));
   const ops::Epilogue through_activation{
       .act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
   weights_.multiply(ex, own_dy, dx, leaves ? ops::Epilogue{} : through_activation, true);  // overlaps the move of x
@@ -72,7 +73,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
   if (!arrives) weights_.add_bias_gradient(ex, dy, grads);
   weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // overlaps with the communication of dx
-  dx = dx_leaving.finish(ex);
+  dx = cast_to(ex, dx_leaving.finish(ex), dy.dtype);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;
 }

@@ -1,5 +1,7 @@
 #include "parallel/ranks.h"
 
+#include "ops/elementwise.h"
+
 namespace trainer::parallel {
 
 using mesh::Layout;
@@ -54,6 +56,13 @@ Transit Ranks::start_move_in_place(Exec& ex, const Layout& from, const Layout& t
 Transit Ranks::wait_unless_overlapping(Exec& ex, Transit&& transit) const {
   if (!overlap_) transit.wait(ex);
   return std::move(transit);
+}
+
+Scratch cast_to(Exec& ex, Scratch&& x, DType type) {
+  if (x.tensor().dtype == type) return std::move(x);
+  Scratch y = ex.take("linear.sum", x.tensor().shape, type);
+  ops::run(ex, ops::Cast{x, y});
+  return y;
 }
 
 }  // namespace trainer::parallel

@@ -36,9 +36,13 @@ class Ranks {
  public:
   Ranks() = default;
   /// `overlap` false: every collective blocks immediately, to measure its cost.
-  explicit Ranks(mesh::Mesh& mesh, bool overlap = true) : mesh_(&mesh), shape_(mesh.shape()), overlap_(overlap) {}
+  /// `wide_sums`: partial sums are reduced in the accumulator type.
+  explicit Ranks(mesh::Mesh& mesh, bool overlap = true, bool wide_sums = false)
+      : mesh_(&mesh), shape_(mesh.shape()), overlap_(overlap), wide_sums_(wide_sums) {}
 
   bool overlap() const { return overlap_; }
+  /// Returns the type of partial sums over `axes` of values of type `type`; `type` itself if these axes are none.
+  DType sum_type(AxisSet axes, DType type) const { return wide_sums_ && axes != 0 ? accumulator_of(type) : type; }
   int64_t size(AxisSet axes) const { return shape_.group_size(axes); }
   int64_t index(AxisSet axes) const { return mesh_ == nullptr ? 0 : shape_.index(mesh_->rank(), axes); }
   /// Returns the communicator along these axes. Requires a mesh.
@@ -66,7 +70,10 @@ class Ranks {
   AxisSet replicas() const { return shape_.has("data") ? shape_.set("data") : AxisSet{0}; }
   mesh::Mesh* mesh_ = nullptr;
   mesh::MeshShape shape_;
-  bool overlap_ = true;
+  bool overlap_ = true, wide_sums_ = false;
 };
+
+/// Casts x to `type`; returns x itself if it has that type already.
+Scratch cast_to(Exec& ex, Scratch&& x, DType type);
 
 }  // namespace trainer::parallel

@@ -10,7 +10,8 @@ namespace trainer::parallel {
 Strategy::Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding sharding, bool overlap)
     : store_(store),
       sharding_(std::move(sharding)),
-      ranks_(sharding_.ranks_of_replica() == 1 ? Ranks() : Ranks(mesh, overlap && sharding_.overlap)) {}
+      ranks_(sharding_.ranks_of_replica() == 1 ? Ranks()
+                                               : Ranks(mesh, overlap && sharding_.overlap, sharding_.wide_sums)) {}
 
 Strategy::Strategy(ParamStore& store, int64_t n_layer) : store_(store), sharding_{.layers = {{.count = n_layer}}} {}
 

@@ -5,18 +5,6 @@ namespace trainer::parallel {
 using mesh::split;
 using params::GradSlot;
 
-namespace {
-
-/// Casts x to `type`; returns x itself if it has that type already.
-Scratch cast_to(Exec& ex, Scratch&& x, DType type) {
-  if (x.tensor().dtype == type) return std::move(x);
-  Scratch y = ex.take("linear.sum", x.tensor().shape, type);
-  ops::run(ex, ops::Cast{x, y});
-  return y;
-}
-
-}  // namespace
-
 Panels::Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap)
     : line_(line), own_(own), tag_(tag), overlap_(overlap) {
   start(ex, 0);
@@ -146,10 +134,11 @@ Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusio
   Scratch y;
   Panels weights = weight_panels(ex);
   if (input_stays_) {
-    y = ex.take("linear.y", {x.rows(), block[0]}, x.dtype);
+    y = ex.take("linear.y", {x.rows(), block[0]}, ranks_.sum_type(col_, x.dtype));
     Sums sums(row_line(), y, "summa.partial", ranks_.overlap());
     summa_abt(ex, x, std::move(weights), sums);
     sums.finish(ex);
+    y = cast_to(ex, std::move(y), x.dtype);
   } else {
     Panels inputs = along_row(ex, x, "summa.x");
     y = ex.take("linear.y", {x.rows(), block[1]}, accumulator_of(x.dtype));
@@ -173,11 +162,12 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
     summa_ab(ex, std::move(moving), std::move(weights), dx, x, &dw, dweight.accumulate);
     dx = cast_to(ex, std::move(dx), dy.dtype);
   } else {
-    dx = ex.take("linear.dx", x.shape, dy.dtype);
+    dx = ex.take("linear.dx", x.shape, ranks_.sum_type(col_, dy.dtype));
     Sums sums(row_line(), dx, "summa.partial", ranks_.overlap());
     summa_abt(ex, dy, std::move(weights), sums);
     summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // overlaps with the last reductions of dx
     sums.finish(ex);
+    dx = cast_to(ex, std::move(dx), dy.dtype);
   }
   dw.finish_later(ex, grads, weights_.slot());
   if (fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});

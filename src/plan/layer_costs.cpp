@@ -87,8 +87,10 @@ double LayerCosts::move(const Placement& from, const Placement& to, double eleme
   const auto [found, is_new] = moves_[elements].try_emplace(pair_key(from, to), 0);
   if (!is_new) return found->second;
   double seconds = 0;
+  const bool wide = config_.parallel.sum_dtype == "fp32" && ranks(from.partial) > 1;
+  const DType type = wide ? accumulator_of(compute_) : compute_;
   for (const RouteShares::Leg& leg : routes_.of(axes_.axes, from, to))
-    seconds += collective(leg.axes, leg.op, compute_, leg.payload * elements);
+    seconds += collective(leg.axes, leg.op, type, leg.payload * elements);
   return found->second = seconds;
 }
 

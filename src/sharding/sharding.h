@@ -81,7 +81,8 @@ struct ModelSharding {
   std::vector<Layer> layers = {Layer()};
   Spread head;  // the residual stream at the final norm and the head
   VocabSpread table;
-  bool overlap = true;  // false: collectives on activations block immediately (no overlap)
+  bool overlap = true;     // false: collectives on activations block immediately (no overlap)
+  bool wide_sums = false;  // partial sums of activations are communicated in the accumulator type
 
   /// Returns the product of these axes' sizes.
   int64_t ranks(AxisSet set) const;

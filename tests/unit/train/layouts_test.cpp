@@ -308,6 +308,32 @@ TEST(LayoutNumbers, WeightGradientsMayBeSummedInBf16) {
   expect_same_bits(train(c, DType::f32, 2), train(other, DType::f32, 2));
 }
 
+// Rounding every partial sum to bf16 adds errors that grow with the number of ranks.
+TEST(LayoutNumbers, PartialSumsInFp32AreAsExactAsOneRank) {
+  const auto errors = [](const Result& result, const Result& exact) {
+    double sum = 0;
+    for (const auto& [name, values] : exact.gradients)
+      if (!is_key_bias(name)) sum += std::log(relative_error(result.gradients.at(name), values));
+    return std::exp(sum / static_cast<double>(exact.gradients.size()));  // up to a common factor
+  };
+  for (const Case& one : named({"Tensor8Data1SpEach2Llama", "X1Y4Z1Data1Gpt2", "Q4Depth1Data1LlamaAutoRingTile2x2"})) {
+    SCOPED_TRACE(one.name);
+    Config c = one.config;
+    c.model.init_std = 0.02;
+    const Result &exact = one_rank(c, DType::f64, 1), &rough = one_rank(c, DType::bf16, 10);
+    const Result usual = train(c, DType::bf16, 10);
+    c.parallel.sum_dtype = "fp32";
+    const Result wide = train(c, DType::bf16, 10);
+    expect_predicted_bytes(wide, 10);
+    EXPECT_LT(errors(wide, exact), errors(usual, exact));
+    EXPECT_LT(errors(wide, exact), 1.1 * errors(rough, exact));
+    EXPECT_NEAR(wide.losses[9], rough.losses[9], 2e-3 * rough.losses[9]);
+    Config other = c;  // nothing to round in fp32
+    other.parallel.sum_dtype = "bf16";
+    expect_same_bits(train(c, DType::f32, 2), train(other, DType::f32, 2));
+  }
+}
+
 class Properties : public testing::TestWithParam<Case> {};
 
 // Of every sequence another share counts: micro-batches, replicas and rows of ranks have unequal numbers of tokens.
