@@ -13,7 +13,7 @@ namespace trainer::config {
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3 };
 enum class AttentionBias { none, qkv, all };
-enum class QkNorm { none, head };
+enum class QkNorm { none, head, full };
 enum class RopeType { plain, linear, llama3, yarn };
 enum class Document { file, line, block };
 enum class Bos { automatic, on, off };
@@ -70,7 +70,7 @@ inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2"
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
-inline constexpr const char* kQkNormNames[] = {"none", "head"};
+inline constexpr const char* kQkNormNames[] = {"none", "head", "full"};
 /// The names of RopeType, in order.
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 /// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.

@@ -63,7 +63,8 @@ void declare_model(std::vector<Key>& keys) {
   model.choice(
       "qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "qwen3: head; else none",
       "RMS norms of queries and keys before RoPE. none: no norms; head: one per head, with a gain that all heads "
-      "share (Qwen3). They bound the attention scores, which prevents loss spikes.");
+      "share (Qwen3); full: one over all heads together (OLMo 2). They bound the attention scores, which prevents loss "
+      "spikes.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
   model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
                "Base of the RoPE frequencies (all but gpt2).");

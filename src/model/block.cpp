@@ -51,17 +51,20 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
                                     .parts = {{name + "attn.o", width_}},
                                     .bias = attention == config::AttentionBias::all,
                                     .init_std = residual_std});
-  if (query_key_norm(m) == config::QkNorm::head) {
-    parallel::NormSpec head{.name = name + "attn.q_norm",
-                            .width = head_dim_,
-                            .center = false,
-                            .bias = false,
-                            .eps = m.norm_eps,
-                            .groups = heads_};
-    q_norm_ = strategy.head_norm(spec.layer, spec.group, head);
-    head.name = name + "attn.k_norm";
-    head.groups = kv_heads_;
-    k_norm_ = strategy.head_norm(spec.layer, spec.group, head);
+  if (const config::QkNorm kind = query_key_norm(m); kind != config::QkNorm::none) {
+    const bool full = kind == config::QkNorm::full;
+    const auto norm_of = [&](const char* part, int64_t width, int64_t heads, int64_t own_heads) {
+      return strategy.head_norm(spec.layer, spec.group,
+                                {.name = name + part,
+                                 .width = full ? width : head_dim_,
+                                 .center = false,
+                                 .bias = false,
+                                 .eps = m.norm_eps,
+                                 .groups = full ? 1 : own_heads},
+                                full ? heads : 0);
+    };
+    q_norm_ = norm_of("attn.q_norm", queries, m.n_head, heads_);
+    k_norm_ = norm_of("attn.k_norm", kv, m.n_kv_head, kv_heads_);
   }
   norm.name = name + "norm2";
   norm2_ = strategy.norm(spec.layer, spec.group, norm);
@@ -136,6 +139,8 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
       only_input.stats1 = std::move(saved.stats1);
       only_input.stats2 = std::move(saved.stats2);
     }
+    if (q_norm_ && q_norm_->is_split()) only_input.q_stats = std::move(saved.q_stats);
+    if (k_norm_ && k_norm_->is_split()) only_input.k_stats = std::move(saved.k_stats);
     saved = std::move(only_input);
   } else if (recompute_ == config::Recompute::selective) {
     saved.a.reset();

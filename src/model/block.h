@@ -1,6 +1,6 @@
 #pragma once
 // One transformer block (pre-norm):  x1 = x + drop(attention(norm1(x))·Wo);  x2 = x1 + drop(mlp(norm2(x1)))
-// With qk_norm, the queries and keys of each head pass through an RMS norm before RoPE.
+// With qk_norm, queries and keys pass through RMS norms before RoPE: of each head, or of all heads together.
 // GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
 #include <memory>
 #include <optional>

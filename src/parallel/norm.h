@@ -14,7 +14,8 @@ struct NormSpec {
   bool center = true;  // layer norm; false: RMS norm
   bool bias = true;
   double eps = 1e-5;
-  int64_t groups = 1;  // groups of `width` columns, normalised separately with the same gain (this rank's heads)
+  int64_t groups = 1;  // groups of `width` columns, normalised separately with the same gain (this rank's heads); more
+                       // than 1 only if columns are not split
 };
 struct NormStats {
   Scratch mean, rstd;  // [n · groups] accumulator type; RMS norms have no mean

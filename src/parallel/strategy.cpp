@@ -39,9 +39,16 @@ std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec)
   return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
 }
 
-std::unique_ptr<Norm> Strategy::head_norm(int layer, int group, const NormSpec& spec) {
-  const Spread heads = sharding_.layer(layer).attention;
-  return std::make_unique<Norm>(ranks_, store_, group, spec, Spread{.rows = heads.rows | heads.cols});
+// Ranks that share key heads have different addends of their gradients, just like ranks with different rows.
+std::unique_ptr<Norm> Strategy::head_norm(int layer, int group, const NormSpec& spec, int64_t heads) {
+  const Spread attention = sharding_.layer(layer).attention;
+  AxisSet cols = 0;
+  if (heads > 0) {
+    const LinearPart part{spec.name, spec.width, heads};
+    cols = Parts(ranks_, {part}).cut_axes(part, {.spread = attention, .by_heads = true});
+  }
+  return std::make_unique<Norm>(ranks_, store_, group, spec,
+                                Spread{.rows = attention.rows | (attention.cols & ~cols), .cols = cols});
 }
 
 std::unique_ptr<Embedding> Strategy::embedding(int group, const EmbeddingSpec& spec) {

@@ -80,8 +80,9 @@ class Strategy {
   /// Creates the linear y = x·W + b with the schedule and sharding of its layer and site.
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
-  /// Creates a norm of each head of queries or keys. Ranks hold different rows or heads, all with the same gain.
-  std::unique_ptr<Norm> head_norm(int layer, int group, const NormSpec& spec);
+  /// Creates a norm of queries or keys. `heads` 0: of each head, so that ranks hold different rows or heads, all with
+  /// the same gain. Otherwise of all of these heads together, which may be on several ranks.
+  std::unique_ptr<Norm> head_norm(int layer, int group, const NormSpec& spec, int64_t heads);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);
   /// `tied`: shares the embedding's table; the embedding must be created first.
   std::unique_ptr<Head> head(int n_layer, int group, const EmbeddingSpec& spec, bool tied);

@@ -204,6 +204,12 @@ double LayerCosts::attention(const Spread& spread) {
     norms = (config_.train.recompute == config::Recompute::none ? 1 : 2) * traffic(OpKind::norm, 2 * part) +
             traffic(OpKind::norm, 3 * part);
   }
+  if (query_key_norm(config_.model) == config::QkNorm::full && ranks(spread.cols) > 1) {  // of queries and of keys
+    const DType sums = accumulator_of(compute_);
+    const double rows = rows_ / ranks(spread.rows);
+    norms += 2 * (collective(spread.cols, CommOp::all_gather, sums, rows * ranks(spread.cols)) +
+                  collective(spread.cols, CommOp::all_reduce, sums, rows));
+  }
   return norms + seconds(times * forward, false) + seconds(2.5 * forward, true);
 }
 
