@@ -42,6 +42,7 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
   add_rope(m, keys);
   if (query_key_norm(m) != config::QkNorm::none)
     keys["qk_norm"] = config::kQkNormNames[static_cast<size_t>(query_key_norm(m))];
+  if (has_post_norms(m)) keys["norm_place"] = "post";
   if (m.window != 0) keys["window"] = format("{}", m.window);
   if (m.window_full_every != 0) keys["window_full_every"] = format("{}", m.window_full_every);
   if (nope_interval(m) != 0) keys["nope_every"] = format("{}", nope_interval(m));
@@ -56,11 +57,9 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
 }
 
 const std::map<std::string, std::string>& values_of_absent_keys() {
-  static const std::map<std::string, std::string> values = {{"rope_type", "default"},
-                                                            {"window", "0"},
-                                                            {"window_full_every", "0"},
-                                                            {"nope_every", "0"},
-                                                            {"logit_softcap", "0"}};
+  static const std::map<std::string, std::string> values = {{"rope_type", "default"}, {"norm_place", "pre"},
+                                                            {"window", "0"},          {"window_full_every", "0"},
+                                                            {"nope_every", "0"},      {"logit_softcap", "0"}};
   return values;
 }
 

@@ -14,6 +14,7 @@ enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
+enum class NormPlace { pre, post };
 enum class RopeType { plain, linear, llama3, yarn };
 enum class Document { file, line, block };
 enum class Bos { automatic, on, off };
@@ -57,7 +58,8 @@ struct Model {
   std::optional<AttentionBias> attn_bias;  // if this or one of the next two is unset, the family decides: see below
   std::optional<bool> mlp_bias;
   std::optional<QkNorm> qk_norm;
-  int64_t max_positions = 0;  // 0: seq_len
+  std::optional<NormPlace> norm_place;  // unset: the family decides; has_post_norms() returns the effective value
+  int64_t max_positions = 0;            // 0: seq_len
   // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
   // all of them. window_of() returns a layer's window.
   int64_t window = 0, window_full_every = 0;
@@ -71,6 +73,8 @@ inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2"
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
 inline constexpr const char* kQkNormNames[] = {"none", "head", "full"};
+/// The names of NormPlace, in order.
+inline constexpr const char* kNormPlaceNames[] = {"pre", "post"};
 /// The names of RopeType, in order.
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
 /// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.
@@ -103,6 +107,8 @@ inline bool has_rope(const Model& model, int64_t layer) {
 inline QkNorm query_key_norm(const Model& model) {
   return model.qk_norm.value_or(model.arch == Arch::qwen3 ? QkNorm::head : QkNorm::none);
 }
+/// True if norms are applied to the outputs of attention and MLP instead of their inputs.
+inline bool has_post_norms(const Model& model) { return model.norm_place.value_or(NormPlace::pre) == NormPlace::post; }
 /// Returns the total width of the query heads, which is also the width of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the total width of the key heads, which equals that of the value heads.

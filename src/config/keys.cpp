@@ -65,6 +65,10 @@ void declare_model(std::vector<Key>& keys) {
       "RMS norms of queries and keys before RoPE. none: no norms; head: one per head, with a gain that all heads "
       "share (Qwen3); full: one over all heads together (OLMo 2). They bound the attention scores, which prevents loss "
       "spikes.");
+  model.choice(
+      "norm_place", &Model::norm_place, {std::begin(kNormPlaceNames), std::end(kNormPlaceNames)}, "pre",
+      "Place of the norms in attention and MLP. pre: before the first linear; post: after the last linear, before "
+      "the result is added to the residual stream (OLMo 2).");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
   model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
                "Base of the RoPE frequencies (all but gpt2).");
@@ -103,7 +107,8 @@ void declare_model(std::vector<Key>& keys) {
                "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(
       "init_std", &Model::init_std, 0.02, {.range = above(0)},
-      "Standard deviation of initial weights; projections into the residual stream use it divided by sqrt(2 n_layer).");
+      "Standard deviation of initial weights; projections into the residual stream use it divided by sqrt(2 n_layer), "
+      "unless a norm follows them.");
   model.integer("vocab_multiple", &Model::vocab_multiple, 0,
                 {.range = between(1, 65'536), .derived = "128 for each part into which the vocabulary is split"},
                 "The vocabulary is padded in memory to a multiple of this number; padding has probability 0 and is not "

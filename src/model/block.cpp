@@ -22,6 +22,7 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
       head_dim_(head_size(spec.model)),
       window_(window_of(spec.model, spec.layer)),
       gated_(is_llama_like(spec.model)),
+      post_norm_(has_post_norms(spec.model)),
       dropout_(spec.model.dropout),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
       recompute_(recompute) {
@@ -32,7 +33,8 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   const std::string name = format("blocks.{}.", spec.layer);
   const config::AttentionBias attention = attention_bias(m);
   const bool mlp_bias = has_mlp_bias(m);
-  const double std = m.init_std, residual_std = std / std::sqrt(2.0 * static_cast<double>(spec.layers));
+  const double std = m.init_std;
+  const double residual_std = post_norm_ ? std : std / std::sqrt(2.0 * static_cast<double>(spec.layers));
   const int64_t queries = attention_width(m), kv = key_width(m);
   parallel::NormSpec norm{
       .name = name + "norm1", .width = width_, .center = !gated_, .bias = m.bias.value(), .eps = m.norm_eps};
@@ -135,7 +137,8 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
-    if (norm1_->is_split()) {  // keeping the statistics costs a few bytes per row and avoids a second exchange
+    // Keeping the statistics costs a few bytes per row. It avoids a second exchange, and post-norm a norm.
+    if (norm1_->is_split() || post_norm_) {
       only_input.stats1 = std::move(saved.stats1);
       only_input.stats2 = std::move(saved.stats2);
     }
@@ -143,10 +146,12 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
     if (k_norm_ && k_norm_->is_split()) only_input.k_stats = std::move(saved.k_stats);
     saved = std::move(only_input);
   } else if (recompute_ == config::Recompute::selective) {
-    saved.a.reset();
     saved.qk.reset();
-    saved.b.reset();
     saved.z.reset();
+    if (!post_norm_) {
+      saved.a.reset();
+      saved.b.reset();
+    }
   }
   return y;
 }
@@ -158,11 +163,12 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
 }
 
 // Runs every kind of forward pass. `infer` frees each tensor right after its use. `recompute` stops before the last
-// GEMM, whose output the backward pass does not need.
+// GEMM, whose output the backward pass does not need, or post-norm after it.
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
-  s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
-  s.qkv = qkv_->forward(ex, batch.rows(), s.a, {});
+  parallel::NormStats *const stats1 = keep ? &s.stats1 : nullptr, *const stats2 = keep ? &s.stats2 : nullptr;
+  if (!post_norm_) s.a = norm1_->forward(ex, s.x, stats1);
+  s.qkv = qkv_->forward(ex, batch.rows(), post_norm_ ? s.x : s.a, {});
   if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
   if (q_norm_) s.qk = normed(ex, batch, s, keep);
   attend(ex, batch, s, cache);
@@ -170,38 +176,51 @@ Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* c
     s.qkv.reset();
     s.qk.reset();
   }
-  s.x1 = out_->forward(ex, batch.rows(), s.context, add_residual(batch, s.x, attention_out_site_));
+  s.x1 = add_branch(ex, batch, *out_, s.context, s.x, attention_out_site_, *norm1_, s.a, stats1);
   if (!keep) {
     s.context.reset();
     s.x.reset();
   }
-  s.b = norm2_->forward(ex, s.x1, keep ? &s.stats2 : nullptr);
+  if (!post_norm_) s.b = norm2_->forward(ex, s.x1, stats2);
   return mlp(ex, batch, s, pass);
 }
 
 Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
   const bool keep = pass != Pass::infer;
+  const Tensor x = post_norm_ ? s.x1 : s.b;
   if (gated_) {
-    s.pre = up_->forward(ex, batch.rows(), s.b, {});  // gate ‖ up
+    s.pre = up_->forward(ex, batch.rows(), x, {});  // gate ‖ up
     s.z = ex.take("mlp.z", {s.pre.tensor().rows(), s.pre.tensor().cols() / 2}, s.pre.tensor().dtype);
     ops::run(ex, ops::SwigluForward{gate(s.pre), up(s.pre), s.z});
   } else {
-    s.z = up_->forward(ex, batch.rows(), s.b,
+    s.z = up_->forward(ex, batch.rows(), x,
                        {.act = ops::Activation::gelu, .pre = keep ? &s.pre : nullptr, .residual = {}});
   }
   if (!keep) {
     s.b.reset();
     s.pre.reset();
   }
-  if (pass == Pass::recompute) return {};
-  return down_->forward(ex, batch.rows(), s.z, add_residual(batch, s.x1, mlp_out_site_));
+  if (pass == Pass::recompute) {
+    if (post_norm_) s.b = down_->forward(ex, batch.rows(), s.z, {});
+    return {};
+  }
+  return add_branch(ex, batch, *down_, s.z, s.x1, mlp_out_site_, *norm2_, s.b, keep ? &s.stats2 : nullptr);
 }
 
-// Returns the fusion of residual + dropout(…).
-parallel::ForwardFusion Block::add_residual(const Batch& batch, const Tensor& residual, PhiloxKey key) const {
-  parallel::ForwardFusion fusion{.residual = residual};
-  if (has_dropout(batch)) fusion.dropout = site(batch, key);
-  return fusion;
+Scratch Block::add_branch(Exec& ex, const Batch& batch, parallel::Linear& linear, const Tensor& x,
+                          const Tensor& residual, PhiloxKey key, parallel::Norm& norm, Scratch& normed,
+                          parallel::NormStats* stats) {
+  std::optional<ops::DropoutSite> dropout;
+  if (has_dropout(batch)) dropout = site(batch, key);
+  if (!post_norm_) return linear.forward(ex, batch.rows(), x, {.residual = residual, .dropout = dropout});
+  normed = linear.forward(ex, batch.rows(), x, {});
+  Scratch y = norm.forward(ex, normed, stats);
+  if (stats == nullptr) normed.reset();
+  if (dropout)
+    ops::run(ex, ops::DropoutAdd{y, residual, y, *dropout, {}});
+  else
+    ops::run(ex, ops::Add{.x = y, .other = residual, .y = y});
+  return y;
 }
 
 void Block::rotate(Exec& ex, const Batch& batch, const Tensor& qk, bool inverse) const {
@@ -243,10 +262,29 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
   ops::run(ex, op);
 }
 
-Scratch Block::dropout_backward(Exec& ex, const Batch& batch, const Tensor& dy, PhiloxKey key) {
-  Scratch masked = ex.take("dropout.dy", dy.shape, dy.dtype);
-  ops::run(ex, ops::DropoutAdd{dy, {}, masked, site(batch, key)});
-  return masked;
+Scratch Block::branch_gradient(Exec& ex, const Batch& batch, const Tensor& dy, PhiloxKey key, parallel::Norm& norm,
+                               Scratch& normed, parallel::NormStats& stats, parallel::GradSink& grads) {
+  Scratch d;
+  if (has_dropout(batch)) {
+    d = ex.take("dropout.dy", dy.shape, dy.dtype);
+    ops::run(ex, ops::DropoutAdd{dy, {}, d, site(batch, key)});
+  }
+  if (!post_norm_) return d;
+  d = norm.backward(ex, d ? d.tensor() : dy, normed, stats, {}, grads);
+  normed.reset();
+  stats = {};
+  return d;
+}
+
+Scratch Block::stream_gradient(Exec& ex, Scratch d, const Tensor& dy, parallel::Norm& norm, const Tensor& x,
+                               parallel::NormStats& stats, parallel::GradSink& grads) {
+  if (post_norm_) {
+    ops::run(ex, ops::Add{.x = d, .other = dy, .y = d});
+    return d;
+  }
+  Scratch dx = norm.backward(ex, d, x, stats, dy, grads);
+  stats = {};
+  return dx;
 }
 
 Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
@@ -255,11 +293,10 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     run(ex, batch, s, Pass::recompute, nullptr);
     ex.meter.recomputing = false;
   }
-  const bool rebuild = recompute_ == config::Recompute::selective;
+  const bool rebuild = recompute_ == config::Recompute::selective, rebuild_norms = rebuild && !post_norm_;
   // Backward of the MLP: down, the activation and up.
-  Scratch drop;
-  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dy, mlp_out_site_);
-  const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
+  Scratch branch = branch_gradient(ex, batch, dy, mlp_out_site_, *norm2_, s.b, s.stats2, grads);
+  const Tensor dmlp = branch ? branch.tensor() : dy.tensor();
   const Tensor pre = s.pre;
   if (rebuild) s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
   Scratch dpre;
@@ -277,28 +314,25 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     s.z.reset();
     s.pre.reset();
   }
-  drop.reset();
-  if (rebuild) s.b = norm2_->forward(ex, s.x1, &s.stats2);
-  Scratch db = up_->backward(ex, batch.rows(), dpre, s.b, {}, grads);
+  branch.reset();
+  if (rebuild_norms) s.b = norm2_->forward(ex, s.x1, &s.stats2);
+  Scratch db = up_->backward(ex, batch.rows(), dpre, post_norm_ ? s.x1 : s.b, {}, grads);
   dpre.reset();
   s.b.reset();
-  Scratch dx1 = norm2_->backward(ex, db, s.x1, s.stats2, dy, grads);
-  db.reset();
+  Scratch dx1 = stream_gradient(ex, std::move(db), dy, *norm2_, s.x1, s.stats2, grads);
   dy.reset();
   s.x1.reset();
-  s.stats2 = {};
   // Backward of attention: the output projection, the core and q‖k‖v.
-  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
-  Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
-  drop.reset();
+  branch = branch_gradient(ex, batch, dx1, attention_out_site_, *norm1_, s.a, s.stats1, grads);
+  Scratch dcontext = out_->backward(ex, batch.rows(), branch ? branch.tensor() : dx1.tensor(), s.context, {}, grads);
+  branch.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s, grads);
   dcontext.reset();
-  if (rebuild) s.a = norm1_->forward(ex, s.x, &s.stats1);
-  Scratch da = qkv_->backward(ex, batch.rows(), dqkv, s.a, {}, grads);
+  if (rebuild_norms) s.a = norm1_->forward(ex, s.x, &s.stats1);
+  Scratch da = qkv_->backward(ex, batch.rows(), dqkv, post_norm_ ? s.x : s.a, {}, grads);
   dqkv.reset();
   s.a.reset();
-  Scratch dx = norm1_->backward(ex, da, s.x, s.stats1, dx1, grads);
-  s.stats1 = {};
+  Scratch dx = stream_gradient(ex, std::move(da), dx1, *norm1_, s.x, s.stats1, grads);
   s.x.reset();
   return dx;
 }

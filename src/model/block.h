@@ -1,5 +1,7 @@
 #pragma once
-// One transformer block (pre-norm):  x1 = x + drop(attention(norm1(x))·Wo);  x2 = x1 + drop(mlp(norm2(x1)))
+// One transformer block.
+// norm_place = pre:   x1 = x + drop(attention(norm1(x))·Wo);  x2 = x1 + drop(mlp(norm2(x1)))
+// norm_place = post:  x1 = x + drop(norm1(attention(x)·Wo));  x2 = x1 + drop(norm2(mlp(x1)))
 // With qk_norm, queries and keys pass through RMS norms before RoPE: of each head, or of all heads together.
 // GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
 #include <memory>
@@ -31,7 +33,7 @@ class Block {
   struct Saved {
     Scratch x;  // [n, H] input; n, H: this rank's part of the residual stream
     parallel::NormStats stats1;
-    Scratch a;    // [n, H] norm1(x); rebuilt under `selective`
+    Scratch a;    // [n, H] norm1(x), rebuilt under `selective`; post-norm: norm1's input
     Scratch qkv;  // [N, (A+2K)·D] of this rank's sequences and heads; rotated in place unless qk_norm is set
     parallel::NormStats q_stats, k_stats;
     Scratch qk;       // [N, (A+K)·D] with qk_norm: normed and rotated; rebuilt under `selective`
@@ -39,7 +41,7 @@ class Block {
     Scratch lse;      // [b·A, S] accumulator type; b, N, A, K, F: this rank's
     Scratch x1;       // [n, H] after attention
     parallel::NormStats stats2;
-    Scratch b;    // [n, H] norm2(x1); rebuilt under `selective`
+    Scratch b;    // [n, H] norm2(x1), rebuilt under `selective`; post-norm: norm2's input
     Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up
     Scratch z;    // [N, F] input of the down projection; rebuilt under `selective`
   };
@@ -63,8 +65,19 @@ class Block {
   enum class Pass { train, recompute, infer };
   Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
   Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
-  parallel::ForwardFusion add_residual(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
-  Scratch dropout_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
+  /// Returns residual + the output of a branch (attention or MLP), whose last linear gets x. `normed` and `stats` are
+  /// those of the branch's norm; post-norm: set here.
+  Scratch add_branch(Exec& ex, const parallel::Batch& batch, parallel::Linear& linear, const Tensor& x,
+                     const Tensor& residual, PhiloxKey site, parallel::Norm& norm, Scratch& normed,
+                     parallel::NormStats* stats);
+  /// Returns the gradient of the last linear's output, given that of the residual stream after the branch; empty if
+  /// they are the same.
+  Scratch branch_gradient(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site,
+                          parallel::Norm& norm, Scratch& normed, parallel::NormStats& stats, parallel::GradSink& grads);
+  /// Returns the gradient of the residual stream before a branch: dy of the stream after it, and d of the branch's
+  /// first linear.
+  Scratch stream_gradient(Exec& ex, Scratch d, const Tensor& dy, parallel::Norm& norm, const Tensor& x,
+                          parallel::NormStats& stats, parallel::GradSink& grads);
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved,
                           parallel::GradSink& grads);
@@ -92,7 +105,7 @@ class Block {
   int64_t width_, all_heads_, all_kv_heads_, head_dim_;
   int64_t heads_, kv_heads_;  // heads on this rank
   int64_t window_;            // keys that a row sees at most; 0: no limit
-  bool gated_;
+  bool gated_, post_norm_;
   double dropout_, scale_;
   config::Recompute recompute_;
   PhiloxKey attention_site_, attention_out_site_, mlp_out_site_;

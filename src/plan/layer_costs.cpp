@@ -164,8 +164,9 @@ double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& l
 
 double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& spread) {
   const double elements = rows_ * matrix_of(site).out;
-  // Recomputation of a block ends before the block's last reduction.
-  const double again = config_.train.recompute == config::Recompute::full && site != Site::down ? 1 : 0;
+  // Recomputation of a block ends before the block's last reduction, unless a norm follows it.
+  const bool ends = site == Site::down && !has_post_norms(config_.model);
+  const double again = config_.train.recompute == config::Recompute::full && !ends ? 1 : 0;
   return move(partial_output_of(linear), placed(spread), elements) * (1 + again) +
          move(placed(spread), output_of(linear), elements);
 }
@@ -261,7 +262,8 @@ AxisSet cut_of(const LinearSharding& l) { return l.contraction | l.cols | l.flat
 double LayerCosts::stream_bytes(const Spread& spread) const {
   using config::Recompute;
   const Recompute mode = config_.train.recompute;
-  const double kept = mode == Recompute::none ? 4 : mode == Recompute::selective ? 2 : 1;
+  const bool rebuilds_norms = mode == Recompute::selective && !has_post_norms(config_.model);
+  const double kept = mode == Recompute::full ? 1 : rebuilds_norms ? 2 : 4;
   return kept * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
 double LayerCosts::attention_bytes(const Spread& spread) const {
