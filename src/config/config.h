@@ -11,7 +11,7 @@
 namespace trainer::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
-enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3 };
+enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
 enum class NormPlace { pre, post };
@@ -68,7 +68,7 @@ struct Model {
 };
 
 /// The names of Arch, in order.
-inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3"};
+inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"};
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
@@ -89,10 +89,14 @@ inline AttentionBias attention_bias(const Model& model) {
   return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : usual);
 }
 inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
+/// Returns whether a layer, counted from 0, has a sliding window.
+inline bool has_window(const Model& model, int64_t layer) {
+  const bool full = model.window_full_every > 0 && (layer + 1) % model.window_full_every == 0;
+  return model.window > 0 && !full;
+}
 /// Returns how many keys a row sees at most in a layer, counted from 0; 0: all earlier ones.
 inline int64_t window_of(const Model& model, int64_t layer) {
-  const bool full = model.window_full_every > 0 && (layer + 1) % model.window_full_every == 0;
-  return full || model.window >= model.seq_len ? 0 : model.window;
+  return !has_window(model, layer) || model.window >= model.seq_len ? 0 : model.window;
 }
 /// Returns n if layers n, 2n, …, counted from 1, have no RoPE; 0 if all have it.
 inline int64_t nope_interval(const Model& model) {
@@ -105,10 +109,14 @@ inline bool has_rope(const Model& model, int64_t layer) {
 }
 /// Returns the norms that are applied to queries and keys.
 inline QkNorm query_key_norm(const Model& model) {
-  return model.qk_norm.value_or(model.arch == Arch::qwen3 ? QkNorm::head : QkNorm::none);
+  return model.qk_norm.value_or(model.arch == Arch::qwen3   ? QkNorm::head
+                                : model.arch == Arch::olmo2 ? QkNorm::full
+                                                            : QkNorm::none);
 }
 /// True if norms are applied to the outputs of attention and MLP instead of their inputs.
-inline bool has_post_norms(const Model& model) { return model.norm_place.value_or(NormPlace::pre) == NormPlace::post; }
+inline bool has_post_norms(const Model& model) {
+  return model.norm_place.value_or(model.arch == Arch::olmo2 ? NormPlace::post : NormPlace::pre) == NormPlace::post;
+}
 /// Returns the total width of the query heads, which is also the width of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
 /// Returns the total width of the key heads, which equals that of the value heads.

@@ -29,8 +29,8 @@ void declare_model(std::vector<Key>& keys) {
       "arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
       "Architecture. gpt2: learned positions, LayerNorm, GELU. llama and mistral: RoPE, RMSNorm, SwiGLU. qwen2: llama "
       "with biases in the query, key and value projections. qwen3: llama with RMS norms of queries and keys. smollm3: "
-      "llama without "
-      "RoPE in every 4th block.");
+      "llama without RoPE in every 4th block. olmo2: llama with RMS norms of queries and keys, and with norms after "
+      "attention and MLP instead of before.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"},
                 "Number of transformer blocks.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
@@ -61,12 +61,14 @@ void declare_model(std::vector<Key>& keys) {
                "linear.");
   model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linears of the feed-forward layer.");
   model.choice(
-      "qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)}, "qwen3: head; else none",
+      "qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)},
+      "qwen3: head; olmo2: full; else none",
       "RMS norms of queries and keys before RoPE. none: no norms; head: one per head, with a gain that all heads "
       "share (Qwen3); full: one over all heads together (OLMo 2). They bound the attention scores, which prevents loss "
       "spikes.");
   model.choice(
-      "norm_place", &Model::norm_place, {std::begin(kNormPlaceNames), std::end(kNormPlaceNames)}, "pre",
+      "norm_place", &Model::norm_place, {std::begin(kNormPlaceNames), std::end(kNormPlaceNames)},
+      "olmo2: post; else pre",
       "Place of the norms in attention and MLP. pre: before the first linear; post: after the last linear, before "
       "the result is added to the residual stream (OLMo 2).");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");

@@ -15,16 +15,18 @@ namespace {
 
 /// A family with rotary positions, RMS norms and a gated MLP: its names, and the defaults of fields that config.json
 /// may omit.
+enum class Windows { none, all_layers, some_layers, never };  // never: the family has fields for them that are not set
 struct Family {
   config::Arch arch;
   const char *model_type, *architecture;
   int64_t kv_heads = 0;  // 0: as many as query heads
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
-  int64_t window = 0;    // sliding_window; 0: none
-  double rope_theta = 1e4;
+  Windows windows = Windows::none;
+  double rope_theta = 1e4, norm_eps = 1e-6;
   bool tied = false;
-  bool has_attention_bias = false, has_mlp_bias = false,
-       has_window_flag = false;  // whether config.json has these fields
+  config::QkNorm qk_norm = config::QkNorm::none;
+  bool post_norms = false;
+  bool has_attention_bias = false, has_mlp_bias = false;  // whether config.json has these fields
 };
 constexpr Family kFamilies[] = {
     {.arch = config::Arch::llama,
@@ -36,28 +38,36 @@ constexpr Family kFamilies[] = {
      .model_type = "mistral",
      .architecture = "MistralForCausalLM",
      .kv_heads = 8,
-     .window = 4096},
+     .windows = Windows::all_layers},
     {.arch = config::Arch::qwen2,
      .model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",
      .kv_heads = 32,
-     .has_window_flag = true},
+     .windows = Windows::some_layers},
     {.arch = config::Arch::qwen3,
      .model_type = "qwen3",
      .architecture = "Qwen3ForCausalLM",
      .kv_heads = 32,
      .head_dim = 128,
-     .has_attention_bias = true,
-     .has_window_flag = true},
+     .windows = Windows::some_layers,
+     .qk_norm = config::QkNorm::head,
+     .has_attention_bias = true},
     {.arch = config::Arch::smollm3,
      .model_type = "smollm3",
      .architecture = "SmolLM3ForCausalLM",
      .kv_heads = 4,
+     .windows = Windows::never,
      .rope_theta = 2e6,
      .tied = true,
      .has_attention_bias = true,
-     .has_mlp_bias = true,
-     .has_window_flag = true},
+     .has_mlp_bias = true},
+    {.arch = config::Arch::olmo2,
+     .model_type = "olmo2",
+     .architecture = "Olmo2ForCausalLM",
+     .norm_eps = 1e-5,
+     .qk_norm = config::QkNorm::full,
+     .post_norms = true,
+     .has_attention_bias = true},
 };
 const Family* family_of(config::Arch arch) {
   const auto* const found = std::ranges::find(kFamilies, arch, &Family::arch);
@@ -68,31 +78,56 @@ const Family* family_of(config::Arch arch) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: {}", key, value, reason));
 }
 
-/// Throws if the model has windows, layers without RoPE or bounded logits that the family lacks.
-void require_same_features(const config::Model& m, const std::string& type) {
+/// Throws if the model has windows, layers without RoPE, bounded logits or norms that the family lacks. `family` is
+/// null for GPT-2.
+void require_same_features(const config::Model& m, const Family* family) {
+  const std::string type = family == nullptr ? "GPT-2" : family->model_type;
+  const Windows windows = family == nullptr ? Windows::none : family->windows;
+  const config::QkNorm qk_norm = family == nullptr ? config::QkNorm::none : family->qk_norm;
+  const bool post_norms = family != nullptr && family->post_norms;
   if (m.logit_softcap > 0)
     cannot_represent("logit_softcap", format("{}", m.logit_softcap),
                      format("Hugging Face's {} does not bound logits", type));
-  const bool windows = m.arch == config::Arch::mistral;
-  if (m.window > 0 && !windows)
-    cannot_represent("window", format("{}", m.window),
-                     format("Hugging Face's {} has no windows; arch = \"mistral\" has them", type));
-  if (m.window_full_every > 0)
+  if (m.window > 0 && windows != Windows::all_layers && windows != Windows::some_layers)
+    cannot_represent(
+        "window", format("{}", m.window),
+        format("Hugging Face's {} has no windows; arch = \"mistral\", \"qwen2\" and \"qwen3\" have them", type));
+  if (m.window_full_every > 0 && windows != Windows::some_layers)
     cannot_represent("window_full_every", format("{}", m.window_full_every),
-                     format("Hugging Face's {} has the same window in all layers", type));
+                     format("Hugging Face's {} has the same window in all layers; arch = \"qwen2\" and \"qwen3\" may "
+                            "have it in some",
+                            type));
   if (nope_interval(m) > 0 && m.arch != config::Arch::smollm3)
     cannot_represent("nope_every", format("{}", nope_interval(m)),
                      format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));
+  if (query_key_norm(m) != qk_norm)
+    cannot_represent("qk_norm", format("\"{}\"", config::kQkNormNames[static_cast<size_t>(query_key_norm(m))]),
+                     format("attention of Hugging Face's {} {}; arch = \"qwen3\" has \"head\", \"olmo2\" has \"full\", "
+                            "others such as \"llama\" have \"none\"",
+                            type,
+                            qk_norm == config::QkNorm::none   ? "has no norms"
+                            : qk_norm == config::QkNorm::head ? "always has norms of each head"
+                                                              : "always has norms of all heads together"));
+  if (has_post_norms(m) != post_norms)
+    cannot_represent(
+        "norm_place", post_norms ? "\"pre\"" : "\"post\"",
+        format("Hugging Face's {} has its norms {} attention and MLP; arch = \"{}\" has them {}", type,
+               post_norms ? "after" : "before", post_norms ? "llama" : "olmo2", post_norms ? "before" : "after"));
 }
 
-void add_gpt2(const config::Model& m, ordered_json& out) {
-  require_same_features(m, "GPT-2");
+/// Throws if Hugging Face's GPT-2 cannot represent the model.
+void require_gpt2(const config::Model& m) {
+  require_same_features(m, nullptr);
   if (m.n_kv_head != m.n_head)
     cannot_represent("n_kv_head", format("{}", m.n_kv_head),
                      format("Hugging Face's GPT-2 has as many key and value heads as query heads ({})", m.n_head));
   if (attention_width(m) != m.d_model)
     cannot_represent("head_dim", format("{}", m.head_dim),
                      format("Hugging Face's GPT-2 has heads of d_model / n_head = {} / {}", m.d_model, m.n_head));
+}
+
+void add_gpt2(const config::Model& m, ordered_json& out) {
+  require_gpt2(m);
   out["n_positions"] = m.seq_len;
   out["n_embd"] = m.d_model;
   out["n_layer"] = m.n_layer;
@@ -106,7 +141,7 @@ void add_gpt2(const config::Model& m, ordered_json& out) {
   out["reorder_and_upcast_attn"] = false;
 }
 
-/// Throws unless the family's models have these biases and norms.
+/// Throws if Hugging Face's models of the family cannot represent the model.
 void require_represented(const config::Model& m, const Family& family) {
   using config::AttentionBias;
   const auto quoted = [](const char* name) { return format("\"{}\"", name); };
@@ -127,20 +162,26 @@ void require_represented(const config::Model& m, const Family& family) {
                             type));
   if (has_mlp_bias(m) && !family.has_mlp_bias)
     cannot_represent("mlp_bias", "true", format("Hugging Face's {} has none; arch = \"llama\" has them", type));
-  const bool norms = query_key_norm(m) == config::QkNorm::head, has_norms = family.arch == config::Arch::qwen3;
-  if (norms != has_norms)
-    cannot_represent("qk_norm", quoted(config::kQkNormNames[static_cast<size_t>(query_key_norm(m))]),
-                     format("attention of Hugging Face's {} {}; arch = \"{}\" {}", type,
-                            has_norms ? "always has norms" : "has no norms", has_norms ? "llama" : "qwen3",
-                            has_norms ? "has none" : "has them"));
+  require_same_features(m, &family);
   if (family.arch == config::Arch::llama && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
                      format("Hugging Face's llama needs n_head to divide d_model = {}", m.d_model));
 }
 
+void add_windows(const config::Model& m, const Family& family, ordered_json& out) {
+  if (family.windows == Windows::none) return;
+  out["sliding_window"] = m.window > 0 ? ordered_json(m.window) : ordered_json(nullptr);
+  if (family.windows == Windows::all_layers) return;
+  out["use_sliding_window"] = m.window > 0;
+  if (m.window == 0) return;
+  out["max_window_layers"] = 0;
+  ordered_json& types = out["layer_types"] = ordered_json::array();
+  for (int64_t layer = 0; layer < m.n_layer; ++layer)
+    types.push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
+}
+
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
   require_represented(m, family);
-  require_same_features(m, family.model_type);
   if (m.dropout > 0)
     log::info(
         "model.dropout = {} is not exported, since Hugging Face's {} has no dropout; evaluation and generation do not "
@@ -158,9 +199,7 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   add_rope(m, out);
   if (family.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
   if (family.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
-  if (family.arch != config::Arch::llama)
-    out["sliding_window"] = m.window > 0 ? ordered_json(m.window) : ordered_json(nullptr);
-  if (family.has_window_flag) out["use_sliding_window"] = false;
+  add_windows(m, family, out);
   if (family.arch == config::Arch::smollm3) {
     ordered_json& rotated = out["no_rope_layers"] = ordered_json::array();  // 1: with RoPE
     for (int64_t layer = 0; layer < m.n_layer; ++layer) rotated.push_back(has_rope(m, layer) ? 1 : 0);
@@ -224,11 +263,23 @@ int64_t interval_of(const Fields& fields, const char* field, int64_t layers, con
 
 /// Reads sliding windows. `layer_types` says which layers have them, if it is there.
 void read_windows(const Fields& fields, const Family& family, int64_t layers, Keys& keys) {
-  const bool windows = family.arch == config::Arch::mistral;
-  if (family.arch == config::Arch::llama) fields.demand_absent("sliding_window");
-  if (family.has_window_flag) fields.demand("use_sliding_window", false);  // other window fields then have no effect
+  constexpr int64_t kDefaultWindow = 4096, kDefaultMaxWindowLayers = 28;
+  if (family.windows == Windows::none) fields.demand_absent("sliding_window");
+  if (family.windows == Windows::never) fields.demand("use_sliding_window", false);
+  const bool windows = family.windows == Windows::all_layers ||
+                       (family.windows == Windows::some_layers && fields.flag("use_sliding_window", false));
   int64_t window = 0, full_every = 0;
-  if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", family.window);
+  if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", kDefaultWindow);
+  if (window > 0 && family.windows == Windows::some_layers && fields.find("layer_types") == nullptr) {
+    const auto first = static_cast<int64_t>(fields.number("max_window_layers", kDefaultMaxWindowLayers));
+    if (first >= layers) window = 0;
+    if (first > 0 && first < layers)
+      fields.refuse(
+          "max_window_layers",
+          format("{}, but the model has {} layers; this program supports windows in all layers, in none, or in "
+                 "all but every n-th (layer_types)",
+                 first, layers));
+  }
   if (fields.find("layer_types") != nullptr) {
     const auto is_full = [&](const json& type) -> std::optional<bool> {
       if (type == "full_attention") return true;
@@ -236,7 +287,7 @@ void read_windows(const Fields& fields, const Family& family, int64_t layers, Ke
     };
     full_every = interval_of(fields, "layer_types", layers,
                              windows ? "this program supports windows in all layers or in all but every n-th"
-                                     : "this program supports only \"full_attention\" in this family",
+                                     : "this program supports only \"full_attention\" in this model",
                              is_full);
     if (full_every == 1) window = full_every = 0;
   }
@@ -292,7 +343,7 @@ void read_llama(const Fields& fields, const Family& family, Keys& keys) {
   read_length(fields, keys);
   read_windows(fields, family, layers, keys);
   if (family.arch == config::Arch::smollm3) read_nope(fields, layers, keys);
-  keys.add("norm_eps", fields.number("rms_norm_eps", 1e-6));
+  keys.add("norm_eps", fields.number("rms_norm_eps", family.norm_eps));
   read_rope(fields, family.rope_theta, keys);
   fields.demand_one_of("hidden_act", {"silu", "swish"});
   if (family.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
@@ -322,6 +373,16 @@ std::string to_config_json(const config::Model& model, int64_t vocab, const std:
   out["use_cache"] = true;
   out["torch_dtype"] = torch_name(type);
   return out.dump(2) + "\n";
+}
+
+std::string export_obstacle(const config::Model& model) {
+  const Family* const family = family_of(model.arch);
+  try {
+    family == nullptr ? require_gpt2(model) : require_represented(model, *family);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
 }
 
 std::string to_generation_config_json(const data::SpecialTokens& special) { return token_ids(special).dump(2) + "\n"; }

@@ -1,5 +1,6 @@
 #pragma once
-// config.json of Hugging Face's GPT-2, Llama, Mistral and Qwen models, and its translation to and from model keys.
+// config.json of Hugging Face's GPT-2 models and of the families derived from Llama, and its translation to and from
+// model keys.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ struct ModelConfig {
 /// value, for a model that Hugging Face's family cannot represent.
 std::string to_config_json(const config::Model& model, int64_t vocab, const std::optional<data::SpecialTokens>& special,
                            FloatType type);
+/// Returns why such a model cannot be exported, naming the key and its value; empty if it can.
+std::string export_obstacle(const config::Model& model);
 /// Returns generation_config.json.
 std::string to_generation_config_json(const data::SpecialTokens& special);
 

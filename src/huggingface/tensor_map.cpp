@@ -17,8 +17,9 @@ class Collector {
     tensors_.push_back({name + ".weight", {model_.d_model}, {ours + ".gain"}});
     if (gpt2_) bias(name, model_.d_model, {ours}, model_.bias.value());
   }
-  void head_norm(const std::string& name, const std::string& ours) {
-    tensors_.push_back({name + ".weight", {head_size(model_)}, {ours + ".gain"}});
+  void head_norm(const std::string& name, const std::string& ours, int64_t width) {
+    const bool full = query_key_norm(model_) == config::QkNorm::full;
+    tensors_.push_back({name + ".weight", {full ? width : head_size(model_)}, {ours + ".gain"}});
   }
   /// In Hugging Face's GPT-2 all linears have biases; those that the model does not have are zeros.
   void linear(const std::string& name, int64_t in, int64_t out, const std::vector<std::string>& ours, bool has_bias) {
@@ -57,19 +58,22 @@ void add_llama_block(const config::Model& m, const std::string& name, const std:
   const bool qkv = attention_bias(m) != config::AttentionBias::none,
              o = attention_bias(m) == config::AttentionBias::all, mlp = has_mlp_bias(m);
   const int64_t queries = attention_width(m), kv = key_width(m);
-  all.norm(name + "input_layernorm", ours + "norm1");
+  const bool post = has_post_norms(m);
+  if (!post) all.norm(name + "input_layernorm", ours + "norm1");
   all.linear(name + "self_attn.q_proj", m.d_model, queries, {ours + "attn.q"}, qkv);
   all.linear(name + "self_attn.k_proj", m.d_model, kv, {ours + "attn.k"}, qkv);
   all.linear(name + "self_attn.v_proj", m.d_model, kv, {ours + "attn.v"}, qkv);
   all.linear(name + "self_attn.o_proj", queries, m.d_model, {ours + "attn.o"}, o);
-  if (query_key_norm(m) == config::QkNorm::head) {
-    all.head_norm(name + "self_attn.q_norm", ours + "attn.q_norm");
-    all.head_norm(name + "self_attn.k_norm", ours + "attn.k_norm");
+  if (query_key_norm(m) != config::QkNorm::none) {
+    all.head_norm(name + "self_attn.q_norm", ours + "attn.q_norm", queries);
+    all.head_norm(name + "self_attn.k_norm", ours + "attn.k_norm", kv);
   }
-  all.norm(name + "post_attention_layernorm", ours + "norm2");
+  // In most families this norm precedes the MLP; in OLMo 2 it follows attention.
+  all.norm(name + "post_attention_layernorm", ours + (post ? "norm1" : "norm2"));
   all.linear(name + "mlp.gate_proj", m.d_model, m.d_ff, {ours + "mlp.gate"}, mlp);
   all.linear(name + "mlp.up_proj", m.d_model, m.d_ff, {ours + "mlp.up"}, mlp);
   all.linear(name + "mlp.down_proj", m.d_ff, m.d_model, {ours + "mlp.down"}, mlp);
+  if (post) all.norm(name + "post_feedforward_layernorm", ours + "norm2");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// The tensors of a GPT-2, Llama, Mistral or Qwen model in Hugging Face transformers, and the tensors of this program
-// from which they are assembled.
+// The tensors of a GPT-2 model, or of one of the families derived from Llama, in Hugging Face transformers, and the
+// tensors of this program from which they are assembled.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
 // columns of q, k and v side by side in one matrix. Both families rotate halves (RoPE) as this program does.

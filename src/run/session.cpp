@@ -6,6 +6,7 @@
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
 #include "config/layouts.h"
+#include "huggingface/model_config.h"
 #include "plan/prediction.h"
 #include "run/planning.h"
 #include "run/run_data.h"
@@ -77,6 +78,9 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   }
   setup::require_one_compute(world, machine);
   if (config.optim.name == config::OptimizerName::muon) setup::warn_of_different_kernels(world, machine);
+  if (world.first())
+    if (const std::string obstacle = huggingface::export_obstacle(config.model); !obstacle.empty())
+      log::warning("{}; the run is not affected", obstacle);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // one per process: ranks that are threads share the handlers of rank 0
   if (world.first() || world.transport() != "threads") signals.emplace();

@@ -7,9 +7,9 @@ SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 def read(folder):
-    """Of all files in the folder: {name: (dtype, shape, bytes)}."""
-    tensors = {}
-    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
+    """Of all files in the folder, or of one file: {name: (dtype, shape, bytes)}."""
+    tensors, folder = {}, pathlib.Path(folder)
+    for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
         content = path.read_bytes()
         length, = struct.unpack("<Q", content[:8])
         for name, entry in json.loads(content[8:8 + length]).items():
@@ -21,7 +21,7 @@ def read(folder):
 
 
 def floats(tensor):
-    """The values of an F32 tensor."""
+    """The values of an F32 or F64 tensor."""
     dtype, _, content = tensor
-    assert dtype == "F32", dtype
-    return struct.unpack(f"<{len(content) // 4}f", content)
+    letter = {"F32": "f", "F64": "d"}[dtype]
+    return struct.unpack(f"<{len(content) // SIZES[dtype]}{letter}", content)

@@ -5,12 +5,15 @@ Its argument is a JSON list of calls, since starting takes long, and it prints t
     ["logits", FOLDER, TOKENS, OUTPUT]     fp32 logits [tokens, vocabulary]; returns the mean loss, in double
     ["tokens", FOLDER, TEXT]               returns the token numbers that AutoTokenizer gives for the file TEXT
     ["make", FAMILY, FOLDER, DTYPE]        a small model with random weights, in several files
+    ["gradients", FOLDER, TOKENS, OUTPUT]  gradients of the mean loss of TOKENS in double precision, as a safetensors file; returns
+                                           the loss
     ["train", FOLDER, TOKENS, OPTIONS]     losses of a model of GPT-2's family, trained on all windows of TOKENS in every step,
                                            by torch.optim.Muon and AdamW, or AdamW alone (OPTIONS["optimizer"])
 """
 import json
 import os
 import sys
+from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 import numpy
@@ -30,6 +33,30 @@ def logits(folder, tokens, output):
     return {"loss": loss.item(), "model": type(model).__name__,
             "ends": [model.generation_config.eos_token_id, model.config.eos_token_id],
             "generated": model.float().generate(ids[:, :4], max_new_tokens=3, do_sample=False).tolist()}
+
+
+def gradients(folder, tokens, output):
+    """model.double() is not enough: norms, softmax and rotary positions ask for fp32 by name, so those names mean fp64 here."""
+    from safetensors.torch import save_file
+    stored = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.from_numpy(numpy.fromfile(tokens, dtype=numpy.int32).astype(numpy.int64))
+    before = torch.get_default_dtype()
+    with mock.patch.multiple(torch, float=torch.float64, float32=torch.float64), \
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        torch.set_default_dtype(torch.float64)
+        try:
+            stored.config.dtype = torch.float64
+            model = transformers.AutoModelForCausalLM.from_config(stored.config, attn_implementation="eager")
+            model.load_state_dict(stored.state_dict())
+            model.eval()
+            logits = model(input_ids=ids[None, :-1]).logits[0]
+            assert logits.dtype == torch.float64
+            loss = torch.nn.functional.cross_entropy(logits, ids[1:])
+            loss.backward()
+        finally:
+            torch.set_default_dtype(before)
+    save_file({name: parameter.grad for name, parameter in model.named_parameters()}, output)
+    return loss.item()
 
 
 def tokens(folder, text):
@@ -54,9 +81,14 @@ FAMILIES = {  # model_type, and what differs from SIZES
     "wide": ("llama", {"head_dim": 10, **rope("linear", factor=2.0)}),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {"head_dim": 12, "sliding_window": None}),
+    "windows": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 12, "tie_word_embeddings": True,
                         **rope("yarn", factor=4.0, original_max_position_embeddings=64)}),
+    "some-windows": ("qwen3", {"head_dim": 10, "use_sliding_window": True, "sliding_window": 5,
+                               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {}),
     "llama3": ("llama", rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                              original_max_position_embeddings=256)),
     "yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
@@ -136,5 +168,5 @@ def train(folder, tokens, options):
 
 
 if __name__ == "__main__":
-    calls = {"logits": logits, "tokens": tokens, "make": make, "train": train}
+    calls = {"logits": logits, "tokens": tokens, "make": make, "gradients": gradients, "train": train}
     print(json.dumps([calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]))

@@ -20,6 +20,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SKIPPED = 77
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
+RELATIVES = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "windows", "qwen2", "qwen3", "some-windows", "smollm3",
+             "olmo2"]  # families of transformers_peer.py
 
 
 def find_python():
@@ -89,7 +91,13 @@ class Transformers(rig.Runs):
                     "qwen2": (["model.arch=qwen2", "model.n_head=4", "model.n_kv_head=2"], "Qwen2ForCausalLM"),
                     "qwen3": (["model.arch=qwen3", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=10"],
                               "Qwen3ForCausalLM"),
-                    "mistral": (["model.arch=mistral", "model.n_head=4", "model.n_kv_head=2"], "MistralForCausalLM"),
+                    "mistral": (["model.arch=mistral", "model.n_head=4", "model.n_kv_head=2", "model.window=7"],
+                                "MistralForCausalLM"),
+                    "windows": (["model.arch=qwen2", "model.n_head=4", "model.window=7", "model.window_full_every=2"],
+                                "Qwen2ForCausalLM"),
+                    "smollm3": (["model.arch=smollm3", "model.n_head=4", "model.n_kv_head=2", "model.nope_every=2"],
+                                "SmolLM3ForCausalLM"),
+                    "olmo2": (["model.arch=olmo2", "model.n_head=4", "model.n_kv_head=2"], "Olmo2ForCausalLM"),
                     "tied": ([*LLAMA, "model.tie_embeddings=true", "model.rope_theta=500"], "LlamaForCausalLM")}
         for name, (sets, _) in families.items():
             self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)
@@ -104,7 +112,7 @@ class Transformers(rig.Runs):
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
                 for dtype in ("float32", "bfloat16", "float16")]
-        made += [[family, family, "float32"] for family in ("wide", "biases", "llama3", "yarn", "mistral", "qwen2", "qwen3")]
+        made += [[family, family, "float32"] for family in RELATIVES[2:]]
         self.peer(*(["make", *each] for each in made))
         for _, folder, _ in made:
             self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)
@@ -113,13 +121,11 @@ class Transformers(rig.Runs):
 
     def test_imported_models_go_back_and_train_alike_in_every_layout(self):
         """Exports have the bytes of the files that were imported, and 20 steps in fp32 have the losses of one rank."""
-        families = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "qwen2", "qwen3"]
-        self.peer(*(["make", family, family, "bfloat16"] for family in families))
+        self.peer(*(["make", family, family, "bfloat16"] for family in RELATIVES))
         layouts = {"tensor": ["parallel.tensor=2"], "zero": ["parallel.data=2", "parallel.zero_stage=1"],
                    "grid": ['parallel.strategy="axonn-4d"', "parallel.grid=[2,1,2]"]}
         start = ["train.steps=20", "optim.warmup_steps=0", "model.seq_len=32"]
-        config = (self.folder / "config.toml").read_text()
-        for family in families:
+        for family in RELATIVES:
             with self.subTest(family):
                 self.trainer("checkpoint", "import", "--format", "hf", "--input", family, "--output", f"{family}-in")
                 self.export(f"{family}-in", f"{family}-out", "--dtype", "bf16")
@@ -128,8 +134,7 @@ class Transformers(rig.Runs):
                 self.export(f"{family}-again", f"{family}-twice", "--dtype", "bf16")
                 for file in (self.folder / f"{family}-out").iterdir():
                     self.assertEqual(file.read_bytes(), (self.folder / f"{family}-twice" / file.name).read_bytes(), file.name)
-                bare = re.sub(r"(?ms)^\[model\]\n.*?(?=^\[)", f'[model]\ninit_from = "{family}"\n', config)
-                (self.folder / f"{family}.toml").write_text(bare)
+                self.write_config(family)
                 def run(name, *sets):
                     sets = [f"run.dir={name}", *start, *sets]
                     self.trainer("--config", f"{family}.toml", *(word for each in sets for word in ("--set", each)))
@@ -142,14 +147,50 @@ class Transformers(rig.Runs):
                     for mine, other in zip(losses, alone, strict=True):
                         self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
-    def check_training(self, optimizer):
-        """20 steps of GPT-2 with PyTorch's optimizers; all windows are in every step, so that their order does not matter."""
-        windows, length, steps, lr = 8, 48, 20, 3e-3
-        count = windows * length + 1
+    def write_config(self, folder):
+        """The configuration FOLDER.toml of a run that takes its model from the folder of Hugging Face files."""
+        config = (self.folder / "config.toml").read_text()
+        bare = re.sub(r"(?ms)^\[model\]\n.*?(?=^\[)", f'[model]\ninit_from = "{folder}"\n', config)
+        (self.folder / f"{folder}.toml").write_text(bare)
+
+    def write_few_tokens(self, count):
+        """tokens/few.bin: the first tokens of the text that all tests train on."""
         self.write_tokens(count)
         content = (self.folder / "tokens/tokens.bin").read_bytes()
         header = content[:8] + struct.pack("<i", count) + content[12:1024]
         (self.folder / "tokens/few.bin").write_bytes(header + content[1024:1024 + 2 * count])
+
+    def test_losses_and_gradients_agree_in_double_precision(self):
+        """Loss to 1e-10, each gradient to 1e-10 of its largest element, over one window of 48 tokens."""
+        families = ["gpt2", *RELATIVES]
+        self.write_few_tokens(49)
+        self.peer(*(["make", family, family, "float32"] for family in families))
+        losses = self.peer(*(["gradients", family, "ids", f"{family}-gradients"] for family in families))
+        # AdamW's first moment is half of the gradient after one step with beta1 = 0.5.
+        keys = ["train.steps=1", "train.global_batch=1", "train.micro_batch=1", "train.eval_interval=0", "precision.compute=fp64",
+                'data.train=["tokens/few.bin"]', "data.val_fraction=0", "optim.warmup_steps=0", "optim.grad_clip=0",
+                "optim.beta1=0.5", "optim.weight_decay=0"]
+        for family, expected in zip(families, losses, strict=True):
+            with self.subTest(family):
+                self.write_config(family)
+                self.trainer("--config", f"{family}.toml", "--set", f"run.dir={family}-run", *keys)
+                loss, = (event["loss"] for event in self.events("step", f"{family}-run"))
+                self.assertLessEqual(abs(loss - expected), 1e-10 * expected)
+                step, = (self.folder / f"{family}-run/checkpoints").glob("step-*")
+                moments = read_moments(step)
+                for name, tensor in safetensors.read(self.folder / f"{family}-gradients").items():
+                    mine = [2 * value for value in gradient_of(name, tensor[1], moments, family == "olmo2")]
+                    theirs = safetensors.floats(tensor)
+                    self.assertEqual(len(mine), len(theirs), name)
+                    largest = max(map(abs, theirs))
+                    self.assertLessEqual(max(abs(a - b) for a, b in zip(mine, theirs)), 1e-10 * largest, name)
+                self.assertFalse(moments, "tensors that transformers lacks")
+
+    def check_training(self, optimizer):
+        """20 steps of GPT-2 with PyTorch's optimizers; all windows are in every step, so that their order does not matter."""
+        windows, length, steps, lr = 8, 48, 20, 3e-3
+        count = windows * length + 1
+        self.write_few_tokens(count)
         options = {"optimizer": optimizer, "seq_len": length, "steps": steps, "lr": lr, "weight_decay": 0.1, "grad_clip": 1.0}
         _, expected = self.peer(["make", "gpt2", "start", "float32"], ["train", "start", "ids", options])
         self.trainer("checkpoint", "import", "--format", "hf", "--input", "start", "--output", "imported")
@@ -200,6 +241,50 @@ class Transformers(rig.Runs):
             (self.folder / "hf" / name).unlink()
         (self.folder / "hf/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
         self.check_tokenizer("hf", gpt2, 50257)
+
+
+def read_moments(step):
+    """AdamW's first moments in a step folder: {name: [values]}."""
+    manifest = json.loads((step / "manifest.json").read_text())
+    shards = [(step / shard["name"]).read_bytes() for shard in manifest["shards"]]
+    moments = {}
+    for tensor in manifest["tensors"]:
+        name, _, state = tensor["name"].partition("#")
+        if state != "m":
+            continue
+        assert tensor["dtype"] == "fp64", tensor
+        values = moments[name] = [None] * math.prod(tensor["shape"])
+        for piece in tensor["pieces"]:
+            at = piece["offset"]
+            for first, length, stride, count in ((*run, 0, 1)[:4] for run in piece["runs"]):
+                for start in range(first, first + stride * count if stride else first + 1, stride or 1):
+                    values[start:start + length] = struct.unpack_from(f"<{length}d", shards[piece["shard"]], at)
+                    at += 8 * length
+    return moments
+
+
+def gradient_of(name, shape, moments, post_norms):
+    """Takes the parts of transformers' tensor from the moments, and returns its values in the order that it has there."""
+    kind = "bias" if name.endswith(".bias") else "gain" if len(shape) == 1 else "weight"
+    inner = re.sub(r"^(transformer|model)\.", "", name).rpartition(".")[0]
+    block, layer = "", re.match(r"(?:h|layers)\.(\d+)\.", inner)
+    if layer:
+        block, inner = f"blocks.{layer[1]}.", inner[layer.end():]
+    norms = {"input_layernorm": "norm1", "post_attention_layernorm": "norm1" if post_norms else "norm2",
+             "post_feedforward_layernorm": "norm2", "ln_1": "norm1", "ln_2": "norm2", "norm": "norm_f", "ln_f": "norm_f"}
+    linears = {"attn.c_attn": "attn.q attn.k attn.v", "attn.c_proj": "attn.o", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+    tables = {"embed_tokens": "wte", "wte": "wte", "wpe": "wpe", "lm_head": "head.weight"}
+    if inner in tables:
+        return moments.pop(tables[inner])
+    ours = norms.get(inner) or linears.get(inner) or re.sub(r"^self_attn\.", "attn.", inner).removesuffix("_proj")
+    parts = [moments.pop(f"{block}{part}.{kind}") for part in ours.split()]
+    if kind != "weight":
+        return sum(parts, [])
+    if inner in linears:  # [in, out]
+        rows, cols = shape[0], shape[1] // len(parts)
+        return [value for row in range(rows) for part in parts for value in part[row * cols:(row + 1) * cols]]
+    out, width = shape
+    return [parts[0][i * out + o] for o in range(out) for i in range(width)]
 
 
 def log_sum_exp(row):

@@ -235,11 +235,12 @@ TEST(Compatible, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
     bool may_be_chosen;  // then a warning is enough
     std::function<void(config::Model&)> set;
   };
-  for (const auto& [key, value, may_be_chosen, set] :
-       std::vector<Change>{{"window", "5", true, [](config::Model& m) { m.window = 5; }},
-                           {"window_full_every", "2", true, [](config::Model& m) { m.window_full_every = 2; }},
-                           {"nope_every", "4", false, [](config::Model& m) { m.nope_every = 4; }},
-                           {"logit_softcap", "30", false, [](config::Model& m) { m.logit_softcap = 30; }}}) {
+  for (const auto& [key, value, may_be_chosen, set] : std::vector<Change>{
+           {"window", "5", true, [](config::Model& m) { m.window = 5; }},
+           {"window_full_every", "2", true, [](config::Model& m) { m.window_full_every = 2; }},
+           {"nope_every", "4", false, [](config::Model& m) { m.nope_every = 4; }},
+           {"norm_place", "post", false, [](config::Model& m) { m.norm_place = config::NormPlace::post; }},
+           {"logit_softcap", "30", false, [](config::Model& m) { m.logit_softcap = 30; }}}) {
     SCOPED_TRACE(key);
     config::Model changed = plain;
     set(changed);
@@ -247,12 +248,14 @@ TEST(Compatible, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
     with.model_keys = model_keys(changed, 29);
     without.model_keys = model_keys(plain, 29);
     EXPECT_EQ(with.model_keys.size(), without.model_keys.size() + 1);
+    const std::string before = std::string_view(key) == "norm_place" ? "pre" : "0";
     const auto nothing = [](const std::string&) { return false; };
     const auto it = [key = std::string(key)](const std::string& chosen) { return chosen == key; };
-    expect_error(Code::checkpoint,
-                 {format("{}: {} in the checkpoint, the run has 0", key, value), format("model.{}={}", key, value)},
-                 [&] { require_same_use(with, without, "step-1", nothing); });
-    expect_error(Code::checkpoint, {format("{}: 0 in the checkpoint, the run has {}", key, value)},
+    expect_error(
+        Code::checkpoint,
+        {format("{}: {} in the checkpoint, the run has {}", key, value, before), format("model.{}={}", key, value)},
+        [&] { require_same_use(with, without, "step-1", nothing); });
+    expect_error(Code::checkpoint, {format("{}: {} in the checkpoint, the run has {}", key, before, value)},
                  [&] { require_same_use(without, with, "step-1", nothing); });
     require_same_use(with, with, "step-1", nothing);
     if (may_be_chosen) require_same_use(without, with, "step-1", it);

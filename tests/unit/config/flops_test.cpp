@@ -69,6 +69,12 @@ TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
   model.d_model = 1024;
   model.d_ff = 3072;
   EXPECT_EQ(matmul_weights(model, 151936).total(), 595'984'384);
+  model = llama3_8b();  // OLMo 2 1B
+  model.n_layer = model.n_head = model.n_kv_head = 16;
+  model.d_model = 2048;
+  model.d_ff = 8192;
+  EXPECT_EQ(matmul_weights(model, 100352).total(), 1'279'262'720);
+  EXPECT_EQ(matmul_weights(model, 100352).total() + 2048 * (int64_t{100352} + 16 * 4 + 1), 1'484'916'736);
 }
 
 TEST(Flops, WindowsByHand) {

@@ -124,6 +124,14 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
   };
   for (const auto& [sets, parts] : std::vector<Case>{
            {{"model.arch=llama", "model.window=4"}, {"model.window = 4", "llama has no windows", "\"mistral\""}},
+           {{"model.arch=smollm3", "model.window=4"}, {"model.window = 4", "smollm3 has no windows"}},
+           {{"model.arch=olmo2", "model.logit_softcap=30"}, {"model.logit_softcap = 30", "olmo2"}},
+           {{"model.arch=llama", "model.qk_norm=full"},
+            {"model.qk_norm = \"full\"", "llama has no norms", "\"olmo2\""}},
+           {{"model.arch=olmo2", "model.qk_norm=head"}, {"model.qk_norm = \"head\"", "olmo2 always has", "\"qwen3\""}},
+           {{"model.arch=qwen3", "model.norm_place=post"}, {"model.norm_place = \"post\"", "before", "\"olmo2\""}},
+           {{"model.arch=olmo2", "model.norm_place=pre"}, {"model.norm_place = \"pre\"", "after", "\"llama\""}},
+           {{"model.arch=gpt2", "model.norm_place=post"}, {"model.norm_place = \"post\"", "GPT-2"}},
            {{"model.arch=mistral", "model.window=4", "model.window_full_every=2"}, {"model.window_full_every = 2"}},
            {{"model.arch=gpt2", "model.window=4"}, {"model.window = 4", "GPT-2 has no windows"}},
            {{"model.arch=qwen3", "model.nope_every=2"},
@@ -137,9 +145,32 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
            {{"model.arch=qwen2", "model.mlp_bias=true"}, {"model.mlp_bias = true", "qwen2 has none", "\"llama\""}},
            {{"model.arch=llama", "model.n_head=5", "model.head_dim=4"}, {"model.n_head = 5", "d_model = 24"}},
            {{"model.arch=gpt2", "model.head_dim=7"}, {"model.head_dim = 7", "24 / 6"}},
-       })
-    expect_error(Code::checkpoint, parts,
-                 [&] { to_config_json(config_of(sets).model, kVocab, std::nullopt, FloatType::f32); });
+       }) {
+    const config::Model model = config_of(sets).model;
+    expect_error(Code::checkpoint, parts, [&] { to_config_json(model, kVocab, std::nullopt, FloatType::f32); });
+    expect_parts(export_obstacle(model), parts);  // said at the start of a run
+  }
+  for (const char* arch : config::kArchNames)
+    EXPECT_EQ(export_obstacle(config_of({std::string("model.arch=") + arch}).model), "") << arch;
+}
+
+TEST(Export, WritesWindowsInTheFieldsOfTheFamily) {
+  const auto fields_of = [](const std::vector<std::string>& sets) {
+    return json::parse(to_config_json(config_of(sets).model, kVocab, std::nullopt, FloatType::f32));
+  };
+  const json mistral = fields_of({"model.arch=mistral", "model.window=4"});
+  EXPECT_EQ(mistral["sliding_window"], 4);
+  EXPECT_FALSE(mistral.contains("layer_types"));
+  for (const char* arch : {"qwen2", "qwen3"}) {
+    const std::string set = std::string("model.arch=") + arch;
+    const json without = fields_of({set}), with = fields_of({set, "model.window=4", "model.window_full_every=2"});
+    EXPECT_EQ(without["use_sliding_window"], false);
+    EXPECT_FALSE(without.contains("layer_types"));
+    EXPECT_EQ(with["use_sliding_window"], true);
+    EXPECT_EQ(with["sliding_window"], 4);
+    EXPECT_EQ(with["layer_types"], json({"sliding_attention", "full_attention"}));
+    EXPECT_EQ(fields_of({set, "model.window=4"})["layer_types"], json({"sliding_attention", "sliding_attention"}));
+  }
 }
 
 TEST(Export, ReportsWhichWeightIsTooLargeForFp16) {

@@ -70,6 +70,10 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
     linear(block + "attn.o", queries, d);
     if (m.qk_norm ? *m.qk_norm == config::QkNorm::head : m.arch == config::Arch::qwen3)
       shapes[block + "attn.q_norm.gain"] = shapes[block + "attn.k_norm.gain"] = {head};
+    if (m.arch == config::Arch::olmo2) {
+      shapes[block + "attn.q_norm.gain"] = {queries};
+      shapes[block + "attn.k_norm.gain"] = {kv};
+    }
     norm(block + "norm2");
     if (!is_gpt2) linear(block + "mlp.gate", d, m.d_ff);
     linear(block + "mlp.up", d, m.d_ff);

@@ -16,7 +16,9 @@ using nlohmann::json;
 
 TEST(Import, GivesBackWhatWasExported) {
   for (const config::Config& config :
-       {gpt2(), llama(), config_of({"model.arch=gpt2", "model.tie_embeddings=false"}),
+       {gpt2(),
+        llama(),
+        config_of({"model.arch=gpt2", "model.tie_embeddings=false"}),
         config_of({"model.arch=llama", "model.tie_embeddings=true", "model.n_kv_head=1"}),
         config_of({"model.arch=llama", "model.head_dim=6", "model.rope_type=llama3", "model.rope_factor=8",
                    "model.rope_original=64", "model.rope_high_freq=5"}),
@@ -30,6 +32,10 @@ TEST(Import, GivesBackWhatWasExported) {
                    "model.rope_factor=4", "model.rope_original=64"}),
         config_of({"model.arch=qwen3", "model.attn_bias=all", "model.head_dim=4"}),
         config_of({"model.arch=mistral", "model.window=3"}),
+        config_of({"model.arch=qwen2", "model.window=3"}),
+        config_of({"model.arch=qwen3", "model.window=3", "model.window_full_every=2"}),
+        config_of({"model.arch=olmo2", "model.n_kv_head=2"}),
+        config_of({"model.arch=olmo2", "model.head_dim=6", "model.attn_bias=all"}),
         config_of({"model.arch=smollm3", "model.nope_every=2", "model.tie_embeddings=true"}),
         config_of({"model.arch=smollm3", "model.n_kv_head=2", "model.nope_every=0"}),
         config_of({"model.arch=llama", "model.rope_type=linear", "model.rope_factor=2"})}) {
@@ -112,7 +118,8 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
   }
   const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"});
   for (const auto& [config, field, value, part] : std::vector<Case>{
-           {qwen3, "use_sliding_window", true, "use_sliding_window: true"},
+           {config_of({"model.arch=smollm3"}), "use_sliding_window", true, "use_sliding_window: true"},
+           {config_of({"model.arch=olmo2"}), "sliding_window", 8, "sliding_window: 8"},
            {qwen3, "layer_types", {"full_attention", "sliding_attention"}, "layer 1 is \"sliding_attention\""},
            {qwen3, "partial_rotary_factor", 0.5, "partial_rotary_factor: 0.5"},
        }) {

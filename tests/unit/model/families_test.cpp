@@ -137,6 +137,15 @@ std::vector<Family> families() {
        4.045572936225022,
        {{"blocks.1.attn.q.weight", 1, 1, -2.849349900991040e-02, 2.561921240414271e-01},
         {"blocks.1.attn.k.weight", 1, 1, 2.557339083594904e-02, 1.872887595543392e-01}}},
+      {"norms over all heads and after each branch (olmo2)",
+       29,
+       kSmall + std::vector<std::string>{"arch=olmo2", "rope_theta=5e5"},
+       3.534047166974874,
+       3.233577835749271,
+       {{"blocks.1.attn.q_norm.gain", 1, 0, 3.857165014397899e-03, 2.417047992756761e-02},
+        {"blocks.1.attn.k_norm.gain", 1, 0, 9.940239584431933e-03, 2.640833212451857e-02},
+        {"blocks.1.norm1.gain", 1, 0, -7.022019186257281e-02, 1.270930749521483e-01},
+        {"blocks.1.norm2.gain", 1, 0, 5.764955549683203e-03, 1.078939507717118e-01}}},
       {"windows (mistral)",
        29,
        kSmall + std::vector<std::string>{"arch=mistral", "head_dim=6", "window=3"},
@@ -167,14 +176,16 @@ std::vector<Family> families() {
   };
 }
 
-/// The tensors of a model in the order that numbers them, of those that a model may have.
-std::vector<std::string> tensor_order(int64_t layers) {
+/// The tensors of a model in the order that numbers them, of those that a model may have: as they are applied.
+std::vector<std::string> tensor_order(const config::Model& model) {
   std::vector<std::string> all{"wte"};
-  for (int64_t layer = 0; layer < layers; ++layer)
+  const bool post = has_post_norms(model);
+  for (int64_t layer = 0; layer < model.n_layer; ++layer)
     for (const char* tensor :
-         {"norm1.gain", "attn.q.weight", "attn.q.bias", "attn.k.weight", "attn.k.bias", "attn.v.weight", "attn.v.bias",
-          "attn.o.weight", "attn.o.bias", "attn.q_norm.gain", "attn.k_norm.gain", "norm2.gain", "mlp.gate.weight",
-          "mlp.gate.bias", "mlp.up.weight", "mlp.up.bias", "mlp.down.weight", "mlp.down.bias"})
+         {post ? "" : "norm1.gain", "attn.q.weight", "attn.q.bias", "attn.k.weight", "attn.k.bias", "attn.v.weight",
+          "attn.v.bias", "attn.o.weight", "attn.o.bias", "attn.q_norm.gain", "attn.k_norm.gain",
+          post ? "norm1.gain" : "norm2.gain", "mlp.gate.weight", "mlp.gate.bias", "mlp.up.weight", "mlp.up.bias",
+          "mlp.down.weight", "mlp.down.bias", post ? "norm2.gain" : ""})
       all.push_back(format("blocks.{}.{}", layer, tensor));
   all.insert(all.end(), {"norm_f.gain", "head.weight"});
   return all;
@@ -206,7 +217,7 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
     for (const params::Param& param : rig.store.params()) params.emplace(param.name, param);
     Named weights;
     int64_t index = 0;
-    for (const std::string& name : tensor_order(model.n_layer)) {
+    for (const std::string& name : tensor_order(model)) {
       const auto found = params.find(name);
       if (found == params.end()) continue;
       const Shape shape = found->second.shape;

@@ -141,6 +141,10 @@ std::vector<Case> all_cases() {
     c.model.rope_original = 16;
   });
   with("QkNorm", [](Config& c) { c.model.qk_norm = config::QkNorm::head; });
+  with("PostNorm", [](Config& c) {
+    c.model.norm_place = config::NormPlace::post;
+    c.model.qk_norm = config::QkNorm::full;
+  });
   with("QkvBiases", [](Config& c) { c.model.attn_bias = config::AttentionBias::qkv; });
   with("ZLossSoftcap", [](Config& c) {
     c.train.z_loss = 0.01;
@@ -257,7 +261,11 @@ INSTANTIATE_TEST_SUITE_P(Some, Schedules,
                                                   "Tensor4Data1SpEach1LlamaQkNorm",
                                                   "Q2Depth1Data1LlamaAutoRingTile1x1QkNorm",
                                                   "X1Y2Z2Data2LlamaQkNorm",
-                                                  "X1Y2Z2Data2LlamaMasks"})),
+                                                  "X1Y2Z2Data2LlamaMasks",
+                                                  "Tensor4Data1SpEach1LlamaPostNorm",
+                                                  "Q2Depth1Data1LlamaAutoRingTile1x1PostNorm",
+                                                  "X1Y2Z2Data2LlamaPostNorm",
+                                                  "CrossedLlamaPostNorm"})),
                          name_of_case);
 
 class Numbers : public testing::TestWithParam<Case> {};
@@ -286,7 +294,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(named({"Tensor2Data1SpEach2Gpt2", "Tensor4Data1Each1Llama", "Q2Depth1Data1Gpt2AutoRingTile1x1",
                              "Q2Depth1Data1Gpt2AutoGatherTile1x1", "Q3Depth1Data1LlamaPaperGatherTile1x1",
                              "Q2Depth2Data1LlamaAutoGatherTile1x1", "X2Y2Z1Data1Llama", "X1Y4Z1Data1Gpt2",
-                             "X2Y2Z2Data1Gpt2"})),
+                             "X2Y2Z2Data1Gpt2", "Tensor4Data1SpEach1LlamaPostNorm"})),
     name_of_case);
 
 TEST(LayoutNumbers, WeightGradientsMayBeSummedInBf16) {
@@ -391,6 +399,9 @@ INSTANTIATE_TEST_SUITE_P(Some, Properties,
                                                   "Tensor4Data1SpEach1LlamaQkvBiases",
                                                   "Tensor4Data1SpEach1LlamaQkNorm",
                                                   "CrossedLlamaQkNorm",
+                                                  "Tensor4Data1SpEach1LlamaPostNorm",
+                                                  "Tensor8Data1Each2LlamaPostNorm",
+                                                  "X2Y2Z1Data1LlamaPostNorm",
                                                   "CrossedLlamaMasks",
                                                   "CrossedLlamaZLossSoftcap",
                                                   "Q2Depth1Data1LlamaAutoRingTile1x1Masks"})),
