@@ -7,6 +7,9 @@ a machine's speed drifts. Prints a Markdown table: median, smallest and largest 
 ratio of the fastest steps of all rounds, which neighbours of the machine disturb least, after / before.
 
     TRAINER_ISA=avx2 tests/bench/compare_steps.py BEFORE/trainer AFTER/trainer --compute fp32 --rounds 7
+
+With --features instead: the Llama of configs/llama-style.toml (batches of 8×256) without and with each feature of other
+families, usually by one build, named twice.
 """
 import argparse
 import tempfile
@@ -23,6 +26,10 @@ CASES = {"quickstart": ([], "quickstart", VOCABULARY, []),
          "6×384, 12×256": ([], "quickstart", VOCABULARY, WIDER),
          "6×384, 12×256, tensor = 2": (TWO, "quickstart", VOCABULARY, [*WIDER, "parallel.tensor=2"]),
          "124M, 2×256": ([], "gpt2-124m", 50257, SHORT)}
+# The window hides one key of the last row: it costs its mask and saves nothing.
+FEATURES = {"QK-norm of each head": ["model.qk_norm=head"], "QK-norm of all heads": ["model.qk_norm=full"],
+            "norms after attention and MLP": ["model.norm_place=post"], "biases of q, k, v": ["model.attn_bias=qkv"],
+            "window of 255": ["model.window=255"]}
 
 
 def main():
@@ -30,16 +37,18 @@ def main():
     parser.add_argument("before")
     parser.add_argument("after")
     add_arguments(parser, warmup=3, steps=9, rounds=7)
-    parser.add_argument("--only", choices=CASES, action="append", help="run only this case; may be repeated")
+    parser.add_argument("--only", choices=[*CASES, *FEATURES], action="append", help="run only this case; may be repeated")
+    parser.add_argument("--features", action="store_true", help="compare each feature's cost, without and with it")
     args = parser.parse_args()
     print("| model | before, ms | after, ms | after / before (rounds) | of the fastest steps |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="compare-steps-") as temporary:
         folder = Path(temporary)
         write_tokens(folder, VOCABULARY)
-        for name in args.only or CASES:
-            launcher, config, vocabulary, settings = CASES[name]
+        for name in args.only or (FEATURES if args.features else CASES):
+            launcher, config, vocabulary, settings = CASES.get(name) or ([], "llama-style", VOCABULARY, FEATURES[name])
             measured = in_turns(args.rounds, ["before", "after"], lambda side: train(
-                args, getattr(args, side), ROOT / "configs" / f"{config}.toml", vocabulary, folder, launcher, settings))
+                args, getattr(args, side), ROOT / "configs" / f"{config}.toml", vocabulary, folder, launcher,
+                [] if args.features and side == "before" else settings))
             before, after = measured["before"], measured["after"]
             fastest = [min(event["step_ms"] for event in side["events"]) for side in (before, after)]
             print(f"| {name} | {before['step']:.1f} | {after['step']:.1f} | {ratio(after, before, 3)} | "
