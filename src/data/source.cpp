@@ -13,18 +13,16 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "config/file_kind.h"
-#include "config/mistakes.h"
 #include "config/resolve.h"
 #include "data/file_list.h"
 #include "data/file_parts.h"
+#include "data/source_checks.h"
 #include "data/statistics.h"
 
 namespace trainer::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked while they are read
 
 using config::FileKind;
 
@@ -111,15 +109,6 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-void require_bos(const TokenStream& stream, int32_t bos) {
-  if (stream.info().bos == bos) return;
-  throw Error(
-      Code::data,
-      fmt::format("{}: offset 40: its documents begin with {}, but the run's begin with {}; change data.bos, or "
-                  "tokenize the text again with --bos {}",
-                  stream.name(), bos_text(stream.info().bos), bos_text(bos), bos < 0 ? "off" : "on"));
-}
-
 /// Decides which token begins documents. With "auto", token files made with the same tokenizer decide, if there are
 /// any.
 void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, const OpenOptions& options,
@@ -134,59 +123,6 @@ void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, co
   }
 }
 
-/// Rejects tokens made with a different tokenizer, and tokens outside the vocabulary. Streams of at most `most` tokens
-/// are checked immediately, longer ones later in copy().
-void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads,
-                        int64_t most = kScannedAtStart) {
-  const TokenFileInfo& info = stream.info();
-  if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
-    throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, but data.tokenizer "
-                                        "is {}; set data.tokenizer to that tokenizer, or tokenize the text again",
-                                        stream.name(), info.tokenizer_hash, tokenizer->hash()));
-  }
-  if (tokenizer != nullptr && !info.tokenizer_hash.empty()) require_bos(stream, tokenizer->bos());
-  stream.limit_vocabulary(vocab);
-  if (stream.tokens() <= most) stream.check_vocabulary(vocab, threads);
-}
-
-/// Rejects sources whose tokens were made with different tokenizers.
-void require_one_tokenizer(const std::vector<FilePart>& parts,
-                           const std::vector<std::shared_ptr<TokenStream>>& streams) {
-  const TokenFileInfo& first = streams.front()->info();
-  for (size_t i = 1; i < streams.size(); ++i) {
-    const TokenFileInfo& info = streams[i]->info();
-    if (info.bos != first.bos)
-      throw Error(Code::data, fmt::format("data.source \"{}\": {}: its documents begin with {}, those of data.source "
-                                          "\"{}\" ({}) with {}; tokenize both with the same data.bos",
-                                          parts[i].name, streams[i]->name(), bos_text(info.bos), parts[0].name,
-                                          streams[0]->name(), bos_text(first.bos)));
-    if (info.vocab_size == first.vocab_size && info.tokenizer_hash == first.tokenizer_hash) continue;
-    throw Error(Code::data,
-                fmt::format("data.source \"{}\": {}: its vocabulary ({}) or tokenizer ({}) differs from that of "
-                            "data.source \"{}\": {} ({}, {}); sources of different tokenizers cannot be mixed",
-                            parts[i].name, streams[i]->name(), info.vocab_size, info.tokenizer_hash, parts[0].name,
-                            streams[0]->name(), first.vocab_size, first.tokenizer_hash));
-  }
-}
-
-/// Returns data.vocab_size, else the vocabulary size implied by `name`, a tokenizer or token files (0: none). Models
-/// may have more rows than the tokenizer has tokens, but not fewer.
-int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
-  const int64_t asked = config.data.vocab_size;
-  if (implied == 0 && asked == 0) {
-    throw Error(Code::config,
-                fmt::format("data.vocab_size: {} does not contain the size of its vocabulary; set data.vocab_size "
-                            "(50257 for GPT-2's tokens)",
-                            name));
-  }
-  if (asked > 0 && asked < implied) {
-    throw Error(Code::config, fmt::format("{}: {}, but {} has a vocabulary of {}: leave data.vocab_size out or set it "
-                                          "to at least that",
-                                          config::place(config, "data.vocab_size"), asked, name, implied));
-  }
-  return asked > 0 ? asked : implied;
-}
-
 std::string validation_hash(const std::vector<NamedDataset>& sets) {
   std::string facts;
   for (const auto& [name, set] : sets) {
@@ -197,20 +133,19 @@ std::string validation_hash(const std::vector<NamedDataset>& sets) {
   return sets.empty() ? "" : to_string(checksum_of(facts));
 }
 
-/// Checks that val_fraction leaves at least one window each for validation and training.
-void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
-  const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
-  if (val >= window && train_end >= window) return;
-  const double share = static_cast<double>(window) / static_cast<double>(all);
-  const std::string remedy =
-      share < 0.5 ? fmt::format("a value between {:.2g} and {:.2g} leaves enough for both; 0 means no validation",
-                                1.1 * share, 1 - 1.1 * share)
-                  : "add data or choose a smaller model.seq_len";
-  throw Error(Code::data,
-              fmt::format("{}: {}: of the {} tokens of {} this leaves {} for {}, fewer than one window of "
-                          "seq_len + 1 = {}; {}",
-                          config::place(config, "data.val_fraction"), config.data.val_fraction, all, train.name(),
-                          val < window ? val : train_end, val < window ? "validation" : "training", window, remedy));
+/// True if validation is on the end of each training stream.
+bool has_tails(const config::Data& data) { return data.val_fraction > 0 && validation_parts(data).empty(); }
+
+/// Returns the part of a stream that is for training.
+NamedDataset training_source(const config::Config& config, const std::string& name,
+                             std::shared_ptr<const TokenStream> stream) {
+  int64_t end = stream->tokens();
+  if (has_tails(config.data)) {
+    end = validation_begin(*stream, config.data.val_fraction);
+    require_windows(*stream, end, config);
+  }
+  return {name, TokenDataset(std::move(stream), config.model.seq_len, static_cast<uint64_t>(config.run.seed), 0, end,
+                             name.empty() ? "data.permutation" : "data.permutation/" + name)};
 }
 
 }  // namespace
@@ -328,20 +263,14 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     });
     if (!finished) return result;
   }
-  const bool tails = result.val.empty() && data.val_fraction > 0;
   std::vector<NamedDataset> sources;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string& name = parts[i].name;
     const std::shared_ptr<TokenStream>& stream = streams[i];
     naming("data.source", name, [&] {
-      int64_t end = stream->tokens();
-      if (tails) {
-        end = validation_begin(*stream, data.val_fraction);
-        require_windows(*stream, end, config);
-        result.val.push_back({name, TokenDataset(stream, seq_len, seed, end)});
-      }
-      const std::string permutation = name.empty() ? "data.permutation" : "data.permutation/" + name;
-      sources.push_back({name, TokenDataset(stream, seq_len, seed, 0, end, permutation)});
+      sources.push_back(training_source(config, name, stream));
+      const int64_t end = sources.back().dataset.end();
+      if (has_tails(data)) result.val.push_back({name, TokenDataset(stream, seq_len, seed, end)});
       result.source_hashes[name] = to_string(checksum_of(fmt::format("{} {}", stream->fingerprint(), end)));
     });
   }
