@@ -116,6 +116,7 @@ struct ReportOptions {
   std::vector<std::string> runs;  // folders
   std::string output;
   bool csv = false;
+  int64_t step = 0;  // print the samples of this step; 0: no
 };
 int report_command(const ReportOptions& options);
 

@@ -287,9 +287,11 @@ void add_config_actions(CLI::App& verb, ConfigVerbOptions& o) {
 
 void add_report(CLI::App& verb, ReportOptions& o) {
   add_path(verb, "runs", o.runs, "RUN", "read these run folders (run.dir)")->required();
-  verb.add_flag("--csv", o.csv, "print all metrics of every step as CSV instead");
+  CLI::Option* csv = verb.add_flag("--csv", o.csv, "print all metrics of every step as CSV instead");
   add_path(verb, "--output", o.output, "FILE",
            "write the comparison (default: comparison.html) or the CSV (default: stdout) to FILE");
+  add_number(verb, "--step", o.step, 1, "print the samples that step N of a run trained on instead")
+      ->excludes(csv, "--output");
 }
 
 void add_plan(CLI::App& verb, PlanOptions& o) {
@@ -367,8 +369,8 @@ void declare(CLI::App& app, CommandLine& line) {
   add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted step time", line.plan, plan_command,
                 Ranks::first),
            line.plan);
-  add_report(verb("report", "regenerate a run's report, compare several runs, or print their steps", line.report,
-                  report_command, Ranks::first),
+  add_report(verb("report", "regenerate a run's report, compare several runs, or print their steps or samples",
+                  line.report, report_command, Ranks::first),
              line.report);
   add_descriptions(app, line);
   for (CLI::App* each : app.get_subcommands({}))

@@ -7,6 +7,7 @@
 #include "report/csv.h"
 #include "report/html.h"
 #include "report/summary.h"
+#include "run/step_samples.h"
 
 namespace trainer::cli {
 namespace {
@@ -49,11 +50,19 @@ void compare(const Runs& named, const std::string& output) {
   log::info("wrote {}", file);
 }
 
+void print_step(const Runs& runs, int64_t step) {
+  if (runs.size() > 1)
+    throw Error(Code::usage, format("report --step: expected one run, but {} are given", runs.size()));
+  print(run::to_text(run::samples_of_step(runs.front().folder, step)));
+}
+
 }  // namespace
 
 int report_command(const ReportOptions& o) {
   const Runs runs = report::named_runs(o.runs);
-  if (o.csv) {
+  if (o.step > 0) {
+    print_step(runs, o.step);
+  } else if (o.csv) {
     print_csv(runs, o.output);
   } else if (runs.size() == 1) {
     renew(runs.front(), o.output);

@@ -293,6 +293,24 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   return result;
 }
 
+TrainingData open_trained_data(const config::Config& config, const fs::path& cache) {
+  std::vector<NamedDataset> sources;
+  for (const FilePart& part : training_parts(config.data))
+    naming("data.source", part.name, [&] {
+      const fs::path tokens = cache / part.tokens;
+      const std::vector<std::string> files = present_or_known(part.data.train, tokens, part.data.format);
+      const bool text = !all_token_files(files, part.data.format);
+      if (text && !fs::exists(tokens))
+        throw Error(Code::data, fmt::format("{} not found: the run's tokens of {} were removed; resume the run, which "
+                                            "tokenizes the text again",
+                                            tokens.string(), files.front()));
+      const auto stream = std::make_shared<const TokenStream>(text ? std::vector{tokens.string()} : files);
+      sources.push_back(training_source(config, part.name, stream));
+    });
+  std::ranges::sort(sources, {}, &NamedDataset::name);
+  return TrainingData(std::move(sources));
+}
+
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
                         int64_t vocab, const OpenOptions& options) {
   const config::Data& data = config.data;

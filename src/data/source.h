@@ -61,6 +61,10 @@ void drop_staged(const std::filesystem::path& cache);
 /// Returns the folder of the tokens of a run's text files: RUN_DIR/tokens.
 std::filesystem::path token_cache(const config::Config& config);
 
+/// Opens the data that a run trains on, for a look at its samples: token files, or in `cache` the tokens of its text.
+/// Writes nothing. Throws Code::data if a file is missing.
+TrainingData open_trained_data(const config::Config& config, const std::filesystem::path& cache);
+
 struct EvalData {
   std::vector<NamedDataset> sets;  // empty: stopped
   std::string name;                // for messages

@@ -240,6 +240,18 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                 });
 }
 
+std::vector<FileSpan> TokenStream::files_of(int64_t begin, int64_t end) const {
+  std::vector<FileSpan> spans;
+  for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
+    FileSpan& span = spans.emplace_back(FileSpan{segment.path, from - segment.begin, stop - segment.begin});
+    if (const DocumentIndex* index = segment.layout.documents.get()) {
+      span.first_document = first_ending_from(*index, span.begin + 1);
+      span.last_document = first_ending_from(*index, span.end);
+    }
+  });
+  return spans;
+}
+
 std::string TokenStream::fingerprint() const {
   constexpr int64_t kBlocks = 256, kBlockBytes = 4096;
   std::string facts = fmt::format("{} {} {};", info_.vocab_size, info_.eos, info_.tokenizer_hash);

@@ -45,6 +45,14 @@ std::filesystem::path document_index_path(const std::filesystem::path& token_fil
 /// Returns what documents begin with, for messages: "token 1", "no BOS token".
 std::string bos_text(int32_t bos);
 
+/// Tokens [begin, end) of a file, and the first and last of its documents in them, counted from 0; -1: the file has no
+/// document index.
+struct FileSpan {
+  std::string file;
+  int64_t begin = 0, end = 0;
+  int64_t first_document = -1, last_document = -1;
+};
+
 /// A read-only view of consecutive tokens of one or more token files as one stream; 16 or 32 bits per token on disk.
 class TokenStream {
  public:
@@ -83,6 +91,9 @@ class TokenStream {
   /// Appends the positions in `ids` (the tokens from position `begin`) at which documents begin, plus `row`. A
   /// document begins at the start of a file and where the previous one ends, as in document_end_near().
   void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
+
+  /// Returns the parts of files that [begin, end) consists of.
+  std::vector<FileSpan> files_of(int64_t begin, int64_t end) const;
 
   /// Returns the XXH3-128 over sizes, header fields and evenly spaced blocks of tokens in each file (4 KiB each, 256
   /// per file, and both ends). It distinguishes files in constant time; a change between the blocks is not detected.

@@ -223,6 +223,19 @@ std::string damage_of_tokens(const fs::path& token_file) {
   return damage_by(read_json_or_null(beside(token_file, ".json")), token_file);
 }
 
+std::string text_of_document(const fs::path& token_file, int64_t document, const TextOptions& text) {
+  const json manifest = read_json_or_null(beside(token_file, ".json")), inputs = inputs_in(manifest);
+  if (!inputs.is_array() || inputs.empty() || document < 0) return {};
+  if (inputs.size() == 1) return text_in(inputs.front(), "path");
+  const json done = manifest.value("done", json());
+  const bool by_file = text.document == config::Document::file && document < static_cast<int64_t>(inputs.size()) &&
+                       done.is_object() && done.value("documents", json()) == inputs.size() &&
+                       std::ranges::all_of(inputs, [](const json& input) {
+                         return input.is_object() && input.value("json_lines", json()) == false;
+                       });
+  return by_file ? text_in(inputs[static_cast<size_t>(document)], "path") : "";
+}
+
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer, const fs::path& output,
                               const TokenizeOptions& options) {
   TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());

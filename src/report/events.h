@@ -126,8 +126,9 @@ struct StartReport {
   int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
   int64_t windows = 0;                                                             // training windows in one epoch
-  std::map<std::string, int64_t> sources = {};  // in a mixture: tokens of each source
-  double unigram_entropy = kUnknown;            // data::unigram_entropy()
+  std::map<std::string, int64_t> sources = {};         // in a mixture: tokens of each source
+  std::map<std::string, int64_t> source_samples = {};  // in a mixture: samples seen from each source in these steps
+  double unigram_entropy = kUnknown;                   // data::unigram_entropy()
   config::FlopsPerToken flops;
   setup::PeakReport peak;  // so far
   Estimate predicted;

@@ -207,6 +207,7 @@ void fields(V& v, In<V, StartReport>& s) {
   v("micro_batch", s.micro_batch, "accumulation", s.accumulation, "data_replicas", s.data_replicas);
   v("train_tokens", s.train_tokens, "val_tokens", s.val_tokens, "windows", s.windows);
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
+  if (V::kReads || !s.source_samples.empty()) v("source_samples", s.source_samples);
   v("unigram_entropy", s.unigram_entropy, "flops_per_token", s.flops);
   peak_field(v, s.peak);
   v("predicted", s.predicted);

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "report/events_json.h"
@@ -111,6 +112,41 @@ History read_history(const std::filesystem::path& file) {
   settle(history, process);
   history.peak = process.peak;
   return history;
+}
+
+RecordedStep read_step(const std::filesystem::path& file, int64_t step) {
+  RecordedStep now;
+  int64_t first = 0, last = 0;  // first and last step in the file
+  int64_t known = 0;            // the step after which `now.sources_before` is true
+  std::ifstream in(file, std::ios::binary);
+  for (std::string line; std::getline(in, line);) try {
+      const Json json = Json::parse(line);
+      const auto event = json.at("event").get<std::string>();
+      if (event == "start") {
+        now.start = from_json<StartReport>(json);
+        now.seed = json.at("config").at("run").at("seed").get<int64_t>();
+        if (now.start.step > 0 && now.start.source_samples.empty()) continue;  // no mixture, or an older version
+        now.sources_before = now.start.source_samples;
+        known = now.start.step;
+      }
+      if (event != "step") continue;
+      now.step = from_json<StepReport>(json);
+      if (now.step.step == step) {
+        if (!now.step.sources.empty() && known != step - 1)
+          throw Error(Code::usage, format("{}: does not record which samples of each source precede step {}; the next "
+                                          "step can be shown",
+                                          file.string(), step));
+        now.first_sample = now.step.data_position - now.start.global_batch;
+        return now;
+      }
+      now.sources_before = now.step.sources;
+      last = known = now.step.step;
+      if (first == 0) first = last;
+    } catch (const Json::exception&) {  // read_history() counts such lines
+    }
+  throw Error(Code::usage, first == 0 ? format("{}: records no steps", file.string())
+                                      : format("{}: does not record step {}; expected one of {} to {}", file.string(),
+                                               step, first, last));
 }
 
 void warn_of_bad_lines(const History& history, const std::filesystem::path& file) {

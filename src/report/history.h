@@ -2,6 +2,7 @@
 // The run so far, read back from metrics.jsonl for the summary and the report.
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -35,6 +36,19 @@ struct History {
 /// except for mfu, which counts attention in full. Skips lines that are not events; a torn last line does not count as
 /// bad. Returns an empty history if the file is missing.
 History read_history(const std::filesystem::path& file);
+
+/// A step as metrics.jsonl records it, and the samples that the run had seen before it.
+struct RecordedStep {
+  StepReport step;
+  StartReport start;  // of the process that ran the step
+  int64_t seed = 0;   // run.seed of that process
+  int64_t first_sample = 0;
+  std::map<std::string, int64_t> sources_before;  // in a mixture: samples of each source
+};
+
+/// Returns a step of a run. Throws Code::usage if the file does not record it, or in a mixture not the samples before
+/// it.
+RecordedStep read_step(const std::filesystem::path& file, int64_t step);
 
 /// Warns once if there are bad lines.
 void warn_of_bad_lines(const History& history, const std::filesystem::path& file);

@@ -300,12 +300,15 @@ std::string report_html(const Summary& summary, const History& history, const st
   if (!config_toml.empty())
     html += page::section("<details><summary>Effective configuration</summary><pre>" + escape(config_toml) +
                           "</pre></details>");
-  return html + page::end("metrics.jsonl contains every step, report.json the numbers on this page.");
+  return html +
+         page::end(
+             "metrics.jsonl contains every step, report.json the numbers on this page. `trainer report RUN --step N` "
+             "prints the samples that step N trained on.");
 }
 
 std::string report_json(const Summary& summary, const History& history) {
   Json facts = to_json(summary.start);
-  for (const char* key : {"event", "step", "config", "peak"}) facts.erase(key);
+  for (const char* key : {"event", "step", "config", "peak", "source_samples"}) facts.erase(key);
   Json evals = Json::array(), samples = Json::array(), report;
   for (const EvalReport& eval : history.evals) evals.push_back(eval_json(eval));
   for (const Sample& sample : summary.samples) samples.push_back(to_json(sample));

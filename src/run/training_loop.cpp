@@ -138,6 +138,8 @@ void TrainingLoop::begin() {
   start.step = state_.step;
   start.total_steps = total_steps_;
   start.data_position = state_.samples_seen;
+  if (const data::Mixture* mixture = open_.datasets.train->mixture())
+    start.source_samples = mixture->samples_before(state_.samples_seen);
   start.environment.version = options_.version;
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
@@ -281,7 +283,8 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
                     : format("{} is not finite", outcome.norm.is_finite() ? "the loss" : outcome.norm.bad_tensor);
   const std::string message = format("step {}: {}, the update was skipped ({} in a row, {} allowed)", state_.step, why,
                                      state_.skipped_in_row, config_.train.max_skipped_steps);
-  reporter_.warn(state_.step, message);
+  reporter_.warn(state_.step,
+                 format("{}; `trainer report {} --step {}` prints its samples", message, config_.run.dir, state_.step));
   if (state_.skipped_in_row > config_.train.max_skipped_steps) give_up(message);
 }
 

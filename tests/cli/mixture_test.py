@@ -4,6 +4,7 @@ import collections
 import gzip
 import json
 import pathlib
+import re
 import struct
 
 import rig
@@ -125,6 +126,41 @@ class Mixtures(rig.Runs):
         # The same weights go on as before: no new phase.
         self.train("data.source.math.weight=0.5", "train.steps=12")
         self.assertEqual(len(self.manifest(12)["mixture"]["phases"]), 2)
+
+    def samples_of(self, step, run="run"):
+        """What `report --step` prints: of each sample its source, number, file, first and last token, and first token ids."""
+        out = self.trainer("report", run, "--step", str(step), stdout=True)
+        rows = [re.fullmatch(r"(\w+) +(\d+)  (\S+) (\d+)-(\d+) +-  ([\d ]+)\n?", line) for line in out.splitlines()[2:]]
+        self.assertTrue(rows and all(rows), out)
+        return [(row[1], int(row[2]), row[3], int(row[4]), int(row[5]), row[6]) for row in rows]
+
+    def test_the_samples_of_each_step_are_printed(self):
+        """Also those before and after weights changed on a resume. No window is used twice within an epoch."""
+        self.train("train.global_batch=2", max_steps=5)
+        self.train("train.global_batch=2", "data.source.math.weight=0.5", "train.steps=16")
+        used, seen = collections.Counter(), collections.Counter()
+        for event in self.events("step"):
+            samples = self.samples_of(event["step"])
+            self.assertEqual(len(samples), 2)
+            for source, number, file, first, last, ids in samples:
+                self.assertEqual(number, seen[source])
+                seen[source] += 1
+                tokens = struct.unpack_from("<33H", (self.folder / f"{source}.bin").read_bytes(), 1024 + 2 * first)
+                self.assertEqual((pathlib.Path(file).name, first % 32, last - first), (f"{source}.bin", 0, 32))
+                self.assertTrue(" ".join(map(str, tokens)).startswith(ids), ids)
+                windows = {"web": 60, "code": 11, "math": 7}[source]
+                used[source, number // windows, first] += 1
+            self.assertEqual({name: count for name, count in event["sources"].items() if count}, dict(seen))
+        self.assertGreater(seen["math"], 7)  # more than an epoch
+        self.assertEqual(set(used.values()), {1})
+        self.assertIn("does not record step 17; expected one of 1 to 16", self.trainer("report", "run", "--step", "17", status=2))
+        # A branch records what precedes it, and data that have changed are rejected.
+        self.train("train.global_batch=2", "data.source.math.weight=0.5", "run.dir=branch", "train.steps=16", max_steps=1,
+                   resume=str(self.step_folder(5)))
+        self.assertEqual(self.samples_of(6, "branch"), self.samples_of(6))
+        (self.folder / "math.bin").write_bytes(token_file([201] * 300))
+        self.assertIn("math.bin: 300 training tokens, but 225 when the step was trained",
+                      self.trainer("report", "run", "--step", "6", status=4))
 
     def test_sources_come_and_go(self):
         self.train(max_steps=4)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 
 import rig
@@ -47,6 +48,31 @@ class Reports(rig.Runs):
         shutil.copytree(self.folder / "run", self.folder / "other")
         self.assertIn("other/metrics.jsonl: ignoring 2 lines", self.trainer("report", "run", "other"))
         self.assertIn(message, self.train(max_steps=1))
+
+    def test_the_samples_of_a_spike_are_found(self):
+        """A text repeats one line, with one odd line. The step whose loss is the largest trained on it, and no other one."""
+        lines = ["the cat sat on the mat.\n"] * 2000
+        lines[700] = "XQ!7 zzkp 4&%# wJ9 ~~ 0x3F qqq; [[[]]] Zw: 88 kjh\n" * 2
+        (self.folder / "text.txt").write_text("".join(lines))
+        sets = ["data.train=text.txt", "data.tokenizer=train", "data.vocab_size=330", "data.val_fraction=0",
+                "train.sample_interval=0", "train.steps=60", "optim.lr=1e-2", "model.dropout=0"]
+        self.train(*sets)
+        losses = {event["step"]: event["loss"] for event in self.events("step")}
+        spike = max(range(21, 61), key=losses.get)
+        odd = [step for step in range(21, 61) if "XQ!7" in self.trainer("report", "run", "--step", str(step), stdout=True)]
+        self.assertGreater(losses[spike], 2 * sorted(losses.values())[30], losses)
+        self.assertEqual(odd, [spike])
+        shown = self.trainer("report", "run", "--step", str(spike), stdout=True)
+        self.assertRegex(shown, rf"^step {spike}: loss \d+\.\d+, grad_norm \d+\.\d+; 4 samples of 33 tokens")
+        self.assertRegex(shown, r"run/tokens/train\.bin \d+-\d+  0 of /\S+/text\.txt +")
+        # A run that skips spikes names the command.
+        stderr = self.train(*sets, "run.dir=skips", "train.skip_sigma=6", "train.skip_window=20")
+        command = re.search(rf"step {spike}: .*; `trainer (report skips --step {spike})` prints its samples", stderr)
+        self.assertTrue(command, stderr)
+        out = self.trainer(*command[1].split(), stdout=True)
+        self.assertIn("update skipped; 4 samples", out)
+        self.assertEqual(out.splitlines()[2:], [line.replace("run/tokens", "skips/tokens") for line in shown.splitlines()[2:]])
+        self.assertIn("report --step: expected one run", self.trainer("report", "run", "skips", "--step", "3", status=2))
 
     def test_what_is_no_run_is_named(self):
         for args, message in ((["tokens"], "tokens: contains no metrics.jsonl; expected the folder (run.dir)"),

@@ -57,6 +57,21 @@ TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
   EXPECT_NE(first.data_hash, open().data_hash);
 }
 
+TEST_F(Source, OpensTrainedDataWithoutWriting) {
+  use_text(novel().substr(0, 80'000), 500);
+  const Datasets run = open();
+  const auto before = fs::last_write_time(folder_ / "run/tokens");
+  const TrainingData data = open_trained_data(config_, folder_ / "run/tokens");
+  const TokenDataset &expected = run.train->sources().front().dataset, &found = data.sources().front().dataset;
+  EXPECT_EQ(found.end(), expected.end());
+  for (int64_t sample = 0; sample < 2 * expected.windows(); ++sample)
+    ASSERT_EQ(found.window_of(sample), expected.window_of(sample));
+  EXPECT_EQ(fs::last_write_time(folder_ / "run/tokens"), before);
+  fs::remove(folder_ / "run/tokens/train.bin");
+  expect_error(Code::data, {"tokens/train.bin", "train.txt", "resume the run"},
+               [&] { open_trained_data(config_, folder_ / "run/tokens"); });
+}
+
 TEST_F(Source, ValidationStartsAtADocument) {
   std::string text;
   for (int i = 0; i < 300; ++i) text += novel().substr(i * 300, 250) + "\n\n";

@@ -247,6 +247,28 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
   }
 }
 
+TEST(TokenFile, FindsFilesAndDocumentsOfTokens) {
+  TempFolder folder;
+  const std::vector<int64_t> ends = {0, 3, 3, 8};  // the second document is empty
+  write(folder / "a.docs", document_index_header(3) + packed<int64_t>(ends));
+  const std::string a = write(folder / "a.bin", token_header({8, 300, 2, ""}) + packed<uint16_t>(numbers(8, 300)));
+  const std::string b = write(folder / "b.bin", token_header({5, 300, 2, ""}) + packed<uint16_t>(numbers(5, 300)));
+  const TokenStream stream({a, b, a});
+  using Row = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>;
+  const auto found = [&](int64_t begin, int64_t end) {
+    std::vector<Row> rows;
+    for (const FileSpan& span : stream.files_of(begin, end))
+      rows.emplace_back(span.file, span.begin, span.end, span.first_document, span.last_document);
+    return rows;
+  };
+  EXPECT_EQ(found(0, 3), (std::vector<Row>{{a, 0, 3, 0, 0}}));
+  EXPECT_EQ(found(2, 4), (std::vector<Row>{{a, 2, 4, 0, 2}}));
+  EXPECT_EQ(found(3, 8), (std::vector<Row>{{a, 3, 8, 2, 2}}));
+  EXPECT_EQ(found(7, 15), (std::vector<Row>{{a, 7, 8, 2, 2}, {b, 0, 5, -1, -1}, {a, 0, 2, 0, 0}}));
+  EXPECT_EQ(found(20, 21), (std::vector<Row>{{a, 7, 8, 2, 2}}));
+  EXPECT_TRUE(found(4, 4).empty());
+}
+
 TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
   TempFolder folder;
   std::vector<int32_t> ids = numbers(3'000'000, 1000);

@@ -61,6 +61,24 @@ TEST(Tokenize, DecodesToTheFilesWithEosAfterEach) {
   }
 }
 
+TEST(Tokenize, NamesTheTextOfADocumentWhereTheManifestTells) {
+  TempFolder folder;
+  const auto files = corpus(folder, 1, 500);
+  const TextOptions whole, lines{.document = config::Document::line};
+  tokenize_files(files, small_tokenizer(), folder / "all.bin", {});
+  tokenize_files({files[1]}, small_tokenizer(), folder / "one.bin", {.text = lines});
+  tokenize_files(files, small_tokenizer(), folder / "lines.bin", {.text = lines});
+  for (size_t i = 0; i < files.size(); ++i)
+    EXPECT_EQ(text_of_document(folder / "all.bin", static_cast<int64_t>(i), whole), files[i]);
+  EXPECT_EQ(text_of_document(folder / "all.bin", 3, whole), "");
+  EXPECT_EQ(text_of_document(folder / "all.bin", -1, whole), "");
+  EXPECT_EQ(text_of_document(folder / "one.bin", 7, lines), files[1]);
+  EXPECT_EQ(text_of_document(folder / "lines.bin", 1, lines), "");
+  EXPECT_EQ(text_of_document(folder / "lines.bin", 1, whole), "") << "there are more documents than files";
+  write(folder / "broken.json", R"({"inputs": [1, 2], "done": 3})");
+  EXPECT_EQ(text_of_document(folder / "broken.bin", 0, whole), "");
+}
+
 TEST(Tokenize, DoesNotDependOnThreadsOrPieces) {
   TempFolder folder;
   const auto files = corpus(folder, 5, 200'000);
