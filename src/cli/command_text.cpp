@@ -15,7 +15,12 @@ bool is_shown(const CLI::App* app) { return !app->get_group().empty(); }
 Options options_of_verb(const CLI::App& app) {
   if (!app.get_fallthrough()) return {};
   const CLI::App& verb = *app.get_parent();
-  return verb.get_options([&](const CLI::Option* option) { return option != verb.get_help_ptr(); });
+  const auto is_of_action = [&](const CLI::Option* option) {
+    return std::ranges::count(app.get_options(), option) > 0;
+  };
+  return verb.get_options([&](const CLI::Option* option) {
+    return option != verb.get_help_ptr() && std::ranges::none_of(option->get_excludes(), is_of_action);
+  });
 }
 
 Options options_at(const CLI::App& app) {

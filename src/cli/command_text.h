@@ -12,7 +12,7 @@ namespace trainer::cli {
 
 /// True if --help lists the verb or action.
 bool is_shown(const CLI::App* app);
-/// Returns the options that an action shares with the other actions of its verb; empty for a verb.
+/// Returns the options of its verb that an action accepts: those that exclude none of its own. Empty for a verb.
 std::vector<const CLI::Option*> options_of_verb(const CLI::App& app);
 /// Returns all options that a verb or an action accepts.
 std::vector<const CLI::Option*> options_at(const CLI::App& app);

@@ -260,7 +260,8 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
       add_action(verb, "merge", "write a step folder with the mean of the weights of several checkpoints");
   CLI::App& to = add_action(verb, "export", "convert a checkpoint to files for Hugging Face transformers or llama.cpp");
   CLI::App& from = add_action(verb, "import", "convert a Hugging Face model to a checkpoint");
-  add_path(merge, "checkpoints", o.merged, "CKPT", "merge these step, checkpoints or run folders")->required();
+  CLI::Option* merged =
+      add_path(merge, "checkpoints", o.merged, "CKPT", "merge these step, checkpoints or run folders")->required();
   for (CLI::App* action : {&strip, &merge, &from})
     add_path(*action, action == &merge ? "-o,--output" : "--output", o.output, "DIR",
              "write to this folder, which must not exist yet")
@@ -273,8 +274,9 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16", "q8_0"}, "set the type of the weights; q8_0: GGUF only");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into each file");
   to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
-  add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
-  for (CLI::App* action : {&merge, &from}) action->excludes(checkpoint)->excludes(config);
+  CLI::Option* input =
+      add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
+  for (CLI::Option* source : {merged, input}) source->excludes(checkpoint)->excludes(config)->excludes(set);
 }
 
 void add_config_actions(CLI::App& verb, ConfigVerbOptions& o) {

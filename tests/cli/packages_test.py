@@ -154,6 +154,14 @@ class Texts(unittest.TestCase):
                 self.assertIn(option, part, f"trainer {verb}")
         self.assertIn("75 saved after a signal", " ".join(page.split()))
 
+    def test_help_lists_what_an_action_takes(self):
+        for verb, text in self.helps.items():
+            if verb.startswith("checkpoint "):
+                reads = verb.split()[1] not in ("import", "merge")
+                self.assertEqual({"--config", "--set", "--checkpoint"} & options_of(text),
+                                 {"--config", "--set", "--checkpoint"} if reads else set(), verb)
+                self.assertIn("--json", options_of(text), verb)
+
     def test_flags_take_no_word(self):
         page = output(rig.TRAINER, "manual").replace("\\-", "-")
         self.assertNotIn("WORD", page)
