@@ -47,8 +47,9 @@ class Tokenizer {
   /// model names no such token.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin, int32_t eos = -1);
   /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
-  /// function of the texts and of `vocab_size`. Throws Code::data, naming the limit, when the text is too small for a
-  /// vocabulary of this size.
+  /// function of the texts and of `vocab_size`. Words of 48 or more ASCII letters, such as DNA, count for at most 2 MiB
+  /// of the sample, since the library takes memory and time for each letter of distinct words. Throws Code::data,
+  /// naming the limit, when the text is too small for a vocabulary of this size.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
                          int64_t max_bytes = int64_t{64} << 20);
   /// Trains on a sample that contains these shares of the texts.

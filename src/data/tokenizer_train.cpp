@@ -16,6 +16,41 @@ namespace {
 constexpr size_t kLongestSentence = 4000;  // the library skips sentences of more than 4192 bytes
 constexpr int64_t kFixedPieces = 260;      // <unk>, <s>, </s>, "\n" and the 256 bytes
 
+constexpr size_t kLongWord = 48;  // ASCII letters in a row; hardly any word of a language has as many
+constexpr size_t kMostInLongWords = size_t{2} << 20;  // letters
+
+/// Calls use(begin, size) for each long word of a line.
+template <typename F>
+void for_each_long_word(std::string_view line, F&& use) {
+  const auto is_letter = [](char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; };
+  for (size_t begin = 0, end = 0; begin < line.size(); begin = end + 1) {
+    for (end = begin; end < line.size() && is_letter(line[end]);) ++end;
+    if (end - begin >= kLongWord) use(begin, end - begin);
+  }
+}
+
+/// Removes long words, evenly over the text, until at most kMostInLongWords letters of them are left. The library's
+/// time and memory grow with the letters of distinct words, which ordinary text repeats but the parts of one long word
+/// are not.
+void thin_out_long_words(std::vector<std::string>& lines) {
+  size_t letters = 0, seen = 0, kept = 0;
+  for (const std::string& line : lines) for_each_long_word(line, [&](size_t, size_t size) { letters += size; });
+  if (letters <= kMostInLongWords) return;
+  for (std::string& line : lines) {
+    std::string rest;
+    size_t copied = 0;
+    for_each_long_word(line, [&](size_t begin, size_t size) {
+      seen += size;
+      const bool keep = (kept + size) * letters <= seen * kMostInLongWords;
+      if (keep) kept += size;
+      rest += line.substr(copied, (keep ? begin + size : begin) - copied);
+      copied = begin + size;
+    });
+    if (copied > 0) line = rest + line.substr(copied);
+  }
+  std::erase_if(lines, [](const std::string& line) { return line.empty(); });
+}
+
 class Sentences : public sentencepiece::SentenceIterator {
  public:
   explicit Sentences(const std::vector<std::string>& lines) : lines_(lines) {}
@@ -59,6 +94,7 @@ Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab
     std::vector<std::string> sample = sample_lines(text.files, text.options, bytes, kLongestSentence);
     lines.insert(lines.end(), std::make_move_iterator(sample.begin()), std::make_move_iterator(sample.end()));
   }
+  thin_out_long_words(lines);
   if (lines.empty()) throw Error(Code::data, fmt::format("{}: no text to train a tokenizer on", first));
   const int64_t least = kFixedPieces + distinct_characters(lines);
   if (vocab_size < least) {
