@@ -174,6 +174,7 @@ int plan_command(const PlanOptions& o) {
   request.config = config::load(o.config.file, o.config.sets, reading_models({.files = false, .plans = true}));
   const plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
   free_keys(request.config, o.free);
+  request.bf16_gradients = std::ranges::count(o.free, "parallel.rs_dtype") > 0;
   request.vocab = vocabulary(request.config);
   if (o.devices.size() > 1) return compare_devices(o, request, cluster);
   request.devices = !o.devices.empty() ? o.devices.front()
@@ -213,6 +214,7 @@ int plan_command(const PlanOptions& o) {
                      {"memory_limit_bytes", plan.memory_limit},
                      {"enumerated", plan.enumerated},
                      {"priced", plan.priced},
+                     {"not_tried", plan.left_out},
                      {"seconds", plan.seconds},
                      {"runs", rows},
                      {"too_large", large}});

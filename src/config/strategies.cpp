@@ -252,9 +252,12 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
   }
 }
 
-/// Visits tiles that consist of the ranks of a node.
+/// Visits the other stationary matrices, and tiles that consist of the ranks of a node.
 void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
   Parallel p = config.parallel;
+  p.stationary = p.stationary == "auto" ? "paper" : "auto";
+  visit(p);
+  p.stationary = config.parallel.stationary;
   if (sharding_of(config).ranks(~AxisSet{0}) <= devices_per_node) return;
   for (const int64_t rows : divisors(devices_per_node)) {
     p.node_tile = {rows, devices_per_node / rows};

@@ -70,9 +70,11 @@ double LayoutSearch::seconds_per_state_byte() const {
 void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
   const int64_t ranks = config::ranks_of_replica(config);
   std::vector<std::vector<int64_t>> lists = {config.parallel.axes};
-  if (!config::is_given(config, "parallel.axes")) lists = config::axis_lists(ranks, cluster_.devices_per_node);
+  if (!config::is_given(config, "parallel.axes")) {
+    lists = config::axis_lists(ranks, cluster_.devices_per_node);
+    std::erase_if(lists, [&](const auto& extents) { return extents.size() > most_axes; });
+  }
   for (const std::vector<int64_t>& extents : lists) {
-    if (extents.size() > most_axes) continue;
     Config trial = config;
     trial.parallel.axes = extents;
     LayerCosts costs = costs_of(trial, config::sharding_of(trial));

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/join.h"
 #include "base/units.h"
+#include "config/keys.h"
 #include "config/layouts.h"
 #include "config/tags.h"
 #include "config/text.h"
@@ -44,6 +45,15 @@ void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
     run();
   }
   if (problem != nullptr) std::rethrow_exception(problem);
+}
+
+/// Returns the largest number of mesh axes that a replica's ranks can be factored into.
+int prime_factors(const Config& config) {
+  int count = 0;
+  int64_t ranks = config::ranks_of_replica(config);
+  for (int64_t factor = 2; ranks > 1; ++factor)
+    for (; ranks % factor == 0; ranks /= factor) ++count;
+  return count;
 }
 
 /// A strategy and a number of replicas. The estimates of a family have similar relative errors.
@@ -114,11 +124,15 @@ class Planning {
       price(std::move(chosen));
       confirm(1);
     }
+    if (!plan_.runs.empty()) note_unpriced(std::move(runs));
     vary();
     if (searches_tags_) refine_tags();
     if (as_tags_) write_as_tags();
     keep_fastest_tags();
     confirm(request_.shown);
+    plan_.spares_bf16_gradients = !plan_.runs.empty() && !request_.bf16_gradients &&
+                                  !config::is_given(request_.config, "parallel.rs_dtype") &&
+                                  scatters_in_fp32(plan_.runs.front());
     std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
     return std::move(plan_);
   }
@@ -153,6 +167,12 @@ class Planning {
     });
     const bool alone = by_batch.empty();
     searches_tags_ = !to_search.empty();
+    if (!alone && to_search.size() > kSearched)
+      leave_out("sharding specs for {} of {} combinations of data and micro_batch", to_search.size() - kSearched,
+                to_search.size());
+    if (!config::is_given(request_.config, "parallel.axes") &&
+        std::ranges::any_of(to_search, [](const Config* config) { return prime_factors(*config) > 3; }))
+      leave_out("sharding specs over more than 3 mesh axes");
     for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
       search_.find_tags(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
@@ -200,22 +220,52 @@ class Planning {
     }
   }
 
+  template <typename... Args>
+  void leave_out(fmt::format_string<Args...> text, Args&&... args) {
+    plan_.left_out.push_back(format(text, std::forward<Args>(args)...));
+  }
+
+  /// Notes the layouts that are not priced: those that may be faster but exceed the number of rounds, and the others.
+  void note_unpriced(std::vector<PlannedRun> runs) {
+    const size_t promising = take_promising(runs, plan_.runs, runs.size()).size();
+    if (promising > 0)
+      leave_out("{} after {} rounds of simulation", counted(promising, "promising layout"), kMostRounds);
+    if (!runs.empty()) leave_out("{} by their estimates", counted(runs.size(), "layout"));
+  }
+
+  /// True if weight gradients are reduce-scattered in fp32 and could be in bf16.
+  bool scatters_in_fp32(const PlannedRun& run) const {
+    return config::find_key("parallel", "rs_dtype")->belongs(run.strategy) && run.config.parallel.rs_dtype == "fp32" &&
+           plan_.compute == DType::bf16 && !as_tags_ && config::sharding_of(run.config).gathers_weights();
+  }
+
   /// Prices variants of the fastest layouts of each strategy (config::variants).
   void vary() {
     constexpr size_t kVaried = 4;
     constexpr double kGain = 1.5;  // no variant is expected to be faster by more than this factor
     std::map<std::string, size_t> of_strategy;
+    int64_t not_varied = 0;
     std::vector<PlannedRun> variants;
     for (const PlannedRun& run : plan_.runs) {
       if (run.time.total() > kGain * plan_.runs.front().time.total()) break;
       std::vector<Config> others = config::variants(run.config, cluster_.devices_per_node);
-      if (others.empty() || ++of_strategy[run.strategy] > kVaried) continue;
+      if (request_.bf16_gradients && scatters_in_fp32(run)) {
+        others.push_back(run.config);
+        others.back().parallel.rs_dtype = "bf16";
+      }
+      if (others.empty()) continue;
+      if (++of_strategy[run.strategy] > kVaried) {
+        ++not_varied;
+        continue;
+      }
       for (Config& config : others) {
         if (!seen_.insert(identity(config)).second) continue;
         variants.push_back(planned(std::move(config)));
         variants.back().estimate = run.estimate;
       }
     }
+    if (not_varied > 0)
+      leave_out("variants of {} with a strategy whose {} fastest are varied", counted(not_varied, "layout"), kVaried);
     for_each(variants.size(), request_.threads, [&](size_t i) { pricer_.price(variants[i]); });
     add(std::move(variants));
   }
@@ -229,19 +279,24 @@ class Planning {
   /// Moves from the fastest layout, as a sharding spec, to its neighbours as long as one of them is faster. The
   /// additive model proposes neighbours; their simulated times decide.
   void refine_tags() {
-    for (int round = 0; round < kMostRounds && !plan_.runs.empty(); ++round) {
+    bool complete = true;
+    for (int round = 0; !plan_.runs.empty(); ++round) {
+      if (round == kMostRounds) return leave_out("further moves of axes, after {} rounds", kMostRounds);
       Config fastest = reopened(plan_.runs.front().config);
       const double best = plan_.runs.front().time.total();
       if (config::ranks_of_replica(fastest) == 1) return;
       config::set_tables(fastest, config::sharding_of(fastest));
       std::vector<PlannedRun> next;
-      for (PlannedRun& run : search_.neighbours(fastest))
-        if (next.size() < request_.most_priced / 2 && seen_.insert(identity(run.config)).second)
-          next.push_back(std::move(run));
+      for (PlannedRun& run : search_.neighbours(fastest)) {
+        complete &= next.size() < request_.most_priced / 2;
+        if (!complete) break;
+        if (seen_.insert(identity(run.config)).second) next.push_back(std::move(run));
+      }
       price(std::move(next));
       confirm(1);
-      if (plan_.runs.empty() || plan_.runs.front().time.total() >= best) return;
+      if (plan_.runs.empty() || plan_.runs.front().time.total() >= best) break;
     }
+    if (!complete) leave_out("all but the {} most promising moves of an axis", request_.most_priced / 2);
   }
 
   void write_as_tags() {

@@ -9,6 +9,7 @@
 //                  choices in the order of their estimates (plan/pricing.h)
 //   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
 //   5. refine      the fastest layout as a sharding spec by moving to faster neighbours
+//                  (what steps 2 to 5 do not try is named in Plan::left_out)
 //   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory is exact
 #include <string>
 #include <vector>
@@ -24,14 +25,17 @@ struct PlanRequest {
   int64_t devices = 1;
   int threads = 2;
   size_t most_priced = 48;
-  size_t shown = 10;  // of Plan::runs: these are recorded with all layers
+  size_t shown = 10;            // of Plan::runs: these are recorded with all layers
+  bool bf16_gradients = false;  // also tries parallel.rs_dtype = "bf16", which rounds weight gradients
 };
 
 struct Plan {
   std::vector<PlannedRun> runs;       // runs that fit, fastest first
   std::vector<PlannedRun> too_large;  // runs that do not fit, smallest first
   int64_t enumerated = 0, priced = 0;
-  double seconds = 0;  // duration of planning
+  std::vector<std::string> left_out;   // what the search did not try, one phrase for each of its limits
+  bool spares_bf16_gradients = false;  // the fastest reduce-scatters weight gradients in fp32, and bf16 was not tried
+  double seconds = 0;                  // duration of planning
   DType compute = DType::f32;
   double memory_limit = 0;  // bytes per rank
 };

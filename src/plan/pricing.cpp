@@ -109,7 +109,7 @@ std::string identity(Config config) {
   std::string text = format("{} data {} batch {} kept {}{}", fmt::join(p.axes, " x "), p.data, config.train.micro_batch,
                             p.cache_layers, schedules);
   for (const std::string* word : words) text += " " + *word;
-  return text;
+  return text + (p.rs_dtype == "fp32" ? "" : " " + p.rs_dtype);
 }
 
 std::vector<std::string> other_names(const Config& config) {

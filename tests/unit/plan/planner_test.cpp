@@ -1,6 +1,7 @@
 // The planner compared with the trainer: bytes, memory and the order of layouts; and against published measurements.
 #include "plan/planner.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -252,10 +253,67 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
   EXPECT_GT(shown.size(), 10u);
 }
 
+TEST(Planner, TriesBf16GradientsOnRequestOnly) {
+  Config config =
+      small({"precision.compute=bf16", "parallel.strategy=axonn-4d", "parallel.grid=1,1,8", "parallel.data=1"});
+  PlanRequest request{.config = config, .vocab = 1000, .devices = 8, .threads = 1};
+  const Cluster cluster = cluster_file("frontera-rtx");
+  const Plan exact = plan_layouts(request, cluster);
+  for (const PlannedRun& run : exact.runs) EXPECT_EQ(run.config.parallel.rs_dtype, "fp32") << run.layout;
+  EXPECT_TRUE(exact.spares_bf16_gradients);
+  tests::expect_parts(to_text(exact, cluster, 5), {"rs_dtype = \"bf16\"", "--free parallel.rs_dtype"});
+  request.bf16_gradients = true;
+  const Plan rounded = plan_layouts(request, cluster);
+  const PlannedRun &best = rounded.runs.front(), &before = exact.runs.front();
+  EXPECT_EQ(best.config.parallel.rs_dtype, "bf16");
+  EXPECT_FALSE(rounded.spares_bf16_gradients);
+  EXPECT_LT(best.time.total(), before.time.total());
+  const auto of_gradients = [](const PlannedRun& run) { return run.plan.comm_bytes.at("z").at("reduce_scatter"); };
+  EXPECT_LT(of_gradients(best), 0.6 * static_cast<double>(of_gradients(before)));
+  request.config =
+      small({"precision.compute=bf16", "parallel.strategy=axonn-4d", "parallel.grid=1,1,8", "parallel.rs_dtype=fp32"});
+  request.bf16_gradients = false;
+  EXPECT_FALSE(plan_layouts(request, cluster).spares_bf16_gradients) << "it is set";
+}
+
+TEST(Planner, TriesBothStationaryMatrices) {
+  const Cluster cluster = cluster_file("laptop-2core");
+  const auto stationary = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = {"parallel.strategy=optimus-2d", "parallel.mesh=2,2", "parallel.data=1",
+                                     "train.micro_batch=8"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    std::set<std::string> found;
+    for (const PlannedRun& run : planned(small(sets), 4, cluster).runs) found.insert(run.config.parallel.stationary);
+    return found;
+  };
+  EXPECT_EQ(stationary({}), (std::set<std::string>{"auto", "paper"}));
+  EXPECT_EQ(stationary({"parallel.stationary=paper"}), (std::set<std::string>{"paper"}));
+}
+
+// A line of the text and a list of the document name everything that the search leaves out.
+TEST(Planner, NamesWhatItDidNotTry) {
+  const Cluster cluster = cluster_file("perlmutter");
+  const Plan wide = planned(small(), 16, cluster);
+  const std::string text = to_text(wide, cluster, 3);
+  ASSERT_FALSE(wide.left_out.empty());
+  tests::expect_parts(
+      fmt::format("{}", fmt::join(wide.left_out, "\n")),
+      {"sharding specs for ", "combinations of data and micro_batch", "by their estimates", "variants of "});
+  for (const std::string& part : wide.left_out) tests::expect_parts(text, {"not tried", part});
+  const Plan narrow =
+      planned(small({"parallel.strategy=megatron-1d", "parallel.data=4", "train.micro_batch=8"}), 4, cluster);
+  EXPECT_TRUE(narrow.left_out.empty()) << narrow.left_out.front();
+  EXPECT_EQ(to_text(narrow, cluster, 3).find("not tried"), std::string::npos);
+}
+
 TEST(Planner, KeepsGivenExtents) {
   const Cluster cluster = cluster_file("frontera-rtx");
   for (const PlannedRun& run : planned(small({"parallel.strategy=autoddl", "parallel.axes=[8]"}), 8, cluster).runs)
     EXPECT_EQ(run.config.parallel.axes, std::vector<int64_t>{8}) << run.layout;
+  const Plan four =
+      planned(small({"parallel.strategy=autoddl", "parallel.axes=[2, 2, 2, 2]", "train.micro_batch=32"}), 16, cluster);
+  ASSERT_FALSE(four.runs.empty());
+  EXPECT_EQ(four.runs.front().config.parallel.axes, (std::vector<int64_t>{2, 2, 2, 2}));
   const Plan one = planned(
       small({"parallel.strategy=megatron-1d", "parallel.tensor=1", "parallel.sequence_parallel=false"}), 4, cluster);
   ASSERT_FALSE(one.runs.empty());
