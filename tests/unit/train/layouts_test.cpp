@@ -472,46 +472,5 @@ TEST(LayoutTables, OfADeepMeshTrainTheSame) {
   EXPECT_EQ(bytes(a), bytes(b));
 }
 
-/// Random legal tables for three layers on 2 x 2 ranks, or 4, with axes of one rank.
-Config random_tables(uint64_t seed) {
-  const PhiloxKey key = philox_key(seed, "tags");
-  uint64_t next = 0;
-  for (;;) {
-    Config c = configure(Layout{.data = 1, .arch = seed % 2 == 0 ? Arch::gpt2 : Arch::llama, .micro_batch = 4});
-    c.model.n_layer = 3;
-    c.model.n_kv_head = c.model.arch == Arch::llama ? 4 : 24;
-    c.parallel.strategy = "autoddl";
-    constexpr int64_t kAxes[][6] = {{4, 0}, {2, 2, 0}, {1, 2, 1, 2, 1, 0}, {2, 2, 0}, {2, 1, 1, 1, 1, 2}};
-    c.parallel.axes.clear();
-    for (const int64_t extent : kAxes[seed % 5])
-      if (extent > 0) c.parallel.axes.push_back(extent);
-    const auto word = [&](const char* letters) {
-      std::string tags;
-      for (size_t i = 0; i < c.parallel.axes.size(); ++i)
-        tags += letters[philox_at(key, next++) % std::string_view(letters).size()];
-      return tags;
-    };
-    for (int64_t layer = 0; layer < 3; ++layer) {
-      LayerTags tags{.layers = 1};
-      for (const config::TagMember& member : config::kTagMembers)
-        if (member.letters != nullptr) tags.*member.member = word(member.letters);
-      c.parallel.layer.push_back(tags);
-    }
-    c.parallel.head = word(config::kSpreadLetters);
-    c.parallel.table = word(config::kTableLetters);
-    if (config::layout_fits(c)) return c;
-  }
-}
-
-TEST(LayoutTables, SendWhatWasPredictedInRandomLegalLayouts) {
-  for (uint64_t seed = 0; seed < 24; ++seed) {
-    const Config c = random_tables(seed);
-    SCOPED_TRACE(format("seed {}: {}", seed, config::to_toml(config::find_key("parallel", "layer")->get(c))));
-    const Result many = train(c, DType::f64, 2);
-    expect_same_gradients(many.gradients, one_rank(c, DType::f64, 2).gradients, 1e-12);
-    expect_predicted_bytes(many, 2);
-  }
-}
-
 }  // namespace
 }  // namespace trainer::tests
