@@ -36,6 +36,7 @@ std::string curves(const std::vector<ComparedRun>& runs, svg::LineChart chart, i
     series.points = svg::smooth(series.points);
     chart.series.push_back(std::move(series));
   }
+  svg::scale_for_spikes(chart);
   return svg::line_chart(std::move(chart));
 }
 

@@ -118,13 +118,7 @@ std::string rate_chart(const History& history) {
 std::string norm_chart(const History& history) {
   svg::LineChart chart = small_chart("norm", "Gradient norm, before clipping");
   chart.series.push_back({"", curve(history, &StepReport::grad_norm), 3});
-  // A logarithmic axis prevents a single spike from flattening everything else.
-  const double middle = median_of(history.steps, &StepReport::grad_norm);
-  double largest = 0;
-  for (const StepReport& step : history.steps)
-    if (std::isfinite(step.grad_norm)) largest = std::max(largest, step.grad_norm);
-  chart.logarithmic = middle > 0 && largest > 20 * middle;
-  chart.from_zero = !chart.logarithmic;
+  svg::scale_for_spikes(chart);
   return svg::line_chart(std::move(chart));
 }
 

@@ -37,6 +37,7 @@ svg .key, svg .value { fill: var(--ink); }
 svg path { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 svg path.faint { stroke-width: 1; opacity: 0.4; }
 svg .grid { stroke: var(--grid); } svg .axis { stroke: var(--rule); }
+svg text.level { paint-order: stroke; stroke: var(--card); stroke-width: 4px; }
 svg line.level { stroke: var(--soft); stroke-dasharray: 5 4; }
 .s0 { stroke: var(--c0); } .s1 { stroke: var(--c1); } .s2 { stroke: var(--c2); } .s3 { stroke: var(--c3); }
 .s4 { stroke: var(--c4); } .s5 { stroke: var(--c5); } .s6 { stroke: var(--c6); } .s7 { stroke: var(--c7); }

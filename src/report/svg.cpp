@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "base/units.h"
 #include "report/printable.h"
 
@@ -235,6 +236,17 @@ std::string escape(std::string_view input) {
   });
 }
 
+void scale_for_spikes(LineChart& chart) {
+  std::vector<double> values;
+  for (const Series& series : chart.series)
+    for (const Point& point : series.points)
+      if (std::isfinite(point.y)) values.push_back(point.y);
+  if (values.empty()) return;
+  const double largest = *std::ranges::max_element(values), middle = median(std::move(values));
+  chart.logarithmic = middle > 0 && largest > 20 * middle;
+  chart.from_zero &= !chart.logarithmic;
+}
+
 std::string line_chart(LineChart chart) {
   for (Series& series : chart.series) series.points = downsample(series.points, kMostPoints);
   std::string out = chart.width > kNarrow ? "<figure class=\"wide\">" : "<figure>";
@@ -266,11 +278,9 @@ std::string line_chart(LineChart chart) {
     out += format("<text class=\"x name\" transform=\"translate(13 {:.1f}) rotate(-90)\">{}</text>", (top + bottom) / 2,
                   escape(chart.y_name));
   }
-  for (const Level& level : chart.levels) {
-    out += line("level", left, y(level.y), right, y(level.y));
-    out += text("level", right - 4, y(level.y) - 5, level.name);
-  }
+  for (const Level& level : chart.levels) out += line("level", left, y(level.y), right, y(level.y));
   for (const Series& series : chart.series) out += path(chart, series, x, y);
+  for (const Level& level : chart.levels) out += text("level", right - 4, y(level.y) - 5, level.name);
   return out + (chart.legend ? legend(chart) : "") + "</svg></figure>\n";
 }
 

@@ -50,6 +50,8 @@ struct LineChart {
 };
 /// The largest number of points drawn per series.
 inline constexpr size_t kMostPoints = 1000;
+/// Makes the y axis logarithmic if a single spike, more than 20 times the median, would flatten everything else.
+void scale_for_spikes(LineChart& chart);
 /// Returns a chart, or "no data" if no series has a finite point.
 std::string line_chart(LineChart chart);
 

@@ -148,6 +148,29 @@ TEST(LineChart, LogarithmicTicksArePowersAndTheirParts) {
     EXPECT_GT(count(line_chart(chart), label), 0) << label;
 }
 
+TEST(LineChart, IsLogarithmicWhereASpikeWouldFlattenTheRest) {
+  const auto is_scaled = [](const std::vector<double>& values) {
+    LineChart chart{.id = "c", .title = "T", .x_name = "step", .from_zero = true};
+    chart.series = {{"a", points_of(values)}, {"b", points_of({1, kNaN})}};
+    scale_for_spikes(chart);
+    EXPECT_NE(chart.logarithmic, chart.from_zero);
+    return chart.logarithmic;
+  };
+  EXPECT_TRUE(is_scaled({1, 2, 1, 41, 2}));
+  EXPECT_FALSE(is_scaled({1, 2, 1, 19, 2, INFINITY}));
+  EXPECT_FALSE(is_scaled({0, 0, 0, 5}));
+  EXPECT_FALSE(is_scaled({}));
+}
+
+TEST(LineChart, WritesNamesOfLevelsOverTheCurves) {
+  LineChart chart{.id = "c", .title = "T", .x_name = "step"};
+  chart.series.push_back({"a", points_of({1, 2, 3})});
+  chart.levels.push_back({2, "baseline"});
+  const std::string out = line_chart(chart);
+  EXPECT_GT(out.find(">baseline<"), out.find("<path class=\"s0\""));
+  EXPECT_LT(out.find("<line class=\"level\""), out.find("<path class=\"s0\""));
+}
+
 TEST(Bars, HaveTheirShares) {
   const std::string out = stacked_bar("t", "Time", {{"a", 30, "30 ms", 0}, {"b", 10, "10 ms", 1}, {"c", 0, "0 ms", 2}});
   for (const char* share : {"75.0 %", "25.0 %", "0.0 %"}) EXPECT_GT(count(out, share), 0);
