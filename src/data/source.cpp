@@ -144,8 +144,9 @@ NamedDataset training_source(const config::Config& config, const std::string& na
     end = validation_begin(*stream, config.data.val_fraction);
     require_windows(*stream, end, config);
   }
-  return {name, TokenDataset(std::move(stream), config.model.seq_len, static_cast<uint64_t>(config.run.seed), 0, end,
-                             name.empty() ? "data.permutation" : "data.permutation/" + name)};
+  const std::string permutation = name.empty() ? "data.permutation" : "data.permutation/" + name;
+  const auto seed = static_cast<uint64_t>(config.run.seed);
+  return {name, TokenDataset(std::move(stream), config.model.seq_len, seed, 0, end, permutation)};
 }
 
 }  // namespace

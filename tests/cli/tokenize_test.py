@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -112,6 +113,25 @@ class Tokenize(rig.Runs):
         self.trainer(*args)
         self.assert_same_tokens("parts", "whole")
 
+    def peak_memory(self, name, *tokenizer):
+        """The largest memory in bytes of tokenizing a file."""
+        process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", name, "--output", f"out-{name}", *tokenizer],
+                                   cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(process.returncode, 0)
+        return usage.ru_maxrss * 1024
+
+    @rig.counts_memory
+    def test_training_on_a_single_word_is_bounded(self):
+        letters = random.Random(5)
+        for megabytes in (4, 9):
+            with open(self.folder / f"{megabytes}.txt", "w") as file:
+                for _ in range(16 * megabytes):
+                    file.write("".join(letters.choices("acgt", k=1 << 16)))
+        small, large = (self.peak_memory(f"{megabytes}.txt", "--train-vocab", "300") for megabytes in (4, 9))
+        self.assertLess(large - small, 64 << 20, f"{small} bytes for 4 MB, {large} for 9 MB")
+
     @rig.counts_memory
     def test_memory_does_not_grow_with_the_text(self):
         def peak(copies, compress=False):
@@ -119,13 +139,7 @@ class Tokenize(rig.Runs):
             if compress:
                 subprocess.run(["gzip", "-f", name], cwd=self.folder, check=True)
                 name += ".gz"
-            process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", name, "--output", f"out{copies}{compress}",
-                                        "--tokenizer", "tokens/tokenizer.model"], cwd=self.folder, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            self.assertEqual(process.returncode, 0)
-            return usage.ru_maxrss * 1024
+            return self.peak_memory(name, "--tokenizer", "tokens/tokenizer.model")
         small, large = peak(800), peak(3200)  # 12 and 48 MB of text
         self.assertLess(large - small, 12 << 20, f"{small} bytes for 12 MB, {large} for 48 MB")
         packed = peak(3200, compress=True)

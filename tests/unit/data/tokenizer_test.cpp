@@ -133,6 +133,21 @@ TEST(Tokenizer, LearnsFromASampleOfLargeText) {
   EXPECT_LT(static_cast<double>(t.encode(novel()).size()), 0.55 * static_cast<double>(novel().size()));
 }
 
+TEST(Tokenizer, LearnsFromPartsOfAllLongWords) {
+  // Two words of 3 MB: only 2 MiB of letters count, taken from both, and none of the words between them is lost.
+  Random random(3);
+  std::string first, last;
+  for (int i = 0; i < 3'000'000; ++i) {
+    first += "ab"[pick(random, 2)];
+    last += "yz"[pick(random, 2)];
+  }
+  TempFolder folder;
+  const Tokenizer t = Tokenizer::train({write(folder / "a.txt", first + " the cat the cat " + last)}, 300);
+  EXPECT_LT(t.encode("abba abab").size(), 7u);
+  EXPECT_LT(t.encode("yzzy yzyz").size(), 7u);
+  EXPECT_LT(t.encode(" the").size(), 4u);
+}
+
 TEST(Tokenizer, LearnsFromJsonLines) {
   TempFolder folder;
   std::string lines;

@@ -107,6 +107,9 @@ TEST(Planner, PartsAddUpAndAreNeverNegative) {
       sum += seconds;
     }
     EXPECT_NEAR(sum, run.time.total(), 1e-9 * sum);
+    for (const auto& [axis, operations] : run.plan.comm_bytes)
+      for (const auto& [operation, bytes] : operations)
+        EXPECT_EQ(run.time.comm.at(axis).busy > 0, bytes > 0) << axis << " of " << run.layout;
     EXPECT_GT(run.mfu, 0);
     EXPECT_LT(run.mfu, 1);
   }
