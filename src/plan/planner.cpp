@@ -250,8 +250,10 @@ class Planning {
       if (run.time.total() > kGain * plan_.runs.front().time.total()) break;
       std::vector<Config> others = config::variants(run.config, cluster_.devices_per_node);
       if (request_.bf16_gradients && scatters_in_fp32(run)) {
-        others.push_back(run.config);
-        others.back().parallel.rs_dtype = "bf16";
+        std::vector<Config> rounded = others;
+        rounded.push_back(run.config);
+        for (Config& config : rounded) config.parallel.rs_dtype = "bf16";
+        others.insert(others.end(), rounded.begin(), rounded.end());
       }
       if (others.empty()) continue;
       if (++of_strategy[run.strategy] > kVaried) {

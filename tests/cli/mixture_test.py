@@ -132,7 +132,7 @@ class Mixtures(rig.Runs):
         out = self.trainer("report", run, "--step", str(step), stdout=True)
         rows = [re.fullmatch(r"(\w+) +(\d+)  (\S+) (\d+)-(\d+) +-  ([\d ]+)\n?", line) for line in out.splitlines()[2:]]
         self.assertTrue(rows and all(rows), out)
-        return [(row[1], int(row[2]), row[3], int(row[4]), int(row[5]), row[6]) for row in rows]
+        return [(row[1], int(row[2]), row[3], int(row[4]), int(row[5]), row[6].strip()) for row in rows]
 
     def test_the_samples_of_each_step_are_printed(self):
         """Also those before and after weights changed on a resume. No window is used twice within an epoch."""

@@ -50,28 +50,31 @@ class Reports(rig.Runs):
         self.assertIn(message, self.train(max_steps=1))
 
     def test_the_samples_of_a_spike_are_found(self):
-        """A text repeats one line, with one odd line. The step whose loss is the largest trained on it, and no other one."""
-        lines = ["the cat sat on the mat.\n"] * 2000
-        lines[700] = "XQ!7 zzkp 4&%# wJ9 ~~ 0x3F qqq; [[[]]] Zw: 88 kjh\n" * 2
+        """A text repeats one line, with one odd line, which is in two samples: the steps whose loss is large trained on them."""
+        lines = ["the cat sat on the mat.\n"] * 1000
+        lines[500] = "XQ!7 zzkp 4&%# wJ9 ~~ 0x3F qqq; [[[]]] Zw: 88 kjh\n" * 2
         (self.folder / "text.txt").write_text("".join(lines))
         sets = ["data.train=text.txt", "data.tokenizer=train", "data.vocab_size=330", "data.val_fraction=0",
-                "train.sample_interval=0", "train.steps=60", "optim.lr=1e-2", "model.dropout=0"]
+                "train.sample_interval=0", "train.steps=80", "optim.lr=1e-2", "model.dropout=0"]
         self.train(*sets)
         losses = {event["step"]: event["loss"] for event in self.events("step")}
-        spike = max(range(21, 61), key=losses.get)
-        odd = [step for step in range(21, 61) if "XQ!7" in self.trainer("report", "run", "--step", str(step), stdout=True)]
-        self.assertGreater(losses[spike], 2 * sorted(losses.values())[30], losses)
-        self.assertEqual(odd, [spike])
+        def is_odd(step, run="run"):
+            rows = self.trainer("report", run, "--step", str(step), stdout=True).splitlines()[2:]
+            return any(re.search("[XQ%#~Z&;]", row.split("  ")[-1]) for row in rows)
+        spikes = [step for step in range(41, 81) if losses[step] > 0.5]
+        self.assertEqual([step for step in range(41, 81) if is_odd(step)], spikes)
+        self.assertEqual(len(spikes), 2, losses)
+        spike = spikes[0]
         shown = self.trainer("report", "run", "--step", str(spike), stdout=True)
         self.assertRegex(shown, rf"^step {spike}: loss \d+\.\d+, grad_norm \d+\.\d+; 4 samples of 33 tokens")
         self.assertRegex(shown, r"run/tokens/train\.bin \d+-\d+  0 of /\S+/text\.txt +")
         # A run that skips spikes names the command.
-        stderr = self.train(*sets, "run.dir=skips", "train.skip_sigma=6", "train.skip_window=20")
-        command = re.search(rf"step {spike}: .*; `trainer (report skips --step {spike})` prints its samples", stderr)
-        self.assertTrue(command, stderr)
-        out = self.trainer(*command[1].split(), stdout=True)
-        self.assertIn("update skipped; 4 samples", out)
-        self.assertEqual(out.splitlines()[2:], [line.replace("run/tokens", "skips/tokens") for line in shown.splitlines()[2:]])
+        stderr = self.train(*sets, "run.dir=skips", "train.steps=190", "train.skip_sigma=3", "train.skip_window=64")
+        commands = re.findall(r"warning: step (\d+): .*; `trainer (report skips --step \1)` prints its samples", stderr)
+        self.assertTrue(commands, stderr)
+        for step, command in commands:
+            self.assertIn("update skipped; 4 samples", self.trainer(*command.split(), stdout=True))
+            self.assertTrue(is_odd(step, "skips"), step)
         self.assertIn("report --step: expected one run", self.trainer("report", "run", "skips", "--step", "3", status=2))
 
     def test_what_is_no_run_is_named(self):

@@ -258,9 +258,9 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
 
 TEST(Planner, TriesBf16GradientsOnRequestOnly) {
   Config config =
-      small({"precision.compute=bf16", "parallel.strategy=axonn-4d", "parallel.grid=1,1,8", "parallel.data=1"});
+      small({"precision.compute=bf16", "parallel.strategy=axonn-4d", "parallel.grid=[1, 1, 8]", "parallel.data=1"});
   PlanRequest request{.config = config, .vocab = 1000, .devices = 8, .threads = 1};
-  const Cluster cluster = cluster_file("frontera-rtx");
+  const Cluster cluster = cluster_file("ethernet-10g");
   const Plan exact = plan_layouts(request, cluster);
   for (const PlannedRun& run : exact.runs) EXPECT_EQ(run.config.parallel.rs_dtype, "fp32") << run.layout;
   EXPECT_TRUE(exact.spares_bf16_gradients);
@@ -273,8 +273,8 @@ TEST(Planner, TriesBf16GradientsOnRequestOnly) {
   EXPECT_LT(best.time.total(), before.time.total());
   const auto of_gradients = [](const PlannedRun& run) { return run.plan.comm_bytes.at("z").at("reduce_scatter"); };
   EXPECT_LT(of_gradients(best), 0.6 * static_cast<double>(of_gradients(before)));
-  request.config =
-      small({"precision.compute=bf16", "parallel.strategy=axonn-4d", "parallel.grid=1,1,8", "parallel.rs_dtype=fp32"});
+  request.config = small(
+      {"precision.compute=bf16", "parallel.strategy=axonn-4d", "parallel.grid=[1, 1, 8]", "parallel.rs_dtype=fp32"});
   request.bf16_gradients = false;
   EXPECT_FALSE(plan_layouts(request, cluster).spares_bf16_gradients) << "it is set";
 }
@@ -282,7 +282,7 @@ TEST(Planner, TriesBf16GradientsOnRequestOnly) {
 TEST(Planner, TriesBothStationaryMatrices) {
   const Cluster cluster = cluster_file("laptop-2core");
   const auto stationary = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> sets = {"parallel.strategy=optimus-2d", "parallel.mesh=2,2", "parallel.data=1",
+    std::vector<std::string> sets = {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.data=1",
                                      "train.micro_batch=8"};
     sets.insert(sets.end(), more.begin(), more.end());
     std::set<std::string> found;
@@ -299,9 +299,8 @@ TEST(Planner, NamesWhatItDidNotTry) {
   const Plan wide = planned(small(), 16, cluster);
   const std::string text = to_text(wide, cluster, 3);
   ASSERT_FALSE(wide.left_out.empty());
-  tests::expect_parts(
-      fmt::format("{}", fmt::join(wide.left_out, "\n")),
-      {"sharding specs for ", "combinations of data and micro_batch", "by their estimates", "variants of "});
+  tests::expect_parts(fmt::format("{}", fmt::join(wide.left_out, "\n")),
+                      {"sharding specs for ", "combinations of data and micro_batch", "by their estimates"});
   for (const std::string& part : wide.left_out) tests::expect_parts(text, {"not tried", part});
   const Plan narrow =
       planned(small({"parallel.strategy=megatron-1d", "parallel.data=4", "train.micro_batch=8"}), 4, cluster);
