@@ -75,6 +75,32 @@ int64_t Reader::vocab_size() const {
   return vocab;
 }
 
+namespace {
+
+/// True if fp32 weights are to be read into the memory of a run in fp64, which is exact.
+bool widens(const StoredTensor& stored, const TensorSlice& slice) {
+  return stored.dtype == DType::f32 && slice.local.dtype == DType::f64;
+}
+
+void fill_wider(ShardReader& reader, const TensorSlice& slice, const StoredTensor& stored) {
+  TensorSlice packed = slice;
+  int64_t count = 0;
+  for (mesh::Run& run : packed.runs) {
+    run.local = count;
+    run.stride = 1;
+    count += run.length;
+  }
+  std::vector<float> values(static_cast<size_t>(count));
+  packed.local = {reinterpret_cast<std::byte*>(values.data()), {count}, DType::f32};
+  reader.fill(packed, stored);
+  const float* value = values.data();
+  for (const mesh::Run& run : slice.runs)
+    for (int64_t i = 0; i < run.length; ++i)
+      slice.local.as<double>()[run.local + i * run.stride] = static_cast<double>(*value++);
+}
+
+}  // namespace
+
 void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {
   if (rules.tied && !header().tied) {
     throw Error(Code::checkpoint, format("{}: the output head is not tied to the embedding, but the run ties them; set "
@@ -108,7 +134,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
     if (source.shape != slice.shape) {
       problems.push_back(
           format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
-    } else if (source.dtype != slice.local.dtype) {
+    } else if (source.dtype != slice.local.dtype && !(rules.weights_only && widens(source, slice))) {
       const bool small = source.dtype == DType::bf16 || slice.local.dtype == DType::bf16;
       problems.push_back(
           format("{}: {} in the checkpoint, but {} in the run", name, name_of(source.dtype),
@@ -129,7 +155,12 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
                 format("{}: the tensors differ from the run's:{}", folder_.string(), listed(problems)));
   }
   ShardReader reader(calls_, folder_, manifest_);
-  for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (widens(*sources[i], slices[i]))
+      fill_wider(reader, slices[i], *sources[i]);
+    else
+      reader.fill(slices[i], *sources[i]);
+  }
 }
 
 namespace {

@@ -37,8 +37,9 @@ class Reader {
   /// Returns the model's vocabulary size without padding. Throws Code::checkpoint if the manifest does not contain it.
   int64_t vocab_size() const;
 
-  /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint; one
-  /// Code::checkpoint lists all differences. If the checkpoint's head is tied but the run's is not, the head is filled
+  /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint, except that
+  /// weights without optimizer state may be fp32 in the checkpoint and fp64 in the run; one Code::checkpoint lists all
+  /// differences. If the checkpoint's head is tied but the run's is not, the head is filled
   /// with copies of the embedding and the embedding's moments; the reverse is rejected. Bytes are verified before they
   /// are copied; after a throw the contents of the slices are undefined.
   void load(std::span<const TensorSlice> slices, const LoadRules& rules) const;

@@ -183,6 +183,30 @@ TEST(Reader, LoadsWeightsWithoutMoments) {
   expect_error(Code::checkpoint, {"w#m: not in the run's model"}, [&] { reader.load(weights.slices, {}); });
 }
 
+TEST(Reader, WidensWeightsOfARunInFp64ButNoMoments) {
+  TempFolder folder;
+  const Reader reader(save_model(folder, {{"w", {3, 2}}, {"w#m", {3, 2}}}));
+  Tensors narrow({{"w", {3, 2}}}), wide({{"w", {3, 2}, DType::f64}});
+  reader.load(narrow.slices, {.weights_only = true});
+  reader.load(wide.slices, {.weights_only = true});
+  for (int64_t i = 0; i < 6; ++i)
+    EXPECT_EQ(wide.slices[0].local.as<double>()[i], static_cast<double>(narrow.slices[0].local.as<float>()[i])) << i;
+  // Two columns of a larger matrix, in the run's memory one after the other.
+  std::vector<double> memory(8, -1);
+  const TensorSlice column{
+      "w",
+      {3, 2},
+      {reinterpret_cast<std::byte*>(memory.data()), {8}, DType::f64},
+      {{.global = 0, .local = 1, .length = 1}, {.global = 2, .local = 3, .length = 2, .stride = 4}}};
+  reader.load(std::span(&column, 1), {.weights_only = true});
+  const float* values = narrow.slices[0].local.as<float>();
+  for (int64_t i = 0; i < 8; ++i)
+    EXPECT_EQ(memory[static_cast<size_t>(i)], i == 1 ? values[0] : i == 3 ? values[2] : i == 7 ? values[3] : -1) << i;
+  Tensors state({{"w", {3, 2}, DType::f64}, {"w#m", {3, 2}, DType::f64}});
+  expect_error(Code::checkpoint, {"w#m: fp32 in the checkpoint, but fp64 in the run"},
+               [&] { reader.load(state.slices, {}); });
+}
+
 TEST(Reader, CopiesATiedHeadAndDoesNotTieTwoTensors) {
   TempFolder folder;
   const std::vector<Spec> tied{{"wte", {5, 3}}, {"wte#m", {5, 3}}},
