@@ -294,7 +294,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(named({"Tensor2Data1SpEach2Gpt2", "Tensor4Data1Each1Llama", "Q2Depth1Data1Gpt2AutoRingTile1x1",
                              "Q2Depth1Data1Gpt2AutoGatherTile1x1", "Q3Depth1Data1LlamaPaperGatherTile1x1",
                              "Q2Depth2Data1LlamaAutoGatherTile1x1", "X2Y2Z1Data1Llama", "X1Y4Z1Data1Gpt2",
-                             "X2Y2Z2Data1Gpt2", "Tensor4Data1SpEach1LlamaPostNorm"})),
+                             "X2Y2Z2Data1Gpt2"})),
     name_of_case);
 
 TEST(LayoutNumbers, WeightGradientsMayBeSummedInBf16) {
