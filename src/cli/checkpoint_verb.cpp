@@ -80,7 +80,7 @@ int export_model(const CheckpointOptions& o) {
 }
 
 int import_model(const CheckpointOptions& o) {
-  const huggingface::Imported done = huggingface::import_model(o.input, o.output);
+  const huggingface::Imported done = huggingface::import_model(o.input, o.output, o.seq_len);
   print_result(o,
                {{"source", o.input},
                 {"folder", o.output},

@@ -100,6 +100,7 @@ struct CheckpointOptions {
   std::string input, format;            // import; export, import
   std::string dtype = "fp32";           // export
   int64_t shard_bytes = 5'000'000'000;  // export
+  int64_t seq_len = 0;                  // import; 0: the model's, but at most 4096
   bool allow_nonfinite = false;         // export
   bool json = false;
 };

@@ -276,6 +276,7 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
   CLI::Option* input =
       add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
+  add_number(from, "--seq-len", o.seq_len, 0, "set model.seq_len to N; 0: the model's context length, at most 4096");
   for (CLI::Option* source : {merged, input}) source->excludes(checkpoint)->excludes(config)->excludes(set);
 }
 

@@ -159,13 +159,14 @@ std::vector<std::string> settings_of(const fs::path& folder) {
   return std::move(model.settings);
 }
 
-Imported import_model(const fs::path& input, const fs::path& output, SystemCalls& calls) {
+Imported import_model(const fs::path& input, const fs::path& output, int64_t seq_len, SystemCalls& calls) {
   const fs::path config_file = input / kConfigFile;
   if (!is_model_folder(input))
     throw Error(Code::checkpoint, format("{}: {}; expected a folder with config.json, model.safetensors and the "
                                          "tokenizer's files, as `hf download` writes it",
                                          input.string(), fs::exists(input) ? "has no config.json" : "not found"));
-  const ModelConfig model = parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string());
+  const ModelConfig model =
+      parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string(), seq_len);
   std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer) tokenizer->use_bos(config::Bos::automatic, input.string());
   if (tokenizer && tokenizer->vocab_size() > model.vocab)

@@ -28,7 +28,8 @@ std::vector<std::string> settings_of(const std::filesystem::path& folder);
 /// Memory use is bounded by the largest tensor. The files must contain exactly the model's tensors: any field or tensor
 /// that this program cannot represent is rejected by name. Throws Code::checkpoint for this and for corrupt files,
 /// Code::data for a damaged tokenizer, Code::io when writing fails.
-Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output,
+/// `seq_len` is as in parse_config_json().
+Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output, int64_t seq_len = 0,
                       SystemCalls& calls = system_calls());
 
 }  // namespace trainer::huggingface

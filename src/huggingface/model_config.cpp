@@ -218,14 +218,19 @@ ordered_json token_ids(const data::SpecialTokens& special) {
   return ids;
 }
 
-void read_gpt2(const Fields& fields, Keys& keys) {
+void read_gpt2(const Fields& fields, int64_t seq_len, Keys& keys) {
   const int64_t width = fields.size("n_embd"), heads = fields.size("n_head");
   if (width % heads != 0) fields.refuse("n_head", format("{} does not divide n_embd = {}", heads, width));
   keys.add("n_layer", fields.size("n_layer"));
   keys.add("n_head", heads);
   keys.add("d_model", width);
   keys.add("d_ff", fields.size("n_inner", 4 * width));
-  keys.add("seq_len", fields.size("n_positions"));
+  const int64_t positions = fields.size("n_positions");
+  if (seq_len > 0 && seq_len != positions)
+    fields.refuse(
+        "n_positions",
+        format("{}, but a length of {} was requested; GPT-2's learned positions fix the length", positions, seq_len));
+  keys.add("seq_len", positions);
   keys.add("norm_eps", fields.number("layer_norm_epsilon", 1e-5));
   fields.demand_one_of("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"});
   fields.demand("scale_attn_weights", true);
@@ -309,19 +314,21 @@ void read_nope(const Fields& fields, int64_t layers, Keys& keys) {
 }
 
 /// Published models have longer contexts than a run usually trains on and than a KV cache should hold by default.
-void read_length(const Fields& fields, Keys& keys) {
+void read_length(const Fields& fields, int64_t asked, Keys& keys) {
   constexpr int64_t kLongest = 4096;
-  const int64_t declared = fields.size("max_position_embeddings"), length = std::min(declared, kLongest);
+  const int64_t declared = fields.size("max_position_embeddings"),
+                length = asked > 0 ? asked : std::min(declared, kLongest);
   if (length < declared) {
-    log::info(
-        "max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
-        declared, length);
+    if (asked == 0)
+      log::info(
+          "max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
+          declared, length);
     keys.add("max_positions", declared);
   }
   keys.add("seq_len", length);
 }
 
-void read_llama(const Fields& fields, const Family& family, Keys& keys) {
+void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Keys& keys) {
   const int64_t width = fields.size("hidden_size"), heads = fields.size("num_attention_heads");
   if (width % heads != 0 && family.arch == config::Arch::llama)
     fields.refuse("num_attention_heads", format("{} does not divide {}", heads, width));
@@ -340,7 +347,7 @@ void read_llama(const Fields& fields, const Family& family, Keys& keys) {
   keys.add("n_kv_head", kv_heads);
   keys.add("d_model", width);
   keys.add("d_ff", fields.size("intermediate_size"));
-  read_length(fields, keys);
+  read_length(fields, seq_len, keys);
   read_windows(fields, family, layers, keys);
   if (family.arch == config::Arch::smollm3) read_nope(fields, layers, keys);
   keys.add("norm_eps", fields.number("rms_norm_eps", family.norm_eps));
@@ -387,7 +394,7 @@ std::string export_obstacle(const config::Model& model) {
 
 std::string to_generation_config_json(const data::SpecialTokens& special) { return token_ids(special).dump(2) + "\n"; }
 
-ModelConfig parse_config_json(std::string_view text, const std::string& origin) {
+ModelConfig parse_config_json(std::string_view text, const std::string& origin, int64_t seq_len) {
   const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!document.is_object()) throw Error(Code::checkpoint, format("{}: not a JSON object", origin));
   const Fields fields(document, origin);
@@ -401,7 +408,7 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   fields.demand_absent("quantization_config");
   Keys keys;
   keys.add("arch", type->get<std::string>());
-  family == nullptr ? read_gpt2(fields, keys) : read_llama(fields, *family, keys);
+  family == nullptr ? read_gpt2(fields, seq_len, keys) : read_llama(fields, *family, seq_len, keys);
   keys.add("init_std", fields.number("initializer_range", 0.02));
   ModelConfig model;
   model.vocab = fields.size("vocab_size");

@@ -28,7 +28,7 @@ std::string export_obstacle(const config::Model& model);
 std::string to_generation_config_json(const data::SpecialTokens& special);
 
 /// Reads config.json. Throws Code::checkpoint, naming `origin`, the field and its value, for a model that this program
-/// does not support.
-ModelConfig parse_config_json(std::string_view json, const std::string& origin);
+/// does not support. `seq_len` 0: the file's context length, but at most 4096.
+ModelConfig parse_config_json(std::string_view json, const std::string& origin, int64_t seq_len = 0);
 
 }  // namespace trainer::huggingface
