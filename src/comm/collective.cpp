@@ -61,7 +61,10 @@ struct View {
     if (counts[index] == 0) return {};
     return {std::accumulate(counts.begin(), counts.begin() + place, int64_t{0}), counts[index]};
   }
-  Chunk chunk(int place) const { return chunk_of(c.n, c.size, place); }
+  Chunk chunk(int place) const {
+    const Chunk all = chunk_of(c.n, c.size, place);
+    return c.window.count == 0 ? all : Chunk{all.begin + c.window.begin, c.window.count};
+  }
   std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kLargestSegment; }
 
   void send(Post& post, int to, Piece<const std::byte> piece) const {
@@ -220,7 +223,7 @@ Segments segments_of(const Collective& c) {
   const Path path = path_of(c);
   if (path == Path::direct_reduce) return {1, c.n};
   const bool pieces = path == Path::ring || c.op == CommOp::all_gather || c.op == CommOp::all_to_all;
-  const int64_t even = pieces ? divide_up(c.n, c.size) : c.n;
+  const int64_t even = c.window.count > 0 ? c.window.count : pieces ? divide_up(c.n, c.size) : c.n;
   const int64_t longest = c.counts.send.empty() ? even : std::max<int64_t>(1, c.counts.longest),
                 unit = size_of(c.dtype);
   const int64_t elements =

@@ -35,6 +35,7 @@ struct Collective {
   const ReduceKernels* kernels = nullptr;
   PeerCounts counts = {};                    // all_to_all with pieces of different lengths; else empty
   const device::Mirror* arriving = nullptr;  // flows start once this is fetched; null: `in` is ready
+  Chunk window = {};                         // the elements of each chunk that take part; empty: all
 };
 
 /// The segments of an operation. They depend on its kind, type, size and group only, so all ranks compute the same.

@@ -28,27 +28,35 @@ std::string_view name_of(Lane lane) {
   return names[static_cast<size_t>(lane)];
 }
 
-Ticket Communicator::all_reduce(Exec& ex, const Tensor& inout, Reduce reduce) {
-  return submit(ex, {CommOp::all_reduce, reduce, inout, inout}, inout.count());
+Chunk Communicator::own_part(int64_t n, Chunk window) const {
+  const Chunk own = chunk(n);
+  return window.count == 0 ? own : Chunk{own.begin + window.begin, window.count};
 }
 
-Ticket Communicator::reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce) {
-  const Chunk mine = chunk(in.count());
+Ticket Communicator::all_reduce(Exec& ex, const Tensor& inout, Reduce reduce, Chunk window) {
+  return submit(ex, {.op = CommOp::all_reduce, .reduce = reduce, .in = inout, .out = inout, .window = window},
+                payload_of(inout.count(), window));
+}
+
+Ticket Communicator::reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce, Chunk window) {
+  const Chunk mine = own_part(in.count(), window);
   TRAINER_CHECK(out.count() == mine.count,
                 "reduce_scatter of {} into {}, but the chunk of rank {} of {} has {} elements", to_string(in),
                 to_string(out), rank(), size(), mine.count);
   TRAINER_CHECK(in_place_or_apart(out, in, mine.begin),
                 "reduce_scatter must write to this rank's chunk of its input or to separate memory");
-  return submit(ex, {CommOp::reduce_scatter, reduce, in, out}, in.count());
+  return submit(ex, {.op = CommOp::reduce_scatter, .reduce = reduce, .in = in, .out = out, .window = window},
+                payload_of(in.count(), window));
 }
 
-Ticket Communicator::all_gather(Exec& ex, const Tensor& in, const Tensor& out) {
-  const Chunk mine = chunk(out.count());
+Ticket Communicator::all_gather(Exec& ex, const Tensor& in, const Tensor& out, Chunk window) {
+  const Chunk mine = own_part(out.count(), window);
   TRAINER_CHECK(in.count() == mine.count, "all_gather of {} into {}, but the chunk of rank {} of {} has {} elements",
                 to_string(in), to_string(out), rank(), size(), mine.count);
   TRAINER_CHECK(in_place_or_apart(in, out, mine.begin),
                 "all_gather must read from this rank's chunk of its output or from separate memory");
-  return submit(ex, {CommOp::all_gather, Reduce::sum, in, out}, out.count());
+  return submit(ex, {.op = CommOp::all_gather, .in = in, .out = out, .window = window},
+                payload_of(out.count(), window));
 }
 
 Ticket Communicator::broadcast(Exec& ex, const Tensor& inout, int root) {
@@ -96,6 +104,16 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
                 name_of(r.op), group_.name, to_string(r.in));
   TRAINER_CHECK(r.op == CommOp::send_recv || (r.root >= 0 && r.root < size()), "{} with root {} in a group of {} ranks",
                 name_of(r.op), r.root, size());
+
+  if (const Chunk window = r.window; window.count > 0) {
+    const int64_t n = r.op == CommOp::all_gather ? r.out.count() : r.in.count();
+    TRAINER_CHECK(n % size() == 0 && window.begin >= 0 && window.begin + window.count <= n / size(),
+                  "{} of {} elements over {} ranks: elements {} to {} are not a window of equal chunks", name_of(r.op),
+                  n, size(), window.begin, window.begin + window.count);
+    TRAINER_CHECK(payload > kDirectElements && ex.device.kind() == device::Kind::cpu,
+                  "{} of a window requires more than {} elements in CPU memory, got {}", name_of(r.op), kDirectElements,
+                  payload);
+  }
 
   const CommKey key{group_.control ? kControlGroup : group_.axes, r.op, r.in.dtype};
   if (size() == 1 || (r.op == CommOp::send_recv && r.root == 0)) {

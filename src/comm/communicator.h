@@ -120,14 +120,20 @@ class Communicator {
   const Group& group() const { return group_; }
   Chunk chunk(int64_t n) const { return chunk_of(n, size(), rank()); }
 
+  // all_reduce, reduce_scatter and all_gather accept a window: only elements [begin, begin + count) of each rank's
+  // chunk take part, and all others are neither read nor written. Several operations whose windows cover the chunks
+  // have the result of the operation without a window, bit for bit, and move each element once. A rank's own part
+  // (`out` of reduce_scatter, `in` of all_gather) consists of the window only. Windows require chunks of equal length,
+  // operands in CPU memory, and more than kDirectElements elements in all windows together.
+
   /// inout [n] ← the reduction over all ranks. The sum of chunk c is ((x_{c+1} + x_{c+2}) + …) + x_c, with indices
   /// modulo the group size; for n ≤ kDirectElements it is x_0 + x_1 + … in f64 (i64 for integers).
-  Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
+  Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum, Chunk window = {});
   /// in [n] → out [chunk(n).count], the rank's chunk of the same reduction as all_reduce (bit-identical). `out` may be
   /// that chunk of `in`. The rest of `in` is not changed.
-  Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum);
+  Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum, Chunk window = {});
   /// in [chunk(n).count] → out [n]. `in` may be that chunk of `out`.
-  Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);
+  Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out, Chunk window = {});
   /// inout [n] of `root` is copied to every rank.
   Ticket broadcast(Exec& ex, const Tensor& inout, int root);
   /// inout [n] of `root` becomes the reduction; on other ranks inout is not changed. The sum is ((x_{root+1} +
@@ -152,6 +158,7 @@ class Communicator {
     int root = 0;                              // root, or the shift of send_recv
     const device::Mirror* arriving = nullptr;  // `in` is ready when this has been fetched
     PeerCounts counts = {};                    // all_to_all with pieces of different lengths; else empty
+    Chunk window = {};                         // of every rank's chunk; empty: whole chunks
   };
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
   /// pointer is valid until wait() or abandon(); null: already complete.
@@ -160,6 +167,10 @@ class Communicator {
   virtual bool can_reach_gpus() const { return false; }
 
  private:
+  /// Returns this rank's chunk of n elements, or the window's part of it.
+  Chunk own_part(int64_t n, Chunk window) const;
+  /// Returns the payload of an operation on n elements, or on the window.
+  int64_t payload_of(int64_t n, Chunk window) const { return window.count == 0 ? n : window.count * size(); }
   /// `wire`: elements on the wire; negative: as comm/bytes.h has them.
   Ticket submit(Exec& ex, const Request& request, int64_t payload, int64_t wire = -1);
   /// Starts a request whose operands are in GPU memory, and copies them through the host.

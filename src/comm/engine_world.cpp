@@ -30,7 +30,7 @@ class EngineCommunicator final : public Communicator {
     TRAINER_CHECK(staging_memory_ != nullptr, "the communicator along {} was created for a dry device", group().name);
     const int64_t n = r.op == CommOp::all_gather ? r.out.count() : r.in.count();
     return engine_.start(*channel_, {r.op, r.reduce, r.in.dtype, size(), rank(), n, r.root, r.in.data, r.out.data,
-                                     staging_memory_, &kernels_, r.counts, r.arriving});
+                                     staging_memory_, &kernels_, r.counts, r.arriving, r.window});
   }
 
   Engine& engine_;

@@ -142,6 +142,45 @@ class Cases {
     }
   }
 
+  /// Windows of chunks of k elements: each changes its own elements only, to those of the operation without a window.
+  template <typename T>
+  void windows(int64_t k) {
+    const uint64_t salt = ++salt_;
+    const int64_t n = g_ * k;
+    const std::vector<T> sums = reduction<T>(Reduce::sum, g_, n, salt);
+    std::vector<T> joined;
+    for (int place = 0; place < g_; ++place) {
+      const std::vector<T> part = values<T>(place, k, salt);
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    const auto with_window = [&](std::vector<T> all, const std::vector<T>& from, Chunk window) {
+      for (int64_t at = window.begin; at < n; at += k) std::copy_n(from.begin() + at, window.count, all.begin() + at);
+      return all;
+    };
+    const int64_t first = k / 3 + 1;
+    for (const Chunk window : {Chunk{0, first}, Chunk{first, k - first}}) {
+      const auto own = [&](std::vector<T>& all, int rank) {
+        return tensor_of(all, {rank * k + window.begin, window.count});
+      };
+      check("all_reduce of a window", CommOp::all_reduce, g_ * window.count, sizeof(T), [&](Communicator& c) {
+        std::vector<T> x = values<T>(c.rank(), n, salt);
+        c.all_reduce(rig_.ex, tensor_of(x), Reduce::sum, window).join(rig_.ex);
+        return same_bits(x, with_window(values<T>(c.rank(), n, salt), sums, window));
+      });
+      check("reduce_scatter of a window", CommOp::reduce_scatter, g_ * window.count, sizeof(T), [&](Communicator& c) {
+        std::vector<T> x = values<T>(c.rank(), n, salt), y(static_cast<size_t>(window.count));
+        c.reduce_scatter(rig_.ex, tensor_of(x), tensor_of(y), Reduce::sum, window).join(rig_.ex);
+        const auto begin = sums.begin() + c.rank() * k + window.begin;
+        return same_bits(y, std::vector<T>(begin, begin + window.count)) && same_bits(x, values<T>(c.rank(), n, salt));
+      });
+      check("all_gather of a window", CommOp::all_gather, g_ * window.count, sizeof(T), [&](Communicator& c) {
+        std::vector<T> x = joined, y(static_cast<size_t>(n));
+        c.all_gather(rig_.ex, own(x, c.rank()), tensor_of(y), window).join(rig_.ex);
+        return same_bits(y, with_window(std::vector<T>(static_cast<size_t>(n)), joined, window));
+      });
+    }
+  }
+
  private:
   /// `run` says whether its result is right. Counted, predicted and really sent bytes must be the same. `wire`:
   /// elements on the wire; negative: as predicted from the payload.
@@ -204,6 +243,7 @@ void check_large(World& world, int g) {
   for (const int64_t n : large_sizes(g, sizeof(T))) {
     cases.reductions<T>(n, Reduce::sum);
     cases.movements<T>(n);
+    if (g > 1) cases.windows<T>(n / g);
   }
 }
 
