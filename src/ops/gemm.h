@@ -14,6 +14,14 @@ struct Epilogue {
   Tensor pre;             // [m, n]; forward: receives acc + bias (input of `act`), may be empty; gradient: read
   bool gradient = false;  // c = acc · act'(pre) instead of c = act(acc + bias)
   Tensor residual;        // [m, n], or empty: added last; may be c itself
+
+  /// Returns the epilogue of rows [begin, begin + rows) of c.
+  Epilogue row_range(int64_t begin, int64_t rows) const {
+    Epilogue part = *this;
+    if (pre) part.pre = pre.row_range(begin, rows);
+    if (residual) part.residual = residual.row_range(begin, rows);
+    return part;
+  }
 };
 
 /// c = op(a)·op(b) with the epilogue applied; or c += op(a)·op(b) if `accumulate` (then without an epilogue).

@@ -10,6 +10,12 @@
 // X and dX are in the spread of the previous layer (`from`), Y and dY in that of the next layer (`to`). mesh/route.h
 // finds the collectives between these spreads and the table's. Bias, activation, residual and dropout are applied in
 // `to`: after the reduction, or in the GEMM's epilogue if no communication is needed.
+//
+// Communication overlaps with GEMMs as follows. Backward, the move of x overlaps with dX, that of dX with dW. A
+// collective over blocks of rows is divided into pieces (row_pieces.h), each next to the GEMM of other rows:
+//   forward   gather of x next to Y; reduction of Y next to Y
+//   backward  gather of dY next to dX; reduction of dX next to dX, before it overlaps with dW
+// dW sums over rows, so its GEMM is never divided.
 #include "parallel/parts.h"
 #include "parallel/weights.h"
 
@@ -32,6 +38,13 @@ class GridLinear final : public Linear {
   /// reads Y.
   PartSpread product_spread(AxisSet partial) const;
   PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
+
+  /// Computes c = all·W, or all·Wᵀ, while `own` is gathered into `all`.
+  void multiply_gathered(Exec& ex, const RowPieces& pieces, RowPieces::Flight& flight, const Tensor& own,
+                         const Tensor& all, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const;
+  /// Computes partial = a·W, or a·Wᵀ, and starts to reduce it into `result`, or in place if that is empty.
+  RowPieces::Flight multiply_and_reduce(Exec& ex, const RowPieces& pieces, const Tensor& a, const Tensor& partial,
+                                        const Tensor& result, bool transposed) const;
 
   const Ranks ranks_;
   ParamStore& store_;

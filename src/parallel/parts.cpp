@@ -56,6 +56,12 @@ bool Parts::needs_move(Rows rows, const PartSpread& from, const PartSpread& to) 
   return !moves_as_one(from, to) || joined(rows, from) != joined(rows, to);
 }
 
+std::optional<RowPieces> Parts::row_pieces(RowPieces::Kind kind, const Exec& ex, Rows rows, const PartSpread& from,
+                                           const PartSpread& to, DType dtype) const {
+  if (!moves_as_one(from, to)) return {};
+  return RowPieces::of(kind, ex, ranks_, joined(rows, from), joined(rows, to), dtype);
+}
+
 Parts::Moving Parts::start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
   if (moves_as_one(from, to)) return Moving(ranks_.start_move(ex, joined(rows, from), joined(rows, to), std::move(x)));
   Moving moving = start_kinds(ex, rows, from, to, x, false);

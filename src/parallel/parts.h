@@ -7,6 +7,7 @@
 // width].
 #include <array>
 
+#include "parallel/row_pieces.h"
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
@@ -32,6 +33,10 @@ class Parts {
 
   /// True if ranks hold different elements in the two spreads.
   bool needs_move(Rows rows, const PartSpread& from, const PartSpread& to) const;
+
+  /// Returns the pieces of a move, if it can be done in pieces of rows.
+  std::optional<RowPieces> row_pieces(RowPieces::Kind kind, const Exec& ex, Rows rows, const PartSpread& from,
+                                      const PartSpread& to, DType dtype) const;
 
   /// A redistribution in flight. The first collective for each kind of part overlaps with the computation before
   /// finish().

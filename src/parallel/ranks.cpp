@@ -34,6 +34,12 @@ Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, 
   return start_move(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
 }
 
+const mesh::Step* Ranks::only_step(const Layout& from, const Layout& to) const {
+  if (from == to || mesh_ == nullptr) return nullptr;
+  const std::vector<mesh::Step>& steps = mesh_->route(from, to).steps;
+  return steps.size() == 1 && steps[0].op ? &steps[0] : nullptr;
+}
+
 // On a single rank all layouts are equal, so there is nothing to move.
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));

@@ -57,6 +57,8 @@ class Ranks {
   /// Redistributes x, a part of a matrix [rows, width], from one spread to another. Does nothing if the spreads are
   /// equal.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
+  /// Returns the step of a redistribution that consists of one step with communication; else null.
+  const mesh::Step* only_step(const mesh::Layout& from, const mesh::Layout& to) const;
   /// Starts a redistribution between any layouts, including partial sums; mesh::start_move documents `out`. Without
   /// overlap, waits for the first collective.
   mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,

@@ -57,24 +57,53 @@ class Weights {
   void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue = {},
                 bool transposed = false) const {
     const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
-    ops::run(ex, ops::Gemm{.a = a,
-                           .b = weight,
-                           .c = c,
-                           .trans_b = transposed,
-                           .epilogue = epilogue,
-                           .packed_b = store_.weights().packed(ex, weight_, transposed, a.rows())});
+    run_gemm(ex, a, weight, c, epilogue, transposed, store_.weights().packed(ex, weight_, transposed, a.rows()));
+  }
+  /// The same GEMM, a few rows at a time. The matrix stays gathered, and on a CPU it is packed once for all rows.
+  class InPieces {
+   public:
+    /// `rows`: of all pieces together; `dtype`: of the operands.
+    InPieces(Exec& ex, const Weights& weights, int64_t rows, DType dtype, bool transposed)
+        : transposed_(transposed),
+          weight_(weights.store_.weights().hold(ex, weights.weight_)),
+          packed_(weights.store_.weights().packed(ex, weights.weight_, transposed, rows)) {
+      if (packed_) return;
+      const int64_t k = transposed ? weights.out() : weights.in(), n = transposed ? weights.in() : weights.out();
+      memory_ = ex.take("linear.packed", {ops::packed_bytes(ex.device, dtype, k, n)}, DType::u8);
+      packed_ = memory_;
+      ops::run(ex, ops::PackB{weight_, packed_, transposed});
+    }
+    void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue = {}) const {
+      run_gemm(ex, a, weight_, c, epilogue, transposed_, packed_);
+    }
+
+   private:
+    const bool transposed_;
+    const params::WeightCache::Held weight_;
+    Tensor packed_;
+    Scratch memory_;
+  };
+
+  /// The result of a linear, and the epilogue of the GEMM that computes it.
+  struct Output {
+    Scratch y;
+    ops::Epilogue epilogue;
+  };
+  /// Takes memory for y = act(x·W + b), or y = residual + x·W + b, and for fusion.pre. Dropout is not in the epilogue.
+  Output take_output(Exec& ex, int64_t rows, DType dtype, const ForwardFusion& fusion) const {
+    const Shape shape{rows, out()};
+    if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, dtype);
+    Output output{ex.take("linear.y", shape, dtype), {.bias = bias(), .act = fusion.act}};
+    if (fusion.pre != nullptr) output.epilogue.pre = *fusion.pre;
+    if (!fusion.dropout) output.epilogue.residual = fusion.residual;
+    return output;
   }
   /// Computes y = act(x·W + b), or y = residual + dropout(x·W + b); stores x·W + b in fusion.pre.
   Scratch multiply_and_finish(Exec& ex, const Tensor& x, const ForwardFusion& fusion) const {
-    const Shape shape{x.rows(), out()};
-    if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
-    Scratch y = ex.take("linear.y", shape, x.dtype);
-    ops::Epilogue epilogue{.bias = bias(), .act = fusion.act};
-    if (fusion.pre != nullptr) epilogue.pre = *fusion.pre;
-    if (!fusion.dropout) epilogue.residual = fusion.residual;
+    auto [y, epilogue] = take_output(ex, x.rows(), x.dtype, fusion);
     multiply(ex, x, y, epilogue);
     if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
-    return y;
+    return std::move(y);
   }
   /// Does the same for a GEMM result y that has been reduced over ranks: y ← act(y + b), with y + b stored in
   /// fusion.pre; or y ← residual + dropout(y + b).
@@ -109,6 +138,11 @@ class Weights {
   }
 
  private:
+  static void run_gemm(Exec& ex, const Tensor& a, const Tensor& weight, const Tensor& c, const ops::Epilogue& epilogue,
+                       bool transposed, const Tensor& packed) {
+    ops::run(ex,
+             ops::Gemm{.a = a, .b = weight, .c = c, .trans_b = transposed, .epilogue = epilogue, .packed_b = packed});
+  }
   Tensor rows_of(const Tensor& piece, int64_t pieces) const {
     const Shape box = store_.box(weight_);
     return piece.reshape({box[0] / pieces, box[1]});
