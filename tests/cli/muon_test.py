@@ -145,8 +145,8 @@ class Muon(rig.Runs):
         self.assertEqual(weights, loss)
         self.assertEqual(self.trainer("generate", "--checkpoint", "stripped", "--prompt", "a", "--temperature", "0", "--tokens",
                                       "5", stdout=True), text)
-        self.trainer("checkpoint", "export", "--checkpoint", "run", "--output", "exported")
-        self.trainer("checkpoint", "import", "--input", "exported", "--output", "imported")
+        self.trainer("checkpoint", "export", "--checkpoint", "run", "--format", "hf", "--output", "exported")
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "exported", "--output", "imported")
         self.train("run.dir=adamw", "model.init_from=stripped", max_steps=1)
         self.train("run.dir=again", "model.init_from=run", *MUON, max_steps=1)
         self.assertAlmostEqual(self.events("step", "adamw")[0]["loss"], self.events("step", "again")[0]["loss"], places=5)
@@ -177,7 +177,7 @@ class Muon(rig.Runs):
                            ("muon.scale=big", ["muon.scale", "spectral"]), ("muon.lr_ratio=0", ["muon.lr_ratio", "> 0"]),
                            ("muon.lr_ratio=nan", ["muon.lr_ratio"]), ("muon.weight_decay=-1", ["muon.weight_decay", ">= 0"]),
                            ("muon.compute=fp16", ["muon.compute", "fp32"]), ("muon.compute=fp64", ["precision.compute"]),
-                           ("muon.owners=some", ["muon.owners", "replica"]), ("muon.ns_steps=5", ["muon.ns_steps", "muon.steps"]),
+                           ("muon.owners=some", ["muon.owners", "replica"]), ("muon.ns_steps=5", ["muon.ns_steps", "nesterov, steps"]),
                            ("offload.optimizer=cpu", ["muon", "offload.optimizer"])):
             with self.subTest(key):
                 stderr = self.train(*MUON, key, status=2)
