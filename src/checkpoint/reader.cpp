@@ -135,7 +135,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
       problems.push_back(
           format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
     } else if (source.dtype != slice.local.dtype && !(rules.weights_only && widens(source, slice))) {
-      const bool small = source.dtype == DType::bf16 || slice.local.dtype == DType::bf16;
+      const bool small = source.dtype != DType::f64 && slice.local.dtype != DType::f64;  // fp32 and bf16
       problems.push_back(
           format("{}: {} in the checkpoint, but {} in the run", name, name_of(source.dtype),
                  name_of(slice.local.dtype)) +

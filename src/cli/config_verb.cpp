@@ -17,8 +17,10 @@ namespace {
 std::string ranks_of(const config::Config& config) {
   if (config::find_key("parallel", "shards")->belongs(config.parallel.strategy) &&
       !config::is_given(config, "parallel.shards"))
-    return format("on any number of ranks per replica that divides micro_batch x context = {} x {}",
-                  config.train.micro_batch, config.parallel.context);
+    return config.parallel.context == 1
+               ? format("on any number of ranks per replica that divides micro_batch = {}", config.train.micro_batch)
+               : format("on {} x n ranks per replica, where n divides micro_batch = {}", config.parallel.context,
+                        config.train.micro_batch);
   const int64_t fewest = config::fewest_ranks(config), most = config.train.global_batch / config.train.micro_batch;
   if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)
     return "on " + counted(fewest, "rank");

@@ -34,6 +34,12 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
   for (const config::Key& key : config::keys())
     if (key.section == "parallel" && (key.name == "strategy" || key.belongs(run.strategy)))
       keys[key.name] = config::to_toml(key.get(run.config));
+  json update;  // of a run recorded with all layers and without offload; else null
+  if (run.whole && !run.plan.offload)
+    update = {{"flops", run.plan.update.flops},
+              {"memory_traffic", run.plan.update.bytes},
+              {"sent_bytes", run.plan.update.sent},
+              {"seconds", run.time.optimizer}};
   return {{"strategy", run.strategy},
           {"keys", keys},
           {"layout", run.layout},
@@ -45,11 +51,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
           {"step_seconds", run.time.total()},
           {"parts", parts},
           {"communication", comm},
-          {"update",
-           {{"flops", run.plan.update.flops},
-            {"memory_traffic", run.plan.update.bytes},
-            {"sent_bytes", run.plan.update.sent},
-            {"seconds", run.time.optimizer}}},
+          {"update", update},
           {"memory_bytes", run.plan.total},
           {"memory", run.plan.memory},
           {"comm_bytes", run.plan.comm_bytes},

@@ -51,8 +51,8 @@ void declare_parallel(std::vector<Key>& keys) {
       "panels", &Parallel::panels, {"auto", "gather", "ring"},
       "optimus-2d: communication of a GEMM's operand blocks. gather: all-gather, then one large GEMM, which "
       "is faster but requires memory for whole rows and columns of blocks; ring: block by block, each "
-      "overlapped with the GEMM of the previous block, with the least memory; auto: gather if it fits in "
-      "memory, else ring.",
+      "overlapped with the GEMM of the previous block, with less memory in large models; auto: gather if it fits in "
+      "memory, else ring; a resumed run keeps its choice.",
       {.belongs_to = kOptimus});
   parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [r, c], both divisors of q: every r * c consecutive ranks (such as those of a host) "
@@ -81,13 +81,16 @@ void declare_parallel(std::vector<Key>& keys) {
       {.range = between(0, 10'000), .unit = "layers", .belongs_to = kGathers},
       "fsdp, axonn-4d, autoddl: number of layers, from the first, whose weights are gathered once and kept "
       "for a whole step instead of being gathered for each use.");
-  parallel.choice("sum_dtype", &Parallel::sum_dtype, {"bf16", "fp32"},
-                  "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "
-                  "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on.");
+  parallel.choice(
+      "sum_dtype", &Parallel::sum_dtype, {"bf16", "fp32"},
+      "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "
+      "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on. Sums "
+      "of key and value gradients over ranks that share heads stay in bf16.");
   parallel.choice(
       "rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
       "Strategies with weights in flat shards: type of the reduce-scatter of weight gradients in bf16 runs. "
-      "bf16: half the bytes, but every addition is rounded to bf16.",
+      "bf16: half the bytes, but every addition is rounded to bf16. With panels = \"ring\": for the vocabulary's table "
+      "only.",
       {.belongs_to = kFlat});
   parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
                     "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "

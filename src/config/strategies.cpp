@@ -165,6 +165,10 @@ void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
 
 void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
   const int64_t shards = config.parallel.shards, context = config.parallel.context;  // 0: not known yet
+  if (config.model.n_head % context != 0)
+    broken.push_back({{"parallel.context", "model.n_head"},
+                      format("context = {} does not divide n_head = {}; use context = {}", context, config.model.n_head,
+                             std::gcd(context, config.model.n_head))});
   if (shards % context == 0) return;
   broken.push_back({{"parallel.context", "parallel.shards"},
                     format("context = {} does not divide shards = {}, the ranks of a replica; use context = {}, or "

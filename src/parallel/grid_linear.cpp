@@ -57,7 +57,8 @@ Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardF
   const bool reduces = parts_.needs_move(rows, here, there);
 
   if (!reduces && !fusion.dropout) {
-    if (const auto pieces = RowPieces::of(RowPieces::Kind::gather, ex, ranks_, home, used, x.dtype)) {
+    const auto pieces = RowPieces::of(RowPieces::Kind::gather, ex, ranks_, home, used, x.dtype);
+    if (pieces && weights_.can_multiply_in_pieces(ex, pieces->gathered_rows(), x.dtype, false)) {
       const Scratch all = ex.take("redistribute", {pieces->gathered_rows(), weights_.in()}, x.dtype);
       RowPieces::Flight flight = pieces->start_gather(ex, x, all);
       auto [y, epilogue] = weights_.take_output(ex, pieces->gathered_rows(), x.dtype, fusion);
@@ -71,7 +72,8 @@ Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardF
 
   const DType sums = ranks_.sum_type(g.contraction, x.dtype);
   Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, sums);
-  if (const auto pieces = parts_.row_pieces(RowPieces::Kind::reduction, ex, rows, here, there, sums)) {
+  const auto pieces = parts_.row_pieces(RowPieces::Kind::reduction, ex, rows, here, there, sums);
+  if (pieces && weights_.can_multiply_in_pieces(ex, own_x.rows(), x.dtype, false)) {
     Scratch result = pieces->take_result(ex, y);
     multiply_and_reduce(ex, *pieces, own_x, y, result, false).join(ex);
     if (result) y = std::move(result);
@@ -97,6 +99,8 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   std::optional<RowPieces> arriving, leaving;
   if (arrives && !leaves) arriving = parts_.row_pieces(RowPieces::Kind::gather, ex, rows, there, here, dy.dtype);
   if (leaves) leaving = RowPieces::of(RowPieces::Kind::reduction, ex, ranks_, partial, home, sums);
+  const int64_t used_rows = arriving ? arriving->gathered_rows() : used.box()[0];
+  if ((arriving || leaving) && !weights_.can_multiply_in_pieces(ex, used_rows, dy.dtype, true)) arriving = leaving = {};
 
   Scratch dy_moved, dx, dx_result;
   if (arriving) {  // overlaps with dX

@@ -59,6 +59,14 @@ class Weights {
     const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
     run_gemm(ex, a, weight, c, epilogue, transposed, store_.weights().packed(ex, weight_, transposed, a.rows()));
   }
+  /// Returns whether a GEMM in pieces of rows needs no larger packed copy of the matrix than a GEMM of all rows, which
+  /// packs one panel at a time.
+  bool can_multiply_in_pieces(const Exec& ex, int64_t rows, DType dtype, bool transposed) const {
+    constexpr int64_t kPanelBytes = int64_t{16} << 20;
+    const int64_t k = transposed ? out() : in(), n = transposed ? in() : out();
+    return store_.weights().is_packed(weight_, transposed, rows) ||
+           ops::packed_bytes(ex.device, dtype, k, n) <= kPanelBytes;
+  }
   /// The same GEMM, a few rows at a time. The matrix stays gathered, and on a CPU it is packed once for all rows.
   class InPieces {
    public:

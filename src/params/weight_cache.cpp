@@ -83,13 +83,18 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
   return {gathered(entry), &entry.users, &entry.memory};
 }
 
+bool WeightCache::is_packed(SlotId id, bool transposed, int64_t rows) const {
+  const bool stays = entries_[static_cast<size_t>(id)].keep || !store_.is_sharded(id);
+  return stays &&
+         ops::prefers_packed(store_.device(), store_.compute_dtype(), rows, store_.box(id)[transposed ? 1 : 0], uses_);
+}
+
 Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {
+  if (!is_packed(id, transposed, rows)) return {};
   Entry& entry = entries_[static_cast<size_t>(id)];
   const DType compute = store_.compute_dtype();
-  const bool stays = entry.keep || !store_.is_sharded(id);
   const Shape box = store_.box(id);
   const int64_t k = box[transposed ? 1 : 0], n = box[transposed ? 0 : 1];
-  if (!stays || !ops::prefers_packed(store_.device(), compute, rows, k, uses_)) return {};
   Packed& packed = entry.packed[transposed ? 1 : 0];
   if (!packed.buffer) {
     const int64_t bytes = ops::packed_bytes(store_.device(), compute, k, n);

@@ -66,6 +66,8 @@ class WeightCache {
   /// packed on first use after each change of the weights. Empty if packing does not pay off, and for slots that are
   /// gathered for each use.
   Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows);
+  /// Returns whether packed() returns a matrix.
+  bool is_packed(SlotId id, bool transposed, int64_t rows) const;
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }

@@ -87,8 +87,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
       "({:.1f} s); {} of memory per rank, {}\n",
       cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.enumerated, plan.priced, plan.seconds,
       bytes_text(plan.memory_limit), name_of(plan.compute));
-  if (!plan.left_out.empty())
-    text += format("not tried (in tests at most 1 % faster than the first row): {}\n", fmt::join(plan.left_out, "; "));
+  if (!plan.left_out.empty()) text += format("not tried: {}\n", fmt::join(plan.left_out, "; "));
   if (plan.spares_bf16_gradients)
     text +=
         "parallel.rs_dtype = \"bf16\" halves the bytes of weight gradients but rounds their sums; it is tried with "

@@ -105,7 +105,7 @@ class Planning {
       : request_(request),
         as_tags_(as_tags),
         cluster_(cluster),
-        pricer_(cluster, request.config, request.vocab, request.devices),
+        pricer_(cluster, request.config, request.vocab, request.devices, request.isa),
         search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
     plan_.compute = pricer_.compute();
     plan_.memory_limit = pricer_.memory_limit();
@@ -236,7 +236,7 @@ class Planning {
   /// True if weight gradients are reduce-scattered in fp32 and could be in bf16.
   bool scatters_in_fp32(const PlannedRun& run) const {
     return config::find_key("parallel", "rs_dtype")->belongs(run.strategy) && run.config.parallel.rs_dtype == "fp32" &&
-           plan_.compute == DType::bf16 && !as_tags_ && config::sharding_of(run.config).gathers_weights();
+           plan_.compute == DType::bf16 && config::sharding_of(run.config).gathers_weights();
   }
 
   /// Prices variants of the fastest layouts of each strategy (config::variants).
@@ -286,13 +286,16 @@ class Planning {
       if (round == kMostRounds) return leave_out("further moves of axes, after {} rounds", kMostRounds);
       Config fastest = reopened(plan_.runs.front().config);
       const double best = plan_.runs.front().time.total();
-      if (config::ranks_of_replica(fastest) == 1) return;
+      if (config::ranks_of_replica(fastest) == 1) break;
       config::set_tables(fastest, config::sharding_of(fastest));
       std::vector<PlannedRun> next;
+      complete = true;
       for (PlannedRun& run : search_.neighbours(fastest)) {
-        complete &= next.size() < request_.most_priced / 2;
+        if (seen_.contains(identity(run.config))) continue;
+        complete = next.size() < request_.most_priced / 2;
         if (!complete) break;
-        if (seen_.insert(identity(run.config)).second) next.push_back(std::move(run));
+        seen_.insert(identity(run.config));
+        next.push_back(std::move(run));
       }
       price(std::move(next));
       confirm(1);

@@ -23,6 +23,7 @@ struct PlanRequest {
   config::Config config;  // resolved, but not for a number of ranks
   int64_t vocab = 0;
   int64_t devices = 1;
+  device::Isa isa = device::detect_isa();  // of the ranks, if the cluster was measured on their machine
   int threads = 2;
   size_t most_priced = 48;
   size_t shown = 10;            // of Plan::runs: these are recorded with all layers

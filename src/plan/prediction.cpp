@@ -49,7 +49,8 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
   world.control().run_on_all_ranks([&] {
     const Cluster cluster = parse_cluster(text, config.hardware.profile);
     require_own_profile(cluster, machine);
-    PlanRequest request{.config = config, .vocab = vocab, .devices = world.size(), .threads = 1, .most_priced = 24};
+    PlanRequest request{
+        .config = config, .vocab = vocab, .devices = world.size(), .isa = machine.isa, .threads = 1, .most_priced = 24};
     request.config.origins.erase("parallel.strategy");
     if (!config::is_given(config, "precision.compute"))
       request.config.precision.compute = machine.compute == DType::bf16  ? config::Compute::bf16

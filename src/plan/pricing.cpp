@@ -23,11 +23,11 @@ constexpr double kGpuMemoryShare = 0.92;  // the CUDA or HIP context and librari
 constexpr int64_t kFewLayers = 3;         // layers of the deeper recorded model; the other has one fewer
 
 /// Returns a machine that represents one rank of the cluster in dry runs.
-Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks) {
+Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks, device::Isa own) {
   Machine machine;
   machine.threads = 1;
-  // Neither GEMMs on GPUs nor the AVX2 kernels use packed weights.
-  machine.isa = cluster.cpu && cluster.measured ? device::detect_isa() : device::Isa::avx2;
+  // GPUs use no packed weights, so any instruction set will do.
+  machine.isa = cluster.cpu && cluster.measured ? own : device::Isa::avx2;
   machine.compute = compute;
   machine.compute_reason = "the planner";
   machine.ranks = static_cast<int>(ranks);
@@ -158,8 +158,10 @@ DType choose_compute(const Config& config, const Cluster& cluster) {
   return config::type_of(config.precision.compute).value_or(fast ? DType::bf16 : DType::f32);
 }
 
-Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks)
-    : cluster_(cluster), vocab_(vocab), machine_(machine_of(cluster, config, choose_compute(config, cluster), ranks)) {}
+Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks, device::Isa own)
+    : cluster_(cluster),
+      vocab_(vocab),
+      machine_(machine_of(cluster, config, choose_compute(config, cluster), ranks, own)) {}
 
 void Pricer::price(PlannedRun& run, Depth depth) const {
   const int64_t layers = run.config.model.n_layer;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "device/isa.h"
 #include "plan/cluster.h"
 #include "plan/price.h"
 #include "setup/machine.h"
@@ -56,7 +57,9 @@ class Pricer {
  public:
   /// `config` sets the compute type and the memory limit of a rank. The cluster must outlive the
   /// pricer.
-  Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks);
+  /// `own`: the instruction set of this machine's ranks, for clusters that were measured on it.
+  Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks,
+         device::Isa own = device::detect_isa());
 
   /// Fills in time, memory and bytes of run.config, whose layout must be legal.
   void price(PlannedRun& run, Depth depth = Depth::few) const;

@@ -35,15 +35,23 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
 setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config::Parallel>& layouts,
                                     config::Config& config, const setup::Machine& machine,
                                     const std::function<setup::RunPlan()>& plan) {
-  setup::RunPlan last;
+  std::optional<setup::RunPlan> smallest;
+  config::Parallel of_smallest;
+  double least = 0;
   for (const config::Parallel& layout : layouts) {
     config.parallel = layout;
-    world.control().run_on_all_ranks([&] { last = plan(); });
-    double too_large = last.total > machine.memory_limit ? 1 : 0;
-    world.control().sum({&too_large, 1});
-    if (too_large == 0) break;
+    setup::RunPlan own;
+    world.control().run_on_all_ranks([&] { own = plan(); });
+    double sums[] = {own.total > machine.memory_limit ? 1.0 : 0.0, static_cast<double>(own.total)};
+    world.control().sum(sums);
+    if (sums[0] == 0) return own;
+    if (smallest && sums[1] >= least) continue;
+    least = sums[1];
+    of_smallest = layout;
+    smallest = std::move(own);
   }
-  return last;
+  config.parallel = of_smallest;
+  return std::move(*smallest);
 }
 
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {

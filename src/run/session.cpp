@@ -11,6 +11,7 @@
 #include "run/planning.h"
 #include "run/run_data.h"
 #include "run/run_folder.h"
+#include "run/run_state.h"
 #include "run/signals.h"
 #include "run/training_loop.h"
 #include "setup/gemm_tuning.h"
@@ -42,6 +43,22 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
               chosen.parallel.strategy, config::layout_text(chosen), chosen.train.micro_batch,
               config::recompute_text(chosen), reasons);
   return chosen;
+}
+
+/// Returns parallel.panels of the run that will be resumed, if "auto" chooses now; else "". A resumed run keeps them,
+/// since results round differently with others.
+std::string panels_to_keep(comm::World& world, const config::Config& config) {
+  std::string panels;
+  if (config::choices_by_memory(config).size() == 1) return panels;
+  world.control().run_on_all_ranks([&] {
+    if (!world.first()) return;
+    const auto stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
+    for (const char* each : {"gather", "ring"})
+      if (stored && stored->header.config_toml.find(format("\npanels = \"{}\"", each)) != std::string::npos)
+        panels = each;
+  });
+  world.control().broadcast(panels);
+  return panels;
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
@@ -88,6 +105,8 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   // before a tokenizer is trained and text is tokenized. If data.vocab_size is set, it is exact: a trained tokenizer
   // has that size, and data that contradict it are rejected. If not, the data must be opened first.
   std::optional<setup::RunPlan> plan;
+  const std::string panels = panels_to_keep(world, config);
+  if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
   const config::Parallel wanted = config.parallel;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;
@@ -100,6 +119,10 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   if (datasets.vocab != vocab) config.parallel = wanted;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
     return kStoppedBySignal;
+  if (panels == "gather" && config.parallel.panels != panels && world.first())
+    log::warning(
+        "parallel.panels = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
+        "results will round differently");
   return TrainingLoop(world, config, options, deadline,
                       {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();

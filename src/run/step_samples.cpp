@@ -45,7 +45,10 @@ std::string beginning_of(const data::TokenStream& stream, int64_t begin, int64_t
                          const std::optional<data::Tokenizer>& tokenizer) {
   std::vector<int32_t> ids(static_cast<size_t>(std::min(end - begin, kShownTokens)));
   stream.copy(begin, ids);
-  return one_line(tokenizer ? tokenizer->decode(ids) : format("{}", fmt::join(ids, " ")));
+  // Models may have more rows than their tokenizer has tokens.
+  const bool known =
+      tokenizer && std::ranges::all_of(ids, [&](int32_t id) { return id >= 0 && id < tokenizer->vocab_size(); });
+  return one_line(known ? tokenizer->decode(ids) : format("{}", fmt::join(ids, " ")));
 }
 
 /// Checks that each source has as many tokens as when the step was trained.
@@ -78,8 +81,10 @@ StepSamples samples_of_step(const fs::path& run_folder, int64_t step) {
     const config::Data& settings = std::ranges::find(parts, source.name, &data::FilePart::name)->data;
     for (const data::FileSpan& span : dataset.stream().files_of(begin, begin + dataset.seq_len() + 1)) {
       const int64_t end = begin + span.end - span.begin;
-      result.samples.push_back({source.name, sample, span,
-                                data::text_of_document(span.file, span.first_document, data::text_options(settings)),
+      const auto text_of = [&](int64_t document) {
+        return data::text_of_document(span.file, document, data::text_options(settings));
+      };
+      result.samples.push_back({source.name, sample, span, text_of(span.first_document), text_of(span.last_document),
                                 beginning_of(dataset.stream(), begin, end, tokenizer)});
       begin = end;
     }
@@ -114,6 +119,8 @@ std::string to_text(const StepSamples& samples) {
     std::string documents = span.first_document < 0 ? "-" : format("{}", span.first_document);
     if (span.last_document > span.first_document) documents += format("-{}", span.last_document);
     if (!sample.text_file.empty()) documents += format(" of {}", report::printable(sample.text_file));
+    if (sample.last_text_file != sample.text_file)
+      documents += format(" to {}", report::printable(sample.last_text_file));
     rows.push_back({sample.source, format("{}", sample.sample),
                     format("{} {}-{}", report::printable(span.file), span.begin, span.end - 1), documents,
                     sample.beginning});

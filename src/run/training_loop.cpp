@@ -283,8 +283,8 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
                     : format("{} is not finite", outcome.norm.is_finite() ? "the loss" : outcome.norm.bad_tensor);
   const std::string message = format("step {}: {}, the update was skipped ({} in a row, {} allowed)", state_.step, why,
                                      state_.skipped_in_row, config_.train.max_skipped_steps);
-  reporter_.warn(state_.step,
-                 format("{}; `trainer report {} --step {}` prints its samples", message, config_.run.dir, state_.step));
+  const std::string hint = format("; `trainer report {} --step {}` prints its samples", config_.run.dir, state_.step);
+  reporter_.warn(state_.step, message + (config_.log.jsonl ? hint : ""));
   if (state_.skipped_in_row > config_.train.max_skipped_steps) give_up(message);
 }
 

@@ -96,7 +96,9 @@ Machine choose_machine(const config::Config& config, comm::World& world) {
   machine.ranks = world.size();
   machine.rank = world.rank();
   machine.isa = agree_on_isa(world, device::detect_isa());
-  const bool bf16 = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa);
+  double slow = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa) ? 0 : 1;
+  world.control().sum({&slow, 1});  // ranks agree on the type as on the instruction set
+  const bool bf16 = slow == 0;
   machine.compute = config::type_of(config.precision.compute).value_or(bf16 ? DType::bf16 : DType::f32);
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "requested"
                            : machine.gpu                                          ? "default: a GPU"

@@ -26,12 +26,13 @@ class Runs:
 
     def __init__(self, args, folder):
         self.args, self.folder, self.done = args, Path(folder), {}
+        self.version = run([args.trainer, "--version"]).splitlines()[0]
         if args.runs and args.runs.exists():
             self.done = {tuple(key): tuple(value) for key, value in json.loads(args.runs.read_text())}
 
     def loss(self, rule, lr, seed, steps):
         """(last validation loss, median step in ms) of one run."""
-        key = rule, lr, seed, steps
+        key = rule, lr, seed, steps, self.args.data.name, self.args.vocabulary, " ".join(self.args.set), self.version
         if key not in self.done:
             where = self.folder / "run"
             sets = [f"run.dir={where}", f"run.seed={seed}", f"data.train={self.args.data.resolve()}",

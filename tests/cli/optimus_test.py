@@ -110,6 +110,7 @@ class Optimus(rig.Runs):
     def test_a_dry_run_needs_no_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",
                             "parallel.strategy=optimus-2d", "--set", "parallel.mesh=[2, 2, 2]", "--set", "parallel.data=1",
+                            "--set", "parallel.panels=ring",
                             "--set", "train.micro_batch=4", stdout=True)
         self.assertIn("over 8 ranks", plan)
         for axis, operation in (("col", "broadcast"), ("row", "broadcast"), ("row", "reduce"), ("row", "all_reduce"), ("data", "all_reduce")):

@@ -82,7 +82,7 @@ class Tensor(rig.Runs):
         quarter = float(re.search(r"^ +total +([0-9.]+) MiB", plan, re.M)[1]) / 1024
         self.layout(4, 1, "run.dir=four", *wide, f"hardware.memory_limit={1.02 * quarter:.5f}")
         alone = self.trainer("eval", "--checkpoint", "four", status=3)
-        self.assertRegex(alone, r"the run needs [0-9.]+ MiB of memory, but only [0-9.]+ MiB is available \(hardware.memory_limit\)")
+        self.assertRegex(alone, r"the model needs [0-9.]+ MiB of memory, but only [0-9.]+ MiB is available \(hardware.memory_limit\)")
         self.trainer("generate", "--checkpoint", "four", "--prompt", "the", status=3)
         self.launcher = [*rig.MPIRUN, "-np", "4"]
         shared = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", "--batches", "2", stdout=True))

@@ -280,7 +280,7 @@ TEST(Planner, TriesBf16GradientsOnRequestOnly) {
 }
 
 TEST(Planner, TriesBothStationaryMatrices) {
-  const Cluster cluster = cluster_file("laptop-2core");
+  const Cluster cluster = cluster_file("perlmutter");
   const auto stationary = [&](const std::vector<std::string>& more) {
     std::vector<std::string> sets = {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.data=1",
                                      "train.micro_batch=8"};
