@@ -15,9 +15,9 @@ struct StepSample {
   std::string source;  // its name in a mixture
   int64_t sample = 0;  // number of samples (of this source) before it
   data::FileSpan span;
-  std::string text_file;  // from which the first document was tokenized; empty: not known
+  std::string text_file;       // from which the first document was tokenized; empty: not known
   std::string last_text_file;  // and the last one
-  std::string beginning;  // its first words; token numbers if the run has no tokenizer
+  std::string beginning;       // its first words; token numbers if the run has no tokenizer
 };
 
 struct StepSamples {
