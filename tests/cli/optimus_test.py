@@ -107,6 +107,15 @@ class Optimus(rig.Runs):
                              ("panels=rings", "parallel.panels=rings: expected one of")):
             self.assertRegex(self.train("parallel.strategy=optimus-2d", f"parallel.{key}", status=2), message)
 
+    def test_a_resumed_run_keeps_its_panels(self):
+        self.square(2, 1, "run.dir=new", max_steps=1)  # gathering fits, so a new run chooses it
+        self.assertIn('panels = "gather"', (self.folder / "new/config.toml").read_text())
+        self.square(2, 1, "run.dir=whole", "parallel.panels=ring")
+        self.square(2, 1, "run.dir=resumed", "parallel.panels=ring", max_steps=4)
+        self.square(2, 1, "run.dir=resumed")
+        self.assert_same_run(8, "resumed", "whole")
+        self.assertIn('panels = "ring"', (self.folder / "resumed/config.toml").read_text())
+
     def test_a_dry_run_needs_no_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",
                             "parallel.strategy=optimus-2d", "--set", "parallel.mesh=[2, 2, 2]", "--set", "parallel.data=1",
