@@ -6,7 +6,8 @@
 #   DIR            what scripts/release.sh wrote (default: dist)
 #   --suites       roots to try (default: bookworm trixie noble, that is Debian 12, Debian 13 and Ubuntu 24.04)
 #   --roots DIR    where roots are made and kept (default: /var/tmp); one that exists is used again
-#   --quickstart   also time scripts/quickstart.sh --prebuilt, all 600 steps, in the first root
+#   --quickstart   also time the quick start, all 600 steps, from the wheel and with scripts/quickstart.sh --prebuilt, in the
+#                  first root
 #
 # Needs root, debootstrap and the distributions' archives (scripts/fresh_root.sh). In each root: the archive in a folder
 # with a space in its name, the libraries that it uses, training without MPI and on two ranks under Open MPI and MPICH with
@@ -24,6 +25,15 @@ steps() { # LAUNCHER... -> the losses of 20 steps of the quick start
 expect() { # WHAT EXPECTED GOT
   [ "$2" = "$3" ] || { echo "FAILED: $1: expected $2, got $3"; exit 1; }
   echo "ok: $1"
+}
+wheel_quickstart() {  # from the wheel at hand to a trained, evaluated model
+  local begin=$SECONDS trainer=/opt/venv/bin/trainer
+  rm -rf /opt/venv /tmp/run && python3 -m venv /opt/venv
+  /opt/venv/bin/pip install --quiet --no-index /dist/trainer_llm-*.whl
+  $trainer train --config configs/quickstart.toml --set run.dir=/tmp/run | tail -3
+  $trainer eval --checkpoint /tmp/run | tail -2
+  $trainer generate --checkpoint /tmp/run --prompt "She had never" --tokens 150 > /dev/null
+  echo "ok: quick start from the wheel in $((SECONDS - begin)) s"
 }
 inside() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 DEBIAN_FRONTEND=noninteractive
@@ -66,6 +76,7 @@ inside() {
   /opt/venv/bin/pip install --quiet --no-index /dist/trainer_llm-*.whl
   expect "losses of the wheel" "$solo" "$(steps /opt/venv/bin/trainer)"
   expect "losses of the wheel's module" "$solo" "$(steps /opt/venv/bin/python -m trainer_llm)"
+  [ "${1:-}" != quickstart ] || wheel_quickstart
   /opt/venv/bin/pip uninstall --quiet --yes trainer-llm
   expect "files that the wheel leaves" "" "$(find /opt/venv -type f -newer /tmp/before -path '*trainer*' -printf '%p ')"
 
