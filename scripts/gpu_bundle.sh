@@ -2,24 +2,29 @@
 # Packs what scripts/gpu_check.sh needs on a machine where nothing can be built or installed: the program, the tests of
 # CUDA devices, their libraries, Open MPI, configurations and a text. CUDA's libraries must be on that machine.
 #
-#   scripts/gpu_bundle.sh [--build DIR] [--as-it-is] OUT
+#   scripts/gpu_bundle.sh [--build DIR] [--as-it-is] [--python PROGRAM] [--without-cudnn] OUT
 #
 #   OUT           a folder, or an archive NAME.tar.gz or NAME.tar.zst of the folder NAME
 #   --build DIR   build folder (default: build-gpu); it is configured and built first
 #   --as-it-is    pack what is built, without building
+#   --python P    an interpreter in whose packages the headers of cudnn-frontend may be (default: python3)
+#   --without-cudnn  leave out cuDNN's attention, which needs those headers, and without which it cannot be measured
 #
-# On the other machine: NAME/scripts/gpu_check.sh. It needs x86-64 Linux with a C library as new as this one's. cuDNN's
-# attention is included if the headers of cudnn-frontend are found (CMAKE_PREFIX_PATH).
+# On the other machine: NAME/scripts/gpu_check.sh. It needs x86-64 Linux with a C library as new as this one's. An
+# archive of 60 MiB or more is an error: the machine takes 64 MiB at most.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { echo "gpu_bundle.sh: $*" >&2; exit 1; }
 
-build=build-gpu make=yes out=
+build=build-gpu make=yes out='' python=python3 cudnn=ON
+most_mib=60
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=${2:?--build needs a folder}; shift ;;
     --as-it-is) make= ;;
+    --python) python=${2:?--python needs a program}; shift ;;
+    --without-cudnn) cudnn=OFF ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
     -*) echo "gpu_bundle.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
     *) [ -z "$out" ] || fail "two names to pack into: $out and $1"; out=$1 ;;
@@ -29,8 +34,15 @@ done
 [ -n "$out" ] || { echo "gpu_bundle.sh: name a folder or an archive (try --help)" >&2; exit 2; }
 
 if [ -n "$make" ]; then
-  # The preset's build folder may be a different one.
-  cmake --preset gpu -B "$build" > /dev/null
+  # The front end of cuDNN is headers only: from the toolkit, or from its Python package.
+  settings=("-DTRAINER_CUDNN=$cudnn")
+  headers=$("$python" -c 'import importlib.metadata as m
+for f in m.files("nvidia-cudnn-frontend") or []:
+    if str(f) == "include/cudnn_frontend.h": print(f.locate().resolve().parent)' 2> /dev/null || true)
+  if [ -n "$headers" ]; then settings+=("-DTRAINER_cudnn_frontend_INCLUDE=$headers"); fi
+  # The preset's build folder may be a different one. Errors go to standard error.
+  cmake --preset gpu -B "$build" "${settings[@]}" > /dev/null ||
+    fail "not configured; if cudnn_frontend.h is what is missing: $python -m pip install --no-deps nvidia-cudnn-frontend, or --without-cudnn"
   cmake --build "$build" --parallel "$(nproc)" --target gpu_programs
 fi
 [ -f "$build/gpu_programs.txt" ] || fail "$build has no gpu_programs.txt: is it built with CUDA and tests?"
@@ -38,6 +50,12 @@ mapfile -t programs < "$build/gpu_programs.txt"
 for program in trainer "${programs[@]}"; do
   [ -x "$build/$program" ] || fail "$build/$program is not built"
 done
+if grep -q 'libcudnn\.so\.' "$build/trainer"; then
+  attention="cuDNN's and built-in"
+else
+  attention=built-in
+  [ $cudnn = OFF ] || fail "$build/trainer has no cuDNN attention: configure it with -DTRAINER_CUDNN=ON, or give --without-cudnn"
+fi
 
 case $out in
   *.tar.gz) folder=${out%.tar.gz} compress=gzip ;;
@@ -56,6 +74,8 @@ is_compilers() { [[ $1 =~ ^lib(stdc\+\+|gcc_s|gomp)\.so ]]; }
 
 # "name path" of everything the file $1 is linked with, directly or not.
 needs() { ldd "$1" 2> /dev/null | awk '$2 == "=>" { print $1, ($3 == "not" ? "-" : $3) }'; }
+
+size() { du -sk "$1" | awk '{ printf "%.1f MiB", $1 / 1024 }'; }
 
 declare -A left_out
 take() { # the libraries of the file $1
@@ -109,12 +129,13 @@ cp tests/bench/compare_torch.py tests/bench/machine.py tests/bench/torch_gpt.py 
   echo "commit $(git rev-parse --short=12 HEAD 2> /dev/null || echo unknown)$(git diff --quiet HEAD 2> /dev/null || echo ' and changes')"
   echo "built on $(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release), C library $(ldd --version | sed -n '1s/.* //p')"
   echo "left to the machine: ${!left_out[*]}"
+  echo "attention: $attention"
+  echo "size: $(size "$folder"), packed less than $most_mib MiB"
 } > "$folder/BUNDLE"
-
-size() { du -sk "$1" | awk '{ printf "%.1f MiB", $1 / 1024 }'; }
-echo "$folder: $(size "$folder")"
+sed -n 's/^size: //p' "$folder/BUNDLE"
 if [ -n "$compress" ]; then
   tar -C "$(dirname "$folder")" -cf - "$(basename "$folder")" | $compress > "$out"
-  echo "$out: $(size "$out")"
   rm -rf -- "$folder"
+  echo "$out: $(size "$out")"
+  [ "$(du -sk "$out" | cut -f 1)" -lt $((most_mib * 1024)) ] || fail "$out is too large: $most_mib MiB or more"
 fi
