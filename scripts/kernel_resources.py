@@ -3,6 +3,7 @@
 
   kernel_resources.py OBJECT.cu.o …                    prints the table
   kernel_resources.py --write RECORD OBJECT.cu.o …     and keeps it
+  kernel_resources.py --update RECORD OBJECT.cu.o …    keeps it, and the record's rows of other files
   kernel_resources.py --check RECORD OBJECT.cu.o …     fails where a kernel has begun to spill, or fits less often
 
 Columns, for each architecture: registers of a thread; bytes of its stack, where spilled registers go; blocks of the
@@ -163,6 +164,17 @@ def parsed(text):
     return compiler, table
 
 
+def update(record, compiler, table):
+    with open(record, encoding="utf-8") as file:
+        compiler_then, kept = parsed(file.read())
+    if compiler != compiler_then:
+        raise Unreadable(f"{record} is of another compiler ({compiler_then}; here {compiler}): use --write")
+    files = {file for file, _ in table}
+    table = {**{name: rows for name, rows in kept.items() if name[0] not in files}, **table}
+    with open(record, "w", encoding="utf-8") as file:
+        file.write(text_of(compiler, table))
+
+
 def check(record, compiler, table):
     """Prints what has become worse than the record; returns the exit status."""
     with open(record, encoding="utf-8") as file:
@@ -190,6 +202,7 @@ def check(record, compiler, table):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", metavar="RECORD")
+    parser.add_argument("--update", metavar="RECORD")
     parser.add_argument("--check", metavar="RECORD")
     parser.add_argument("objects", nargs="+")
     arguments = parser.parse_args()
@@ -200,9 +213,14 @@ def main():
     if arguments.write:
         with open(arguments.write, "w", encoding="utf-8") as file:
             file.write(text_of(compiler, table))
+    if arguments.update:
+        try:
+            update(arguments.update, compiler, table)
+        except Unreadable as error:
+            sys.exit(f"kernel_resources.py: {error}")
     if arguments.check:
         sys.exit(check(arguments.check, compiler, table))
-    if not arguments.write:
+    if not (arguments.write or arguments.update):
         print(text_of(compiler, table), end="")
 
 

@@ -63,6 +63,18 @@ class Record(unittest.TestCase):
         worse[NAME][80]["stack"] = 99
         self.assertEqual(self.check(worse, "release 12.4, V12.4.1")[0], resources.SKIPPED)
 
+    def test_update_keeps_the_rows_of_other_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.txt"
+            row = dict.fromkeys(resources.NUMBERS, 1)
+            before = {("a.cu", "gone"): {90: row}, ("b.cu", "kept"): {80: row, 90: row}}
+            record.write_text(resources.text_of(COMPILER, before), encoding="utf-8")
+            new = {("a.cu", "new"): {80: row}}
+            resources.update(record, COMPILER, new)
+            self.assertEqual(resources.parsed(record.read_text(encoding="utf-8")), (COMPILER, {**new, ("b.cu", "kept"): before["b.cu", "kept"]}))
+            with self.assertRaises(resources.Unreadable):
+                resources.update(record, "another compiler", new)
+
     def test_blocks_by_registers_threads_and_shared_memory(self):
         def blocks(threads, registers, shared, architecture=90):
             row = {"threads": threads, "registers": registers, "shared": shared}
