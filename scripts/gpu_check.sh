@@ -56,6 +56,7 @@ trap 'exit 143' TERM INT HUP
 start=$SECONDS
 left() { echo $((budget - (SECONDS - start))); }
 
+theirs=${LD_LIBRARY_PATH-}
 # --- Programs -------------------------------------------------------------------------------------------------------
 
 if [ -z "$emulated" ] && [ -z "$bundle" ]; then
@@ -73,6 +74,7 @@ if [ -n "$emulated" ]; then
   [ -x "$trainer" ] || usage "$trainer is not built"
   programs=(ops_emulated training_emulated)
   if [ -x "$bin/mpi_devices_emulated" ]; then programs+=(mpi_devices_emulated); fi
+  export LD_LIBRARY_PATH=$bin/libraries-of-the-bundle${theirs:+:$theirs} # there are none: a test of who sees it
 else
   bundle=$(cd "$bundle" && pwd) || exit 2
   root=$bundle
@@ -107,6 +109,22 @@ fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp \
   OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 if [[ $python == */* ]]; then python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python"); fi
+# The libraries above are for the programs of the bundle. Python, whose PyTorch brings its own, gets the caller's, and
+# starts the trainer and mpirun by scripts that set them again.
+ours=${LD_LIBRARY_PATH-}
+from_python=$work/from-python
+mkdir "$from_python"
+script() { # NAME LIBRARIES PROGRAM: a script that runs the program with these libraries
+  # shellcheck disable=SC2016 # for the script to expand
+  printf '#!/bin/sh\nexport LD_LIBRARY_PATH=%q\n[ -n "$LD_LIBRARY_PATH" ] || unset LD_LIBRARY_PATH\nexec %q "$@"\n' "$2" "$3" > "$1"
+  chmod +x "$1"
+}
+if command -v "$python" > /dev/null; then
+  script "$work/python" "$theirs" "$(command -v "$python")"
+  python=$work/python
+fi
+script "$from_python/trainer" "$ours" "$trainer"
+if command -v mpirun > /dev/null; then script "$from_python/mpirun" "$ours" "$(command -v mpirun)"; fi
 cd "$root" || exit 2 # the configurations name their text from there
 export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
 cache=${TRAINER_TORCH_CACHE:-${TMPDIR:-/tmp}/trainer-torch-cache}

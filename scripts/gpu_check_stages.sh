@@ -12,6 +12,10 @@ stage_machine() {
     "$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tail -n 1
     cat "$root/BUNDLE" 2> /dev/null
   } > "$work/machine.txt"
+  if command -v "$python" > /dev/null && [ "$("$python" -c 'import os; print(os.environ.get("LD_LIBRARY_PATH", ""))')" != "$theirs" ]; then
+    echo "Python gets the libraries of the bundle" >&3
+    return 1
+  fi
   gpu=$(sed -n 's/^ *cuda 0: //p' "$work/machine.txt")
   echo "${gpu:-no GPU: $(sed -n 's/.*\(no CUDA device.*\|no CUDA in this build.*\)/\1/p' "$work/machine.txt" | head -n 1)}" >&3
   [ -n "$gpu" ]
@@ -58,9 +62,9 @@ stage_mpi() {
   if [ -z "$emulated" ] && command -v "$python" > /dev/null; then
     for layout in tensor=2 data=2; do
       ran+=" whole-run:$layout"
-      timed "$python" "$here/compare_layouts.py" --trainer "$trainer" --config "$root/configs/quickstart.toml" --steps 10 \
+      timed "$python" "$here/compare_layouts.py" --trainer "$from_python/trainer" --config "$root/configs/quickstart.toml" --steps 10 \
         --set "data.train=[\"$root/data/austen.txt\"]" --set run.device=cuda --set precision.compute=fp32 \
-        --set "parallel.$layout" --launcher "mpirun -np 2" || failed+=" whole-run:$layout"
+        --set "parallel.$layout" --launcher "$from_python/mpirun -np 2" || failed+=" whole-run:$layout"
     done
   fi
   echo "${ran# }${failed:+; failed:$failed}" >&3
@@ -170,7 +174,7 @@ torch() { # NAME CASE ARGUMENT…
   "$python" -c 'import torch' 2> /dev/null || leave_out "no PyTorch for $python"
   local name=$1 case=$2 status
   shift 2
-  timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$trainer" --python "$python" --device "$torch_device" --cases "$case" \
+  timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$from_python/trainer" --python "$python" --device "$torch_device" --cases "$case" \
     --compute bf16 --rounds 2 --steps 10 --warmup 5 --max-seconds 60 --variant "$variant" --log "$out/$name.log" \
     --json "$work/$name.pretty" "${torch_tiny[@]}" "$@" > "$work/$name.txt"
   status=$?
