@@ -43,6 +43,8 @@ class CudaMirror final : public Mirror {
     check(cudaEventRecord(fetched_, copies_), "event");
   }
   bool is_fetched() const override {
+    // Progress threads poll. Without its device a thread would get a context on the first GPU.
+    check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     const cudaError_t status = cudaEventQuery(fetched_);
     if (status != cudaErrorNotReady) check(status, "copy to the host");
     return status == cudaSuccess;

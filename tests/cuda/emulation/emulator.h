@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
+#include <vector>
 
 namespace emulator {
 
@@ -25,6 +27,13 @@ struct Graph;
 
 /// How many devices there are; 1 at first.
 void set_devices(int count);
+/// The calling thread sees this device only, as device 0: a process that a batch system gave one GPU. -1: all, as at
+/// first.
+void see_only(int device);
+
+/// The devices that each thread has touched since forget_touched(): where CUDA would have made a context for it.
+std::vector<std::set<int>> touched_by_threads();
+void forget_touched();
 
 /// How many more blocks of host memory can be registered, and allocated pinned; -1: any number, as at first.
 void limit_pinning(int registrations, int allocations);

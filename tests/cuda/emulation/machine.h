@@ -71,6 +71,7 @@ struct Machine {
   Memory memory;
   int devices = 1;
   std::set<Stream*> streams;
+  std::map<int, std::set<int>> touched;         // devices, by thread
   std::map<const void*, size_t> shared_limits;  // kernels that requested more than the default
   int depth = 0;                                // of streams that advance: a wait in one advances another
 };
@@ -79,6 +80,13 @@ using Lock = std::unique_lock<std::mutex>;
 
 /// The device of the calling thread.
 int current_device();
+/// The devices that it sees: the first one, and how many.
+int first_visible_device();
+int visible_devices();
+/// The lock of a call that needs the thread's device.
+struct Call : Lock {
+  Call();
+};
 cudaError_t note(cudaError_t status);
 
 // With the machine locked:

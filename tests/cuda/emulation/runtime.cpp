@@ -49,7 +49,7 @@ cudaError_t allow_shared(const void* kernel, size_t bytes) {
 }
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> thread) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   const dim3 grid = config.gridDim, block = config.blockDim;
   const auto it = machine().shared_limits.find(kernel);
   const size_t limit = it == machine().shared_limits.end() ? kSharedDefault : it->second;
@@ -95,7 +95,7 @@ cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); 
 
 cudaError_t cudaGetDeviceCount(int* count) {
   const Lock lock(machine().mutex);
-  *count = machine().devices;
+  *count = visible_devices();
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
@@ -121,56 +121,56 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int ordinal) {
-  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", ordinal);
+  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", first_visible_device() + ordinal);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   *total_bytes = kDeviceMemory;
   *free_bytes = kDeviceMemory - machine().memory.held();
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   *memory = machine().memory.allocate(bytes);
   return note(*memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 cudaError_t cudaFree(void* memory) {
-  Lock lock(machine().mutex);
+  Call lock;
   if (memory == nullptr) return cudaSuccess;
   wait_for_device(lock);
   return note(machine().memory.release(static_cast<std::byte*>(memory)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   *memory = take(allocations_left) ? std::malloc(bytes) : nullptr;
   pinned += *memory != nullptr;
   return note(*memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 cudaError_t cudaFreeHost(void* memory) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   pinned -= memory != nullptr;
   std::free(memory);
   return cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (memory == nullptr || bytes == 0) return note(cudaErrorInvalidValue);
   if (!take(registrations_left)) return note(cudaErrorMemoryAllocation);
   ++pinned;
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void*) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   --pinned;
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind kind, cudaStream_t stream) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (width == 0 || rows == 0) return cudaSuccess;
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
@@ -188,7 +188,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (bytes == 0) return cudaSuccess;
   if (!valid(to, bytes, true)) return note(cudaErrorInvalidValue);
   return enqueue(stream, [=] {

@@ -7,6 +7,7 @@ namespace emulator {
 namespace {
 
 thread_local int device_of_thread = 0;
+thread_local int only_visible = -1;  // -1: all devices
 constexpr size_t kLongestQueue = 4096;
 
 bool known(const Stream* stream) { return machine().streams.contains(const_cast<Stream*>(stream)); }
@@ -19,6 +20,28 @@ Machine& machine() {
 }
 
 int current_device() { return device_of_thread; }
+int first_visible_device() { return std::max(0, only_visible); }
+int visible_devices() { return only_visible < 0 ? machine().devices : 1; }
+
+Call::Call() : Lock(machine().mutex) {
+  static int threads = 0;  // guarded by the lock; identifiers of threads would be used again
+  thread_local const int thread = threads++;
+  machine().touched[thread].insert(device_of_thread);
+}
+std::vector<std::set<int>> touched_by_threads() {
+  const Lock lock(machine().mutex);
+  std::vector<std::set<int>> all;
+  for (const auto& [thread, devices] : machine().touched) all.push_back(devices);
+  return all;
+}
+void forget_touched() {
+  const Lock lock(machine().mutex);
+  machine().touched.clear();
+}
+void see_only(int device) {
+  only_visible = device;
+  device_of_thread = first_visible_device();
+}
 
 void set_devices(int count) {
   const Lock lock(machine().mutex);
@@ -79,43 +102,45 @@ cudaError_t enqueue(Stream* stream, Work work) {
 using namespace emulator;
 
 cudaError_t cudaSetDevice(int ordinal) {
-  const Lock lock(machine().mutex);
-  if (ordinal < 0 || ordinal >= machine().devices) return note(cudaErrorInvalidDevice);
-  device_of_thread = ordinal;
+  int count = 0;
+  cudaGetDeviceCount(&count);
+  if (ordinal < 0 || ordinal >= count) return note(cudaErrorInvalidDevice);
+  device_of_thread = first_visible_device() + ordinal;
+  const Call makes_a_context;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* ordinal) {
-  *ordinal = device_of_thread;
+  *ordinal = device_of_thread - first_visible_device();
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  Lock lock(machine().mutex);
+  Call lock;
   wait_for_device(lock);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   *stream = new Stream{.device = current_device()};
   machine().streams.insert(*stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  Lock lock(machine().mutex);
+  Call lock;
   wait_for(lock, *stream, stream->queued);
   machine().streams.erase(stream);
   delete stream;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  Lock lock(machine().mutex);
+  Call lock;
   if (!known(stream)) return note(cudaErrorInvalidResourceHandle);
   if (stream->capture != nullptr) return note(cudaErrorStreamCaptureUnsupported);
   wait_for(lock, *stream, stream->queued);
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (stream->capture != nullptr) return note(cudaErrorStreamCaptureUnsupported);
   if (event->stream == nullptr || event->stream == stream) return cudaSuccess;
   return enqueue(stream,
@@ -123,6 +148,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  const Call lock;
   *event = new Event;
   return cudaSuccess;
 }
@@ -131,20 +157,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (!known(stream)) return note(cudaErrorInvalidResourceHandle);
   if (stream->capture != nullptr) return note(cudaErrorStreamCaptureUnsupported);
   *event = {stream, stream->queued};
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  Lock lock(machine().mutex);
+  Call lock;
   const auto [stream, place] = *event;
   while (stream != nullptr && known(stream) && !advance(*stream, place)) machine().changed.wait(lock);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   Stream* stream = event->stream;
   if (stream == nullptr || !known(stream) || stream->done >= event->place) return cudaSuccess;
   advance(*stream, stream->done + 1);  // a program that polls gets there
@@ -157,14 +183,14 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (!known(stream)) return note(cudaErrorInvalidResourceHandle);
   if (stream->capture != nullptr) return note(cudaErrorIllegalState);
   stream->capture = new Graph;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   if (!known(stream) || stream->capture == nullptr) return note(cudaErrorIllegalState);
   *graph = std::exchange(stream->capture, nullptr);
   return cudaSuccess;
@@ -174,7 +200,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-  const Lock lock(machine().mutex);
+  const Call lock;
   for (const Work& work : exec->work)
     if (const cudaError_t status = enqueue(stream, work); status != cudaSuccess) return status;
   return cudaSuccess;
