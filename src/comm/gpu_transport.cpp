@@ -2,12 +2,30 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 #include "base/join.h"
 #include "comm/nccl/nccl_world.h"
 
 namespace trainer::comm {
+
+namespace {
+
+/// Returns the GPU of every rank, in rank order. Collective. The numbers of GPUs do not identify them: a batch system
+/// may give each process one GPU, which is GPU 0 there.
+std::vector<std::optional<GpuPlace>> gather_gpus(World& world, const std::optional<device::cuda::Facts>& gpu) {
+  char host[HOST_NAME_MAX + 1] = {};
+  gethostname(host, HOST_NAME_MAX);
+  std::vector<std::optional<GpuPlace>> places;
+  for (const std::string& text : world.control().gather(gpu ? format("{}\n{}", host, gpu->pci_bus_id) : "")) {
+    const size_t end = text.find('\n');
+    places.push_back(text.empty() ? std::nullopt : std::optional(GpuPlace{text.substr(0, end), text.substr(end + 1)}));
+  }
+  return places;
+}
+
+}  // namespace
 
 std::optional<std::string> nccl_version() { return nccl::version(); }
 
@@ -27,18 +45,17 @@ std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks) 
   return {};
 }
 
+int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu) {
+  if (world.transport() == "dry") return 1;
+  const auto places = gather_gpus(world, gpu);
+  return gpu ? static_cast<int>(std::ranges::count(places, places[static_cast<size_t>(world.rank())])) : 1;
+}
+
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked) {
   if (world.size() == 1) return {};
-  char host[HOST_NAME_MAX + 1] = {};
-  gethostname(host, HOST_NAME_MAX);
   const bool gpu = device.kind() == device::Kind::cuda;
-  std::vector<std::optional<GpuPlace>> places;
-  bool any = false;
-  for (const std::string& text : world.control().gather(gpu ? format("{}\n{}", host, device.gpu().pci_bus_id) : "")) {
-    const size_t end = text.find('\n');
-    any |= !text.empty();
-    places.push_back(text.empty() ? std::nullopt : std::optional(GpuPlace{text.substr(0, end), text.substr(end + 1)}));
-  }
+  const auto places = gather_gpus(world, gpu ? std::optional(device.gpu()) : std::nullopt);
+  const bool any = std::ranges::any_of(places, [](const auto& place) { return place.has_value(); });
   const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(places);
   if (asked == "nccl") {
     if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);

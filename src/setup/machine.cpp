@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "comm/gpu_transport.h"
 #include "config/resolve.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
@@ -104,12 +105,11 @@ Machine choose_machine(const config::Config& config, comm::World& world) {
                            : machine.gpu                                          ? "default: a GPU"
                                                                                   : bf16_reason(machine.isa);
   machine.host_limit = available_memory() / world.local_size();
+  const int sharers = comm::ranks_on_gpu(world, machine.gpu);
   if (config.hardware.memory_limit > 0) {
     machine.memory_limit = static_cast<int64_t>(config.hardware.memory_limit * (1 << 30));
   } else if (machine.gpu) {
-    const auto devices = static_cast<int64_t>(device::cuda::devices().size());
-    machine.memory_limit =
-        device::cuda::free_memory(machine.gpu->ordinal) / divide_up(int64_t{world.local_size()}, devices);
+    machine.memory_limit = device::cuda::free_memory(machine.gpu->ordinal) / sharers;
   } else {
     machine.memory_limit = available_memory() / world.local_size();
   }

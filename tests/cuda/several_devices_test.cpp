@@ -1,16 +1,42 @@
-// Ranks on several GPUs of one host: the GPUs that their threads touch.
+// Ranks on several GPUs of one host: their memory, and the GPUs that their threads touch.
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
 #include "emulator.h"
 #include "rigs/tiny.h"
+#include "setup/machine.h"
 
 namespace trainer::tests {
 namespace {
 
 struct SeveralDevices : testing::Test {
   ~SeveralDevices() override { emulator::set_devices(1); }
+
+  /// The limit of each rank, in shares of a device. `given`: a batch system gave each rank this one device.
+  static std::vector<double> limits(int ranks, int devices, const std::vector<int>& given = {}) {
+    emulator::set_devices(devices);
+    std::vector<double> shares(static_cast<size_t>(ranks));
+    comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+      const auto rank = static_cast<size_t>(world.rank());
+      if (!given.empty()) emulator::see_only(given[rank]);
+      config::Config c = tiny_config();
+      c.run.device = config::DeviceChoice::cuda;
+      const setup::Machine machine = setup::choose_machine(c, world);
+      EXPECT_EQ(machine.gpu->ordinal, given.empty() ? world.rank() % devices : 0);
+      shares[rank] = static_cast<double>(machine.memory_limit) / static_cast<double>(emulator::kDeviceMemory);
+    });
+    return shares;
+  }
 };
+
+TEST_F(SeveralDevices, MemoryIsSharedByTheRanksOnOneDeviceOnly) {
+  EXPECT_EQ(limits(1, 1), std::vector<double>(1, 1.0));
+  EXPECT_EQ(limits(2, 1), std::vector<double>(2, 0.5));
+  EXPECT_EQ(limits(4, 4), std::vector<double>(4, 1.0));
+  EXPECT_EQ(limits(3, 2), (std::vector{0.5, 1.0, 0.5}));
+  EXPECT_EQ(limits(4, 4, {3, 1, 0, 2}), std::vector<double>(4, 1.0)) << "one visible device for each rank";
+  EXPECT_EQ(limits(3, 2, {1, 0, 1}), (std::vector{0.5, 1.0, 0.5}));
+}
 
 TEST_F(SeveralDevices, NoThreadTouchesTheDeviceOfAnotherRank) {
   emulator::set_devices(2);
