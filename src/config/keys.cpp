@@ -243,9 +243,10 @@ void declare_precision(std::vector<Key>& keys) {
       "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"},
       "Type of weights and activations in matmuls; auto: bf16 if the hardware computes it fast, else fp32; fp64: for "
       "reference results.");
-  precision.boolean("deterministic", &Precision::deterministic, true,
-                    "Repeated runs produce bitwise identical results. Only true is supported: a run never selects "
-                    "kernels by timing.");
+  precision.boolean(
+      "deterministic", &Precision::deterministic, true,
+      "Repeated runs produce bitwise identical results. false: on a GPU, cuDNN may run the backward pass of "
+      "attention with a faster kernel that adds in no fixed order; nothing else changes.");
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
@@ -307,10 +308,12 @@ void declare_hardware(std::vector<Key>& keys) {
                   "Profile of this machine (`trainer bench all --write-profile`) or description of a cluster "
                   "(configs/clusters), used to predict step times and required by strategy \"auto\"; empty: no "
                   "prediction.");
-  hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"},
-                  "On a GPU: attention kernels in training and evaluation. auto: cudnn if the program was built with "
-                  "cuDNN and version 9.25 or newer is found, else own; own: the built-in kernels; cudnn: cuDNN if it "
-                  "supports the case (bf16, no dropout, no cache), else the built-in kernels.");
+  hardware.choice(
+      "attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"},
+      "On a GPU: attention kernels in training and evaluation. auto: cudnn if the program was built with "
+      "cuDNN 9 and finds it, else own; own: the built-in kernels; cudnn: cuDNN if it supports the case "
+      "(bf16, no dropout, no cache) with a workspace of at most 1/16 of the GPU's memory, else the built-in "
+      "kernels.");
 }
 
 void declare_debug(std::vector<Key>& keys) {

@@ -168,11 +168,6 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                      config.model.init_from);
 }
 
-void check_precision(const Precision& precision, Checker& checker) {
-  checker.require(precision.deterministic, {"precision.deterministic"},
-                  "false is not supported, as a run never selects kernels by timing; use true");
-}
-
 void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
   std::error_code ignored;
   checker.require(
@@ -304,7 +299,6 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   check_schedule(config, checker);
   check_world(config, options, checker);
   check_checkpoints(config, files, checker);
-  check_precision(config.precision, checker);
   check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);
   check_offload(config, checker);

@@ -57,10 +57,10 @@ Cost cost(const AttentionBackward& op);
 
 /// Returns cuDNN for this GPU, to be used as its device's Libraries::attention. It supports bf16 without dropout and
 /// masks, with as many keys as queries; the built-in kernels handle all other cases. Both store log-sum-exps in the
-/// same form, so either backward pass may follow the other's forward pass. `by_default`: accept only a cuDNN that is
-/// new enough to require little workspace. Throws Code::usage with the reason if cuDNN was not found at build time, is
-/// not found now, or is too old.
-std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
+/// same form, so either backward pass may follow the other's forward pass. They also handle passes for which cuDNN
+/// would need more than 1/16 of the GPU's memory as workspace. `deterministic`: its backward pass adds in a fixed
+/// order. Throws Code::usage with the reason if cuDNN was not found at build time, or is not found now.
+std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool deterministic);
 /// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);
 

@@ -47,12 +47,13 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
 
 /// Returns cuDNN if it computes attention on this GPU; null: the built-in kernels do. `say`: log the reason if "auto"
 /// selects the built-in kernels.
-std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu,
+std::unique_ptr<device::Library> choose_attention(const config::Config& config, const device::cuda::Facts& gpu,
                                                   bool say) {
+  const config::AttentionKernels wanted = config.hardware.attention;
   if (wanted == config::AttentionKernels::own) return nullptr;
   const bool automatic = wanted == config::AttentionKernels::automatic;
   try {
-    return ops::cudnn_attention(gpu, /*by_default=*/automatic);
+    return ops::cudnn_attention(gpu, config.precision.deterministic);
   } catch (const Error& error) {
     if (error.code() != Code::usage) throw;
     if (!automatic)
@@ -77,7 +78,7 @@ Machine choose_machine(const config::Config& config, comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
   if (machine.gpu) {
-    machine.libraries->attention = choose_attention(config.hardware.attention, *machine.gpu, world.first());
+    machine.libraries->attention = choose_attention(config, *machine.gpu, world.first());
   } else if (config.hardware.attention == config::AttentionKernels::cudnn && world.first()) {
     log::info("hardware.attention = \"cudnn\" is ignored: a CPU uses the built-in kernels");
   }

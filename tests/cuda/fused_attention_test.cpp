@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "rigs/messages.h"
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {
@@ -11,19 +12,22 @@ namespace {
 /// Can everything but backward passes over head size 16; forward writes ones.
 struct Fake final : cuda::FusedAttention {
   std::vector<cuda::FusedShape> asked, ran;
-  int64_t bytes = 1000;
+  int64_t bytes_per_sequence = 500, linear_bytes = 100;
+  std::vector<const void*> outs, lses;
 
-  int64_t number = 92500;
-
+  explicit Fake(int64_t most_workspace = 1000) : FusedAttention(most_workspace) {}
   std::string name() const override { return "fake 1.0"; }
-  int64_t version() const override { return number; }
   std::optional<int64_t> workspace(const cuda::FusedShape& shape) override {
     asked.push_back(shape);
     if (shape.backward && shape.head_dim == 16) return std::nullopt;
-    return bytes;
+    if (shape.linear) return linear_bytes < 0 ? std::nullopt : std::optional(linear_bytes);
+    return shape.batch * bytes_per_sequence;
   }
+  using FusedAttention::run;
   void run(cudaStream_t stream, const cuda::FusedShape& shape, const cuda::FusedOperands& o, void* workspace) override {
     ran.push_back(shape);
+    outs.push_back(o.out);
+    lses.push_back(o.lse);
     EXPECT_NE(workspace, nullptr);
     EXPECT_EQ(o.lse != nullptr, shape.backward || shape.keeps_lse);
     if (shape.backward) {
@@ -134,29 +138,62 @@ TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
   const auto& intervals = arena.programs().at("forward").intervals;
   ASSERT_EQ(intervals.size(), 1u);
   EXPECT_EQ(intervals.front().tag, "attention.workspace");
-  EXPECT_EQ(intervals.front().bytes, round_up(fake->bytes, machine.device->alignment()));
+  EXPECT_EQ(intervals.front().bytes, round_up(2 * fake->bytes_per_sequence, machine.device->alignment()));
   EXPECT_TRUE(fake->ran.empty());
 }
 
-TEST(Cudnn, IsTakenUnaskedFromTheVersionWithASmallWorkspaceOn) {
-  Fake fake;
-  EXPECT_EQ(cuda::why_not_by_default(fake), "");
-  fake.number = 92499;
-  EXPECT_NE(cuda::why_not_by_default(fake).find("fake 1.0 needs a workspace"), std::string::npos);
-  EXPECT_NE(cuda::why_not_by_default(fake).find("9.25 or newer"), std::string::npos);
+/// How a fake runs a backward pass of `batch` sequences: the batch of its parts and whether it is linear; {0, false}:
+/// not at all.
+std::pair<int64_t, bool> way_of(Fake& fake, int64_t batch, bool backward = true) {
+  const tests::Warnings logged;
+  const cuda::FusedShape shape{
+      .backward = backward, .batch = batch, .length = 12, .heads = 4, .kv_heads = 2, .head_dim = 8};
+  const std::optional<cuda::FusedWay> way = fake.way(shape);
+  EXPECT_EQ(logged.lines.size(), !way || way->part.linear ? 1u : 0u);
+  if (!way) return {0, false};
+  const bool linear = way->part.linear;
+  const int64_t rest = batch % way->part.batch;
+  EXPECT_EQ(way->workspace, linear ? fake.linear_bytes : fake.bytes_per_sequence * way->part.batch);
+  EXPECT_TRUE(rest == 0 || rest < way->part.batch);
+  const size_t asked = fake.asked.size();
+  EXPECT_EQ(fake.way(shape)->part, way->part);
+  EXPECT_EQ(fake.asked.size(), asked) << "known";
+  return {way->part.batch, linear};
+}
+
+TEST(Workspace, DecidesHowALibraryRunsAPass) {
+  using Way = std::pair<int64_t, bool>;
+  Fake fits(4000), two_parts(3999), three_parts(1500), single(500), linear(499), large(99), none(499);
+  EXPECT_EQ(way_of(fits, 8), Way(8, false));
+  EXPECT_EQ(way_of(two_parts, 8), Way(4, false)) << "two equal parts, not seven sequences and one";
+  EXPECT_EQ(way_of(three_parts, 8), Way(3, false)) << "3, 3 and 2";
+  EXPECT_EQ(way_of(single, 3), Way(1, false));
+  EXPECT_EQ(way_of(linear, 8), Way(8, true));
+  EXPECT_EQ(way_of(large, 8), Way(0, false)) << "too much for the linear algorithm too";
+  none.linear_bytes = -1;
+  EXPECT_EQ(way_of(none, 8), Way(0, false));
+  EXPECT_EQ(way_of(linear, 8, /*backward=*/false), Way(0, false)) << "only backward passes have a linear algorithm";
+}
+
+TEST_F(FusedAttention, RunsABatchInParts) {
+  auto made = std::make_unique<Fake>(500);
+  fake = made.get();
+  machine.device->libraries()->attention = std::move(made);
+  const Grid out = pass({.gap = 8});
+  ASSERT_EQ(fake->ran.size(), 2u);
+  for (const cuda::FusedShape& shape : fake->ran) EXPECT_EQ(shape.batch, 1);
+  for (int64_t i = 0; i < out.count(); ++i) ASSERT_EQ(out.at(i), out.at(0)) << "both sequences";
+  const auto distance = [](const std::vector<const void*>& at) {
+    return static_cast<const std::byte*>(at[1]) - static_cast<const std::byte*>(at[0]);
+  };
+  EXPECT_EQ(distance(fake->outs), 12 * (32 + 8) * 2) << "12 rows of bf16";
+  EXPECT_EQ(distance(fake->lses), 4 * 12 * 4) << "4 heads, 12 rows of fp32";
 }
 
 TEST(Cudnn, ReportsWhyItIsNotThere) {
   // The emulated device is built without it; a program with it needs the library and a GPU.
-  for (const bool by_default : {true, false}) {
-    try {
-      cudnn_attention(device::cuda::devices().front(), by_default);
-      FAIL() << "loaded";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::usage);
-      EXPECT_NE(std::string(error.what()).find("without cuDNN"), std::string::npos) << error.what();
-    }
-  }
+  tests::expect_error(Code::usage, {"without cuDNN"},
+                      [] { cudnn_attention(device::cuda::devices().front(), /*deterministic=*/true); });
 }
 
 }  // namespace

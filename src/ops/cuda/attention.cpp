@@ -88,20 +88,16 @@ std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, con
 bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOperands& operands) {
   FusedAttention* const library = fused_on(ex.device);
   if (library == nullptr || !shape) return false;
-  const std::optional<int64_t> bytes = library->workspace(*shape);
-  if (!bytes) return false;
-  const Scratch workspace = ex.take("attention.workspace", {std::max<int64_t>(1, *bytes)}, DType::u8);
-  if (!ex.device.dry()) library->run(device::cuda::stream_of(ex.device), *shape, operands, workspace.tensor().data);
+  const std::optional<FusedWay> way = library->way(*shape);
+  if (!way) return false;
+  const Scratch workspace = ex.take("attention.workspace", {std::max<int64_t>(1, way->workspace)}, DType::u8);
+  if (!ex.device.dry())
+    library->run(device::cuda::stream_of(ex.device), *shape, *way, operands, workspace.tensor().data);
   return true;
 }
 
 }  // namespace
 
-std::string why_not_by_default(const FusedAttention& library) {
-  if (library.version() >= kDefaultCudnn) return {};
-  return format("{} needs a workspace of length² for each head; {}.{} or newer does not", library.name(),
-                kDefaultCudnn / 10000, kDefaultCudnn / 100 % 100);
-}
 std::string attention_path(const device::Device& device) {
   const FusedAttention* const library = fused_on(device);
   return library == nullptr ? "built-in kernels" : library->name();
@@ -194,11 +190,8 @@ void run(Exec& ex, const AttentionBackward& op) {
 
 namespace trainer::ops {
 
-std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default) {
-  std::unique_ptr<cuda::FusedAttention> library = cuda::load_cudnn(gpu.ordinal);
-  const std::string reason = by_default ? cuda::why_not_by_default(*library) : "";
-  if (!reason.empty()) throw Error(Code::usage, reason);
-  return library;
+std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool deterministic) {
+  return cuda::load_cudnn(gpu, deterministic);
 }
 
 }  // namespace trainer::ops

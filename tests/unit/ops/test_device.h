@@ -49,7 +49,7 @@ inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa
   auto device = device::cuda::make_device(0, threads);
   const char* attention = std::getenv("TRAINER_TEST_ATTENTION");
   if (attention != nullptr && std::string_view(attention) == "cudnn")
-    device->libraries()->attention = cudnn_attention(device->gpu(), /*by_default=*/false);
+    device->libraries()->attention = cudnn_attention(device->gpu(), /*deterministic=*/true);
   return device;
 }
 

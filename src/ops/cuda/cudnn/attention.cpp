@@ -3,6 +3,7 @@
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -24,14 +25,36 @@ using Attributes = fe::graph::Tensor_attributes;
 enum Operand : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv };
 
 struct Plan {
-  std::unique_ptr<Graph> graph;  // null: cuDNN has no deterministic kernel for the shape
+  std::unique_ptr<Graph> graph;  // null: cuDNN has no kernel for the shape
   int64_t workspace = 0;
+};
+
+/// Guards the front end's global state: its handle of the library, and the variable below.
+std::mutex& front_end() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// The oldest cuDNN whose deterministic backward pass on Hopper can do without a workspace of batch·heads·length².
+constexpr int64_t kLinearVersion = 92500;
+/// Selects the linear algorithm for the graph that is built meanwhile. The front end takes this choice from the
+/// environment only: a limit for the other algorithm's workspace.
+class LinearOnly {
+ public:
+  LinearOnly() { setenv(kName, "0", 1); }
+  ~LinearOnly() { unsetenv(kName); }
+  LinearOnly(const LinearOnly&) = delete;
+  LinearOnly& operator=(const LinearOnly&) = delete;
+
+ private:
+  static constexpr const char* kName = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
 };
 
 class Cudnn final : public FusedAttention {
  public:
-  explicit Cudnn(int ordinal) : ordinal_(ordinal) {
-    device::cuda::check(cudaSetDevice(ordinal), "selecting the CUDA device");
+  Cudnn(const device::cuda::Facts& gpu, bool deterministic)
+      : FusedAttention(most_workspace_on(gpu)), ordinal_(gpu.ordinal), deterministic_(deterministic) {
+    device::cuda::check(cudaSetDevice(ordinal_), "selecting the CUDA device");
     if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS)
       throw Error(Code::usage, "cuDNN was found, but cannot be initialised on this GPU");
   }
@@ -40,12 +63,12 @@ class Cudnn final : public FusedAttention {
   std::string name() const override {
     return format("cuDNN {}.{}.{}", version() / 10000, version() / 100 % 100, version() % 100);
   }
-  int64_t version() const override { return static_cast<int64_t>(fe::detail::get_backend_version()); }
 
   std::optional<int64_t> workspace(const FusedShape& shape) override {
     const Plan& plan = plan_of(shape);
     return plan.graph ? std::optional(plan.workspace) : std::nullopt;
   }
+  using FusedAttention::run;
 
   void run(cudaStream_t stream, const FusedShape& shape, const FusedOperands& o, void* workspace) override {
     const Plan& plan = plan_of(shape);
@@ -60,6 +83,7 @@ class Cudnn final : public FusedAttention {
   }
 
  private:
+  static int64_t version() { return static_cast<int64_t>(fe::detail::get_backend_version()); }
   const Plan& plan_of(const FusedShape& shape) {
     auto it = plans_.find(shape);
     if (it == plans_.end()) it = plans_.emplace(shape, built(shape)).first;
@@ -67,7 +91,11 @@ class Cudnn final : public FusedAttention {
   }
 
   Plan built(const FusedShape& shape) const {
+    if (shape.linear && (!deterministic_ || version() < kLinearVersion)) return {};
     device::cuda::check(cudaSetDevice(ordinal_), "selecting the CUDA device");
+    const std::lock_guard lock(front_end());
+    std::optional<LinearOnly> limit;
+    if (shape.linear) limit.emplace();
     Plan plan{described(shape), 0};
     if (plan.graph->build(handle_, {fe::HeurMode_t::A}).is_bad() ||
         plan.graph->get_workspace_size(plan.workspace).is_bad())
@@ -76,7 +104,7 @@ class Cudnn final : public FusedAttention {
   }
 
   /// Builds the graph of the pass: [batch, heads, length, head_dim] with the strides of our rows.
-  static std::unique_ptr<Graph> described(const FusedShape& s) {
+  std::unique_ptr<Graph> described(const FusedShape& s) const {
     auto graph = std::make_unique<Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -117,7 +145,7 @@ class Cudnn final : public FusedAttention {
                                                        .set_name("attention backward")
                                                        .set_causal_mask(true)
                                                        .set_attn_scale(s.scale)
-                                                       .set_deterministic_algorithm(true));
+                                                       .set_deterministic_algorithm(deterministic_));
     rows(dq->set_output(true), kDq, s.heads, 5);
     rows(dk->set_output(true), kDk, s.kv_heads, 6);
     rows(dv->set_output(true), kDv, s.kv_heads, 7);
@@ -125,6 +153,7 @@ class Cudnn final : public FusedAttention {
   }
 
   int ordinal_;
+  bool deterministic_;
   cudnnHandle_t handle_ = nullptr;
   std::map<FusedShape, Plan> plans_;
 };
@@ -133,9 +162,8 @@ static_assert(CUDNN_MAJOR >= 9);
 
 }  // namespace
 
-std::unique_ptr<FusedAttention> load_cudnn(int ordinal) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+std::unique_ptr<FusedAttention> load_cudnn(const device::cuda::Facts& gpu, bool deterministic) {
+  const std::lock_guard lock(front_end());
   if (fe::cudnn_dlhandle == nullptr) {
     const std::string name = format("libcudnn.so.{}", CUDNN_MAJOR);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -143,7 +171,7 @@ std::unique_ptr<FusedAttention> load_cudnn(int ordinal) {
       throw Error(Code::usage, format("{} not found; add its folder to LD_LIBRARY_PATH", name));
   }
   try {
-    return std::make_unique<Cudnn>(ordinal);
+    return std::make_unique<Cudnn>(gpu, deterministic);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {  // from the front end, for libraries that it requires

@@ -4,7 +4,7 @@
 
 namespace trainer::ops::cuda {
 
-std::unique_ptr<FusedAttention> load_cudnn(int) {
+std::unique_ptr<FusedAttention> load_cudnn(const device::cuda::Facts&, bool) {
   throw Error(
       Code::usage,
       "this trainer was built without cuDNN; to use it, install cuDNN 9 and the cudnn-frontend headers and build with "
