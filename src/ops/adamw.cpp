@@ -70,19 +70,30 @@ void run(Exec& ex, const AdamW& op) {
   });
 }
 
-void run(Exec& ex, const SquaredNorm& op) {
-  const int64_t n = op.x.count();
-  const size_t type = kernel_index(op.x.dtype, "squared norm x");
-  expect_count(op.x, n, op.x.dtype, "squared norm x");
-  expect_count(op.blocks, divide_up(n, kNormBlock), DType::f64, "squared norm blocks");
-  const OpTimer timer(ex.meter, OpKind::grad_norm, {2.0 * static_cast<double>(n), static_cast<double>(op.x.bytes())});
+void run(Exec& ex, const SquaredNorm& op) { run(ex, SquaredNorms{{&op, 1}}); }
+
+void run(Exec& ex, const SquaredNorms& op) {
+  if (op.parts.empty()) return;
+  const DType dtype = op.parts.front().x.dtype;
+  const size_t type = kernel_index(dtype, "squared norm x");
+  Cost cost;
+  for (const SquaredNorm& part : op.parts) {
+    const int64_t n = part.x.count();
+    expect_count(part.x, n, dtype, "squared norm x");
+    expect_count(part.blocks, divide_up(n, kNormBlock), DType::f64, "squared norm blocks");
+    cost.flops += 2.0 * static_cast<double>(n);
+    cost.bytes += static_cast<double>(part.x.bytes());
+  }
+  const OpTimer timer(ex.meter, OpKind::grad_norm, cost);
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = adamw_kernels(ex).square_sum[type];
-  double* blocks = op.blocks.as<double>();
-  for_row_blocks(ex, n, kNormBlock, [&](int64_t first, int64_t count) {
-    blocks[first / kNormBlock] = kernel(op.x.data + first * size_of(op.x.dtype), count);
-  });
+  for (const SquaredNorm& part : op.parts) {
+    double* blocks = part.blocks.as<double>();
+    for_row_blocks(ex, part.x.count(), kNormBlock, [&](int64_t first, int64_t count) {
+      blocks[first / kNormBlock] = kernel(part.x.data + first * size_of(dtype), count);
+    });
+  }
 }
 
 }  // namespace trainer::ops

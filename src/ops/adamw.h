@@ -2,6 +2,8 @@
 // AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device performs the same operations in the same order
 // with the same rounding, so results are bitwise identical wherever a parameter is updated. All scalars are computed
 // once per step on the host in double, and rounded to the state's type.
+#include <span>
+
 #include "tensor/exec.h"
 
 namespace trainer::ops {
@@ -42,5 +44,11 @@ struct SquaredNorm {
   Tensor x, blocks;
 };
 void run(Exec& ex, const SquaredNorm& op);
+/// Several at once, with x of one dtype: a GPU computes them in one launch, since each one alone is too short to fill
+/// it.
+struct SquaredNorms {
+  std::span<const SquaredNorm> parts;
+};
+void run(Exec& ex, const SquaredNorms& op);
 
 }  // namespace trainer::ops

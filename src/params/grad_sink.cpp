@@ -52,6 +52,9 @@ void GradSink::prepare(device::Device& device) {
       if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
     }
   }
+  size_t pieces = 0;
+  for (const auto& of_group : pieces_) pieces += of_group.size();
+  norms_.reserve(pieces);
   if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
   blocks_ = Buffer(device, "gradients", {blocks}, DType::f64);
   const mesh::MeshShape& mesh = store_.mesh_shape();
@@ -219,14 +222,19 @@ GradNorm GradSink::finish(Exec& ex) {
     join_replica_sum(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {
       Tensor x = region_of(static_cast<int>(g), piece.region);
-      if (piece.region.rows > 1) {
-        const Tensor packed = strided_.tensor().range(0, piece.region.count());
-        ops::run(ex, ops::Copy{x, packed.reshape(x.shape)});
-        x = packed;
+      const bool packed = piece.region.rows > 1;
+      if (packed) {
+        const Tensor copy = strided_.tensor().range(0, piece.region.count());
+        ops::run(ex, ops::Copy{x, copy.reshape(x.shape)});
+        x = copy;
       }
-      ops::run(ex, ops::SquaredNorm{x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
+      norms_.push_back({x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
+      if (packed) sum_squares(ex);  // before the next piece is packed
     }
+    // A CPU sums while later groups are reduced; a GPU fills better with all groups at once.
+    if (ex.device.kind() == device::Kind::cpu) sum_squares(ex);
   }
+  sum_squares(ex);
   if (!ex.device.dry()) {
     const Tensor& blocks = on_host_.get(ex.device, blocks_);
     own_squares_.resize(pieces_.size());
@@ -261,6 +269,11 @@ GradNorm GradSink::finish(Exec& ex) {
                             : "the sum of squares (overflow)";
   }
   return result;
+}
+
+void GradSink::sum_squares(Exec& ex) {
+  ops::run(ex, ops::SquaredNorms{norms_});
+  norms_.clear();
 }
 
 double GradSink::sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/adamw.h"
 #include "params/param_store.h"
 #include "tensor/host_copy.h"
 
@@ -100,6 +101,8 @@ class GradSink {
     Region region;
     int64_t block;
   };
+  /// Computes the block sums of the vectors in norms_, and empties it.
+  void sum_squares(Exec& ex);
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
   Tensor region_of(int group, const Region& region) const;
   void join_oldest_flight(Exec& ex);
@@ -125,6 +128,7 @@ class GradSink {
   int finished_ = -1;                       // the group that waits for start_replica_sum(); -1: none
   int completed_ = -1;                      // the last group whose reduction over the replicas has started
   std::vector<std::vector<Piece>> pieces_;  // by group
+  std::vector<ops::SquaredNorm> norms_;     // to be computed by sum_squares()
   Buffer strided_;                          // scratch to pack a piece whose rows are not contiguous
   Buffer blocks_;                           // [block sums of this rank] f64
   std::vector<comm::Communicator*> ranks_;  // along each axis with several ranks, the innermost first

@@ -187,7 +187,8 @@ void run(Exec& ex, const MuonNormalize& op) {
   const int64_t n = op.x.count();
   for_compute_type(op.x.dtype, "muon x", [&]<typename T>(T) {
     if (ex.device.dry() || n == 0) return;
-    cuda::run(ex, SquaredNorm{op.x.reshape({n}), op.blocks});
+    const SquaredNorm norm{op.x.reshape({n}), op.blocks};
+    cuda::run(ex, SquaredNorms{{&norm, 1}});
     device::cuda::launch(device::cuda::stream_of(ex.device), {dim3(1), dim3(32)}, factor_kernel, op.blocks.as<double>(),
                          op.blocks.count(), op.room, op.floor);
     map<wide_of<bf16>()>(ex, MultiplyBody<T>{rows_of<T>(op.x), op.blocks.as<double>()}, 1, n, {op.x}, true);

@@ -16,6 +16,7 @@
 #define __device__
 #define __host__
 #define __constant__
+#define __grid_constant__
 #define __shared__ static thread_local
 #define __forceinline__ inline
 #define __launch_bounds__(...)

@@ -174,6 +174,35 @@ TYPED_TEST(Adam, SquaredNormAddsInAnOrderFixedByTheIndex) {
   }
 }
 
+TYPED_TEST(Adam, SquaredNormsAtOnceHaveTheBitsOfEach) {
+  using T = TypeParam;
+  // More than one launch takes, empty ones among them.
+  std::vector<int64_t> counts(70, 33);
+  counts.insert(counts.begin() + 3, {kNormBlock, 1, 0, 2 * kNormBlock + 77, 5 * kNormBlock, 100});
+  counts.push_back(kNormBlock + 1);
+  Normal draw(73);
+  std::vector<Grid> x;
+  for (const int64_t n : counts) x.push_back(Grid({n}, DTypeOf<T>::value).fill(draw));
+  on_every_device(
+      [&](TestExec& ex) {
+        std::vector<Grid> each, together;
+        for (const int64_t n : counts)
+          for (std::vector<Grid>* sums : {&each, &together})
+            sums->push_back(Grid({divide_up(n, kNormBlock)}, DType::f64));
+        std::vector<SquaredNorm> parts;
+        for (size_t i = 0; i < x.size(); ++i) {
+          parts.push_back({x[i], together[i]});
+          run(ex, SquaredNorm{x[i], each[i]});
+        }
+        run(ex, SquaredNorms{parts});
+        for (size_t i = 0; i < x.size(); ++i)
+          for (int64_t b = 0; b < together[i].count(); ++b)
+            EXPECT_EQ(together[i].at(b), each[i].at(b)) << counts[i] << " elements, block " << b;
+        return together;
+      },
+      [&](const std::vector<Grid>& out) { EXPECT_GT(out.back().at(1), 0); });
+}
+
 TYPED_TEST(Adam, SquaredNormIsNonFiniteWhereAnElementIs) {
   using T = TypeParam;
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {

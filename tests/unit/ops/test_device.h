@@ -121,6 +121,14 @@ inline Operands operands(Copy& o) { return {&o.x, &o.y}; }
 inline Operands operands(Fill& o) { return {&o.x}; }
 inline Operands operands(AdamW& o) { return {&o.p, &o.m, &o.v, &o.g, &o.compute}; }
 inline Operands operands(SquaredNorm& o) { return {&o.x, &o.blocks}; }
+inline Operands operands(SquaredNorms& o) {
+  Operands all;
+  for (const SquaredNorm& part : o.parts) {
+    all.push_back(const_cast<Tensor*>(&part.x));
+    all.push_back(const_cast<Tensor*>(&part.blocks));
+  }
+  return all;
+}
 inline Operands operands(MuonMomentum& o) { return {&o.m, &o.g}; }
 inline Operands operands(MuonApply& o) { return {&o.p, &o.o, &o.compute}; }
 inline Operands operands(GatherStrips& o) { return {&o.flat, &o.strips, &o.packed}; }
