@@ -1,5 +1,6 @@
 #include "ops/embedding.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "ops/cuda/map.cuh"
@@ -48,12 +49,18 @@ struct LookUpBody {
   }
 };
 
+// In text a few tokens have thousands of rows. So the rows of a token are cut into blocks, counted from its first row,
+// whose sums are computed in parallel and then added in order, before the rows that are left. The result of a token
+// depends only on its own rows. Tokens without a whole block are summed by one thread for some columns.
+constexpr int64_t kSumBlock = 64;
+
 /// The rows of dy that belong to row v of a table: order[start[v] … start[v + 1]), or every stride-th row from
 /// first(v).
 struct ListedRows {
   const int32_t *start, *order;
   __device__ int64_t count(int64_t v) const { return start[v + 1] - start[v]; }
   __device__ int64_t row(int64_t v, int64_t k) const { return order[start[v] + k]; }
+  __device__ static bool in_blocks(int64_t count) { return count >= kSumBlock; }
 };
 struct SpacedRows {
   int64_t first_row, stride, rows;
@@ -62,11 +69,37 @@ struct SpacedRows {
     return v < stride && first(v) < rows ? divide_up(rows - first(v), stride) : 0;
   }
   __device__ int64_t row(int64_t v, int64_t k) const { return first(v) + k * stride; }
+  __device__ static bool in_blocks(int64_t) { return false; }
 };
 
 constexpr int kSumThreads = 128;
+constexpr int64_t kSumPiece = 4;  // columns of a thread
 
-/// table[v] (+)= Σ dy[rows of v], in order. A thread sums V columns; the threads of a table row are adjacent.
+/// sum += dy[row(k)], k from `first` to `last` − 1, in order.
+template <typename T, int V, typename Row>
+__device__ inline void add_rows(const Rows<const T>& dy, const Piece& at, int64_t first, int64_t last, const Row& row,
+                                float (&sum)[V]) {
+  constexpr int kAhead = 8;
+  int64_t k = first;
+  for (; k + kAhead <= last; k += kAhead) {
+    float next[kAhead][V];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) get(dy.at(row(k + j), at.c), at.n, next[j]);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j)
+#pragma unroll
+      for (int i = 0; i < V; ++i) sum[i] += next[j][i];
+  }
+  for (; k < last; ++k) {
+    float next[V];
+    get(dy.at(row(k), at.c), at.n, next);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] += next[i];
+  }
+}
+
+/// table[v] (+)= Σ dy[rows of v], in order, for rows v without whole blocks. A thread sums V columns; the threads of a
+/// table row are adjacent.
 template <typename T, int V, typename Source>
 __global__ void __launch_bounds__(kSumThreads)
     row_sum_kernel(Rows<const T> dy, Source source, Rows<float> table, int64_t items, int64_t per_row, int64_t cols,
@@ -75,27 +108,59 @@ __global__ void __launch_bounds__(kSumThreads)
   if (item >= items) return;
   const Piece at = piece_at<V>(item, per_row, cols);
   const int64_t count = source.count(at.r);
-  if (count == 0 && accumulate) return;
-  constexpr int kAhead = 8;
+  if ((count == 0 && accumulate) || source.in_blocks(count)) return;
   float sum[V] = {};
   if (accumulate) get(table.at(at.r, at.c), at.n, sum);
-  int64_t k = 0;
-  for (; k + kAhead <= count; k += kAhead) {
-    float next[kAhead][V];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) get(dy.at(source.row(at.r, k + j), at.c), at.n, next[j]);
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j)
-#pragma unroll
-      for (int i = 0; i < V; ++i) sum[i] += next[j][i];
-  }
-  for (; k < count; ++k) {
-    float next[V];
-    get(dy.at(source.row(at.r, k), at.c), at.n, next);
-#pragma unroll
-    for (int i = 0; i < V; ++i) sum[i] += next[i];
-  }
+  add_rows(
+      dy, at, 0, count, [&](int64_t k) { return source.row(at.r, k); }, sum);
   put(table.at(at.r, at.c), at.n, sum);
+}
+
+/// The blocks of the tokens of a table. Block j is that of the token at place kSumBlock·(j + 1) − 1 of the order, the
+/// first one that begins at place kSumBlock·j or later. No other token has a whole block there.
+struct TokenBlocks {
+  ListedRows rows;
+  const uint32_t* tokens;
+  int64_t table_rows;
+  __device__ int64_t token(int64_t j) const { return static_cast<int64_t>(tokens[kSumBlock * (j + 1) - 1]); }
+  __device__ int64_t count(int64_t v) const { return v < table_rows ? rows.count(v) / kSumBlock : 0; }
+  __device__ int64_t first(int64_t v) const { return rows.start[v] / kSumBlock; }
+};
+
+/// sums[j] = Σ dy[rows of block j], if it is a whole block.
+template <typename T, int V>
+__global__ void __launch_bounds__(kSumThreads) block_sum_kernel(Rows<const T> dy, TokenBlocks blocks, Rows<float> sums,
+                                                                int64_t items, int64_t per_row, int64_t cols) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  if (item >= items) return;
+  const Piece at = piece_at<V>(item, per_row, cols);
+  const int64_t v = blocks.token(at.r), count = blocks.count(v);
+  if (count == 0) return;
+  const int64_t block = at.r - blocks.first(v);
+  if (block < 0 || block >= count) return;
+  float sum[V] = {};
+  add_rows(
+      dy, at, block * kSumBlock, (block + 1) * kSumBlock, [&](int64_t k) { return blocks.rows.row(v, k); }, sum);
+  put(sums.at(at.r, at.c), at.n, sum);
+}
+
+/// table[v] (+)= the sums of the blocks of v, then the rows that are left, for the tokens v whose first block is j.
+template <typename T, int V>
+__global__ void __launch_bounds__(kSumThreads)
+    token_sum_kernel(Rows<const T> dy, TokenBlocks blocks, Rows<const float> sums, Rows<float> table, int64_t items,
+                     int64_t per_row, int64_t cols, bool accumulate) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  if (item >= items) return;
+  const Piece at = piece_at<V>(item, per_row, cols);
+  const int64_t v = blocks.token(at.r), count = blocks.count(v);
+  if (count == 0 || at.r != blocks.first(v)) return;
+  float sum[V] = {};
+  if (accumulate) get(table.at(v, at.c), at.n, sum);
+  add_rows(
+      sums, at, 0, count, [&](int64_t k) { return at.r + k; }, sum);
+  add_rows(
+      dy, at, count * kSumBlock, blocks.rows.count(v), [&](int64_t k) { return blocks.rows.row(v, k); }, sum);
+  put(table.at(v, at.c), at.n, sum);
 }
 
 template <typename T, int V, typename Source>
@@ -107,11 +172,22 @@ void sum_pieces(Exec& ex, const Tensor& dy, const Source& source, const Tensor& 
                        row_sum_kernel<T, V, Source>, rows_in<T>(dy), source, rows_of<float>(table), items, per_row,
                        table.cols(), accumulate);
 }
+template <typename T, int V>
+void sum_blocks(Exec& ex, const Tensor& dy, const TokenBlocks& blocks, const Tensor& sums, const Tensor& table,
+                bool accumulate) {
+  const int64_t per_row = divide_up(sums.cols(), int64_t{V}), items = sums.rows() * per_row;
+  if (items == 0) return;
+  const cudaStream_t stream = device::cuda::stream_of(ex.device);
+  const device::cuda::Grid grid{dim3(static_cast<unsigned>(divide_up(items, int64_t{kSumThreads}))), dim3(kSumThreads)};
+  device::cuda::launch(stream, grid, block_sum_kernel<T, V>, rows_in<T>(dy), blocks, rows_of<float>(sums), items,
+                       per_row, sums.cols());
+  device::cuda::launch(stream, grid, token_sum_kernel<T, V>, rows_in<T>(dy), blocks, rows_in<float>(sums),
+                       rows_of<float>(table), items, per_row, sums.cols(), accumulate);
+}
 template <typename T, typename Source>
 void sum_rows(Exec& ex, const Tensor& dy, const Source& source, const Tensor& table, bool accumulate) {
-  constexpr int kPiece = 4;
-  aligned_rows({dy}, dy.rows(), kPiece) && aligned_rows({table}, table.rows(), kPiece)
-      ? sum_pieces<T, kPiece>(ex, dy, source, table, accumulate)
+  aligned_rows({dy}, dy.rows(), kSumPiece) && aligned_rows({table}, table.rows(), kSumPiece)
+      ? sum_pieces<T, kSumPiece>(ex, dy, source, table, accumulate)
       : sum_pieces<T, 1>(ex, dy, source, table, accumulate);
 }
 
@@ -154,9 +230,17 @@ void run(Exec& ex, const AddPositions& op) {
 void run(Exec& ex, const EmbeddingBackward& op) {
   for_compute_type(op.dy.dtype, "embedding dy", [&]<typename T>(T) {
     const SortedRows sorted = sort_rows(ex, op.ids, op.shard.first_id, op.dtable.rows());
+    const int64_t blocks = op.ids.count() / kSumBlock, cols = op.dtable.cols();
+    const Scratch sums =
+        ex.take("embedding.sums", {std::max<int64_t>(1, blocks), round_up(cols, kSumPiece)}, DType::f32);
     if (ex.device.dry()) return;
-    sum_rows<T>(ex, op.dy, ListedRows{sorted.start.tensor().as<int32_t>(), sorted.order.tensor().as<int32_t>()},
-                op.dtable, op.accumulate);
+    const Tensor of_blocks = sums.tensor().row_range(0, blocks).col_range(0, cols);
+    const ListedRows source{sorted.start.tensor().as<int32_t>(), sorted.order.tensor().as<int32_t>()};
+    const TokenBlocks of_tokens{source, sorted.tokens, op.dtable.rows()};
+    aligned_rows({op.dy}, op.dy.rows(), kSumPiece) && aligned_rows({op.dtable}, op.dtable.rows(), kSumPiece)
+        ? sum_blocks<T, kSumPiece>(ex, op.dy, of_tokens, of_blocks, op.dtable, op.accumulate)
+        : sum_blocks<T, 1>(ex, op.dy, of_tokens, of_blocks, op.dtable, op.accumulate);
+    sum_rows<T>(ex, op.dy, source, op.dtable, op.accumulate);
   });
 }
 

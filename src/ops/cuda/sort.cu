@@ -108,9 +108,9 @@ SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows) {
   const int64_t n = ids.count(), blocks = divide_up(n, kKeys);
   TRAINER_CHECK(n < INT32_MAX && rows < INT32_MAX,
                 "sorting uses 32-bit indices: {} tokens or {} table rows are too many", n, rows);
-  SortedRows sorted{ex.take("embedding.start", {rows + 1}, DType::i32), ex.take("embedding.order", {n}, DType::i32)};
+  SortedRows sorted{ex.take("embedding.start", {rows + 1}, DType::i32), ex.take("embedding.order", {n}, DType::i32),
+                    ex.take("embedding.keys", {2, n}, DType::i32)};
   const Scratch other = ex.take("embedding.order_other", {n}, DType::i32);
-  const Scratch keys = ex.take("embedding.keys", {2, n}, DType::i32);
   const Scratch counts = ex.take("embedding.counts", {kDigits * blocks}, DType::i32);
   if (ex.device.dry()) return sorted;
 
@@ -118,7 +118,7 @@ SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows) {
   const auto grid = [](int64_t threads) {
     return device::cuda::Grid{dim3(static_cast<unsigned>(divide_up(threads, int64_t{kDigits}))), dim3(kDigits)};
   };
-  uint32_t* key = reinterpret_cast<uint32_t*>(keys.tensor().as<int32_t>());
+  uint32_t* key = reinterpret_cast<uint32_t*>(sorted.keys.tensor().as<int32_t>());
   uint32_t* next_key = key + n;
   int32_t *order = sorted.order.tensor().as<int32_t>(), *next_order = other.tensor().as<int32_t>();
   const int passes = static_cast<int>(divide_up(std::bit_width(static_cast<uint64_t>(rows)), 8));
@@ -136,6 +136,7 @@ SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows) {
       std::swap(order, next_order);
     }
   }
+  sorted.tokens = key;
   device::cuda::launch(stream, grid(rows + 1), start_kernel, key, n, rows, sorted.start.tensor().as<int32_t>());
   return sorted;
 }
