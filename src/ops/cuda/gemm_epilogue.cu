@@ -2,6 +2,7 @@
 
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/ops.h"
 
 namespace trainer::ops::cuda {
 namespace {
@@ -68,6 +69,9 @@ void finish(Exec& ex, const Tensor& sums, const Epilogue& e, const Tensor& c) {
 }  // namespace
 
 void finish_product(Exec& ex, const Tensor& sums, const Epilogue& e, const Tensor& c) {
+  // The activation on its own, as in every block's forward pass, takes half of the registers of what follows.
+  if (sums && sums.dtype == c.dtype && e.act == Activation::gelu && !e.gradient && !e.bias && !e.pre && !e.residual)
+    return cuda::run(ex, BiasActivation{.x = sums, .bias = {}, .pre = {}, .y = c, .act = e.act});
   if (c.dtype == DType::bf16) {
     sums&& sums.dtype == DType::bf16 ? finish<bf16, bf16, bf16>(ex, sums, e, c)
                                      : finish<float, bf16, bf16>(ex, sums, e, c);
