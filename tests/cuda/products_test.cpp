@@ -28,7 +28,7 @@ Candidates candidates_of(const Gemm& op, int most) {
   const cuda::LtProduct product{op.a, op.b, op.c, op.c, op.trans_a, op.trans_b, 0, op.epilogue.bias, {}};
   cuda::LtPlan plan = cuda::described(product);
   Candidates found{cuda::name_of_product(product), {}};
-  for (const auto& result : cuda::proposals(library, plan, product, kWorkspace, most))
+  for (const auto& result : cuda::proposals(library, plan, product, kWorkspace, most, /*measured=*/true))
     found.algorithms.push_back(
         {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), 0});
   return found;
@@ -219,6 +219,19 @@ TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
   const auto candidates = candidates_of(first.op, 8).algorithms;
   EXPECT_EQ(candidates.at(static_cast<size_t>(emulator::blas().algorithm)).algorithm,
             measured.tuning.products.at(name).algorithm);
+}
+
+TEST_F(Products, OnlyMeasuringAsksForMoreThanTheUsualAlgorithms) {
+  for (const DType out : {DType::bf16, DType::f32})
+    for (const bool measured : {false, true}) {
+      SCOPED_TRACE(format("to {}, measured {}", name_of(out), measured));
+      use_gemm_tuning(*machine.device, {});
+      if (measured) measure_gemms(*machine.device, 8, 1, /*forms=*/false);
+      expect_right({24, 40, 16, DType::bf16, out, false, true, Ending::none, 8});
+      EXPECT_EQ(emulator::blas().schemes, measured && out == DType::f32 ? CUBLASLT_REDUCTION_SCHEME_MASK
+                                                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+      EXPECT_EQ(emulator::blas().alignment, measured ? 256u : 16u);
+    }
 }
 
 TEST_F(Products, MeasuringPassesOverWhatFails) {

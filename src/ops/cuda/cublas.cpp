@@ -142,7 +142,7 @@ class CublasLt final : public device::Library {
       if (form != GemmForm::as_is && best.form == GemmForm::as_is) limit *= kWorthMemory;
       const LtProduct formed = in_form(op, form, copy);
       LtPlan plan = described(formed);
-      for (const auto& result : proposals(handle(), plan, formed, workspace.bytes(), most_)) {
+      for (const auto& result : proposals(handle(), plan, formed, workspace.bytes(), most_, /*measured=*/true)) {
         plan.algorithms = {result.algo};
         const std::optional<double> time = time_of(ex, op, form, formed, plan, workspace);
         if (!time) continue;
@@ -193,7 +193,7 @@ class CublasLt final : public device::Library {
   }
   LtPlan proposed(const LtProduct& op, int64_t workspace) {
     LtPlan plan = described(op);
-    for (const auto& result : proposals(handle(), plan, op, workspace, kProposals))
+    for (const auto& result : proposals(handle(), plan, op, workspace, kProposals, /*measured=*/false))
       plan.algorithms.push_back(result.algo);
     return plan;
   }

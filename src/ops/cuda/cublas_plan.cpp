@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "ops/cuda/ops.h"
 
@@ -22,8 +23,9 @@ Tensor transposed_in(const Tensor& memory, const Tensor& x) {
   const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
   return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
 }
-int64_t alignment(const Tensor& t) {
-  return t ? std::min<int64_t>(16, int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | 16)) : 0;
+constexpr int64_t kUsualAlignment = 16, kMostAlignment = 256;  // bytes
+int64_t alignment(const Tensor& t, int64_t most = kUsualAlignment) {
+  return t ? int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | static_cast<uintptr_t>(most)) : 0;
 }
 
 template <typename T>
@@ -123,16 +125,20 @@ LtPlan described(const LtProduct& op) {
 }
 
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
-                                                       int64_t workspace, int most) {
+                                                       int64_t workspace, int most, bool measured) {
   cublasLtMatmulPreferenceOpaque_t preference{};
   check(cublasLtMatmulPreferenceInit(&preference), "cuBLASLt preference");
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace));
+  // f32 results are in the compute type themselves: partial sums may be kept in the result, and in its type.
+  const bool any_scheme = measured && op.d.dtype == DType::f32;
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-      static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment(op.b)));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment(op.a)));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment(op.c)));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment(op.d)));
+      static_cast<uint32_t>(any_scheme ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  const int64_t most_alignment = measured ? kMostAlignment : kUsualAlignment;
+  for (const auto& [which, operand] : {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &op.b},
+                                       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &op.a},
+                                       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &op.c},
+                                       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &op.d}})
+    set(preference, which, static_cast<uint32_t>(alignment(*operand, most_alignment)));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &plan.product, &plan.a, &plan.b, &plan.c,

@@ -22,7 +22,7 @@ enum cublasLtEpilogue_t : int {
   CUBLASLT_EPILOGUE_BIAS = 4,
   CUBLASLT_EPILOGUE_DGELU = 64 | 128,
 };
-enum cublasLtReductionScheme_t : int { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
+enum cublasLtReductionScheme_t : int { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 enum cublasLtMatmulDescAttributes_t : int {
   CUBLASLT_MATMUL_DESC_TRANSA = 3,
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
@@ -57,7 +57,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 };
 struct cublasLtMatmulPreferenceOpaque_t {
   uint64_t workspace;
-  uint32_t alignment[4];
+  uint32_t schemes, alignment[4];
 };
 struct cublasLtMatmulAlgo_t {
   uint64_t data[8];
@@ -104,10 +104,11 @@ namespace emulator {
 /// What the emulated library did, and what a test makes it refuse.
 /// Counts are of all threads; tests set and read while no device works.
 struct Blas {
-  int heuristics = 0;   // number of queries
-  int products = 0;     // queued
-  int algorithm = -1;   // of the last product: its place among the proposals
-  unsigned broken = 0;  // these proposals fail when they are run: bit 0 the first, bit 1 the second
+  int heuristics = 0;                   // number of queries
+  uint32_t schemes = 0, alignment = 0;  // of the last query: its mask, and the alignment of the result
+  int products = 0;                     // queued
+  int algorithm = -1;                   // of the last product: its place among the proposals
+  unsigned broken = 0;                  // these proposals fail when they are run: bit 0 the first, bit 1 the second
   cublasStatus_t failure = CUBLAS_STATUS_INVALID_VALUE;  // how they fail
   bool refuse_epilogues = false;                         // the heuristic proposes nothing but plain products
   /// GEMMs whose operands have one of these forms take ten times as long: bit 2·(left transposed) + (right transposed),

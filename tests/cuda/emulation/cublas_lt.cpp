@@ -153,18 +153,17 @@ cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataT
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t preference) {
-  *preference = {0, {256, 256, 256, 256}};
+  *preference = {0, CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}};
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t which, const void* value,
                                                     size_t bytes) {
-  uint32_t scheme = 0;
   switch (which) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
       return take(preference->workspace, value, bytes);
     case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-      return take(scheme, value, bytes);
+      return take(preference->schemes, value, bytes);
     default:
       return take(preference->alignment[which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
   }
@@ -175,6 +174,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
                                               int requested, cublasLtMatmulHeuristicResult_t* results, int* returned) {
   ++std::atomic_ref(emulator::blas().heuristics);
+  std::atomic_ref(emulator::blas().schemes) = preference->schemes;
+  std::atomic_ref(emulator::blas().alignment) = preference->alignment[3];
   *returned = 0;
   if (!supported(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (uint64_t which = 0; which < 2 && *returned < requested; ++which)
