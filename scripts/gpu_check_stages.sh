@@ -172,14 +172,19 @@ stage_train() {
 
 torch() { # NAME CASE ARGUMENT…
   "$python" -c 'import torch' 2> /dev/null || leave_out "no PyTorch for $python"
-  local name=$1 case=$2 status
+  local name=$1 case=$2 status refusal
   shift 2
   timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$from_python/trainer" --python "$python" --device "$torch_device" --cases "$case" \
     --compute bf16 --rounds 2 --steps 10 --warmup 5 --max-seconds 60 --variant "$variant" --log "$out/$name.log" \
-    --json "$work/$name.pretty" "${torch_tiny[@]}" "$@" > "$work/$name.txt"
+    --json "$work/$name.pretty" "${torch_tiny[@]}" "$@" > "$work/$name.txt" 2> "$work/$name.errors"
   status=$?
+  cat "$work/$name.errors"
   if [ -s "$work/$name.pretty" ]; then tr -d '\n' < "$work/$name.pretty" > "$work/$name.json"; fi
-  if [ $status != 0 ]; then tail -n 1 "$out/$name.log" >&3; return $status; fi
+  if [ $status != 0 ]; then
+    refusal=$(grep '^trainer: ' "$work/$name.errors" | tail -n 1) # ours, or else what PyTorch said
+    echo "${refusal:-$(tail -n 1 "$out/$name.log")}" >&3
+    return $status
+  fi
   if [ -n "$compiler" ]; then tail -n 1 "$work/$name.txt" >&3; else echo "$(tail -n 1 "$work/$name.txt") not compiled: no C compiler here" >&3; fi
 }
 stage_torch_124m() { torch torch-124m gpu-124m; }
