@@ -13,11 +13,13 @@
 #                  sanitizer torch-compile; of call 2: machine torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to compare it with the trainer (default: python3)
 #   --variant V    PyTorch's bf16, one a call: autocast (default) or master
+#   --cache FILE   the torch-cache.tar.gz that a first call wrote (default: the one in the folder of results, if there)
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
 #
 # The report is written after every stage, so that what was measured outlives a call that is cut off. Code that PyTorch
-# compiles in the first call is kept for the second (TRAINER_TORCH_CACHE, default: in the folder of temporary files).
+# compiles in the first call is kept for the second (TRAINER_TORCH_CACHE, default: in the folder of temporary files), and
+# brought back as torch-cache.tar.gz if it has at most 16 MiB.
 # Exit status 0: every test passed and every measurement of the trainer ran. A speed that misses its target is reported
 # and fails nothing.
 set -uo pipefail
@@ -25,11 +27,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 
 usage() { echo "gpu_check.sh: $*" >&2; exit 2; }
-bundle='' out=gpu-check budget=540 only='' python=python3 emulated='' call='' variant=autocast
+bundle='' out=gpu-check budget=540 only='' python=python3 emulated='' call='' variant=autocast kept=''
 while [ $# -gt 0 ]; do
   case $1 in
     --call) call=${2:?--call needs 1 or 2}; shift ;;
     --variant) variant=${2:?--variant needs autocast or master}; shift ;;
+    --cache) kept=$(readlink -e "${2:?--cache needs a file}") || usage "--cache $2: no such file"; shift ;;
     --bundle) bundle=${2:?--bundle needs a folder}; shift ;;
     --out) out=${2:?--out needs a folder}; shift ;;
     --budget) budget=${2:?--budget needs seconds}; shift ;;
@@ -128,6 +131,9 @@ if command -v mpirun > /dev/null; then script "$from_python/mpirun" "$ours" "$(c
 cd "$root" || exit 2 # the configurations name their text from there
 export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
 cache=${TRAINER_TORCH_CACHE:-${TMPDIR:-/tmp}/trainer-torch-cache}
+if [ -z "$kept" ] && [ -f "$out/torch-cache.tar.gz" ]; then kept=$out/torch-cache.tar.gz; fi
+mkdir -p "$cache" || exit 2
+if [ -n "$kept" ]; then tar -C "$cache" -xzf "$kept" || echo "gpu_check.sh: $kept cannot be unpacked" >&2; fi
 export TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton TORCHINDUCTOR_FX_GRAPH_CACHE=1 \
   TORCHINDUCTOR_AUTOGRAD_CACHE=1
 
