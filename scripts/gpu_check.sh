@@ -9,8 +9,9 @@
 #   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script is in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
 #   --budget N     seconds in all (default: 540); stages that do not fit any more are skipped, the last ones first
-#   --stages "…"   these only; those of call 1: machine step-124m attention elementwise optimizer gemm step-1.5b tests cudnn
-#                  sanitizer torch-compile; of call 2: machine torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile
+#   --stages "…"   these only; those of call 1: machine step-124m full-124m attention elementwise optimizer gemm step-1.5b
+#                  full-1.5b tests cudnn sanitizer torch-compile; of call 2: machine torch-full-124m torch-full-1.5b torch-124m
+#                  torch-1.5b tuned train mpi collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to compare it with the trainer (default: python3)
 #   --variant V    PyTorch's bf16, one a call: autocast (default) or master
 #   --cache FILE   the torch-cache.tar.gz that a first call wrote (default: the one in the folder of results, if there)
@@ -141,8 +142,8 @@ export TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton TO
 # A stage is a function that writes $work/NAME.json (a document, if it has one) and $work/NAME.txt (what people read),
 # prints a line for the summary to fd 3, and returns 0 (passed), 77 (left out, with the reason on fd 3) or anything else.
 
-calls=('' "machine step-124m attention elementwise optimizer gemm step-1.5b tests cudnn sanitizer torch-compile"
-  "machine torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile")
+calls=('' "machine step-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile"
+  "machine torch-full-124m torch-full-1.5b torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile")
 patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
 # What stage $1 has written, or null.
@@ -223,13 +224,18 @@ target() { # NAME GOAL MEASURED
   fi
   targets+=("$1|$2|${3:-}|$verdict")
 }
+# The ratio of stage $1, if PyTorch was compiled.
+beside_torch() { if grep -q '"peer": *"[a-z]* compiled' "$work/$1.json" 2> /dev/null; then number ratio "$work/$1.json"; fi; }
 judge() {
   targets=()
-  local attention beside_torch=
+  local attention
   attention=$(grep -o '"forward_share":[0-9.]*,"head_dim":128[^}]*"seq_len":4096' "$work/attention.json" 2> /dev/null | sed 's/.*share":\([0-9.]*\),.*/\1/' | sort -g | tail -n 1)
-  if grep -q '"peer": *"[a-z]* compiled' "$work/torch-124m.json" 2> /dev/null; then beside_torch=$(number ratio "$work/torch-124m.json"); fi
+  target "GPT-2 124M, 0.5M tokens a step, tokens/s" 570000 "$(number tokens_per_s "$work/full-124m.json")"
+  target "GPT-2 1.5B, 0.5M tokens a step, mfu" 0.60 "$(number mfu "$work/full-1.5b.json")"
+  target "GPT-2 124M, 0.5M tokens a step, times PyTorch compiled" 1.15 "$(beside_torch torch-full-124m)"
+  target "GPT-2 1.5B, 0.5M tokens a step, times PyTorch compiled" 1.15 "$(beside_torch torch-full-1.5b)"
   target "GPT-2 124M, tokens/s" 470000 "$(number tokens_per_s "$work/step-124m.json")"
-  target "GPT-2 124M, times PyTorch compiled" 1.15 "$beside_torch"
+  target "GPT-2 124M, times PyTorch compiled" 1.15 "$(beside_torch torch-124m)"
   target "GPT-2 1.5B, mfu" 0.55 "$(number mfu "$work/step-1.5b.json")"
   target "attention forward, head size 128, 4096 positions: share of the GEMM rate" 0.60 "$attention"
   target "elementwise operators: lowest share of the copy rate" 0.80 "$(number lowest_share "$work/elementwise.json")"
@@ -247,8 +253,8 @@ report() {
       "$(text <<< "$commit")" "$(text <<< "$gpu")" "$([ -n "$emulated" ] && echo true || echo false)" $((SECONDS - start)) \
       "$(text < <(cat "$work/machine.txt" 2> /dev/null))"
     for i in "${!names[@]}"; do
-      printf '%s\n{"name":"%s","result":"%s","seconds":%d,"line":"%s","document":%s}' "$([ "$i" -gt 0 ] && echo ,)" \
-        "${names[i]}" "${results[i]}" "${seconds[i]}" "$(text <<< "${lines[i]}")" "$(document "${names[i]}")"
+      printf '%s\n{"name":"%s","result":"%s","seconds":%d,"line":"%s","document":%s,"clocks":%s}' "$([ "$i" -gt 0 ] && echo ,)" \
+        "${names[i]}" "${results[i]}" "${seconds[i]}" "$(text <<< "${lines[i]}")" "$(document "${names[i]}")" "$(document "${names[i]}.clocks")"
     done
     printf '],\n"targets":['
     for i in "${!targets[@]}"; do
@@ -280,16 +286,18 @@ report() {
 # Sizes.
 filter='*' short='*Activations/2.Gelu*:*Loss/2.Matches*:*Norm/2.Forward*:*Norm/2.Backward*:*RopeOf/2.Matches*:*Embedding/2.*Sums*:*Elementwise/2.*'
 short+=':*AttentionOf/2.Matches*:*AttentionShapes/2.Match*:*Adam/1.Keeps*'
-mpi_ranks='2 4' computes='bf16 fp32' repeats=10 tiny=() size=() shrink=()
+mpi_ranks='2 4' computes='bf16 fp32' warmup=3 repeats=10 few=3 tiny=() size=() shrink=()
 case_124m=(train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
+full_124m=(train.global_batch=512 train.micro_batch=64 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
+full_1_5b=(train.global_batch=512 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 torch_device=cuda torch_tiny=()
 # torch.compile builds its launchers with a C compiler. Without one PyTorch is measured as it is written.
 compiler=$(program_of "${CC:-cc}" gcc clang)
 if [ -z "$compiler" ]; then torch_tiny=(--no-compile); fi
 train_run=(train.tokens=9830400 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
 if [ -n "$emulated" ]; then
-  filter='*Loss/2.Matches*:*CudaTraining*' mpi_ranks=2 computes=bf16 repeats=1 size=(--size 65536)
+  filter='*Loss/2.Matches*:*CudaTraining*' mpi_ranks=2 computes=bf16 repeats=1 few=1 size=(--size 65536)
   shrink=(model.n_layer=1 model.d_model=32 model.n_head=2 model.seq_len=16 data.vocab_size=352 train.global_batch=2
     train.micro_batch=2 hardware.peak_tflops=1)
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
@@ -307,17 +315,21 @@ if [ "${results[0]:-passed}" != passed ] && [ -z "$emulated" ]; then
 fi
 # The first call: speeds while nothing else runs, then what proves them right.
 stage step-124m 40
+stage full-124m 50
 stage attention 30
 stage elementwise 30
 stage optimizer 20
 stage gemm 40
 stage step-1.5b 60
+stage full-1.5b 80
 start_compiling
 stage tests 150
 stage cudnn 40
 stage sanitizer 105
 stage torch-compile 120
 # The second call.
+stage torch-full-124m 100
+stage torch-full-1.5b 180
 stage torch-124m 150
 stage torch-1.5b 150
 stage tuned 40

@@ -136,15 +136,42 @@ stage_torch_cpu() {
   torch torch-cpu 124m-4x1024 --device cpu --compute bf16 fp32 --rounds 2 --steps 3 --warmup 2
 }
 
+# Runs a command of stage $1 while nvidia-smi samples the GPU, and writes what it saw while the GPU was busy.
+with_clocks() { # NAME COMMAND…
+  local name=$1 sampler='' status=0
+  shift
+  if command -v nvidia-smi > /dev/null; then
+    nvidia-smi --query-gpu=utilization.gpu,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active \
+      --format=csv,noheader,nounits -lms 100 > "$work/$name.samples" 2> /dev/null &
+    sampler=$!
+  fi
+  "$@" || status=$?
+  if [ -z "$sampler" ]; then return $status; fi
+  kill "$sampler" 2> /dev/null
+  wait "$sampler" 2> /dev/null
+  # The two lowest bits of the reasons are idleness and settings; higher ones are limits of power and temperature.
+  awk -F ', *' '$1 >= 90 && NF == 5 { print $2, $3, $4, $5 !~ /^0x0*[0-3]?$/ }' "$work/$name.samples" | sort -g > "$work/$name.busy"
+  awk '{ mhz[NR] = $1; watts += $2; if ($3 > hottest) hottest = $3; limited += $4 }
+    END { if (NR) printf "{\"samples\":%d,\"sm_mhz\":%d,\"least_sm_mhz\":%d,\"watts\":%.0f,\"celsius\":%d,\"limited\":%d}\n",
+                         NR, mhz[int((NR + 1) / 2)], mhz[1], watts / NR, hottest, limited }' "$work/$name.busy" > "$work/$name.clocks.json"
+  if [ -s "$work/$name.clocks.json" ]; then
+    echo "clocks while busy: $(tr -d '{}"' < "$work/$name.clocks.json" | sed 's/,/, /g; s/:/ /g')" >> "$work/$name.txt"
+  fi
+  return $status
+}
+
 step() { # NAME CONFIG OVERRIDE…
   local name=$1 config=$2
   shift 2
   mapfile -t sets < <(set_of "$@" "${shrink[@]}")
-  bench "$name" step --config "$root/configs/$config" --warmup 3 --repeats "$repeats" "${sets[@]}" &&
+  with_clocks "$name" bench "$name" step --config "$root/configs/$config" --warmup "$warmup" --repeats "$repeats" "${sets[@]}" &&
     sed -n 2p "$work/$name.txt" >&3
 }
 stage_step_124m() { step step-124m gpt2-124m.toml "${case_124m[@]}"; }
 stage_step_1_5b() { step step-1.5b gpt2-1.5b.toml "${case_1_5b[@]}"; }
+# What runs are made of: half a million tokens a step, so that the update costs little.
+stage_full_124m() { step full-124m gpt2-124m.toml "${full_124m[@]}"; }
+stage_full_1_5b() { warmup=1 repeats=$few && step full-1.5b gpt2-1.5b.toml "${full_1_5b[@]}"; }
 
 # The library's algorithms are measured for every product of a step, then the step with the best of them.
 stage_tuned() {
@@ -189,13 +216,15 @@ torch() { # NAME CASE ARGUMENT…
 }
 stage_torch_124m() { torch torch-124m gpu-124m; }
 stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
+stage_torch_full_124m() { torch torch-full-124m gpu-124m-full; }
+stage_torch_full_1_5b() { torch torch-full-1.5b gpu-1.5b-full --rounds 1 --steps "$few" --warmup 1; }
 
 # PyTorch compiles the shapes of the second call while the tests run, for the second call: one step each, whose code stays in the cache.
 start_compiling() {
   if [ -n "$only" ] && [[ " $only " != *" torch-compile "* ]] || [ "$call" = 2 ] || [ -n "$hopeless" ]; then return; fi
   "$python" -c 'import torch' 2> /dev/null && [ -n "$compiler" ] || return
   set -m
-  (for name in case_1_5b case_124m; do
+  (for name in full_124m case_1_5b case_124m; do
     local -n sets_of_case=$name
     local model=${name#*_}
     mapfile -t sets < <(set_of "${sets_of_case[@]}" train.global_batch=64 "${shrink[@]}")
@@ -220,7 +249,7 @@ stage_torch_compile() {
   else
     kept="in $cache only: $kib KiB is too much to bring back"
   fi
-  echo "$(grep -c ' compiled$' "$work/compiled") of 2 shapes; $kept" >&3
+  echo "$(grep -c ' compiled$' "$work/compiled") of 3 shapes; $kept" >&3
   [ "$(grep -c ' compiled$' "$work/compiled")" -gt 0 ]
 }
 
