@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Runs scripts/gpu_check.sh to its end on the emulated device, with a nvidia-smi of tests, and checks what it reports.
+
+  gpu_check_test.py ROOT BUILD OUT
+"""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+STAGES = """machine step-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile
+torch-full-124m torch-full-1.5b torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile""".split()
+STEPS = "step-124m full-124m step-1.5b full-1.5b tuned".split()
+
+
+def require(condition, text):
+    if not condition:
+        sys.exit(f"gpu_check_test.py: {text}")
+
+
+def main():
+    root, build, out = map(Path, sys.argv[1:4])
+    environment = dict(os.environ, PATH=f"{root}/tests/cuda/fake_gpu:{os.environ['PATH']}", TRAINER_TORCH_CACHE=str(out / "cache"))
+    run = subprocess.run([root / "scripts/gpu_check.sh", "--emulated", build, "--out", out], env=environment)
+    require(run.returncode == 0, f"gpu_check.sh: exit {run.returncode}")
+    report = json.loads((out / "gpu_check.json").read_text())
+    stages = {stage["name"]: stage for stage in report["stages"]}
+    require(sorted(stages) == sorted(STAGES), f"stages {list(stages)}")
+    for stage in stages.values():
+        require(stage["result"] in ("passed", "left out"), f"{stage['name']}: {stage['result']} {stage['line']}")
+    for name in STEPS:  # idle samples do not count, and the median of two clocks is the lower one
+        require(stages[name]["result"] == "passed", f"{name}: {stages[name]['line']}")
+        clocks = stages[name]["clocks"]
+        require(clocks["sm_mhz"] in (1730, 1755) and clocks["least_sm_mhz"] == 1730, f"{name}: {clocks}")
+        require(600 <= clocks["watts"] <= 701 and clocks["celsius"] in (61, 62), f"{name}: {clocks}")
+        require(clocks["limited"] == clocks["samples"] > 0, f"{name}: {clocks}")
+    for target in report["targets"]:
+        require(target["verdict"] in ("an emulated device", "not run"), f"{target}")
+    page = out / "GPU.md"
+    command = [sys.executable, root / "tests/bench/gpu_page.py", "--out", page, out / "gpu_check.json"]
+    subprocess.run(command, check=True)
+    text = page.read_text()
+    speed = f"{stages['full-124m']['document']['tokens_per_s']:.0f}"
+    require(f"| {speed} |" in text and "no GPU yet" not in text, f"{speed} tokens/s are not in the page")
+    kept = subprocess.run([*command[:2], out / "gpu_check.json"], stderr=subprocess.PIPE)  # of an emulated device
+    require(kept.returncode != 0, "results of an emulated device went into tests/bench/GPU.md")
+
+
+if __name__ == "__main__":
+    main()
