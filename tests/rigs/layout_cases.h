@@ -1,0 +1,172 @@
+#pragma once
+// The list of layouts that tests of training share. A strategy is tested by its lines in this list.
+#include <functional>
+
+#include "config/tags.h"
+#include "rigs/axonn.h"
+#include "rigs/megatron.h"
+#include "rigs/optimus.h"
+
+namespace trainer::tests {
+
+struct LayoutCase {
+  std::string name;
+  config::Config config;
+  int64_t steps = 5;
+};
+inline std::ostream& operator<<(std::ostream& out, const LayoutCase& one) { return out << one.name; }
+
+/// Tables of letters over the axes; two layers.
+inline LayoutCase tables(const char* name, config::Arch arch, std::vector<int64_t> axes,
+                         std::vector<config::LayerTags> layers, const char* head, const char* table,
+                         int64_t kv_heads = 2) {
+  config::Config c = configure(Layout{.arch = arch, .kv_heads = arch == config::Arch::llama ? kv_heads : 0});
+  if (arch == config::Arch::llama) c.model.n_kv_head = kv_heads;
+  c.parallel.strategy = "autoddl";
+  c.parallel.axes = std::move(axes);
+  for (config::LayerTags& tags : layers) tags.layers = layers.size() == 2 ? 1 : 2;
+  c.parallel.layer = std::move(layers);
+  c.parallel.head = head;
+  c.parallel.table = table;
+  return {format("{}{}", name, arch == config::Arch::gpt2 ? "Gpt2" : "Llama"), c};
+}
+
+/// FSDP over `shards` ranks, `context` of which share each sequence, in `data` replicas.
+inline LayoutCase sharded(int64_t shards, int64_t data, config::Arch arch, int64_t context = 1) {
+  config::Config c = configure(Grid{1, 1, shards, data, arch});
+  c.parallel.strategy = "fsdp";
+  c.parallel.grid = {1, 1, 1};
+  c.parallel.shards = shards;
+  c.parallel.context = context;
+  c.model.seq_len = 12;  // rows divide over eight ranks, and parts of a sequence over four
+  c.train.micro_batch /= context;
+  c.train.global_batch = 4 * c.train.micro_batch * data;
+  return {format("Shards{}{}Data{}{}", shards, context > 1 ? format("Context{}", context) : "", data,
+                 arch == config::Arch::gpt2 ? "Gpt2" : "Llama"),
+          c};
+}
+
+inline std::vector<LayoutCase> all_cases() {
+  std::vector<LayoutCase> all;
+  const auto add = [&](const auto& layout, int64_t steps = 5) {
+    all.push_back({to_string(layout), configure(layout), steps});
+  };
+  // Megatron-1D. With one sequence of 24 rows shards lie inside it; with two, three shards of 16 cut one.
+  for (const int64_t tensor : {2, 3, 4, 8})
+    for (const bool sequence_parallel : {false, true})
+      add(Layout{tensor, 1, sequence_parallel, tensor % 4 == 0 ? config::Arch::llama : config::Arch::gpt2,
+                 tensor == 4 ? 1 : 2},
+          tensor == 4 ? 20 : 5);
+  add(Layout{1, 2});
+  add(Layout{2, 2, true, config::Arch::gpt2, 1}, 20);
+  add(Layout{3, 1, true, config::Arch::llama});
+  add(Layout{4, 2, false, config::Arch::gpt2, 1});
+  add(Layout{4, 2, true, config::Arch::llama, 1});
+  // Shared key/value heads with biases: what some ranks hold and others count lies side by side in one slot.
+  add(Layout{4, 1, true, config::Arch::gpt2, 1, 2});
+  add(Layout{8, 2, false, config::Arch::gpt2, 1, 2});
+  // Optimus-2D: squares, in depth and as replicas; tiles that cut the axes, also where ranks share heads.
+  for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
+    for (const char* panels : {"ring", "gather"}) {
+      add(Square{2, 1, 1, arch, "auto", {1, 1}, panels}, arch == config::Arch::gpt2 ? 20 : 5);
+      add(Square{3, 1, 1, arch, "paper", {1, 1}, panels});
+    }
+    add(Square{2, 1, 2, arch, "paper"});
+    add(Square{2, 2, 1, arch, "auto", {1, 1}, arch == config::Arch::gpt2 ? "ring" : "gather"});
+    add(Square{4, 1, 1, arch, "auto", {2, 2}});
+  }
+  add(Square{2, 2, 2});
+  add(Square{1, 3});
+  add(Square{1, 2, 2, config::Arch::llama});
+  add(Square{2, 1, 1, config::Arch::gpt2, "auto", {2, 1}});
+  add(Square{4, 1, 1, config::Arch::llama, "paper", {1, 2}});
+  // AxoNN-4D: every grid of 2, 4 and 8 ranks, orders of its axes, odd ones and several of 16.
+  for (const int64_t ranks : {2, 4, 8})
+    for (int64_t x = 1; x <= ranks; x *= 2)
+      for (int64_t y = 1; x * y <= ranks; y *= 2)
+        if (const int64_t z = ranks / (x * y); ranks < 8 || x * y * z == 8)
+          add(Grid{x, y, z, 1, (x + z) % 3 == 0 ? config::Arch::llama : config::Arch::gpt2}, ranks == 4 ? 20 : 5);
+  for (const Grid& grid : {Grid{3, 1, 2, 1}, Grid{1, 3, 2, 1}, Grid{3, 2, 1, 1}, Grid{2, 3, 1, 2},
+                           Grid{2, 2, 1, 1, config::Arch::gpt2, "xyzd"}, Grid{1, 2, 2, 2, config::Arch::llama},
+                           Grid{2, 2, 2, 1, config::Arch::gpt2, "xyzd"}, Grid{2, 4, 2, 1},
+                           Grid{2, 2, 4, 1, config::Arch::llama}, Grid{4, 2, 1, 2, config::Arch::llama, "zxyd"}})
+    add(grid);
+  // FSDP and hybrid sharding.
+  all.push_back(sharded(4, 1, config::Arch::llama));
+  all.push_back(sharded(3, 2, config::Arch::gpt2));
+  all.push_back(sharded(4, 1, config::Arch::gpt2, 4));
+  all.push_back(sharded(4, 1, config::Arch::llama, 4));  // more ranks than key/value heads
+  all.push_back(sharded(6, 1, config::Arch::gpt2, 2));
+  // Tables of letters, where neighbouring layers may disagree.
+  const config::LayerTags optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"},
+      megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"}, axonn{"r-c", "rc-", "rc-", "fck", "fkc", "fck", "fkc"};
+  config::LayerTags ring = optimus;
+  ring.schedule = "ring";
+  for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
+    all.push_back(tables("AxonnWholeColumns", arch, {2, 2, 2}, {axonn}, "r-r", "fvf"));
+    all.push_back(tables("Mixed", arch, {2, 2}, {megatron, optimus}, "rc", "fv"));
+    all.push_back(tables("Ring", arch, {2, 2}, {ring}, "rc", "fv"));
+    all.push_back(tables("RingAfterGather", arch, {2, 2}, {optimus, ring}, "rc", "fv"));
+    all.push_back(tables("SharedHeads", arch, {4, 2}, {{"r-", "c-", "c-", "c-", "k-", "c-", "k-"}}, "r-", "v-"));
+    all.push_back(tables("Crossed", arch, {2, 2},
+                         {{"-c", "cr", "c-", "ck", "rf", "kk", "rr"}, {"cc", "cc", "cc", "kr", "ff", "fc", "kc"}}, "rr",
+                         "fv"));
+  }
+  all.push_back(tables("Contrary", config::Arch::llama, {2, 3},
+                       {{"cr", "r-", "rc", "kc", "ck", "fr", "cc"}, {"rc", "-c", "-r", "rk", "kf", "k-", "-k"}}, "r-",
+                       "fh", 3));
+  // What families add to the block, on layouts of each strategy; ranks share key/value heads in some.
+  const auto with = [&](const char* feature, const std::function<void(config::Config&)>& change) {
+    for (const char* base : {"Tensor4Data1SpEach1Llama", "Tensor8Data1Each2Llama", "Q2Depth1Data1LlamaAutoRingTile1x1",
+                             "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",
+                             "X2Y2Z1Data1Llama", "X1Y2Z2Data2Llama", "MixedLlama", "CrossedLlama"}) {
+      const auto found = std::ranges::find(all, base, &LayoutCase::name);
+      if (found == all.end()) throw std::runtime_error(std::string("no case ") + base);
+      LayoutCase changed = *found;
+      changed.name += feature;
+      change(changed.config);
+      all.push_back(changed);
+    }
+  };
+  with("WideHeadsYarn", [](config::Config& c) {
+    c.model.head_dim = 6;
+    c.model.rope_type = config::RopeType::yarn;
+    c.model.rope_factor = 4;
+    c.model.rope_original = 16;
+  });
+  with("QkNorm", [](config::Config& c) { c.model.qk_norm = config::QkNorm::head; });
+  with("PostNorm", [](config::Config& c) {
+    c.model.norm_place = config::NormPlace::post;
+    c.model.qk_norm = config::QkNorm::full;
+  });
+  with("QkvBiases", [](config::Config& c) { c.model.attn_bias = config::AttentionBias::qkv; });
+  with("ZLossSoftcap", [](config::Config& c) {
+    c.train.z_loss = 0.01;
+    c.model.logit_softcap = 4;
+  });
+  with("Masks", [](config::Config& c) {
+    c.model.window = 5;
+    c.model.window_full_every = 2;
+    c.model.nope_every = 2;
+    c.data.separate_documents = true;
+  });
+  return all;
+}
+
+inline const std::vector<LayoutCase>& layout_cases() {
+  static const std::vector<LayoutCase> all = all_cases();
+  return all;
+}
+/// Returns the cases of these names.
+inline std::vector<LayoutCase> layouts_named(std::initializer_list<const char*> names) {
+  std::vector<LayoutCase> some;
+  for (const char* name : names) {
+    const auto found = std::ranges::find(layout_cases(), name, &LayoutCase::name);
+    if (found == layout_cases().end()) throw std::runtime_error(std::string("no case ") + name);
+    some.push_back(*found);
+  }
+  return some;
+}
+inline std::string name_of_case(const testing::TestParamInfo<LayoutCase>& info) { return info.param.name; }
+
+}  // namespace trainer::tests
