@@ -11,10 +11,7 @@ namespace trainer::data {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-/// Returns the name itself, unless it is a glob and no file has that name.
-std::vector<std::string> matching(const std::string& pattern) {
+std::vector<std::string> expand_glob(const std::string& pattern) {
   if (std::error_code none; pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern, none))
     return {pattern};
   std::vector<std::string> files;
@@ -24,12 +21,14 @@ std::vector<std::string> matching(const std::string& pattern) {
   return files;
 }
 
+namespace {
+
 /// `known`: as in present_or_known(); may be null.
 std::vector<std::string> expand(const std::vector<std::string>& patterns, const nlohmann::json& known,
                                 config::DataFormat stated, const std::string& insist) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    std::vector<std::string> found = matching(pattern);
+    std::vector<std::string> found = expand_glob(pattern);
     if (found.empty()) found = known_files(pattern, known);
     if (found.empty()) throw Error(Code::data, format("{}: no file matches", pattern));
     files.insert(files.end(), found.begin(), found.end());

@@ -8,6 +8,10 @@
 
 namespace trainer::data {
 
+/// Returns the names that match a glob, sorted; none may. A name without *, ? and [, and the name of a file that
+/// exists, is returned as it is.
+std::vector<std::string> expand_glob(const std::string& pattern);
+
 /// Returns names with globs expanded, sorted by name. Throws Code::data when a glob matches nothing, or when a file's
 /// kind is unknown (config::file_kind). The message then names `insist`, the option that sets the kind.
 std::vector<std::string> expand_files(const std::vector<std::string>& patterns,

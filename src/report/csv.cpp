@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/join.h"
+#include "data/file_list.h"
 #include "report/events_json.h"
 
 namespace trainer::report {
@@ -61,18 +62,21 @@ std::vector<NamedRun> named_runs(const std::vector<std::string>& folders) {
   std::vector<NamedRun> runs;
   std::set<std::string> names;
   for (const std::string& given : folders) {
-    std::filesystem::path folder = given;
-    if (folder.filename() == "metrics.jsonl" || folder.filename().empty()) folder = folder.parent_path();
-    if (folder.empty()) folder = ".";
-    std::error_code none;
-    if (!std::filesystem::is_regular_file(folder / "metrics.jsonl", none))
+    const size_t before = runs.size();
+    for (std::filesystem::path folder : data::expand_glob(given)) {  // quoted, or from a program without a shell
+      if (folder.filename() == "metrics.jsonl" || folder.filename().empty()) folder = folder.parent_path();
+      if (folder.empty()) folder = ".";
+      std::error_code none;
+      if (!std::filesystem::is_regular_file(folder / "metrics.jsonl", none)) continue;
+      const std::string name =
+          std::filesystem::absolute(folder / "metrics.jsonl").lexically_normal().parent_path().filename().string();
+      names.insert(name);
+      runs.push_back({name, folder});
+    }
+    if (runs.size() == before)
       throw Error(
           Code::usage,
           format("{}: contains no metrics.jsonl; expected the folder (run.dir) of a run with log.jsonl = true", given));
-    const std::string name =
-        std::filesystem::absolute(folder / "metrics.jsonl").lexically_normal().parent_path().filename().string();
-    names.insert(name);
-    runs.push_back({name, folder});
   }
   if (names.size() < runs.size())
     for (NamedRun& run : runs) run.name = run.folder.string();

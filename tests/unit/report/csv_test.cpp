@@ -51,6 +51,20 @@ TEST_F(Csv, SeveralRunsShareTheColumns) {
   EXPECT_EQ(table({a, run("c", "")}), "run,step,loss,lr\nrun,1,1,0.5\n");
 }
 
+TEST_F(Csv, AGlobStandsForTheRunsThatItMatches) {
+  const std::string b = run("sweep/lr-2", ""), a = run("sweep/lr-1", ""), plain = run("sweep/lr-[x]", "");
+  put("sweep/lr-3/config.toml", "");  // no run
+  const auto folders = [&](const std::vector<std::string>& given) {
+    std::vector<std::string> found;
+    for (const NamedRun& each : named_runs(given)) found.push_back(each.folder.string());
+    return found;
+  };
+  EXPECT_EQ(folders({(folder_ / "sweep/lr-?").string(), plain}), (std::vector<std::string>{a, b, plain}));
+  EXPECT_EQ(folders({(folder_ / "sweep/*-[12]/metrics.jsonl").string()}), (std::vector<std::string>{a, b}));
+  expect_error(Code::usage, "lr-[34]: contains no metrics.jsonl",
+               [&] { folders({(folder_ / "sweep/lr-[34]").string()}); });
+}
+
 TEST_F(Csv, AFolderWithoutALogIsNamed) {
   expect_error(Code::usage, "none: contains no metrics.jsonl", [&] { named_runs({(folder_ / "none").string()}); });
 }
