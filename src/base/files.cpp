@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,6 +9,7 @@
 #include <system_error>
 
 #include "base/file_io.h"
+#include "base/log.h"
 
 namespace trainer {
 
@@ -66,6 +68,17 @@ fs::path replaced_by(const fs::path& path) {
   return target;
 }
 
+/// Waits for the first byte of a pipe, or for its end. Reports a pipe that is silent at first: without a writer, the
+/// wait has no end.
+void await_pipe(int file, const std::string& path) {
+  constexpr int kPatience = 2000;  // milliseconds
+  pollfd first{file, POLLIN, 0};
+  if (uninterrupted([&] { return ::poll(&first, 1, kPatience); }) == 0) {
+    log::warning("{}: waiting for this pipe's writer", path);
+    uninterrupted([&] { return ::poll(&first, 1, /*timeout=*/-1); });
+  }
+}
+
 fs::path temporary_beside(const fs::path& path) { return format("{}.{}.new", path.string(), ::getpid()); }
 
 }  // namespace
@@ -88,7 +101,11 @@ std::string read_text_file(const std::string& given, std::string_view expected, 
   };
   std::error_code ignored;
   if (!standard && fs::is_directory(path, ignored)) refuse("a folder");
-  const int file = standard ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = standard ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (!standard && file >= 0) {
+    if (fs::is_fifo(path, ignored)) await_pipe(file, path);
+    ::fcntl(file, F_SETFL, O_RDONLY);  // reads wait
+  }
   ssize_t got = file;
   while (got >= 0 && text.size() <= kMost) {
     got = uninterrupted([&] { return ::read(file, block.data(), block.size()); });

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <set>
+#include <thread>
 
 #include "rigs/files.h"
 #include "rigs/messages.h"
@@ -160,6 +162,22 @@ TEST_F(Files, ThatCannotBeReadNameWhatWasExpected) {
     tests::expect_error(Code::config, {path, reason, "songs/ has some"},
                         [&] { read_text_file(path, "a song, of which songs/ has some"); });
   tests::expect_error(Code::usage, {at("no")}, [&] { read_text_file(at("no"), "a text", Code::usage); });
+}
+
+TEST_F(Files, ThatArePipesAreReadAndReportedWhileTheyAreSilent) {
+  const std::string pipe = at("pipe"), text(300'000, 'x');  // more than a pipe holds
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const bool early : {true, false}) {
+    std::promise<std::string> reported;
+    const log::Sink before = log::set_sink([&](log::Level, const std::string& line) { reported.set_value(line); });
+    std::jthread writer([&] {
+      if (!early) tests::expect_parts(reported.get_future().get(), {pipe, "waiting for this pipe's writer"});
+      std::ofstream(pipe, std::ios::binary) << text;
+    });
+    EXPECT_EQ(read_text_file(pipe, "a text"), text);
+    writer.join();
+    log::set_sink(before);
+  }
 }
 
 TEST_F(Files, NameTheRemedyOfAFullDisk) {
