@@ -5,8 +5,10 @@
 #include <cmath>
 #include <functional>
 
+#include "ops/gemm.h"
 #include "optim/adamw.h"
 #include "optim/make.h"
+#include "params/grad_sink.h"
 
 namespace trainer::optim {
 namespace {
@@ -164,6 +166,65 @@ TEST(Muon, APowerOfTwoInAllGradientsChangesNoBit) {
     scaled.step(t, 5, 0.02, 0.25);
   }
   EXPECT_EQ(scaled.weights(5, 5), usual.weights(5, 5));
+}
+
+/// All master weights and states after three updates with gradients dW = XᵀdY of integers, which are exact sums over
+/// the rows. A step's rows come in `parts` micro-batches.
+std::vector<double> trained_on_integers(int parts, DType compute) {
+  constexpr int64_t kRows = 24, kIn = 5, kCols = 9;
+  Rig rig(muon_config(), kIn, kCols, Slot::joined, compute);
+  params::GradSink sink(rig.store);
+  sink.prepare(rig.device);
+  const auto integers = [&](int64_t cols, int64_t t) {
+    Buffer all(rig.device, "test", {kRows, cols}, compute);
+    for (int64_t i = 0; i < kRows * cols; ++i) {
+      const auto value = static_cast<float>((i * i + 3 * i * t + 5 * t) % 17 - 8);
+      if (compute == DType::bf16)
+        all.tensor().as<bf16>()[i] = bf16(value);
+      else
+        Rig::put(all, i, static_cast<double>(value));
+    }
+    return all;
+  };
+  std::vector<double> out;
+  for (int64_t t = 1; t <= 3; ++t) {
+    const Buffer x = integers(kIn, t), dy = integers(3 + kCols + 7, t + 1), column = integers(1, t + 2);
+    sink.begin_step();
+    for (int part = 0; part < parts; ++part) {
+      sink.begin_micro(part == parts - 1);
+      const auto rows = [&](const Buffer& of) { return of.tensor().row_range(part * kRows / parts, kRows / parts); };
+      for (params::SlotId slot = 2; slot >= 0; --slot) {
+        const params::GradSlot grad = sink.slot(rig.ex, slot);
+        const bool vector = grad.tensor.shape.dims() == 1;
+        const int64_t n = vector ? grad.tensor.count() : grad.tensor.cols();
+        ops::run(rig.ex, ops::Gemm{.a = rows(vector ? column : x),
+                                   .b = rows(dy).col_range(0, n),
+                                   .c = vector ? grad.tensor.reshape({1, n}) : grad.tensor,
+                                   .trans_a = true,
+                                   .accumulate = grad.accumulate});
+        sink.complete(rig.ex, slot);
+      }
+      sink.end_group(rig.ex, 0);
+      sink.end_micro(rig.ex);
+    }
+    out.push_back(sink.finish(rig.ex).norm);
+    rig.optimizer->step(rig.ex, make_update(muon_config().optim, 0.02, t, 1.0 / kRows));
+  }
+  const params::Group& group = rig.store.groups()[0];
+  for (size_t i = 0; i <= group.states.size(); ++i) {
+    const Tensor all = i == 0 ? group.master : group.states[i - 1].memory;
+    for (int64_t at = 0; at < all.count(); ++at) out.push_back(Rig::get(all, at));
+  }
+  return out;
+}
+
+TEST(Muon, OfIntegersAccumulatesToTheBitsOfOneLargeBatch) {
+  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+    const std::vector<double> whole = trained_on_integers(1, compute);
+    EXPECT_GT(whole[0], 100) << "integers do not cancel";
+    EXPECT_EQ(trained_on_integers(4, compute), whole) << name_of(compute);
+    EXPECT_EQ(trained_on_integers(24, compute), whole) << name_of(compute);
+  }
 }
 
 TEST(Muon, RatioAndDecayAreOfTheMatricesOnly) {

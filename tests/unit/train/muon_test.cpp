@@ -179,6 +179,33 @@ TEST(Muon, AccumulatesAsOneLargerBatch) {
     }
 }
 
+// 12 layers with the proportions of GPT-2 124M: a matrix of the MLP costs as much as three of attention.
+TEST(Muon, ARunOnFourRanksSharesTheWorkEvenly) {
+  Config c = with_muon(tiny_config());
+  c.model.n_layer = 12;
+  c.model.n_head = c.model.n_kv_head = 4;
+  c.model.d_model = 16;
+  c.model.d_ff = 64;
+  c.model.seq_len = 12;
+  for (const auto& [tensor, data, zero] : {std::tuple{1, 4, 0}, {1, 4, 1}, {2, 2, 0}, {4, 1, 0}}) {
+    SCOPED_TRACE(format("tensor {}, data {}, ZeRO {}", tensor, data, zero));
+    c.parallel.tensor = tensor;
+    c.parallel.data = data;
+    c.parallel.zero_stage = zero;
+    c.train.global_batch = c.train.micro_batch * data;
+    std::vector<double> flops(4);
+    comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f32, 1);
+      run.trainer.meter().reset();
+      run.step(1);
+      flops[static_cast<size_t>(world.rank())] = run.trainer.meter().of(OpKind::orthogonalize).flops;
+    });
+    const double all = 12 * (4 * 30 * std::pow(16, 3) + 2 * (20 * 16 * 16 * 64 + 10 * std::pow(16, 3)));
+    EXPECT_EQ(flops[0] + flops[1] + flops[2] + flops[3], all);
+    EXPECT_LE(*std::ranges::max_element(flops), 1.05 * all / 4);
+  }
+}
+
 TEST(Muon, StateIsLoadedInOtherLayouts) {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {  // with a tied head, and without
     const std::vector<Config> layouts{
