@@ -2,14 +2,16 @@
 """Compares AdamW with Muon: validation loss after equal tokens and after equal time.
 
 The learning rate of each optimizer is bracketed first, with one seed: from --lr it is doubled and halved until the best one has
-a worse one on either side. Then all seeds run at the best rate. "AdamW's time" is a Muon run with fewer steps and the same schedule
-that takes as long as AdamW's run; the ratio of their steps is that of short runs which alternate.
+a worse one on either side. A run that diverges counts as one with an infinite loss. Then all seeds run at the best rate. "AdamW's
+time" is a Muon run with fewer steps and the same schedule that takes as long as AdamW's run; the ratio of their steps is that of
+short runs which alternate.
 
     tests/bench/optimizers.py --trainer build/trainer --data data/austen.txt
     tests/bench/optimizers.py --trainer build/trainer --data TEXT.txt --steps 600 --set data.vocab_size=4096
 """
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from machine import ROOT, cpu, run
 
+DIVERGED = 6  # the exit status of such a run
 RULES = {"adamw": ["optim.name=adamw"], "muon": ["optim.name=muon"], "adamw-bf16": ["optim.name=adamw", "optim.moments=bf16"]}
 
 
@@ -39,9 +42,13 @@ class Runs:
                     f"data.tokenizer={self.folder}/tokens/tokenizer.model", f"train.steps={steps}", f"train.eval_interval={steps}",
                     "train.sample_interval=0", "checkpoint.interval=0", "log.report=false", f"optim.lr={lr}", f"optim.min_lr={lr / 10}",
                     f"optim.warmup_steps={steps // 10}", *self.args.set, *RULES[rule]]
-            run([self.args.trainer, "train", "--config", ROOT / "configs" / "muon.toml", "--resume", "never", "--set", *sets])
+            ended = subprocess.run([self.args.trainer, "train", "--config", ROOT / "configs" / "muon.toml", "--resume", "never",
+                                    "--set", *sets], capture_output=True, text=True)
+            if ended.returncode not in (0, DIVERGED):
+                raise RuntimeError(f"{' '.join(sets)}: exit {ended.returncode}\n{ended.stderr}")
             events = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
-            loss = [event["loss"] for event in events if event["event"] == "eval"][-1]
+            losses = [event["loss"] for event in events if event["event"] == "eval"]
+            loss = math.inf if ended.returncode == DIVERGED else losses[-1]
             step = statistics.median(event["step_ms"] for event in events if event["event"] == "step")
             self.done[key] = loss, step
             if self.args.runs:
