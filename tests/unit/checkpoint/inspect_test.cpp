@@ -29,6 +29,28 @@ TEST(Inspect, ReportsStateModelAndTensors) {
                                     "gemm_tuning_hash ghi", "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"});
 }
 
+TEST(Inspect, GivesKeysOfTheModelTheirTypes) {
+  TempFolder run;
+  Tensors tensors(small_model());
+  Snapshot snapshot = snapshot_of(tensors, 7);
+  snapshot.model_keys = {{"arch", "llama"}, {"bias", "false"},   {"n_layer", "2"}, {"rope_factor", "8.5"},
+                         {"names", "[1]"},  {"rope_type", "3e"}, {"window", "0"},  {"vocab_size", "32000"}};
+  CheckpointStore(run / "checkpoints", {}, fast_calls()).save(snapshot);
+  const nlohmann::json model = inspect_json(run)["model"];
+  EXPECT_TRUE(model["bias"].is_boolean() && model["n_layer"].is_number_integer() &&
+              model["rope_factor"].is_number_float());
+  EXPECT_EQ(model, (nlohmann::json{{"arch", "llama"},
+                                   {"bias", false},
+                                   {"n_layer", 2},
+                                   {"rope_factor", 8.5},
+                                   {"names", "[1]"},
+                                   {"rope_type", "3e"},
+                                   {"window", 0},
+                                   {"vocab_size", 32000}}));
+  expect_parts(inspect_text(run),
+               {"\narch = \"llama\"\n", "\nbias = false\n", "\nrope_factor = 8.5\n", "[data]\nvocab_size = 32000\n"});
+}
+
 TEST(Verify, FindsNothingInAWholeCheckpoint) {
   TempFolder run;
   const fs::path step = save_step(run / "checkpoints", 100);
