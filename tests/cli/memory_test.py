@@ -37,6 +37,11 @@ class Memory(rig.Runs):
     def test_full_recomputation(self):
         self.holds("model.n_layer=4", "model.d_model=128", "model.n_head=4", "model.seq_len=64", "train.recompute=full")
 
+    def test_optimizer_offload_on_a_cpu(self):
+        sets = ["model.n_layer=4", "model.d_model=128", "model.n_head=4", "model.seq_len=64", "offload.subgroup=65536"]
+        self.holds(*sets, "offload.optimizer=cpu")
+        self.holds(*sets, "offload.optimizer=interleaved", "offload.gpu_fraction=1/2")
+
     def test_a_tokenizer_trained_in_the_same_process(self):
         """Heap that the training of the tokenizer has freed must not hide what the model takes."""
         text = pathlib.Path(__file__).resolve().parents[2] / "data/austen.txt"

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Runs with Muon through the program: interrupted, killed, on a full disk, with spikes, and by every verb that reads them."""
+import collections
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -9,7 +11,8 @@ import struct
 
 import rig
 
-LAPTOP = pathlib.Path(__file__).resolve().parents[2] / "configs/clusters/laptop-2core.toml"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAPTOP = ROOT / "configs/clusters/laptop-2core.toml"
 MUON = ["optim.name=muon", "optim.lr=1e-2"]
 TWO = ["parallel.data=2", "run.threads=1"]
 
@@ -22,6 +25,23 @@ def token_file(tokens):
 class Muon(rig.Runs):
     def manifest(self, step, run="run"):
         return json.loads((self.step_folder(step, run) / "manifest.json").read_text())
+
+    # --- training
+
+    def test_two_hundred_steps_learn_more_than_pairs_of_tokens(self):
+        """The bytes of the quick start's text. A table of pairs, however good, has at least the conditional entropy as its loss."""
+        text = (ROOT / "data/austen.txt").read_bytes()[:300000]
+        (self.folder / "bytes.bin").write_bytes(token_file(text))
+        pairs, firsts = collections.Counter(zip(text, text[1:])), collections.Counter(text[:-1])
+        entropy = -sum(n * math.log(n / firsts[pair[0]]) for pair, n in pairs.items()) / (len(text) - 1)
+        config = self.folder / "config.toml"
+        config.write_text(config.read_text().replace('tokenizer = "tokens/tokenizer.model"\n', ""))
+        self.train(*MUON, 'data.train=["bytes.bin"]', "model.d_model=64", "model.n_head=4", "model.dropout=0", "train.steps=200",
+                   "train.global_batch=16", "train.micro_batch=16", "train.eval_interval=200", "train.eval_batches=0",
+                   "optim.lr=2e-2", "optim.warmup_steps=20", "optim.grad_clip=1")
+        loss = self.events("eval")[-1]["loss"]
+        self.assertLess(loss, entropy - 0.2)
+        self.assertGreater(loss, 1.5, "lower than 200 steps can explain")
 
     # --- interruptions
 

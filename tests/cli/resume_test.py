@@ -241,6 +241,17 @@ class Resume(rig.Runs):
         stderr = self.train("run.dir=bf16", "train.steps=9", status=5)
         self.assertIn('bf16 in the checkpoint, but fp32 in the run; set optim.moments = "bf16"', stderr)
 
+    def test_a_run_whose_folder_is_gone_saves_and_resumes(self):
+        sets = ["train.steps=100000", "train.eval_interval=0", "checkpoint.interval=5", "log.progress=off"]
+        process = self.start_train(*sets)
+        self.wait_until(self.saved_steps, process, "a save")
+        (self.folder / "run").rename(self.folder / "gone")
+        self.wait_until(self.saved_steps, process, "a save into a new folder")
+        self.stop(process)
+        self.assert_whole(*self.step_folders())
+        step = self.saved_steps()[-1]
+        self.assertIn(f"resumed step {step} ", self.train(*sets, max_steps=1))
+
     def test_saves_wait_where_their_copy_does_not_fit(self):
         planned = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "checkpoint.async=true", stdout=True)
         self.assertRegex(planned, "host_snapshot +[0-9.]+ [KM]iB")
