@@ -116,7 +116,14 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
     first = std::clamp<int64_t>((piece.begin - place.offset - length) / at(pitch, 0), 0, lines);
     last = std::clamp<int64_t>((piece.begin + piece.count - place.offset) / at(pitch, 0) + 1, first, lines);
   }
-  if (length < shape_[-1]) runs.reserve(static_cast<size_t>(last - first));  // if not, the runs merge into one
+  const bool apart = length < shape_[-1];  // if not, the runs merge into one
+  if (apart) runs.reserve(static_cast<size_t>(last - first));
+  if (apart && length > 0 && dims == 2) {  // quickly, since a plan lists millions of lines
+    const int64_t global = box.begin[0] * shape_[-1] + box.begin[1];
+    for (int64_t line = first; line < last; ++line)
+      runs.push_back({global + line * shape_[-1], place.offset + line * at(pitch, 0), length, stride});
+    first = last;
+  }
   for (int64_t line = first; line < last; ++line) {
     int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
     for (int dim = dims - 2; dim >= 0; --dim) {
