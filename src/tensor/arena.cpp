@@ -6,6 +6,20 @@
 #include "tensor/packing.h"
 
 namespace trainer {
+namespace {
+
+/// Returns the change in the bytes alive at each time of a program.
+std::vector<int64_t> changes(const Arena::Program& program) {
+  std::vector<int64_t> change(2 * program.intervals.size());  // an interval begins or ends at each time
+  for (const Arena::Interval& item : program.intervals) {
+    change[static_cast<size_t>(item.first)] += item.bytes;
+    change[static_cast<size_t>(item.last)] -= item.bytes;
+  }
+  return change;
+}
+
+}  // namespace
+
 Scratch& Scratch::operator=(Scratch&& other) noexcept {
   if (this != &other) {
     reset();
@@ -62,13 +76,8 @@ void Arena::pack(Program& program) {
     occupied.occupy(first, last, item.offset, item.bytes);
     program.peak = std::max(program.peak, item.offset + item.bytes);
   }
-  std::map<int64_t, int64_t> change;
-  for (const Interval& item : all) {
-    change[item.first] += item.bytes;
-    change[item.last] -= item.bytes;
-  }
   int64_t live = 0;
-  for (const auto& [time, delta] : change) program.live_bound = std::max(program.live_bound, live += delta);
+  for (const int64_t change : changes(program)) program.live_bound = std::max(program.live_bound, live += change);
 }
 
 int64_t Arena::largest_program() const {
@@ -144,17 +153,13 @@ void Arena::drop(int64_t id) noexcept {
 
 std::map<std::string, int64_t> Arena::peak_by_tag(const std::string& key) const {
   const Program& program = programs_.at(key);
-  std::map<int64_t, int64_t> change;  // by time
-  for (const Interval& item : program.intervals) {
-    change[item.first] += item.bytes;
-    change[item.last] -= item.bytes;
-  }
+  const std::vector<int64_t> change = changes(program);
   int64_t peak_time = 0, best = -1, live = 0;
-  for (const auto& [time, delta] : change) {
-    live += delta;
+  for (size_t time = 0; time < change.size(); ++time) {
+    live += change[time];
     if (live > best) {
       best = live;
-      peak_time = time;
+      peak_time = static_cast<int64_t>(time);
     }
   }
   std::map<std::string, int64_t> tags;
