@@ -319,7 +319,7 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
          tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_, tables_);
 }
 
-double LayerCosts::step_seconds(const ModelSharding& layout) {
+double LayerCosts::micro_seconds(const ModelSharding& layout) {
   double seconds = vocabulary(layout.head, layout.table);
   for (const sharding::Layer& layer : layout.layers) {
     double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.hidden);
@@ -331,25 +331,30 @@ double LayerCosts::step_seconds(const ModelSharding& layout) {
     }
     seconds += static_cast<double>(layer.count) * one;
   }
-  return accumulation_ * seconds + update_seconds(cluster_, config_, compute_, axes_);
+  return accumulation_ * seconds;
 }
+
+double LayerCosts::update() const { return update_seconds(cluster_, config_, compute_, axes_); }
 
 bool LayerCosts::divides(const Spread& spread, double rows, double cols) const {
   return std::fmod(rows, ranks(spread.rows)) == 0 && std::fmod(cols, ranks(spread.cols)) == 0;
 }
 
-SearchProblem LayerCosts::problem(Choices& choices) {
-  enum Variable : int { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
-  constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
+namespace {
+enum Variable : int { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
+constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
+Variable variable_of(Site site) { return kVariableOf[static_cast<size_t>(site)]; }
+bool is_of_attention(Site site) { return site == Site::qkv || site == Site::out; }
+}  // namespace
+
+void LayerCosts::add_choices(LayerSearch& layer) const {
   const size_t axes = axes_.axes.size();
   const double sequences = rows_ / static_cast<double>(config_.model.seq_len);
-  choices = {};
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 3)) {
     const Spread spread{sets[0], sets[1]};
-    if (divides(spread, rows_, width_)) choices.stream.push_back(spread);
-    if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_))
-      choices.attention.push_back(spread);
-    if (divides(spread, rows_, wide_)) choices.hidden.push_back(spread);
+    if (divides(spread, rows_, width_)) layer.stream.push_back(spread);
+    if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_)) layer.attention.push_back(spread);
+    if (divides(spread, rows_, wide_)) layer.hidden.push_back(spread);
   }
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 4)) {
     const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
@@ -358,60 +363,77 @@ SearchProblem LayerCosts::problem(Choices& choices) {
       const Matrix matrix = matrix_of(site);
       if (over(rows_, l.rows) && over(matrix.in, l.contraction) &&
           over(site == Site::up ? wide_ : matrix.out, l.cols) && (site != Site::qkv || over(keys_, l.cols)))
-        choices.linears[static_cast<size_t>(site)].push_back(l);
+        layer.linears[static_cast<size_t>(site)].push_back(l);
     }
   }
-  SearchProblem problem;
+}
+
+void LayerCosts::add_costs(LayerSearch& layer) {
+  SearchProblem& problem = layer.problem;
   problem.nodes.resize(kVariables);
-  problem.memory.resize(kVariables);
-  const bool keeps = config_.train.recompute != config::Recompute::full;
-  const auto spreads = [&](Variable variable, const std::vector<Spread>& all, auto cost, auto size, bool kept) {
-    for (const Spread& spread : all) {
-      problem.nodes[variable].push_back((this->*cost)(spread));
-      problem.memory[variable].push_back(kept ? (this->*size)(spread) : 0);
-    }
-  };
-  spreads(kStream, choices.stream, &LayerCosts::stream, &LayerCosts::stream_bytes, true);
-  spreads(kAttention, choices.attention, &LayerCosts::attention, &LayerCosts::attention_bytes, keeps);
-  spreads(kHidden, choices.hidden, &LayerCosts::hidden, &LayerCosts::hidden_bytes, keeps);
+  for (const Spread& spread : layer.stream) problem.nodes[kStream].push_back(stream(spread));
+  for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread));
+  for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread));
   for (const Site site : sharding::kSites) {
-    const auto index = static_cast<size_t>(site);
-    const Variable variable = kVariableOf[index], inner = index < 2 ? kAttention : kHidden;
-    const std::vector<Spread>& inside = index < 2 ? choices.attention : choices.hidden;
-    for (const LinearSharding& l : choices.linears[index]) {
-      problem.nodes[variable].push_back(linear(site, l));
-      problem.memory[variable].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_));
-    }
+    const Variable variable = variable_of(site), inner = is_of_attention(site) ? kAttention : kHidden;
+    const std::vector<Spread>& inside = is_of_attention(site) ? layer.attention : layer.hidden;
+    const std::vector<LinearSharding>& linears = layer.linears[static_cast<size_t>(site)];
+    for (const LinearSharding& l : linears) problem.nodes[variable].push_back(linear(site, l));
     const bool reads = reads_residual(site);
     SearchProblem::Edge arriving{reads ? kStream : inner, variable, {}}, leaving{variable, reads ? inner : kStream, {}};
-    for (const Spread& spread : reads ? choices.stream : inside)
-      for (const LinearSharding& l : choices.linears[index]) arriving.costs.push_back(read(site, spread, l));
-    for (const LinearSharding& l : choices.linears[index])
-      for (const Spread& spread : reads ? inside : choices.stream) leaving.costs.push_back(write(site, l, spread));
+    for (const Spread& spread : reads ? layer.stream : inside)
+      for (const LinearSharding& l : linears) arriving.costs.push_back(read(site, spread, l));
+    for (const LinearSharding& l : linears)
+      for (const Spread& spread : reads ? inside : layer.stream) leaving.costs.push_back(write(site, l, spread));
     problem.edges.push_back(std::move(arriving));
     problem.edges.push_back(std::move(leaving));
   }
-  return problem;
+}
+
+void LayerCosts::set_memory(LayerSearch& layer) const {
+  std::vector<std::vector<double>>& memory = layer.problem.memory;
+  memory.assign(kVariables, {});
+  const bool keeps = config_.train.recompute != config::Recompute::full;
+  for (const Spread& spread : layer.stream) memory[kStream].push_back(stream_bytes(spread));
+  for (const Spread& spread : layer.attention) memory[kAttention].push_back(keeps ? attention_bytes(spread) : 0);
+  for (const Spread& spread : layer.hidden) memory[kHidden].push_back(keeps ? hidden_bytes(spread) : 0);
+  for (const Site site : sharding::kSites)
+    for (const LinearSharding& l : layer.linears[static_cast<size_t>(site)])
+      memory[variable_of(site)].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_));
+}
+
+LayerCosts::LayerSearch& LayerCosts::layer_search() {
+  const auto [found, is_new] = searches_.try_emplace(config_.train.recompute);
+  LayerSearch& layer = found->second;
+  if (is_new) {
+    add_choices(layer);
+    add_costs(layer);
+  }
+  set_memory(layer);
+  return layer;
 }
 
 std::optional<ModelSharding> LayerCosts::best(double cap) {
-  Choices choices;
-  SearchProblem problem = this->problem(choices);
+  LayerSearch& choices = layer_search();
+  SearchProblem& problem = choices.problem;
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return std::nullopt;
   // The memory of the tables is not known yet, so the smallest possible one is assumed.
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
   problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_)) /
                 static_cast<double>(config_.model.n_layer);
-  const Assignment found = search(problem, 0);
+  const Assignment found = search(problem, kStream, &choices.free);
   if (!found.found() || found.memory > problem.cap) return std::nullopt;
-  const auto at = [&](size_t variable) { return static_cast<size_t>(found.choices[variable]); };
+  const auto linear_at = [&](Site site) {
+    return choices.linears[static_cast<size_t>(site)][static_cast<size_t>(found.choices[variable_of(site)])];
+  };
+  const auto at = [&](Variable variable) { return static_cast<size_t>(found.choices[variable]); };
   ModelSharding layout = axes_;
   sharding::Layer& layer = layout.layers.front();
-  layer = {choices.stream[at(0)],
-           choices.attention[at(2)],
-           choices.hidden[at(5)],
-           {choices.linears[0][at(1)], choices.linears[1][at(3)], choices.linears[2][at(4)], choices.linears[3][at(6)]},
+  layer = {choices.stream[at(kStream)],
+           choices.attention[at(kAttention)],
+           choices.hidden[at(kHidden)],
+           {linear_at(Site::qkv), linear_at(Site::out), linear_at(Site::up), linear_at(Site::down)},
            config_.model.n_layer};
   layout.head = layer.stream;
   double least = kInfinity;

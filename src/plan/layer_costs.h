@@ -40,18 +40,16 @@ class LayerCosts {
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
              const ModelSharding& axes, RouteShares& routes);
 
-  /// Returns the seconds of a step of the whole model. A ring schedule costs the same as a single GEMM.
-  double step_seconds(const ModelSharding& layout);
+  /// Returns the seconds of a step of the whole model: micro-steps and an update. A ring schedule costs the same as a
+  /// single GEMM.
+  double step_seconds(const ModelSharding& layout) { return micro_seconds(layout) + update(); }
+  /// Returns the seconds of a step's micro-steps, which depend on recomputation, but not on ZeRO and offload.
+  double micro_seconds(const ModelSharding& layout);
+  /// Returns the seconds of an update beyond its share of the micro-steps: Muon's orthogonalization.
+  double update() const;
   /// Returns the cheapest legal layout, the same in all layers, whose layers and tables need at most `cap` bytes;
   /// empty if no layout does.
   std::optional<ModelSharding> best(double cap);
-  /// The choices of the variables.
-  struct Choices {
-    std::vector<Spread> stream, attention, hidden;
-    std::array<std::vector<LinearSharding>, 4> linears;  // by Site
-  };
-  /// Returns the search problem of one layer. Its variables: stream, qkv, attention, out, up, hidden, down.
-  SearchProblem problem(Choices& choices);
   /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the activations saved by
   /// all layers for the backward pass, and the temporary tensors of one layer.
   double bytes(const ModelSharding& layout) const;
@@ -67,6 +65,19 @@ class LayerCosts {
   struct Kept {
     double traffic = 0, states = 0;
   };
+  /// The search for the sharding of one layer. Variables: stream, qkv, attention, out, up, hidden, down.
+  struct LayerSearch {
+    std::vector<Spread> stream, attention, hidden;       // choices
+    std::array<std::vector<LinearSharding>, 4> linears;  // choices, by Site
+    SearchProblem problem;
+    std::vector<Assignment> free;  // see search()
+  };
+  /// Returns the search with the memory of config_'s ZeRO stage and offload. Costs depend on recomputation only, and
+  /// are computed once for each.
+  LayerSearch& layer_search();
+  void add_choices(LayerSearch& layer) const;
+  void add_costs(LayerSearch& layer);
+  void set_memory(LayerSearch& layer) const;
   double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
   GroupShape group(AxisSet axes);
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
@@ -110,6 +121,7 @@ class LayerCosts {
   RouteShares& routes_;
   std::map<double, std::unordered_map<uint64_t, double>> moves_;  // seconds by elements and placements
   std::unordered_map<uint64_t, Products> products_;
+  std::map<config::Recompute, LayerSearch> searches_;
 };
 
 }  // namespace trainer::plan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "config/layouts.h"
 #include "config/tags.h"
@@ -42,10 +43,13 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
   constexpr double kMayFit = 1.1;  // an estimate up to this factor above the limit may still fit
   constexpr double kLast = 1e6;
   run.choices = choices(run.config, cluster_);
+  std::map<config::Recompute, double> micro_seconds;
   for (Choice& choice : run.choices) {
     choice.set(config);
     choice.bytes = costs.bytes(layout);
-    choice.seconds = costs.step_seconds(layout);
+    const auto [micro, is_new] = micro_seconds.try_emplace(choice.recompute, 0);
+    if (is_new) micro->second = costs.micro_seconds(layout);
+    choice.seconds = micro->second + costs.update();
     if (choice.offload != config::OffloadOptimizer::none) {
       config.offload.optimizer = config::OffloadOptimizer::none;
       const double all = costs.bytes(layout);  // an interleaved update keeps as much of this on the device as fits

@@ -177,12 +177,11 @@ Assignment exhaustive(const SearchProblem& problem) {
   }
 }
 
-Assignment chain_dp(const SearchProblem& problem, int conditioned) {
-  return best_of(free_chains(problem, conditioned));
-}
-
-Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
-  std::vector<Assignment> free = free_chains(problem, conditioned);
+Assignment chain_dp_within(const SearchProblem& problem, int conditioned, std::vector<Assignment>* known) {
+  std::vector<Assignment> own, &free = known == nullptr ? own : *known;
+  if (free.empty()) free = free_chains(problem, conditioned);
+  for (Assignment& chain : free)
+    if (chain.found()) sum(problem, chain);  // the memory may have changed
   Assignment best = best_of(free);
   if (!best.found() || best.memory <= problem.cap) return best;
   best = {};
@@ -200,10 +199,10 @@ Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
   return polish(problem, best);  // uses the memory that rounding left unused
 }
 
-Assignment search(const SearchProblem& problem, int conditioned) {
+Assignment search(const SearchProblem& problem, int conditioned, std::vector<Assignment>* free) {
   double assignments = 1;
   for (int i = 0; i < problem.variables(); ++i) assignments *= problem.choices(i);
-  return assignments <= kExhaustive ? exhaustive(problem) : chain_dp_within(problem, conditioned);
+  return assignments <= kExhaustive ? exhaustive(problem) : chain_dp_within(problem, conditioned, free);
 }
 
 }  // namespace trainer::plan

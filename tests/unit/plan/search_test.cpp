@@ -115,7 +115,7 @@ std::vector<Case> cases() {
 TEST(Search, DynamicProgrammingFindsWhatEnumerationFinds) {
   for (const Case& c : cases()) {
     const SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
-    const Assignment all = exhaustive(p), dp = chain_dp(p, c.ring ? 0 : -1);
+    const Assignment all = exhaustive(p), dp = chain_dp_within(p, c.ring ? 0 : -1);
     EXPECT_NEAR(dp.cost, all.cost, 1e-12 * all.cost) << "seed " << c.seed;
     EXPECT_NEAR(evaluate(p, dp.choices).cost, dp.cost, 1e-12 * dp.cost);
   }
@@ -131,7 +131,8 @@ TEST(Search, RelaxesTheCapOfMemory) {
     for (const std::vector<double>& node : p.memory)
       least.push_back(static_cast<int>(std::ranges::min_element(node) - node.begin()));
     const int conditioned = c.ring ? 0 : -1;
-    const double low = evaluate(p, least).memory, high = chain_dp(p, conditioned).memory;
+    std::vector<Assignment> free;
+    const double low = evaluate(p, least).memory, high = chain_dp_within(p, conditioned, &free).memory;
     p.cap = 0.99 * low;
     EXPECT_FALSE(chain_dp_within(p, conditioned).found());
     for (const double share : {0.1, 0.4, 0.8}) {
@@ -141,6 +142,11 @@ TEST(Search, RelaxesTheCapOfMemory) {
       ASSERT_TRUE(within.found()) << "seed " << c.seed;
       EXPECT_LE(within.memory, p.cap);
       EXPECT_LE(within.cost, 1.02 * best.cost) << "seed " << c.seed << " share " << share;
+      SearchProblem twice = p;  // with twice the memory
+      twice.cap *= 2;
+      for (std::vector<double>& node : twice.memory)
+        for (double& bytes : node) bytes *= 2;
+      EXPECT_EQ(chain_dp_within(twice, conditioned, &free).choices, within.choices) << "seed " << c.seed;
       equal += within.cost <= best.cost * (1 + 1e-9);
       ++all;
     }
