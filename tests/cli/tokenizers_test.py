@@ -45,6 +45,32 @@ while at < len(content):
 ids.tofile(open(output + ".tokenizers", "wb"))
 """
 
+# Makes a tokenizer of few tokens with the fields of OLMo 2's files, and tokenizes; run with TEXT, MIXED, OUTPUT, FOLDER.
+OLMO2 = r"""
+import array, pathlib, sys
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+text, mixed, output, folder = map(pathlib.Path, sys.argv[1:])
+pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+           r"|\s+(?!\S)|\s+")
+tokenizer = Tokenizer(models.BPE())
+tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+    pre_tokenizers.Split(Regex(pattern), "removed", invert=True),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+tokenizer.decoder = decoders.ByteLevel()
+tokenizer.train_from_iterator([text.read_text()], trainers.BpeTrainer(
+    vocab_size=900, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+tokenizer.add_tokens([AddedToken("<|extra_id_0|>", normalized=False)])
+tokenizer.add_special_tokens(["<|endoftext|>", "<|fim_prefix|>", "<|im_start|>", "<|im_end|>"])
+tokenizer.add_tokens([AddedToken("<|extra_id_1|>", normalized=False)])
+tokenizer.add_special_tokens(["<|endofprompt|>", "<|pad|>"])
+folder.mkdir()
+tokenizer.save(str(folder / "tokenizer.json"))
+tokenizer.encode_special_tokens = True  # what looks like one is text
+ids = tokenizer.encode(mixed.read_bytes().decode(), add_special_tokens=False).ids
+array.array("i", ids).tofile(output.open("wb"))
+"""
+
 
 def find_python():
     for python in (os.environ.get("TRAINER_TORCH_PYTHON"), sys.executable, ROOT / "build/torch-python/bin/python"):
@@ -245,6 +271,38 @@ class Tokenizers(rig.Runs):
             theirs = list(theirs)
             place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
             self.assertEqual((len(ours), ours[place:place + 8]), (len(theirs), theirs[place:place + 8]), f"{library} at {place}")
+
+    def test_a_tokenizer_with_the_fields_of_olmo2_has_the_tokens_of_tokenizers(self):
+        python = find_python()
+        if python is None:
+            self.skipTest("no Python with tiktoken and tokenizers (TRAINER_TORCH_PYTHON)")
+        draw = random.Random(2)
+        pieces = ["don't I'LL they've WE'RE", " 1234567,89.0 ٣٣٣٣", "\r\n \n\n", "   three\t\ttabs", "e\u0301 naïve 日本語", " ¿¡!?\r\n",
+                  "<|extra_id_0|>", "<|extra_id_1|>", "<|endoftext|>", "<|pad|>", "\u180e", "\x85", "🐈 end. "]
+        prose = (self.folder / "text.txt").read_text()
+        cuts = [draw.randrange(len(prose) - 100) for _ in range(400)]
+        mixed = "".join(piece for cut in cuts for piece in (prose[cut:cut + 100], *draw.choices(pieces, k=3)))
+        (self.folder / "mixed.txt").write_text(mixed, newline="", encoding="utf-8")
+        subprocess.run([python, "-c", OLMO2, "text.txt", "mixed.txt", "theirs", "olmo2"], cwd=self.folder, check=True, timeout=300)
+        self.trainer("tokenize", "--input", "mixed.txt", "--output", "ours", "--tokenizer", "olmo2")
+        ours, theirs = self.tokens("ours"), array.array("i", (self.folder / "theirs").read_bytes())
+        names = {token["content"]: token["id"] for token in
+                 json.loads((self.folder / "olmo2/tokenizer.json").read_text())["added_tokens"]}
+        self.assertEqual(ours.pop(), names["<|endoftext|>"])
+        self.assertEqual(list(ours), list(theirs))
+        for name, id in names.items():
+            self.assertEqual(id in theirs, "extra_id" in name, name)
+        # A model of the family keeps the file, with more rows than tokens.
+        self.train('data.train=["text.txt"]', "data.tokenizer=olmo2", "data.vocab_size=960", "train.steps=3", "model.arch=olmo2")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        self.assertEqual((self.folder / "hf/tokenizer.json").read_bytes(), (self.folder / "olmo2/tokenizer.json").read_bytes())
+        config = json.loads((self.folder / "hf/config.json").read_text())
+        self.assertEqual((config["model_type"], config["vocab_size"], config["eos_token_id"]),
+                         ("olmo2", 960, names["<|endoftext|>"]))
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
+        texts = [self.trainer("generate", "--checkpoint", checkpoint, "--prompt", "The cat", "--tokens", "9", "--seed", "1",
+                              stdout=True) for checkpoint in ("run", "back")]
+        self.assertEqual(*texts)
 
 
 if __name__ == "__main__":
