@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the trainer and its unit tests for ARM64 with a cross compiler, and runs the tests in qemu. Debian and Ubuntu.
+# Builds the trainer and its unit tests for ARM64 with a cross compiler, and runs the tests in qemu, on
+# Debian and Ubuntu.
 #
 #   scripts/check_arm64.sh [TEST...] [--help]
 #
-#   TEST   test programs to run (default: those of arithmetic that must equal x86's bit for bit, and of file readers)
+#   TEST   test programs to run (default: those of file readers, and of arithmetic whose bits must equal x86's)
 #
 # Needs g++-aarch64-linux-gnu, qemu-user and the distribution's archive for arm64, whose libraries are unpacked into
 # build-arm64/root; nothing is installed. Exit status 77: skipped, because a tool is missing. Speed on ARM64 is not
@@ -24,7 +25,7 @@ build=$PWD/build-arm64
 root=$build/root
 if [ ! -e "$root/usr/include/zlib.h" ]; then
   mkdir -p "$build/apt/lists/partial" "$build/apt/archives/partial" "$root"
-  # Lists and packages of this folder's own, so that the system's architectures stay as they are.
+  # apt's lists and packages are in this folder, so that the system's architectures do not change.
   apt=(-o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State::lists="$build/apt/lists" -o Dir::Cache="$build/apt"
     -o Dir::State::status=/dev/null -o APT::Sandbox::User=root)
   apt-get -qq "${apt[@]}" update

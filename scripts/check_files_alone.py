@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compiles every source file on its own, without writing objects. Builds compile files in batches, where a file may use
-includes of other files; this finds the missing includes.
+"""Compiles every source file on its own, without writing objects. Builds compile files in batches (unity builds), where
+a file may rely on the includes of other files; this finds the missing includes.
 
-  check_files_alone.py [--jobs N] [--build DIR]     DIR: a build folder of its own (default: build-alone)
+  check_files_alone.py [--jobs N] [--build DIR]     DIR: a separate build folder (default: build-alone)
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fails on sources that clang-format would change; --fix changes them. Versions format differently: without clang-format
-# 14 (Debian 12's) nothing is checked and the status is 77, which ctest shows as skipped.
+# Fails on sources that clang-format would change; --fix changes them. Versions format differently, so clang-format 14
+# (Debian 12's) is required: without it nothing is checked and the status is 77, which ctest shows as skipped.
 cd "$(dirname "$0")/.." || exit 1
 for format in clang-format-14 clang-format none; do
   "$format" --version 2> /dev/null | grep -q 'version 14\.' && break

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Fails on an include against the module order, on a strategy's name outside config/, and where src/README.md lists
-other folders.
+"""Fails on an include that violates the module order, on a strategy's name outside config/, and if src/README.md lists
+different folders.
 
-The order is read from the trainer_module lines of CMakeLists.txt: a module may include itself and what its DEPS reach.
+The order is read from the trainer_module lines of CMakeLists.txt: a module may include itself and its
+direct and indirect DEPS.
 """
 import re
 import sys

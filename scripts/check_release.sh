@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks the files of scripts/release.sh in bare roots of distributions, where nothing of ours is installed.
+# Checks the files of scripts/release.sh in minimal root file systems of distributions, without this project's packages.
 #
 #   scripts/check_release.sh [DIR] [--suites "bookworm trixie noble"] [--roots DIR] [--quickstart] [--help]
 #
-#   DIR            what scripts/release.sh wrote (default: dist)
+#   DIR            output folder of scripts/release.sh (default: dist)
 #   --suites       roots to try (default: bookworm trixie noble, that is Debian 12, Debian 13 and Ubuntu 24.04)
 #   --roots DIR    where roots are made and kept (default: /var/tmp); one that exists is used again
 #   --quickstart   also time the quick start, all 600 steps, from the wheel and with scripts/quickstart.sh --prebuilt, in the
@@ -11,13 +11,13 @@
 #
 # Needs root, debootstrap and the distributions' archives (scripts/fresh_root.sh). In each root: the archive in a folder
 # with a space in its name, the libraries that it uses, training without MPI and on two ranks under Open MPI and MPICH with
-# equal losses, a launcher without MPI, the wheel from installation to removal, the .deb. A root that cannot be made is named
-# and skipped; exit status 1 if a check fails or no root was tried.
+# equal losses, a launcher without MPI, the wheel from installation to removal, the .deb. If a root cannot be created,
+# it is reported and skipped; exit status 1 if a check fails or no root was tried.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # --- in the root: the checks, in a copy of the checkout next to /dist
-steps() { # LAUNCHER... -> the losses of 20 steps of the quick start
+steps() { # LAUNCHER...: prints the losses of 20 steps of the quick start
   rm -rf /tmp/run
   "$@" train --config configs/quickstart.toml --set run.dir=/tmp/run --max-steps 20 > /tmp/log 2>&1 || { cat /tmp/log; return 1; }
   grep -o '"event":"step".*' /tmp/run/metrics.jsonl | grep -o '"loss":[0-9.]*' | sha256sum
@@ -43,12 +43,12 @@ inside() {
   tar -xf /dist/trainer-*-glibc2.36.tar.gz -C "$folder" --strip-components=1
   local trainer="$folder/bin/trainer"
   "$trainer" --version | head -2
-  expect "libraries outside of the archive" "ld-linux-x86-64.so.2 libc.so.6 libm.so.6 linux-vdso.so.1" \
+  expect "libraries outside the archive" "ld-linux-x86-64.so.2 libc.so.6 libm.so.6 linux-vdso.so.1" \
     "$(ldd "$folder/lib/trainer/trainer" | grep -v "$folder" | awk '{print $1}' | xargs -n1 basename | sort | xargs)"
   local solo two status=0
   solo=$(steps "$trainer")
   echo "ok: training without MPI, losses $solo"
-  if ! command -v mpirun > /dev/null; then  # not in a root that is used again
+  if ! command -v mpirun > /dev/null; then  # not if the root is reused
     OMPI_COMM_WORLD_SIZE=2 "$trainer" --config configs/quickstart.toml 2> /tmp/log || status=$?
     expect "status of a launcher without MPI" 2 $status
     grep -q "libmpi.so.40" /tmp/log || { cat /tmp/log; exit 1; }
@@ -113,7 +113,7 @@ tried=0 failed=
 for suite in $suites; do
   root=$roots/trainer-$suite
   if ! scripts/fresh_root.sh "$suite" --dir "$root" --keep -- true; then
-    echo "SKIPPED: no root of $suite could be made"
+    echo "SKIPPED: no root of $suite could be created"
     continue
   fi
   rm -rf "$root/dist" && cp -r "$dist" "$root/dist"

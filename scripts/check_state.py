@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fails on mutable state of the process in src/: variables of namespaces, and static or thread_local ones of classes
-and functions, that are not const. What a run chooses belongs to its Device or Exec.
+"""Fails on mutable global state in src/: variables at namespace scope, and static or thread_local variables of classes and
+functions, that are not const. The state of a run belongs to its Device or Exec.
 """
 import re
 import sys
@@ -67,10 +67,10 @@ def main():
         for scope, head in statements(DIRECTIVES.sub("", text)):
             name = mutable_variable(scope, head)
             if name and name not in ALLOWED.get(file, ((), ""))[0]:
-                problems.append(f"src/{file}: {name} is mutable state of the process: {head}")
+                problems.append(f"src/{file}: {name} is mutable global state: {head}")
             unused.discard((file, name))
     problems += [f"src/{file} has no {name}: drop it from ALLOWED" for file, name in sorted(unused)]
-    print("\n".join(problems) or "no mutable state of the process beyond what is allowed")
+    print("\n".join(problems) or "no mutable global state except what ALLOWED lists")
     return 1 if problems else 0
 
 

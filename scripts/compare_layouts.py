@@ -5,7 +5,8 @@
     scripts/compare_layouts.py --config configs/quickstart.toml --set parallel.tensor=2 --launcher "mpirun -np 4"
 
 Overrides of [parallel] and [debug] are the layout and apply only to it, all others to both runs. Without --launcher the
-layout's ranks are threads of one process. The runs are in a temporary folder; --keep gives one that is kept.
+layout's ranks are threads of one process. The runs are in a temporary folder, or in the one of
+--keep, which is not removed.
 
 The layout adds the same numbers in a different order, so rounding drives the runs apart. Healthy, relative to one rank:
   fp64  loss 1e-10 and gradient norm 1e-9 up to step 20
@@ -23,10 +24,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-# None of these changes a step; without them the steps are done sooner.
+# These settings make the runs shorter and change no step.
 BARE = ["train.eval_interval=0", "train.eval_batches=1", "train.sample_interval=0", "checkpoint.interval=0",
         "log.jsonl=true", "log.report=false"]
-# Whatever the configuration itself says.
+# Overrides the configuration's layout.
 ONE_RANK = ["parallel.strategy=megatron-1d", "parallel.tensor=1", "parallel.data=1", "parallel.transport=auto"]
 LAYOUT_SECTIONS = ("parallel.", "debug.")
 
@@ -48,7 +49,7 @@ class Failed(Exception):
 
 
 def train(args, folder, launcher, overrides):
-    """Runs the program; its start event and its steps by number."""
+    """Runs the program; returns its start event and its steps by number."""
     command = [*launcher, args.trainer, "train", "--config", args.config, "--resume", "never"]
     command += ["--max-steps", str(args.steps)]
     for override in [*overrides, *BARE, f"run.dir={folder}", f"checkpoint.dir={folder}/checkpoints"]:
@@ -71,14 +72,14 @@ def train(args, folder, launcher, overrides):
 
 
 def deviation(value, reference):
-    """Relative; null, which stands for a number that is not finite, is as far as can be from any."""
+    """Returns the relative difference; infinite for null, which represents a number that is not finite."""
     if value is None or reference is None:
         return math.inf
     return abs(value - reference) / abs(reference) if value != reference else 0.0
 
 
 def compare(single, layout, compute):
-    """One line of the table for each quantity, and whether all are within their bounds."""
+    """Returns the lines of the table, one for each quantity, and whether all are within their bounds."""
     last_judged, bounds = BOUNDS[compute]
     rows, healthy = [], True
     for name in ("loss", "grad_norm"):
@@ -88,7 +89,7 @@ def compare(single, layout, compute):
         judged = {step: value / bounds[name](step) for step, value in deviations.items()
                   if name in bounds and step <= last_judged}
         if judged:
-            # Bounds grow with the step: what counts is the step that comes closest to its own.
+            # Bounds grow with the step, so the step that is closest to its bound decides.
             closest = max(judged, key=judged.get)
             bound = f"{bounds[name](closest):.1e} at step {closest}"
             row[3:] = [bound, f"{judged[closest]:.2g} of it"]
@@ -101,7 +102,7 @@ def report(args, single, layout):
     (start, steps_single), (layout_start, steps_layout) = single, layout
     compute, ranks = start["compute"], layout_start["environment"]["ranks"]
     if ranks == 1:
-        raise Failed("the layout is one rank as well: use --set parallel.tensor=…, parallel.data=…, or --launcher")
+        raise Failed("the layout has only one rank: use --set parallel.tensor=…, parallel.data=…, or --launcher")
     if steps_single.keys() != steps_layout.keys():
         raise Failed(f"the runs took different steps: {len(steps_single)} on one rank, {len(steps_layout)} on {ranks}")
     rows, healthy = compare(steps_single, steps_layout, compute)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def bible(root):
-    """The verses, printed by the package's own program, without "Gen1:1 " in front."""
+    """Returns the verses, as the package's own program prints them, without the prefix "Gen1:1 "."""
     command = [root / "usr/bin/bible", "-p", root / "usr/lib", "-f", "Gen1:1-Rev22:21"]
     printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     return re.sub(r"^\w+:\d+ ", "", printed, flags=re.M)
 
 
 def r_strings(record):
-    """The strings of one serialized R object: a CHARSXP has type 9 in its flags' last byte, then its length."""
+    """Yields the strings of one serialized R object: a CHARSXP has type 9 in its flags' last byte, then its length."""
     lines, at = [], record.find(b"\x00\x04\x00\x09")
     while at >= 0 and record[at + 3 : at + 4] == b"\x09":
         length = max(struct.unpack_from(">i", record, at + 4)[0], 0)  # -1 is R's NA
@@ -31,7 +31,8 @@ def r_strings(record):
 
 
 def novels(root):
-    """An R lazy-load database: records of a length (4 bytes) and a zlib stream, one novel each, a string a line."""
+    """An R lazy-load database: records of a length (4 bytes) and a zlib stream, one novel each, one string
+    per line."""
     data = (root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb").read_bytes()
     books = []
     while data:
@@ -45,8 +46,8 @@ def novels(root):
 
 
 def sword(root, module):
-    """A compressed SWORD commentary: blocks listed as (offset, size, size unpacked) in *zs, zlib data in *zz, marked up
-    in XML. Ends of paragraphs become blank lines."""
+    """A compressed SWORD commentary: blocks listed as (offset, size, size unpacked) in *zs, zlib data in *zz, in XML.
+    Ends of paragraphs become blank lines."""
     marked_up = []
     for index in sorted((root / "usr/share/sword/modules/comments/zcom" / module).glob("*zs")):
         blocks = index.with_name(index.name[:-1] + "z").read_bytes()

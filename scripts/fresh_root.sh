@@ -4,14 +4,14 @@
 #   scripts/fresh_root.sh SUITE [--dir DIR] [--cache DIR] [--mirror URL] [--keep] [--help] [-- COMMAND...]
 #
 #   SUITE         bookworm (Debian 12), trixie (Debian 13) or noble (Ubuntu 24.04)
-#   --dir DIR     where the root is made (default: /var/tmp/trainer-SUITE); an existing root is reused
+#   --dir DIR     folder of the root (default: /var/tmp/trainer-SUITE); an existing root is reused
 #   --cache DIR   a folder of ccache to share with the root
-#   --mirror URL  the distribution's archive (default: the one that debootstrap itself takes for the distribution)
-#   --keep        leave the root there afterwards
-#   COMMAND       what runs in it, in a copy of this checkout's tracked files (default: scripts/quickstart.sh)
+#   --mirror URL  the distribution's archive (default: debootstrap's choice)
+#   --keep        do not remove the root afterwards
+#   COMMAND       command to run in it, in a copy of this checkout's tracked files (default: scripts/quickstart.sh)
 #
 # Needs root, debootstrap, the distribution's archive and 3 GB of disk; to check signatures also the distribution's keys
-# (debian-archive-keyring or ubuntu-keyring). Mounts are made in a namespace of their own and end with the script. Exit
+# (debian-archive-keyring or ubuntu-keyring). Mounts are in a private namespace and end with the script. Exit
 # status: the command's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +38,7 @@ case $suite in
   bookworm | trixie) ;;
   noble)
     components=main,universe keys=ubuntu-keyring keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
-    # All of Ubuntu's suites are made alike, but older versions of debootstrap do not know this one's name.
+    # debootstrap's steps are the same for all of Ubuntu's suites, but older versions do not know this suite's name.
     [ -e /usr/share/debootstrap/scripts/noble ] || script=gutsy
     ;;
   *) die "expected a suite: bookworm, trixie or noble (try --help)" ;;
@@ -53,7 +53,7 @@ if [ ! -e "$dir/etc/os-release" ]; then
   say "Making $dir"
   signatures=(--keyring="$keyring")
   if [ ! -e "$keyring" ]; then
-    echo "fresh_root.sh: no $keyring here, so the signatures of packages are not checked: install $keys," >&2
+    echo "fresh_root.sh: no $keyring here, so package signatures cannot be verified: install $keys," >&2
     echo "or give --mirror an https address that you trust." >&2
     signatures=(--no-check-gpg)
   fi
@@ -67,7 +67,7 @@ mkdir -p "$dir/src/trainer"
 git ls-files -z | xargs -0 tar c | tar x -C "$dir/src/trainer"
 cp /etc/resolv.conf "$dir/etc/resolv.conf"
 
-# In the namespace: what programs need of the system, then the command.
+# In the namespace: mounts that programs need, then the command.
 # shellcheck disable=SC2317
 inside() {
   mount --make-rprivate /

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Builds the fuzz targets (tests/fuzz) and runs each of them for some time: inputs tried, edges covered, findings.
 
-    scripts/fuzz.py                                            # every target, a minute each
+    scripts/fuzz.py                                            # every target, one minute each
     scripts/fuzz.py --seconds 600 safetensors hf_json          # two of them, ten minutes each
-    scripts/fuzz.py --no-build --jobs 2                        # as they were built, two at a time
+    scripts/fuzz.py --no-build --jobs 2                        # without building, two at a time
 
-A target begins with the saved inputs of tests/fuzz/corpus/TARGET and with what earlier runs kept in OUT/TARGET, where it
-keeps new ones. What made it fail is in OUT/found, its own words in OUT/TARGET.log. After a failure it goes on for the
-time that is left. To look at one: BUILD/fuzz_TARGET OUT/found/TARGET-crash-…
+A target starts from the saved inputs in tests/fuzz/corpus/TARGET and from the inputs that earlier runs kept in OUT/TARGET,
+and adds new ones there. Inputs that made it fail are in OUT/found, its log is OUT/TARGET.log. After a failure it resumes
+for the remaining time. To reproduce a failure: BUILD/fuzz_TARGET OUT/found/TARGET-crash-…
 
-Needs Clang 16 or newer (Debian: clang-16 and libclang-rt-16-dev). Status 0: nothing was found; 1: something was; 2: a
-target could not be built or run.
+Needs Clang 16 or newer (Debian: clang-16 and libclang-rt-16-dev). Exit status 0: no findings; 1: findings; 2: a target
+could not be built or run.
 """
 import argparse
 import concurrent.futures
@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "tests" / "fuzz"
 TARGETS = sorted(path.name.removesuffix("_fuzz.cpp") for path in FUZZ.glob("*_fuzz.cpp"))
 OLDEST_CLANG = 16
-# Findings of one target after which it is skipped: most are the same mistake again.
+# A target stops after this many findings, since most of them have the same cause.
 ENOUGH = 10
-# The status of a fuzzer that Ctrl-C stopped.
+# The exit status of a fuzzer stopped by Ctrl-C.
 INTERRUPTED = 72
 
 
@@ -42,8 +42,8 @@ class Result:
         self.target = target
         self.inputs = self.edges = self.kept = 0
         self.wall = self.cpu = 0.0
-        self.findings = []  # (file, what the fuzzer says about it)
-        self.problem = ""   # why it could not be run
+        self.findings = []  # (file, the fuzzer's message)
+        self.problem = ""   # the reason why it could not be run
 
     def row(self):
         return [self.target, str(self.inputs), f"{self.wall:.0f}", f"{self.cpu:.0f}", str(self.edges), str(self.kept),
@@ -51,7 +51,7 @@ class Result:
 
 
 def find_clang():
-    """The oldest that will do, which is what the preset names where it is there."""
+    """Returns the oldest supported Clang that is installed; the preset names the oldest supported one."""
     found = {}
     for name in ["clang++", *(f"clang++-{version}" for version in range(OLDEST_CLANG, OLDEST_CLANG + 20))]:
         if shutil.which(name):
@@ -66,7 +66,7 @@ def find_clang():
 
 
 def compiler_of(args):
-    """CMake starts a folder from scratch when the compiler changes: without --compiler the folder's own is kept."""
+    """Returns the compiler of the build folder unless --compiler is given, as CMake starts from scratch if it changes."""
     cache = args.build / "CMakeCache.txt"
     kept = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache.read_text(), re.M) if cache.exists() else None
     return args.compiler or (kept[1] if kept else find_clang())
@@ -82,7 +82,7 @@ def build(args):
 
 
 def run_once(args, result, seconds):
-    """Runs one process of the fuzzer, at most so long. False: a finding ended it early."""
+    """Runs one process of the fuzzer for at most this time. Returns False if a finding ended it early."""
     target, log = result.target, args.out / f"{result.target}.log"
     command = [str(args.build / f"fuzz_{target}"), f"-max_total_time={seconds}", "-print_final_stats=1",
                f"-timeout={args.timeout}", f"-rss_limit_mb={args.memory}", f"-artifact_prefix={args.out}/found/{target}-"]
@@ -178,7 +178,7 @@ def main():
         tasks = [pool.submit(fuzz, args, result) for result in results]
         try:
             concurrent.futures.wait(tasks)
-        except KeyboardInterrupt:  # which the fuzzers have got as well
+        except KeyboardInterrupt:  # the fuzzers receive it too
             for task in tasks:
                 task.cancel()
     report(results)

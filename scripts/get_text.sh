@@ -5,7 +5,7 @@
 #
 # Writes DIR/{kjv,austen,spurgeon,henry,jargon}.txt. Needs apt-get, dpkg, python3 and a package source (Debian or
 # Ubuntu); about 12 MB are downloaded. If all files exist, it does nothing.
-#   kjv       the King James Bible, one verse a line         bible-kjv-text
+#   kjv       the King James Bible, one verse per line       bible-kjv-text
 #   austen    Jane Austen's six novels                       r-cran-janeaustenr
 #   spurgeon  C. H. Spurgeon, The Treasury of David (1885)   sword-comm-tdavid
 #   henry     Matthew Henry, Concise Commentary (1710)       sword-comm-mhcc

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs what scripts/gpu_check.sh needs on a machine where nothing can be built or installed: the program, the tests of
+# Packs everything that scripts/gpu_check.sh needs on a machine where nothing can be built or installed: the program, the tests of
 # CUDA devices, their libraries, Open MPI, configurations and a text. CUDA's libraries must be on that machine.
 #
 #   scripts/gpu_bundle.sh [--build DIR] [--as-it-is] [--python PROGRAM] [--without-cudnn] OUT
@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
     --without-cudnn) cudnn=OFF ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
     -*) echo "gpu_bundle.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
-    *) [ -z "$out" ] || fail "two names to pack into: $out and $1"; out=$1 ;;
+    *) [ -z "$out" ] || fail "two output names: $out and $1"; out=$1 ;;
   esac
   shift
 done
@@ -72,13 +72,13 @@ is_libc() { [[ $1 =~ ^(ld-linux.*|lib(c|m|mvec|pthread|dl|rt|util|resolv|anl|nsl
 is_cuda() { [[ $1 =~ ^lib(cu|nccl|nv).*\.so ]]; }
 is_compilers() { [[ $1 =~ ^lib(stdc\+\+|gcc_s|gomp)\.so ]]; }
 
-# "name path" of everything the file $1 is linked with, directly or not.
+# Prints "name path" of every library that the file $1 is linked with, directly or indirectly.
 needs() { ldd "$1" 2> /dev/null | awk '$2 == "=>" { print $1, ($3 == "not" ? "-" : $3) }'; }
 
 size() { du -sk "$1" | awk '{ printf "%.1f MiB", $1 / 1024 }'; }
 
 declare -A left_out
-take() { # the libraries of the file $1
+take() { # copies the libraries of the file $1
   local name path
   while read -r name path; do
     if is_cuda "$name"; then left_out[$name]=1; fi
@@ -95,11 +95,11 @@ for program in trainer "${programs[@]}"; do
 done
 printf '%s\n' "${programs[@]}" > "$folder/bin/gpu_programs.txt"
 
-# Open MPI 4 with the plugins that work on one host. A plugin that needs a library which nothing else here needs serves
-# some fabric or batch system, and stays behind.
+# Open MPI 4 with the plugins that work on one host. A plugin that needs a library which nothing else here needs is for a
+# fabric or batch system, and is left out.
 if ls "$folder"/lib/libmpi.so.* > /dev/null 2>&1; then
   where() { ompi_info --parsable --path "$1" | sed -n '1s/^path:[^:]*://p'; }
-  [[ $(ompi_info --version) == *"v4."* ]] || fail "knows how to move Open MPI 4, this is $(ompi_info --version | head -n 1)"
+  [[ $(ompi_info --version) == *"v4."* ]] || fail "can relocate Open MPI 4 only, found $(ompi_info --version | head -n 1)"
   mpi=$folder/openmpi
   mkdir -p "$mpi"/{bin,etc,lib/plugins,lib/pmix,share}
   : > "$mpi/etc/openmpi-mca-params.conf"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and measures the trainer on a machine with one NVIDIA GPU, without network, in two calls of nine minutes: the
-# trainer's own speeds come first, then its tests; the second call is PyTorch, tuned GEMMs and a whole run.
+# first call runs the trainer's benchmarks, then its tests; the second runs PyTorch, tuned GEMMs and a complete training run.
 #
 #   scripts/gpu_check.sh [--call 1|2] [--bundle DIR] [--out DIR] [--budget SECONDS] [--stages "NAME…"] [--python PROGRAM]
 #   scripts/gpu_check.sh --pack OUT
@@ -70,7 +70,7 @@ if [ -z "$emulated" ] && [ -z "$bundle" ]; then
     echo "No bundle: building one"
     "$here/gpu_bundle.sh" "$work/bundle" || exit 2
     bundle=$work/bundle
-    start=$SECONDS # the time is for what runs on the GPU
+    start=$SECONDS # building does not count towards the time budget
   fi
 fi
 if [ -n "$emulated" ]; then
@@ -85,7 +85,7 @@ else
   [ -f "$bundle/BUNDLE" ] || usage "$bundle is not a bundle"
   mapfile -t programs < "$bundle/bin/gpu_programs.txt"
   bin=$bundle/bin trainer=$bundle/bin/trainer operators=$bundle/bin/ops_cuda
-  # Libraries: the bundle's, CUDA's where the loader does not know them, the compiler's where the machine's are older.
+  # Libraries: the bundle's; CUDA's if the loader does not find them; the compiler's if the machine's are older.
   path=$bundle/lib
   runs() { LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$trainer" --version > "$work/version" 2>&1; }
   cuda_folders=("${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/nvidia/lib64
@@ -97,7 +97,7 @@ else
   if ! runs && grep -q 'libstdc++\|GLIBCXX\|libgcc_s' "$work/version"; then path=$bundle/lib-if-older:$path; fi
   runs || { echo "gpu_check.sh: the program does not start here:" >&2; head -n 5 "$work/version" >&2; exit 1; }
   export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  # What the program opens while it runs.
+  # Libraries that the program opens at run time.
   for folder in "${cuda_folders[@]}"; do
     if [ -e "$folder/libcudnn.so.9" ] || [ -e "$folder/libcudart.so.13" ]; then LD_LIBRARY_PATH+=:$folder; fi
   done
@@ -139,20 +139,20 @@ export TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton TO
   TORCHINDUCTOR_AUTOGRAD_CACHE=1
 
 # --- Stages ---------------------------------------------------------------------------------------------------------
-# A stage is a function that writes $work/NAME.json (a document, if it has one) and $work/NAME.txt (what people read),
-# prints a line for the summary to fd 3, and returns 0 (passed), 77 (left out, with the reason on fd 3) or anything else.
+# A stage is a function that writes $work/NAME.json (a document, if it has one) and $work/NAME.txt (text of the report),
+# prints a line for the summary to fd 3, and returns 0 (passed), 77 (skipped, with the reason on fd 3) or anything else.
 
 calls=('' "machine step-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile"
   "machine torch-full-124m torch-full-1.5b torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile")
 patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
-# What stage $1 has written, or null.
+# Prints the document of stage $1, or null.
 document() { grep . "$work/$1.json" 2> /dev/null || echo null; }
-# The document $1 of these members.
+# Writes the document $1, which has these members.
 join_parts() { (name=$1 && shift && IFS=, && echo "{$*}" > "$work/$name.json"); }
-# The first number called $1 in the document $2.
+# Prints the first number called $1 in the document $2.
 number() { grep -o "\"$1\": *-\{0,1\}[0-9][0-9.e+-]*" "$2" 2> /dev/null | sed 's/.*: *//; q'; }
-# The first of these that is a program: a name, or a path.
+# Prints the first of these names or paths that is a program.
 program_of() {
   local each
   for each in "$@"; do if command -v "$each"; then return; fi; done
@@ -171,7 +171,7 @@ stage() {
     if [ "$limit" -gt "$(left)" ]; then limit=$(left); fi
     printf '[%4d s] %s\n' $((SECONDS - start)) "$name"
     deadline=$((SECONDS + limit))
-    # In a process group of its own, so that nothing of it outlives its time.
+    # In a separate process group, so that all of its processes end with it.
     set -m
     ("stage_${name//[-.]/_}" > "$work/$name.log" 2>&1 3> "$work/$name.line") &
     local pid=$! status=0
@@ -194,27 +194,27 @@ stage() {
   printf '         %s%s\n' "$result" "${line:+: $line}"
   report
 }
-# Runs a command for what is left of the stage's time.
+# Runs a command for the remaining time of the stage.
 timed() { timeout -k 2 "$((deadline > SECONDS ? deadline - SECONDS : 1))" "$@"; }
 leave_out() { echo "$*" >&3; exit 77; }
-# bench NAME ARGUMENT…: `trainer bench`, both kinds of its output.
+# bench NAME ARGUMENT…: runs `trainer bench` and stores its text and its JSON.
 bench() {
   local name=$1
   shift
   timed "$trainer" bench "$@" --json > "$work/$name.json" 2> "$work/$name.txt"
 }
-set_of() { # --set for each argument
+set_of() { # prints --set before each argument
   local each
   for each in "$@"; do printf '%s\n' --set "$each"; done
 }
 
-# The functions of the stages.
+# The stages' functions.
 # shellcheck source=scripts/gpu_check_stages.sh
 . "$here/gpu_check_stages.sh"
 
 # --- Report ---------------------------------------------------------------------------------------------------------
 
-# What decisions have set as targets, from what was measured.
+# Compares a measured speed with its target.
 target() { # NAME GOAL MEASURED
   local verdict='not run'
   if [ -n "$3" ] && [ -n "$emulated" ]; then
@@ -241,7 +241,7 @@ judge() {
   target "elementwise operators: lowest share of the copy rate" 0.80 "$(number lowest_share "$work/elementwise.json")"
 }
 
-# Writes gpu_check.json and gpu_check.md of the stages so far.
+# Writes gpu_check.json and gpu_check.md for the stages so far.
 report() {
   judge
   local commit gpu i name measured goal verdict
@@ -280,7 +280,7 @@ report() {
       fi
     done
   } > "$work/gpu_check.md"
-  mv -f "$work/gpu_check.json" "$work/gpu_check.md" "$out" # whole ones, whenever this is cut off
+  mv -f "$work/gpu_check.json" "$work/gpu_check.md" "$out" # atomically, as the script may be cut off at any time
 }
 
 # Sizes.
@@ -292,7 +292,7 @@ case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' d
 full_124m=(train.global_batch=512 train.micro_batch=64 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 full_1_5b=(train.global_batch=512 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 torch_device=cuda torch_tiny=()
-# torch.compile builds its launchers with a C compiler. Without one PyTorch is measured as it is written.
+# torch.compile builds its launchers with a C compiler. Without one PyTorch is measured in eager mode.
 compiler=$(program_of "${CC:-cc}" gcc clang)
 if [ -z "$compiler" ]; then torch_tiny=(--no-compile); fi
 train_run=(train.tokens=9830400 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
@@ -306,14 +306,14 @@ if [ -n "$emulated" ]; then
   # PyTorch has no emulated device: its stages run on the CPU, and are compared with the trainer there.
   mapfile -t torch_tiny < <(printf '%s\n' --no-compile --tries 1 --threads 1 && set_of "${shrink[@]}")
   torch_device=cpu
-  patience=10 budget=$((10 * budget)) # an emulated device is slow, and nothing is measured
+  patience=10 budget=$((10 * budget)) # an emulated device is slow, and its times have no meaning
 fi
 
 stage machine 30
 if [ "${results[0]:-passed}" != passed ] && [ -z "$emulated" ]; then
   hopeless='no GPU'
 fi
-# The first call: speeds while nothing else runs, then what proves them right.
+# The first call: benchmarks while nothing else runs, then the tests.
 stage step-124m 40
 stage full-124m 50
 stage attention 30

@@ -1,6 +1,6 @@
-# The stages of scripts/gpu_check.sh, which sources this file: what each runs, and the line it prints.
+# The stages of scripts/gpu_check.sh, which sources this file: the commands of each, and the line that it prints.
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables are those of gpu_check.sh
+# shellcheck disable=SC2154 # gpu_check.sh sets the variables
 
 stage_machine() {
   {
@@ -21,7 +21,7 @@ stage_machine() {
   [ -n "$gpu" ]
 }
 
-# Each program in as many parts as keep the cores busy with the references.
+# Each program runs in several parts, so that computing the references keeps all cores busy.
 stage_tests() {
   local parts=$(($(nproc) * 3 / 4)) program part failed='' skipped=0 ran=0 pids
   if [ "$parts" -lt 1 ]; then parts=1; fi
@@ -47,7 +47,7 @@ stage_tests() {
   [ -z "$failed" ] && [ "$ran" -gt 0 ]
 }
 
-# Ranks that are processes and share the GPU have the bits of ranks that are threads, and follow one rank.
+# Ranks that are processes sharing the GPU: bit-identical to ranks that are threads, and close to one rank.
 stage_mpi() {
   local program ranks ran='' failed=''
   command -v mpirun > /dev/null || leave_out "no mpirun here"
@@ -81,7 +81,7 @@ stage_gemm() {
   return $status
 }
 stage_attention() { bench attention attention --compute bf16 --set hardware.attention=own "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
-# The library's attention, where it was compiled in and is here: the operators' tests with it, then its rates.
+# The library's attention, if it is compiled in and installed: the operators' tests with it, then its rates.
 stage_cudnn() {
   TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$operators" > "$work/cudnn.tests" 2>&1
   local status=$?
@@ -173,7 +173,7 @@ stage_step_1_5b() { step step-1.5b gpt2-1.5b.toml "${case_1_5b[@]}"; }
 stage_full_124m() { step full-124m gpt2-124m.toml "${full_124m[@]}"; }
 stage_full_1_5b() { warmup=1 repeats=$few && step full-1.5b gpt2-1.5b.toml "${full_1_5b[@]}"; }
 
-# The library's algorithms are measured for every product of a step, then the step with the best of them.
+# Measures the library's algorithms for every GEMM of a step, then the step with the fastest ones.
 stage_tuned() {
   mapfile -t sets < <(set_of "${case_124m[@]}" "${shrink[@]}")
   timed "$trainer" bench gemm --config "$root/configs/gpt2-124m.toml" "${sets[@]}" --write-tuning "$work/tuning.json" || return
@@ -181,7 +181,7 @@ stage_tuned() {
   cp "$work/tuning.json" "$out/gemm_tuning.json"
 }
 
-# A real run: text, tokenizer, training, a sample; the speed of its steps as the run itself reports it.
+# A complete run: text, tokenizer, training, a sample; prints the speed that the run itself reports.
 stage_train() {
   local run=$work/run
   mapfile -t sets < <(set_of "run.dir=$run" run.device=cuda "data.train=[\"$root/data/austen.txt\"]" train.eval_interval=0 \
@@ -253,7 +253,7 @@ stage_torch_compile() {
   [ "$(grep -c ' compiled$' "$work/compiled")" -gt 0 ]
 }
 
-# Short tests of every operator, under each of the sanitizer's tools.
+# Runs short tests of every operator under each tool of compute-sanitizer.
 stage_sanitizer() {
   local tool found=() bad='' sanitizer
   sanitizer=$(program_of compute-sanitizer /usr/local/cuda*/bin/compute-sanitizer)
@@ -282,7 +282,7 @@ stage_sanitizer() {
 stage_profile() {
   local ncu
   ncu=$(program_of ncu /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu)
-  [ -n "$ncu" ] || leave_out "no ncu here; the steps above name the time of each operator"
+  [ -n "$ncu" ] || leave_out "no ncu here; the steps above show the time of each operator"
   mapfile -t sets < <(set_of "${case_124m[@]}" model.n_layer=1)
   timed "$ncu" --clock-control none --section SpeedOfLight --launch-skip 60 --launch-count 60 "$trainer" bench step \
     --config "$root/configs/gpt2-124m.toml" --warmup 1 --repeats 1 "${sets[@]}" > "$work/profile.ncu"

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages the trainer is built from; does nothing when all are present.
+# Installs the Debian or Ubuntu packages required to build the trainer; does nothing if all are present.
 #
 #   scripts/install_packages.sh [--tests] [--release] [--help]
 #
-#   --tests     also what the test suite needs
-#   --release   also what scripts/release.sh needs
+#   --tests     also the packages that the test suite needs
+#   --release   also the packages that scripts/release.sh needs
 #
-# Debian 12 or Ubuntu 24.04 and newer. Uses sudo only when not root. Only what is missing is installed, and it is
-# printed first; a machine that has everything needs no network.
+# Debian 12 or Ubuntu 24.04 and newer. Uses sudo only if not run as root. Only missing packages are installed, and they
+# are printed first; if none is missing, no network is needed.
 set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
   libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libopenmpi-dev openmpi-bin)
-optional=(ccache)  # faster rebuilds; for tests also MPICH
+optional=(ccache)  # ccache for faster rebuilds; MPICH for tests
 
 for argument in "$@"; do
   case $argument in
@@ -49,11 +49,11 @@ if [ "$(id -u)" != 0 ]; then
 fi
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@"; }
 
-apt update || echo "Package lists could not be refreshed; the ones on this machine are used." >&2
+apt update || echo "Package lists could not be refreshed; using the existing ones." >&2
 chosen=()
 for package in "${missing[@]}"; do
   if [[ " ${optional[*]} " == *" $package "* ]] && ! apt-cache show "$package" > /dev/null 2>&1; then
-    echo "Not in this system's archive, the build works without it: $package"
+    echo "Not in this system's archive; the build works without it: $package"
   else
     chosen+=("$package")
   fi

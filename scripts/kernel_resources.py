@@ -6,9 +6,9 @@
   kernel_resources.py --update RECORD OBJECT.cu.o …    keeps it, and the record's rows of other files
   kernel_resources.py --check RECORD OBJECT.cu.o …     fails where a kernel has begun to spill, or fits less often
 
-Columns, for each architecture: registers of a thread; bytes of its stack, where spilled registers go; blocks of the
-most threads that the kernel is compiled for that fit a multiprocessor, by registers and by shared memory of fixed size.
-Shared memory that a launch requests is not in the objects: see the static_asserts next to those kernels.
+Columns, for each architecture: registers per thread; bytes of stack per thread, to which registers are spilled; the number
+of blocks per multiprocessor, for blocks of the most threads that the kernel is compiled for, as limited by registers and
+by static shared memory. Dynamic shared memory is not recorded in objects: see the static_asserts next to those kernels.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 REGISTERS, THREADS = 65536, 2048  # of a multiprocessor, sm_80 and sm_90
-SHARED = {80: 164 << 10, 90: 228 << 10}  # bytes, with the 1 KiB that each block costs
+SHARED = {80: 164 << 10, 90: 228 << 10}  # bytes, including the 1 KiB that each block reserves
 CUDA_MACHINE, INFO_SECTION = 190, 0x70000000  # ELF
 FRAME_SIZE, REGISTER_COUNT, MAX_THREADS = 0x11, 0x2F, 0x05  # attributes in .nv.info; no header names them
 SKIPPED = 77  # for ctest
@@ -67,7 +67,7 @@ class Cubin:
         return found.group().decode() if found else "unknown"
 
     def kernels(self):
-        """{name: {registers, stack, threads, shared}}"""
+        """Returns {name: {registers, stack, threads, shared}}."""
         all_of = {}
         for which, value in self.attributes(self.named[".nv.info"]):
             if which in (FRAME_SIZE, REGISTER_COUNT):
@@ -103,7 +103,7 @@ def cubins(path):
 
 
 def blocks_of(row, architecture):
-    """Registers go to a warp in pieces of 256."""
+    """Registers are allocated to a warp in units of 256."""
     warps = -(-row["threads"] // 32)
     registers = -(-row["registers"] * 32 // 256) * 256 * warps
     shared = row["shared"] + 1024
@@ -120,7 +120,7 @@ def short_names(mangled):
 
 
 def table_of(objects):
-    """(compiler, {(file, kernel): {architecture: row}})"""
+    """Returns (compiler, {(file, kernel): {architecture: row}})."""
     table, compilers = {}, set()
     for path in objects:
         file = path.replace("\\", "/").split("/")[-1].removesuffix(".o")
@@ -176,11 +176,11 @@ def update(record, compiler, table):
 
 
 def check(record, compiler, table):
-    """Prints what has become worse than the record; returns the exit status."""
+    """Prints the kernels that became worse than in the record; returns the exit status."""
     with open(record, encoding="utf-8") as file:
         compiler_then, before = parsed(file.read())
     if compiler != compiler_then:
-        print(f"skipped: {record} is of another compiler ({compiler_then}; here {compiler})")
+        print(f"skipped: {record} is from a different compiler ({compiler_then}; here {compiler})")
         return SKIPPED
     bad, changed = [], 0
     for name, rows in sorted(table.items()):
@@ -193,9 +193,9 @@ def check(record, compiler, table):
             if old and row["blocks"] < old["blocks"]:
                 bad.append(f"{where}: {row['blocks']} blocks fit a multiprocessor, {old['blocks']} before")
     changed += len(before.keys() - table.keys())
-    print("\n".join(bad) or f"no kernel has become worse, {len(table)} checked")
+    print("\n".join(bad) or f"no kernel became worse; {len(table)} checked")
     if changed:
-        print(f"{changed} differ from {record}: renew it with --write when that is meant")
+        print(f"{changed} differ from {record}: if that is intended, update it with --write")
     return 1 if bad else 0
 
 

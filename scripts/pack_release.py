@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Packs an installed release (scripts/release.sh): licences, SBOM, archives and a wheel, with equal bytes for equal inputs.
 
-usage: pack_release.py PREFIX VERSION OUT      PREFIX: bin/, lib/trainer/, share/; the archives' folder has its name
+usage: pack_release.py PREFIX VERSION OUT      PREFIX: bin/, lib/trainer/, share/; its name is the folder's name in archives
 """
 import base64
 import csv
@@ -17,7 +17,7 @@ import zipfile
 
 EPOCH = int(os.environ["SOURCE_DATE_EPOCH"])
 PLATFORM = "manylinux_2_36_x86_64"
-# What the program contains, by the package that it is built from; libraries of lib/trainer are added by their packages.
+# Components linked into the program, by source package; the libraries in lib/trainer are added by their packages.
 BUILT_IN = {"libfmt-dev": "MIT", "libpcre2-dev": "BSD-3-Clause WITH PCRE2-exception", "libutf8proc-dev": "MIT", "zlib1g-dev": "Zlib", "libzstd-dev": "BSD-3-Clause",
             "nlohmann-json3-dev": "MIT", "libtomlplusplus-dev": "MIT", "libcli11-dev": "BSD-3-Clause", "libxxhash-dev": "BSD-2-Clause"}
 BUNDLED = {"libsentencepiece0": "Apache-2.0", "libstdc++6": "GPL-3.0-or-later WITH GCC-exception-3.1",
@@ -59,7 +59,7 @@ def sha256(data):
 
 
 def package_of(library):
-    """The package that a copied library comes from: the one that owns the file of that name."""
+    """Returns the package of a copied library: the one that owns the file of that name."""
     lines = output("dpkg-query", "-S", f"*/{os.uname().machine}-linux-gnu/{library}").splitlines()
     return sorted(line.split(":")[0] for line in lines)[0]
 
@@ -76,7 +76,7 @@ def component(package, licence, files):
 
 
 def components(prefix):
-    """Of the SBOM; writes their licences into share/doc/trainer/licenses."""
+    """Returns the components of the SBOM; writes their licences into share/doc/trainer/licenses."""
     folder = prefix / "share/doc/trainer/licenses"
     folder.mkdir()
     bundled = {}
@@ -97,7 +97,7 @@ def components(prefix):
 
 
 def archive(prefix, out):
-    """NAME.tar.gz and NAME.tar.zst."""
+    """Writes NAME.tar.gz and NAME.tar.zst."""
     tar = ["tar", "--sort=name", f"--mtime=@{EPOCH}", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rw,go+r-w", "--format=gnu",
            "-C", str(prefix.parent), "-cf", "-", prefix.name]
     data = subprocess.run(tar, check=True, capture_output=True).stdout
@@ -106,10 +106,10 @@ def archive(prefix, out):
 
 
 def wheel(prefix, version, sbom, out):
-    """A wheel whose command is bin/trainer; Python only unpacks it (PEP 427; the SBOM's place: PEP 770)."""
+    """Writes a wheel whose command is bin/trainer; Python only unpacks it (PEP 427; location of the SBOM: PEP 770)."""
     name, tag = f"trainer_llm-{version}", f"py3-none-{PLATFORM}"
     files = {}
-    linked = {path.resolve() for path in prefix.rglob("*") if path.is_symlink()}  # zip files have no links: one name suffices
+    linked = {path.resolve() for path in prefix.rglob("*") if path.is_symlink()}  # zip files have no links, so each library is stored under one name
     for path in sorted(prefix.rglob("*")):
         if path.is_file() and not (path in linked and not path.is_symlink()):
             inner = path.relative_to(prefix)
@@ -128,7 +128,7 @@ def wheel(prefix, version, sbom, out):
         rows.writerow([path, "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="), len(data)])
     rows.writerow([f"{info}/RECORD", "", ""])
     files[f"{info}/RECORD"] = (record.getvalue().encode(), 0)
-    when = time.gmtime(max(EPOCH, 315532800))[:6]  # zip files know no time before 1980
+    when = time.gmtime(max(EPOCH, 315532800))[:6]  # zip files cannot store times before 1980
     with zipfile.ZipFile(out / f"{name}-{tag}.whl", "w", zipfile.ZIP_DEFLATED) as packed:
         for path, (data, executable) in files.items():
             entry = zipfile.ZipInfo(path, when)

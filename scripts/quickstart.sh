@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh machine to a trained language model: installs what is missing, builds the trainer, trains a small GPT on
+# From a fresh machine to a trained language model: installs missing packages, builds the trainer, trains a small GPT on
 # the novels in data/, evaluates it and generates text with it.
 #
 #   scripts/quickstart.sh [--gpu] [--prebuilt ARCHIVE] [TRAINER OPTION]... [--help]
@@ -60,7 +60,7 @@ else
 fi
 
 say "3/4 Training: configs/quickstart.toml, data/austen.txt, ranks: $ranks"
-# Open MPI refuses to run as root, and more ranks than cores, without these options. Each rank takes its share of the cores.
+# Open MPI requires these options to run as root and to run more ranks than cores. Each rank uses its share of the cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 "${launcher[@]}" build/trainer train --config configs/quickstart.toml \
   --set run.device=$device "${options[@]}"
@@ -69,7 +69,7 @@ say "4/4 What it learned"
 build/trainer eval --checkpoint "$run" --set run.device=$device
 build/trainer generate --checkpoint "$run" --set run.device=$device --prompt "She had never" --tokens 150 --temperature 0.8 --top-k 50 --seed 1
 
-say "Done. Where things are:"
+say "Done. The results are in:"
 cat << END
   $run/report.html      loss, throughput, time and memory of the run (open it in a browser)
   $run/metrics.jsonl    the same as one JSON object a line

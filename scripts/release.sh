@@ -3,11 +3,11 @@
 #
 #   scripts/release.sh [--out DIR] [--dirty] [--help]
 #
-#   --out DIR   where the files go (default: dist); files of the same names are replaced
-#   --dirty     also pack a checkout with changes, for trying this out
+#   --out DIR   folder for the files (default: dist); files with the same names are replaced
+#   --dirty     pack a checkout that has uncommitted changes, for testing
 #
 # Run it on Debian 12: the release runs on systems whose C library is at least as new as the build's, and this script
-# refuses a program that needs more than glibc 2.36. The same commit gives the same bytes in any folder. A release is a
+# refuses a program that needs more than glibc 2.36. The same commit produces the same bytes in any folder. A release is a
 # tag v1.2.3 with a section of that name in CHANGELOG.md; any other commit gets the version that `trainer --version` has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,7 +25,7 @@ done
 die() { echo "release.sh: $1" >&2; exit 2; }
 say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 
-[ -n "$dirty" ] || git diff --quiet HEAD || die "the checkout has changes: commit them, or give --dirty"
+[ -n "$dirty" ] || git diff --quiet HEAD || die "the checkout has uncommitted changes: commit them, or use --dirty"
 if tag=$(git describe --exact-match --tags --match 'v[0-9]*' 2> /dev/null); then
   grep -q "^## ${tag#v}\b" CHANGELOG.md || die "CHANGELOG.md has no section '## ${tag#v}' for the tag $tag"
 fi

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Which strategy wins where: plans published model sizes on 64 to 32 768 devices, as a table and a picture.
+"""Compares strategies: plans published model sizes on 64 to 32 768 devices, as a table and a chart.
 
     scripts/scale_study.py --trainer build/trainer --cluster configs/clusters/perlmutter.toml --output tests/bench/scale-perlmutter
 
-writes OUTPUT.md and OUTPUT.svg. Nothing runs but `trainer plan`; the numbers are predictions of clusters that were not
+writes OUTPUT.md and OUTPUT.svg. It runs only `trainer plan`; the numbers are predictions for clusters that were not
 measured.
 """
 import argparse
@@ -18,7 +18,7 @@ MODELS = {"3.6B": (30, 3072, 32, 512), "18.4B": (40, 6144, 48, 1024), "76.1B": (
 DEVICES = (64, 256, 1024, 4096, 32768)
 STRATEGIES = ("megatron-1d", "fsdp", "optimus-2d", "axonn-4d", "autoddl")
 COLOURS = {"megatron-1d": "#2563b0", "fsdp": "#6b6b6b", "optimus-2d": "#d1631a", "axonn-4d": "#1f8a70", "autoddl": "#a3417f"}
-MOST = 0.8  # of the picture's axis of utilisation
+MOST = 0.8  # of the chart's utilisation axis
 CONFIG = """[model]
 n_layer = {layers}
 n_head = {heads}
@@ -34,7 +34,7 @@ compute = "bf16"
 
 
 def plan(trainer, cluster, model, devices):
-    """The fastest run of every strategy; none where nothing fits."""
+    """Returns the fastest run of every strategy that fits in memory."""
     layers, width, heads, batch = MODELS[model]
     batch = max(batch, devices // 4)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def words(run):
 
 
 def picture(rows):
-    """Utilisation over devices, a panel for each model, a line for each strategy."""
+    """Returns a chart of utilisation over devices: a panel for each model, a line for each strategy."""
     width, height = 250, 200
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * len(MODELS)}" height="{height + 40}" '
            'font-family="sans-serif" font-size="11">']

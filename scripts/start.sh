@@ -1,6 +1,6 @@
 #!/bin/sh
-# bin/trainer of a release: starts the program in lib/trainer. On a system whose C library is too old it says so, where
-# the loader would only list symbols.
+# bin/trainer of a release: starts the program in lib/trainer. On a system whose C library is too old it reports that;
+# the loader would only list missing symbols.
 here=$(dirname "$(readlink -f "$0")")
 glibc=$(getconf GNU_LIBC_VERSION 2> /dev/null) && glibc=${glibc#glibc } || glibc=none
 case $glibc in

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything with warnings as errors and runs the whole test suite.
+# Installs missing packages, builds everything with warnings as errors and runs the whole test suite.
 #
 #   scripts/test.sh [--asan | --no-asan] [--asan-until M] [--alone] [--jobs N] [--help]
 #
-#   --asan, --no-asan   then run fast tests under the address and undefined-behaviour sanitizers as well: those of parsers
+#   --asan, --no-asan   then also run fast tests under the address and undefined-behaviour sanitizers: those of parsers
 #                       and of code with raw memory (preset asan-fast; default: when the environment has CI set)
-#   --asan-until M      but skip the sanitizers, with a message, when M minutes have passed by then
-#   --alone             then also compile every source file on its own, as builds compile up to eight as one
+#   --asan-until M      skip the sanitizers, with a message, if M minutes have passed by then
+#   --alone             then also compile every source file on its own, since builds compile up to eight together
 #   --jobs N            parallel builds and tests (default: the number of cores)
 #
 # Builds into build-dev/ and build-asan-fast/. Exit status 0: everything passed.

@@ -2,9 +2,9 @@
 # commit it was built from, not the one its build folder was configured at:
 #   cmake -DSOURCE=folder -DPROJECT=0.1.0 -DHEADER=file -P FindVersion.cmake
 
-# find_version(SOURCE PROJECT VERSION COMMIT): the version is the newest tag v1.2.3 of the history and how many commits
-# came since, "1.2.3+45"; without a tag the project's. The commit ends with "-dirty" where tracked files differ from it,
-# and is empty where the sources are not a checkout of their own.
+# find_version(SOURCE PROJECT VERSION COMMIT): the version is the newest tag v1.2.3 of the history and the number of
+# commits since, "1.2.3+45"; without a tag it is PROJECT. The commit ends with "-dirty" if tracked files differ from it,
+# and is empty if the sources are not the root of a Git checkout.
 function(find_version source project version commit)
   set(git ${CMAKE_COMMAND} -E env GIT_OPTIONAL_LOCKS=0 git -C "${source}")
   execute_process(COMMAND ${git} rev-parse --show-prefix
@@ -30,7 +30,7 @@ endfunction()
 
 if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
   find_version("${SOURCE}" "${PROJECT}" version commit)
-  # Written only where it differs: nothing is compiled again for the same commit.
+  # The header is written only if it changes, so the same commit compiles nothing again.
   file(CONFIGURE OUTPUT "${HEADER}" @ONLY CONTENT [[#pragma once
 #define TRAINER_VERSION "@version@"
 #define TRAINER_COMMIT "@commit@"

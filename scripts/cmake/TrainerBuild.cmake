@@ -7,10 +7,10 @@ endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_CXX_SCAN_FOR_MODULES OFF)  # there are none; from CMake 3.28 on each file would be scanned for them
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)  # the sources have none; CMake 3.28 and newer would scan each file
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
-set(CMAKE_BUILD_RPATH "\$ORIGIN")  # where MPI modules are
+set(CMAKE_BUILD_RPATH "\$ORIGIN")  # the folder of the MPI modules
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -24,7 +24,7 @@ find_package(fmt REQUIRED)
 set(TRAINER_FMT fmt::fmt)
 if(TRAINER_PORTABLE)
   set(TRAINER_FMT fmt::fmt-header-only)
-  add_compile_options("-ffile-prefix-map=${PROJECT_BINARY_DIR}=build" "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.")  # the same bytes in every folder
+  add_compile_options("-ffile-prefix-map=${PROJECT_BINARY_DIR}=build" "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.")  # equal bytes in every build folder
 endif()
 
 # Libraries without a usable package description get a target each, so that a module says what it uses.
@@ -169,7 +169,7 @@ if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
 endif()
 
 # Instruction sets of CPU kernels: all of them, or with `native` plain C++ and the best one of this machine.
-set(TRAINER_ISA_SETS "plain;avx2;avx512" CACHE STRING "Sets of CPU kernels: plain;avx2;avx512, or native")
+set(TRAINER_ISA_SETS "plain;avx2;avx512" CACHE STRING "Instruction sets of CPU kernels: plain;avx2;avx512, or native")
 if(TRAINER_ISA_SETS STREQUAL "native")
   file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
   if(flags MATCHES " avx512f .* avx512vl")
@@ -256,7 +256,7 @@ endfunction()
 
 # trainer_isa_variants(MODULE): every src/MODULE/**/*.isa.cpp is compiled once per instruction set, with
 # TRAINER_ISA=plain|avx2|avx512 naming the namespace its kernels go into; run-time dispatch picks one (device/isa.h).
-# Kernels of bf16 panels (*_pairs, *_tiles) run on avx512 only; tests run those of the other sets as well.
+# Programs use kernels of bf16 panels (*_pairs, *_tiles) with avx512 only; tests also run those of other instruction sets.
 function(trainer_isa_variants module)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${module}/*.isa.cpp")
   if(NOT sources)
@@ -266,7 +266,7 @@ function(trainer_isa_variants module)
   set(flags_avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(flags_avx512 -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
   set(level -O3)
-  if(TRAINER_SANITIZE)  # its checks take the compiler minutes to optimise
+  if(TRAINER_SANITIZE)  # with its checks, the compiler would optimise for minutes
     set(level -O1)
   endif()
   foreach(isa IN LISTS TRAINER_ISA_SETS)
@@ -316,7 +316,7 @@ function(trainer_mpi_modules module)
 endfunction()
 
 # Flags of our .cu files. constexpr functions (bf16, Philox) also run on the device.
-# The checks of format strings at compile time are beyond nvcc.
+# nvcc cannot compile the compile-time checks of format strings.
 set(TRAINER_CUDA_FLAGS -std=c++20 --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEVAL=0)
 if(TRAINER_WERROR)
   list(APPEND TRAINER_CUDA_FLAGS -Werror=all-warnings)

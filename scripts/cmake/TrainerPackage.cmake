@@ -1,19 +1,19 @@
-# What `cmake --install` puts where, and the packages that CPack makes of it: an archive and a .deb.
+# The files that `cmake --install` installs, and the packages that CPack creates from them: an archive and a .deb.
 #   cmake --install build --strip --prefix /usr/local
 #   cpack --config build/CPackConfig.cmake -B packages
 include(GNUInstallDirs)
 set(TRAINER_SHARE "${CMAKE_INSTALL_DATADIR}/trainer")
 
 if(TRAINER_PORTABLE)
-  # bin/trainer is a start script; lib/trainer has the program and the libraries that a system may lack or have too old.
-  # $ORIGIN/..: where an environment of Python packages has its MPI.
+  # bin/trainer is a start script; lib/trainer has the program and the libraries that a system may lack or have in a version that is too old.
+  # $ORIGIN/..: the folder in which a Python environment has its MPI.
   set_target_properties(trainer PROPERTIES INSTALL_RPATH "\$ORIGIN;\$ORIGIN/..")
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/start.sh" DESTINATION "${CMAKE_INSTALL_BINDIR}" RENAME trainer)
   install(TARGETS trainer RUNTIME_DEPENDENCY_SET libraries RUNTIME DESTINATION lib/trainer)
   install(RUNTIME_DEPENDENCY_SET libraries DESTINATION lib/trainer
           PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|pthread|rt)\\.so")
 else()
-  # CUDA's libraries are where the loader does not look.
+  # The loader does not search the folders of CUDA's libraries.
   set_target_properties(trainer PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib/trainer" INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS trainer RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
@@ -25,8 +25,8 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" "${PROJECT_SOURCE_DIR}/data" D
 install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/slurm_job.sh" DESTINATION "${TRAINER_SHARE}/scripts")
 install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/CHANGELOG.md" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-# The program itself prints its manual page and completions, from the declarations that --help prints. zsh looks into
-# other folders in the system's prefix, on Debian, than in others.
+# The program itself prints its manual page and completions, from the declarations that --help prints. On
+# Debian, zsh searches different folders in the prefix /usr than in other prefixes.
 install(CODE "
   set(trainer \"$<TARGET_FILE:trainer>\")
   set(made \"${PROJECT_BINARY_DIR}/install\")
