@@ -26,7 +26,7 @@ class RunLock {
  private:
   struct Kind {
     const char* file;
-    const char* does;  // what the holder does there, for messages
+    const char* does;  // the holder's activity, for messages
     const char* key;   // the configuration key to change, for messages
     bool stays;
   };

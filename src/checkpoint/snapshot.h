@@ -72,7 +72,7 @@ struct Snapshot {
   std::string config_toml;      // the effective configuration
   std::string tokenizer;        // serialized, may be empty
   int32_t bos = -1;             // token that begins each document and prompt; −1: none
-  data::SpecialTokens special;  // of an imported model; if bos >= 0, special.bos is ignored
+  data::SpecialTokens special;  // special tokens of an imported model; if bos >= 0, special.bos is ignored
   std::string tokenizer_hash, data_hash;
   std::string val_hash;  // hash of the validation data; empty: none, or saved by a version that did not record it
   // Hash of the GEMM tuning table; empty: no table. nullopt: saved by a version that did not record it.

@@ -194,7 +194,7 @@ void CheckpointStore::apply_retention(int64_t proven) try {
   const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
   if (entries.empty()) return;
   const int64_t best = retention_.keep_best ? entries.front().state.best_step : -1;
-  int64_t newer = 0;  // number of newer sound checkpoints
+  int64_t newer = 0;  // number of newer intact checkpoints
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;
     const bool sound = entries[i].state.is_sound();

@@ -29,7 +29,7 @@ namespace trainer::checkpoint {
 /// (!TrainState::is_sound()) only the newest is kept, and it does not count as one of `keep`. The checkpoint of
 /// TrainState::proven_step is always kept: a run that diverges resumes from it.
 struct Retention {
-  int64_t keep = 0;        // number of newest sound checkpoints to keep; 0: all
+  int64_t keep = 0;        // number of newest intact checkpoints to keep; 0: all
   int64_t keep_every = 0;  // also keep every step that is a multiple of this; 0: none
   bool keep_best = false;  // also keep the checkpoint at the best_step recorded in the newest checkpoint
 };
@@ -70,7 +70,7 @@ class CheckpointStore {
   /// The save in progress.
   struct Saving {
     const Snapshot& snapshot;
-    std::launch policy;  // how the writer is launched
+    std::launch policy;  // launch policy of the writer
     int64_t proven;      // for retention
     std::filesystem::path temporary = {};
     bool publishing = false;   // all shards are written

@@ -34,7 +34,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
   for (const config::Key& key : config::keys())
     if (key.section == "parallel" && (key.name == "strategy" || key.belongs(run.strategy)))
       keys[key.name] = config::to_toml(key.get(run.config));
-  json update;  // of a run recorded with all layers and without offload; else null
+  json update;  // null unless the run is recorded with all layers and without offload
   if (run.whole && !run.plan.offload)
     update = {{"flops", run.plan.update.flops},
               {"memory_traffic", run.plan.update.bytes},

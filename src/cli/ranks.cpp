@@ -20,7 +20,7 @@ namespace trainer::cli {
 namespace {
 
 constexpr const char* kOneCommand = "give all ranks the same command line and the same configuration";
-constexpr double kMeetSeconds = 10;  // how long a rank waits for the other ranks before it exits
+constexpr double kMeetSeconds = 10;  // maximum time for which a rank waits for the other ranks before it exits
 
 int launched() { return comm::launched_ranks().value_or(1); }
 

@@ -43,9 +43,9 @@ struct Group {
   Lane lane = Lane::critical;
 };
 
-/// What a rank sends to and receives from each member of its group, in group order, in elements. All ranks know their
-/// counts beforehand: a message of an unexpected length is an internal error that names both ranks. The counts must
-/// stay valid until the operation is joined.
+/// The number of elements that a rank sends to and receives from each member of its group, in group order. All ranks
+/// know their counts beforehand: a message of an unexpected length is an internal error that names both ranks. The
+/// counts must stay valid until the operation is joined.
 struct PeerCounts {
   std::span<const int64_t> send, receive;
   int64_t wire = 0;     // all elements that ranks send to other ranks
@@ -158,7 +158,7 @@ class Communicator {
     int root = 0;                              // root, or the shift of send_recv
     const device::Mirror* arriving = nullptr;  // `in` is ready when this has been fetched
     PeerCounts counts = {};                    // all_to_all with pieces of different lengths; else empty
-    Chunk window = {};                         // of every rank's chunk; empty: whole chunks
+    Chunk window = {};                         // window of every rank's chunk; empty: whole chunks
   };
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
   /// pointer is valid until wait() or abandon(); null: already complete.

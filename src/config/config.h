@@ -151,10 +151,10 @@ struct Data {
   std::vector<DataPhase> phase;               // changes of the sources' weights, in chronological order
   std::vector<FileSet> validation;            // instead of `val`: named sets
   double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with other sets
-  DataFormat format = DataFormat::automatic;  // of the files, if their names do not determine it
+  DataFormat format = DataFormat::automatic;  // the format of files whose names do not determine it
   std::string tokenizer;                      // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
-  Bos bos = Bos::automatic;  // whether the tokenizer's BOS token begins each document
+  Bos bos = Bos::automatic;  // if on, each document begins with the tokenizer's BOS token
   std::string text_key;
   Document document = Document::file;
   bool strict = false;              // invalid UTF-8 is an error instead of being replaced and counted
@@ -193,7 +193,7 @@ struct Muon {
   MuonCoefficients coefficients = MuonCoefficients::jordan;
   MuonScale scale = MuonScale::rms;
   double lr_ratio = 1, weight_decay = 0;  // resolve() turns a negative weight_decay into that of Optim
-  Compute compute = Compute::automatic;   // of the products
+  Compute compute = Compute::automatic;   // operand type of the GEMMs
   MuonOwners owners = MuonOwners::all;
 };
 

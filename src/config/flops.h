@@ -22,7 +22,7 @@ struct FlopsPerToken {
   double matmul = 0;            // 6 · N_matmul
   double attention = 0;         // 12 · L · n_head · head_dim · seq_len: scores of every query with every key, not
                                 // causal; min(window, seq_len) keys in layers with a window
-  double attention_causal = 0;  // of the keys that a query sees: half of that without windows
+  double attention_causal = 0;  // only the keys that a query sees: half of `attention` without windows
   double recomputed = 0;        // causal work that the chosen recomputation repeats
   double full() const { return matmul + attention; }
   double causal() const { return matmul + attention_causal; }

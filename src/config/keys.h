@@ -65,11 +65,11 @@ struct Field {
 
 struct Key : Field {
   std::string section;
-  std::string derived;  // how the value is derived from other keys if it is not set (`initial` then means "not set")
+  std::string derived;  // describes how an unset value is derived from other keys (`initial` then means "not set")
   Value example;        // shown in the reference if the configuration could not run with the default
   std::string unit, help;
   std::string belongs_to;  // strategies ("a, b"), "offload" or "muon"; without them the key is ignored with a warning
-  std::vector<Field> members;  // of tables
+  std::vector<Field> members;  // members of each table, if the type is tables
   std::function<Value(const Config&)> get;
   std::function<void(Config&, const Value&)> set;
 

@@ -243,7 +243,7 @@ class Reader {
 
   /// Returns the name of the special token with which a post-processor's template begins texts; empty: none.
   static std::string first_of_template(const json& post_processor) {
-    for (const json& step : member(post_processor, "processors"))  // of a sequence
+    for (const json& step : member(post_processor, "processors"))  // if it is a sequence of post-processors
       if (std::string name = first_of_template(step); !name.empty()) return name;
     const json& single = member(post_processor, "single");
     if (!single.is_array() || single.empty()) return {};
@@ -264,7 +264,7 @@ class Reader {
 
   const std::string& origin_;
   BpeSpec spec_;
-  std::unordered_map<std::string, int32_t> ids_;  // of the model's vocabulary, by name
+  std::unordered_map<std::string, int32_t> ids_;  // the model's vocabulary, by token
   std::vector<int32_t> specials_;
   bool byte_level_ = false;
 };

@@ -14,8 +14,8 @@ class FieldReader {
   explicit FieldReader(std::string_view message) : rest_(message) {}
 
   uint64_t number() const { return number_; }
-  uint64_t value() const { return value_; }          // of a varint field
-  std::string_view bytes() const { return bytes_; }  // of a length-delimited field
+  uint64_t value() const { return value_; }          // for a varint field
+  std::string_view bytes() const { return bytes_; }  // for a length-delimited field
 
   /// Moves to the next field; returns false at the end or if the data is corrupt.
   bool next() {

@@ -37,7 +37,7 @@ struct Datasets {
   int32_t bos = -1;  // token that begins each document; −1: none
   SpecialTokens special;
   std::optional<TrainingData> train;                 // empty: stopped
-  std::map<std::string, std::string> source_hashes;  // of each named source
+  std::map<std::string, std::string> source_hashes;  // by name of the source
   std::vector<NamedDataset> val;                     // in the order of the file
   size_t followed = 0;                               // index of the set that checkpoint.best names
   std::string data_hash;                             // hash of the training tokens and their end positions

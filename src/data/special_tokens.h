@@ -13,7 +13,7 @@ namespace trainer::data {
 struct SpecialTokens {
   std::vector<int32_t> eos;  // generation stops at each of them
   std::optional<int32_t> bos, pad, unk;
-  bool add_eos = false;  // whether transformers' tokenizer ends texts with EOS
+  bool add_eos = false;  // true if transformers' tokenizer ends texts with EOS
 
   bool operator==(const SpecialTokens&) const = default;
   bool empty() const { return *this == SpecialTokens(); }

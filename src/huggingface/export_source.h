@@ -1,5 +1,5 @@
 #pragma once
-// What every export reads: a checkpoint's model, tokenizer and weights.
+// The input of every export: a checkpoint's model, tokenizer and weights.
 #include <filesystem>
 #include <map>
 #include <optional>

@@ -8,7 +8,7 @@
 namespace trainer::huggingface {
 
 struct GgufOptions {
-  GgufType type = GgufType::f32;  // of matrices; vectors and positions are always fp32
+  GgufType type = GgufType::f32;  // type of matrices; vectors and positions are always fp32
   bool allow_nonfinite = false;   // as in ExportOptions
 };
 

@@ -94,7 +94,7 @@ int64_t gguf_bytes(GgufType type, int64_t elements) {
 size_t gguf_convert(std::span<const float> values, GgufType type, std::vector<std::byte>& out) {
   out.resize(static_cast<size_t>(gguf_bytes(type, static_cast<int64_t>(values.size()))));
   if (type != GgufType::q8_0) return from_float(values, float_type(type), out);
-  constexpr float kLargest = 65504.0f * 127;  // of a block whose scale is a finite fp16
+  constexpr float kLargest = 65504.0f * 127;  // the largest value in a block whose scale is a finite fp16
   std::byte* at = out.data();
   for (size_t i = 0; i < values.size(); i += kGgufBlock, at += 2 + kGgufBlock) {
     const std::span<const float> block = values.subspan(i, kGgufBlock);

@@ -26,7 +26,7 @@ struct Family {
   bool tied = false;
   config::QkNorm qk_norm = config::QkNorm::none;
   bool post_norms = false;
-  bool has_attention_bias = false, has_mlp_bias = false;  // whether config.json has these fields
+  bool has_attention_bias = false, has_mlp_bias = false;  // true if config.json has these fields
 };
 constexpr Family kFamilies[] = {
     {.arch = config::Arch::llama,

@@ -22,7 +22,7 @@ struct KvCache {
 
 struct BlockSpec {
   int layer = 0, group = 0;
-  int64_t layers = 0;   // of the whole model: residual projections are initialized with init_std/√(2·layers)
+  int64_t layers = 0;   // in the whole model: residual projections are initialized with init_std/√(2·layers)
   config::Model model;  // resolved: all derived values are set
   uint64_t seed = 0;    // seed of dropout
 };

@@ -146,7 +146,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   Buffer rounded_;                           // on the device: a subgroup's gradient in the type in which it is sent
   std::vector<int64_t> versions_;            // by subgroup: number of the last update of the host's copy
   int64_t updates_ = 0;                      // number of updates begun
-  std::array<Turn, 3> turns_;                // of the two lists that may be running, and of the next list
+  std::array<Turn, 3> turns_;                // turns of the two lists that may be running, and of the next list
   device::HostMemory host_memory_ = device::HostMemory::plain;
   std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: the group's gradient is complete
   std::array<std::unique_ptr<device::Device>, kLanes> lane_devices_;  // null: the host

@@ -5,7 +5,7 @@
 
 namespace trainer::ops {
 
-/// What may be added to the cross-entropy.
+/// Optional terms of the loss besides the cross-entropy.
 struct LossTerms {
   double z = 0;  // z-loss (PaLM): gradients also have those of weights[r]·z·lse², lse = log Σ exp logits[r]; 0: none
   Tensor z_loss;   // [m] f64: weights[r]·z·lse²; empty: not stored

@@ -35,7 +35,7 @@ struct Gemm {
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
   Epilogue epilogue;
-  OpKind kind = OpKind::gemm;  // how the call is metered; no effect on the result
+  OpKind kind = OpKind::gemm;  // category for the meter; no effect on the result
   Tensor packed_b;             // op(b) packed for this GEMM by PackB, or empty: b is read unpacked
 };
 void run(Exec& ex, const Gemm& op);

@@ -46,7 +46,7 @@ std::string to_json(const GemmTuning& tuning);
 /// Makes GEMMs use the table from now on, on this device and on all devices that share its libraries. GEMMs that the
 /// table does not list, or whose algorithm the library rejects, use the library's heuristic as before. An empty table
 /// removes the current one. Transposed copies are scratch of the GEMM, so arena programs must be recorded after this
-/// call, on the device or on a dry device that stands for it. Throws Code::config for a table of a different device or
+/// call, on the device or on a dry device that represents it. Throws Code::config for a table of a different device or
 /// library.
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 

@@ -56,7 +56,7 @@ class Strips {
   int64_t count_ = 0;
 };
 
-/// What this rank stores of a matrix that another rank orthogonalizes: flat buffer ↔ message.
+/// This rank's part of a matrix that a different rank orthogonalizes: flat buffer ↔ message.
 struct Stored {
   size_t group = 0;
   bool sends = false;  // the owner receives these elements from this rank
@@ -71,7 +71,7 @@ struct Other {
 struct Round {
   Ownership::Counts there, back;
   std::vector<Stored> stored;  // by owner
-  int matrix = -1;             // that this rank orthogonalizes
+  int matrix = -1;             // index of the matrix that this rank orthogonalizes
   size_t group = 0;
   Shape shape;
   Strips own;                 // flat buffer ↔ whole matrix
@@ -277,7 +277,7 @@ class MuonUpdater final : public Updater {
   const Selection selection_;
   comm::Communicator* ranks_ = nullptr;  // null: this rank orthogonalizes all matrices
   std::vector<Round> rounds_;
-  std::vector<Flight> there_ = std::vector<Flight>(2), back_ = std::vector<Flight>(2);  // of two rounds
+  std::vector<Flight> there_ = std::vector<Flight>(2), back_ = std::vector<Flight>(2);  // messages of two rounds
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how);
 /// Returns the FLOPs of its products: steps·(4k²n + 2k³) with k <= n, the two extents.
 int64_t orthogonalize_flops(const Shape& shape, int steps);
 
-/// How long an update of a matrix [in, out] is.
+/// The factor of an orthogonalized update of a matrix [in, out].
 ///   rms       0.2·sqrt(max(in, out)): entries as large as AdamW's (Moonlight, arXiv 2502.16982)
 ///   spectral  sqrt(max(1, out/in))
 enum class UpdateScale : uint8_t { rms, spectral };

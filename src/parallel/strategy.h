@@ -45,7 +45,7 @@ struct LinearSpec {
 struct ForwardFusion {
   ops::Activation act = ops::Activation::none;
   Scratch* pre = nullptr;  // receives the activation's input, of y's shape
-  Tensor residual;         // of y's shape
+  Tensor residual;         // the same shape as y
   std::optional<ops::DropoutSite> dropout = {};
 };
 struct BackwardFusion {

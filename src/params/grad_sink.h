@@ -82,7 +82,7 @@ class GradSink {
   /// A group's partial sums over some axes of a replica, packed side by side.
   struct Sum {
     comm::Communicator* group;
-    bool sharded;  // of sharded slots: starts after their reduce-scatter
+    bool sharded;  // true: a sum over sharded slots, which starts after their reduce-scatter
     std::vector<Region> regions;
     Buffer packed;  // a copy of the regions, if there are several; a single region is reduced in place
     comm::Ticket ticket;

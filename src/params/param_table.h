@@ -34,7 +34,7 @@ struct Param {
 /// A parameter of a slot.
 struct Part {
   std::string name;
-  mesh::Layout layout;  // of a matrix or a vector; ignores the data axis
+  mesh::Layout layout;  // layout of a matrix or vector; without the data axis
   Init init;
   /// The axes, other than data and flat ones, over which the gradient is a partial sum after a backward pass. It is
   /// reduced over them once per step.

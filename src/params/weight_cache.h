@@ -79,14 +79,14 @@ class WeightCache {
   friend class ParamStore;
   struct Packed {
     Buffer buffer;
-    int64_t version = -1;  // of the packed weights
-    int64_t counted = -1;  // of the weights for which a dry pass has counted the packing
+    int64_t version = -1;  // version of the packed weights
+    int64_t counted = -1;  // version of the weights whose packing a dry pass has counted
   };
   struct Entry {
     bool keep = false;
     Buffer kept;
-    int64_t version = -1;  // of the kept weights
-    Scratch memory;        // of a matrix that is not kept
+    int64_t version = -1;  // version of the kept weights
+    Scratch memory;        // memory of a matrix that is not kept
     comm::Ticket ticket;   // the gather in flight
     int users = 0;         // users of the matrix, including a prefetch for the next use
     Packed packed[2];      // packed as b, and as bᵀ

@@ -188,7 +188,7 @@ double LayerCosts::stream(const Spread& spread) {
 
 double LayerCosts::attention(const Spread& spread) {
   const double shares = ranks(spread.rows | spread.cols);
-  // Of the visible keys: without windows half of 4 s² n_head head_dim.
+  // Counts only visible keys: without windows half of 4 s² n_head head_dim.
   const double forward = 4 * rows_ * config::mean_visible_keys(config_.model) * queries_ / shares;
   const double times = config_.train.recompute == config::Recompute::full ? 2 : 1;
   const auto seconds = [&](double flops, bool backward) {
@@ -205,7 +205,7 @@ double LayerCosts::attention(const Spread& spread) {
     norms = (config_.train.recompute == config::Recompute::none ? 1 : 2) * traffic(OpKind::norm, 2 * part) +
             traffic(OpKind::norm, 3 * part);
   }
-  if (query_key_norm(config_.model) == config::QkNorm::full && ranks(spread.cols) > 1) {  // of queries and of keys
+  if (query_key_norm(config_.model) == config::QkNorm::full && ranks(spread.cols) > 1) {  // for queries and keys
     const DType sums = accumulator_of(compute_);
     const double rows = rows_ / ranks(spread.rows);
     norms += 2 * (collective(spread.cols, CommOp::all_gather, sums, rows * ranks(spread.cols)) +

@@ -61,7 +61,7 @@ class LayerCosts {
   struct Products {
     double forward, dx, dw;
   };
-  /// What a matrix's optimizer takes, in bytes per element: traffic of an update, and its states.
+  /// The optimizer's costs for a matrix, in bytes per element: memory traffic of an update, and states.
   struct Kept {
     double traffic = 0, states = 0;
   };

@@ -94,7 +94,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
         "--free "
         "parallel.rs_dtype\n";
   const size_t shown = std::min(top, plan.runs.size());
-  size_t width = 26;  // of the layout column
+  size_t width = 26;  // width of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
   text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
                  "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "exposed", "optimizer",

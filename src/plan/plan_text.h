@@ -28,7 +28,7 @@ ErrorBand error_band(const Cluster& cluster);
 /// An improvement of the machine, and the step time with it; lists begin with the largest gain.
 struct Sensitivity {
   std::string what;
-  double seconds = 0;  // of a step with this improvement
+  double seconds = 0;  // predicted time of a step with this improvement
 };
 std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab);
 

@@ -9,7 +9,7 @@
 //                  choices in the order of their estimates (plan/pricing.h)
 //   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
 //   5. refine      the fastest layout as a sharding spec by moving to faster neighbours
-//                  (what steps 2 to 5 do not try is named in Plan::left_out)
+//                  (Plan::left_out lists what steps 2 to 5 did not try)
 //   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory is exact
 #include <string>
 #include <vector>
@@ -23,10 +23,10 @@ struct PlanRequest {
   config::Config config;  // resolved, but not for a number of ranks
   int64_t vocab = 0;
   int64_t devices = 1;
-  device::Isa isa = device::detect_isa();  // of the ranks, if the cluster was measured on their machine
+  device::Isa isa = device::detect_isa();  // instruction set of the ranks, if the cluster was measured on their machine
   int threads = 2;
   size_t most_priced = 48;
-  size_t shown = 10;            // of Plan::runs: these are recorded with all layers
+  size_t shown = 10;            // the first of Plan::runs, which are recorded with all layers
   bool bf16_gradients = false;  // also tries parallel.rs_dtype = "bf16", which rounds weight gradients
 };
 
@@ -34,7 +34,7 @@ struct Plan {
   std::vector<PlannedRun> runs;       // runs that fit, fastest first
   std::vector<PlannedRun> too_large;  // runs that do not fit, smallest first
   int64_t enumerated = 0, priced = 0;
-  std::vector<std::string> left_out;   // what the search did not try, one phrase for each of its limits
+  std::vector<std::string> left_out;   // parts of the search space that were not tried, one phrase for each limit
   bool spares_bf16_gradients = false;  // the fastest reduce-scatters weight gradients in fp32, and bf16 was not tried
   double seconds = 0;                  // duration of planning
   DType compute = DType::f32;

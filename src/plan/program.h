@@ -45,7 +45,7 @@ struct StepProgram {
   mesh::MeshShape mesh;
   Program first, middle, last;  // without gradient accumulation, only `last` is used
   int64_t accumulation = 1;
-  DType orthogonalize = DType::f32;  // of the operands of Muon's GEMMs
+  DType orthogonalize = DType::f32;  // operand type of Muon's GEMMs
   RunPlan plan;                      // memory and bytes of the same run
 };
 

@@ -66,7 +66,7 @@ double efficiency(const std::vector<ScalingPoint>& points, const ScalingPoint& p
 }
 
 std::string to_text(const std::vector<ScalingPoint>& points, const Cluster& cluster) {
-  size_t width = 26;  // of the layout column
+  size_t width = 26;  // width of the layout column
   for (const ScalingPoint& point : points)
     if (point.run) width = std::max(width, point.run->layout.size());
   std::string text = format("{:>7} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>10} {:>7} {:>10} {:>9} {:>9} {:>10} {:>9}\n",

@@ -39,15 +39,15 @@ struct StepReport {
   int64_t step = 0;          // 1-based
   int64_t tokens = 0;        // seen so far by the whole run, including this step
   double loss = kUnknown;    // mean over the step's tokens, before the step's update
-  double z_loss = kUnknown;  // the same mean of the z-loss; only with train.z_loss
+  double z_loss = kUnknown;  // mean of the z-loss over the same tokens; only with train.z_loss
   double lr = kUnknown, grad_norm = kUnknown;
-  bool skipped = false;    // no update, since loss or gradients were not finite or a spike
+  bool skipped = false;    // no update: the loss or a gradient was not finite, or was a spike
   std::string bad_tensor;  // in a skipped step: the first tensor that was not finite
   double step_ms = kUnknown, tokens_per_s = kUnknown;
   double tflops_per_device = kUnknown;  // from model FLOPs with the full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
-  double optimizer_flops = 0;     // of this rank's orthogonalizations, which the utilisations do not count; 0: none
+  double optimizer_flops = 0;     // FLOPs of this rank's orthogonalizations, excluded from the utilisations; 0: none
   PhaseMs phase_ms;
   CommBytes comm_bytes;                         // sent in this step
   WaitMs comm_wait_ms;                          // this rank's waits by axis and operation; their sum is comm_exposed

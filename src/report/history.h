@@ -40,7 +40,7 @@ History read_history(const std::filesystem::path& file);
 /// A step as metrics.jsonl records it, and the samples that the run had seen before it.
 struct RecordedStep {
   StepReport step;
-  StartReport start;  // of the process that ran the step
+  StartReport start;  // start report of the process that ran the step
   int64_t seed = 0;   // run.seed of that process
   int64_t first_sample = 0;
   std::map<std::string, int64_t> sources_before;  // in a mixture: samples of each source

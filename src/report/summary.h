@@ -16,7 +16,7 @@ namespace trainer::report {
 struct Summary {
   StartReport start;
   setup::PeakReport peak;  // the denominator of utilisation: the best peak that the last process found
-  std::string outcome;     // of the last process; "did not end normally" if the log just stops
+  std::string outcome;     // outcome of the last process; "did not end normally" if the log just stops
   int64_t step = 0, tokens = 0, skipped_steps = 0;
   double epoch = kUnknown;  // at the end of the run
   double first_loss = kUnknown;
@@ -24,14 +24,14 @@ struct Summary {
   std::optional<EvalReport> last_eval, best_eval;
   int64_t medians_from = 0;     // the first step in the setup of the last process; 0: that process made no step
   bool setup_changed = false;   // earlier steps ran in a different setup
-  bool warm_up_counts = false;  // that setup has too few steps to exclude the first two from the medians
+  bool warm_up_counts = false;  // true: too few steps to exclude the first two from the medians
   // Medians over the steps in that setup, without the first two, which warm up:
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // not known without a profile
   PhaseMs phase_ms;                                                   // means over the same steps
   double mean_step_ms = 0;                                            // mean over them of the whole step
-  double optimizer_flops = 0;                                         // of an update's GEMMs on rank 0; 0: has none
+  double optimizer_flops = 0;                                         // FLOPs of an update's GEMMs on rank 0; 0: none
   double wall_s = kUnknown;                                           // sum over all processes that ended normally
   int64_t predicted_memory = 0, measured_memory = 0;                  // bytes of the process; 0: not known
   std::optional<OffloadReport> offload;                               // last step's; exposed_ms: median over the steps

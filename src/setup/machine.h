@@ -36,7 +36,7 @@ void require_one_compute(comm::World& world, const Machine& machine);
 /// Warns if ranks multiply matrices with different kernels: then a matrix that a single rank orthogonalizes (Muon) gets
 /// the bits of that rank. Collective.
 void warn_of_different_kernels(comm::World& world, const Machine& machine);
-/// Creates the machine's device, or a dry device that stands for it.
+/// Creates the machine's device, or a dry device that represents it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
 /// Returns "avx2" or "H200, sm_90", for messages and profiles.

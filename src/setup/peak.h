@@ -21,7 +21,7 @@ struct PeakReport {
   std::string unit = {};                                    // the unit that was measured: "AVX2 fma"
   int64_t windows = 0;                                      // number of windows measured
   double median_flops = kUnknown, lowest_flops = kUnknown;  // over the windows; the highest is `flops`, unless raised
-  std::string raised_by = {};  // what ran faster than every window, "the GEMMs of step 3"; empty: none
+  std::string raised_by = {};  // the work that ran faster than every window: "the GEMMs of step 3"; empty: none
 };
 /// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
 std::string to_string(const PeakReport& peak);

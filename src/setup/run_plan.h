@@ -45,7 +45,7 @@ struct RunPlan {
   std::optional<OffloadWork> offload;                       // empty: the optimizer state is on the device
   double step_seconds = kUnknown, wait_seconds = kUnknown;  // per step, predicted from hardware.profile
   double update_seconds = kUnknown;                         // the part of step_seconds in which the update computes
-  std::string predicted_by;                                 // that file, and the device that it describes
+  std::string predicted_by;                                 // the profile, and the device that it describes
 };
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,

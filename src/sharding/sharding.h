@@ -12,7 +12,7 @@
 
 namespace trainer::sharding {
 
-/// A set of axes: bit a stands for ModelSharding::axes[a].
+/// A set of axes: bit a represents ModelSharding::axes[a].
 using AxisSet = uint32_t;
 
 struct Axis {

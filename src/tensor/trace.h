@@ -18,8 +18,8 @@ struct Span {
   Lane lane = Lane::compute;
   std::string_view name = {};  // must have static storage duration
   Interval time = {};
-  int64_t number = -1;  // of a step or layer; -1: none
-  uint32_t axes = 0;    // of a collective, as bits; on the compute lane: of the collective waited for
+  int64_t number = -1;  // number of the step or layer; -1: none
+  uint32_t axes = 0;    // axes of a collective, as bits; on the compute lane: of the collective waited for
   double flops = 0, bytes = 0;
 };
 

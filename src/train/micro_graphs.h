@@ -28,7 +28,7 @@ class MicroGraphs {
   /// Returns a log line: why there are no graphs, or which micro-steps run as graphs. Empty if graphs are not enabled.
   const std::string& text() const { return text_; }
 
-  /// How the next micro-step of a kind runs on the device.
+  /// The way in which the next micro-step of a kind runs on the device.
   enum class Next {
     launch,  // without a graph: the first of a kind, after a change of the loss scale, or if operators are timed
     record,  // capture the kernels with record(), then run()

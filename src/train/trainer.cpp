@@ -99,7 +99,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   const bool has_z = config_.train.z_loss > 0;
-  double losses[2] = {};  // of the rows, and the z terms
+  double losses[2] = {};  // the sum over rows, and that of the z terms
   VisiblePairs pairs;
   grads_->begin_step();
   optimizer_->begin_step();

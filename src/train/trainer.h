@@ -87,7 +87,7 @@ class Trainer {
     };
     std::optional<Spike> spike;
     bool interrupted = false;
-    double visible_share = 1;  // of the causal pairs of query and key, in this replica's sequences
+    double visible_share = 1;  // visible share of the causal pairs of query and key in this replica's sequences
     PhaseMs phase_ms;
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
@@ -190,7 +190,7 @@ class Trainer {
   Buffer ids_, targets_, weights_, losses_, first_key_;
   data::TokenBatch host_;
   int64_t loss_rows_ = 0;
-  std::vector<int32_t> first_keys_;  // of the last batch that was copied to the device
+  std::vector<int32_t> first_keys_;  // first keys of the last batch that was copied to the device
   std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;

@@ -17,7 +17,7 @@ constexpr const char* kPinAdvice = "; check the limit on pinned memory (ulimit -
 constexpr int64_t kPiece = int64_t{4} << 30;    // bytes per registration
 constexpr int64_t kStages = int64_t{64} << 20;  // bytes of the pinned buffers through which pageable memory is copied
 
-/// How a block was allocated. If one way fails, the next one is tried:
+/// The way in which a block was allocated. If one fails, the next is tried:
 ///   registered  huge pages of the GPU's NUMA node, touched by the host's threads, then pinned; for large blocks
 ///   runtime     allocated and pinned by CUDA
 ///   pageable    large blocks: the same pages, not pinned

@@ -7,7 +7,7 @@
 namespace trainer::ops {
 
 struct EmbeddingKernels {
-  /// y[0 … cols) = token + position; null stands for zeros. y may be token or position.
+  /// y[0 … cols) = token + position; null means zeros. y may be token or position.
   void (*look_up[3])(const void* token, const void* position, void* y, int64_t cols);
   /// Sums `count` rows of dy in order into sum[0 … cols). Row i of them is rows[i], or first + i·stride if rows is
   /// null. accumulate: adds to `sum`; if not, no rows yield 0.

@@ -23,7 +23,7 @@ void moments(const MomentRows& op, int64_t first, int64_t rows) {
   }
 }
 
-/// What both halves of the backward pass compute from a row: n = (x − mean)·rstd and g = dy·gain.
+/// The values that both halves of the backward pass compute from a row: n = (x − mean)·rstd and g = dy·gain.
 template <typename T, typename A = AccumulatorOf<T>>
 struct Row {
   const T *x, *dy, *gain;

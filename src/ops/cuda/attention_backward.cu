@@ -1,9 +1,9 @@
 // Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). The kernel is launched for two passes.
 // The first keeps a tile of keys and iterates over queries for dk and dv. The second keeps a tile of queries and
 // iterates over keys for dq. Both compute scores and their gradients, which takes 7 GEMMs instead of 5. In return,
-// every sum has one owner and a fixed order without atomics, and no f32 parts of dq are written to memory; there would
-// be S/128, as large as an s×s matrix. The kept tiles are left factors, so that probabilities and score gradients
-// become left factors of the second GEMMs within registers.
+// every sum has one owner and a fixed order without atomics, and no partial sums of dq are written to memory: S/128 of
+// them in f32 would be as large as an s×s matrix. The kept tiles are left factors, so that probabilities and score
+// gradients become left factors of the second GEMMs within registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_mask.cuh"
@@ -24,14 +24,14 @@ struct BackwardShape {
   static constexpr int kColumnWarps = kCols <= 128 ? 1 : 2;
   /// Rows of a kept tile.
   static constexpr int kKept = kWarpRows * kWarps / kColumnWarps;
-  /// Rows of a passing tile; shared memory has two of each.
+  /// Rows of a streamed tile; shared memory is double-buffered.
   static constexpr int kPassing = kTall || kCols > (kDropout ? 64 : 128) ? 32 : 64;
   static constexpr int kSumCols = kCols / kColumnWarps;
   static constexpr int kSharedBytes = (2 * kKept + 4 * kPassing) * kCols * static_cast<int>(sizeof(bf16)) +
                                       4 * kPassing * static_cast<int>(sizeof(float));
   /// Resident blocks per multiprocessor.
   static constexpr int kResident = kTall ? 2 : 1;
-  // Shared memory of sm_80 (tall) or of sm_90.
+  // Sizes for the shared memory of sm_80 (tall) or sm_90.
   static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);
 };
 

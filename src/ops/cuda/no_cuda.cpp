@@ -1,5 +1,5 @@
 // This file is compiled instead of the CUDA operators if there is no CUDA compiler. A CUDA device cannot be created
-// then, but a dry device that stands for a GPU can.
+// then, but a dry device that represents a GPU can.
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/ops.h"
 

@@ -12,7 +12,7 @@
 #include "ops/cuda/fused_attention.h"
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // where the front end looks up cuDNN's functions
+void* cudnn_dlhandle = nullptr;  // the front end looks up cuDNN's functions in it
 }
 
 namespace trainer::ops::cuda {
