@@ -72,7 +72,7 @@ build/trainer generate --checkpoint "$run" --set run.device=$device --prompt "Sh
 say "Done. The results are in:"
 cat << END
   $run/report.html      loss, throughput, time and memory of the run (open it in a browser)
-  $run/metrics.jsonl    the same as one JSON object a line
+  $run/metrics.jsonl    the same as one JSON object per line
   $run/checkpoints/     weights and optimizer state; $run/tokenizer.model  the vocabulary
   configs/quickstart.toml     what was trained; every value is explained there
 Next: build/trainer generate --checkpoint $run --prompt "My dear" --tokens 200

@@ -44,7 +44,7 @@ def least_ms(operator, device):
 def section(name, counted, measured):
     """A table of operators for a case; `measured`: the document of `bench step` on a GPU, or None."""
     devices = list(DEVICES)
-    lines = [f"## {name}", "", f"{counted['tokens']} tokens a step, {counted['parameters'] / 1e6:.0f} M parameters.", "",
+    lines = [f"## {name}", "", f"{counted['tokens']} tokens per step, {counted['parameters'] / 1e6:.0f} M parameters.", "",
              "| operator | calls | GFLOP | GB | " + " | ".join(f"{d}, ms" for d in devices) + (" | measured ms |" if measured else " |"),
              "|---" * (4 + len(devices) + bool(measured)) + "|"]
     times = {op["name"]: op["ms"] for op in measured["operators"]} if measured else {}
