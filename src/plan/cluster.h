@@ -29,7 +29,7 @@ namespace trainer::plan {
 
 /// A link between ranks. Within a node each rank has its own gb_per_s; between nodes the ranks of a node share it.
 struct Link {
-  double gb_per_s = 0;  // 10⁹ bytes a second, in each direction
+  double gb_per_s = 0;  // 10⁹ bytes per second, in each direction
   double start_us = 0;  // per operation
   double hop_us = 0;    // per step from rank to rank
   /// Fraction of compute speed lost during communication: 0 if overlap is free, 1 if the same unit does both.
@@ -82,7 +82,7 @@ struct Cluster {
   std::string device;
   bool cpu = false;
   double memory_bytes = 0;                    // per rank
-  double memory_rate = 0;                     // bytes a second
+  double memory_rate = 0;                     // bytes per second
   double memory_share = 1;                    // share of memory_rate that operators reach
   double operator_seconds = 0;                // fixed cost of an operator
   std::map<DType, double> peaks;              // FLOP/s
@@ -100,7 +100,7 @@ struct Cluster {
   /// from memory instead of caches, GEMMs have epilogues, and ranks share the resources of a node.
   std::array<double, 3> in_step = {1, 1, 1};
   double attention_in_step = 1;
-  std::map<OpKind, double> operators;  // bytes a second in training steps; other kinds: memory_rate · memory_share
+  std::map<OpKind, double> operators;  // bytes per second in training steps; other kinds: memory_rate · memory_share
   std::vector<CollectivePoint> collectives;
   Link intra, inter;
   Host host;
