@@ -32,7 +32,12 @@ PHRASES = {
     r"(?:tied|ties) to (?:a )?cores?": "pinned to cores",
     r"set of instructions": "instruction set",
     r"machine [ABC]": "the CPU's name",
+    r"stands? for": "represents, means",
+    r"outside of": "outside",
+    r"(?:is|are) answered with": "is rejected with a message that states",
+    r"(?:bytes|[mµu]s|[KMG]i?B(?:/s)?|one|tokens|object|verse) an? (?:call|core|file|line|parameter|rank|second|step|token)": "per",
 }
+FRAGMENT = re.compile(r"//+ (?:[Oo]f|[Hh]ow|[Ww]hat|[Ww]here|[Ww]hether) ")
 ALLOWED = {  # text around a phrase: why it is right
     "nobody@example.invalid": "an address",
 }
@@ -103,7 +108,25 @@ def problems(text, pieces):
                 yield line, f'"{match[0]}": write {instead}'
 
 
+def fragments(text):
+    """Yields the lines of C++ comments that begin with a word such as "of" or "what"; continuation lines do not count."""
+    end = -1  # the line of the previous comment, if it has the line to itself
+    for token in CPP.finditer(text):
+        if token[0].startswith("//"):
+            line, own = text.count("\n", 0, token.start()) + 1, not text[text.rfind("\n", 0, token.start()) + 1:token.start()].strip()
+            if FRAGMENT.match(token[0]) and not (own and end == line - 1):
+                yield line
+            end = line
+
+
 class Words(unittest.TestCase):
+    def test_comments_are_not_fragments(self):
+        found = [f"{path.relative_to(ROOT).as_posix()}:{line}: name what the member is, or write a sentence" for path in files()
+                 if path.suffix in (".cpp", ".h", ".cu", ".cuh") and path.is_relative_to(ROOT / "src") for line in fragments(path.read_text())]
+        self.assertFalse(found, "\n" + "\n".join(found))
+        self.assertEqual(list(fragments("int a;  // of the weights\n// Sums up\n// of the rows.\n/// What it is.\nint b;  // version\n        // of it\n")),
+                         [1])
+
     def test_texts(self):
         found = []
         for path in files():
@@ -116,9 +139,10 @@ class Words(unittest.TestCase):
                    'h(65\'536, "anew");\n')
         self.assertEqual([line for line, _ in problems(planted, literals_of_cpp(planted))], [1, 3, 5])
         self.assertEqual([line for line, _ in problems(planted, comments_of_cpp(planted))], [2])
-        for phrase in ("is no number", "so many ranks", "as told", "its speed alone", "beside it", "lies in there", "nobody"):
+        for phrase in ("is no number", "so many ranks", "as told", "its speed alone", "beside it", "lies in there", "nobody",
+                       "one a call", "28 bytes a parameter", "outside of it"):
             self.assertTrue(list(problems(phrase, [(0, phrase)])), phrase)
-        for right in ("there is no GPU", "is no longer", "--alone", "stand-alone", "is not a number"):
+        for right in ("there is no GPU", "is no longer", "--alone", "stand-alone", "is not a number", "once a step ends"):
             self.assertFalse(list(problems(right, [(0, right)])), right)
 
 

@@ -150,7 +150,7 @@ if(TRAINER_NCCL STREQUAL "ON" AND NOT TRAINER_HAS_NCCL)
 endif()
 
 # cuDNN's fused attention: headers only, the library is opened at its first use. Found by hand: neither has a package
-# description everywhere. The front end is a header-only package of its own (cudnn-frontend).
+# description everywhere. The front end is a separate header-only package (cudnn-frontend).
 if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
   find_path(TRAINER_cudnn_INCLUDE cudnn_version.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_path(TRAINER_cudnn_frontend_INCLUDE cudnn_frontend.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
@@ -324,7 +324,7 @@ endif()
 
 # trainer_cuda_sources(MODULE [LIBS targets…]): src/MODULE/cuda, or only its no_cuda.cpp where there is no compiler for
 # it. The same sources are compiled a second time for the emulator (tests/cuda/CMakeLists.txt), whose programs link one
-# of both: each file stays an object of its own in unity builds.
+# of both: each file remains a separate object in unity builds.
 function(trainer_cuda_sources module)
   cmake_parse_arguments(arg "" "" "LIBS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/src/${module}/cuda")

@@ -50,7 +50,7 @@ class Value {
     const bool too_large = json_.is_number_unsigned() && json_.get<uint64_t>() > static_cast<uint64_t>(most);
     const int64_t value = json_.get<int64_t>();
     if (too_large || value < least || value > most) {
-      fail(format("{} is outside of {}…{}", json_.dump(), least, most));
+      fail(format("{} is outside {}…{}", json_.dump(), least, most));
     }
     return value;
   }

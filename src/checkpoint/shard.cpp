@@ -72,7 +72,7 @@ class OnHost {
     data_ = copy_.get(*slice.device, {slice.local.data + first * size, {end - first}, slice.local.dtype}).data -
             first * size;
   }
-  /// Returns the address of element 0 of `local`, which may be outside of the copy.
+  /// Returns the address of element 0 of `local`, which may be outside the copy.
   std::byte* data() const { return data_; }
   void put() { copy_.put(); }
 

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Size limit of a shard, which is held in memory; a larger tensor gets a shard of its own.
+// Size limit of a shard, which is held in memory; a larger tensor has its own shard.
 constexpr int64_t kShardBytes = int64_t{1} << 30;
 
 bool is_moment(const std::string& name) { return name.find('#') != name.npos; }

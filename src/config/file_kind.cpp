@@ -32,10 +32,10 @@ constexpr Other kOthers[] = {
     {".tar", "unpack it first (tar)"},
     {".tgz", "unpack it first (tar)"},
     {".json", "write one object per line, as .jsonl"},
-    {".csv", "write each text as an object on a line of its own, as .jsonl"},
-    {".tsv", "write each text as an object on a line of its own, as .jsonl"},
+    {".csv", "write one JSON object per text and line, as .jsonl"},
+    {".tsv", "write one JSON object per text and line, as .jsonl"},
     {".parquet", kParquetRemedy},
-    {".arrow", "write each text as an object on a line of its own, as .jsonl"},
+    {".arrow", "write one JSON object per text and line, as .jsonl"},
     {".idx", "name the .bin file next to it"},
     {".npy", "write its numbers to a .bin file as uint16"},
 };

@@ -283,7 +283,7 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
       if (first == 1 || (second == 1 && third > 1)) continue;
       std::vector<int64_t> list = {first, second, third};
       std::erase(list, 1);
-      // If replicas span nodes, the ranks of a node form inner axes of their own, so that neighbours use the faster
+      // If replicas span nodes, the ranks of a node form separate inner axes, so that neighbours use the faster
       // links.
       int64_t inner = 1;
       for (size_t i = list.size(); i-- > 0 && inner < devices_per_node;) inner *= list[i];

@@ -377,7 +377,7 @@ std::string to_config_json(const config::Model& model, int64_t vocab, const std:
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings.value();
   out.update(token_ids(special.value_or(data::SpecialTokens())));
-  // A missing field would be the family's default there, which may be outside of this vocabulary.
+  // A missing field would be the family's default there, which may be outside this vocabulary.
   const bool has_default_pad = model.arch == config::Arch::smollm3 || model.arch == config::Arch::olmo2;
   if (has_default_pad && !out.contains("pad_token_id")) out["pad_token_id"] = nullptr;
   out["use_cache"] = true;

@@ -172,7 +172,8 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
   // first node. Ranks are counted without listing them, since a plan uses thousands of meshes.
   shape.per_node = 0;
   int stride = mesh.world_size(), inner = shape.ranks;
-  auto last = static_cast<int>(cluster.devices_per_node) - 1;  // of the node, less the coordinates already passed
+  // The last device of the node, less the coordinates already passed.
+  auto last = static_cast<int>(cluster.devices_per_node) - 1;
   for (int a = 0; a < mesh.axes(); ++a) {
     stride /= mesh.size(a);
     if ((axes >> a & 1) == 0) continue;

@@ -1,6 +1,6 @@
 #pragma once
 // Events of a run: one struct per event of metrics.jsonl. Times are in milliseconds if their name ends in ms, and in
-// seconds if not; losses are in nats per token; NaN stands for "not known" and is written as null.
+// seconds if not; losses are in nats per token; NaN means "not known" and is written as null.
 #include <algorithm>
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-// Progress of a long job outside of training: evaluation of a checkpoint, tokenization.
+// Progress of a long job outside training: evaluation of a checkpoint, tokenization.
 #include <string>
 
 #include "report/progress.h"

@@ -38,7 +38,7 @@ struct PeakWindows::Worker {
 namespace {
 
 /// Pins the thread to one of its allowed CPUs, unless there are more than `wanted`: the system then finds free ones.
-/// The index wraps around at the number of CPUs, since each rank may be restricted to CPUs of its own.
+/// The index wraps around at the number of CPUs, since each rank may be restricted to its own CPUs.
 void take_one_cpu(const cpu_set_t& allowed, int worker, int wanted) {
   const int count = CPU_COUNT(&allowed);
   if (count == 0 || count > wanted) return;

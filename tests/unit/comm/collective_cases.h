@@ -46,7 +46,7 @@ std::vector<T> reduction(Reduce reduce, int g, int64_t n, uint64_t salt, int roo
   return all;
 }
 
-/// One communicator of `size` ranks; every rank of the world calls, those outside of the group only count with it.
+/// One communicator of `size` ranks; every rank of the world calls, those outside the group only count with it.
 class Cases {
  public:
   Cases(World& world, int size) : world_(world), g_(size), inside_(world.rank() < size) {

@@ -58,7 +58,7 @@ TEST(Questions, BeginWithTheBosTokenInUse) {
   for (size_t q = 0; q < 2; ++q)
     for (size_t c = 0; c < plain[q].choices.size(); ++c) {
       std::vector<int32_t> expected = plain[q].choices[c].tokens;
-      if (q == 1) expected.erase(expected.begin());  // it stands for an empty context
+      if (q == 1) expected.erase(expected.begin());  // an empty context
       expected.insert(expected.begin(), 1);
       EXPECT_EQ(questions[q].choices[c].tokens, expected);
       EXPECT_EQ(questions[q].choices[c].scored, plain[q].choices[c].scored);

@@ -82,7 +82,7 @@ TEST(Transit, ReplacesItsInputBetweenAllStatesOfEqualShape) {
     TRAINER_CHECK(!move.finish(rank.ex), "{} has a handle of its own", what);
     check<int32_t>(rank, to, 91, x, what);
   };
-  // Copies along an axis outside of the partial sums make slices, a reduce-scatter and an all-gather the cheapest sum.
+  // Copies along an axis outside the partial sums make slices, a reduce-scatter and an all-gather the cheapest sum.
   const MeshShape wide = mesh_of({2, 3});
   EXPECT_EQ(to_string(find_route(state(wide, "BP"), state(wide, "BB"))),
             "slice over a0, reduce_scatter over a1, all_gather over a0+a1");

@@ -198,7 +198,7 @@ struct Machine {
   TestExec ex{{*device, arena, meter}};
 };
 
-/// What this CPU has; one that stands for all on CUDA.
+/// Returns the instruction sets of this CPU; on CUDA a single one.
 inline std::vector<device::Isa> instruction_sets() {
   if (on_cuda()) return {device::Isa::plain};
   std::vector<device::Isa> sets;

@@ -1,5 +1,5 @@
 // Slots that are stored on other ranks than those that use them, and gradients with partial sums on several ranks of a
-// replica: every rank writes integers that are a function of what it stands for, so all sums are known exactly.
+// replica: every rank writes integers that are a function of what it represents, so all sums are known exactly.
 #include <gtest/gtest.h>
 
 #include <cmath>
