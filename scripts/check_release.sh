@@ -70,7 +70,7 @@ inside() {
   for file in "$folder"/lib/trainer/*; do
     grep -A 5 "\"name\": \"${file##*/}\"" /dist/trainer-*.cdx.json | grep -q "$(sha256sum < "$file" | cut -d' ' -f1)" || missing+=" ${file##*/}"
   done
-  expect "files that the SBOM lacks or lists with another checksum" "" "$missing"
+  expect "files that the SBOM lacks or lists with a different checksum" "" "$missing"
   rm -rf /opt/venv && python3 -m venv /opt/venv
   find /opt/venv | sort > /tmp/before
   /opt/venv/bin/pip install --quiet --no-index /dist/trainer_llm-*.whl

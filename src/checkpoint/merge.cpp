@@ -129,7 +129,7 @@ void write_step(SystemCalls& calls, const std::vector<Reader>& readers, const fs
 }  // namespace
 
 Merged merge(std::span<const fs::path> paths, const fs::path& output, SystemCalls& calls) {
-  TRAINER_CHECK(!paths.empty(), "merge() has checkpoints to read");
+  TRAINER_CHECK(!paths.empty(), "merge() requires checkpoints");
   std::vector<std::pair<int64_t, fs::path>> folders;  // with their times
   for (const fs::path& path : paths) {
     fs::path folder = resolve(path, calls);

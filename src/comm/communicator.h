@@ -171,7 +171,7 @@ class Communicator {
   Chunk own_part(int64_t n, Chunk window) const;
   /// Returns the payload of an operation on n elements, or on the window.
   int64_t payload_of(int64_t n, Chunk window) const { return window.count == 0 ? n : window.count * size(); }
-  /// `wire`: elements on the wire; negative: as comm/bytes.h has them.
+  /// `wire`: elements on the wire; negative: those of comm/bytes.h.
   Ticket submit(Exec& ex, const Request& request, int64_t payload, int64_t wire = -1);
   /// Starts a request whose operands are in GPU memory, and copies them through the host.
   Pending* start_staged(device::Device& device, Request request);

@@ -8,7 +8,7 @@
 
 namespace trainer::data {
 
-/// The repairs of mend_json() in a line.
+/// The repairs that mend_json() made in a line.
 struct JsonRepair {
   int64_t surrogates = 0;  // unpaired \u surrogate escapes, replaced by U+FFFD
   size_t first = 0;        // position of the first one

@@ -18,7 +18,7 @@ class MappingGuard {
   MappingGuard(const MappingGuard&) = delete;
   MappingGuard& operator=(const MappingGuard&) = delete;
 
-  /// True if a read hit a page that the file has lost. It stays true, and is cheap to check.
+  /// True if a read hit a page that was truncated from the file. It stays true, and is cheap to check.
   bool has_lost_page() const;
   /// Like has_lost_page(), but also true if the mapped file still has its name and is now shorter. Queries the system.
   bool is_cut_short() const;

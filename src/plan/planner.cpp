@@ -225,7 +225,8 @@ class Planning {
     plan_.left_out.push_back(format(text, std::forward<Args>(args)...));
   }
 
-  /// Notes the layouts that are not priced: those that may be faster but exceed the number of rounds, and the others.
+  /// Reports the layouts that were not priced: those that may be faster but exceed the number of rounds, and all
+  /// others.
   void note_unpriced(std::vector<PlannedRun> runs) {
     const size_t promising = take_promising(runs, plan_.runs, runs.size()).size();
     if (promising > 0)

@@ -12,9 +12,9 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// A warp owns kBlocks·16 rows of the kept tiles. Two blocks halve what a warp reads of the passing tiles per GEMM, the
+/// A warp owns kBlocks·16 rows of the kept tiles. Two blocks halve the reads of the streamed tiles per GEMM, the
 /// bottleneck of these kernels; their sums fit the registers if heads are narrow. With the widest heads, two warps
-/// share rows, and each has half of the sums' columns. Passing tiles are shorter if sums, scores and draws would not
+/// share rows, and each has half of the sums' columns. Streamed tiles are shorter if sums, scores and draws would not
 /// fit the registers.
 template <int kCols, bool kDropout>
 struct BackwardShape {
@@ -37,7 +37,7 @@ struct BackwardShape {
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
-/// With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the passing tiles. Without it,
+/// With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the streamed tiles. Without it,
 /// the roles are exchanged. kBounded: the first visible key of some rows is not 0 (attention_mask.cuh).
 template <int kCols, bool kKeysKept, bool kDropout, bool kBounded>
 __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
                                            args.head_dim);
   load_tile<kCols, kKept, Shape::kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
                                            args.head_dim);
-  int row = first_row, head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // passing tile's
+  int row = first_row,
+      head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // row and head of the streamed tile
   const auto advance = [&](int& to_row, int& to_head) {
     to_row += kPassing;
     if (to_row >= end_row) {  // the end of this head
