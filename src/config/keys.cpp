@@ -102,7 +102,7 @@ void declare_model(std::vector<Key>& keys) {
   model.integer("window_full_every", &Model::window_full_every, 0, {.range = between(0, 10'000), .unit = "blocks"},
                 "Blocks whose number, counted from 1, is a multiple of this have no window; 0: all blocks have one.");
   model.integer("nope_every", &Model::nope_every, between(0, 10'000), "smollm3: 4; else 0",
-                "Every block whose number, counted from 1, is a multiple of this has no RoPE; 0: all have it.");
+                "Blocks whose number, counted from 1, is a multiple of this have no RoPE; 0: all blocks have it.");
   model.number("logit_softcap", &Model::logit_softcap, 0, {.range = at_least(0)},
                "Bound the logits to cap x tanh(logit / cap) with this cap (Gemma); 0: no bound.");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
