@@ -122,7 +122,7 @@ def fragments(text):
 class Words(unittest.TestCase):
     def test_comments_are_not_fragments(self):
         found = [f"{path.relative_to(ROOT).as_posix()}:{line}: name what the member is, or write a sentence" for path in files()
-                 if path.suffix in (".cpp", ".h", ".cu", ".cuh") and path.is_relative_to(ROOT / "src") for line in fragments(path.read_text())]
+                 if path.suffix in (".cpp", ".h", ".cu", ".cuh") for line in fragments(path.read_text())]
         self.assertFalse(found, "\n" + "\n".join(found))
         self.assertEqual(list(fragments("int a;  // of the weights\n// Sums up\n// of the rows.\n/// What it is.\nint b;  // version\n        // of it\n")),
                          [1])

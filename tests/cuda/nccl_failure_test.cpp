@@ -1,4 +1,4 @@
-// How a run with NCCL ends after losing a rank, and the choice of the transport for tensors.
+// The end of a run with NCCL after losing a rank, and the choice of the transport for tensors.
 #include <atomic>
 #include <thread>
 

@@ -24,7 +24,7 @@ TEST_F(Pinning, EachWayIsTriedWhenTheOneBeforeFails) {
   struct Case {
     int registrations, allocations;  // that succeed
     device::HostMemory memory;
-    int pinned;  // of two large blocks and a small one
+    int pinned;  // number of pinned blocks among two large and one small one
   };
   for (const auto& [registrations, allocations, memory, pinned] :
        {Case{-1, -1, device::HostMemory::pinned, 3}, Case{0, -1, device::HostMemory::pinned, 3},

@@ -73,7 +73,7 @@ TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
     GpuRig rig;
     const auto all = world.communicator(*rig.device, comm::group_of(world, 2), comm::Lane::critical);
     Buffer x = rig.put(std::vector<int32_t>(5000, 1 + world.rank())), y = rig.put(std::vector<int32_t>(5000));
-    emulator::Hold hold(device::cuda::stream_of(*rig.device));  // what was launched before takes its time
+    emulator::Hold hold(device::cuda::stream_of(*rig.device));  // earlier launches take their time
     rig.device->copy_rows(y.tensor().data, 0, x.tensor().data, 0, 1, x.tensor().bytes());
     comm::Ticket ticket = all->all_reduce(rig.ex, y);
     rig.device->clear(x.tensor().data, x.tensor().bytes());  // work launched later runs concurrently with it
@@ -128,7 +128,7 @@ TEST_P(Graphs, ChangeNoBitOverAccumulationEvaluationsAndLearningRates) {
     expect_same(with, without);
     EXPECT_EQ(with.text, "every micro-step");
     EXPECT_EQ(without.text, "");
-    // Of 24 micro-steps: each of the kinds first, middle, last runs plainly once and is recorded once.
+    // 24 micro-steps: each of the kinds first, middle and last runs without a graph once and is recorded once.
     EXPECT_EQ(with.replays, 24 - 3 * 2);
     EXPECT_EQ(without.replays, 0);
   }

@@ -1,6 +1,7 @@
 #pragma once
-// What the fuzz targets share. A target hands any bytes to one reader, which must end with a value or with an Error of
-// the codes it documents; everything else (another exception, a sanitizer's finding, a wrong value) stops the fuzzer.
+// Common parts of the fuzz targets. A target passes any bytes to one reader, which must end with a value or with an
+// Error of the codes it documents; everything else (another exception, a sanitizer's finding, a wrong value) stops the
+// fuzzer.
 #include <cstdint>
 #include <initializer_list>
 #include <string>

@@ -28,7 +28,7 @@ Found read(const std::string& file, const data::TextOptions& options, int64_t pi
       found.replaced += count.replaced;
     }
   });
-  if (found.refused) return {.refused = true};  // how far it got depends on the pieces
+  if (found.refused) return {.refused = true};  // the position depends on the pieces
   return found;
 }
 

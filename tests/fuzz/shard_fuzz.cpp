@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostElements = 1 << 16;
 
-/// Of a manifest that parsed: checksums as the bytes have them.
+/// Sets the checksums of a parsed manifest to those of the bytes.
 void put_right(Manifest& manifest, std::string_view shard) {
   for (StoredTensor& tensor : manifest.tensors) {
     for (Piece& piece : tensor.pieces) {

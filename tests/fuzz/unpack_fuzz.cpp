@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string file = folder.path / ((flags & 1) != 0 ? "x.zst" : "x.gz");
   fuzz::write(file, input.substr(std::min<size_t>(1, size)));
   const auto whole = read(file, size_t{1} << 20), parts = read(file, 100 + 40 * flags);
-  // Of two that stop at kMost the larger reads may meet damage that the smaller do not reach.
+  // If both stop at kMost, the larger reads may reach damage that the smaller reads do not.
   TRAINER_CHECK(whole == parts || (whole.second && parts.first.size() == kMost), "{} bytes, or {} in parts",
                 whole.first.size(), parts.first.size());
   return 0;

@@ -110,8 +110,8 @@ struct Shape {
   int64_t micro_batch, kv_heads, zero_stage;
   bool tied;
   double dropout;
-  std::vector<int64_t> grid = {};  // of AxoNN-4D, instead of tensor
-  std::vector<int64_t> mesh = {};  // of Optimus-2D
+  std::vector<int64_t> grid = {};  // AxoNN-4D's, instead of `tensor`
+  std::vector<int64_t> mesh = {};  // Optimus-2D's
   const char *panels = "ring", *stationary = "auto";
 };
 
@@ -122,7 +122,7 @@ config::Config configure(const Shape& s) {
   c.model.d_model = 48;
   c.model.d_ff = 72;
   c.model.seq_len = 24;
-  c.model.vocab_multiple = 48;  // of a vocabulary of 37: eight ranks have shards with one token and with none
+  c.model.vocab_multiple = 48;  // with a vocabulary of 37, eight ranks have shards with one token and with none
   c.model.tie_embeddings = s.tied;
   c.model.dropout = s.dropout;
   c.train.micro_batch = s.micro_batch;

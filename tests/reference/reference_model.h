@@ -25,7 +25,7 @@ struct ModelSpec {
   int64_t layers = 1, heads = 1, kv_heads = 1, hidden = 8, ff = 32, seq_len = 8, vocab = 16;
   bool tied = true, bias = true;  // bias: linear and norm biases
   double norm_eps = 1e-5, rope_theta = 10000, dropout = 0;
-  uint64_t seed = 0;  // of the dropout masks
+  uint64_t seed = 0;  // seed of the dropout masks
   int64_t head_dim() const { return hidden / heads; }
 };
 
@@ -33,11 +33,11 @@ struct ModelSpec {
 struct Batch {
   int64_t sequences = 1, length = 1;
   std::vector<int32_t> ids, targets;
-  std::vector<double> weights;      // of each row's loss; empty: all 1
-  std::vector<int32_t> first_keys;  // where each row's document begins; empty: all see all. The reference ignores it.
+  std::vector<double> weights;      // weight of each row's loss; empty: all 1
+  std::vector<int32_t> first_keys;  // first row of each row's document; empty: all see all. The reference ignores it.
   double denominator = 0;           // the loss is Σ weight·loss / denominator; 0: the sum of this batch's weights
-  int64_t first_sample = 0;         // of the step's batch: dropout masks continue over micro-batches
-  uint32_t step = 0;                // of the dropout masks
+  int64_t first_sample = 0;         // index in the step's batch: dropout masks continue over micro-batches
+  uint32_t step = 0;                // step of the dropout masks
   int64_t rows() const { return sequences * length; }
   double weight(int64_t row) const { return weights.empty() ? 1.0 : weights[static_cast<size_t>(row)]; }
 };

@@ -47,17 +47,17 @@ struct Result {
   Tensors state;      // weights and moments after the last step, of owned pieces
   Tensors gradients;  // after the first step, of owned pieces
   CommBytes measured, predicted;
-  int64_t optimizer_bytes = 0;  // of the first rank
+  int64_t optimizer_bytes = 0;  // the first rank's
 };
 
 struct HowToRun {
-  int threads = 1;   // of each rank
-  double delay = 0;  // of messages, seconds at most
+  int threads = 1;   // threads per rank
+  double delay = 0;  // maximum delay of messages, seconds
   /// What each rank computes on, instead of a CPU.
   std::function<std::unique_ptr<device::Device>(int rank)> device = {};
-  /// What carries its tensors, instead of the world of threads.
+  /// The transport of its tensors, instead of the world of threads.
   Carrier carrier = {};
-  /// How the model is cut, instead of as configured; its axis "data" is set to the replicas.
+  /// The sharding, instead of the configured one; its axis "data" is set to the replicas.
   std::optional<sharding::ModelSharding> sharding = {};
 };
 
@@ -149,7 +149,7 @@ inline double relative_error(const std::vector<double>& a, const std::vector<dou
   return std::sqrt(errors / (squares + 1e-300));
 }
 
-/// Where positions are learned the key bias has a gradient of zero in theory: softmax does not see it.
+/// With learned positions, the gradient of the key bias is zero in theory, since softmax cancels it.
 inline bool is_key_bias(const std::string& name) { return name.find("attn.k.bias") != std::string::npos; }
 /// True if these gradients (in double precision) have no such tensor of zeros.
 inline bool has_rotary_positions(const Tensors& tensors) { return !tensors.contains("wpe"); }
@@ -187,7 +187,7 @@ inline void expect_same_run(const Result& many, const Result& one) {
   }
 }
 
-/// What `steps` steps sent is what was predicted of each.
+/// Expects that `steps` steps sent the bytes that were predicted for each.
 inline void expect_predicted_bytes(const Result& result, int64_t steps) {
   auto predicted = result.predicted;
   for (auto& [axis, operations] : predicted)

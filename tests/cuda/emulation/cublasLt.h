@@ -101,7 +101,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               size_t workspace_bytes, cudaStream_t stream);
 
 namespace emulator {
-/// What the emulated library did, and what a test makes it refuse.
+/// Records the calls of the emulated library, and makes it fail as a test requests.
 /// Counts are of all threads; tests set and read while no device works.
 struct Blas {
   int heuristics = 0;                   // number of queries
@@ -114,7 +114,7 @@ struct Blas {
   /// GEMMs whose operands have one of these forms take ten times as long: bit 2·(left transposed) + (right transposed),
   /// of row-major operands.
   unsigned slow_ways = 0;
-  int way = -1;  // of the last product
+  int way = -1;  // the form of the last GEMM
 };
 Blas& blas();
 }  // namespace emulator

@@ -15,7 +15,7 @@ namespace {
 using trainer::bf16;
 
 constexpr uint64_t kMark = 0x5eedb1a5;  // in every algorithm of this library
-constexpr size_t kWorkspace = 4096;     // of the second
+constexpr size_t kWorkspace = 4096;     // workspace of the second proposal
 
 /// Column-major.
 struct Matrix {
@@ -74,7 +74,7 @@ void nothing() {}
 
 bool aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
-/// Whether the library knows the product at all.
+/// True if the library supports the GEMM.
 bool supported(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
                const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
                const cublasLtMatrixLayoutOpaque_t& d) {

@@ -126,7 +126,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   }(std::forward<A>(args)...);
 }
 
-// What device code uses beyond standard C++; collectives of a warp are in ops/cuda/warp.cuh.
+// Extensions of C++ that device code uses; collectives of a warp are in ops/cuda/warp.cuh.
 inline void __syncthreads() { emulator::sync_block(); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -39,7 +39,7 @@ template <typename T>
 T shuffle_xor(T value, int bits) {
   return shuffle(value, emulator::lane() ^ bits);
 }
-/// Of the lane `delta` below; the own value in lanes that have none.
+/// Returns the value of the lane `delta` below; lanes without such a lane return their own value.
 template <typename T>
 T shuffle_up(T value, int delta) {
   const int lane = emulator::lane();

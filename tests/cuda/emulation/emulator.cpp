@@ -56,7 +56,7 @@ class SharedMemory {
 };
 
 struct Warp {
-  unsigned arrived = 0, mask = 0;  // of the collective that is being gathered
+  unsigned arrived = 0, mask = 0;  // lanes of the collective that is being gathered
   const char* what = nullptr;
   void* data[32] = {};
   struct Runner* waiting[32] = {};

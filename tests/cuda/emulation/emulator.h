@@ -25,7 +25,7 @@ struct Stream;
 struct Event;
 struct Graph;
 
-/// How many devices there are; 1 at first.
+/// Sets the number of devices; 1 at first.
 void set_devices(int count);
 /// The calling thread sees this device only, as device 0: a process that a batch system gave one GPU. -1: all, as at
 /// first.
@@ -35,9 +35,9 @@ void see_only(int device);
 std::vector<std::set<int>> touched_by_threads();
 void forget_touched();
 
-/// How many more blocks of host memory can be registered, and allocated pinned; -1: any number, as at first.
+/// Limits how many more blocks of host memory can be registered, and allocated pinned; -1: any number, as at first.
 void limit_pinning(int registrations, int allocations);
-/// How many blocks are pinned.
+/// Returns the number of pinned blocks.
 int pinned_blocks();
 
 /// A stream stands still from here on until released; in tests of what goes on meanwhile.

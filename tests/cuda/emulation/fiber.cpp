@@ -74,7 +74,8 @@ void unmap_pages(std::byte* pages, size_t bytes) {
 Fiber::Fiber(void (*entry)(void*), void* argument) : entry_(entry), argument_(argument) {
   stack_ = map_pages(kStack);
   mprotect(stack_, kGuard, PROT_NONE);
-  // What emulator_switch pops first: r15, r14, r13 (function), r12 (argument), rbx, rbp, and where to return to.
+  // The registers that emulator_switch pops first: r15, r14, r13 (function), r12 (argument), rbx, rbp, and where to
+  // return to.
   auto* top = reinterpret_cast<uintptr_t*>(stack_ + kStack - 64);
   uintptr_t* frame = top - 7;
   for (int i = 0; i < 7; ++i) frame[i] = 0;

@@ -31,7 +31,7 @@ class Fiber {
   void* outside_ = nullptr;  // stack pointer of the scheduler while the fiber runs
   void* sanitizer_ = nullptr;
   void* sanitizer_outside_ = nullptr;
-  const void* outside_bottom_ = nullptr;  // what AddressSanitizer wants to know of the scheduler's stack
+  const void* outside_bottom_ = nullptr;  // the scheduler's stack, for AddressSanitizer
   size_t outside_size_ = 0;
 };
 

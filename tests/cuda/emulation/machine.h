@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of the emulated runtime share: device memory, streams, and the lock over all of it.
+// State shared by the parts of the emulated runtime: device memory, streams, and the lock over all of it.
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -73,7 +73,7 @@ struct Machine {
   std::set<Stream*> streams;
   std::map<int, std::set<int>> touched;         // devices, by thread
   std::map<const void*, size_t> shared_limits;  // kernels that requested more than the default
-  int depth = 0;                                // of streams that advance: a wait in one advances another
+  int depth = 0;                                // nesting of streams that advance: a wait in one advances another
 };
 Machine& machine();
 using Lock = std::unique_lock<std::mutex>;
@@ -95,7 +95,7 @@ cudaError_t note(cudaError_t status);
 bool advance(Stream& stream, uint64_t place);
 /// Returns when the stream has got to `place`.
 void wait_for(Lock& lock, Stream& stream, uint64_t place);
-/// Of the calling thread's device.
+/// Waits for all work of the calling thread's device.
 void wait_for_device(Lock& lock);
 cudaError_t enqueue(Stream* stream, Work work);
 

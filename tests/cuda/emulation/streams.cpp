@@ -176,7 +176,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   advance(*stream, stream->done + 1);  // a program that polls gets there
   return cudaErrorNotReady;
 }
-/// What a device is given takes a millisecond each.
+/// Each item of a device's work takes a millisecond.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   *milliseconds = std::max(1.0f, static_cast<float>(end->place) - static_cast<float>(begin->place));
   return cudaSuccess;

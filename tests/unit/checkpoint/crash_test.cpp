@@ -134,7 +134,7 @@ TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
           EXPECT_TRUE(kind.says != nullptr || warnings.lines.empty()) << warnings.lines.front();
         }
         reached = calls.calls() > at;
-        // What could not be removed by retention is a warning and waits for the next start.
+        // A folder that retention cannot remove causes a warning, and is removed at the next start.
         EXPECT_TRUE(scene.retention.keep > 0 || hidden_names(folder / "c").empty()) << calls.victim();
         expect_usable(folder / "c", scene);
         expect_next_save_succeeds(folder / "c", scene);

@@ -36,7 +36,7 @@ void apply(Names& names, const NameChange& change) {
   }
 }
 
-/// What a disk may hold after the power went.
+/// The possible contents of a disk after a power loss.
 void write_survivors(const Node& node, const fs::path& path, Random& random) {
   if (!node.folder) {
     std::string bytes = node.synced_bytes;

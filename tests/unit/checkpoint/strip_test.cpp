@@ -69,7 +69,7 @@ TEST(Strip, LeavesNothingWhereItFails) {
   const fs::path step = saved(folder / "run");
   EXPECT_THROW(strip(step, folder / "run"), Error) << "there is something already";
   std::string bytes = content_of(step / "rank-00000.shard");
-  bytes[1000] ^= 1;  // of a weight: moments are not read
+  bytes[1000] ^= 1;  // a byte of a weight, as moments are not read
   write(step / "rank-00000.shard", bytes);
   EXPECT_THROW(strip(step, folder / "weights"), Error);
   EXPECT_EQ(names_in(folder), std::vector<std::string>{"run"});

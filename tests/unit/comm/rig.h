@@ -96,7 +96,7 @@ class UnevenPieces {
   static int64_t sum(const std::vector<int64_t>& counts) {
     return std::accumulate(counts.begin(), counts.end(), int64_t{0});
   }
-  /// What `rank` receives where every rank sends values<T>().
+  /// Returns what `rank` receives if every rank sends values<T>().
   template <typename T, typename Value>
   std::vector<T> expected(int rank, const Value& value) const {
     std::vector<T> all;

@@ -110,7 +110,7 @@ TEST(NamedStrategies, AutomaticPanelsAreGatheredUnlessMemoryDecides) {
   EXPECT_EQ(choices_by_memory(configure({"parallel.tensor=2"})).size(), 1u);
 }
 
-/// What a message must have: the extent, the ranks, the axis and the way out.
+/// The parts that a message must have: the extent, the ranks, the axis and the remedy.
 TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
   struct Mistake {
     std::vector<std::string> sets;

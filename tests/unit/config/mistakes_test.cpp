@@ -9,7 +9,7 @@ namespace trainer::config {
 namespace {
 
 struct Case {
-  const char* text;   // of f.toml
+  const char* text;   // content of f.toml
   const char* place;  // line, column and key; of a value of --set, that follows "--set "
   std::vector<std::string> parts;
   LoadOptions options = {.files = false};

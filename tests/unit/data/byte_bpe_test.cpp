@@ -55,7 +55,7 @@ TEST(ByteBpe, GivesTheTokensOfGpt2) {
   EXPECT_EQ(lines, 530);
 }
 
-// What tiktoken 0.14 gives for the novel of data/, with this vocabulary.
+// The tokens of tiktoken 0.14 for the novel in data/, with this vocabulary.
 TEST(ByteBpe, GivesTheTokensOfANovel) {
   const std::string text = read_file(fs::path(TRAINER_SOURCE_DIR) / "data/austen.txt");
   const std::vector<int32_t> ids = gpt2().encode(text);

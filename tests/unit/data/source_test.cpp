@@ -167,7 +167,7 @@ TEST_F(Source, OpensTheSourcesOfAMixture) {
   const FeistelPermutation permutation(static_cast<uint64_t>(web.windows()), 3, 0, "data.permutation/web");
   EXPECT_EQ(web.window_of(5), static_cast<int64_t>(permutation(5)));
 
-  std::map<int32_t, double> frequency;  // of the mixture: 3/4 web, 1/4 math, with one added to each count
+  std::map<int32_t, double> frequency;  // in the mixture: 3/4 web, 1/4 math, with one added to each count
   for (const auto& [set, share] : {std::pair(&math, 0.25), {&web, 0.75}}) {
     std::vector<int32_t> ids(set->tokens());
     set->stream().copy(0, ids);

@@ -26,7 +26,7 @@ TEST(SpecialTokens, BeginTextsAsTheFilesSay) {
                   {"single", {{{"Sequence", {{"id", "A"}}}}, {{"SpecialToken", {{"id", "<|odd|>"}}}}}}};
   const json sequence{{"type", "Sequence"}, {"processors", {byte_level, begins_with("<|odd|>")}}};
   struct Case {
-    json post_processor, settings;  // of tokenizer.json, and tokenizer_config.json (null: no such file)
+    json post_processor, settings;  // in tokenizer.json, and tokenizer_config.json (null: no such file)
     int32_t automatic, on;
   };
   const Case cases[] = {

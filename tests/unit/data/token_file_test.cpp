@@ -183,7 +183,7 @@ TEST(TokenFile, JoinsFilesIntoOneStream) {
     stream.copy(begin, part);
     ASSERT_TRUE(std::equal(part.begin(), part.end(), expected.begin() + begin));
   }
-  EXPECT_EQ(stream.document_end_near(7, 5), 6);  // where files end
+  EXPECT_EQ(stream.document_end_near(7, 5), 6);  // the end of a file
   std::vector<int64_t> counts(60000), again(60000);
   stream.count(3, 120, counts);
   for (int64_t i = 3; i < 120; ++i) ++again[expected[i]];

@@ -182,7 +182,7 @@ TEST(Gguf, FrequenciesOfLlama3AreDividedByATensor) {
                   "model.rope_factor=4", "model.rope_high_freq=8", "model.rope_original=256"}));
   const Parsed all = exported(folder / "run", folder / "l.gguf");
   const auto& divisors = all.tensors.at("rope_freqs.weight");
-  ASSERT_EQ(divisors.sizes, std::vector<uint64_t>{4});  // of 1, 0.1, 0.01, 0.001
+  ASSERT_EQ(divisors.sizes, std::vector<uint64_t>{4});  // for 1, 0.1, 0.01, 0.001
   EXPECT_EQ(divisors.f32(0), 1);
   EXPECT_NEAR(divisors.f32(1), 0.1 / 5.793964153377701e-02, 1e-6);
   EXPECT_NEAR(divisors.f32(2), 4, 1e-6);

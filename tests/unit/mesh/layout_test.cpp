@@ -184,7 +184,7 @@ TEST(LayoutProperties, EveryElementIsOwnedOnceAndGatheringShardsIsTheIdentity) {
           owned[static_cast<size_t>(global)] += layout.is_owner(rank);
         }
       }
-      // Where the definition puts each element of the box, and padding everywhere else.
+      // Each element of the box at its position by definition, and padding everywhere else.
       std::vector<int64_t> begin, extent;
       reference_box(layout, rank, begin, extent);
       std::vector<int64_t> expected;

@@ -30,7 +30,8 @@ inline int value_of(uint64_t seed, int64_t index) {
   return static_cast<int>(mix(seed * 1000003 + static_cast<uint64_t>(index)) % 16) - 8;
 }
 
-/// What rank `rank` holds of the tensor whose element i is value_of(seed, i): along partial axes random partial sums.
+/// Fills in rank `rank`'s part of the tensor whose element i is value_of(seed, i); along partial axes, random partial
+/// sums.
 template <typename T>
 void fill(const Layout& layout, int rank, uint64_t seed, const Tensor& local) {
   const AxisSet partial = layout.axes(kPartial);

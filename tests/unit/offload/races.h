@@ -16,7 +16,8 @@ struct Access {
   bool writes;
 };
 
-/// What an operation touches. The gradient on the device and the norm are the computing thread's: lanes wait for them.
+/// The memory that an operation uses. The gradient on the device and the norm are written by the compute thread: lanes
+/// wait for them.
 inline std::vector<Access> accesses_of(const Operation& op) {
   const Thing state{"state", op.subgroup}, gradient{"gradient on the host", op.subgroup}, slot{"slot", op.slot},
       bounce{"bounce", op.bounce}, weights{"weights", op.subgroup};

@@ -30,7 +30,7 @@ struct Activations : DeviceTest {
 };
 TYPED_TEST_SUITE(Activations, ComputeTypes);
 
-/// What a value reads back as.
+/// Returns a value as it is read back after a store.
 template <typename T>
 double stored(double x) {
   return static_cast<double>(T(static_cast<AccumulatorOf<T>>(x)));
@@ -58,7 +58,7 @@ TYPED_TEST(Activations, BiasAndActivationMatchTheFormula) {
               for (int64_t i = 0; i < x.count(); ++i) {
                 const double sum = x.at(i) + (biased ? bias.at(i % c.cols) : 0);
                 expect_close<T>(out[0].at(i), sum, 1, std::abs(sum), "pre");
-                // Of what was stored, so that it can be rebuilt.
+                // Computed from the stored value, so that the backward pass can recompute it.
                 const double kept = out[0].at(i), want = act == Activation::gelu ? gelu(kept) : kept;
                 expect_close<T>(out[1].at(i), want, 4, std::max(1.0, std::abs(kept)), format("act({})", kept));
               }

@@ -14,7 +14,7 @@ struct Panels {
   Isa isa;
   const AttentionKernels* kernels;
 };
-/// Of both kinds; only with the matrix unit if there is one.
+/// Returns panels of both kinds, those for tiles only with a matrix unit.
 std::vector<Panels> panels() {
   std::vector<Panels> sets;
   const auto add = [&](Isa unit, const AttentionKernels& by_unit, const AttentionKernels& plain_one,

@@ -209,7 +209,7 @@ double relative_error(const Rows<T>& got, const Matrix& expected) {
   }
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
-/// What lies between the rows is as it was.
+/// Expects the gaps between the rows to be unchanged.
 template <typename T>
 void expect_margins_untouched(const Rows<T>& before, const Rows<T>& after, const char* name) {
   for (int64_t r = 0; r < after.rows; ++r)

@@ -12,7 +12,7 @@ struct Panels {
   const GemmTable* table;
   const char* name;
 };
-/// Of pairs, or of tiles, of every instruction set that can compute them.
+/// Returns panels of pairs or of tiles, for every instruction set that can multiply them.
 inline std::vector<Panels> panels_of(bool pairs) {
   std::vector<Panels> sets;
   const auto add = [&](Isa needed, Isa run_by, const GemmTable& by_pairs, const GemmTable& by_tiles) {
@@ -25,7 +25,7 @@ inline std::vector<Panels> panels_of(bool pairs) {
   add(unit, unit, avx512::gemm_table_pairs, avx512::gemm_table_tiles);
   return sets;
 }
-/// Of both kinds; only with the matrix unit if there is one.
+/// Returns panels of both kinds, those for tiles only with a matrix unit.
 inline std::vector<Panels> panels() {
   std::vector<Panels> all;
   for (const bool pairs : {true, false}) {

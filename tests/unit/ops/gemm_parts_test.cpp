@@ -15,7 +15,7 @@ namespace {
 
 using namespace gemm_test;
 
-/// What a product leaves in C and, where an epilogue keeps it, in `pre`.
+/// The results of a GEMM in C and, if an epilogue stores it, in `pre`.
 struct Results {
   std::vector<std::byte> out, pre;
   bool operator==(const Results&) const = default;
@@ -37,8 +37,8 @@ std::vector<std::byte> part_of(const Matrix& matrix, const std::vector<std::byte
   return before;
 }
 
-/// How a product reads B: packed before, in strips that its tasks pack, or in chunks packed for all tasks, as where A
-/// is transposed.
+/// The way in which a GEMM reads B: packed before, in strips that its tasks pack, or in chunks packed for all tasks, as
+/// where A is transposed.
 enum class Way { packed, strips, chunks };
 
 /// Forms the first n columns of the first m rows of a product of B transposed.

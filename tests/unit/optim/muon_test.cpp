@@ -20,7 +20,7 @@ config::Config muon_config() {
   return c;
 }
 
-/// Where the matrix under test is: the only one in its slot, or with others on both sides.
+/// The matrix under test is the only one in its slot, or between others.
 enum class Slot { alone, joined };
 
 /// A store with one hidden matrix P₀[i, j] = cos(2i − j)/10, and vectors before and after it.

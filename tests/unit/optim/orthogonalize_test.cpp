@@ -96,7 +96,7 @@ Values singular_values(Values x, int64_t rows, int64_t cols) {
 }
 double norm_of(const Values& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
 
-/// What the iterations make of a singular value.
+/// Returns the iterations' result for a singular value.
 double mapped(double sigma, const NewtonSchulz& how) {
   const double polar[5][3] = {{8.156554524902461, -22.48329292557795, 15.878769915207462},
                               {4.042929935166739, -2.808917465908714, 0.5000178451051316},

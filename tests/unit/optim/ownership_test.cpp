@@ -87,7 +87,7 @@ int64_t length(const std::vector<mesh::Run>& runs) {
   return std::accumulate(runs.begin(), runs.end(), int64_t{0},
                          [](int64_t sum, const mesh::Run& r) { return sum + r.length; });
 }
-/// What all ranks of the group send in all rounds.
+/// Returns the number of elements that all ranks of the group send in all rounds.
 double sum_of(Ownership::Counts (Ownership::*exchange)(int, int) const, const Ownership& ownership) {
   double sum = 0;
   for (int round = 0; round < ownership.rounds(); ++round)

@@ -31,11 +31,11 @@ LinearSharding grid_of(const std::string& word) {
           .flat = axes_of(word, "f")};
 }
 
-/// What a linear is for: sites of both families, their fusions, and grouped heads that ranks may have to share.
+/// The use of a linear: sites of both families, their fusions, and grouped heads that ranks may have to share.
 enum class Use { qkv, out, up, gated, down };
 constexpr Use kUses[] = {Use::qkv, Use::out, Use::up, Use::gated, Use::down};
 
-using Extents = std::vector<int>;  // of the axes a, b, c
+using Extents = std::vector<int>;  // sizes of the axes a, b, c
 
 struct Case {
   std::string grid, from, to;  // letters of config/tags.h
@@ -78,7 +78,7 @@ Columns columns_of(const parallel::LinearPart& part, int64_t ranks, int64_t inde
 /// Elements that a rank holds, of a tensor by its name.
 struct Held {
   std::string name;
-  int64_t count;  // of the whole tensor
+  int64_t count;  // elements of the whole tensor
   std::vector<int64_t> at;
   Values values;
   bool operator==(const Held&) const = default;
@@ -107,7 +107,7 @@ void hold_gradients(HeldAll& all, const ParamStore& store) {
   }
 }
 
-/// What serves one case after another on a rank.
+/// The objects of a rank, used by one case after another.
 struct Place {
   Place(comm::World& world, const Extents& all) : extents(all), mesh(world, device, shape_of(all)) {}
   static mesh::MeshShape shape_of(const Extents& extents) {
@@ -186,7 +186,7 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   const Scratch dy = ex.take("dy", {out.rows, width}, type);
   int64_t col = 0;
   for (const auto& part : spec.parts) {
-    // Of a head that ranks share, each has a partial sum: the gradient and one, minus one, and nothing.
+    // Ranks that share a head have partial sums: the gradient plus one, minus one, and zero.
     const Columns at = columns_of(part, sharers, index);
     const double more = at.sharers == 1 ? 0 : at.sharer == 0 ? 1 : at.sharer == 1 ? -1 : 0;
     for (int64_t i = 0; i < at.count; ++i, ++col)
@@ -221,7 +221,7 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   return all;
 }
 
-/// What one rank has of the linear for a mesh of `axes` axes.
+/// Returns one rank's values of the linear, for a mesh of `axes` axes.
 Named dense(Use use, size_t axes, bool integers, int64_t kv_heads = 2) {
   Named all;
   comm::run_on_threads(1, {}, [&](comm::World& world) {

@@ -79,7 +79,7 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
     Rig rig = rig_of(world, layout);
     const int64_t sequences = dense ? kSequences * replicas : kSequences, rows = sequences * kLength;
-    const int64_t first = dense ? 0 : rig.store.replicas().index() * kRows;  // of this replica's rows
+    const int64_t first = dense ? 0 : rig.store.replicas().index() * kRows;  // the first of this replica's rows
     rig.batch.sequences = sequences;
     const parallel::EmbeddingSpec spec{.vocab = kVocab, .d_model = kWidth, .positions = kLength, .vocab_multiple = 48};
     const auto embedding = rig.strategy->embedding(rig.store.add_group("embedding"), spec);
@@ -172,7 +172,7 @@ Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
     const Shape shape{tile.rows, tile.cols};
     const Scratch x = local(rig, "x", shape, piece, false), dy = local(rig, "dy", shape, piece, false),
                   residual = local(rig, "residual", shape, piece, false);
-    // What single precision can hold of it, in every type.
+    // Rounded to single precision, in every type.
     for (int64_t i = 0; i < shape.count(); ++i) set(x, i, static_cast<float>(mean + std::sqrt(3.0) * get(x, i)));
     parallel::NormStats stats;
     const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->forward(rig.ex, x, &stats),

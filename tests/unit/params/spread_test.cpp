@@ -59,7 +59,7 @@ struct Model {
   }
   ParamStore& store;
   std::vector<std::pair<SlotId, std::vector<Part>>> slots;
-  std::vector<int> groups;  // of the slots
+  std::vector<int> groups;  // groups of the slots
 };
 
 double element(const std::string& name, int64_t global, int64_t term) {

@@ -75,7 +75,7 @@ struct Rig {
     }
     return gathers;
   }
-  /// Of a program: how many tensors are in memory at once.
+  /// The number of tensors that a program has in memory at once.
   int most_live_of(const std::string& key) const {
     int most = 0;
     const auto& taken = arena.programs().at(key).intervals;

@@ -47,7 +47,7 @@ int64_t sum_of(int64_t group, int64_t elements) {
   return comm::wire_elements(CommOp::all_reduce, static_cast<int>(group), elements);
 }
 
-/// What one layer adds.
+/// Returns the elements that one layer adds.
 std::map<std::string, int64_t> of_a_block(const std::vector<std::string>& sets, int ranks, Recompute recompute) {
   const auto at = [&](int64_t layers) {
     Config config = block(layers, sets);
@@ -59,7 +59,8 @@ std::map<std::string, int64_t> of_a_block(const std::vector<std::string>& sets, 
   return more;
 }
 
-// Of all ranks: per rank 8 (t-1)/t M h, recomputed 12 (t-1)/t less the last sum of the block, which is not repeated.
+// Sums over all ranks: per rank 8 (t-1)/t M h, recomputed 12 (t-1)/t less the last sum of the block, which is not
+// repeated.
 TEST(ClosedForms, OfMegatron) {
   for (const int64_t t : {2, 4, 8})
     for (const bool rows : {false, true})
@@ -77,9 +78,9 @@ TEST(ClosedForms, OfMegatron) {
       }
 }
 
-// Of all ranks: per rank 3 (q-1)/q² (7 M h + 12 h²), recomputed 4 (q-1)/q² less the repeated product of down, which is
-// left out; where the smaller of X and Y moves (q-1)/q² (12 M h + 36 h²), less M h since one gather of dY of down
-// serves two products. In addition, two values of each row and norm forward and two backward, and sums of vectors.
+// Sums over all ranks: per rank 3 (q-1)/q² (7 M h + 12 h²), recomputed 4 (q-1)/q² less the repeated product of down,
+// which is left out; where the smaller of X and Y moves (q-1)/q² (12 M h + 36 h²), less M h since one gather of dY of
+// down serves two products. In addition, two values of each row and norm forward and two backward, and sums of vectors.
 TEST(ClosedForms, OfOptimus) {
   for (const int64_t q : {2, 3, 4})
     for (const bool paper : {true, false})
@@ -89,7 +90,7 @@ TEST(ClosedForms, OfOptimus) {
                         "parallel.panels=gather", format("parallel.stationary={}", paper ? "paper" : "auto")},
                        static_cast<int>(q * q), again ? Recompute::full : Recompute::none);
         const int64_t panels = (paper ? 21 : 11) + (again ? 3 : 0), squares = 36 + (again ? 8 : 0);
-        // Of two norms: a gather, and a sum of two values.
+        // Two norms: a gather, and a sum of two values each.
         const int64_t statistics = 2 * (q * (q - 1) * 2 * kTokens + q * sum_of(q, 2 * kTokens / q));
         const int64_t vectors = q * sum_of(q, 13 * kHidden / q);
         EXPECT_EQ(moved.at("col"), (q - 1) * panels * kTokens * kHidden + statistics) << q << paper << again;
@@ -97,7 +98,8 @@ TEST(ClosedForms, OfOptimus) {
       }
 }
 
-// Of all ranks: per rank 2 M h (12 (y-1) + 4 (x-1))/(xyz) + 3 (z-1)/z 12 h²/(xy), and 2 (d-1)/d 12 h²/(xyz) a step.
+// Sums over all ranks: per rank 2 M h (12 (y-1) + 4 (x-1))/(xyz) + 3 (z-1)/z 12 h²/(xy), and 2 (d-1)/d 12 h²/(xyz) a
+// step.
 TEST(ClosedForms, OfAxonn) {
   for (const int64_t x : {1, 2, 4, 8, 16})
     for (int64_t y = 1; x * y <= 16; y *= 2)
@@ -114,7 +116,7 @@ TEST(ClosedForms, OfAxonn) {
         EXPECT_EQ(along("x"), 2 * (x - 1) * 4 * tokens * kHidden * d);
         const int64_t statistics = 2 * d * x * z * (y * (y - 1) * 2 * tokens / z + sum_of(y, 2 * tokens / z));
         EXPECT_EQ(along("y"), 2 * (y - 1) * 12 * tokens * kHidden * d + statistics);
-        const int64_t vectors = 7 * kHidden / x + 6 * kHidden / y;  // of a rank: biases, and norms over y
+        const int64_t vectors = 7 * kHidden / x + 6 * kHidden / y;  // vectors of a rank: biases, and norms over y
         EXPECT_EQ(along("z"), d * ((z - 1) * 3 * square + x * y * sum_of(z, vectors)));
         EXPECT_EQ(along("data"), x * y * z * sum_of(d, square / (x * y * z) + vectors));
         if (y == 1 && z == 1 && x > 1) {

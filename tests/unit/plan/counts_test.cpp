@@ -1,4 +1,4 @@
-// What the planner counts, compared with what runs count: every collective of a step, by axes, operation and type; and
+// The planner's counts, compared with those of runs: every collective of a step, by axes, operation and type; and
 // bytes between host and device; the work of every kind of operator; and what packing of weights there is.
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ config::Config model(int64_t accumulation) {
   return c;
 }
 
-/// Of eight ranks, or four: two replicas.
+/// Returns layouts of eight or four ranks with two replicas.
 std::vector<config::Config> strategies(int64_t accumulation) {
   std::vector<config::Config> all(4, model(accumulation));
   all[0].parallel.tensor = 2;

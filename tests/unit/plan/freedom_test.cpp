@@ -51,7 +51,7 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
-// What the search leaves out by its estimates is at most this much faster than what it finds.
+// Layouts that the search omits by their estimates are at most this much faster than the one that it finds.
 constexpr double kRegret = 1.01;
 
 TEST(Freedom, TablesIncludeEveryNamedLayout) {

@@ -64,7 +64,7 @@ TEST(OffloadPlan, OfADeepModelIsThatOfItsLayers) {
   const Cluster cluster = cluster_file("h100");
   for (const char* optimizer : {"cpu", "interleaved"}) {
     Config config = small({"model.n_layer=9", format("offload.optimizer={}", optimizer), "parallel.data=2"});
-    const PlannedRun run = price_config(config, 512, cluster);  // of two and three layers
+    const PlannedRun run = price_config(config, 512, cluster);  // recorded with two and three layers
     Machine machine;
     machine.ranks = 2;
     machine.isa = device::Isa::avx2;
@@ -95,7 +95,7 @@ TEST(OffloadPlan, FasterHostsAreNeverSlower) {
   }
 }
 
-// What leaves the device frees its memory and takes time: the fewer subgroups stay there the more.
+// State moved to the host frees device memory and takes time: the fewer subgroups are resident, the more.
 TEST(OffloadPlan, TradesDeviceMemoryForTime) {
   const Cluster cluster = cluster_file("a100-80gb");
   double time = 0;

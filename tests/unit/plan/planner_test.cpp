@@ -55,7 +55,7 @@ Cluster without_latency(Cluster c) {
 TEST(Planner, RefusesNodesWithoutALinkBetweenThem) {
   Cluster cluster = cluster_file("laptop-2core");
   cluster.measured = true;
-  cluster.collectives = {{CommOp::all_reduce, 2, 2, 1e6, 1e-3}};  // of one node, as profiles have
+  cluster.collectives = {{CommOp::all_reduce, 2, 2, 1e6, 1e-3}};  // within one node, as in profiles
   const Config config = small({"parallel.strategy=megatron-1d"});
   EXPECT_FALSE(planned(config, 2, cluster).runs.empty());
   tests::expect_error(Code::config, {"[inter] is missing", "measured 2", "for 4 devices", "--devices"},

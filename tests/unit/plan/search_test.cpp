@@ -121,7 +121,7 @@ TEST(Search, DynamicProgrammingFindsWhatEnumerationFinds) {
   }
 }
 
-// What search() does where there is too much to enumerate.
+// The path of search() for problems too large to enumerate.
 TEST(Search, RelaxesTheCapOfMemory) {
   int equal = 0, all = 0;
   for (const Case& c : cases()) {

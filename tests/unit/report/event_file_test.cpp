@@ -23,7 +23,7 @@ TEST(EventFile, ChecksumsAreThoseOfTheStandard) {  // RFC 3720, B.4, and the che
   EXPECT_EQ(crc32c(""), 0u);
 }
 
-// What TensorBoard's own writer (tensorboard 2.21, protobuf) makes of the same events.
+// The bytes that TensorBoard's own writer (tensorboard 2.21, protobuf) writes for the same events.
 TEST(EventFile, RecordsAreThoseOfTensorBoard) {
   EXPECT_EQ(hex(event_record(version_event(1.5))),
             "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c");

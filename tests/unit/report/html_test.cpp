@@ -82,7 +82,7 @@ TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
       "80 ms/step, measured 100 (1.25x); largest difference: compute, 72 ms predicted, 95 measured; predicted from "
       "h100.toml, a data sheet of H100; ran on ",
       "memory</th><td>400 MiB</td><td>410 MiB</td><td>1.02</td>");
-  history.start->predicted.wait_ms = kUnknown;  // of older logs
+  history.start->predicted.wait_ms = kUnknown;  // as in older logs
   EXPECT_EQ(page(history).find("exposed communication</th>"), std::string::npos);
   EXPECT_EQ(page(history).find("compute</th>"), std::string::npos);
 }
@@ -102,7 +102,7 @@ TEST_F(Report, ShowsWhereTheOptimizersStateWasUpdated) {
     offload.predicted_ms = 4 * ms;
     step.offload = offload;
   }
-  constexpr double median = 60;  // of 1 to 120 without 61, a step that was skipped
+  constexpr double median = 60;  // median of 1 to 120 without 61, a skipped step
   expect_texts(page(history), "Optimizer offload", "Updates, ms/step", "50.0 %", "30.0 %", "20.0 %",
                "7 of at most 128 parameters, 3 slots, 1 resident", "pinned", format("{:.4g} ms", 3 * median),
                format("{:.4g} ms", 4 * median), format("{:.4g} ms", median), format("{:.3f}", 2 * median), "75.0 %",

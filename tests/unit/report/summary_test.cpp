@@ -29,7 +29,7 @@ TEST(Summary, HasMediansWithoutTheWarmUp) {
   const Summary summary = summarize(finished_run(), {});
   EXPECT_EQ(summary.step, 40);
   EXPECT_EQ(summary.tokens, 40 * 6144);
-  EXPECT_DOUBLE_EQ(summary.step_ms, 121.5);  // of 103 … 140
+  EXPECT_DOUBLE_EQ(summary.step_ms, 121.5);  // median of 103 … 140
   EXPECT_DOUBLE_EQ(summary.tokens_per_s, 1021.5);
   EXPECT_DOUBLE_EQ(summary.mean_step_ms, 121.5);
   EXPECT_DOUBLE_EQ(summary.phase_ms.backward, 60);
@@ -39,10 +39,10 @@ TEST(Summary, HasMediansWithoutTheWarmUp) {
 
 TEST(Summary, HasMediansOfTheLastSetupOnly) {
   History history = finished_run();
-  history.setup_from = 30;  // of steps 31 to 40
+  history.setup_from = 30;  // for steps 31 to 40
   const Summary summary = summarize(history, {});
   EXPECT_EQ(summary.medians_from, 31);
-  EXPECT_DOUBLE_EQ(summary.step_ms, 136.5);  // of 133 … 140
+  EXPECT_DOUBLE_EQ(summary.step_ms, 136.5);  // median of 133 … 140
   EXPECT_DOUBLE_EQ(summary.mean_step_ms, 136.5);
   EXPECT_DOUBLE_EQ(summary.first_loss, 7.9) << "losses are of the whole run";
   expect_texts(joined(summary_lines(summary, "none")), "since step 31");

@@ -75,7 +75,7 @@ Loaded load(const std::filesystem::path& path, int ranks) {
     data::TokenBatch batch;
     tiny_batches(model.config)(0, model.config.train.micro_batch, batch);
     double nats = model.trainer->loss_sum(batch);
-    model.trainer->scalars().sum_over_rows({&nats, 1});  // of replicas too, which all have the same batch
+    model.trainer->scalars().sum_over_rows({&nats, 1});  // over replicas too, which all have the same batch
     nats /= static_cast<double>(model.config.parallel.data);
     if (world.first())
       found = {model.config.parallel.tensor, model.config.parallel.data, nats, model.config.parallel.strategy};

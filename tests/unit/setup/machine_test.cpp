@@ -43,7 +43,7 @@ TEST(Machine, ComputesDoublePrecisionOnCpusOnly) {
   EXPECT_THROW(choose(config_on(config::DeviceChoice::cuda, config::Compute::fp64)), Error);
 }
 
-/// What choosing a machine logs.
+/// Returns the log lines of choosing a machine.
 std::string said_when_choosing(const config::Config& c) {
   const Warnings logged;
   choose(c);

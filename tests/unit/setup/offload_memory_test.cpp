@@ -62,7 +62,7 @@ TEST(OffloadMemory, EveryWayTakesTheMemoryOfItsOwnPlanSeenFromEveryOther) {
       }
 }
 
-/// What depends on a GPU, which is dry here. Programs without CUDA do not know what its operators take.
+/// Tests that depend on a GPU, which is dry here. Programs without CUDA do not know the memory of its operators.
 struct OffloadMemoryOfAGpu : testing::Test {
   void SetUp() override {
     if (!device::cuda::version()) GTEST_SKIP() << "built without CUDA";
@@ -84,7 +84,7 @@ TEST_F(OffloadMemoryOfAGpu, TheTableReportsWhatFits) {
   EXPECT_NE(few.find("does not fit  as configured"), std::string::npos) << few;
 }
 
-/// What a refusal says; empty: nothing is refused.
+/// Returns the message of a rejection; empty: nothing is rejected.
 std::string refusal(const config::Config& c, const setup::Machine& machine) {
   try {
     setup::require_memory(setup::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine);

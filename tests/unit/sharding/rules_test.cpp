@@ -49,7 +49,7 @@ bool cuts_evenly(int64_t n, int64_t ranks) {
   return true;
 }
 
-/// Whether some factor of some axis makes as many groups of ranks as there are heads, or heads divide over all.
+/// True if heads divide over all ranks, or a factor of an axis forms as many groups of ranks as there are heads.
 bool heads_can_be_shared(const ModelSharding& s, AxisSet cols, int64_t heads) {
   if (cuts_evenly(heads, s.ranks(cols))) return true;
   int64_t outer = 1;

@@ -139,7 +139,7 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
     free += generator.complete(tokenizer, "She had", 1, {.seed = seed}).starts_with(' ') ? 0 : 1;
   }
   EXPECT_GT(free, 0) << "without the space any token may follow";
-  // What follows the first token is the same whether the space is in the prompt or in the token.
+  // The text after the first token is the same whether the space is in the prompt or in the token.
   const std::string word = generator.complete(tokenizer, "She had ", 1, {.temperature = 0});
   const std::string more = generator.complete(tokenizer, "She had ", 3, {.temperature = 0});
   EXPECT_EQ(more, word + generator.complete(tokenizer, "She had " + word, 2, {.temperature = 0}));

@@ -135,7 +135,7 @@ TEST_P(Resumes, InEveryLayoutAsIfItHadNotStopped) {
     Leg source;
     for (size_t to = 0; to < layouts().size(); ++to)
       for (int after = 0; after < kOptions; ++after) {
-        // Of 81 pairs, each has one of the 64 combinations.
+        // Each of 81 pairs has one of the 64 combinations.
         const size_t pair = from * layouts().size() + to, options = pair * 37 % (kOptions * kOptions);
         if (!all && options != static_cast<size_t>(before * kOptions + after)) continue;
         SCOPED_TRACE(format("saved by {} with options {}, resumed by {} with options {}", layouts()[from].name, before,

@@ -92,7 +92,7 @@ TEST(OffloadOnRanks, AThousandStepsWithAPlanForEachRankAndLateMessagesKeepOneOrd
     EXPECT_EQ(order.hash, orders[0].hash);
     EXPECT_EQ(order.count, orders[0].count);
   }
-  EXPECT_GE(orders[0].count, kSteps * 4);  // of each step at least the sums of three groups, and the norm
+  EXPECT_GE(orders[0].count, kSteps * 4);  // at least the sums of three groups and the norm, per step
 }
 
 /// Before the last of two micro-steps, this rank finds `value` in one of its gradients.
@@ -201,7 +201,7 @@ TEST(OffloadOnRanks, ACheckpointContinuesUnderAnotherPlanWithAnotherNumberOfRepl
     const auto path = folder.path() / std::to_string(saving);
     state_of_equal_replicas(2, kOffloadPlans[saving], 1, kSaved, {}, path);
     if (files.empty()) files = files_in(path);
-    EXPECT_GE(files.size(), 2u);  // of each rank
+    EXPECT_GE(files.size(), 2u);  // one per rank
     EXPECT_TRUE(files_in(path) == files) << "a file knows plan " << saving;
     for (const auto& [replicas, loading] : {std::pair{4, size_t{2}}, {1, size_t{4}}, {2, size_t{1}}})
       EXPECT_TRUE(state_of_equal_replicas(replicas, kOffloadPlans[loading], kSaved + 1, kSteps, path, {}) == whole)

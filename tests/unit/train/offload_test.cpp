@@ -109,7 +109,7 @@ TEST(OffloadCheckpoint, DoesNotDependOnThePlanAndResumesUnderADifferentOne) {
     EXPECT_TRUE(first.state() == expected.state);
     for (size_t j = 0; j < std::size(plans); ++j) {
       Tiny second(offloaded(c, *plans[j]), DType::bf16, 2);
-      second.step(9);  // what is loaded replaces all of this
+      second.step(9);  // replaced by the loaded state
       checkpoint::Reader(path).load(checkpoint::slices_to_fill(second.trainer.store(), true), {});
       second.trainer.store().refresh_compute();
       second.step(4);

@@ -81,7 +81,7 @@ TEST(ClosedForms, OfMegatron) {
         c.parallel.sequence_parallel = sequence_parallel;
         Planned planned(c);
         const int64_t rows = g.b * g.s * g.h, loss = 3 * g.b * g.s, again = recompute == Recompute::full ? g.layers : 0;
-        // Of each layer two sums forward and two backward; of the embedding and the head one.
+        // Each layer has two sums forward and two backward; embedding and head have one.
         const int64_t sums = rows * (4 * g.layers + 2 + again);
         // The inputs of qkv and up are gathered again for dW; that of the head is not. Vectors of cut rows are summed
         // once a step.
@@ -145,7 +145,7 @@ TEST(ClosedForms, OfAxonn) {
 
 struct Square {
   int64_t q, depth;
-  Sizes sizes;  // of one square
+  Sizes sizes;  // one square's
   config::Config config(const char* stationary, const char* panels, Recompute recompute = Recompute::none) const {
     config::Config c = configure(sizes, "optimus-2d", recompute);
     c.train.micro_batch = c.train.global_batch = sizes.b * depth;
@@ -166,7 +166,7 @@ TEST(ClosedForms, OfOptimus) {
           SCOPED_TRACE(format("q = {}, depth = {}, paper {}, ring {}, recompute {}", q, depth, paper, ring,
                               static_cast<int>(recompute)));
           Planned planned(square.config(paper ? "paper" : "auto", ring ? "ring" : "gather", recompute));
-          // What linears send goes in q steps of a ring, or at once as the rest does.
+          // Linears send in q steps of a ring, or at once like everything else.
           const auto expect = [&, q = q](const char* axis, CommOp step, CommOp whole, CommCount linears,
                                          CommCount rest) {
             SCOPED_TRACE(format("{} {}", axis, name_of(whole)));
@@ -277,7 +277,7 @@ int64_t saved_bytes(const config::Config& c) {
 }
 
 TEST(SavedActivations, OfMegatronAreTheDocumentedList) {
-  // Of one layer between forward and backward, in elements of f32: residual rows n = N/t, all rows N.
+  // Memory of one layer between forward and backward, in elements of f32: residual rows n = N/t, all rows N.
   constexpr int64_t kT = 4, kBatch = 2, kLength = 8, kHidden = 32, kHeads = 8, kAll = kBatch * kLength;
   for (const bool sequence_parallel : {false, true})
     for (const Recompute recompute : kRecomputes) {
@@ -309,7 +309,7 @@ TEST(SavedActivations, OfOptimusAreTheDocumentedListSharedOutOverAllRanks) {
         config::Config c = square.config("auto", panels, recompute);
         c.model.dropout = 0;
         const int64_t rows = kBatch * kLength / (q * depth), panel = rows * kHidden / q;
-        // Of a layer: x, norm, q‖k‖v, context, x1, norm, the activation's input and its output; or less of it.
+        // A layer's tensors: x, norm, q‖k‖v, context, x1, norm, the activation's input and its output; or less of it.
         const int64_t layer = recompute == Recompute::none ? 16 : recompute == Recompute::selective ? 10 : 1;
         // Two values of each row of a norm (kept by full recomputation where ranks share rows), one of each head's.
         const int64_t norms = recompute == Recompute::full && q == 1 ? 1 : 2 * kLayers + 1;

@@ -27,7 +27,7 @@ data::TokenBatch random_batch(int64_t sequences, int64_t length, int64_t vocab, 
   return batch;
 }
 
-/// What the reference model says of each sequence.
+/// Returns the reference model's loss of each sequence.
 std::vector<double> expected(const config::Config& c, const Tensors& weights, const data::TokenBatch& batch) {
   const config::Model& m = c.model;
   const bool llama = m.arch == config::Arch::llama;

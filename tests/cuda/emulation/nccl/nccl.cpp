@@ -74,7 +74,7 @@ bool gather_partners(Item& item, std::vector<Item*>& together) {
   return true;
 }
 
-/// What an aborted communicator had called does not happen: its parts leave their meetings, where partners still look.
+/// Drops the calls of an aborted communicator: their parts leave their meetings, where partners still look.
 void withdraw(Item& item) {
   for (const Part& part : item.parts) std::erase(part.meeting->parts, &part);
 }

@@ -26,17 +26,17 @@ struct Part {
   Item* item = nullptr;
 };
 
-/// Where the parts of one collective or message find each other.
+/// Collects the parts of one collective or message.
 struct Meeting {
   size_t expected = 0;
   std::vector<Part*> parts;  // collectives: by rank in the end
 };
 
-/// What one call, or one group of calls, puts on a stream.
+/// The work that one call, or one group of calls, enqueues on a stream.
 struct Item {
   NcclComm* comm = nullptr;
   Stream* stream = nullptr;
-  uint64_t place = 0;  // what the stream has done before it
+  uint64_t place = 0;  // the number of the stream's earlier items
   std::vector<Part> parts;
   bool started = false, done = false, hangs = false;
 };
