@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """No text that people read has a phrase that they would not search for: string literals of src/, comments of src/ and
-tests/, comments and messages of scripts/, configurations and pages. Each phrase comes with what to write instead.
+tests/ (docstrings too), comments and messages of scripts/, configurations and pages. Each phrase comes with what to write instead.
 """
 import io
 import re
@@ -85,14 +85,15 @@ def texts(path):
     if path.suffix in (".cpp", ".h", ".cu", ".cuh"):
         return text, comments_of_cpp(text) + (literals_of_cpp(text) if folder == "src" else [])
     if path.suffix == ".py":
-        return text, texts_of_python(text)
+        pieces = texts_of_python(text)
+        return text, [piece for piece in pieces if piece[1].startswith(("#", '"""'))] if folder == "tests" else pieces
     return text, texts_of_shell(text) if path.suffix in (".sh", ".cmake") else [(0, text)]
 
 
 def files():
-    for folder, suffixes in (("src", ".cpp .h .cu .cuh"), ("tests", ".cpp .h .cu .cuh"), ("scripts", ".py .sh .cmake"), ("configs", ".toml .yaml .md")):
+    for folder, suffixes in (("src", ".cpp .h .cu .cuh"), ("tests", ".cpp .h .cu .cuh .py"), ("scripts", ".py .sh .cmake"), ("configs", ".toml .yaml .md")):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in suffixes.split():
+            if path.suffix in suffixes.split() and path != Path(__file__).resolve():
                 yield path
     for pattern in ("*.md", "data/*.md", "src/*.md", "scripts/*.md", "tests/*.md", "tests/bench/*.md"):
         yield from sorted(ROOT.glob(pattern))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares training steps of the trainer with PyTorch on the same shapes, threads and machine, in one call.
 
-The two programs take turns (A B A B …), so that a machine whose speed drifts is fair to both; medians over all steps and
-the best steps are compared. On a CPU a round in which the trainer's peak loop before and after differs by more than 15 % is
-repeated, at most --tries times; shares are of the best peak seen in the whole call. PyTorch is given its best chance: the
-fastest of its variants (eager or compiled; bf16 as pure bf16 or by autocast; head and loss as two operators or as one; its
-threads free or tied to processors) is found first, with huge pages and an allocator that keeps its memory.
+The two programs alternate (A B A B …), so that drifts of the machine's speed affect both; medians over all steps and
+the best steps are compared. On a CPU a round in which the trainer's peak microbenchmark differs by more than 15 % before
+and after is repeated, at most --tries times; shares are of the best peak seen in the whole call. The fastest
+of PyTorch's variants (eager or compiled; bf16 as pure bf16 or by autocast; head and loss as two operators or as one; its
+threads free or pinned to cores) is found first, with huge pages and an allocator that keeps its memory.
 
     tests/bench/compare_torch.py --make-python                  # once: a Python with the newest PyTorch, in build/
     tests/bench/compare_torch.py --trainer build/trainer --json out.json
@@ -61,7 +61,7 @@ class Variant(NamedTuple):
 
 
 class Peer:
-    """A PyTorch process that runs steps when asked."""
+    """A PyTorch process that runs steps on request."""
 
     def __init__(self, args, case, variant):
         config, overrides = CASES[case]

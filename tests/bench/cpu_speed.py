@@ -2,10 +2,10 @@
 """Measures the speed of this CPU: every figure of tests/bench/RESULTS.md about speed on one machine, in one call.
 
 Products and attention as shares of the peak, AdamW as a share of its memory traffic, where a step goes, start-up, two ranks
-beside two threads, tokenization, and whole steps beside PyTorch (compare_torch.py, which finds or makes an interpreter that
-has it). Everything is measured in rounds that take turns, and given as medians with the best in brackets; a round in which the
-peak loop before and after differs by more than 15 % is repeated, at most --tries times. Shares are of the best peak seen in
-the whole call. Differences below 5 % mean nothing.
+compared with two threads, tokenization, and whole steps compared with PyTorch (compare_torch.py finds or creates an
+interpreter that has it). Everything is measured in alternating rounds, and reported as medians with the best in brackets; a
+round in which the peak microbenchmark differs by more than 15 % before and after is repeated, at most --tries times. Shares are of the best
+peak seen in the whole call. Differences below 5 % mean nothing.
 
     tests/bench/cpu_speed.py --trainer build/trainer
 """

@@ -32,7 +32,7 @@ def cpu():
 
 
 class Peak:
-    """The trainer's peak loop on this machine; `best` is the highest rate that anything has told in this call, by compute
+    """The trainer's peak microbenchmark on this machine; `best` is the highest rate reported in this call, by compute
     type, in TFLOP/s. Percentages are shares of it."""
 
     def __init__(self, trainer, threads):
@@ -67,8 +67,8 @@ class Rounds:
         self.peak, self.count, self.tries, self.disturbed, self.repeated = peak, count, tries, 0, 0
 
     def each(self, compute, measure):
-        """measure() so many times. One beside which the peak changed is repeated; when none of its tries was calm, the
-        calmest is kept and counted in `disturbed`."""
+        """Calls measure() `count` times. If the peak changed meanwhile, the call is repeated; if it changed in all tries, the
+        calmest one is kept and counted in `disturbed`."""
         results, before = [], self.peak.look(compute)
         for _ in range(self.count):
             tried = []

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measures optimizer offload: the ladder of updates on an emulated device, by its virtual clock, and the rate
-of AdamW on this CPU beside its memory traffic and beside PyTorch's fused AdamW.
+of AdamW on this CPU compared with its memory traffic and with PyTorch's fused AdamW.
 
     tests/bench/offload.py --trainer build/trainer
     tests/bench/offload.py --trainer build/trainer --python build/torch-python/bin/python   # and PyTorch, in alternating runs
 
-The clock is no measurement of a device. Every ratio names the rung it is against. Ends with status 1 when a promise is not
-kept.
+The clock is not a measurement of a device. Every ratio names the rung that it is relative to. Exit status 1 if a target is
+missed.
 """
 import argparse
 import json
@@ -90,7 +90,7 @@ WORKS = (("the step alone", "parameters_per_s", "step"),
 
 
 def adamw(args, promises):
-    """This CPU's updates, in turns with PyTorch's: of one array, and of all tensors of a model."""
+    """Measures this CPU's updates, alternating with PyTorch's: of one array, and of all tensors of a model."""
     model = ["--config", HERE.parent.parent / "configs/gpt2-124m.toml", "--set", "data.vocab_size=50304"]
     for name, sizes, ours in ((f"one array of {args.parameters / 1e6:.0f} million", [args.parameters], ["--size", 4 * args.parameters]),
                               ("GPT-2 124M", gpt2_124m(), model)):

@@ -51,7 +51,7 @@ def axonn(grid):
 
 
 def layouts_of(args, ranks):
-    """By name, for so many ranks."""
+    """Returns the layouts for this number of ranks, by name."""
     layouts = {"1D": megatron(ranks), "1D, whole rows": megatron(ranks, False)}
     side, rest = int(ranks ** 0.5), ranks // 4
     for panels in PANELS:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares predicted and measured step times: ranks on emulated hosts whose links are slow (emulated_cluster.sh), or on this
-machine alone.
+machine only.
 
-Measures a profile of the ranks, plans with it, and runs the fastest layouts, the best of every strategy and some others, in turns.
+Measures a profile of the ranks, plans with it, and runs the fastest layouts, the best of every strategy and some others, alternating.
 Prints a Markdown table, the median error and Kendall's tau. The layout that the planner chose, the fastest one that was
-measured, and the fastest by tags and by name then run again, in turns: who won by luck before does not do so twice. From these runs
-come the regret (how much slower the chosen layout is than the fastest) and tags beside names.
+measured, and the fastest sharding spec and named layout then run again, alternating, to rule out luck. These runs yield the regret
+(how much slower the chosen layout is than the fastest) and the ratio of sharding spec to named layout.
 
     tests/bench/plan_check.py --hosts 4 --ranks 1 --rate 100mbit
 """

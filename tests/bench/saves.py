@@ -2,7 +2,7 @@
 """Measures the cost of saving checkpoints: wall times of runs that save in the background and of runs that do not, alternating.
 
 Each pair of runs is a round; the cost is taken round by round. Both save their last step. On a machine with neighbours the
-cost within a run is less disturbed: how long training waited, and by how much the steps beside a writer were longer than the
+cost within a run is less disturbed: how long training waited, and by how much the steps while a writer runs were longer than the
 median of those after it, up to the next save, as a share of that median and the steps between two saves. Its median is over
 all saves. `--synchronous` measures saves for which training waits, too.
 

@@ -2,7 +2,7 @@
 """PyTorch's fused AdamW on a CPU, the peer of tests/bench/offload.py. Reads "WORK COUNT" from a line, makes COUNT updates and
 writes their seconds as JSON. WORK is what an update does:
 
-    step    the fused step alone
+    step    only the fused step
     scaled  gradients divided by a scale in the fused step, as mixed precision and clipping want it
     whole   the same, and then the weights copied to bf16, which the next forward pass multiplies with
 """

@@ -133,7 +133,7 @@ class Kills(rig.Runs):
 
 
 class CutShort(rig.Runs):
-    """A token file that someone truncates, or writes anew in place, while a run has it mapped."""
+    """A token file that someone truncates, or overwrites, while a run has it mapped."""
 
     def cut_while(self, *sets, launcher=(), bytes_left=1024):
         tokens = self.folder / "tokens/tokens.bin"
@@ -214,7 +214,7 @@ class FullDisk(rig.Runs):
         self.assert_same_run(8, "run", "whole")
 
     def in_small_disk(self, kilobytes, script):
-        """Runs a shell script with disk/, a file system of that size, there for it alone; its result."""
+        """Runs a shell script with a private file system of that size in disk/; returns its result."""
         mount = f"mount -t tmpfs -o size={kilobytes}k tmpfs disk"
         (self.folder / "disk").mkdir()
         namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

@@ -77,7 +77,7 @@ class Evaluation(rig.Runs):
     # --- multiple choice
 
     def questions(self):
-        """Endings of the text itself beside the same words in another order: longer training finds the former."""
+        """Choices are endings of the text and the same words in a different order: longer training prefers the former."""
         words = (self.folder / "text.txt").read_text().split()
         lines = []
         for i in range(30):

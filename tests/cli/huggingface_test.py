@@ -173,8 +173,8 @@ class HuggingFace(rig.Runs):
         return int(result.stdout.splitlines()[-1])
 
     def widen(self, small, wide, sizes, layers):
-        """Writes a model of zeros as that in the folder `small`, with other sizes and so many layers; bytes of all tensors and
-        of the largest."""
+        """Writes a model of zeros like the one in the folder `small`, with other sizes and this number of layers; returns the
+        bytes of all tensors and of the largest."""
         wide.mkdir()
         tensors = {}
         for name, (_, shape, _) in safetensors.read(small).items():

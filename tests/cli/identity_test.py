@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Which data and which tokenizer a checkpoint belongs to: evaluation and refused starts leave everything as it was, and
-nothing goes on with other data unless that is asked for."""
+"""The data and the tokenizer that belong to a checkpoint: evaluation and rejected starts change nothing, and no run resumes
+with other data unless that is requested."""
 import json
 import pathlib
 import shutil

@@ -58,7 +58,7 @@ class Limits(rig.Runs):
 
     @unittest.skipIf(os.environ.get("SANITIZED"), "sanitizers need address space of their own")
     def test_memory_that_is_not_given(self):
-        """Whatever the limit of the address space: the run does, or says that it is out of memory."""
+        """With any limit of the address space the run succeeds, or reports that it is out of memory."""
         seen = set()
         for megabytes in range(60, 3000, 20):  # the memory of the libraries depends on the build
             def before():

@@ -164,7 +164,7 @@ class Logs(rig.Runs):
         return leaves
 
     def check_steps(self, tracks, rank, first, last, run="run"):
-        """The steps asked for, each the sum of its phases, and as long as the log says."""
+        """The requested steps, each the sum of its phases, and as long as the log reports."""
         compute = tracks[rank, "compute"]
         self.check_nesting(compute)
         steps = {span[2]: span for span in compute if span[2].startswith("step ")}

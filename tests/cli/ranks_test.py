@@ -104,7 +104,7 @@ class Ranks(rig.Runs):
         self.assert_whole(*self.step_folders())
 
     def test_a_rank_that_is_killed_is_named_and_the_other_ranks_stop(self):
-        """mpirun itself ends them and returns the signal; told not to, it lets them leave with their own status."""
+        """mpirun itself ends them and returns the signal; with --enable-recovery it lets them exit with their own status."""
         for run, options in (("ended", []), ("left", ["--enable-recovery"])):
             keep = ["sh", "-c", '"$0" "$@"; echo $? > status.$OMPI_COMM_WORLD_RANK']
             self.launcher = [*rig.MPIRUN, *options, "-np", "3", *keep]

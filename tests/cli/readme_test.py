@@ -4,7 +4,7 @@ configurations have no mistakes, and what computes nothing (`config check`, --dr
 
 Code blocks of READMEs are read line by line: ```sh has one command a line, ```toml a configuration, ```bash a script whose
 commands count, ```text a sample, with commands after "$ ". In text, `code` counts as a command, an option, a key or a path by
-how it looks. Words in capitals (FILE, N, NEW_INPUTS) stand for what a reader puts there.
+how it looks. Words in capitals (FILE, N, NEW_INPUTS) are placeholders.
 """
 import json
 import os
@@ -30,7 +30,7 @@ OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.t
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
            "tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
-# Programs of others, and the options of theirs that READMEs name alone.
+# Other programs, and those of their options that READMEs mention without the program.
 FOREIGN = {"tar", "pip", "docker", "git", "sbatch", "tensorboard", "cpack"}
 FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
 ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
@@ -112,7 +112,7 @@ class Readmes(unittest.TestCase):
         return result.stdout
 
     def each(self, items, check):
-        """check(README, item) of all items of all READMEs; a failure does not keep the others from being looked at."""
+        """Calls check(README, item) for all items of all READMEs, also after a failure."""
         for code in CODE:
             for item in items(code):
                 with self.subTest(readme=code.name, item=item if isinstance(item, str) else shlex.join(item)):

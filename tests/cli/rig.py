@@ -67,7 +67,7 @@ counts_memory = unittest.skipIf(os.environ.get("SANITIZED"), "memory is not coun
 
 
 class Runs(unittest.TestCase):
-    """The folder holds text.txt, tokens/ and config.toml; runs go to run/ unless told otherwise."""
+    """The folder holds text.txt, tokens/ and config.toml; runs write to run/ by default."""
 
     launcher = []  # what starts the program: mpirun and its options
 
@@ -175,7 +175,7 @@ class Runs(unittest.TestCase):
         return steps[-1]["step"] if steps else 0
 
     def train_on(self, count, *sets, transport="threads", **options):
-        """The same on so many ranks: threads of one process, or processes ("mpi")."""
+        """Trains on this number of ranks: threads of one process, or processes ("mpi")."""
         if transport == "threads":
             return self.train("parallel.transport=threads", *sets, **options)
         if shutil.which("mpirun") is None:
@@ -216,7 +216,7 @@ class Runs(unittest.TestCase):
         return b"".join(shard.read_bytes() for shard in shards)
 
     def assert_same_run(self, step, run, reference):
-        """Equal bits: tensors of the step, losses up to it, and the state in the manifest, but for what tells of other checkpoints."""
+        """Expects equal bits: tensors of the step, losses up to it, and the manifest's state except references to other checkpoints."""
         self.assertTrue(self.tensors(step, run) == self.tensors(step, reference), f"tensors of {run} differ at step {step}")
         for mine, others in zip(self.losses(run), self.losses(reference)):
             self.assertEqual([each for each in mine if each[0] <= step], [each for each in others if each[0] <= step])

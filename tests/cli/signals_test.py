@@ -160,7 +160,7 @@ class Signals(rig.Runs):
 
     @unittest.skipIf(shutil.which("mpirun") is None, "no mpirun on this machine")
     def test_ranks_stop_together_when_a_deep_model_is_planned(self):
-        """None leaves before the others, whichever was told."""
+        """No rank exits before all other ranks, whichever rank received the signal."""
         for rank, words in enumerate(["stopped by SIGTERM while planning", "stopped by a signal to another rank"]):
             self.launcher = [*rig.MPIRUN, "-np", "2"]
             process = self.planning()

@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer through the program, and beside tiktoken and Hugging Face's tokenizers where a Python has them.
+"""GPT-2's tokenizer through the program, compared with tiktoken and Hugging Face's tokenizers if a Python has them.
 
 TRAINER_TORCH_PYTHON names such a Python.
 """

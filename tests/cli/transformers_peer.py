@@ -8,7 +8,7 @@ Its argument is a JSON list of calls, since starting takes long, and it prints t
     ["gradients", FOLDER, TOKENS, OUTPUT]  gradients of the mean loss of TOKENS in double precision, as a safetensors file; returns
                                            the loss
     ["train", FOLDER, TOKENS, OPTIONS]     losses of a model of GPT-2's family, trained on all windows of TOKENS in every step,
-                                           by torch.optim.Muon and AdamW, or AdamW alone (OPTIONS["optimizer"])
+                                           by torch.optim.Muon and AdamW, or only AdamW (OPTIONS["optimizer"])
 """
 import json
 import os
@@ -36,7 +36,7 @@ def logits(folder, tokens, output):
 
 
 def gradients(folder, tokens, output):
-    """model.double() is not enough: norms, softmax and rotary positions ask for fp32 by name, so those names mean fp64 here."""
+    """model.double() is not enough: norms, softmax and rotary positions request fp32 by name, so those names mean fp64 here."""
     from safetensors.torch import save_file
     stored = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.from_numpy(numpy.fromfile(tokens, dtype=numpy.int32).astype(numpy.int64))

@@ -1,4 +1,4 @@
-"""Models beside Hugging Face's transformers: the same logits, losses and tokens, in both directions.
+"""Models compared with Hugging Face's transformers: the same logits, losses and tokens, in both directions.
 
 Skipped where no Python has torch and transformers; TRAINER_TORCH_PYTHON names one, and
 `tests/bench/compare_torch.py --make-python` makes one.
