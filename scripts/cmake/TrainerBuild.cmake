@@ -136,7 +136,7 @@ if(NOT TRAINER_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# Next to the toolkit's libraries, or in the compiler's paths.
+# Searched for next to the toolkit's libraries, and in the compiler's paths.
 if(TRAINER_HAS_CUDA AND NOT TRAINER_NCCL STREQUAL "OFF")
   find_path(TRAINER_nccl_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(TRAINER_nccl_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})

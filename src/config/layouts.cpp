@@ -119,7 +119,7 @@ std::vector<const char*> keys_of(const Config& config, const sharding::Violation
   return keys;
 }
 
-/// Returns the way out: the nearest settings of the strategy that fit (`nearest`), and values of the extent that fit
+/// Returns a remedy: the nearest settings of the strategy that fit (`nearest`), and values of the extent that fit
 /// the configured ones. Heads and features must also fit each other, so they are suggested only if nothing else fits.
 std::string remedy_of(const sharding::Violation& violation, const ModelSharding& s, const std::string& nearest) {
   using sharding::Extent;

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kLongestSentence = 4000;  // the library skips sentences of more than 4192 bytes
 constexpr int64_t kFixedPieces = 260;      // <unk>, <s>, </s>, "\n" and the 256 bytes
 
-constexpr size_t kLongWord = 48;  // ASCII letters in a row; hardly any word of a language has as many
+constexpr size_t kLongWord = 48;  // ASCII letters in a row; hardly any word of a language is as long
 constexpr size_t kMostInLongWords = size_t{2} << 20;  // letters
 
 /// Calls use(begin, size) for each long word of a line.

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   bf16* const kept_b = kept_a + kKept * kCols;                                 // v or dout
   bf16* const passing_a = kept_b + kKept * kCols;                              // q or k, two tiles
   bf16* const passing_b = passing_a + 2 * kTile;                               // dout or v
-  float* const passing_lse = reinterpret_cast<float*>(passing_b + 2 * kTile);  // for passing queries, two tiles
+  float* const passing_lse = reinterpret_cast<float*>(passing_b + 2 * kTile);  // for streamed queries, two tiles
   float* const passing_delta = passing_lse + 2 * kPassing;
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
