@@ -270,7 +270,10 @@ void Loader::warn_of_idle_keys() const {
         key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner will use the key
     if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
     (key->belongs_to == "offload" ? offload : key->belongs_to == "muon" ? muon : strategy) = true;
-    std::string name = format("{} ({})", path, key->belongs_to);
+    const std::string needs = key->belongs_to == "offload" ? "offload.optimizer"
+                              : key->belongs_to == "muon"  ? "optim.name = \"muon\""
+                                                           : format("parallel.strategy: {}", key->belongs_to);
+    std::string name = format("{} (needs {})", path, needs);
     if (std::ranges::count(named, name) == 0) named.push_back(std::move(name));
   }
   if (named.empty()) return;
@@ -278,8 +281,8 @@ void Loader::warn_of_idle_keys() const {
   if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", config_.parallel.strategy));
   if (offload) causes.push_back("offload.optimizer = \"none\"");
   if (muon) causes.push_back("optim.name = \"adamw\"");
-  log::warning("{}: has no effect with {}: {}; change {}, or remove {}", config_.path, fmt::join(causes, " and "),
-               fmt::join(named, ", "), causes.size() > 1 ? "these values" : "this value",
+  log::warning("{}: has no effect with {}: {}; set what {}, or remove {}", config_.path, fmt::join(causes, " and "),
+               fmt::join(named, ", "), named.size() > 1 ? "they need" : "it needs",
                named.size() > 1 ? "the keys" : "the key");
 }
 

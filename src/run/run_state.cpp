@@ -268,8 +268,9 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
   const checkpoint::Reader reader(source);
   world.control().run_on_all_ranks([&] {  // only rank 0 compares, so that warnings are logged once
     if (!world.first()) return;
-    checkpoint::require_same_use(reader.header(), expected, reader.folder(),
-                                 [&](const std::string& key) { return config.origins.contains("model." + key); });
+    if (imports || data::planned_vocab(config) == 0)  // else open_run_data() did, before text was tokenized
+      checkpoint::require_same_use(reader.header(), expected, reader.folder(),
+                                   [&](const std::string& key) { return config.origins.contains("model." + key); });
     checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   });
   load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer, reader); });

@@ -75,7 +75,8 @@ std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   const std::string shown = rates_.empty()
                                 ? " measured before"
                                 : format(" measured in {} windows, which were probably disturbed", rates_.size());
-  return faster + shown + ": the peak is raised to that rate; utilisation printed for earlier steps is too high";
+  return format("only the printed mfu is affected: {}{}; the peak is raised to that rate, and earlier mfu is too high",
+                faster, shown);
 }
 
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world) {

@@ -158,6 +158,11 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   std::string text = format("parameters            {:>12}  ({})\n", plan.parameters, format_count(plan.parameters));
   text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
                  machine.compute_reason, machine.threads, device_text(machine));
+  const int64_t replicas = plan.replicas, at_once = config.train.micro_batch * replicas;
+  text += format("global_batch          {:>12}  = micro_batch {} x accumulation {} x data {}, on {}{}\n",
+                 config.train.global_batch, config.train.micro_batch, config.train.global_batch / at_once, replicas,
+                 counted(machine.ranks, "rank"),
+                 replicas == 1 ? "; parallel.data = N plans N replicas, without which zero_stage has no effect" : "");
   text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), config::kFlopsDefinition);
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",

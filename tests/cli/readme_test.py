@@ -305,7 +305,7 @@ class Readmes(unittest.TestCase):
                     continue
                 command[:1] = rig.MPIRUN
             if "--config" in command:
-                command += ["--set", *short, *(tiny if "model.init_from=gpt2" in words else [])]
+                command += ["--set", *short]
             with self.subTest(command=shlex.join(words)):
                 self.output(*command)
         self.assertGreater(len(done), 4)
