@@ -26,11 +26,12 @@ std::optional<RowPieces> RowPieces::of(Kind kind, const Exec& ex, const Ranks& r
                            ? op == CommOp::all_gather && step->from == mesh::split(0)
                            : op == CommOp::all_reduce || (op == CommOp::reduce_scatter && step->to == mesh::split(0));
   const Shape whole = (kind == Kind::gather ? to : from).box();
-  const int64_t chunk_rows = whole[0] / step->group;
-  if (!of_rows || whole[0] % step->group != 0 || chunk_rows % kRowStep != 0 || chunk_rows < 2 * kRowStep ||
-      whole.count() * size_of(dtype) < 2 * kSmallestPiece)
-    return {};
-  return RowPieces(op, ranks.along(step->axes), chunk_rows);
+  if (!of_rows || !are_large(whole[0], step->group, whole.count() * size_of(dtype))) return {};
+  return RowPieces(op, ranks.along(step->axes), whole[0] / step->group);
+}
+
+bool RowPieces::are_large(int64_t rows, int64_t ranks, int64_t bytes) {
+  return rows % (ranks * kRowStep) == 0 && rows >= 2 * kRowStep * ranks && bytes >= 2 * kSmallestPiece;
 }
 
 RowPieces::Flight RowPieces::start_gather(Exec& ex, const Tensor& own, const Tensor& all) const {

@@ -34,6 +34,10 @@ class RowPieces {
   static std::optional<RowPieces> of(Kind kind, const Exec& ex, const Ranks& ranks, const mesh::Layout& from,
                                      const mesh::Layout& to, DType dtype);
 
+  /// Returns whether a collective over equal blocks of rows of `ranks` ranks is large enough for pieces. `rows` and
+  /// `bytes` are those of the matrix before the reduction, or after the gather.
+  static bool are_large(int64_t rows, int64_t ranks, int64_t bytes);
+
   /// Returns the rows of the gathered matrix.
   int64_t gathered_rows() const { return comm_->size() * chunk_rows_; }
 

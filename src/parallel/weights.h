@@ -61,8 +61,8 @@ class Weights {
   }
   /// Returns whether a GEMM in pieces of rows needs no larger packed copy of the matrix than a GEMM of all rows, which
   /// packs one panel at a time.
+  static constexpr int64_t kPanelBytes = int64_t{16} << 20;
   bool can_multiply_in_pieces(const Exec& ex, int64_t rows, DType dtype, bool transposed) const {
-    constexpr int64_t kPanelBytes = int64_t{16} << 20;
     const int64_t k = transposed ? out() : in(), n = transposed ? in() : out();
     return store_.weights().is_packed(weight_, transposed, rows) ||
            ops::packed_bytes(ex.device, dtype, k, n) <= kPanelBytes;

@@ -30,18 +30,6 @@ std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
   return all;
 }
 
-/// The placements of a linear's input, of its output before and after the reduction, and of the input gradient before
-/// the reduction.
-Placement placed(const Spread& spread) { return {spread.rows, spread.cols, 0}; }
-Placement input_of(const LinearSharding& l) { return {l.rows, l.contraction, 0}; }
-Placement partial_output_of(const LinearSharding& l) { return {l.rows, l.cols, l.contraction}; }
-Placement output_of(const LinearSharding& l) { return {l.rows, l.cols, 0}; }
-Placement input_gradient_of(const LinearSharding& l) { return {l.rows, l.contraction, l.cols}; }
-/// Returns the axes along which two placements differ.
-AxisSet moved(const Placement& from, const Placement& to) {
-  return (from.rows ^ to.rows) | (from.cols ^ to.cols) | (from.partial ^ to.partial);
-}
-
 }  // namespace
 
 LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
@@ -87,14 +75,13 @@ double LayerCosts::move(const Placement& from, const Placement& to, double eleme
   const auto [found, is_new] = moves_[elements].try_emplace(pair_key(from, to), 0);
   if (!is_new) return found->second;
   double seconds = 0;
-  const bool wide = config_.parallel.sum_dtype == "fp32" && ranks(from.partial) > 1;
-  const DType type = wide ? accumulator_of(compute_) : compute_;
   for (const RouteShares::Leg& leg : routes_.of(axes_.axes, from, to))
-    seconds += collective(leg.axes, leg.op, type, leg.payload * elements);
+    seconds += collective(leg.axes, leg.op, type_of(from), leg.payload * elements);
   return found->second = seconds;
 }
 
 double LayerCosts::added(AxisSet axes, double communication, double compute) {
+  if (compute == 0) return communication;
   return added_beside(group(axes).spans_nodes() ? cluster_.inter : cluster_.intra, communication, compute);
 }
 
@@ -156,10 +143,12 @@ double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& l
   const double elements = rows_ * matrix_of(site).in;
   const Products& time = products(site, linear);
   const double again = config_.train.recompute == config::Recompute::full ? 1 : 0;
-  const Placement at = placed(spread), input = input_of(linear), gradient = input_gradient_of(linear);
-  const double arriving = move(at, input, elements), leaving = move(gradient, at, elements);
-  return arriving * (1 + again) + added(moved(at, input), arriving, time.dx) +
-         added(moved(gradient, at), leaving, time.dw);
+  const Placement at = placed(spread), input = input_of(linear);
+  const double arriving = move(at, input, elements);
+  const double forward =
+      linear.contraction == 0 ? gather_before(site, linear, at, input, elements, time.forward) : arriving;
+  return forward * (1 + again) + added(moved(at, input), arriving, time.dx) +
+         reduce_after(site, linear, input_gradient_of(linear), at, elements, time.dx, time.dw);
 }
 
 double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& spread) {
@@ -167,8 +156,10 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
   // Recomputation of a block ends before the block's last reduction, unless a norm follows it.
   const bool ends = site == Site::down && !has_post_norms(config_.model);
   const double again = config_.train.recompute == config::Recompute::full && !ends ? 1 : 0;
-  return move(partial_output_of(linear), placed(spread), elements) * (1 + again) +
-         move(placed(spread), output_of(linear), elements);
+  const Products& time = products(site, linear);
+  const Placement at = placed(spread), output = output_of(linear);
+  return reduce_after(site, linear, partial_output_of(linear), at, elements, time.forward, 0) * (1 + again) +
+         (linear.cols == 0 ? gather_before(site, linear, at, output, elements, time.dx) : move(at, output, elements));
 }
 
 double LayerCosts::stream(const Spread& spread) {
@@ -245,78 +236,6 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
   if (ranks(rows) > 1) once += collective(rows, CommOp::all_reduce, sums, piece);
   if (ranks(axes_.data()) > 1) once += collective(axes_.data(), CommOp::all_reduce, sums, piece);
   return seconds + tables * (once + traffic(OpKind::optimizer, tables_.traffic * piece)) / accumulation_;
-}
-
-double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& kept) const {
-  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient
-  const double masters = element_ == sum ? 0 : sum;
-  double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : masters + kept.states;
-  if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
-  return in * out / ranks(cut) * (element_ + sum + state);
-}
-
-namespace {
-AxisSet cut_of(const LinearSharding& l) { return l.contraction | l.cols | l.flat; }
-}  // namespace
-
-double LayerCosts::stream_bytes(const Spread& spread) const {
-  using config::Recompute;
-  const Recompute mode = config_.train.recompute;
-  const bool rebuilds_norms = mode == Recompute::selective && !has_post_norms(config_.model);
-  const double kept = mode == Recompute::full ? 1 : rebuilds_norms ? 2 : 4;
-  return kept * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
-}
-double LayerCosts::attention_bytes(const Spread& spread) const {
-  // q, k, v and the context; with qk_norm also q and k before their norms.
-  const bool keeps_both =
-      query_key_norm(config_.model) != config::QkNorm::none && config_.train.recompute != config::Recompute::selective;
-  return (keeps_both ? 3 : 2) * rows_ * (queries_ + keys_) / ranks(spread.rows | spread.cols) * element_;
-}
-double LayerCosts::hidden_bytes(const Spread& spread) const {
-  const double kept = (gated_ ? 2 : 1) + (config_.train.recompute == config::Recompute::selective ? 0 : 1);
-  return kept * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_;
-}
-
-double LayerCosts::bytes(const ModelSharding& layout) const {
-  const bool whole = config_.train.recompute == config::Recompute::full;
-  double kept = 0, live = 0;  // saved by all layers; temporary in the current layer
-  for (const sharding::Layer& layer : layout.layers) {
-    const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
-    double each = stream_bytes(layer.stream) + (whole ? 0 : inside), moved = 0;
-    for (const Site site : sharding::kSites) {
-      const LinearSharding& l = layer.at(site);
-      const Matrix matrix = matrix_of(site);
-      each += matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_);
-      const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
-      const bool gathers = ranks(l.flat) > 1;
-      if (gathers && config_.parallel.cache_layers > 0) each += block;
-      if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
-      const bool reads = reads_residual(site);
-      const Spread& from = reads ? layer.stream : layer.inside(site);
-      const Spread& to = reads ? layer.inside(site) : layer.stream;
-      double now = gathers ? 2 * block : 0;
-      if (input_of(l) != placed(from)) now += rows_ * matrix.in / ranks(l.rows | l.contraction) * element_;
-      if (partial_output_of(l) != placed(to)) now += rows_ * matrix.out / ranks(l.rows | l.cols) * element_;
-      moved = std::max(moved, now);
-    }
-    kept += static_cast<double>(layer.count) * each;
-    const double gradients = rows_ * element_ *
-                             (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
-                              2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
-    live = std::max(live, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0));
-  }
-  const sharding::VocabSpread& t = layout.table;
-  // The head processes chunks of rows (parallel/vocab.h): their logits, and also the gradients of the logits if they
-  // have a different type.
-  const bool mixed = compute_ == DType::bf16;
-  const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.hidden);
-  const double logits =
-      rows_ / ranks(near) * vocab_ / ranks(t.vocab) * static_cast<double>(size_of(accumulator_of(compute_)));
-  const double chunk = (mixed ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
-  const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.hidden) * element_ : 0;
-  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  return kept + std::max(live, gathered + chunk) +
-         tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_, tables_);
 }
 
 double LayerCosts::micro_seconds(const ModelSharding& layout) {

@@ -33,6 +33,20 @@ using sharding::ModelSharding;
 using sharding::Site;
 using sharding::Spread;
 
+/// The placements of a linear's input, of its output before and after the reduction, and of the input gradient before
+/// the reduction.
+inline Placement placed(const Spread& spread) { return {spread.rows, spread.cols, 0}; }
+inline Placement input_of(const LinearSharding& l) { return {l.rows, l.contraction, 0}; }
+inline Placement partial_output_of(const LinearSharding& l) { return {l.rows, l.cols, l.contraction}; }
+inline Placement output_of(const LinearSharding& l) { return {l.rows, l.cols, 0}; }
+inline Placement input_gradient_of(const LinearSharding& l) { return {l.rows, l.contraction, l.cols}; }
+/// Returns the axes that split a linear's stored matrix.
+inline AxisSet cut_of(const LinearSharding& l) { return l.contraction | l.cols | l.flat; }
+/// Returns the axes along which two placements differ.
+inline AxisSet moved(const Placement& from, const Placement& to) {
+  return (from.rows ^ to.rows) | (from.cols ^ to.cols) | (from.partial ^ to.partial);
+}
+
 class LayerCosts {
  public:
   /// `config` must be resolved and have parallel.data; `axes` as in ModelSharding, "data" first. Costs are per
@@ -84,12 +98,30 @@ class LayerCosts {
   /// Returns the seconds to redistribute a matrix of `elements` elements (over the whole replica) between two
   /// placements.
   double move(const Placement& from, const Placement& to, double elements);
+  /// Returns the type in which a matrix with this placement is communicated.
+  DType type_of(const Placement& from) const {
+    const bool wide = config_.parallel.sum_dtype == "fp32" && ranks(from.partial) > 1;
+    return wide ? accumulator_of(compute_) : compute_;
+  }
   Matrix matrix_of(Site site) const;
   const Products& products(Site site, const LinearSharding& linear);
   double linear(Site site, const LinearSharding& linear);
   /// Returns the seconds that communication along these axes adds to `compute` seconds of compute. `communication` is
   /// the number of seconds that it takes on its own.
   double added(AxisSet axes, double communication, double compute);
+  /// A redistribution in two pieces of rows (parallel/row_pieces.h), next to a linear's GEMM.
+  struct Pieces {
+    AxisSet axes = 0;
+    double each = 0;  // seconds
+  };
+  std::optional<Pieces> pieces(bool gathers, Site site, const LinearSharding& linear, const Placement& from,
+                               const Placement& to, double elements);
+  /// Return the seconds that a redistribution adds to a GEMM of `gemm` seconds that follows it, or that precedes it and
+  /// is followed by `next` seconds of other compute.
+  double gather_before(Site site, const LinearSharding& linear, const Placement& from, const Placement& to,
+                       double elements, double gemm);
+  double reduce_after(Site site, const LinearSharding& linear, const Placement& from, const Placement& to,
+                      double elements, double gemm, double next);
   double read(Site site, const Spread& spread, const LinearSharding& linear);
   double write(Site site, const LinearSharding& linear, const Spread& spread);
   double stream(const Spread& spread);
