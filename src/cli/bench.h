@@ -6,6 +6,7 @@
 
 #include "cli/cli.h"
 #include "cli/process.h"
+#include "config/layouts.h"
 #include "report/events_json.h"
 #include "setup/gpu_peak.h"
 #include "setup/machine.h"
@@ -20,6 +21,7 @@ struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = load_configuration(o.config);
     machine = setup::choose_machine(config, *world);
+    config::choose_vocab_axes(config, config.data.vocab_size, machine.compute);  // as a run does
   }
   void require_config() const {
     if (options.config.file.empty())

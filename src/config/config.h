@@ -221,6 +221,7 @@ struct Parallel {
   int64_t context = 1;                    // fsdp: ranks that share each sequence
   std::vector<int64_t> grid = {1, 1, 1};  // axonn-4d: x, y, z
   std::string order = "yxzd";             // order of x, y, z and d over ranks, innermost first
+  std::string vocab_axes = "auto";        // axonn-4d: auto | x | xy
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
   int64_t cache_layers = 0;
   std::string rs_dtype = "fp32";            // fp32 | bf16

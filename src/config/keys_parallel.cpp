@@ -64,6 +64,12 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"},
                   "axonn-4d: order of the mesh axes, innermost (consecutive ranks) first; d: replicas.",
                   {.belongs_to = kAxonn});
+  parallel.choice(
+      "vocab_axes", &Parallel::vocab_axes, {"auto", "x", "xy"},
+      "axonn-4d: axes that split the vocabulary in the embedding and the head. x: y splits the table's features, and "
+      "the logits are all-reduced over y in fp32; xy: the features are all-gathered over y, and logits are not "
+      "communicated; auto: whichever sends fewer bytes, usually xy; a resumed run keeps its choice.",
+      {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
                    "Overlap the collectives on activations and their gradients with GEMMs, such as the all-reduce of "
                    "activation gradients with the GEMM of the weight gradient. Results are bitwise identical, as for "

@@ -355,6 +355,24 @@ std::vector<Parallel> choices_by_memory(const Config& config) {
   return {std::move(chosen)};
 }
 
+bool chooses_vocab_axes(const Config& config) {
+  const Parallel& p = config.parallel;
+  return find_key("parallel", "vocab_axes")->belongs(p.strategy) && p.vocab_axes == "auto" && layout_fits(config) &&
+         p.grid[1] > 1;
+}
+
+void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
+  if (!chooses_vocab_axes(config)) return;
+  Parallel& p = config.parallel;
+  // In units of (y - 1) / y bytes per token row: an all-reduce of the logits, or all-gathers of the head's input and of
+  // the embedding's output gradient and reduce-scatters of the embedding's output and of the head's input gradient,
+  // which is in the accumulator type. The all-reduces over x that follow are the same.
+  const int64_t element = size_of(compute), sum = size_of(accumulator_of(compute));
+  const int64_t logits = 2 * sum * (vocab / p.grid[0]), features = (3 * element + sum) * config.model.d_model;
+  p.vocab_axes = "xy";
+  if (features >= logits || !layout_fits(config)) p.vocab_axes = "x";
+}
+
 void drop_other_strategies(Config& config) {
   for (const Key& key : keys()) {
     if (key.section != "parallel" || key.belongs_to.empty() || key.belongs(config.parallel.strategy)) continue;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "config/strategies.h"
 
 namespace trainer::config {
@@ -57,6 +58,11 @@ std::vector<Parallel> generation_layouts(const Config& config, int world);
 /// Returns the settings of [parallel] among which the available memory decides, in order of preference: the first that
 /// fits is to be used. Usually the configuration's own; with parallel.panels = "auto", "gather" and "ring".
 std::vector<Parallel> choices_by_memory(const Config& config);
+
+/// True if parallel.vocab_axes = "auto" leaves a choice: AxoNN-4D with an axis y of several ranks.
+bool chooses_vocab_axes(const Config& config);
+/// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
+void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);

@@ -27,7 +27,7 @@ using Visit = std::function<void(const Parallel&)>;
 //   Megatron-1D     t         r       c          c       c    k    c    k     r     v      without sequence parallelism: stream, head -
 //   FSDP            z         r       r          r       f    f    f    f     r     f      context: rows of attention c
 //   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc
-//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh
+//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh    vocab_axes = "xy": table fvv
 // clang-format on
 
 /// Returns a sharding over the replicas and these axes, outermost first.
@@ -298,6 +298,7 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
 //   W of qkv and up                   [H/y, ·/x], 1/z of it          gathered over z; Y reduced over y, dX over x
 //   W of out and down                 [·/x, H/y], 1/z of it          gathered over z; Y reduced over x, dX over y
 //   table of embedding and head       [V/x, H/y], 1/z of it          logits reduced over y, dx over x
+//     vocab_axes = "xy"               [V/xy, H], 1/z of it           x gathered over y; dx reduced over x and y
 //
 // Norms gather two values per row over y, forward and backward. Gradients of matrices are reduce-scattered over z in
 // each micro-batch; those of biases, norms and positions are all-reduced once per step. Special cases: [t, 1, 1] is
@@ -318,7 +319,9 @@ ModelSharding axonn(const Config& config) {
            .attention = {.rows = z, .cols = x},
            .hidden = {.rows = z, .cols = x},
            .linears = {read, write, read, write}});
-  s.table = {.vocab = x, .hidden = y, .flat = z};
+  const bool both = p.vocab_axes == "xy";  // "auto": not chosen yet (choose_vocab_axes), so as "x"
+  if (both && s.ranks(x) > 1 && s.ranks(y) > 1) s.groups.push_back({"xy", x | y});
+  s.table = {.vocab = both ? x | y : x, .hidden = both ? AxisSet{0} : y, .flat = z};
   return keeping(s, config);
 }
 

@@ -143,7 +143,8 @@ class Planning {
   /// Returns all layouts with their estimates; those whose state by itself does not fit come last.
   std::vector<PlannedRun> estimate_all() {
     std::string broken;
-    const std::vector<Config> all = config::enumerate_layouts(request_.config, request_.devices, broken);
+    std::vector<Config> all = config::enumerate_layouts(request_.config, request_.devices, broken);
+    for (Config& config : all) config::choose_vocab_axes(config, request_.vocab, plan_.compute);
     std::vector<PlannedRun> runs;
     std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate by number of replicas and micro-batch
     std::vector<const Config*> to_search;

@@ -55,6 +55,7 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
 }
 
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {
+  config::choose_vocab_axes(config, vocab, machine.compute);
   const std::vector<config::Parallel> choices = config::choices_by_memory(config);
   const auto plan_one = [&] { return plan::plan_and_time(config, vocab, machine); };
   setup::RunPlan plan = plan_first_that_fits(world, choices, config, machine, plan_one);

@@ -45,20 +45,25 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
   return chosen;
 }
 
-/// Returns parallel.panels of the run that will be resumed, if "auto" chooses now; else "". A resumed run keeps them,
-/// since results round differently with others.
-std::string panels_to_keep(comm::World& world, const config::Config& config) {
-  std::string panels;
-  if (config::choices_by_memory(config).size() == 1) return panels;
+/// Returns parallel.KEY of the run that will be resumed if its value is one of `values`, else "". Runs of the same
+/// strategy that were saved before the key existed return `before`. Where "auto" chooses, a resumed run keeps its
+/// choice, since results round differently with others.
+std::string kept_choice(comm::World& world, const config::Config& config, const char* key,
+                        std::initializer_list<const char*> values, const char* before = "") {
+  std::string kept;
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     const auto stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
-    for (const char* each : {"gather", "ring"})
-      if (stored && stored->header.config_toml.find(format("\npanels = \"{}\"", each)) != std::string::npos)
-        panels = each;
+    if (!stored) return;
+    const auto has = [&](const std::string& line) {
+      return stored->header.config_toml.find("\n" + line) != std::string::npos;
+    };
+    if (!has(format("{} = ", key)) && has(format("strategy = \"{}\"", config.parallel.strategy))) kept = before;
+    for (const char* each : values)
+      if (has(format("{} = \"{}\"", key, each))) kept = each;
   });
-  world.control().broadcast(panels);
-  return panels;
+  world.control().broadcast(kept);
+  return kept;
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
@@ -105,8 +110,12 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   // before a tokenizer is trained and text is tokenized. If data.vocab_size is set, it is exact: a trained tokenizer
   // has that size, and data that contradict it are rejected. If not, the data must be opened first.
   std::optional<setup::RunPlan> plan;
-  const std::string panels = panels_to_keep(world, config);
+  std::string panels;
+  if (config::choices_by_memory(config).size() > 1) panels = kept_choice(world, config, "panels", {"gather", "ring"});
   if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
+  if (config::chooses_vocab_axes(config))
+    if (const std::string axes = kept_choice(world, config, "vocab_axes", {"x", "xy"}, "x"); !axes.empty())
+      config.parallel.vocab_axes = axes;
   const config::Parallel wanted = config.parallel;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;

@@ -24,8 +24,10 @@ class Axonn(rig.Runs):
                 self.assert_follows(run, f"alone-{family}")
                 end = self.events("end", run)[-1]
                 self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
-                # Where ranks share key/value heads they add those gradients among themselves.
-                self.assertEqual(set(end["measured"]["comm_bytes"]) - {"rep"},
+                # Where ranks share key/value heads they add those gradients among themselves. The vocabulary is split over x
+                # and y, and the loss is reduced over both.
+                self.assertEqual("xy" in end["measured"]["comm_bytes"], x > 1 and y > 1)
+                self.assertEqual(set(end["measured"]["comm_bytes"]) - {"rep", "xy"},
                                  {axis for axis, size in zip(("x", "y", "z", "data"), (x, y, z, data)) if size > 1})
 
     def test_transport_overlap_lanes_delays_and_kept_weights_change_no_bit(self):
@@ -41,6 +43,16 @@ class Axonn(rig.Runs):
                     ("recomputed", "train.recompute=full", "threads"), ("kept", "parallel.cache_layers=2", "threads")):
                 self.grid(2, 2, 2, f"run.dir={name}-{compute}", change, *common, transport=transport)
                 self.assert_same_run(8, f"{name}-{compute}", f"first-{compute}")
+
+    def test_a_resumed_run_keeps_the_axes_of_its_vocabulary(self):
+        for axes in ("x", "xy"):
+            for run, options in ((axes, {"max_steps": 4}), (f"{axes}-whole", {})):
+                self.grid(2, 2, 1, f"run.dir={run}", f"parallel.vocab_axes={axes}", **options)
+            self.grid(2, 2, 1, f"run.dir={axes}")
+            self.assert_same_run(8, axes, f"{axes}-whole")
+        self.assertNotEqual(self.losses("x"), self.losses("xy"))
+        self.grid(2, 2, 1, "run.dir=auto")
+        self.assert_same_run(8, "auto", "xy-whole")
 
     def test_a_checkpoint_goes_on_in_any_layout(self):
         common = ("precision.compute=fp64",)

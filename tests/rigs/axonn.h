@@ -10,10 +10,12 @@ struct Grid {
   int64_t x = 1, y = 1, z = 1, data = 1;
   config::Arch arch = config::Arch::gpt2;
   const char* order = "yxzd";
+  const char* vocab_axes = "x";
 };
 inline std::string to_string(const Grid& g) {
-  return format("X{}Y{}Z{}Data{}{}{}", g.x, g.y, g.z, g.data, g.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",
-                std::string_view(g.order) == "yxzd" ? "" : g.order);
+  return format("X{}Y{}Z{}Data{}{}{}{}", g.x, g.y, g.z, g.data, g.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",
+                std::string_view(g.order) == "yxzd" ? "" : g.order,
+                std::string_view(g.vocab_axes) == "x" ? "" : "VocabXY");
 }
 inline std::ostream& operator<<(std::ostream& out, const Grid& g) { return out << to_string(g); }
 
@@ -33,6 +35,7 @@ inline config::Config configure(const Grid& g) {
   c.parallel.strategy = "axonn-4d";
   c.parallel.grid = {g.x, g.y, g.z};
   c.parallel.order = g.order;
+  c.parallel.vocab_axes = g.vocab_axes;
   c.parallel.data = g.data;
   return c;
 }

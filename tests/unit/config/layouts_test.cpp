@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "base/philox.h"
 #include "config/keys.h"
 #include "config/load.h"
@@ -37,6 +38,7 @@ std::vector<Config> random_layouts(int count) {
     const NamedStrategy& strategy = strategies()[philox_at(key, next++) % 4];
     trial.parallel.strategy = strategy.name;
     if (philox_at(key, next++) % 2 == 0) trial.parallel.stationary = "paper";
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.vocab_axes = "xy";
     constexpr const char* kOrders[] = {"yxzd", "xyzd", "zxyd"};
     trial.parallel.order = kOrders[philox_at(key, next++) % 3];
     if (philox_at(key, next++) % 2 == 0) trial.parallel.node_tile = {1, 2};
@@ -108,6 +110,33 @@ TEST(NamedStrategies, AutomaticPanelsAreGatheredUnlessMemoryDecides) {
   EXPECT_EQ(sharding_of(c), automatic);
   EXPECT_EQ(choices_by_memory(c).size(), 1u);
   EXPECT_EQ(choices_by_memory(configure({"parallel.tensor=2"})).size(), 1u);
+}
+
+TEST(NamedStrategies, AutomaticVocabularyAxesSendFewerBytes) {
+  struct Choice {
+    std::vector<std::string> sets;
+    int64_t vocab;
+    DType compute;
+    const char* expected;
+  };
+  // Bytes per token row, times (y - 1) / y: 8 · vocab / x for logits; 10 · 768 in bf16 and 16 · 768 in fp32 for
+  // features.
+  for (const auto& [sets, vocab, compute, expected] :
+       {Choice{{"parallel.grid=[2, 2, 2]"}, 50257, DType::bf16, "xy"},
+        {{"parallel.grid=[2, 2, 2]"}, 1920, DType::bf16, "x"},  // equal
+        {{"parallel.grid=[2, 2, 2]"}, 1922, DType::bf16, "xy"},
+        {{"parallel.grid=[2, 2, 2]"}, 3072, DType::f32, "x"},
+        {{"parallel.grid=[2, 2, 2]"}, 3074, DType::f32, "xy"},
+        {{"parallel.grid=[4, 1, 2]"}, 50257, DType::bf16, "auto"},  // there is nothing to choose
+        {{"parallel.grid=[2, 2, 2]", "parallel.vocab_axes=x"}, 50257, DType::bf16, "x"},
+        {{"parallel.grid=[2, 4, 1]", "model.vocab_multiple=4"}, 50257, DType::bf16, "x"},  // not over eight ranks
+        {{"parallel.strategy=megatron-1d", "parallel.tensor=2"}, 50257, DType::bf16, "auto"}}) {
+    std::vector<std::string> all = {"parallel.strategy=axonn-4d", "model.d_model=768"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    Config c = configure(all);
+    choose_vocab_axes(c, vocab, compute);
+    EXPECT_EQ(c.parallel.vocab_axes, expected) << fmt::format("{}", fmt::join(all, " "));
+  }
 }
 
 /// The parts that a message must have: the extent, the ranks, the axis and the remedy.
