@@ -8,8 +8,7 @@ namespace trainer::config {
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
   constexpr const char *kMegatron = "megatron-1d", *kFsdp = "fsdp", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
-                       *kAutoddl = "autoddl", *kGathers = "fsdp, axonn-4d, autoddl",
-                       *kFlat = "fsdp, optimus-2d, axonn-4d, autoddl";
+                       *kAutoddl = "autoddl", *kFlat = "fsdp, optimus-2d, axonn-4d, autoddl";
   parallel.choice(
       "strategy", &Parallel::strategy, {kMegatron, kFsdp, kOptimus, kAxonn, kAutoddl, "auto"},
       "Parallelism within a replica. megatron-1d: tensor parallelism over columns and rows of the weights; "
@@ -83,10 +82,10 @@ void declare_parallel(std::vector<Key>& keys) {
                    "the current GEMM.",
                    {.belongs_to = kFlat});
   parallel.integer(
-      "cache_layers", &Parallel::cache_layers, 0,
-      {.range = between(0, 10'000), .unit = "layers", .belongs_to = kGathers},
-      "fsdp, axonn-4d, autoddl: number of layers, from the first, whose weights are gathered once and kept "
-      "for a whole step instead of being gathered for each use.");
+      "cache_layers", &Parallel::cache_layers, 0, {.range = between(0, 10'000), .unit = "layers", .belongs_to = kFlat},
+      "Strategies with weights in flat shards: number of layers, from the first, whose weights are gathered once and "
+      "kept for a whole step instead of being gathered for each use. Above 0, the vocabulary's tables are kept as "
+      "well. With panels = \"ring\": only the tables.");
   parallel.choice(
       "sum_dtype", &Parallel::sum_dtype, {"bf16", "fp32"},
       "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "

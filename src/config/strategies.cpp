@@ -45,16 +45,17 @@ void cut_all(ModelSharding& s, const Config& config, Layer layer) {
   s.head = layer.stream;
 }
 
-/// Keeps the gathered weights of the first parallel.cache_layers.
+/// Keeps the gathered weights of the first parallel.cache_layers, and the gathered tables if that is above 0.
 ModelSharding keeping(ModelSharding s, const Config& config) {
   int64_t kept = config.parallel.cache_layers;
+  s.table.keep = kept > 0;
   for (size_t l = 0; l < s.layers.size() && kept > 0; ++l) {
     if (kept < s.layers[l].count) {
       s.layers.insert(s.layers.begin() + static_cast<std::ptrdiff_t>(l), s.layers[l]);
       s.layers[l].count = kept;
       s.layers[l + 1].count -= kept;
     }
-    for (LinearSharding& linear : s.layers[l].linears) linear.keep = true;
+    for (LinearSharding& linear : s.layers[l].linears) linear.keep = linear.schedule == GemmSchedule::at_once;
     kept -= s.layers[l].count;
   }
   return s;
@@ -235,7 +236,7 @@ ModelSharding optimus(const Config& config) {
            .hidden = square,
            .linears = {all, all, all, p.stationary == "auto" ? input_stays : all}});
   s.table = {.vocab = col, .flat = row};
-  return s;
+  return keeping(s, config);
 }
 
 void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
@@ -256,8 +257,9 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
   }
 }
 
-/// Visits the other stationary matrices, and tiles that consist of the ranks of a node.
+/// Visits the other stationary matrices, kept weights, and tiles that consist of the ranks of a node.
 void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
+  with_cache(config, visit);
   Parallel p = config.parallel;
   p.stationary = p.stationary == "auto" ? "paper" : "auto";
   visit(p);

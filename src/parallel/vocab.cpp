@@ -28,6 +28,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
                                   .with(spread.hidden, split(1))
                                   .with(spread.flat, mesh::kFlat);
   slot = store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}, rows & ~spread.flat}});
+  if (spread.keep) store.weights().keep(slot);
 }
 
 Table Table::with_stream(Spread other) const {

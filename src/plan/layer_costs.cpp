@@ -127,7 +127,9 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
     const double scatter = collective(flat, CommOp::reduce_scatter, sums, block);
     // Each collective overlaps with a GEMM of the previous or next linear, which takes about as long as this linear's
     // GEMM.
-    const bool kept = config_.parallel.cache_layers >= config_.model.n_layer;  // gathered once per step
+    // If the matrix is kept, it is gathered once per step.
+    const bool kept =
+        config_.parallel.cache_layers >= config_.model.n_layer && linear.schedule == sharding::GemmSchedule::at_once;
     seconds += added(flat, gather, time.forward) / (kept ? accumulation_ : 1) +
                (kept ? 0 : added(flat, gather, time.dx)) + added(flat, scatter, time.dx + time.dw);
   }
@@ -228,7 +230,7 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
   if (ranks(v) > 1) seconds += collective(v, CommOp::all_reduce, DType::f64, static_cast<double>(3 * m));
   const double block = static_cast<double>(k * n), tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
   if (ranks(f) > 1)
-    seconds += 2 * collective(f, CommOp::all_gather, compute_, block) +
+    seconds += (table.keep ? tables / accumulation_ : 2) * collective(f, CommOp::all_gather, compute_, block) +
                tables * collective(f, CommOp::reduce_scatter, sums, block);
   const double piece = block / ranks(f);
   double once = 0;
@@ -358,7 +360,7 @@ std::optional<ModelSharding> LayerCosts::best(double cap) {
   double least = kInfinity;
   sharding::VocabSpread table;
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_.axes.size(), 4)) {
-    layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1]};
+    layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1], .keep = config_.parallel.cache_layers > 0};
     const double seconds = vocabulary(layout.head, layout.table) * std::max(1.0, 1e3 * (bytes(layout) / cap - 1));
     if (seconds >= least || first_violation(layout, config::extents_of(config_))) continue;
     least = seconds;

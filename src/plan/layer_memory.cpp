@@ -42,10 +42,10 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
       const LinearSharding& l = layer.at(site);
       const Matrix matrix = matrix_of(site);
       each += matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_);
+      if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
       const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
       const bool gathers = ranks(l.flat) > 1;
       if (gathers && config_.parallel.cache_layers > 0) each += block;
-      if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
       const bool reads = reads_residual(site);
       const Spread& from = reads ? layer.stream : layer.inside(site);
       const Spread& to = reads ? layer.inside(site) : layer.stream;
@@ -70,7 +70,8 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
   const double chunk = (mixed ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
   const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.hidden) * element_ : 0;
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  return kept + std::max(live, gathered + chunk) +
+  const double stays = t.keep ? tables * gathered : 0, passes = t.keep ? 0 : gathered;
+  return kept + stays + std::max(live, passes + chunk) +
          tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_, tables_);
 }
 

@@ -52,6 +52,7 @@ struct LinearSharding {
 /// resulting block is split into equal shards over `flat` and gathered for use.
 struct VocabSpread {
   AxisSet vocab = 0, hidden = 0, flat = 0;
+  bool keep = false;  // keeps a gathered block in memory until the weights change
   bool operator==(const VocabSpread&) const = default;
 };
 

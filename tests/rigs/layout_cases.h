@@ -86,10 +86,13 @@ inline std::vector<LayoutCase> all_cases() {
       for (int64_t y = 1; x * y <= ranks; y *= 2)
         if (const int64_t z = ranks / (x * y); ranks < 8 || x * y * z == 8)
           add(Grid{x, y, z, 1, (x + z) % 3 == 0 ? config::Arch::llama : config::Arch::gpt2}, ranks == 4 ? 20 : 5);
-  for (const Grid& grid : {Grid{3, 1, 2, 1}, Grid{1, 3, 2, 1}, Grid{3, 2, 1, 1}, Grid{2, 3, 1, 2},
-                           Grid{2, 2, 1, 1, config::Arch::gpt2, "xyzd"}, Grid{1, 2, 2, 2, config::Arch::llama},
-                           Grid{2, 2, 2, 1, config::Arch::gpt2, "xyzd"}, Grid{2, 4, 2, 1},
-                           Grid{2, 2, 4, 1, config::Arch::llama}, Grid{4, 2, 1, 2, config::Arch::llama, "zxyd"}})
+  for (const Grid& grid :
+       {Grid{3, 1, 2, 1}, Grid{1, 3, 2, 1}, Grid{3, 2, 1, 1}, Grid{2, 3, 1, 2},
+        Grid{2, 2, 1, 1, config::Arch::gpt2, "xyzd"}, Grid{1, 2, 2, 2, config::Arch::llama},
+        Grid{2, 2, 2, 1, config::Arch::gpt2, "xyzd"}, Grid{2, 4, 2, 1}, Grid{2, 2, 4, 1, config::Arch::llama},
+        Grid{4, 2, 1, 2, config::Arch::llama, "zxyd"}, Grid{2, 2, 2, 1, config::Arch::gpt2, "yxzd", "xy"},
+        Grid{1, 3, 2, 1, config::Arch::llama, "yxzd", "xy"}, Grid{2, 3, 1, 2, config::Arch::gpt2, "xyzd", "xy"},
+        Grid{4, 2, 1, 2, config::Arch::llama, "yzxd", "xy"}})
     add(grid);
   // FSDP and hybrid sharding.
   all.push_back(sharded(4, 1, config::Arch::llama));

@@ -100,47 +100,61 @@ TEST(ClosedForms, OfAxonn) {
   for (const auto& [x, y, z, data, g] : {Grid{2, 2, 1, 1, {4, 8, 16, 4, 2, 64}},
                                          {2, 2, 2, 2, {2, 8, 32, 8, 3, 128}},
                                          {3, 2, 4, 1, {2, 8, 12, 6, 2, 48}}})
-    for (const Recompute recompute : kRecomputes)
-      for (const int64_t kept : {int64_t{0}, int64_t{1}, g.layers}) {
-        SCOPED_TRACE(
-            format("[{}, {}, {}] x {}, recompute {}, kept {}", x, y, z, data, static_cast<int>(recompute), kept));
-        config::Config c = configure(g, "axonn-4d", recompute);
-        c.train.micro_batch = g.b * z;
-        c.train.global_batch = g.b * z * data;
-        c.parallel.grid = {x, y, z};
-        c.parallel.data = data;
-        c.parallel.cache_layers = kept;
-        Planned planned(c);
-        const bool again = recompute == Recompute::full;
-        const int64_t m = g.b * g.s, r = again ? 2 : 1, layers = g.layers, norms = 2 * layers + 1;
-        const int64_t linears = (2 * r + 2) * layers;
-        // A recomputed block stops before its last GEMM. In addition to the linears: look-up, dx of the head and two of
-        // the loss; logits and, of each norm, one backward.
-        EXPECT_EQ(planned.of("x", CommOp::all_reduce).elements,
-                  m * g.h / y * (linears + 2) + 3 * m - (again ? m * g.h / y * layers : 0));
-        EXPECT_EQ(planned.of("x", CommOp::all_reduce).calls, linears + 4 - (again ? layers : 0));
-        EXPECT_EQ(planned.of("y", CommOp::all_reduce).elements,
-                  m * g.h / x * (7 * r + 5) * layers + m * g.vocab / x + 2 * m * norms);
-        EXPECT_EQ(planned.of("y", CommOp::all_reduce).calls, linears + norms + 1);
-        // Norms keep their statistics: they exchange them once, recomputed or not.
-        EXPECT_EQ(planned.of("y", CommOp::all_gather).elements, y * 2 * m * norms);
-        EXPECT_EQ(planned.of("y", CommOp::all_gather).calls, norms);
-        // Gathered: each block's matrices for forward and backward (three of four again for a recomputed forward), or
-        // once where they are kept; the table for the look-up and the head.
-        const int64_t cut = z > 1, square = g.h * g.h / (x * y), table = g.vocab * g.h / (x * y);
-        const int64_t gathers = (layers - kept) * (24 + (again ? 8 : 0)) * square + kept * 12 * square;
-        EXPECT_EQ(planned.of("z", CommOp::all_gather).elements, cut * (gathers + 2 * table));
-        EXPECT_EQ(planned.of("z", CommOp::all_gather).calls,
-                  cut * ((layers - kept) * (8 + (again ? 3 : 0)) + kept * 4 + 2));
-        EXPECT_EQ(planned.of("z", CommOp::reduce_scatter).elements, cut * (12 * layers * square + table));
-        EXPECT_EQ(planned.of("z", CommOp::reduce_scatter).calls, cut * (4 * layers + 1));
-        // Vectors, by group, once a step.
-        const int64_t vectors = layers * (7 * g.h / x + 6 * g.h / y) + (g.s + 2) * g.h / y;
-        EXPECT_EQ(planned.of("z", CommOp::all_reduce).elements, cut * vectors);
-        EXPECT_EQ(planned.of("z", CommOp::all_reduce).calls, cut * (layers + 2));
-        EXPECT_EQ(planned.of("data", CommOp::all_reduce).elements, data == 1 ? 0 : planned.stored());
-        EXPECT_EQ(planned.of("data", CommOp::all_reduce).calls, data == 1 ? 0 : layers + 2);
-      }
+    for (const auto& [recompute, kept, both] : {std::tuple{Recompute::none, int64_t{0}, false},
+                                                {Recompute::none, int64_t{1}, true},
+                                                {Recompute::selective, g.layers, false},
+                                                {Recompute::full, int64_t{0}, true},
+                                                {Recompute::full, int64_t{1}, false},
+                                                {Recompute::full, g.layers, true}}) {
+      SCOPED_TRACE(format("[{}, {}, {}] x {}, recompute {}, kept {}, vocabulary over y {}", x, y, z, data,
+                          static_cast<int>(recompute), kept, both));
+      config::Config c = configure(g, "axonn-4d", recompute);
+      c.parallel.vocab_axes = both ? "xy" : "x";
+      c.train.micro_batch = g.b * z;
+      c.train.global_batch = g.b * z * data;
+      c.parallel.grid = {x, y, z};
+      c.parallel.data = data;
+      c.parallel.cache_layers = kept;
+      Planned planned(c);
+      const bool again = recompute == Recompute::full;
+      const int64_t m = g.b * g.s, r = again ? 2 : 1, layers = g.layers, norms = 2 * layers + 1;
+      const int64_t linears = (2 * r + 2) * layers;
+      // A recomputed block stops before its last GEMM. In addition to the linears: look-up, dx of the head and two of
+      // the loss; logits and, of each norm, one backward. If the vocabulary is split over y as well, the head's
+      // features and the embedding's dy are gathered, look-up and dx reduce-scattered, and there are no partial
+      // logits.
+      const char* const split = both ? "xy" : "x";
+      const CommCount loss = planned.of(split, CommOp::all_reduce);
+      const int64_t logits = both ? 0 : m * g.vocab / x, moved = both ? 2 : 0;
+      EXPECT_EQ(planned.of("x", CommOp::all_reduce).elements + (both ? loss.elements : 0),
+                m * g.h / y * (linears + 2) + 3 * m - (again ? m * g.h / y * layers : 0));
+      EXPECT_EQ(planned.of("x", CommOp::all_reduce).calls + (both ? loss.calls : 0),
+                linears + 4 - (again ? layers : 0));
+      EXPECT_EQ(planned.of("y", CommOp::all_reduce).elements,
+                m * g.h / x * (7 * r + 5) * layers + logits + 2 * m * norms);
+      EXPECT_EQ(planned.of("y", CommOp::all_reduce).calls, linears + norms + !both);
+      EXPECT_EQ(planned.of("y", CommOp::reduce_scatter).elements, moved * m * g.h);
+      EXPECT_EQ(planned.of("y", CommOp::reduce_scatter).calls, moved);
+      // Norms keep their statistics: they exchange them once, recomputed or not.
+      EXPECT_EQ(planned.of("y", CommOp::all_gather).elements, y * 2 * m * norms + moved * m * g.h);
+      EXPECT_EQ(planned.of("y", CommOp::all_gather).calls, norms + moved);
+      // Gathered: each block's matrices for forward and backward (three of four again for a recomputed forward), or
+      // once where they are kept; the table for the look-up and the head, or once.
+      const int64_t cut = z > 1, square = g.h * g.h / (x * y), table = g.vocab * g.h / (x * y);
+      const int64_t gathers = (layers - kept) * (24 + (again ? 8 : 0)) * square + kept * 12 * square;
+      const int64_t tables = kept > 0 ? 1 : 2;
+      EXPECT_EQ(planned.of("z", CommOp::all_gather).elements, cut * (gathers + tables * table));
+      EXPECT_EQ(planned.of("z", CommOp::all_gather).calls,
+                cut * ((layers - kept) * (8 + (again ? 3 : 0)) + kept * 4 + tables));
+      EXPECT_EQ(planned.of("z", CommOp::reduce_scatter).elements, cut * (12 * layers * square + table));
+      EXPECT_EQ(planned.of("z", CommOp::reduce_scatter).calls, cut * (4 * layers + 1));
+      // Vectors, by group, once a step.
+      const int64_t vectors = layers * (7 * g.h / x + 6 * g.h / y) + (g.s + 2) * g.h / y;
+      EXPECT_EQ(planned.of("z", CommOp::all_reduce).elements, cut * vectors);
+      EXPECT_EQ(planned.of("z", CommOp::all_reduce).calls, cut * (layers + 2));
+      EXPECT_EQ(planned.of("data", CommOp::all_reduce).elements, data == 1 ? 0 : planned.stored());
+      EXPECT_EQ(planned.of("data", CommOp::all_reduce).calls, data == 1 ? 0 : layers + 2);
+    }
 }
 
 struct Square {
@@ -161,11 +175,17 @@ TEST(ClosedForms, OfOptimus) {
   for (const Square& square : kSquares)
     for (const bool paper : {false, true})
       for (const bool ring : {false, true})
-        for (const Recompute recompute : kRecomputes) {
+        for (const auto& [recompute, keeps] : {std::pair{Recompute::none, false},
+                                               {Recompute::none, true},
+                                               {Recompute::selective, false},
+                                               {Recompute::full, false},
+                                               {Recompute::full, true}}) {
           const auto& [q, depth, g] = square;
-          SCOPED_TRACE(format("q = {}, depth = {}, paper {}, ring {}, recompute {}", q, depth, paper, ring,
-                              static_cast<int>(recompute)));
-          Planned planned(square.config(paper ? "paper" : "auto", ring ? "ring" : "gather", recompute));
+          SCOPED_TRACE(format("q = {}, depth = {}, paper {}, ring {}, recompute {}, keeps {}", q, depth, paper, ring,
+                              static_cast<int>(recompute), keeps));
+          config::Config c = square.config(paper ? "paper" : "auto", ring ? "ring" : "gather", recompute);
+          c.parallel.cache_layers = keeps ? g.layers : 0;
+          Planned planned(c);
           // Linears send in q steps of a ring, or at once like everything else.
           const auto expect = [&, q = q](const char* axis, CommOp step, CommOp whole, CommCount linears,
                                          CommCount rest) {
@@ -194,11 +214,14 @@ TEST(ClosedForms, OfOptimus) {
           // Two values of each row backward of each norm, three of the loss.
           EXPECT_EQ(planned.of("col", CommOp::all_reduce).elements, (2 * norms + 3) * rows);
           EXPECT_EQ(planned.of("col", CommOp::all_reduce).calls, norms + 2);
-          // Along row: weights forward and backward, their gradients; the table's gradient, and the table twice, or
-          // once next to rings, since nothing else is gathered between look-up and head.
-          const int64_t tables = ring ? 1 : 2;
+          // Along row: weights forward and backward, or once if gathered ones are kept, their gradients; the table's
+          // gradient, and the table twice, or once next to rings, since nothing else is gathered between look-up and
+          // head.
+          const int64_t tables = ring || keeps ? 1 : 2;
+          const bool once = keeps && !ring;
           expect("row", CommOp::broadcast, CommOp::all_gather,
-                 {.calls = layers * (8 + repeated), .elements = layers * (24 + (again ? 8 : 0)) * weight},
+                 {.calls = layers * (once ? 4 : 8 + repeated),
+                  .elements = layers * (once ? 12 : 24 + (again ? 8 : 0)) * weight},
                  {.calls = tables, .elements = tables * table});
           expect("row", CommOp::reduce, CommOp::reduce_scatter, {.calls = layers * 4, .elements = layers * 12 * weight},
                  {.calls = 1, .elements = table});
