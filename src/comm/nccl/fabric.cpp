@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/nccl/links.h"
+#include "comm/nccl/nccl_world.h"
 
 namespace trainer::comm::nccl {
 namespace {
@@ -44,14 +46,17 @@ void Launched::abandon() noexcept { fabric.abandon(*this); }
 
 Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {
   using device::cuda::check;
-  const int lanes = streams_of(engine.options().lanes);
+  const int lanes = streams_of(engine.options().lanes, orders_launches());
+  if (lanes > 1) setenv(kLaunchOrder, "1", /*overwrite=*/0);  // NCCL reads it when it launches its first operation
   check(cudaSetDevice(device.gpu().ordinal), "selecting the CUDA device");
   check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "event");
   streams_.resize(static_cast<size_t>(lanes));
   running_.resize(streams_.size());
   free_.resize(streams_.size());
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
   for (cudaStream_t& stream : streams_)
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "communication stream");
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "communication stream");
 
   ncclUniqueId id{};
   control.run_on_all_ranks([&] {

@@ -1,6 +1,7 @@
 #include "comm/nccl/nccl_world.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <sstream>
 
@@ -209,6 +210,13 @@ std::optional<std::string> version() {
   int code = 0;
   if (ncclGetVersion(&code) != ncclSuccess) return "NCCL of unknown version";
   return format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+}
+
+bool orders_launches() {
+  constexpr int kFirst = 22600;
+  int code = 0;
+  const char* const asked = std::getenv(kLaunchOrder);
+  return ncclGetVersion(&code) == ncclSuccess && code >= kFirst && (asked == nullptr || std::string_view(asked) != "0");
 }
 
 std::unique_ptr<World> make_world(World& below, device::Device& device) {
