@@ -1,4 +1,6 @@
 // Random legal sharding specs: the gradients of one rank, and the bytes that were predicted.
+#include <cstdlib>
+
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/tags.h"
@@ -44,9 +46,13 @@ Config random_tables(uint64_t seed) {
   }
 }
 
+// RANDOM_LAYOUTS=700 tries that many.
 TEST(RandomTables, SendWhatWasPredicted) {
-  for (uint64_t seed = 0; seed < 24; ++seed) {
-    const Config c = random_tables(seed);
+  const char* const asked = std::getenv("RANDOM_LAYOUTS");
+  const uint64_t count = asked == nullptr ? 24 : std::strtoull(asked, nullptr, 10);
+  for (uint64_t seed = 0; seed < count; ++seed) {
+    Config c = random_tables(seed);
+    c.parallel.cache_layers = static_cast<int64_t>(seed % 4);
     SCOPED_TRACE(format("seed {}: {}", seed, config::to_toml(config::find_key("parallel", "layer")->get(c))));
     const Result many = train(c, DType::f64, 2);
     expect_same_gradients(many.gradients, train(on_one_rank(c), DType::f64, 2).gradients, 1e-12);
