@@ -107,6 +107,18 @@ TEST(Summary, ShowsTheUpdatesOfAnOptimizerWithGemms) {
   expect_texts(report_json(summary, history), "\"optimizer_flops\": 46080000000.0");
 }
 
+TEST(Summary, ShowsTimesOfOffloadedUpdatesNextToTheirPredictionIfThereIsOne) {
+  OffloadReport offload{.host = 300, .streamed = 100, .exposed_ms = 0.25, .update_ms = 28.31, .overlapped = 0.125};
+  EXPECT_EQ(
+      offload_text(offload),
+      "75.0 % updated on the host, 25.0 % streamed, 0.0 % resident; 0.25 ms/step exposed (median); an update takes "
+      "28.3 ms; 12.5 % of it overlapped");
+  offload.predicted_ms = 4.86;
+  expect_texts(offload_text(offload), "an update takes 28.3 ms, 4.86 ms predicted; 12.5 %");
+  offload.emulated_ms = 2;
+  expect_texts(offload_text(offload), "an update takes 2 ms on the emulated device's clock, 4.86 ms predicted");
+}
+
 TEST(Summary, SaysWhenAnEvaluationCoversAPartOfTheTokens) {
   History history = finished_run();
   const auto text = [&](int64_t tokens) {
