@@ -11,31 +11,31 @@
 namespace trainer::report {
 namespace {
 
-using Lane = Span::Lane;
+using Kind = Span::Kind;
 
 std::string json_string(const std::string& text) { return to_line(Json(text)); }
 
 /// Returns whole nanoseconds as text in microseconds, the format's unit: "12.345".
 std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }
 
-/// Assigns tracks to lanes, in the order in which a viewer shows them.
+/// Assigns tracks to kinds of spans, in the order in which a viewer shows them.
 class Tracks {
  public:
   explicit Tracks(const TracedRank& rank) : rank_(rank) {}
 
   /// Returns the track of a span. Call it for spans in the order in which they begin.
   int of(const Span& span) {
-    if (span.lane != Lane::axis) return track(name_of(span.lane), static_cast<int>(span.lane));
+    if (span.kind != Kind::axis) return track(name_of(span.kind), static_cast<int>(span.kind));
     std::vector<double>& ends = axes_[span.axes];  // time at which the last span of each track of this axis ended
     auto free = std::ranges::find_if(ends, [&](double end) { return end <= span.time.begin; });
     if (free == ends.end()) free = ends.insert(free, 0);
     *free = span.time.end;
     const auto which = static_cast<int>(free - ends.begin());
     const std::string name = "axis " + rank_.name_of_axes(span.axes);
-    return track(which == 0 ? name : format("{} ({})", name, which + 1), static_cast<int>(Lane::axis));
+    return track(which == 0 ? name : format("{} ({})", name, which + 1), static_cast<int>(Kind::axis));
   }
   /// Returns an additional track, which is shown next to the host link's.
-  int of(const Track& other) { return track(other.name, static_cast<int>(Lane::host_link)); }
+  int of(const Track& other) { return track(other.name, static_cast<int>(Kind::host_link)); }
   /// Returns the events that name the process and its tracks.
   std::vector<std::string> names() const {
     std::vector<std::string> events = {
@@ -52,8 +52,8 @@ class Tracks {
   }
 
  private:
-  static std::string name_of(Lane lane) {
-    return lane == Lane::compute ? "compute" : lane == Lane::input ? "input" : "host link";
+  static std::string name_of(Kind kind) {
+    return kind == Kind::compute ? "compute" : kind == Kind::input ? "input" : "host link";
   }
   int track(const std::string& name, int order) {
     return numbers_.try_emplace({order, name}, static_cast<int>(numbers_.size()) + 1).first->second;
@@ -66,7 +66,7 @@ class Tracks {
 
 std::string title(const Span& span, const TracedRank& rank) {
   const std::string name(span.name);
-  if (span.lane == Lane::compute && span.axes != 0) return format("wait for {} {}", rank.name_of_axes(span.axes), name);
+  if (span.kind == Kind::compute && span.axes != 0) return format("wait for {} {}", rank.name_of_axes(span.axes), name);
   return span.number < 0 ? name : format("{} {}", name, span.number);
 }
 

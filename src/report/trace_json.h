@@ -1,6 +1,6 @@
 #pragma once
 // A trace as JSON in the Trace Event Format, which Perfetto and Chrome's chrome://tracing open: one process per rank,
-// one track per lane. Spans on one track are nested or disjoint; if collectives along an axis overlap, the axis gets
+// one track per kind. Spans on one track are nested or disjoint; if collectives along an axis overlap, the axis gets
 // additional tracks.
 #include <functional>
 #include <span>

@@ -30,7 +30,7 @@ std::vector<report::Track> tracks_of(offload::Engine& engine) {
   for (const offload::Done& done : engine.recorded()) {
     const offload::Subgroup& subgroup = engine.subgroups()[static_cast<size_t>(done.subgroup)];
     tracks[static_cast<size_t>(lane_of(done.kind))].spans.push_back(
-        {.lane = Span::Lane::host_link,
+        {.kind = Span::Kind::host_link,
          .name = name_of(done.kind),
          .time = done.time,
          .number = done.subgroup,

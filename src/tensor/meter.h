@@ -122,7 +122,7 @@ class Meter {
     if (trace == nullptr) return;
     const auto bytes = static_cast<double>(wire_bytes);
     trace->add({.name = name_of(key.op), .time = wait, .axes = key.axes});
-    trace->add({.lane = Span::Lane::axis, .name = name_of(key.op), .time = flight, .axes = key.axes, .bytes = bytes});
+    trace->add({.kind = Span::Kind::axis, .name = name_of(key.op), .time = flight, .axes = key.axes, .bytes = bytes});
   }
 
   void add(OpKind kind, const Cost& cost, Interval time) {

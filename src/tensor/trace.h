@@ -13,13 +13,13 @@ namespace trainer {
 struct Span {
   /// compute: the compute thread; spans are nested. input: reading batches. host_link: copies between host and GPU.
   /// axis: collectives in flight along `axes`, several at a time.
-  enum class Lane : uint8_t { compute, input, host_link, axis };
+  enum class Kind : uint8_t { compute, input, host_link, axis };
 
-  Lane lane = Lane::compute;
+  Kind kind = Kind::compute;
   std::string_view name = {};  // must have static storage duration
   Interval time = {};
   int64_t number = -1;  // number of the step or layer; -1: none
-  uint32_t axes = 0;    // axes of a collective, as bits; on the compute lane: of the collective waited for
+  uint32_t axes = 0;    // axes of a collective, as bits; kind compute: of the collective waited for
   double flops = 0, bytes = 0;
 };
 
@@ -36,18 +36,18 @@ class Trace {
 /// Adds a span that lasts from construction to destruction. If `trace` is null, tracing is off.
 class TraceScope {
  public:
-  TraceScope(Trace* trace, std::string_view name, int64_t number = -1, Span::Lane lane = Span::Lane::compute)
-      : trace_(trace), lane_(lane), name_(name), number_(number), begin_(trace == nullptr ? 0 : now_seconds()) {}
+  TraceScope(Trace* trace, std::string_view name, int64_t number = -1, Span::Kind kind = Span::Kind::compute)
+      : trace_(trace), kind_(kind), name_(name), number_(number), begin_(trace == nullptr ? 0 : now_seconds()) {}
   ~TraceScope() {
     if (trace_ != nullptr)
-      trace_->add({.lane = lane_, .name = name_, .time = {begin_, now_seconds()}, .number = number_});
+      trace_->add({.kind = kind_, .name = name_, .time = {begin_, now_seconds()}, .number = number_});
   }
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
   Trace* trace_;
-  Span::Lane lane_;
+  Span::Kind kind_;
   std::string_view name_;
   int64_t number_;
   double begin_;

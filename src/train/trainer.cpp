@@ -172,7 +172,7 @@ void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
 parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches) {
   const int64_t first = first_sample(work, micro);
   {
-    const TraceScope reading(meter_.trace, "read", -1, Span::Lane::input);
+    const TraceScope reading(meter_.trace, "read", -1, Span::Kind::input);
     if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
   }
   parallel::Batch batch = upload(host_);
@@ -370,7 +370,7 @@ void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
   const auto rows = static_cast<size_t>(to.ids.count());
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows does not fit buffers of {} rows", host.ids.size(), rows);
   const TraceScope copying(device_.kind() == device::Kind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
-                           Span::Lane::host_link);
+                           Span::Kind::host_link);
   device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
   device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());
   if (to.first_key) {

@@ -8,7 +8,7 @@
 namespace trainer::report {
 namespace {
 
-using Lane = Span::Lane;
+using Kind = Span::Kind;
 
 struct Drawn {
   std::string track, name;
@@ -38,10 +38,10 @@ std::vector<Drawn> drawn(const Trace& trace, double origin, std::span<const Trac
 
 TEST(TraceJson, SpansHaveTheirTrackNameAndTime) {
   Trace trace;
-  trace.add({.lane = Lane::input, .name = "read", .time = {100.25, 100.5}});
+  trace.add({.kind = Kind::input, .name = "read", .time = {100.25, 100.5}});
   trace.add({.name = "gemm", .time = {101, 101.000002}, .flops = 4e9, .bytes = 1024});
   trace.add({.name = "all_reduce", .time = {101.5, 101.75}, .axes = 2});
-  trace.add({.lane = Lane::axis, .name = "all_reduce", .time = {101.25, 101.75}, .axes = 2, .bytes = 8192});
+  trace.add({.kind = Kind::axis, .name = "all_reduce", .time = {101.25, 101.75}, .axes = 2, .bytes = 8192});
   trace.add({.name = "layer", .time = {101, 102}, .number = 11});
   const std::vector<Drawn> spans = drawn(trace, 100);
   ASSERT_EQ(spans.size(), 5u);
@@ -63,8 +63,8 @@ TEST(TraceJson, SpansHaveTheirTrackNameAndTime) {
 TEST(TraceJson, CollectivesThatOverlapGetTracksOfTheirOwn) {
   Trace trace;
   for (const auto& [begin, end] : {std::pair{0.0, 4.0}, {1.0, 3.0}, {2.0, 6.0}, {3.0, 5.0}, {4.0, 7.0}})
-    trace.add({.lane = Lane::axis, .name = "all_gather", .time = {begin, end}, .axes = 1});
-  trace.add({.lane = Lane::axis, .name = "all_gather", .time = {0, 9}, .axes = 2});
+    trace.add({.kind = Kind::axis, .name = "all_gather", .time = {begin, end}, .axes = 1});
+  trace.add({.kind = Kind::axis, .name = "all_gather", .time = {0, 9}, .axes = 2});
   std::map<std::string, double> ends;
   for (const Drawn& span : drawn(trace, 0)) {
     EXPECT_GE(span.begin, ends[span.track]) << span.track;
