@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "device/lane.h"
+#include "device/stream.h"
 #include "offload/calibrate.h"
 #include "offload/make.h"
 #include "optim/make.h"

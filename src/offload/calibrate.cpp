@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/median.h"
-#include "device/lane.h"
+#include "device/stream.h"
 #include "ops/cpu/peak.h"
 #include "ops/operands.h"
 #include "tensor/buffer.h"
@@ -114,11 +114,11 @@ double memory_rate(device::Device& host, const State& state) {
 
 /// Returns the start-up time of an operation.
 double start_seconds(device::Device& device, device::Device& host) {
-  const std::unique_ptr<device::Mark> mark = device::make_mark(device);
+  const std::unique_ptr<device::Event> event = device::make_event(device);
   return seconds_of([&] {
     host.host_pool().parallel_for(host.threads(), [](int64_t) {});
-    mark->set();
-    mark->wait();
+    event->set();
+    event->wait();
   });
 }
 
@@ -145,8 +145,8 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   const State here = on(host), sent = on(host), received = on(host);  // kStatesOnHost
   const State there = on(device), back = on(device);                  // kStatesOnDevice
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
-  device.synchronize();  // the memory must be zeroed before lanes write to it
-  const std::unique_ptr<device::Device> in = device::make_lane(device), out = device::make_lane(device);
+  device.synchronize();  // the memory must be zeroed before streams write to it
+  const std::unique_ptr<device::Device> in = device::make_stream(device), out = device::make_stream(device);
   const auto count = static_cast<double>(n), bytes = static_cast<double>(here.memory.tensor().bytes());
   const auto copy_in = [&] {
     in->copy_to_device(there.memory.tensor().data, sent.memory.tensor().data, sent.memory.tensor().bytes());

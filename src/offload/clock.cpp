@@ -20,7 +20,7 @@ struct Work {
 /// A running operation.
 struct Active {
   Work* work;
-  double left;  // remaining seconds of work in its lane, if nothing else runs
+  double left;  // remaining seconds of work in its stream, if nothing else runs
 };
 
 Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes) {
@@ -47,7 +47,7 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
 }
 
 /// Computes the speed of each running operation, as a fraction of its speed if nothing else ran. Operations that
-/// together demand more of a resource than there is share it in proportion to the remaining work in their lanes: then
+/// together demand more of a resource than there is share it in proportion to the remaining work in their streams: then
 /// all end together, and the resource is busy until the end.
 void share_out(const std::vector<Active>& active, const Amounts& capacity, std::vector<double>& speeds) {
   speeds.assign(active.size(), 0);
@@ -86,13 +86,13 @@ double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rate
   std::vector<char> done(ops.size());
   std::vector<char> later(ops.size());  // true if the operation waits for the norm
   std::vector<Work> work(ops.size());
-  std::array<std::vector<size_t>, kLanes> lanes;
-  std::array<char, kLanes> lane_later{};
+  std::array<std::vector<size_t>, kStreams> streams;
+  std::array<char, kStreams> stream_later{};
   for (size_t i = 0; i < ops.size(); ++i) {
-    const auto lane = static_cast<size_t>(ops[i].lane());
-    later[i] = is_update(ops[i].kind) || lane_later[lane] ||
+    const auto stream = static_cast<size_t>(ops[i].stream());
+    later[i] = is_update(ops[i].kind) || stream_later[stream] ||
                std::ranges::any_of(ops[i].after, [&](int a) { return later[static_cast<size_t>(a)] != 0; });
-    lane_later[lane] = later[i];
+    stream_later[stream] = later[i];
     if (hidden && !later[i]) {
       done[i] = 1;
       continue;
@@ -102,32 +102,32 @@ double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rate
     for (size_t r = 0; r < kResources; ++r)
       work[i].seconds = std::max(work[i].seconds, work[i].amounts[r] / capacity[r]);
     work[i].starts = rates.start;
-    lanes[lane].push_back(i);
+    streams[stream].push_back(i);
   }
-  std::array<size_t, kLanes> next{};
-  std::array<char, kLanes> running{};
+  std::array<size_t, kStreams> next{};
+  std::array<char, kStreams> running{};
   double now = 0;
   std::vector<Active> active;
-  std::array<double, kLanes> left{};
-  for (size_t lane = 0; lane < kLanes; ++lane)
-    for (const size_t i : lanes[lane]) left[lane] += work[i].seconds;
+  std::array<double, kStreams> left{};
+  for (size_t stream = 0; stream < kStreams; ++stream)
+    for (const size_t i : streams[stream]) left[stream] += work[i].seconds;
   std::vector<double> speeds;
   for (;;) {
     active.clear();
     double step = std::numeric_limits<double>::infinity();
     bool any = false;
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      if (next[lane] == lanes[lane].size()) continue;
-      const size_t i = lanes[lane][next[lane]];
-      if (!running[lane]) {
+    for (size_t stream = 0; stream < kStreams; ++stream) {
+      if (next[stream] == streams[stream].size()) continue;
+      const size_t i = streams[stream][next[stream]];
+      if (!running[stream]) {
         if (std::ranges::any_of(ops[i].after, [&](int a) { return done[static_cast<size_t>(a)] == 0; })) continue;
-        running[lane] = 1;
+        running[stream] = 1;
       }
       any = true;
       if (work[i].starts > 0) {
         step = std::min(step, work[i].starts);
       } else {
-        active.push_back({&work[i], std::max(1e-12, left[lane] - work[i].progress * work[i].seconds)});
+        active.push_back({&work[i], std::max(1e-12, left[stream] - work[i].progress * work[i].seconds)});
       }
     }
     if (!any) break;
@@ -136,18 +136,18 @@ double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rate
       step = std::min(step, (1 - active[k].work->progress) * active[k].work->seconds / speeds[k]);
     now += step;
     for (size_t k = 0; k < active.size(); ++k) active[k].work->progress += step * speeds[k] / active[k].work->seconds;
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      if (!running[lane]) continue;
-      const size_t i = lanes[lane][next[lane]];
+    for (size_t stream = 0; stream < kStreams; ++stream) {
+      if (!running[stream]) continue;
+      const size_t i = streams[stream][next[stream]];
       if (work[i].starts > 0) {
         work[i].starts = work[i].starts <= step * (1 + 1e-12) ? 0 : work[i].starts - step;
         continue;
       }
       if (work[i].progress < 1 - 1e-9) continue;
       done[i] = 1;
-      left[lane] -= work[i].seconds;
-      running[lane] = 0;
-      ++next[lane];
+      left[stream] -= work[i].seconds;
+      running[stream] = 0;
+      ++next[stream];
       if (makes_weights(ops[i].kind)) weights = now;
     }
   }

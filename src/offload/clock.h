@@ -1,7 +1,7 @@
 #pragma once
-// A virtual clock: simulates a list of operations at given rates, without performing them. Lanes run concurrently.
-// Lanes that use the link in the same direction, or the host's memory, at the same time share it in proportion to their
-// remaining work, which is the best that sharing can achieve.
+// A virtual clock: simulates a list of operations at given rates, without performing them. Streams run concurrently.
+// Streams that use the link in the same direction, or the host's memory, at the same time share it in proportion to
+// their remaining work, which is the best that sharing can achieve.
 #include "offload/cost.h"
 
 namespace trainer::offload {

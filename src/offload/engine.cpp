@@ -30,21 +30,21 @@ Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& p
   if (store.replicas().split_state) gathers_.emplace(store);
   store_.keep_with(this);
   if (dry()) return;
-  store.device().synchronize();  // the memory above must be zeroed before lanes write to it
-  for (size_t g = 0; g < store.groups().size(); ++g) marks_.push_back(device::make_mark(store.device()));
+  store.device().synchronize();  // the memory above must be zeroed before streams write to it
+  for (size_t g = 0; g < store.groups().size(); ++g) events_.push_back(device::make_event(store.device()));
   host_memory_ = device::memory_of(store.device(), store.home());
   if (host_memory_ == device::HostMemory::pageable) {  // streaming would be slow: it copies the state twice per step
     plan_.device_share = {0, 1};
     places_ = places(plan_, static_cast<int>(subgroups_.size()));
   }
   make_lists();
-  for (int lane = 0; lane < kLanes; ++lane)
-    if (static_cast<Lane>(lane) != Lane::host)
-      lane_devices_[static_cast<size_t>(lane)] = device::make_lane(store.device(), host_memory_);
-  lanes_ =
-      std::make_unique<Lanes>(Lanes::Work{.prepare = [this](const Operation& op) { prepare(op); },
-                                          .perform = [this](const Operation& op, int64_t list) { perform(op, list); }},
-                              subgroups_, static_cast<int>(store.groups().size()));
+  for (int stream = 0; stream < kStreams; ++stream)
+    if (static_cast<Stream>(stream) != Stream::host)
+      stream_devices_[static_cast<size_t>(stream)] = device::make_stream(store.device(), host_memory_);
+  streams_ = std::make_unique<Streams>(
+      Streams::Work{.prepare = [this](const Operation& op) { prepare(op); },
+                    .perform = [this](const Operation& op, int64_t list) { perform(op, list); }},
+      subgroups_, static_cast<int>(store.groups().size()));
 }
 
 Engine::~Engine() { store_.keep_with(nullptr); }
@@ -81,7 +81,7 @@ void Engine::exposed(F&& waiting) {
 
 int64_t Engine::start(const Schedule& schedule, const Turn& turn) {
   turn_of(started_++) = turn;
-  return lanes_->start(schedule);
+  return streams_->start(schedule);
 }
 
 void Engine::begin_step() {
@@ -94,9 +94,9 @@ void Engine::begin_step() {
 
 void Engine::gradient_complete(Exec& ex, int group) {
   if (ex.device.dry()) return;
-  marks_[static_cast<size_t>(group)]->set();
-  lanes_->gradient_complete(group);
-  if (plan_.blocking) exposed([&] { lanes_->wait_for_gradient(begun_, group); });
+  events_[static_cast<size_t>(group)]->set();
+  streams_->gradient_complete(group);
+  if (plan_.blocking) exposed([&] { streams_->wait_for_gradient(begun_, group); });
 }
 
 void Engine::step(Exec& ex, const optim::Update& update) {
@@ -108,8 +108,8 @@ void Engine::step(Exec& ex, const optim::Update& update) {
     stepped_ = begun_;
     newest_ = std::exchange(open_, nullptr);
     std::ranges::fill(fresh_, char{0});
-    lanes_->norm_known();
-    if (plan_.blocking) exposed([&] { lanes_->wait_for_all(stepped_); });
+    streams_->norm_known();
+    if (plan_.blocking) exposed([&] { streams_->wait_for_all(stepped_); });
   }
   if (gathers_) gathers_->begin(ex);
   store_.weights_changed();
@@ -118,14 +118,14 @@ void Engine::step(Exec& ex, const optim::Update& update) {
 }
 
 void Engine::discard() {
-  if (std::exchange(open_, nullptr) != nullptr) lanes_->cancel();
+  if (std::exchange(open_, nullptr) != nullptr) streams_->cancel();
 }
 
 void Engine::await(int group) {
   char& fresh = fresh_[static_cast<size_t>(group)];
   if (fresh != 0) return;
   exposed([&] {
-    const auto wait = [this](int each) { lanes_->wait_for_weights(stepped_, each); };
+    const auto wait = [this](int each) { streams_->wait_for_weights(stepped_, each); };
     if (gathers_) {
       gathers_->finish(group, wait);
     } else {
@@ -138,14 +138,14 @@ void Engine::await(int group) {
 void Engine::settle() {
   discard();  // a step may have been interrupted by an error
   if (dry() || stepped_ < 0) return;
-  lanes_->wait_for_all(stepped_);
+  streams_->wait_for_all(stepped_);
   if (!std::exchange(loaded_, false)) return;
-  if (const Schedule home = homecoming(places_, plan_.slots); !home.empty()) lanes_->wait_for_all(start(home, {}));
+  if (const Schedule home = write_back(places_, plan_.slots); !home.empty()) streams_->wait_for_all(start(home, {}));
 }
 
 void Engine::forget() {
   if (dry()) return;
-  lanes_->recover();
+  streams_->recover();
   if (gathers_) gathers_->drop();
   open_ = nullptr;
   loaded_ = false;
@@ -154,13 +154,13 @@ void Engine::forget() {
 }
 
 void Engine::record(bool on) {
-  if (lanes_ != nullptr) lanes_->record(on);
+  if (streams_ != nullptr) streams_->record(on);
 }
 
 std::vector<Done> Engine::recorded() {
-  if (lanes_ == nullptr) return {};
-  if (stepped_ >= 0) lanes_->wait_for_all(stepped_);
-  return lanes_->recorded();
+  if (streams_ == nullptr) return {};
+  if (stepped_ >= 0) streams_->wait_for_all(stepped_);
+  return streams_->recorded();
 }
 
 Report Engine::report() {
@@ -172,11 +172,11 @@ Report Engine::report() {
   if (newest_ != nullptr) report.emulated_ms = newest_->emulated_s * 1e3;
   const std::optional<Rates>& rates = options_.rates;
   if (rates && !plan_.blocking) report.predicted_ms = 1e3 * update_seconds(plan_, subgroups_, *rates, sizes_);
-  if (lanes_ == nullptr) return report;
-  const Measured measured = lanes_->measured();
+  if (streams_ == nullptr) return report;
+  const Measured measured = streams_->measured();
   report.update_ms = 1e3 * measured.update_s;
   for (int kind = 0; kind < kKinds; ++kind)
-    report.busy_ms[static_cast<size_t>(lane_of(static_cast<Kind>(kind)))] +=
+    report.busy_ms[static_cast<size_t>(stream_of(static_cast<Kind>(kind)))] +=
         1e3 * measured.busy[static_cast<size_t>(kind)];
   const double updating = measured.busy[static_cast<size_t>(Kind::update_host)];
   if (rates && !options_.emulated && updating > 0) {

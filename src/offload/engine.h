@@ -11,9 +11,9 @@
 // slots (schedule.h). The list is started at the beginning of the step. Slots are filled during the forward pass,
 // gradients are copied to the host during the backward pass as groups become complete, and updates begin when the norm
 // is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains
-// may end even later. Only the waits between operations ensure that data is in place. There are five lanes: to the
-// host, to the device, compute weights to the device, updates on the device, updates on the host. Each lane is a thread
-// with its own work queue on the device (device::make_lane), so the code is the same for CPU and GPU.
+// may end even later. Only the waits between operations ensure that data is in place. There are five streams: to the
+// host, to the device, compute weights to the device, updates on the device, updates on the host. Each stream is a
+// thread with its own work queue on the device (device::make_stream), so the code is the same for CPU and GPU.
 //
 // Versions. Each subgroup's host copy and each slot record the number of their last update. It is an internal error if
 // an update finds any state but that of the previous update. A checkpoint is written from the groups' buffers after
@@ -25,10 +25,10 @@
 #include <memory>
 #include <optional>
 
-#include "device/lane.h"
+#include "device/stream.h"
 #include "offload/clock.h"
-#include "offload/lanes.h"
 #include "offload/lazy_gathers.h"
+#include "offload/streams.h"
 
 namespace trainer::offload {
 
@@ -36,13 +36,13 @@ namespace trainer::offload {
 struct Report {
   Share share;
   config::Fraction device_share;
-  Bytes bytes{};                         // bytes copied in that step, by kind of operation
-  double exposed_ms = 0;                 // time that the compute thread has waited for updates since the step began
-  double update_ms = 0;                  // from known gradient norm to updated weights; last completed list; 0: none
-  double predicted_ms = 0;               // update_seconds() at the rates in use; 0: rates unknown
-  double emulated_ms = 0;                // the same on the virtual clock; 0: no device is emulated
-  std::array<double, kLanes> busy_ms{};  // busy time on this machine; last completed list
-  double memory_share = 0;               // updates on the host: share of the measured memory bandwidth; 0: unknown
+  Bytes bytes{};                           // bytes copied in that step, by kind of operation
+  double exposed_ms = 0;                   // time that the compute thread has waited for updates since the step began
+  double update_ms = 0;                    // from known gradient norm to updated weights; last completed list; 0: none
+  double predicted_ms = 0;                 // update_seconds() at the rates in use; 0: rates unknown
+  double emulated_ms = 0;                  // the same on the virtual clock; 0: no device is emulated
+  std::array<double, kStreams> busy_ms{};  // busy time on this machine; last completed list
+  double memory_share = 0;                 // updates on the host: share of the measured memory bandwidth; 0: unknown
 };
 
 class Engine final : public optim::Optimizer, public params::Keeper {
@@ -52,7 +52,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
     bool round_gradients = false;     // gradients are sent to the host in bf16; the rule must round them, too
     std::optional<Rates> rates = {};  // used to predict update times
     bool emulated = false;            // the rates are those of the emulated device
-    /// For tests: called before each operation, on the thread of its lane; an exception counts as the operation's.
+    /// For tests: called before each operation, on the thread of its stream; an exception counts as the operation's.
     std::function<void(const Operation&)> before = {};
     bool poison = false;  // for tests: overwrites memory that must no longer be read
   };
@@ -148,18 +148,18 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   int64_t updates_ = 0;                      // number of updates begun
   std::array<Turn, 3> turns_;                // turns of the two lists that may be running, and of the next list
   device::HostMemory host_memory_ = device::HostMemory::plain;
-  std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: the group's gradient is complete
-  std::array<std::unique_ptr<device::Device>, kLanes> lane_devices_;  // null: the host
-  std::array<List, 2> lists_;                                         // the lists of a step, by loaded_
-  const List* newest_ = nullptr;                                      // the list of the last update
-  const List* open_ = nullptr;                                        // the list that has started without its update
-  std::vector<char> fresh_;  // by group: the compute weights include the last update
+  std::vector<std::unique_ptr<device::Event>> events_;                    // by group: the group's gradient is complete
+  std::array<std::unique_ptr<device::Device>, kStreams> stream_devices_;  // null: the host
+  std::array<List, 2> lists_;                                             // the lists of a step, by loaded_
+  const List* newest_ = nullptr;                                          // the list of the last update
+  const List* open_ = nullptr;  // the list that has started without its update
+  std::vector<char> fresh_;     // by group: the compute weights include the last update
   std::optional<LazyGathers> gathers_;
   int64_t started_ = 0;                // number of lists started
   int64_t begun_ = -1, stepped_ = -1;  // the lists of this step and of the last update
   bool loaded_ = false;                // the residents' state will be in their slots after the updates begun so far
   double exposed_s_ = 0;
-  std::unique_ptr<Lanes> lanes_;  // declared last, since its threads use all of the above
+  std::unique_ptr<Streams> streams_;  // declared last, since its threads use all of the above
 };
 
 }  // namespace trainer::offload

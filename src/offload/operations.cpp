@@ -1,4 +1,4 @@
-// The operations of an engine. Each runs on the thread of its lane.
+// The operations of an engine. Each runs on the thread of its stream.
 #include <vector>
 
 #include "offload/engine.h"
@@ -9,9 +9,9 @@ namespace {
 
 constexpr uint32_t kPoison = 0x7fc0dead;
 
-/// An Exec for a lane, whose arena and meter are unused.
-struct LaneExec {
-  explicit LaneExec(device::Device& device) : none(device, Arena::Mode::heap), ex{device, none, meter} {}
+/// An Exec for a stream, whose arena and meter are unused.
+struct StreamExec {
+  explicit StreamExec(device::Device& device) : none(device, Arena::Mode::heap), ex{device, none, meter} {}
   Arena none;
   Meter meter;
   Exec ex;
@@ -52,19 +52,19 @@ void Engine::expect_version(const Operation& op, int64_t version, const Turn& tu
 }
 
 void Engine::flush(const Subgroup& subgroup, const Tensor& gradient, const Tensor& on_host) {
-  device::Device& lane = *lane_devices_[static_cast<size_t>(Lane::to_host)];
+  device::Device& stream = *stream_devices_[static_cast<size_t>(Stream::to_host)];
   Tensor sent = gradient;
   if (rounded_) {
     sent = rounded_.tensor().range(0, subgroup.part.count);
-    LaneExec here(lane);
+    StreamExec here(stream);
     ops::run(here.ex, ops::Cast{gradient, sent});
   }
-  lane.copy_to_host(on_host.data, sent.data, sent.bytes());
+  stream.copy_to_host(on_host.data, sent.data, sent.bytes());
 }
 
 void Engine::update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Kept& kept,
                     const Tensor& gradient, const Tensor& compute) {
-  LaneExec here(device);
+  StreamExec here(device);
   selection_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, bool decay) {
     const auto of = [&](const Tensor& x) { return x.range(part.begin - subgroup.part.begin, part.count); };
     Kept piece;
@@ -80,7 +80,7 @@ void Engine::update(device::Device& device, const Turn& turn, const Subgroup& su
 // Waits for the work that the compute thread has queued on the device.
 void Engine::prepare(const Operation& op) {
   const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
-  if (op.kind == Kind::flush || op.kind == Kind::update_device) marks_[group]->wait();
+  if (op.kind == Kind::flush || op.kind == Kind::update_device) events_[group]->wait();
 }
 
 void Engine::perform(const Operation& op, int64_t list) {
@@ -90,7 +90,8 @@ void Engine::perform(const Operation& op, int64_t list) {
   const params::Group& group = group_of(subgroup);
   const int64_t count = subgroup.part.count;
   const Turn& turn = turn_of(list);
-  device::Device& lane = op.lane() == Lane::host ? store_.home() : *lane_devices_[static_cast<size_t>(op.lane())];
+  device::Device& stream =
+      op.stream() == Stream::host ? store_.home() : *stream_devices_[static_cast<size_t>(op.stream())];
   Slot* const slot = op.slot < 0 ? nullptr : &slots_[static_cast<size_t>(op.slot)];
   const Kept home = kept_of(subgroup), there = slot == nullptr ? Kept{} : kept_in(*slot, count);
   const Tensor gradient = group.grad.tensor().range(subgroup.part.begin, count);
@@ -104,8 +105,8 @@ void Engine::perform(const Operation& op, int64_t list) {
       break;
     case Kind::load:
       for (size_t i = 0; i < home.count; ++i)
-        lane.copy_to_device(there.tensors[i].data, home.tensors[i].data, home.tensors[i].bytes());
-      lane.synchronize();
+        stream.copy_to_device(there.tensors[i].data, home.tensors[i].data, home.tensors[i].bytes());
+      stream.synchronize();
       slot->subgroup = op.subgroup;
       slot->version = versions_[index];
       break;
@@ -113,28 +114,28 @@ void Engine::perform(const Operation& op, int64_t list) {
       TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} has the state of subgroup {}; expected subgroup {}",
                     op.slot, slot->subgroup, op.subgroup);
       expect_version(op, slot->version, turn);
-      update(lane, turn, subgroup, there, gradient, sizes_.bounces() ? compute : Tensor{});
-      if (!sizes_.bounces()) lane.copy_rows(compute.data, 0, there.master().data, 0, 1, compute.bytes());
-      lane.synchronize();
+      update(stream, turn, subgroup, there, gradient, sizes_.bounces() ? compute : Tensor{});
+      if (!sizes_.bounces()) stream.copy_rows(compute.data, 0, there.master().data, 0, 1, compute.bytes());
+      stream.synchronize();
       slot->version = turn.number;
       break;
     }
     case Kind::drain:
       for (size_t i = 0; i < home.count; ++i)
-        lane.copy_to_host(home.tensors[i].data, there.tensors[i].data, home.tensors[i].bytes());
+        stream.copy_to_host(home.tensors[i].data, there.tensors[i].data, home.tensors[i].bytes());
       versions_[index] = slot->version;
       slot->subgroup = -1;
-      ruin(lane, slot->memory.tensor());
+      ruin(stream, slot->memory.tensor());
       break;
     case Kind::update_host:
       expect_version(op, versions_[index], turn);
-      update(lane, turn, subgroup, home, on_host, bounce);
+      update(stream, turn, subgroup, home, on_host, bounce);
       versions_[index] = turn.number;
-      ruin(lane, on_host);
+      ruin(stream, on_host);
       break;
     case Kind::refresh:
-      lane.copy_to_device(compute.data, bounce ? bounce.data : home.master().data, compute.bytes());
-      lane.synchronize();
+      stream.copy_to_device(compute.data, bounce ? bounce.data : home.master().data, compute.bytes());
+      stream.synchronize();
       if (bounce) ruin(store_.home(), bounce);
       break;
   }

@@ -34,7 +34,7 @@ class Writer {
     std::erase(operation.after, -1);
     if (s_.blocking) {
       operation.after.clear();
-      if (place > 0 && out_.back().lane() != operation.lane()) operation.after = {place - 1};
+      if (place > 0 && out_.back().stream() != operation.stream()) operation.after = {place - 1};
     }
     out_.push_back(std::move(operation));
     return place;
@@ -95,20 +95,20 @@ std::string_view name_of(Kind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-std::string_view name_of(Lane lane) {
+std::string_view name_of(Stream stream) {
   static constexpr std::string_view names[] = {"to_host", "to_device", "refresh", "device", "host"};
-  return names[static_cast<size_t>(lane)];
+  return names[static_cast<size_t>(stream)];
 }
 
-Lane lane_of(Kind kind) {
-  static constexpr Lane lanes[] = {Lane::to_host, Lane::to_device, Lane::device,
-                                   Lane::to_host, Lane::host,      Lane::refresh};
-  return lanes[static_cast<size_t>(kind)];
+Stream stream_of(Kind kind) {
+  static constexpr Stream streams[] = {Stream::to_host, Stream::to_device, Stream::device,
+                                       Stream::to_host, Stream::host,      Stream::refresh};
+  return streams[static_cast<size_t>(kind)];
 }
 
 Schedule schedule(const Situation& situation) { return Writer(situation).finish(); }
 
-Schedule homecoming(std::span<const Place> places, int slots) {
+Schedule write_back(std::span<const Place> places, int slots) {
   Schedule list;
   for (int i = 0; i < static_cast<int>(places.size()); ++i)
     if (places[static_cast<size_t>(i)] == Place::resident)

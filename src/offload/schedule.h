@@ -1,11 +1,11 @@
 #pragma once
-// The update of one step as a list of operations, computed by a pure function. The same list is executed (lanes.h),
+// The update of one step as a list of operations, computed by a pure function. The same list is executed (streams.h),
 // timed on a virtual clock (clock.h), counted, and searched for missing waits (tests/unit/offload/races.h).
 //
-// Each operation belongs to a lane. A lane runs its operations one after another, in the order of the list. An
+// Each operation belongs to a stream. A stream runs its operations one after another, in the order of the list. An
 // operation also waits for the earlier operations named in `after`. A flush waits until its group's gradient is
-// complete, an update until the norm is known. Waits that lanes and other waits imply are left out. No operation begins
-// before the previous step's list is done. From one step to the next, only the residents' state stays in slots.
+// complete, an update until the norm is known. Waits that streams and other waits imply are left out. No operation
+// begins before the previous step's list is done. From one step to the next, only the residents' state stays in slots.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -26,11 +26,11 @@ enum class Kind : uint8_t {
   refresh         // copies compute weights from the host to the device
 };
 inline constexpr int kKinds = 6;
-enum class Lane : uint8_t { to_host, to_device, refresh, device, host };
-inline constexpr int kLanes = 5;
+enum class Stream : uint8_t { to_host, to_device, refresh, device, host };
+inline constexpr int kStreams = 5;
 std::string_view name_of(Kind kind);
-std::string_view name_of(Lane lane);
-Lane lane_of(Kind kind);
+std::string_view name_of(Stream stream);
+Stream stream_of(Kind kind);
 /// True if the subgroup's compute weights on the device are up to date when such an operation is done.
 constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
 /// True if such an operation waits until the norm is known.
@@ -45,7 +45,7 @@ struct Operation {
   int slot = -1;           // for load, update_device and drain
   int bounce = -1;         // for update_host and refresh
   std::vector<int> after;  // indices in the list
-  Lane lane() const { return lane_of(kind); }
+  Stream stream() const { return stream_of(kind); }
 };
 using Schedule = std::vector<Operation>;
 
@@ -60,7 +60,7 @@ struct Situation {
 Schedule schedule(const Situation& situation);
 
 /// Returns the operations that copy the residents' state back to the host.
-Schedule homecoming(std::span<const Place> places, int slots);
+Schedule write_back(std::span<const Place> places, int slots);
 
 /// Busy seconds by kind of operation.
 using Seconds = std::array<double, kKinds>;

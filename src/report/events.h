@@ -21,13 +21,13 @@ struct OffloadReport {
   int64_t host = 0, streamed = 0, resident = 0;  // number of parameters updated in each place
   std::map<std::string, int64_t> bytes;          // transferred between host and device, by kind
   double exposed_ms = kUnknown;                  // time that the step waited for updates
-  std::map<std::string, double> busy_ms;         // by lane, in the latest completed update
+  std::map<std::string, double> busy_ms;         // by stream, in the latest completed update
   double update_ms = kUnknown;     // time of that update, from the gradient norm until all weights were updated
   double emulated_ms = kUnknown;   // time of an update on the emulated device, if there is one
   double predicted_ms = kUnknown;  // on the emulated device, or on this machine if there is none
   // The latest completed update, if no device is emulated:
   double parameters_per_s = kUnknown;  // rate of this rank
-  double overlapped = kUnknown;        // share of the lanes' work for which no step waited
+  double overlapped = kUnknown;        // share of the streams' work for which no step waited
   double memory_share = kUnknown;      // memory bandwidth of updates on the host, relative to the measured bandwidth
   // The plan: number of subgroups and size of the largest, how many are resident on the device, the device's slots for
   // streamed subgroups, and the kind of host memory.

@@ -96,16 +96,16 @@ std::string optimizer_offload(const History& history) {
       {"overlapped share", format_percent(median_of(steps, &OffloadReport::overlapped))},
       {"rate", std::isfinite(rate) ? format_count(rate) + " parameters/s" : ""},
       {"share of the host's memory bandwidth", format_percent(median_of(steps, &OffloadReport::memory_share))}};
-  page::Grid moved{.head = {"bytes/step"}, .rows = {}}, lanes{.head = {"busy, ms/step"}, .rows = {}};
+  page::Grid moved{.head = {"bytes/step"}, .rows = {}}, streams{.head = {"busy, ms/step"}, .rows = {}};
   for (const auto& [what, bytes] : last.bytes) moved.rows.push_back({.name = what, .cells = {page::bytes_text(bytes)}});
-  for (const auto& [lane, unused] : last.busy_ms)
-    lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", median_of(steps, [&](const OffloadReport* step) {
-                                                           const auto found = step->busy_ms.find(lane);
-                                                           return found == step->busy_ms.end() ? kUnknown
-                                                                                               : found->second;
-                                                         }))}});
+  for (const auto& [stream, unused] : last.busy_ms)
+    streams.rows.push_back({.name = stream, .cells = {format("{:.3f}", median_of(steps, [&](const OffloadReport* step) {
+                                                               const auto found = step->busy_ms.find(stream);
+                                                               return found == step->busy_ms.end() ? kUnknown
+                                                                                                   : found->second;
+                                                             }))}});
   return "<h2>Optimizer offload</h2><p>Medians over the steps, on rank 0.</p>" + page::table(facts) +
-         page::table(moved) + (emulated ? "" : page::table(lanes)) + update_chart(history);
+         page::table(moved) + (emulated ? "" : page::table(streams)) + update_chart(history);
 }
 
 std::string communication(const History& history) {

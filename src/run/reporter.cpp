@@ -42,9 +42,10 @@ report::OffloadReport offload_report(offload::Engine& engine) {
   for (int kind = 0; kind < offload::kKinds; ++kind)
     if (const int64_t bytes = from.bytes[static_cast<size_t>(kind)]; bytes > 0)
       report.bytes[std::string(name_of(static_cast<offload::Kind>(kind)))] = bytes;
-  for (int lane = 0; lane < offload::kLanes; ++lane) {
-    report.busy_ms[std::string(name_of(static_cast<offload::Lane>(lane)))] = from.busy_ms[static_cast<size_t>(lane)];
-    busy_ms += from.busy_ms[static_cast<size_t>(lane)];
+  for (int stream = 0; stream < offload::kStreams; ++stream) {
+    report.busy_ms[std::string(name_of(static_cast<offload::Stream>(stream)))] =
+        from.busy_ms[static_cast<size_t>(stream)];
+    busy_ms += from.busy_ms[static_cast<size_t>(stream)];
   }
   if (from.update_ms > 0) report.update_ms = from.update_ms;
   if (from.emulated_ms > 0) report.emulated_ms = from.emulated_ms;

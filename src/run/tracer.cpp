@@ -20,16 +20,17 @@ std::string system_identity() {
 
 /// Returns a track for each queue of the optimizer offload, with the operations recorded in it.
 std::vector<report::Track> tracks_of(offload::Engine& engine) {
-  using offload::Lane;
+  using offload::Stream;
   std::vector<report::Track> tracks = {{"host link: gradients and state to the host", {}},
                                        {"host link: state to the device", {}},
                                        {"host link: weights to the device", {}},
                                        {"optimizer on the device", {}},
                                        {"optimizer on the host", {}}};
-  static_assert(offload::kLanes == 5 && static_cast<int>(Lane::refresh) == 2 && static_cast<int>(Lane::host) == 4);
+  static_assert(offload::kStreams == 5 && static_cast<int>(Stream::refresh) == 2 &&
+                static_cast<int>(Stream::host) == 4);
   for (const offload::Done& done : engine.recorded()) {
     const offload::Subgroup& subgroup = engine.subgroups()[static_cast<size_t>(done.subgroup)];
-    tracks[static_cast<size_t>(lane_of(done.kind))].spans.push_back(
+    tracks[static_cast<size_t>(stream_of(done.kind))].spans.push_back(
         {.kind = Span::Kind::host_link,
          .name = name_of(done.kind),
          .time = done.time,

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "config/layouts.h"
-#include "device/lane.h"
+#include "device/stream.h"
 #include "offload/make.h"
 #include "optim/adamw.h"
 #include "parallel/loss.h"

@@ -190,14 +190,14 @@ cudaStream_t stream_of(Device& device) {
   return static_cast<CudaDevice&>(device).stream();
 }
 
-std::unique_ptr<Mark> make_mark(Device& device) {
-  class CudaMark final : public Mark {
+std::unique_ptr<Event> make_event(Device& device) {
+  class CudaEvent final : public Event {
    public:
-    CudaMark(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {
+    CudaEvent(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {
       check(cudaSetDevice(ordinal_), "selecting the CUDA device");
       check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
     }
-    ~CudaMark() override {
+    ~CudaEvent() override {
       cudaSetDevice(ordinal_);
       cudaEventDestroy(event_);
     }
@@ -212,10 +212,10 @@ std::unique_ptr<Mark> make_mark(Device& device) {
     cudaStream_t stream_;
     cudaEvent_t event_ = nullptr;
   };
-  return std::make_unique<CudaMark>(device.gpu().ordinal, stream_of(device));
+  return std::make_unique<CudaEvent>(device.gpu().ordinal, stream_of(device));
 }
 
-std::unique_ptr<Device> make_lane(Device& device, bool staged) {
+std::unique_ptr<Device> make_stream(Device& device, bool staged) {
   return std::make_unique<CudaDevice>(device.gpu(), /*host_threads=*/1, device.libraries(), /*direct=*/!staged);
 }
 

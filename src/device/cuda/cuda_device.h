@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "device/lane.h"
 #include "device/numa.h"
+#include "device/stream.h"
 
 namespace trainer::device::cuda {
 
@@ -26,10 +26,10 @@ int64_t free_memory(int ordinal);
 std::unique_ptr<Device> make_device(int ordinal, int host_threads,
                                     std::shared_ptr<Libraries> libraries = std::make_shared<Libraries>());
 
-/// The functions of device/lane.h for CUDA devices. Unless `staged`, a queue copies from and to host memory directly,
+/// The functions of device/stream.h for CUDA devices. Unless `staged`, a queue copies from and to host memory directly,
 /// at link speed if that memory is pinned. Large blocks of host memory are allocated on the GPU's NUMA node.
-std::unique_ptr<Mark> make_mark(Device& device);
-std::unique_ptr<Device> make_lane(Device& device, bool staged);
+std::unique_ptr<Event> make_event(Device& device);
+std::unique_ptr<Device> make_stream(Device& device, bool staged);
 std::unique_ptr<Device> make_host(const Device& device, bool pinned, std::unique_ptr<MemoryNodes> nodes);
 /// Returns the kind of the memory of a host that make_host() created.
 HostMemory memory_of(Device& host);

@@ -14,8 +14,8 @@ std::unique_ptr<Device> make_device(int, int, std::shared_ptr<Libraries>) {
   throw Error(Code::usage, no_device_reason());
 }
 
-std::unique_ptr<Mark> make_mark(Device&) { throw Error(Code::usage, no_device_reason()); }
-std::unique_ptr<Device> make_lane(Device&, bool) { throw Error(Code::usage, no_device_reason()); }
+std::unique_ptr<Event> make_event(Device&) { throw Error(Code::usage, no_device_reason()); }
+std::unique_ptr<Device> make_stream(Device&, bool) { throw Error(Code::usage, no_device_reason()); }
 std::unique_ptr<Device> make_host(const Device&, bool, std::unique_ptr<MemoryNodes>) {
   throw Error(Code::usage, no_device_reason());
 }

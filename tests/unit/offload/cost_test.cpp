@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Published{15.33e9, 350e9, {{2, 1.31}, {3, 1.34}, {4, 1.41}, {6, 1.50}, {8, 1.54}, {10, 1.58}}},
                       Published{15.58e9, 135e9, {{2, 3.50}, {3, 3.60}, {4, 3.82}, {8, 3.94}, {10, 3.95}}}));
 
-TEST(Cost, EachLaneOnItsOwnGivesItsClosedForm) {
+TEST(Cost, EachStreamOnItsOwnGivesItsClosedForm) {
   const auto subgroups = equal_subgroups(8e8, 100'000'000);
   const auto with = [](auto change) {
     Rates rates = kFast;

@@ -127,7 +127,7 @@ std::function<void(const Operation&)> jitter(uint64_t seed) {
   };
 }
 
-TEST(Engine, LanesThatRunLateFindTheSameBytes) {
+TEST(Engine, StreamsThatRunLateFindTheSameBytes) {
   const std::vector<std::byte> expected = reference(DType::bf16, 4);
   for (uint64_t seed = 0; seed < 200; ++seed) {
     Rig rig(DType::bf16);

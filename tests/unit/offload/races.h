@@ -16,8 +16,8 @@ struct Access {
   bool writes;
 };
 
-/// The memory that an operation uses. The gradient on the device and the norm are written by the compute thread: lanes
-/// wait for them.
+/// The memory that an operation uses. The gradient on the device and the norm are written by the compute thread:
+/// streams wait for them.
 inline std::vector<Access> accesses_of(const Operation& op) {
   const Thing state{"state", op.subgroup}, gradient{"gradient on the host", op.subgroup}, slot{"slot", op.slot},
       bounce{"bounce", op.bounce}, weights{"weights", op.subgroup};
@@ -54,13 +54,13 @@ inline std::vector<Access> accesses_of(const Operation& op) {
 /// before[i][j]: operation j is done when i begins.
 inline std::vector<std::vector<char>> order_of(const Schedule& ops) {
   std::vector<std::vector<char>> before(ops.size(), std::vector<char>(ops.size()));
-  std::array<int, kLanes> last;
+  std::array<int, kStreams> last;
   last.fill(-1);
   for (size_t i = 0; i < ops.size(); ++i) {
     std::vector<int> direct = ops[i].after;
-    int& lane = last[static_cast<size_t>(ops[i].lane())];
-    if (lane >= 0) direct.push_back(lane);
-    lane = static_cast<int>(i);
+    int& stream = last[static_cast<size_t>(ops[i].stream())];
+    if (stream >= 0) direct.push_back(stream);
+    stream = static_cast<int>(i);
     for (const int j : direct) {
       before[i][static_cast<size_t>(j)] = 1;
       for (size_t k = 0; k < ops.size(); ++k) before[i][k] |= before[static_cast<size_t>(j)][k];

@@ -74,7 +74,7 @@ TEST(Schedule, ResidentsAreLoadedOnceAndCopiedBackOnRequest) {
   const std::vector<Place> where = places({.device_share = {1, 1}, .resident = 2}, 3);
   EXPECT_EQ(text_of_list(schedule({.places = where, .slots = 1})), "L2@0 L0@1 G0@1 L1@2 G1@2 G2@0 D2@0 ");
   EXPECT_EQ(text_of_list(schedule({.places = where, .slots = 1, .loaded = true})), "L2@0 G0@1 G1@2 G2@0 D2@0 ");
-  EXPECT_EQ(text_of_list(homecoming(where, 1)), "D0@1 D1@2 ");
+  EXPECT_EQ(text_of_list(write_back(where, 1)), "D0@1 D1@2 ");
 }
 
 /// Every situation of a step.

@@ -1,18 +1,18 @@
-#include "device/lane.h"
+#include "device/stream.h"
 
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
 
 namespace trainer::device {
 
-std::unique_ptr<Mark> make_mark(Device& device) {
-  if (device.kind() == Kind::cuda && !device.dry()) return cuda::make_mark(device);
-  return std::make_unique<Mark>();
+std::unique_ptr<Event> make_event(Device& device) {
+  if (device.kind() == Kind::cuda && !device.dry()) return cuda::make_event(device);
+  return std::make_unique<Event>();
 }
 
-std::unique_ptr<Device> make_lane(Device& device, HostMemory memory) {
+std::unique_ptr<Device> make_stream(Device& device, HostMemory memory) {
   TRAINER_CHECK(!device.dry(), "a dry device has no work queues");
-  if (device.kind() == Kind::cuda) return cuda::make_lane(device, memory == HostMemory::staged);
+  if (device.kind() == Kind::cuda) return cuda::make_stream(device, memory == HostMemory::staged);
   return std::make_unique<CpuDevice>(1, device.isa());
 }
 

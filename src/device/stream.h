@@ -8,17 +8,17 @@
 namespace trainer::device {
 
 /// An event in a device's work queue. On a CPU every event completes immediately.
-class Mark {
+class Event {
  public:
-  virtual ~Mark() = default;
+  virtual ~Event() = default;
   /// Records the event after the work enqueued so far.
   virtual void set() {}
   /// Returns when the device has reached the event of the last set(). Thread-safe.
   virtual void wait() {}
 };
 
-/// The device must outlive the mark.
-std::unique_ptr<Mark> make_mark(Device& device);
+/// The device must outlive the event.
+std::unique_ptr<Event> make_event(Device& device);
 
 /// The kind of host memory, from the device's point of view.
 enum class HostMemory : uint8_t {
@@ -30,7 +30,7 @@ enum class HostMemory : uint8_t {
 
 /// Creates an additional work queue on the device's memory, for use by another thread; on a CPU it computes with one
 /// thread. `memory` is the kind of host memory that the queue copies from and to. An internal error on a dry device.
-std::unique_ptr<Device> make_lane(Device& device, HostMemory memory = HostMemory::pinned);
+std::unique_ptr<Device> make_stream(Device& device, HostMemory memory = HostMemory::pinned);
 
 /// Creates a CPU device that represents the host of `device`, with the same number of threads. For a GPU its memory is
 /// pinned if `pinned`; memory that the system refuses to pin is pageable, with a warning.

@@ -1,7 +1,7 @@
 #pragma once
-// Lanes: runs lists of operations concurrently with the compute thread, one thread per lane. An operation is done when
-// its function returns. Operations wait only for other operations and for the events of a step (schedule.h), so CPU,
-// emulated device and GPU differ only in that function.
+// Streams: runs lists of operations concurrently with the compute thread, one thread per stream. An operation is done
+// when its function returns. Operations wait only for other operations and for the events of a step (schedule.h), so
+// CPU, emulated device and GPU differ only in that function.
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -26,18 +26,18 @@ struct Done {
   Interval time = {};
 };
 
-class Lanes {
+class Streams {
  public:
-  /// The functions that run operations. Both are called on the thread of the operation's lane.
+  /// The functions that run operations. Both are called on the thread of the operation's stream.
   struct Work {
     std::function<void(const Operation&)> prepare;                // waits for the device; not counted as busy time
     std::function<void(const Operation&, int64_t list)> perform;  // performs the operation
   };
-  Lanes(Work work, std::span<const Subgroup> subgroups, int groups);
+  Streams(Work work, std::span<const Subgroup> subgroups, int groups);
   /// Completes the operations that have begun, and drops the others.
-  ~Lanes();
-  Lanes(const Lanes&) = delete;
-  Lanes& operator=(const Lanes&) = delete;
+  ~Streams();
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
 
   // The following functions must all be called from the same thread.
 
@@ -73,7 +73,7 @@ class Lanes {
     std::vector<char> gradients;                  // by group: true if the gradient is complete
     std::vector<int> weights_left, flushes_left;  // by group
     bool norm_known = false, cancelled = false;
-    int lanes_left = 0;
+    int streams_left = 0;
     double norm_at = 0, weights_at = 0;  // on the clock of now_seconds()
     Seconds busy{};
     std::exception_ptr error;
@@ -83,8 +83,8 @@ class Lanes {
   /// Adds `change` to the counts of remaining operations that include `op`.
   void count(Run& run, const Operation& op, int change) const;
   bool is_ready(const Run& run, const Operation& op) const;
-  void work_all(Lane lane);
-  void work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock);
+  void work_all(Stream stream);
+  void work_on(int64_t list, Stream stream, std::unique_lock<std::mutex>& lock);
   template <typename Reached>
   void wait(int64_t list, Reached&& reached);
 

@@ -1,4 +1,4 @@
-#include "offload/lanes.h"
+#include "offload/streams.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,26 +7,26 @@
 
 namespace trainer::offload {
 
-Lanes::Lanes(Work work, std::span<const Subgroup> subgroups, int groups)
+Streams::Streams(Work work, std::span<const Subgroup> subgroups, int groups)
     : work_(std::move(work)), subgroups_(subgroups.begin(), subgroups.end()), groups_(static_cast<size_t>(groups)) {
-  for (int lane = 0; lane < kLanes; ++lane)
-    threads_.push_back(start_thread(format("the optimizer's lane \"{}\"", name_of(static_cast<Lane>(lane))),
-                                    [this, lane] { work_all(static_cast<Lane>(lane)); }));
+  for (int stream = 0; stream < kStreams; ++stream)
+    threads_.push_back(start_thread(format("the optimizer\'s stream \"{}\"", name_of(static_cast<Stream>(stream))),
+                                    [this, stream] { work_all(static_cast<Stream>(stream)); }));
 }
 
-Lanes::~Lanes() {
+Streams::~Streams() {
   const std::lock_guard lock(mutex_);
   ending_ = true;
   changed_.notify_all();
 }
 
-void Lanes::count(Run& run, const Operation& op, int change) const {
+void Streams::count(Run& run, const Operation& op, int change) const {
   const auto group = static_cast<size_t>(group_of(op));
   if (makes_weights(op.kind)) run.weights_left[group] += change;
   if (op.kind == Kind::flush) run.flushes_left[group] += change;
 }
 
-int64_t Lanes::start(const Schedule& schedule) {
+int64_t Streams::start(const Schedule& schedule) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return finished_ >= started_ - 1; });
   Run& next = run(started_);
@@ -37,7 +37,7 @@ int64_t Lanes::start(const Schedule& schedule) {
   next.flushes_left.assign(groups_, 0);
   for (const Operation& op : schedule) count(next, op, +1);
   next.norm_known = next.cancelled = false;
-  next.lanes_left = kLanes;
+  next.streams_left = kStreams;
   next.norm_at = next.weights_at = 0;
   next.busy = {};
   next.error = nullptr;
@@ -45,13 +45,13 @@ int64_t Lanes::start(const Schedule& schedule) {
   return started_++;
 }
 
-void Lanes::gradient_complete(int group) {
+void Streams::gradient_complete(int group) {
   const std::lock_guard lock(mutex_);
   run(started_ - 1).gradients[static_cast<size_t>(group)] = 1;
   changed_.notify_all();
 }
 
-void Lanes::norm_known() {
+void Streams::norm_known() {
   const std::lock_guard lock(mutex_);
   Run& current = run(started_ - 1);
   current.norm_known = true;
@@ -59,7 +59,7 @@ void Lanes::norm_known() {
   changed_.notify_all();
 }
 
-void Lanes::cancel() {
+void Streams::cancel() {
   std::unique_lock lock(mutex_);
   if (started_ == 0) return;
   run(started_ - 1).cancelled = true;
@@ -67,14 +67,14 @@ void Lanes::cancel() {
   changed_.wait(lock, [&] { return finished_ == started_; });
 }
 
-void Lanes::recover() {
+void Streams::recover() {
   cancel();
   const std::lock_guard lock(mutex_);
   for (Run& each : runs_) each.error = nullptr;
 }
 
 template <typename Reached>
-void Lanes::wait(int64_t list, Reached&& reached) {
+void Streams::wait(int64_t list, Reached&& reached) {
   std::unique_lock lock(mutex_);
   if (list < started_ - 2) return;
   Run& at = run(list);
@@ -82,48 +82,48 @@ void Lanes::wait(int64_t list, Reached&& reached) {
   if (at.error != nullptr) std::rethrow_exception(at.error);
 }
 
-void Lanes::wait_for_weights(int64_t list, int group) {
+void Streams::wait_for_weights(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.weights_left[static_cast<size_t>(group)] == 0; });
 }
 
-void Lanes::wait_for_gradient(int64_t list, int group) {
+void Streams::wait_for_gradient(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
 // On return, even after an error, no thread is working on the list any more, so it may be destroyed.
-void Lanes::wait_for_all(int64_t list) {
+void Streams::wait_for_all(int64_t list) {
   std::unique_lock lock(mutex_);
   if (list < started_ - 2) return;
   changed_.wait(lock, [&] { return finished_ > list; });
   if (run(list).error != nullptr) std::rethrow_exception(run(list).error);
 }
 
-Measured Lanes::measured() {
+Measured Streams::measured() {
   const std::lock_guard lock(mutex_);
   return measured_;
 }
 
-void Lanes::record(bool on) {
+void Streams::record(bool on) {
   const std::lock_guard lock(mutex_);
   recording_ = on;
 }
 
-std::vector<Done> Lanes::recorded() {
+std::vector<Done> Streams::recorded() {
   const std::lock_guard lock(mutex_);
   return std::exchange(recorded_, {});
 }
 
-bool Lanes::is_ready(const Run& run, const Operation& op) const {
+bool Streams::is_ready(const Run& run, const Operation& op) const {
   return (!is_update(op.kind) || run.norm_known) &&
          (op.kind != Kind::flush || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
          std::ranges::all_of(op.after, [&](int before) { return run.done[static_cast<size_t>(before)] != 0; });
 }
 
-void Lanes::work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock) {
+void Streams::work_on(int64_t list, Stream stream, std::unique_lock<std::mutex>& lock) {
   Run& current = run(list);
   for (size_t i = 0; i < current.schedule->size(); ++i) {
     const Operation& op = (*current.schedule)[i];
-    if (op.lane() != lane) continue;
+    if (op.stream() != stream) continue;
     changed_.wait(lock, [&] { return ending_ || current.cancelled || is_ready(current, op); });
     if (ending_ || current.cancelled) return;
     lock.unlock();
@@ -152,7 +152,7 @@ void Lanes::work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock)
   }
 }
 
-void Lanes::work_all(Lane lane) {
+void Streams::work_all(Stream stream) {
   std::unique_lock lock(mutex_);
   for (int64_t list = 0;; ++list) {
     changed_.wait(lock, [&] { return ending_ || (started_ > list && finished_ == list); });
@@ -162,8 +162,8 @@ void Lanes::work_all(Lane lane) {
       current.error = before.error;
       current.cancelled = true;
     }
-    work_on(list, lane, lock);
-    if (--current.lanes_left > 0) continue;
+    work_on(list, stream, lock);
+    if (--current.streams_left > 0) continue;
     if (!current.cancelled) measured_ = {current.busy, std::max(0.0, current.weights_at - current.norm_at)};
     ++finished_;
     changed_.notify_all();
