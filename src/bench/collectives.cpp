@@ -23,7 +23,7 @@ class Bench {
                       .members = std::vector<int>(static_cast<size_t>(world.size())),
                       .index = world.rank()};
     std::iota(group.members.begin(), group.members.end(), 0);
-    all_ = world.communicator(device, std::move(group), comm::Lane::critical);
+    all_ = world.communicator(device, std::move(group), comm::Purpose::critical);
     world.connect();
     // MPI's own reduction runs on the progress thread, as all MPI calls do.
     if (world.transport() == "mpi" && device.kind() == device::Kind::cpu)

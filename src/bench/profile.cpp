@@ -169,7 +169,7 @@ class Profile {
                                             .name = format("profile {}", axes),
                                             .members = members,
                                             .index = static_cast<int>(own - members.begin())},
-                                           comm::Lane::critical));
+                                           comm::Purpose::critical));
       axes <<= 1;
     }
     world_.connect();

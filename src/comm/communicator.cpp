@@ -23,9 +23,9 @@ bool in_place_or_apart(const Tensor& part, const Tensor& whole, int64_t begin) {
 Communicator::Communicator(Group group) : group_(std::move(group)) {}
 Communicator::~Communicator() = default;
 
-std::string_view name_of(Lane lane) {
-  static constexpr std::string_view names[kLanes] = {"critical", "weights", "grads", "control"};
-  return names[static_cast<size_t>(lane)];
+std::string_view name_of(Purpose purpose) {
+  static constexpr std::string_view names[kPurposes] = {"critical", "weights", "grads", "control"};
+  return names[static_cast<size_t>(purpose)];
 }
 
 Chunk Communicator::own_part(int64_t n, Chunk window) const {
@@ -123,10 +123,11 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
   const int64_t elements = wire < 0 ? wire_elements(r.op, size(), payload) : wire;
   const int64_t wire_bytes = elements * size_of(r.in.dtype);
   ex.meter.add(key, payload, wire_bytes);
-  const int64_t recorded = ex.meter.recorder == nullptr ? -1
-                                                        : ex.meter.recorder->add_collective(
-                                                              {group_.axes, r.op, r.in.dtype},
-                                                              static_cast<uint8_t>(group_.lane), payload, wire_bytes);
+  const int64_t recorded =
+      ex.meter.recorder == nullptr
+          ? -1
+          : ex.meter.recorder->add_collective({group_.axes, r.op, r.in.dtype}, static_cast<uint8_t>(group_.purpose),
+                                              payload, wire_bytes);
   if (ex.device.dry()) return {nullptr, key, recorded};
   if (payload == 0) {  // at most an all_to_all's piece of a rank for itself
     if (r.op == CommOp::all_to_all) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());

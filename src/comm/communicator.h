@@ -1,9 +1,9 @@
 #pragma once
-// Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), on one lane.
+// Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), for one purpose.
 //
 // An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again. The
 // operations of one communicator run in the order in which they were started, which must be the same on all its ranks.
-// Operations on different channels (a group and a lane; see WorldOptions::lanes) are independent. The order of a
+// Operations on different channels (a group and a purpose; see WorldOptions::lanes) are independent. The order of a
 // reduction depends on neither the transport nor timing, so results are bitwise identical in every run, with threads
 // and with processes. NCCL has its own order (comm/nccl/nccl_world.h).
 #include <array>
@@ -24,9 +24,9 @@ enum class Reduce : uint8_t { sum, max };
 ///   weights   all-gathers of weights before their use
 ///   grads     gradient reductions
 ///   control   scalars and agreement, not part of the cost formulas
-enum class Lane : uint8_t { critical, weights, grads, control };
-inline constexpr int kLanes = 4;
-std::string_view name_of(Lane lane);
+enum class Purpose : uint8_t { critical, weights, grads, control };
+inline constexpr int kPurposes = 4;
+std::string_view name_of(Purpose purpose);
 
 /// The value of Group::axes for the group of all ranks that exchanges host data (Control). The mesh calls it
 /// kControlAxes.
@@ -40,7 +40,7 @@ struct Group {
   std::vector<int> members;
   int index = 0;
   bool control = false;  // scalars and agreement: counted under kControlGroup
-  Lane lane = Lane::critical;
+  Purpose purpose = Purpose::critical;
 };
 
 /// The number of elements that a rank sends to and receives from each member of its group, in group order. All ranks

@@ -19,11 +19,11 @@ class DryNcclWorld final : public World {
 
   std::string_view transport() const override { return below_.transport(); }
   Control& control() override { return below_.control(); }
-  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {
-    const auto link = nccl::link_of(group, lane, streams_);
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Purpose purpose) override {
+    const auto link = nccl::link_of(group, purpose, streams_);
     if (&device == &device_ && link && !links_.contains(*link))
       links_.emplace(*link, Buffer(device_, "nccl", {nccl::kBytesOfCommunicator}, DType::u8));
-    return below_.communicator(device, std::move(group), lane);
+    return below_.communicator(device, std::move(group), purpose);
   }
 
  private:

@@ -81,19 +81,19 @@ void Engine::set_names(std::vector<std::string> names) {
   names_ = std::move(names);
 }
 
-Engine::Channel& Engine::channel(const Group& group, Lane lane) {
-  const int queue = options_.lanes == 1 && lane != Lane::control ? 0 : static_cast<int>(lane);
+Engine::Channel& Engine::channel(const Group& group, Purpose purpose) {
+  const int queue = options_.lanes == 1 && purpose != Purpose::control ? 0 : static_cast<int>(purpose);
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Channel>& slot = channels_[{group.axes, queue}];
   if (!slot) {
     // Tag 0 is for control messages. The next tags are for the group of all ranks (host data).
     const int64_t axes = group.axes == kControlGroup ? 0 : int64_t{group.axes};
-    const int64_t tag = 1 + (axes * kLanes + queue) * kFlows;
+    const int64_t tag = 1 + (axes * kPurposes + queue) * kFlows;
     TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} require message tags above the limit of {}",
                   group.axes, transport_->max_tag());
     slot = std::make_unique<Channel>();
     slot->group = group;
-    slot->lane = lane;
+    slot->purpose = purpose;
     slot->tag = static_cast<int>(tag);
   }
   TRAINER_CHECK(slot->group.members == group.members, "groups along {} must have the same ranks, not {} and {}",
@@ -283,7 +283,7 @@ bool Engine::take_requests() {
     Channel& channel = *taken->channel;
     if (!channel.active) {
       channel.active = true;
-      const auto later = [](const Channel* a, const Channel* b) { return a->lane < b->lane; };
+      const auto later = [](const Channel* a, const Channel* b) { return a->purpose < b->purpose; };
       active_.insert(std::upper_bound(active_.begin(), active_.end(), &channel, later), &channel);
     }
     (channel.first == nullptr ? channel.first : channel.last->next) = taken;

@@ -38,9 +38,9 @@ class Engine {
   /// Sets the names of ranks in messages: "rank 3 (host a, process 4711)".
   void set_names(std::vector<std::string> names);
 
-  /// The queue of a group's operations on one lane. Members and lane are the same on all ranks of the group.
+  /// The queue of a group's operations for one purpose. Members and purpose are the same on all ranks of the group.
   struct Channel;
-  Channel& channel(const Group& group, Lane lane);
+  Channel& channel(const Group& group, Purpose purpose);
   /// Starts an operation. Throws Code::comm if the world has failed. The collective's memory must stay valid until
   /// wait() returns.
   Pending* start(Channel& channel, const Collective& collective);
@@ -139,7 +139,7 @@ class Engine {
   // End of the members guarded by the mutex.
 
   // Used only by the progress thread.
-  std::vector<Channel*> active_;  // critical lanes first
+  std::vector<Channel*> active_;  // critical channels first
   std::vector<Delayed> delayed_;
   std::vector<bool> came_;  // ranks that called wait_for_all_ranks()
   bool failed_ = false, told_failure_ = false, told_met_ = false;

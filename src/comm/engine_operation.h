@@ -36,7 +36,7 @@ struct Engine::Channel {
   };
 
   Group group;
-  Lane lane = Lane::critical;
+  Purpose purpose = Purpose::critical;
   int tag = 0;            // tag of slot 0
   int64_t submitted = 0;  // guarded by the engine's mutex; the progress thread owns the rest
   bool active = false;

@@ -11,12 +11,12 @@ constexpr double kFarewellAfterFailure = 2;
 
 class EngineCommunicator final : public Communicator {
  public:
-  EngineCommunicator(Engine& engine, device::Device& device, Group group, Lane lane)
+  EngineCommunicator(Engine& engine, device::Device& device, Group group, Purpose purpose)
       : Communicator(std::move(group)),
         engine_(engine),
         kernels_(reduce_kernels(device.kind() == device::Kind::cpu ? device.isa() : device::detect_isa())) {
     if (size() == 1) return;
-    channel_ = &engine.channel(this->group(), lane);
+    channel_ = &engine.channel(this->group(), purpose);
     if (device.kind() == device::Kind::cpu) {
       staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
     } else if (!device.dry()) {
@@ -46,7 +46,7 @@ class EngineCommunicator final : public Communicator {
 std::unique_ptr<Control> EngineWorld::make_control(Engine& engine) {
   return std::make_unique<HostControl>([&](device::Device& device) {
     return std::make_unique<EngineCommunicator>(engine, device, control_group(engine.rank(), engine.size()),
-                                                Lane::control);
+                                                Purpose::control);
   });
 }
 
@@ -68,8 +68,8 @@ void EngineWorld::configure(const WorldOptions& options) {
   if (farewell_ > 0) farewell_ = options.timeout_s;
 }
 
-std::unique_ptr<Communicator> EngineWorld::communicator(device::Device& device, Group group, Lane lane) {
-  return std::make_unique<EngineCommunicator>(*engine_, device, std::move(group), lane);
+std::unique_ptr<Communicator> EngineWorld::communicator(device::Device& device, Group group, Purpose purpose) {
+  return std::make_unique<EngineCommunicator>(*engine_, device, std::move(group), purpose);
 }
 
 }  // namespace trainer::comm

@@ -17,7 +17,7 @@ class EngineWorld final : public World {
 
   std::string_view transport() const override { return transport_; }
   Control& control() override { return *control_; }
-  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override;
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Purpose purpose) override;
   void configure(const WorldOptions& options) override;
   void fail(Code code, const std::string& why) noexcept override { engine_->fail(code, why); }
   bool wait_for_all_ranks(double seconds) noexcept override { return engine_->wait_for_all_ranks(seconds); }

@@ -46,7 +46,7 @@ class LocalWorld final : public World {
       : World(rank, size, 0, 1), transport_(transport), control_(size) {}
   std::string_view transport() const override { return transport_; }
   Control& control() override { return control_; }
-  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane) override {
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Purpose) override {
     return std::make_unique<LocalCommunicator>(device, std::move(group));
   }
 

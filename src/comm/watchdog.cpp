@@ -114,7 +114,7 @@ void Engine::conclude_probe(double now) {
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
             (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
-  if (channel.lane == Lane::control && !lost && may_wait_longer(now)) {
+  if (channel.purpose == Purpose::control && !lost && may_wait_longer(now)) {
     probe_.channel = nullptr;
     return;
   }
@@ -122,7 +122,7 @@ void Engine::conclude_probe(double now) {
   fail_here(
       Error(Code::comm, format("rank {}: {} along {} (operation {} of channel {}) did not complete within {:.3g} s: {}",
                                rank(), name_of(operation.collective.op), channel.group.name, operation.number,
-                               name_of(channel.lane), options_.timeout_s, describe_missing())),
+                               name_of(channel.purpose), options_.timeout_s, describe_missing())),
       true);
 }
 
@@ -159,7 +159,7 @@ bool Engine::may_wait_longer(double now) {
 double Engine::waits_since(double now) const {
   double longest = -1;
   for (const Channel* channel : active_) {
-    if (channel->lane != Lane::control || channel->first == nullptr) continue;
+    if (channel->purpose != Purpose::control || channel->first == nullptr) continue;
     if (channel->first->number == channel->excused) return -1;
     longest = std::max(longest, now - channel->first->started);
   }

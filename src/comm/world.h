@@ -58,9 +58,9 @@ class World {
   virtual std::string_view transport() const = 0;  // "self", "threads", "mpi", "nccl", "dry"
 
   virtual Control& control() = 0;
-  /// Creates a communicator for `group` on `lane`; not collective. The communicator's staging memory is allocated on
-  /// `device` as "communication", unless `device` is a GPU.
-  virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) = 0;
+  /// Creates a communicator for `group` and `purpose`; not collective. The communicator's staging memory is allocated
+  /// on `device` as "communication", unless `device` is a GPU.
+  virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Purpose purpose) = 0;
   /// Connects the communicators created so far; must be called before the first operation on them. Collective, even for
   /// ranks without a communicator.
   virtual void connect() {}

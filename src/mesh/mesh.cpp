@@ -10,16 +10,16 @@ Mesh::Mesh(comm::World& world, device::Device& device, MeshShape shape)
                 shape_.world_size(), world.size());
 }
 
-comm::Communicator& Mesh::along(AxisSet axes, comm::Lane lane) {
-  auto& communicator = communicators_[{axes, lane}];
+comm::Communicator& Mesh::along(AxisSet axes, comm::Purpose purpose) {
+  auto& communicator = communicators_[{axes, purpose}];
   if (communicator == nullptr) {
     comm::Group group{axes,
                       shape_.name_of(axes),
                       shape_.members(rank(), axes),
                       shape_.index(rank(), axes),
-                      lane == comm::Lane::control,
-                      lane};
-    communicator = world_.communicator(device_, std::move(group), lane);
+                      purpose == comm::Purpose::control,
+                      purpose};
+    communicator = world_.communicator(device_, std::move(group), purpose);
   }
   return *communicator;
 }

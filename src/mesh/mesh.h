@@ -1,6 +1,6 @@
 #pragma once
 // Mesh: a rank's coordinates on the named axes and its communicators along them. Communicators are created on first use
-// (the dry pass that plans a run uses all of them), one for each set of axes and lane.
+// (the dry pass that plans a run uses all of them), one for each set of axes and purpose.
 #include <map>
 #include <memory>
 
@@ -22,8 +22,8 @@ class Mesh {
   int size(std::string_view name) const { return shape_.group_size(shape_.set(name)); }
   int index(std::string_view name) const { return shape_.index(rank(), shape_.set(name)); }
 
-  comm::Communicator& along(AxisSet axes, comm::Lane lane);
-  comm::Communicator& along(std::string_view name, comm::Lane lane) { return along(shape_.set(name), lane); }
+  comm::Communicator& along(AxisSet axes, comm::Purpose purpose);
+  comm::Communicator& along(std::string_view name, comm::Purpose purpose) { return along(shape_.set(name), purpose); }
   comm::Control& host() const { return world_.control(); }
   /// Returns find_route(from, to); the result is cached.
   const Route& route(const Layout& from, const Layout& to);
@@ -32,7 +32,7 @@ class Mesh {
   comm::World& world_;
   device::Device& device_;
   MeshShape shape_;
-  std::map<std::pair<AxisSet, comm::Lane>, std::unique_ptr<comm::Communicator>> communicators_;
+  std::map<std::pair<AxisSet, comm::Purpose>, std::unique_ptr<comm::Communicator>> communicators_;
   std::map<std::pair<Layout, Layout>, Route> routes_;
 };
 

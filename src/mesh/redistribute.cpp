@@ -61,17 +61,17 @@ class Mover {
         t_(transit),
         step_(t_.route_->steps[t_.step_]),
         after_(t_.before_->with(step_.axes, step_.to)),
-        comm_(t_.mesh_->along(step_.axes, t_.lane_)) {}
+        comm_(t_.mesh_->along(step_.axes, t_.purpose_)) {}
 
-  static Transit start(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
-                       Scratch&& owned, const Tensor& out, bool in_place = false) {
+  static Transit start(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
+                       const Tensor& in, Scratch&& owned, const Tensor& out, bool in_place = false) {
     TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "input {} is not the shard of rank {} in {}",
                   to_string(in), mesh.rank(), to_string(from));
     TRAINER_CHECK(!out || (out.shape == to.local(mesh.rank()) && out.packed() && out.dtype == in.dtype),
                   "output {} is not the shard of rank {} in {}", to_string(out), mesh.rank(), to_string(to));
     Transit t;
     t.mesh_ = &mesh;
-    t.lane_ = lane;
+    t.purpose_ = purpose;
     t.route_.reset(&mesh.route(from, to));
     t.before_ = from;
     t.tensor_ = in;
@@ -252,23 +252,23 @@ Scratch Transit::finish(Exec& ex) {
   return std::move(owned_);
 }
 
-Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
+Transit start_move(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to, Scratch&& in,
                    const Tensor& out) {
   if (from == to && !out) return Transit(std::move(in));
   const Tensor tensor = in;
-  return Mover::start(ex, mesh, lane, from, to, tensor, std::move(in), out);
+  return Mover::start(ex, mesh, purpose, from, to, tensor, std::move(in), out);
 }
 
-Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
+Transit start_move(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to, const Tensor& in,
                    const Tensor& out) {
   if (from == to && !out) return {};
-  return Mover::start(ex, mesh, lane, from, to, in, {}, out);
+  return Mover::start(ex, mesh, purpose, from, to, in, {}, out);
 }
 
-Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
+Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
                             const Tensor& inout) {
   if (from == to) return {};
-  return Mover::start(ex, mesh, lane, from, to, inout, {}, inout, true);
+  return Mover::start(ex, mesh, purpose, from, to, inout, {}, inout, true);
 }
 
 }  // namespace trainer::mesh

@@ -30,7 +30,7 @@ class [[nodiscard]] Transit {
   };
   std::unique_ptr<const Route, Borrowed> route_;  // null: nothing to move
   Mesh* mesh_ = nullptr;
-  comm::Lane lane_ = comm::Lane::critical;
+  comm::Purpose purpose_ = comm::Purpose::critical;
   size_t step_ = 0;               // the step in flight, or the next one
   std::optional<Layout> before_;  // the layout of `tensor_`; not created if there is nothing to move: it allocates
   Tensor tensor_, out_;           // the input of step_; the caller's memory for the result, if any
@@ -45,15 +45,15 @@ class [[nodiscard]] Transit {
 /// Memory is taken from the arena and released as soon as it has been read. Steps that do not move elements within
 /// memory (B→P on coordinate 0, reductions) work in place if `in` is a Scratch. The result is stored in `out` (packed,
 /// to.local(rank)) if that is given.
-Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
+Transit start_move(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to, Scratch&& in,
                    const Tensor& out = {});
 /// Does the same without modifying `in`, which the caller owns.
-Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
+Transit start_move(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to, const Tensor& in,
                    const Tensor& out = {});
 /// Starts a move whose result replaces `inout`; a rank must store the same shape before and after (internal error).
 /// Reductions work in place; other steps take memory. If ranks hold copies, the cheapest reduction may be a
 /// reduce-scatter of slices followed by an all-gather.
-Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
+Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
                             const Tensor& inout);
 
 }  // namespace trainer::mesh

@@ -91,7 +91,7 @@ class MuonUpdater final : public Updater {
     for (int axis = 0; axis < mesh.axes(); ++axis)
       if (mesh.size(axis) > 1) among |= (mesh::AxisSet{1} << axis) & ~left_out;
     const Ownership ownership(hidden.matrices, among, split);
-    if (ownership.ranks() > 1) ranks_ = &store.mesh()->along(among, comm::Lane::grads);
+    if (ownership.ranks() > 1) ranks_ = &store.mesh()->along(among, comm::Purpose::grads);
     const int here = ranks_ == nullptr ? 0 : ranks_->rank();
     for (int round = 0; round < ownership.rounds(); ++round) add_round(hidden, ownership, round, here);
   }

@@ -7,9 +7,9 @@ namespace trainer::parallel {
 using mesh::Layout;
 using mesh::Transit;
 
-comm::Communicator& Ranks::along(AxisSet axes, comm::Lane lane) const {
+comm::Communicator& Ranks::along(AxisSet axes, comm::Purpose purpose) const {
   TRAINER_CHECK(mesh_ != nullptr, "along() requires a mesh");
-  return mesh_->along(axes, lane);
+  return mesh_->along(axes, purpose);
 }
 
 // Replicas have different rows, so on the whole mesh the data axis splits rows as well.
@@ -44,19 +44,20 @@ const mesh::Step* Ranks::only_step(const Layout& from, const Layout& to) const {
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));
   TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");
-  return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, std::move(x), out));
+  return wait_unless_overlapping(ex,
+                                 mesh::start_move(ex, *mesh_, comm::Purpose::critical, from, to, std::move(x), out));
 }
 
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
   if (from == to && !out) return {};
   TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");
-  return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, x, out));
+  return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Purpose::critical, from, to, x, out));
 }
 
 Transit Ranks::start_move_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
   if (from == to) return {};
   TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");
-  return wait_unless_overlapping(ex, mesh::start_move_in_place(ex, *mesh_, comm::Lane::critical, from, to, x));
+  return wait_unless_overlapping(ex, mesh::start_move_in_place(ex, *mesh_, comm::Purpose::critical, from, to, x));
 }
 
 Transit Ranks::wait_unless_overlapping(Exec& ex, Transit&& transit) const {

@@ -46,7 +46,7 @@ class Ranks {
   int64_t size(AxisSet axes) const { return shape_.group_size(axes); }
   int64_t index(AxisSet axes) const { return mesh_ == nullptr ? 0 : shape_.index(mesh_->rank(), axes); }
   /// Returns the communicator along these axes. Requires a mesh.
-  comm::Communicator& along(AxisSet axes, comm::Lane lane = comm::Lane::critical) const;
+  comm::Communicator& along(AxisSet axes, comm::Purpose purpose = comm::Purpose::critical) const;
 
   /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in `spread`; tile() returns
   /// this rank's part of the matrix. Throws Code::config if the matrix cannot be split evenly. With `parts`, the layout

@@ -10,7 +10,7 @@
 
 namespace trainer::parallel {
 
-using comm::Lane;
+using comm::Purpose;
 using mesh::split;
 using mesh::Transit;
 using params::GradSlot;
@@ -124,7 +124,7 @@ Scratch Head::logits(Exec& ex, const Tensor& x) {
   const int64_t shards = table_.ranks.size(table_.spread.vocab), count = own.tensor().count();
   if (shards == 1) return own;
   Scratch all = ex.take("head.all_logits", {1, shards * count}, own.tensor().dtype);
-  table_.ranks.along(table_.spread.vocab, Lane::critical)
+  table_.ranks.along(table_.spread.vocab, Purpose::critical)
       .all_gather(ex, own.tensor().reshape({count}), all.tensor().reshape({shards * count}))
       .join(ex);
   return all;
@@ -138,7 +138,7 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
                          .trans_b = true,
                          .packed_b = table_.store.weights().packed(ex, table_.slot, true, features.rows())});
   if (table_.ranks.size(table_.spread.hidden) > 1)
-    table_.ranks.along(table_.spread.hidden, Lane::critical).all_reduce(ex, out).join(ex);
+    table_.ranks.along(table_.spread.hidden, Purpose::critical).all_reduce(ex, out).join(ex);
   if (cap_ > 0) ops::run(ex, ops::SoftCap{out, cap_});
   return out;
 }
@@ -194,7 +194,7 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
   comm::Communicator* const sharers =
-      ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
+      ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Purpose::critical);
   const int64_t rows_here = loss_rows(all);
   TRAINER_CHECK(losses.count() == (batch.z_loss > 0 ? 2 : 1) * rows_here,
                 "there must be one loss per row, but there are {} losses and {} rows", losses.count(), rows_here);

@@ -46,7 +46,7 @@ void GradSink::prepare(device::Device& device) {
       }
     for (ParamStore::Sum& sum : store_.sums_of(g)) {
       Sum& own = sums_[static_cast<size_t>(g)].emplace_back(
-          Sum{&store_.mesh()->along(sum.axes, comm::Lane::grads), sum.sharded, std::move(sum.regions), {}, {}});
+          Sum{&store_.mesh()->along(sum.axes, comm::Purpose::grads), sum.sharded, std::move(sum.regions), {}, {}});
       int64_t count = 0;
       for (const Region& region : own.regions) count += region.count();
       if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
@@ -62,7 +62,7 @@ void GradSink::prepare(device::Device& device) {
   for (int axis = mesh.axes() - 1; axis >= 0; --axis) {
     if (mesh.size(axis) == 1) continue;
     const bool all = mesh.size(axis) == mesh.world_size();  // then there is a communicator already
-    ranks_.push_back(&store_.mesh()->along(all ? mesh.all() : mesh::AxisSet{1} << axis, comm::Lane::control));
+    ranks_.push_back(&store_.mesh()->along(all ? mesh.all() : mesh::AxisSet{1} << axis, comm::Purpose::control));
     longest = std::max<int64_t>(longest, mesh.size(axis));
   }
   squares_ = Buffer(device, "gradients", {longest, static_cast<int64_t>(pieces_.size())}, DType::f64);
@@ -101,7 +101,7 @@ void GradSink::complete(Exec& ex, SlotId id) {
   if (!store_.is_sharded(id)) return;
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
   TRAINER_CHECK(block, "complete() of slot {} must follow a write of its gradient", id);
-  comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);
+  comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Purpose::grads);
   const Tensor home = store_.gradient(id), flat = block.tensor().reshape({block.tensor().count()});
   const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
   while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
@@ -262,7 +262,7 @@ GradNorm GradSink::finish(Exec& ex) {
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
     comm::Communicator* ranks =
-        ranks_.empty() ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
+        ranks_.empty() ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Purpose::control);
     const int64_t bad = find_first_nonfinite(ex, ranks);
     result.bad_tensor = bad < static_cast<int64_t>(store_.params().size())
                             ? store_.params()[static_cast<size_t>(bad)].name

@@ -15,8 +15,8 @@ ParamStore::ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh, 
       mesh_(mesh),
       weights_(*this) {
   if (mesh == nullptr || !mesh->shape().has("data") || mesh->size("data") == 1) return;
-  replicas_ = {.grads = &mesh->along("data", comm::Lane::grads),
-               .weights = &mesh->along("data", comm::Lane::weights),
+  replicas_ = {.grads = &mesh->along("data", comm::Purpose::grads),
+               .weights = &mesh->along("data", comm::Purpose::weights),
                .split_state = split_state};
 }
 

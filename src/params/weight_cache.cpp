@@ -61,7 +61,7 @@ void WeightCache::start(Exec& ex, SlotId id) {
   }
   const Tensor all = gathered(entry);
   entry.ticket = store_.mesh()
-                     ->along(store_.flat_axes(id), comm::Lane::weights)
+                     ->along(store_.flat_axes(id), comm::Purpose::weights)
                      .all_gather(ex, store_.stored_weight(id), all.reshape({all.count()}));
 }
 

@@ -88,7 +88,7 @@ class Timeline {
     time_->comm[transfer.axis].busy += time.total();
     if (!time.measured) time_->unmeasured += time.total();
     // Scalars are exchanged on a separate channel, even if all other operations share one.
-    const uint64_t channel = cluster_.lanes == 1 && !control ? 0 : uint64_t{axes} << 8 | event.lane;
+    const uint64_t channel = cluster_.lanes == 1 && !control ? 0 : uint64_t{axes} << 8 | event.purpose;
     channels_[channel].push_back(std::move(transfer));
   }
 

@@ -85,9 +85,9 @@ class Recorder {
  public:
   virtual ~Recorder() = default;
   virtual void add_operator(const OpCall& call) = 0;
-  /// `lane` is a comm::Lane, `elements` the payload. Scalars are keyed by the axes of their ranks. Returns a number for
-  /// add_wait().
-  virtual int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) = 0;
+  /// `purpose` is a comm::Purpose, `elements` the payload. Scalars are keyed by the axes of their ranks. Returns a
+  /// number for add_wait().
+  virtual int64_t add_collective(const CommKey& key, uint8_t purpose, int64_t elements, int64_t wire_bytes) = 0;
   virtual void add_wait(int64_t collective) = 0;
 };
 

@@ -15,11 +15,11 @@ mesh::AxisSet RankScalars::replica_axes() const { return mesh_.shape().all() & ~
 
 void RankScalars::make_communicators() {
   for (const mesh::AxisSet axes : {row_axes(), mesh_.shape().all(), replica_axes()})
-    mesh_.along(axes, comm::Lane::control);
+    mesh_.along(axes, comm::Purpose::control);
 }
 
 void RankScalars::reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how) {
-  comm::Communicator& ranks = mesh_.along(axes, comm::Lane::control);
+  comm::Communicator& ranks = mesh_.along(axes, comm::Purpose::control);
   if (ranks.size() == 1) return;
   const Tensor scalars = values_.tensor().range(0, static_cast<int64_t>(values.size()));
   device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
@@ -29,7 +29,7 @@ void RankScalars::reduce(mesh::AxisSet axes, std::span<double> values, comm::Red
 }
 
 void RankScalars::record(Exec& dry, mesh::AxisSet axes, int64_t values, comm::Reduce how) {
-  mesh_.along(axes, comm::Lane::control).all_reduce(dry, values_.tensor().range(0, values), how).join(dry);
+  mesh_.along(axes, comm::Purpose::control).all_reduce(dry, values_.tensor().range(0, values), how).join(dry);
 }
 
 void RankScalars::sum_over_rows(std::span<double> values) { reduce(row_axes(), values, comm::Reduce::sum); }
@@ -44,12 +44,12 @@ bool RankScalars::is_true_on_any_rank(bool flag) {
 
 void RankScalars::record_update(Exec& dry) {
   constexpr int64_t kScalars = 4;
-  comm::Communicator& ranks = mesh_.along(mesh_.shape().all(), comm::Lane::control);
+  comm::Communicator& ranks = mesh_.along(mesh_.shape().all(), comm::Purpose::control);
   if (ranks.size() > 1) ranks.broadcast(dry, values_.tensor().range(0, kScalars), 0).join(dry);
 }
 
 void RankScalars::broadcast(mesh::AxisSet axes, std::span<double> values) {
-  comm::Communicator& ranks = mesh_.along(axes, comm::Lane::control);
+  comm::Communicator& ranks = mesh_.along(axes, comm::Purpose::control);
   if (ranks.size() == 1) return;
   const Tensor scalars = values_.tensor().range(0, static_cast<int64_t>(values.size()));
   device_.copy_to_device(scalars.data, values.data(), scalars.bytes());

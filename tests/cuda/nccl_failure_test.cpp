@@ -18,7 +18,8 @@ TEST_F(NcclFailure, TheWatchdogNamesTheRankThatDoesNotComeAndEndsTheWait) {
   std::atomic<int> left{0};
   const Error error = error_of([&] {
     on_gpus(3, {.timeout_s = 0.5}, [&](World& below, GpuRank& rank) {
-      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 3, 3, "tensor"), Lane::critical);
+      const auto comm =
+          rank.world->communicator(*rank.device, group_of(*rank.world, 3, 3, "tensor"), Purpose::critical);
       rank.world->connect();
       OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
       comm->all_reduce(rank.ex, x.all()).join(rank.ex);
@@ -49,7 +50,7 @@ TEST_F(NcclFailure, AnOperationThatHangsOnTheDeviceIsReported) {
   emulator::set_nccl_faults({.hanging_device = 1, .hang_from = 1});
   const Error error = error_of([&] {
     on_gpus(2, {.timeout_s = 0.4}, [&](World&, GpuRank& rank) {
-      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::grads);
       rank.world->connect();
       OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
       for (int i = 0; i < 3; ++i) {
@@ -70,7 +71,7 @@ TEST_F(NcclFailure, ABrokenCommunicatorEndsAllRanks) {
   std::atomic<int> left{0};
   const Error error = error_of([&] {
     on_gpus(2, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
-      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::grads);
       rank.world->connect();
       OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
       rank.world->control().barrier();
@@ -98,7 +99,7 @@ TEST_F(NcclFailure, ABrokenCommunicatorEndsAllRanks) {
 TEST_F(NcclFailure, AnErrorOfOneRankReleasesTheOtherRanks) {
   const Error error = error_of([&] {
     on_gpus(3, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
-      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 3), Lane::grads);
+      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 3), Purpose::grads);
       rank.world->connect();
       OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
       if (rank.world->rank() == 2) throw Error(Code::data, "a bad file");
@@ -114,7 +115,7 @@ TEST_F(NcclFailure, AnErrorOfOneRankReleasesTheOtherRanks) {
 TEST_F(NcclFailure, ATicketLostToAnExceptionLetsTheErrorThrough) {
   const Error error = error_of([&] {
     on_gpus(2, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
-      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::grads);
       rank.world->connect();
       OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
       if (rank.world->rank() == 1) {
@@ -138,7 +139,7 @@ TEST_F(NcclFailure, RanksThatCannotBeReachedAreAnErrorAfterTheTimeout) {
 TEST(NcclFailureOfUse, CommunicatorsAreConnectedFirst) {
   const Error error = error_of([] {
     on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
-      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+      const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::grads);
       OnGpu<float> x(rank, std::vector<float>(3));
       comm->all_reduce(rank.ex, x.all()).join(rank.ex);
     });

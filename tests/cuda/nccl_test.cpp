@@ -36,8 +36,8 @@ class Cases {
   /// The first `size` ranks of the world; every rank calls.
   Cases(GpuRank& rank, int size) : rank_(rank), g_(size), inside_(rank.world->rank() < size) {
     if (inside_)
-      comm_ =
-          rank.world->communicator(*rank.device, group_of(*rank.world, size, static_cast<uint32_t>(size)), Lane::grads);
+      comm_ = rank.world->communicator(*rank.device, group_of(*rank.world, size, static_cast<uint32_t>(size)),
+                                       Purpose::grads);
     rank.world->connect();
   }
 
@@ -172,7 +172,7 @@ TEST(NcclGroups, LeaveOutRanksOfTheWorldThatDoNotBelong) {
 
 TEST(NcclGroups, TakeTheFastPathWhereChunksAreEven) {
   on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
-    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::grads);
     rank.world->connect();
     const int me = rank.world->rank();
     emulator::take_nccl_log(me);
@@ -198,12 +198,12 @@ void cross(GpuRank& rank) {
     std::vector<Ticket> tickets;
   };
   std::vector<Line> lines;
-  for (const Lane lane : {Lane::grads, Lane::critical, Lane::weights})
+  for (const Purpose purpose : {Purpose::grads, Purpose::critical, Purpose::weights})
     for (const bool along_row : {true, false}) {
       const std::vector<int> members = along_row ? std::vector{row * 2, row * 2 + 1} : std::vector{column, column + 2};
       lines.push_back(
           {rank.world->communicator(
-               *rank.device, group_of(*rank.world, members, along_row ? 1 : 2, along_row ? "row" : "column"), lane),
+               *rank.device, group_of(*rank.world, members, along_row ? 1 : 2, along_row ? "row" : "column"), purpose),
            OnGpu<int32_t>(rank, std::vector<int32_t>(500, 1 << me)),
            OnGpu<int32_t>(rank, std::vector<int32_t>(7, me)),
            OnGpu<int32_t>(rank, std::vector<int32_t>(500)),
@@ -234,7 +234,7 @@ TEST(NcclGroups, CrossOnOneLaneAndOnThree) {
 
 TEST(NcclOrder, OperationsFollowTheComputeStreamAndItWaitsForThem) {
   on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
-    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::critical);
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::critical);
     rank.world->connect();
     OnGpu<float> x(rank, std::vector<float>(1000, 1.0f)), y(rank, std::vector<float>(1000));
     for (int round = 0; round < 20; ++round) {
@@ -250,7 +250,7 @@ TEST(NcclOrder, OperationsFollowTheComputeStreamAndItWaitsForThem) {
 TEST(NcclOrder, StartingAndJoiningDoNotWaitOnTheHost) {
   std::atomic<bool> joined{false};
   on_gpus(2, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
-    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::critical);
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::critical);
     rank.world->connect();
     OnGpu<float> x(rank, std::vector<float>(1000, 1.0f));
     if (rank.world->rank() == 1)
@@ -263,7 +263,7 @@ TEST(NcclOrder, StartingAndJoiningDoNotWaitOnTheHost) {
 
 TEST(NcclOrder, ThousandsOfOperationsReuseTheirEvents) {
   on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
-    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::grads);
     rank.world->connect();
     OnGpu<int64_t> x(rank, {1, 2, 3});
     for (int i = 0; i < 2000; ++i) {

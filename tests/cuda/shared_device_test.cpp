@@ -35,7 +35,7 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
   for (const int ranks : {2, 3})
     comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
       GpuRig rig;
-      const auto all = world.communicator(*rig.device, comm::group_of(world, ranks), comm::Lane::grads);
+      const auto all = world.communicator(*rig.device, comm::group_of(world, ranks), comm::Purpose::grads);
       for (const int64_t n : {int64_t{1}, int64_t{7}, int64_t{1001}, comm::kDirectElements + 5, int64_t{200'001}}) {
         const comm::Chunk own = all->chunk(n);
         std::vector<int32_t> sum(static_cast<size_t>(n)), joined;
@@ -71,7 +71,7 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
 TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
   comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
     GpuRig rig;
-    const auto all = world.communicator(*rig.device, comm::group_of(world, 2), comm::Lane::critical);
+    const auto all = world.communicator(*rig.device, comm::group_of(world, 2), comm::Purpose::critical);
     Buffer x = rig.put(std::vector<int32_t>(5000, 1 + world.rank())), y = rig.put(std::vector<int32_t>(5000));
     emulator::Hold hold(device::cuda::stream_of(*rig.device));  // earlier launches take their time
     rig.device->copy_rows(y.tensor().data, 0, x.tensor().data, 0, 1, x.tensor().bytes());

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     comm::Group group{
         .axes = 1, .name = "data", .members = std::vector<int>(static_cast<size_t>(world->size())), .index = rank};
     std::iota(group.members.begin(), group.members.end(), 0);
-    const auto data = world->communicator(device, group, comm::Lane::grads);
+    const auto data = world->communicator(device, group, comm::Purpose::grads);
     Scratch x = ex.take("x", {elements}, DType::f32);
     for (int64_t step = 0;; ++step) {
       data->all_reduce(ex, x, comm::Reduce::max).join(ex);

@@ -35,7 +35,7 @@ TEST(MpiWorld, KnowsItsPlace) {
 TEST(MpiWorld, WaitsWithoutUsingACore) {
   World& world = test_world();
   Rig rig;
-  const auto comm = world.communicator(rig.device, group_of(world, world.size()), Lane::critical);
+  const auto comm = world.communicator(rig.device, group_of(world, world.size()), Purpose::critical);
   std::vector<float> x(10, 1.0f);
   const bool late = world.rank() == world.size() - 1;
   // The least of three: what other programs on the machine do to caches and timers is not the waiting rank's doing.

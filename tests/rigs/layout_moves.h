@@ -5,13 +5,14 @@
 namespace trainer::mesh {
 
 /// Moves a tensor and waits. When from == to it returns the handle itself.
-inline Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in) {
-  return start_move(ex, mesh, lane, from, to, std::move(in)).finish(ex);
+inline Scratch redistribute(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
+                            Scratch&& in) {
+  return start_move(ex, mesh, purpose, from, to, std::move(in)).finish(ex);
 }
 /// The same without touching `in`. Empty when from == to: use `in` itself.
-inline Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
+inline Scratch redistribute(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
                             const Tensor& in) {
-  return start_move(ex, mesh, lane, from, to, in).finish(ex);
+  return start_move(ex, mesh, purpose, from, to, in).finish(ex);
 }
 
 /// Returns the layout of the gradient of an activation: partial and replicate change places, splits stay. The backward

@@ -34,7 +34,7 @@ ncclConfig_t configuration() {
 
 }  // namespace
 
-Launched::Launched(Fabric& owner, int its_lane) : fabric(owner), lane(its_lane) {
+Launched::Launched(Fabric& owner, int its_stream_index) : fabric(owner), stream_index(its_stream_index) {
   device::cuda::check(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
 }
 Launched::~Launched() { cudaEventDestroy(done); }
@@ -163,16 +163,16 @@ ncclComm_t Fabric::split(int color, int key, const std::string& name) {
   return made;
 }
 
-Launched* Fabric::launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
-                         const std::function<ncclResult_t(cudaStream_t)>& calls) {
+Launched* Fabric::launch(int stream_index, ncclComm_t comm, Engine::Channel& channel, CommOp op,
+                         const std::string& group, const std::function<ncclResult_t(cudaStream_t)>& calls) {
   using device::cuda::check;
-  const auto index = static_cast<size_t>(lane);
+  const auto index = static_cast<size_t>(stream_index);
   cudaStream_t stream = streams_[index];
   Launched* launched = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (free_[index].empty()) {
-      launched = &pool_.emplace_back(*this, lane);
+      launched = &pool_.emplace_back(*this, stream_index);
     } else {
       launched = free_[index].back();
       free_[index].pop_back();
@@ -193,7 +193,7 @@ void Fabric::join(Launched& launched) {
   device::cuda::check(cudaStreamWaitEvent(device::cuda::stream_of(device_), launched.done), "wait for communication");
   const std::lock_guard lock(mutex_);
   launched.joined = true;
-  if (launched.over) free_[static_cast<size_t>(launched.lane)].push_back(&launched);
+  if (launched.over) free_[static_cast<size_t>(launched.stream_index)].push_back(&launched);
   if (aborted_) engine_.check();
 }
 
@@ -213,17 +213,17 @@ void Fabric::abandon(Launched& launched) noexcept {
   }
   const std::lock_guard lock(mutex_);
   launched.joined = true;
-  if (launched.over) free_[static_cast<size_t>(launched.lane)].push_back(&launched);
+  if (launched.over) free_[static_cast<size_t>(launched.stream_index)].push_back(&launched);
 }
 
 void Fabric::take_ended() {
-  for (size_t lane = 0; lane < running_.size(); ++lane) {
-    while (!running_[lane].empty() && cudaEventQuery(running_[lane].front()->done) == cudaSuccess) {
-      Launched& launched = *running_[lane].front();
-      running_[lane].pop_front();
+  for (size_t stream_index = 0; stream_index < running_.size(); ++stream_index) {
+    while (!running_[stream_index].empty() && cudaEventQuery(running_[stream_index].front()->done) == cudaSuccess) {
+      Launched& launched = *running_[stream_index].front();
+      running_[stream_index].pop_front();
       engine_.mark_ended(*launched.watched);
       launched.over = true;
-      if (launched.joined) free_[lane].push_back(&launched);
+      if (launched.joined) free_[stream_index].push_back(&launched);
     }
   }
 }

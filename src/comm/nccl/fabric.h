@@ -23,13 +23,13 @@ class Fabric;
 
 /// An operation enqueued on its stream.
 struct Launched final : Pending {
-  Launched(Fabric& owner, int lane);
+  Launched(Fabric& owner, int stream_index);
   ~Launched() override;
   Interval wait() override;  // makes the compute stream wait; the host continues
   void abandon() noexcept override;
 
   Fabric& fabric;
-  int lane;
+  int stream_index;
   Engine::Operation* watched = nullptr;
   cudaEvent_t done = nullptr;
   bool joined = false, over = false;  // guarded by the fabric
@@ -44,16 +44,16 @@ class Fabric {
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
 
-  int lanes() const { return static_cast<int>(streams_.size()); }
+  int streams() const { return static_cast<int>(streams_.size()); }
   Engine& engine() { return engine_; }
 
   /// Returns a communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR.
   /// Collective.
   ncclComm_t split(int color, int key, const std::string& name);
 
-  /// Makes the NCCL calls of `calls`, for one communicator, on the lane's stream, after the work enqueued so far on the
-  /// compute stream.
-  Launched* launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
+  /// Makes the NCCL calls of `calls`, for one communicator, on stream number `stream_index`, after the work enqueued so
+  /// far on the compute stream.
+  Launched* launch(int stream_index, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
                    const std::function<ncclResult_t(cudaStream_t)>& calls);
 
  private:
@@ -87,8 +87,8 @@ class Fabric {
   std::vector<Made> made_;
   std::deque<ncclComm_t> splits_;
   bool aborted_ = false, ending_ = false;
-  std::vector<std::deque<Launched*>> running_;  // by lane, in start order
-  std::vector<std::vector<Launched*>> free_;    // by lane
+  std::vector<std::deque<Launched*>> running_;  // by stream, in start order
+  std::vector<std::vector<Launched*>> free_;    // by stream
   std::deque<Launched> pool_;
 
   std::thread watcher_;

@@ -17,9 +17,9 @@ inline constexpr const char* kLaunchOrder = "NCCL_LAUNCH_ORDER_IMPLICIT";
 
 /// Returns the identity of an NCCL communicator: the axes of its group, and its stream. Empty if the underlying world
 /// executes the operations, as it does for a group of one and for control.
-inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Lane lane, int streams) {
-  if (group.members.size() == 1 || lane == Lane::control) return std::nullopt;
-  return std::pair{group.axes, streams == 1 ? 0 : static_cast<int>(lane)};
+inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Purpose purpose, int streams) {
+  if (group.members.size() == 1 || purpose == Purpose::control) return std::nullopt;
+  return std::pair{group.axes, streams == 1 ? 0 : static_cast<int>(purpose)};
 }
 
 /// Bytes of GPU memory that a communicator may use with NCCL's defaults: at most 32 channels (maxCTAs in ncclConfig_t),

@@ -46,7 +46,7 @@ class Calls {
   ncclResult_t result_ = ncclGroupStart();
 };
 
-/// The communicator of one group on one stream, shared by the lanes that use this stream.
+/// The communicator of one group on one stream, shared by the purposes that use this stream.
 struct Link {
   Group group;
   ncclComm_t comm = nullptr;
@@ -54,12 +54,12 @@ struct Link {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(Fabric& fabric, Group group, Lane lane, int queue, std::shared_ptr<Link> link)
+  NcclCommunicator(Fabric& fabric, Group group, Purpose purpose, int queue, std::shared_ptr<Link> link)
       : Communicator(std::move(group)),
         fabric_(fabric),
         queue_(queue),
         link_(std::move(link)),
-        channel_(fabric.engine().channel(this->group(), lane)) {}
+        channel_(fabric.engine().channel(this->group(), purpose)) {}
 
  private:
   bool can_reach_gpus() const override { return true; }
@@ -166,12 +166,12 @@ class NcclWorld final : public World {
   bool wait_for_all_ranks(double seconds) noexcept override { return below_.wait_for_all_ranks(seconds); }
   int64_t bytes_sent() const override { return below_.bytes_sent(); }
 
-  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {
-    const auto key = link_of(group, lane, fabric_.lanes());
-    if (&device != &device_ || !key) return below_.communicator(device, std::move(group), lane);
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Purpose purpose) override {
+    const auto key = link_of(group, purpose, fabric_.streams());
+    if (&device != &device_ || !key) return below_.communicator(device, std::move(group), purpose);
     std::shared_ptr<Link>& link = links_[*key];
     if (link == nullptr) link = std::make_shared<Link>(Link{group});
-    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), lane, key->second, link);
+    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), purpose, key->second, link);
   }
 
   void connect() override {

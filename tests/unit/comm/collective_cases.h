@@ -51,7 +51,7 @@ class Cases {
  public:
   Cases(World& world, int size) : world_(world), g_(size), inside_(world.rank() < size) {
     if (inside_)
-      comm_ = world.communicator(rig_.device, group_of(world, size, static_cast<uint32_t>(size)), Lane::grads);
+      comm_ = world.communicator(rig_.device, group_of(world, size, static_cast<uint32_t>(size)), Purpose::grads);
   }
 
   template <typename T>

@@ -1,4 +1,4 @@
-// Operations on different channels may complete in any order without changing results: lanes, overlapping groups,
+// Operations on different channels may complete in any order without changing results: purposes, overlapping groups,
 // long queues, random delays.
 #include <algorithm>
 #include <atomic>
@@ -38,7 +38,7 @@ std::vector<int> column_of(const World& world) {
   return {column, column + columns};
 }
 
-/// Three operations on each of three lanes along rows and columns, all in flight at once.
+/// Three operations for each of three purposes along rows and columns, all in flight at once.
 void busy_step(World& world, Results& results) {
   Rig rig;
   struct Line {
@@ -47,9 +47,9 @@ void busy_step(World& world, Results& results) {
     Ticket tickets[3];
   };
   std::vector<Line> lines;
-  for (const Lane lane : {Lane::grads, Lane::critical, Lane::weights}) {
-    lines.push_back({world.communicator(rig.device, group_of(world, row_of(world), 1, "row"), lane)});
-    lines.push_back({world.communicator(rig.device, group_of(world, column_of(world), 2, "column"), lane)});
+  for (const Purpose purpose : {Purpose::grads, Purpose::critical, Purpose::weights}) {
+    lines.push_back({world.communicator(rig.device, group_of(world, row_of(world), 1, "row"), purpose)});
+    lines.push_back({world.communicator(rig.device, group_of(world, column_of(world), 2, "column"), purpose)});
   }
   int number = 0;
   for (Line& line : lines) {
@@ -77,9 +77,9 @@ TEST(Ordering, RowsAndColumnsOfAMeshReduceTheirOwn) {
   run_on_threads(6, {}, [](World& world) {
     Rig rig;
     const int row = world.rank() / 3, column = world.rank() % 3;
-    const auto along_row = world.communicator(rig.device, group_of(world, row_of(world), 1, "row"), Lane::critical);
+    const auto along_row = world.communicator(rig.device, group_of(world, row_of(world), 1, "row"), Purpose::critical);
     const auto along_column =
-        world.communicator(rig.device, group_of(world, {column, column + 3}, 2, "column"), Lane::critical);
+        world.communicator(rig.device, group_of(world, {column, column + 3}, 2, "column"), Purpose::critical);
     std::vector<int32_t> a(10000, 1 << world.rank()), b = a;
     Ticket first = along_row->all_reduce(rig.ex, tensor_of(a)), second = along_column->all_reduce(rig.ex, tensor_of(b));
     second.join(rig.ex);
@@ -91,7 +91,7 @@ TEST(Ordering, RowsAndColumnsOfAMeshReduceTheirOwn) {
   });
 }
 
-TEST(Ordering, LanesAndSegmentsInFlightDoNotChangeABit) {
+TEST(Ordering, PurposesAndSegmentsInFlightDoNotChangeABit) {
   Results three, one;
   run_on_threads(6, {.lanes = 3}, [&](World& world) { busy_step(world, three); });
   run_on_threads(6, {.lanes = 1}, [&](World& world) { busy_step(world, one); });
@@ -99,11 +99,11 @@ TEST(Ordering, LanesAndSegmentsInFlightDoNotChangeABit) {
   EXPECT_TRUE(three == one);
 }
 
-TEST(Ordering, AnOperationOfAnotherLaneIsNotHeldUp) {
+TEST(Ordering, AnOperationForAnotherPurposeIsNotHeldUp) {
   run_on_threads(2, {}, [](World& world) {
     Rig rig;
-    const auto grads = world.communicator(rig.device, group_of(world, 2), Lane::grads);
-    const auto critical = world.communicator(rig.device, group_of(world, 2), Lane::critical);
+    const auto grads = world.communicator(rig.device, group_of(world, 2), Purpose::grads);
+    const auto critical = world.communicator(rig.device, group_of(world, 2), Purpose::critical);
     std::vector<double> late(5000, 1.0), quick(10, 1.0);
     Ticket ticket;
     if (world.rank() == 0) ticket = grads->all_reduce(rig.ex, tensor_of(late));  // rank 1 has yet to come to it
@@ -118,7 +118,7 @@ TEST(Ordering, AnOperationOfAnotherLaneIsNotHeldUp) {
 TEST(Ordering, ThousandsOfOperationsCanWait) {
   run_on_threads(3, {}, [](World& world) {
     Rig rig;
-    const auto comm = world.communicator(rig.device, group_of(world, 3), Lane::grads);
+    const auto comm = world.communicator(rig.device, group_of(world, 3), Purpose::grads);
     constexpr int kOperations = 3000;
     std::vector<std::vector<int64_t>> data;
     std::vector<Ticket> tickets;
@@ -129,7 +129,7 @@ TEST(Ordering, ThousandsOfOperationsCanWait) {
   });
 }
 
-/// One operation of each kind of schedule, on three lanes at once.
+/// One operation of each kind of schedule, for three purposes at once.
 void light_step(World& world, Exec& ex, const std::vector<std::unique_ptr<Communicator>>& lanes, Results& results) {
   const int64_t n = kDirectElements + 100;
   std::vector<float> ring = values<float>(world.rank(), n), direct = values<float>(world.rank(), 50);
@@ -149,8 +149,8 @@ TEST(Ordering, AThousandRunsUnderRandomDelaysGiveTheSameBits) {
     run_on_threads(3, options, [&](World& world) {
       Rig rig;
       std::vector<std::unique_ptr<Communicator>> lanes;
-      for (const Lane lane : {Lane::grads, Lane::weights, Lane::critical})
-        lanes.push_back(world.communicator(rig.device, group_of(world, 3), lane));
+      for (const Purpose purpose : {Purpose::grads, Purpose::weights, Purpose::critical})
+        lanes.push_back(world.communicator(rig.device, group_of(world, 3), purpose));
       for (Results& one : results) light_step(world, rig.ex, lanes, one);
     });
   };

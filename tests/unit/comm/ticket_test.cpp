@@ -12,7 +12,7 @@ template <typename Body>
 void between_two(const Body& body) {
   run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
     Rig rig;
-    const auto comm = world.communicator(rig.device, group_of(world, 2), Lane::grads);
+    const auto comm = world.communicator(rig.device, group_of(world, 2), Purpose::grads);
     body(world, rig, *comm);
   });
 }
@@ -95,7 +95,7 @@ TEST(Ticket, ChargesWaitingToTheAxis) {
 TEST(Communicator, RejectsWhatDoesNotFit) {
   const auto world = solo_world();
   Rig rig;
-  const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::grads);
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Purpose::grads);
   std::vector<float> x(10), y(9);
   std::vector<double> z(10);
   std::vector<uint8_t> bytes(10);
@@ -121,7 +121,7 @@ TEST(Communicator, TellsThatRanksRunDifferentOperations) {
 TEST(Communicator, ExchangesPiecesOfDifferentLengthsOnly) {
   const auto world = solo_world();
   Rig rig;
-  const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::grads);
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Purpose::grads);
   std::vector<float> x = {1, 2, 3}, y(3), none;
   const std::vector<int64_t> three = {3}, two = {2}, zero = {0}, pair = {1, 2};
   comm->all_to_all(rig.ex, tensor_of(x), tensor_of(y), {three, three, 0, 3}).join(rig.ex);

@@ -62,7 +62,7 @@ TEST(SoloWorld, CopiesAndCountsNothing) {
   EXPECT_EQ(world->transport(), "self");
   EXPECT_TRUE(world->wait_for_all_ranks(0));
   Rig rig;
-  const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::critical);
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Purpose::critical);
   std::vector<float> x = values<float>(0, 10), y(10);
   comm->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
   comm->reduce_scatter(rig.ex, tensor_of(x), tensor_of(y)).join(rig.ex);
@@ -74,7 +74,7 @@ TEST(SoloWorld, CopiesAndCountsNothing) {
 
 TEST(DryWorld, CountsLikeTheRealOneAndTakesTheSameMemory) {
   const auto work = [](World& world, Exec& ex, device::Device& device, std::byte* data) {
-    const auto comm = world.communicator(device, group_of(world, 3, 5, "x"), Lane::weights);
+    const auto comm = world.communicator(device, group_of(world, 3, 5, "x"), Purpose::weights);
     const int64_t n = 5000, mine = comm->chunk(n).count;
     const Tensor all{data, {n}, DType::bf16};
     const Tensor chunk{data == nullptr ? nullptr : data + comm->chunk(n).begin * 2, {mine}, DType::bf16};
@@ -150,7 +150,7 @@ TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
   const Error error = error_of([&] {
     run_on_threads(4, {.timeout_s = 0.5}, [&](World& world) {
       Rig rig;
-      const auto comm = world.communicator(rig.device, group_of(world, 4, 3, "tensor"), Lane::grads);
+      const auto comm = world.communicator(rig.device, group_of(world, 4, 3, "tensor"), Purpose::grads);
       std::vector<float> x(20000, 1.0f);
       comm->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
       if (world.rank() == 2) {
@@ -196,8 +196,8 @@ TEST(Watchdog, EndsAWaitForEachOther) {
     run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
       Rig rig;
       // Each rank starts on a different communicator: no rank is busy, and no partner ever joins.
-      const auto one = world.communicator(rig.device, group_of(world, 3, 3, "one"), Lane::control);
-      const auto other = world.communicator(rig.device, group_of(world, 3, 4, "other"), Lane::control);
+      const auto one = world.communicator(rig.device, group_of(world, 3, 3, "one"), Purpose::control);
+      const auto other = world.communicator(rig.device, group_of(world, 3, 4, "other"), Purpose::control);
       std::vector<float> x(10, 1.0f);
       (world.rank() == 1 ? one : other)->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
     });
@@ -214,7 +214,7 @@ TEST(Watchdog, IsPatientWithARankThatWaitsForABusyOne) {
     if (world.rank() == 2)
       while (now_seconds() - begin < 2) std::this_thread::yield();
     if (world.rank() > 0) {
-      const auto two = world.communicator(rig.device, pair, Lane::control);
+      const auto two = world.communicator(rig.device, pair, Purpose::control);
       std::vector<float> x(10, 1.0f);
       two->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
     }
@@ -237,7 +237,7 @@ TEST(Engine, WaitsWithoutUsingACore) {
   double used = 0, passed = 0;
   run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
     Rig rig;
-    const auto comm = world.communicator(rig.device, group_of(world, 2), Lane::critical);
+    const auto comm = world.communicator(rig.device, group_of(world, 2), Purpose::critical);
     std::vector<float> x(10, 1.0f);
     if (world.rank() == 0) {
       waiting = true;

@@ -59,7 +59,7 @@ void check(Rank& rank, const Layout& layout, uint64_t seed, const Tensor& local,
   if (layout.axes(kPartial) != 0) {
     Meter unused;
     Exec ex{rank.device, rank.arena, unused};
-    rank.mesh.along(layout.axes(kPartial), comm::Lane::grads).all_reduce(ex, local).join(ex);
+    rank.mesh.along(layout.axes(kPartial), comm::Purpose::grads).all_reduce(ex, local).join(ex);
   }
   for (const Stretch& run : layout.runs(rank.mesh.rank()))
     for (int64_t i = 0; i < run.length; ++i) {

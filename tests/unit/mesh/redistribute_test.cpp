@@ -39,7 +39,7 @@ void move_and_check(Rank& rank, const Layout& from, const Layout& to, uint64_t s
   Scratch in = rank.ex.take("in", from.local(rank.mesh.rank()), dtype);
   fill<T>(from, rank.mesh.rank(), seed, in);
   rank.meter.reset();
-  const Scratch out = redistribute(rank.ex, rank.mesh, comm::Lane::critical, from, to, std::move(in));
+  const Scratch out = redistribute(rank.ex, rank.mesh, comm::Purpose::critical, from, to, std::move(in));
   const std::string what =
       format("{} to {} by {}", to_string(from), to_string(to), to_string(rank.mesh.route(from, to)));
   TRAINER_CHECK(counted(rank.meter) == predicted(rank.mesh.route(from, to), dtype), "{}: counts differ", what);
@@ -133,8 +133,8 @@ TEST(Redistribute, TheIdentityIsTheHandleItself) {
     const Layout layout = state(shape, "0");
     Scratch in = rank.ex.take("in", layout.local(rank.mesh.rank()), DType::f32);
     const std::byte* const memory = in.tensor().data;
-    EXPECT_FALSE(redistribute(rank.ex, rank.mesh, comm::Lane::critical, layout, layout, in.tensor()));
-    const Scratch out = redistribute(rank.ex, rank.mesh, comm::Lane::critical, layout, layout, std::move(in));
+    EXPECT_FALSE(redistribute(rank.ex, rank.mesh, comm::Purpose::critical, layout, layout, in.tensor()));
+    const Scratch out = redistribute(rank.ex, rank.mesh, comm::Purpose::critical, layout, layout, std::move(in));
     EXPECT_EQ(out.tensor().data, memory);
     EXPECT_TRUE(rank.meter.comm().empty());
     EXPECT_EQ(rank.meter.of(OpKind::elementwise).calls, 0);
@@ -149,8 +149,8 @@ TEST(Redistribute, SumsOfAnOwnedTensorAreFormedInPlace) {
       Scratch in = rank.ex.take("in", {kRows, kCols}, DType::f32);
       fill<float>(state(shape, from), rank.mesh.rank(), 61, in);
       const std::byte* const memory = in.tensor().data;
-      const Scratch out =
-          redistribute(rank.ex, rank.mesh, comm::Lane::critical, state(shape, from), state(shape, to), std::move(in));
+      const Scratch out = redistribute(rank.ex, rank.mesh, comm::Purpose::critical, state(shape, from),
+                                       state(shape, to), std::move(in));
       TRAINER_CHECK(out.tensor().data == memory, "{} to {} moved the tensor", from, to);
     }
   });
@@ -166,7 +166,7 @@ TEST(Redistribute, AViewIsLeftAsItWas) {
         const Scratch in = rank.ex.take("in", from.local(rank.mesh.rank()), DType::i32);
         fill<int32_t>(from, rank.mesh.rank(), 31, in);
         const std::vector<int32_t> before(in.tensor().span<int32_t>().begin(), in.tensor().span<int32_t>().end());
-        const Scratch out = redistribute(rank.ex, rank.mesh, comm::Lane::critical, from, to, in.tensor());
+        const Scratch out = redistribute(rank.ex, rank.mesh, comm::Purpose::critical, from, to, in.tensor());
         const auto now = in.tensor().span<int32_t>();
         TRAINER_CHECK(std::equal(now.begin(), now.end(), before.begin()), "{} to {} wrote into its input",
                       to_string(from), to_string(to));
@@ -197,8 +197,8 @@ TEST(Redistribute, BackwardIsTheDualTheOtherWayRound) {
                       dy = rank.ex.take("dy", gradient_layout(to).local(me), DType::f64);
         fill<double>(from, me, 41, x);
         fill<double>(gradient_layout(to), me, 42, dy);
-        const Scratch y = redistribute(rank.ex, rank.mesh, comm::Lane::critical, from, to, x.tensor());
-        const Scratch dx = redistribute(rank.ex, rank.mesh, comm::Lane::critical, gradient_layout(to),
+        const Scratch y = redistribute(rank.ex, rank.mesh, comm::Purpose::critical, from, to, x.tensor());
+        const Scratch dx = redistribute(rank.ex, rank.mesh, comm::Purpose::critical, gradient_layout(to),
                                         gradient_layout(from), dy.tensor());
         const double forward = inner(y ? y : x, dy), backward = inner(x, dx ? dx : dy);
         TRAINER_CHECK(forward == product && backward == product, "{} to {}: {} and {}, not {}", to_string(from),
@@ -217,7 +217,7 @@ TEST(Redistribute, ADryPassPlansTheMemoryAndCountsTheSame) {
         const Layout a = state(shape, from, {8, 8}), b = state(shape, to, {8, 8});
         Scratch in = ex.take("in", a.local(mesh.rank()), DType::i32);
         if (!ex.device.dry()) fill<int32_t>(a, mesh.rank(), 51, in);
-        const Scratch out = redistribute(ex, mesh, comm::Lane::critical, a, b, std::move(in));
+        const Scratch out = redistribute(ex, mesh, comm::Purpose::critical, a, b, std::move(in));
         if (!ex.device.dry() && b.axes(kPartial) == 0)
           for (const Stretch& run : b.runs(mesh.rank()))
             for (int64_t i = 0; i < run.length; ++i)
@@ -248,8 +248,9 @@ TEST(Redistribute, AnInputOfTheWrongShapeIsAnInternalError) {
   Rank rank(*world, shape);
   const Layout layout(shape, {4, 4});
   const Scratch in = rank.ex.take("in", {4, 5}, DType::f32);
-  EXPECT_THROW(redistribute(rank.ex, rank.mesh, comm::Lane::critical, layout, layout.with("a0", split(0)), in.tensor()),
-               Error);
+  EXPECT_THROW(
+      redistribute(rank.ex, rank.mesh, comm::Purpose::critical, layout, layout.with("a0", split(0)), in.tensor()),
+      Error);
 }
 
 }  // namespace

@@ -29,12 +29,12 @@ TEST(Transit, RunsItsFirstCollectiveUntilItIsFinishedAndNoOther) {
           Scratch in = rank.ex.take("in", from.local(me), DType::i32);
           fill<int32_t>(from, me, 71, in);
           rank.meter.reset();
-          Transit transit = start_move(rank.ex, rank.mesh, comm::Lane::critical, from, to, std::move(in));
+          Transit transit = start_move(rank.ex, rank.mesh, comm::Purpose::critical, from, to, std::move(in));
           TRAINER_CHECK(collectives() == std::min<int64_t>(all, 1), "{}: {} were started", what, collectives());
           if (waits) transit.wait(rank.ex);
-          // Another lane's operation in between, as a product would be.
+          // An operation for another purpose in between, as a product would be.
           const Scratch other = rank.ex.take("other", {4}, DType::i32);
-          rank.mesh.along(shape.all(), comm::Lane::weights).broadcast(rank.ex, other, 0).join(rank.ex);
+          rank.mesh.along(shape.all(), comm::Purpose::weights).broadcast(rank.ex, other, 0).join(rank.ex);
           const Scratch out = transit.finish(rank.ex);
           TRAINER_CHECK(collectives() == all + 1, "{}: {} collectives of {}", what, collectives(), all);
           check<int32_t>(rank, to, 71, out, what);
@@ -57,9 +57,9 @@ TEST(Transit, LeavesItsResultWhereTheCallerRequestsIt) {
           const std::vector<int32_t> before(in.tensor().span<int32_t>().begin(), in.tensor().span<int32_t>().end());
           const Scratch out = rank.ex.take("out", to.local(me), DType::i32);
           Scratch given = owned ? std::move(in) : Scratch();
-          Transit transit = owned
-                                ? start_move(rank.ex, rank.mesh, comm::Lane::critical, from, to, std::move(given), out)
-                                : start_move(rank.ex, rank.mesh, comm::Lane::critical, from, to, in.tensor(), out);
+          Transit transit =
+              owned ? start_move(rank.ex, rank.mesh, comm::Purpose::critical, from, to, std::move(given), out)
+                    : start_move(rank.ex, rank.mesh, comm::Purpose::critical, from, to, in.tensor(), out);
           const Scratch nothing = transit.finish(rank.ex);
           const std::string what = format("{} to {}", to_string(from), to_string(to));
           TRAINER_CHECK(!nothing, "{} has a handle of its own", what);
@@ -76,7 +76,7 @@ TEST(Transit, ReplacesItsInputBetweenAllStatesOfEqualShape) {
     const int me = rank.mesh.rank();
     const Scratch x = rank.ex.take("x", from.local(me), DType::i32);
     fill<int32_t>(from, me, 91, x);
-    Transit move = start_move_in_place(rank.ex, rank.mesh, comm::Lane::critical, from, to, x);
+    Transit move = start_move_in_place(rank.ex, rank.mesh, comm::Purpose::critical, from, to, x);
     const std::string what =
         format("{} to {} by {}", to_string(from), to_string(to), to_string(rank.mesh.route(from, to)));
     TRAINER_CHECK(!move.finish(rank.ex), "{} has a handle of its own", what);
@@ -106,7 +106,7 @@ TEST(Transit, ThatReplacesItsInputRejectsAnotherShape) {
   Rank rank(*world, shape);
   const Layout a = state(shape, "PB"), b = state(shape, "0B");
   const Scratch x = rank.ex.take("x", a.local(0), DType::i32);
-  EXPECT_THROW(start_move_in_place(rank.ex, rank.mesh, comm::Lane::critical, a, b, x).finish(rank.ex), Error);
+  EXPECT_THROW(start_move_in_place(rank.ex, rank.mesh, comm::Purpose::critical, a, b, x).finish(rank.ex), Error);
 }
 
 }  // namespace

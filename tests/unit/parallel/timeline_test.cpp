@@ -55,8 +55,8 @@ class NotingWorld final : public comm::World {
   std::string_view transport() const override { return "noting"; }
   comm::Control& control() override { return inner_->control(); }
   std::unique_ptr<comm::Communicator> communicator(device::Device& device, comm::Group group,
-                                                   comm::Lane lane) override {
-    if (group.control) return inner_->communicator(device, std::move(group), lane);
+                                                   comm::Purpose purpose) override {
+    if (group.control) return inner_->communicator(device, std::move(group), purpose);
     return std::make_unique<Noting>(std::move(group), meter_, product_, timeline_);
   }
 

@@ -179,9 +179,9 @@ class Play : public testing::Test {
   void compute(double seconds, OpKind kind = OpKind::attention) {
     recorder_.add_operator({.kind = kind, .cost = {seconds * 1e12, 0}, .product = {}, .attention = {}});
   }
-  int64_t gather(double megabytes, comm::Lane lane = comm::Lane::weights) {
-    return recorder_.add_collective({step_.mesh.set("x"), CommOp::all_gather, DType::f32}, static_cast<uint8_t>(lane),
-                                    static_cast<int64_t>(megabytes * 250'000), 0);
+  int64_t gather(double megabytes, comm::Purpose purpose = comm::Purpose::weights) {
+    return recorder_.add_collective({step_.mesh.set("x"), CommOp::all_gather, DType::f32},
+                                    static_cast<uint8_t>(purpose), static_cast<int64_t>(megabytes * 250'000), 0);
   }
   void wait(int64_t collective) { recorder_.add_wait(collective); }
   StepTime played() {
@@ -211,9 +211,9 @@ TEST_F(Play, RunsAChannelInOrderAndSharesALink) {
   wait(second);
   wait(first);
   EXPECT_NEAR(played().total(), 6.026e-3, 1e-12);
-  // On two lanes they share the link; their latencies overlap.
+  // For two purposes they share the link; their latencies overlap.
   recorder_ = {};
-  const int64_t one = gather(4, comm::Lane::weights), other = gather(4, comm::Lane::grads);
+  const int64_t one = gather(4, comm::Purpose::weights), other = gather(4, comm::Purpose::grads);
   wait(one);
   wait(other);
   EXPECT_NEAR(played().total(), 6.013e-3, 1e-12);
@@ -252,7 +252,7 @@ TEST_F(Play, ExchangesScalarsNextToAnyQueue) {
   cluster_.lanes = 1;
   const int64_t gathered = gather(4);
   const int64_t scalar = recorder_.add_collective({step_.mesh.set("x"), CommOp::all_reduce, DType::f64},
-                                                  static_cast<uint8_t>(comm::Lane::control), 1, 0);
+                                                  static_cast<uint8_t>(comm::Purpose::control), 1, 0);
   wait(scalar);
   wait(gathered);
   const StepTime time = played();
