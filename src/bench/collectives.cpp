@@ -26,7 +26,7 @@ class Bench {
     all_ = world.communicator(device, std::move(group), comm::Purpose::critical);
     world.connect();
     // MPI's own reduction runs on the progress thread, as all MPI calls do.
-    if (world.transport() == "mpi" && device.kind() == device::Kind::cpu)
+    if (world.transport() == "mpi" && device.kind() == device::DeviceKind::cpu)
       library_ = dynamic_cast<comm::EngineWorld*>(&world);
     if (library_ != nullptr) values_.resize(static_cast<size_t>(n));
   }

@@ -29,7 +29,7 @@ float* at(const Buffer& x, int64_t first) { return x.tensor().as<float>() + firs
 
 /// Moves the same 28 bytes per parameter as an update, and computes nothing.
 void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
-  if (ex.device.kind() == device::Kind::cuda) {  // as copies of 8 bytes per element
+  if (ex.device.kind() == device::DeviceKind::cuda) {  // as copies of 8 bytes per element
     for (int i = 0; i < 3; ++i) ops::run(ex, ops::Copy{arrays.p, arrays.m});
     ops::run(ex, ops::Copy{arrays.p.tensor().range(0, parameters / 2), arrays.m.tensor().range(0, parameters / 2)});
     return;
@@ -42,7 +42,7 @@ void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
 
 /// Reads the 16 bytes per parameter that an update reads.
 void read(Exec& ex, const Arrays& arrays, int64_t parameters) {
-  if (ex.device.kind() == device::Kind::cuda) return;
+  if (ex.device.kind() == device::DeviceKind::cuda) return;
   std::vector<float> sums(static_cast<size_t>(divide_up(parameters, ops::kTaskElements)));
   ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
     sums[static_cast<size_t>(first / ops::kTaskElements)] =
@@ -110,7 +110,7 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
           .gb_per_s = 28e-9 * rate(0),
           .traffic_parameters_per_s = rate(1),
           .copying_parameters_per_s = rate(2),
-          .read_parameters_per_s = ex.device.kind() == device::Kind::cuda ? 0 : rate(3),
+          .read_parameters_per_s = ex.device.kind() == device::DeviceKind::cuda ? 0 : rate(3),
           .bf16_moments_parameters_per_s = rate(4)};
 }
 

@@ -299,7 +299,7 @@ class Profile {
 
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device) {
-  const bool linked = device.kind() == device::Kind::cuda || offload::rates_of(config.debug);
+  const bool linked = device.kind() == device::DeviceKind::cuda || offload::rates_of(config.debug);
   if (mean_over_ranks(world, linked ? 1 : 0) < 1) return {};  // some rank has no link to measure
   world.control().barrier();
   const offload::Rates rates = rates_of(config, device, machine.compute, config.offload.subgroup);

@@ -15,7 +15,7 @@ double Roofline::least_seconds(double work_flops, double work_bytes) const {
 double copy_rate(device::Device& device) {
   constexpr int kRepeats = 5;
   int64_t bytes = int64_t{64} << 20;
-  if (device.kind() == device::Kind::cuda)
+  if (device.kind() == device::DeviceKind::cuda)
     bytes = std::min<int64_t>(int64_t{256} << 20, device.gpu().memory_bytes / 512 / 4096 * 4096);
   Arena arena(device, Arena::Mode::heap);
   Meter unused;

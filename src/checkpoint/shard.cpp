@@ -38,7 +38,7 @@ std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
 }
 
 bool is_on_host(const TensorSlice& slice) {
-  return slice.device == nullptr || slice.device->kind() == device::Kind::cpu;
+  return slice.device == nullptr || slice.device->kind() == device::DeviceKind::cpu;
 }
 
 int64_t count_of(const TensorSlice& slice) {

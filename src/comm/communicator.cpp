@@ -110,7 +110,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
     TRAINER_CHECK(n % size() == 0 && window.begin >= 0 && window.begin + window.count <= n / size(),
                   "{} of {} elements over {} ranks: elements {} to {} are not a window of equal chunks", name_of(r.op),
                   n, size(), window.begin, window.begin + window.count);
-    TRAINER_CHECK(payload > kDirectElements && ex.device.kind() == device::Kind::cpu,
+    TRAINER_CHECK(payload > kDirectElements && ex.device.kind() == device::DeviceKind::cpu,
                   "{} of a window requires more than {} elements in CPU memory, got {}", name_of(r.op), kDirectElements,
                   payload);
   }
@@ -133,7 +133,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
     if (r.op == CommOp::all_to_all) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return {nullptr, key, recorded};
   }
-  const bool direct = ex.device.kind() == device::Kind::cpu || can_reach_gpus();
+  const bool direct = ex.device.kind() == device::DeviceKind::cpu || can_reach_gpus();
   return {direct ? start(r) : start_staged(ex.device, r), key, recorded, wire_bytes};
 }
 

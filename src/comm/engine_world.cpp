@@ -14,10 +14,10 @@ class EngineCommunicator final : public Communicator {
   EngineCommunicator(Engine& engine, device::Device& device, Group group, Purpose purpose)
       : Communicator(std::move(group)),
         engine_(engine),
-        kernels_(reduce_kernels(device.kind() == device::Kind::cpu ? device.isa() : device::detect_isa())) {
+        kernels_(reduce_kernels(device.kind() == device::DeviceKind::cpu ? device.isa() : device::detect_isa())) {
     if (size() == 1) return;
     channel_ = &engine.channel(this->group(), purpose);
-    if (device.kind() == device::Kind::cpu) {
+    if (device.kind() == device::DeviceKind::cpu) {
       staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
     } else if (!device.dry()) {
       host_staging_.resize(static_cast<size_t>(kStagingBytes));

@@ -53,7 +53,7 @@ int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu) {
 
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked) {
   if (world.size() == 1) return {};
-  const bool gpu = device.kind() == device::Kind::cuda;
+  const bool gpu = device.kind() == device::DeviceKind::cuda;
   const auto places = gather_gpus(world, gpu ? std::optional(device.gpu()) : std::nullopt);
   const bool any = std::ranges::any_of(places, [](const auto& place) { return place.has_value(); });
   const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(places);

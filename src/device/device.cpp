@@ -37,7 +37,7 @@ int64_t Device::memory_total() const {
 }
 
 const cuda::Facts& Device::gpu() const {
-  TRAINER_CHECK(kind_ == Kind::cuda, "only a CUDA device has GPU properties");
+  TRAINER_CHECK(kind_ == DeviceKind::cuda, "only a CUDA device has GPU properties");
   return gpu_;
 }
 
@@ -64,7 +64,7 @@ void Device::clear(std::byte* to, int64_t bytes) {
   if (!dry_ && bytes > 0) clear_impl(to, bytes);
 }
 
-CpuDevice::CpuDevice(int threads, Isa isa) : Device(Kind::cpu, false, threads, isa), pool_(threads) {}
+CpuDevice::CpuDevice(int threads, Isa isa) : Device(DeviceKind::cpu, false, threads, isa), pool_(threads) {}
 
 std::byte* CpuDevice::allocate_impl(int64_t bytes) {
   if (bytes < kHugePage) {
@@ -105,13 +105,13 @@ void CpuDevice::copy_rows_impl(std::byte* to, int64_t to_pitch, const std::byte*
 }
 
 std::unique_ptr<Device> make_dry(const Device& device) {
-  if (device.kind() == Kind::cuda)
+  if (device.kind() == DeviceKind::cuda)
     return std::make_unique<DryDevice>(device.gpu(), device.threads(), device.libraries());
   return std::make_unique<DryDevice>(device.threads(), device.isa());
 }
 
 ThreadPool& pool_of(Device& device) {
-  TRAINER_CHECK(device.kind() == Kind::cpu && !device.dry(), "CPU kernels run on a CPU device that is not dry");
+  TRAINER_CHECK(device.kind() == DeviceKind::cpu && !device.dry(), "CPU kernels run on a CPU device that is not dry");
   return device.host_pool();
 }
 

@@ -16,7 +16,7 @@
 
 namespace trainer::device {
 
-enum class Kind { cpu, cuda };
+enum class DeviceKind { cpu, cuda };
 
 /// Allocated bytes of one category ("weights", "gradients", …), now and at their peak.
 struct MemoryUse {
@@ -64,7 +64,7 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  Kind kind() const { return kind_; }
+  DeviceKind kind() const { return kind_; }
   bool dry() const { return dry_; }
   /// Host threads of this rank. CPU kernels run on them; with a GPU they compute initial values and write checkpoints.
   int threads() const { return threads_; }
@@ -83,7 +83,7 @@ class Device {
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
   int64_t memory_total() const;
   /// Every address and length that is returned, or planned inside a block, is a multiple of this many bytes.
-  int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
+  int64_t alignment() const { return kind_ == DeviceKind::cuda ? 256 : 64; }
 
   /// Copies in stream order with the operators; does nothing on a dry device. When copy_to_host returns, the copy is
   /// complete; when copy_to_device returns, `from` may be reused.
@@ -104,9 +104,9 @@ class Device {
   virtual std::unique_ptr<Graph> record(const std::function<void()>& work);
 
  protected:
-  Device(Kind kind, bool dry, int threads, Isa isa) : kind_(kind), dry_(dry), threads_(threads), isa_(isa) {}
+  Device(DeviceKind kind, bool dry, int threads, Isa isa) : kind_(kind), dry_(dry), threads_(threads), isa_(isa) {}
   Device(cuda::Facts gpu, bool dry, int threads, std::shared_ptr<Libraries> libraries)
-      : kind_(Kind::cuda),
+      : kind_(DeviceKind::cuda),
         dry_(dry),
         threads_(threads),
         isa_(Isa::plain),
@@ -120,7 +120,7 @@ class Device {
   virtual void clear_impl(std::byte*, int64_t) {}
 
  private:
-  Kind kind_;
+  DeviceKind kind_;
   bool dry_;
   int threads_;
   Isa isa_;
@@ -147,7 +147,7 @@ class CpuDevice final : public Device {
 
 class DryDevice final : public Device {
  public:
-  explicit DryDevice(int threads, Isa isa = detect_isa()) : Device(Kind::cpu, true, threads, isa) {}
+  explicit DryDevice(int threads, Isa isa = detect_isa()) : Device(DeviceKind::cpu, true, threads, isa) {}
   DryDevice(cuda::Facts gpu, int threads, std::shared_ptr<Libraries> libraries = std::make_shared<Libraries>())
       : Device(std::move(gpu), true, threads, std::move(libraries)) {}
 

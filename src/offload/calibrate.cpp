@@ -164,7 +164,7 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   rates.to_device = bytes / together[1];
   rates.to_host = bytes / together[2];
   rates.start = start_seconds(device, host);
-  if (device.kind() == device::Kind::cuda) rates.pageable = pageable_rate(device, back);
+  if (device.kind() == device::DeviceKind::cuda) rates.pageable = pageable_rate(device, back);
   return rates;
 }
 

@@ -27,18 +27,18 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
   const auto bytes = static_cast<double>(bytes_of(op.kind, 1, sizes)) * n;
   Amounts a{};
   switch (op.kind) {
-    case Kind::flush:
-    case Kind::drain:
+    case OperationKind::flush:
+    case OperationKind::drain:
       a[link_out] = a[host_memory] = bytes;
       break;
-    case Kind::load:
-    case Kind::refresh:
+    case OperationKind::load:
+    case OperationKind::refresh:
       a[link_in] = a[host_memory] = bytes;
       break;
-    case Kind::update_device:
+    case OperationKind::update_device:
       a[device_threads] = n;
       break;
-    case Kind::update_host:
+    case OperationKind::update_host:
       a[host_threads] = n;
       a[host_memory] = n * (host_traffic(rates, sizes) - static_cast<double>(sizes.compute));
       break;

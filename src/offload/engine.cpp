@@ -175,10 +175,10 @@ Report Engine::report() {
   if (streams_ == nullptr) return report;
   const Measured measured = streams_->measured();
   report.update_ms = 1e3 * measured.update_s;
-  for (int kind = 0; kind < kKinds; ++kind)
-    report.busy_ms[static_cast<size_t>(stream_of(static_cast<Kind>(kind)))] +=
+  for (int kind = 0; kind < kOperationKinds; ++kind)
+    report.busy_ms[static_cast<size_t>(stream_of(static_cast<OperationKind>(kind)))] +=
         1e3 * measured.busy[static_cast<size_t>(kind)];
-  const double updating = measured.busy[static_cast<size_t>(Kind::update_host)];
+  const double updating = measured.busy[static_cast<size_t>(OperationKind::update_host)];
   if (rates && !options_.emulated && updating > 0) {
     const double bytes = host_traffic(*rates, sizes_) - static_cast<double>(sizes_.compute);
     report.memory_share = bytes * static_cast<double>(report.share.host) / (updating * rates->memory);

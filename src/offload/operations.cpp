@@ -80,7 +80,7 @@ void Engine::update(device::Device& device, const Turn& turn, const Subgroup& su
 // Waits for the work that the compute thread has queued on the device.
 void Engine::prepare(const Operation& op) {
   const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
-  if (op.kind == Kind::flush || op.kind == Kind::update_device) events_[group]->wait();
+  if (op.kind == OperationKind::flush || op.kind == OperationKind::update_device) events_[group]->wait();
 }
 
 void Engine::perform(const Operation& op, int64_t list) {
@@ -100,17 +100,17 @@ void Engine::perform(const Operation& op, int64_t list) {
   const Tensor compute = group.compute.tensor().range(subgroup.part.begin, count);
   const Tensor bounce = op.bounce < 0 ? Tensor{} : bounces_[static_cast<size_t>(op.bounce)].tensor().range(0, count);
   switch (op.kind) {
-    case Kind::flush:
+    case OperationKind::flush:
       flush(subgroup, gradient, on_host);
       break;
-    case Kind::load:
+    case OperationKind::load:
       for (size_t i = 0; i < home.count; ++i)
         stream.copy_to_device(there.tensors[i].data, home.tensors[i].data, home.tensors[i].bytes());
       stream.synchronize();
       slot->subgroup = op.subgroup;
       slot->version = versions_[index];
       break;
-    case Kind::update_device: {
+    case OperationKind::update_device: {
       TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} has the state of subgroup {}; expected subgroup {}",
                     op.slot, slot->subgroup, op.subgroup);
       expect_version(op, slot->version, turn);
@@ -120,20 +120,20 @@ void Engine::perform(const Operation& op, int64_t list) {
       slot->version = turn.number;
       break;
     }
-    case Kind::drain:
+    case OperationKind::drain:
       for (size_t i = 0; i < home.count; ++i)
         stream.copy_to_host(home.tensors[i].data, there.tensors[i].data, home.tensors[i].bytes());
       versions_[index] = slot->version;
       slot->subgroup = -1;
       ruin(stream, slot->memory.tensor());
       break;
-    case Kind::update_host:
+    case OperationKind::update_host:
       expect_version(op, versions_[index], turn);
       update(stream, turn, subgroup, home, on_host, bounce);
       versions_[index] = turn.number;
       ruin(stream, on_host);
       break;
-    case Kind::refresh:
+    case OperationKind::refresh:
       stream.copy_to_device(compute.data, bounce ? bounce.data : home.master().data, compute.bytes());
       stream.synchronize();
       if (bounce) ruin(store_.home(), bounce);

@@ -14,7 +14,7 @@ class Writer {
       if (place(i) == Place::streamed) streamed_.push_back(i);
     // Gradients arrive from the last group to the first.
     for (int i = count() - 1; i >= 0; --i)
-      if (place(i) == Place::host) flushed_ = add({.kind = Kind::flush, .subgroup = i});
+      if (place(i) == Place::host) flushed_ = add({.kind = OperationKind::flush, .subgroup = i});
     load_ahead();
     for (int i = 0; i < count(); ++i) {
       if (place(i) == Place::host) update_host(i);
@@ -40,12 +40,12 @@ class Writer {
     return place;
   }
   int load(int i, int slot, int drained) {
-    return add({.kind = Kind::load, .subgroup = i, .slot = slot, .after = {drained}});
+    return add({.kind = OperationKind::load, .subgroup = i, .slot = slot, .after = {drained}});
   }
   int update_in(int i, int slot, int loaded) {
     // An earlier update has waited for this load or a later one.
     if (loaded <= std::exchange(loaded_, std::max(loaded, loaded_))) loaded = -1;
-    return add({.kind = Kind::update_device, .subgroup = i, .slot = slot, .after = {loaded}});
+    return add({.kind = OperationKind::update_device, .subgroup = i, .slot = slot, .after = {loaded}});
   }
 
   /// Adds loads into every slot that is free, or that a drain in the list will free.
@@ -58,7 +58,8 @@ class Writer {
   void update_streamed(int i) {
     const size_t slot = updated_ % drained_.size();
     const int updated = update_in(i, static_cast<int>(slot), loads_[updated_++]);
-    drained_[slot] = add({.kind = Kind::drain, .subgroup = i, .slot = static_cast<int>(slot), .after = {updated}});
+    drained_[slot] =
+        add({.kind = OperationKind::drain, .subgroup = i, .slot = static_cast<int>(slot), .after = {updated}});
     load_ahead();
   }
   void update_resident(int i) {
@@ -70,8 +71,8 @@ class Writer {
     const int sent_before = bounce < 0 ? -1 : bounces_[static_cast<size_t>(bounce)];
     const int flushed = std::exchange(flushed_, -1);  // the first update waits for all flushes, so later ones need not
     const int updated =
-        add({.kind = Kind::update_host, .subgroup = i, .bounce = bounce, .after = {flushed, sent_before}});
-    const int sent = add({.kind = Kind::refresh, .subgroup = i, .bounce = bounce, .after = {updated}});
+        add({.kind = OperationKind::update_host, .subgroup = i, .bounce = bounce, .after = {flushed, sent_before}});
+    const int sent = add({.kind = OperationKind::refresh, .subgroup = i, .bounce = bounce, .after = {updated}});
     if (bounce >= 0) bounces_[static_cast<size_t>(bounce)] = sent;
   }
 
@@ -89,7 +90,7 @@ class Writer {
 
 }  // namespace
 
-std::string_view name_of(Kind kind) {
+std::string_view name_of(OperationKind kind) {
   static constexpr std::string_view names[] = {"gradient",           "load",   "update on the device", "drain",
                                                "update on the host", "refresh"};
   return names[static_cast<size_t>(kind)];
@@ -100,7 +101,7 @@ std::string_view name_of(Stream stream) {
   return names[static_cast<size_t>(stream)];
 }
 
-Stream stream_of(Kind kind) {
+Stream stream_of(OperationKind kind) {
   static constexpr Stream streams[] = {Stream::to_host, Stream::to_device, Stream::device,
                                        Stream::to_host, Stream::host,      Stream::refresh};
   return streams[static_cast<size_t>(kind)];
@@ -112,7 +113,7 @@ Schedule write_back(std::span<const Place> places, int slots) {
   Schedule list;
   for (int i = 0; i < static_cast<int>(places.size()); ++i)
     if (places[static_cast<size_t>(i)] == Place::resident)
-      list.push_back({.kind = Kind::drain, .subgroup = i, .slot = slots + i, .after = {}});
+      list.push_back({.kind = OperationKind::drain, .subgroup = i, .slot = slots + i, .after = {}});
   return list;
 }
 
@@ -123,17 +124,17 @@ Sizes sizes_of(const params::ParamStore& store, const optim::Rule& rule, bool ro
           .gradient = size_of(round_gradients ? DType::bf16 : store.state_dtype())};
 }
 
-int64_t bytes_of(Kind kind, int64_t elements, const Sizes& sizes) {
+int64_t bytes_of(OperationKind kind, int64_t elements, const Sizes& sizes) {
   switch (kind) {
-    case Kind::flush:
+    case OperationKind::flush:
       return sizes.gradient * elements;
-    case Kind::load:
-    case Kind::drain:
+    case OperationKind::load:
+    case OperationKind::drain:
       return sizes.kept() * elements;
-    case Kind::refresh:
+    case OperationKind::refresh:
       return sizes.compute * elements;
-    case Kind::update_device:
-    case Kind::update_host:
+    case OperationKind::update_device:
+    case OperationKind::update_host:
       break;
   }
   return 0;

@@ -17,7 +17,7 @@
 
 namespace trainer::offload {
 
-enum class Kind : uint8_t {
+enum class OperationKind : uint8_t {
   flush,          // copies the subgroup's gradient from the device to the host
   load,           // copies master weights and states from the host to a slot
   update_device,  // updates the state in a slot, and the compute weights
@@ -25,22 +25,26 @@ enum class Kind : uint8_t {
   update_host,    // updates the state in host memory; writes compute weights of a different type to a bounce buffer
   refresh         // copies compute weights from the host to the device
 };
-inline constexpr int kKinds = 6;
+inline constexpr int kOperationKinds = 6;
 enum class Stream : uint8_t { to_host, to_device, refresh, device, host };
 inline constexpr int kStreams = 5;
-std::string_view name_of(Kind kind);
+std::string_view name_of(OperationKind kind);
 std::string_view name_of(Stream stream);
-Stream stream_of(Kind kind);
+Stream stream_of(OperationKind kind);
 /// True if the subgroup's compute weights on the device are up to date when such an operation is done.
-constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
+constexpr bool makes_weights(OperationKind kind) {
+  return kind == OperationKind::refresh || kind == OperationKind::update_device;
+}
 /// True if such an operation waits until the norm is known.
-constexpr bool is_update(Kind kind) { return kind == Kind::update_host || kind == Kind::update_device; }
+constexpr bool is_update(OperationKind kind) {
+  return kind == OperationKind::update_host || kind == OperationKind::update_device;
+}
 
 /// Host buffers for compute weights on their way to the device, used if their type differs from the master weights'.
 inline constexpr int kBounces = 3;
 
 struct Operation {
-  Kind kind = Kind::flush;
+  OperationKind kind = OperationKind::flush;
   int subgroup = 0;
   int slot = -1;           // for load, update_device and drain
   int bounce = -1;         // for update_host and refresh
@@ -63,7 +67,7 @@ Schedule schedule(const Situation& situation);
 Schedule write_back(std::span<const Place> places, int slots);
 
 /// Busy seconds by kind of operation.
-using Seconds = std::array<double, kKinds>;
+using Seconds = std::array<double, kOperationKinds>;
 
 /// Bytes per element: of master weights, of the optimizer's states together, of compute weights, of gradients.
 struct Sizes {
@@ -75,8 +79,8 @@ struct Sizes {
 /// Returns the sizes for a store's parameters; gradients are copied to the host unchanged, or rounded to bf16.
 Sizes sizes_of(const params::ParamStore& store, const optim::Rule& rule, bool round_gradients);
 /// Bytes copied between host and device, by kind of operation.
-using Bytes = std::array<int64_t, kKinds>;  // 0 for updates
-int64_t bytes_of(Kind kind, int64_t elements, const Sizes& sizes);
+using Bytes = std::array<int64_t, kOperationKinds>;  // 0 for updates
+int64_t bytes_of(OperationKind kind, int64_t elements, const Sizes& sizes);
 Bytes bytes_of(const Schedule& schedule, std::span<const Subgroup> subgroups, const Sizes& sizes);
 
 }  // namespace trainer::offload

@@ -23,7 +23,7 @@ Streams::~Streams() {
 void Streams::count(Run& run, const Operation& op, int change) const {
   const auto group = static_cast<size_t>(group_of(op));
   if (makes_weights(op.kind)) run.weights_left[group] += change;
-  if (op.kind == Kind::flush) run.flushes_left[group] += change;
+  if (op.kind == OperationKind::flush) run.flushes_left[group] += change;
 }
 
 int64_t Streams::start(const Schedule& schedule) {
@@ -115,7 +115,7 @@ std::vector<Done> Streams::recorded() {
 
 bool Streams::is_ready(const Run& run, const Operation& op) const {
   return (!is_update(op.kind) || run.norm_known) &&
-         (op.kind != Kind::flush || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
+         (op.kind != OperationKind::flush || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
          std::ranges::all_of(op.after, [&](int before) { return run.done[static_cast<size_t>(before)] != 0; });
 }
 

@@ -21,7 +21,7 @@ struct Measured {
 
 /// A completed operation.
 struct Done {
-  Kind kind = Kind::flush;
+  OperationKind kind = OperationKind::flush;
   int subgroup = 0;
   Interval time = {};
 };

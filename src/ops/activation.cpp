@@ -29,7 +29,7 @@ void run(Exec& ex, const BiasActivation& op) {
   if (op.pre) expect_rows(op.pre, rows, cols, op.x.dtype, "activation pre");
   if (op.bias) expect_count(op.bias, cols, op.x.dtype, "activation bias");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, op.pre ? 3 : 2));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).bias_activation[type];
   const bool packed = !op.bias && op.x.packed() && op.y.packed() && (!op.pre || op.pre.packed());
@@ -45,7 +45,7 @@ void run(Exec& ex, const GeluBackward& op) {
   expect_rows(op.dy, rows, cols, op.x.dtype, "gelu dy");
   expect_rows(op.dx, rows, cols, op.x.dtype, "gelu dx");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 30, 3));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).gelu_backward[type];
   for_tiles(ex, rows, cols, op.dy.packed() && op.x.packed() && op.dx.packed(),
@@ -61,7 +61,7 @@ void run(Exec& ex, const Add& op) {
   expect_rows(op.y, rows, cols, op.x.dtype, "add y");
   if (op.bias) expect_count(op.bias, cols, op.x.dtype, "add bias");
   const OpTimer timer(ex.meter, OpKind::elementwise, cost(op.x, 2, 3));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).add[type];
   const bool packed = !op.bias && op.x.packed() && op.other.packed() && op.y.packed();
@@ -75,7 +75,7 @@ void run(Exec& ex, const SoftCap& op) {
                 to_string(op.x));
   const size_t type = kernel_index(op.x.dtype, "logits");
   const OpTimer timer(ex.meter, OpKind::loss, cost(op.x, 20, 2));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).soft_cap[type];
   for_tiles(ex, op.x.rows(), op.x.cols(), op.x.packed(),
@@ -88,7 +88,7 @@ void run(Exec& ex, const SwigluForward& op) {
   expect_rows(op.up, rows, cols, op.gate.dtype, "swiglu up");
   expect_rows(op.y, rows, cols, op.gate.dtype, "swiglu y");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 20, 3));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).swiglu[type];
   const bool packed = op.gate.packed() && op.up.packed() && op.y.packed();
@@ -105,7 +105,7 @@ void run(Exec& ex, const SwigluBackward& op) {
   expect_rows(op.dgate, rows, cols, op.gate.dtype, "swiglu dgate");
   expect_rows(op.dup, rows, cols, op.gate.dtype, "swiglu dup");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 30, 5));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = activation_kernels(ex).swiglu_backward[type];
   const bool packed = op.dy.packed() && op.gate.packed() && op.up.packed() && op.dgate.packed() && op.dup.packed();

@@ -53,7 +53,7 @@ void run(Exec& ex, const AdamW& op) {
   const double bytes =
       bytes_of(op.p, 2) + bytes_of(op.m, 2) + bytes_of(op.v, 2) + bytes_of(op.g) + bytes_of(op.compute);
   const OpTimer timer(ex.meter, OpKind::optimizer, {14.0 * static_cast<double>(n), bytes});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
 
   const AdamWScalars& s = op.scalars;
@@ -85,7 +85,7 @@ void run(Exec& ex, const SquaredNorms& op) {
     cost.bytes += static_cast<double>(part.x.bytes());
   }
   const OpTimer timer(ex.meter, OpKind::grad_norm, cost);
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = adamw_kernels(ex).square_sum[type];
   for (const SquaredNorm& part : op.parts) {

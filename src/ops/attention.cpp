@@ -18,7 +18,7 @@ const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
 /// Returns the fastest kernels for whole blocks of queries.
 const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
 #ifndef TRAINER_WITHOUT_AVX512
-  if (dtype == DType::bf16 && ex.device.kind() == device::Kind::cpu) {
+  if (dtype == DType::bf16 && ex.device.kind() == device::DeviceKind::cpu) {
     if (ex.device.isa() == device::Isa::amx) return avx512::attention_tiles;
     if (ex.device.isa() == device::Isa::avx512bf16) return avx512::attention_pairs;
   }
@@ -178,7 +178,7 @@ Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.mask.
 Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.mask.window, op.q.dtype, 10, 4, 4); }
 
 std::string attention_path(const device::Device& device) {
-  return device.kind() == device::Kind::cuda ? cuda::attention_path(device) : "built-in kernels";
+  return device.kind() == device::DeviceKind::cuda ? cuda::attention_path(device) : "built-in kernels";
 }
 
 void run(Exec& ex, const AttentionForward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }
@@ -197,7 +197,7 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/false));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.q = operand(op.q);
   job.k = operand(op.k);
@@ -245,7 +245,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   TRAINER_CHECK(op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/true));
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.backward = true;
   job.q = operand(op.q);

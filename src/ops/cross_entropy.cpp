@@ -68,7 +68,7 @@ void run(Exec& ex, const CrossEntropy& op) {
       ex.meter, OpKind::loss,
       {(op.dlogits ? 40.0 : 20.0) * count,
        static_cast<double>(op.logits.bytes()) + (op.dlogits ? static_cast<double>(op.dlogits.bytes()) : 0.0)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
 
   check_targets(op.targets, op.weights, op.vocab);
@@ -91,7 +91,7 @@ void run(Exec& ex, const ShardSums& op) {
   expect_count(op.sums, 2 * rows, DType::f64, "sums");
   const OpTimer timer(ex.meter, OpKind::loss,
                       {20.0 * static_cast<double>(shard.logits.count()), bytes_of(shard.logits)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = cross_entropy_kernels(ex).sums[type];
   double *largest = op.largest.as<double>(), *sums = op.sums.as<double>();
@@ -110,7 +110,7 @@ void run(Exec& ex, const ShardRescale& op) {
   for (const Tensor& tensor : {op.largest_here, op.largest}) expect_count(tensor, rows, DType::f64, "largest logits");
   expect_count(op.sums, 2 * rows, DType::f64, "sums");
   const OpTimer timer(ex.meter, OpKind::loss, {10.0 * static_cast<double>(rows), 5 * bytes_of(op.largest)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const double *here = op.largest_here.as<double>(), *largest = op.largest.as<double>();
   double *sums = op.sums.as<double>(), *at_target = sums + rows;
@@ -135,7 +135,7 @@ void run(Exec& ex, const ShardLoss& op) {
   const double count = op.dlogits ? static_cast<double>(shard.logits.count()) : static_cast<double>(rows);
   const OpTimer timer(ex.meter, OpKind::loss,
                       {20.0 * count, op.dlogits ? bytes_of(shard.logits) + bytes_of(op.dlogits) : 0.0});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   check_targets(shard.targets, op.weights, op.vocabulary);
   const auto kernel = cross_entropy_kernels(ex).gradient[type];

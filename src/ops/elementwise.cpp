@@ -40,7 +40,7 @@ void run(Exec& ex, const DropoutAdd& op) {
   const uint32_t threshold = dropout_threshold(site.p);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x) * (op.residual ? 3 : 2)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = elementwise_kernels(ex).dropout[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
@@ -59,7 +59,7 @@ void run(Exec& ex, const ColumnSum& op) {
   const DType sums = accumulator_of(op.x.dtype);
   expect_count(op.sums, cols, sums, "column sums");
   const OpTimer timer(ex.meter, OpKind::column_sum, {static_cast<double>(op.x.count()), bytes_of(op.x)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const int64_t block = std::max(kLeastRows, divide_up(rows, kMostBlocks)), blocks = divide_up(rows, block);
   const int64_t chunks = divide_up(cols, kColumns);
   const Scratch partials = ex.take("column_sum.partials", {blocks, cols}, sums);
@@ -78,7 +78,7 @@ void run(Exec& ex, const Cast& op) {
   TRAINER_CHECK(op.x.count() == op.y.count() && op.x.packed() && op.y.packed(),
                 "cast of {} to {}: expected packed tensors with equal counts", to_string(op.x), to_string(op.y));
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x) + bytes_of(op.y)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = elementwise_kernels(ex).cast[from][to];
   for_row_blocks(ex, op.x.count(), kTaskElements, [&](int64_t first, int64_t n) {
@@ -90,7 +90,7 @@ void run(Exec& ex, const Copy& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   expect_rows(op.y, rows, cols, op.x.dtype, "copy y");
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2 * bytes_of(op.x)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(), [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     for (int64_t i = r; i < r + n; ++i)
@@ -101,7 +101,7 @@ void run(Exec& ex, const Copy& op) {
 void run(Exec& ex, const Fill& op) {
   TRAINER_CHECK(op.x.packed(), "fill requires a packed tensor: {} has row stride {}", to_string(op.x), op.x.ld());
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   with_type(op.x.dtype, [&](auto zero) { fill(ex, op.x, static_cast<decltype(zero)>(op.value)); });
 }

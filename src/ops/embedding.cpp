@@ -66,7 +66,7 @@ void run(Exec& ex, const EmbeddingForward& op) {
   }
   const double bytes = static_cast<double>(op.y.bytes());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 2 * bytes});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const TableShard shard = shard_of(op.shard, op.table);
   check_ids(op.ids, shard.vocabulary);
@@ -89,7 +89,7 @@ void run(Exec& ex, const AddPositions& op) {
   TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position + op.rows_per_sequence <= op.positions.rows(),
                 "positions {} + {} exceed a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 3 * bytes_of(op.y)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = embedding_kernels(ex).look_up[type];
   for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
@@ -108,7 +108,7 @@ void run(Exec& ex, const EmbeddingBackward& op) {
   expect_rows(op.dtable, rows, cols, sums, "embedding dtable");
   const double written = op.accumulate ? 2.0 * static_cast<double>(n * cols * size_of(sums)) : bytes_of(op.dtable);
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.dy.count()), bytes_of(op.dy) + written});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const Scratch start = ex.take("embedding.start", {rows + 1}, DType::i32);
   const Scratch order = ex.take("embedding.order", {n}, DType::i32);
   if (ex.device.dry()) return;
@@ -132,7 +132,7 @@ void run(Exec& ex, const PositionsBackward& op) {
                 "{} rows per sequence exceed {} positions", length, op.dpositions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding,
                       {static_cast<double>(op.dy.count()), bytes_of(op.dy) + bytes_of(op.dpositions)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = embedding_kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dpositions, [&](int64_t p, int64_t c, int64_t width) {

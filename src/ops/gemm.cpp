@@ -66,24 +66,24 @@ void run(Exec& ex, const Gemm& op) {
                                  .product = {.m = m, .k = k, .n = n, .trans_a = op.trans_a, .trans_b = op.trans_b},
                                  .attention = {}});
   if (op.c.count() == 0) return;
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   own_product(ex, op, gemm_table(ex.device.isa()));
 }
 
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses) {
   constexpr int64_t kFewUses = 2;  // writing and rereading the copy costs as much as packing it that many times
-  if (device.kind() != device::Kind::cpu || compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
+  if (device.kind() != device::DeviceKind::cpu || compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
     return false;
   return uses > kFewUses || !packs_strips(m, k);
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {
-  if (device.kind() == device::Kind::cuda) return 0;
+  if (device.kind() == device::DeviceKind::cuda) return 0;
   return own_packed_bytes(compute, k, n, gemm_table(device.isa()));
 }
 
 void run(Exec& ex, const PackB& op) {
-  TRAINER_CHECK(ex.device.kind() == device::Kind::cpu, "weights are packed only for GEMMs on a CPU");
+  TRAINER_CHECK(ex.device.kind() == device::DeviceKind::cpu, "weights are packed only for GEMMs on a CPU");
   TRAINER_CHECK(op.b.shape.dims() == 2 && is_compute(op.b.dtype), "packing {}: expected a matrix of a compute dtype",
                 to_string(op.b));
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
@@ -95,7 +95,7 @@ void run(Exec& ex, const PackB& op) {
 }
 
 std::string product_path(const device::Device& device, DType compute) {
-  if (device.kind() == device::Kind::cuda) return cuda::product_path(device, compute);
+  if (device.kind() == device::DeviceKind::cuda) return cuda::product_path(device, compute);
   const bool other = compute != DType::bf16 && device.isa() > device::Isa::avx512;  // pairs and tiles are for bf16
   return format("built-in {} kernels", name_of(other ? device::Isa::avx512 : device.isa()));
 }

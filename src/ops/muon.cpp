@@ -43,7 +43,7 @@ void run(Exec& ex, const MuonMomentum& op) {
   expect_count(op.g, n, op.m.dtype, "muon g");
   const OpTimer timer(ex.meter, OpKind::optimizer,
                       {6.0 * static_cast<double>(n), bytes_of(op.m, 2) + bytes_of(op.g, 2)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).momentum[type];
   for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
@@ -64,7 +64,7 @@ void run(Exec& ex, const MuonApply& op) {
   }
   const OpTimer timer(ex.meter, OpKind::optimizer,
                       {4.0 * static_cast<double>(n), bytes_of(op.p, 2) + bytes_of(op.o) + bytes_of(op.compute)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).apply[type];
   for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
@@ -81,7 +81,7 @@ void run(Exec& ex, const GatherStrips& op) {
   const auto n = static_cast<double>(op.packed.count());
   const OpTimer timer(ex.meter, OpKind::optimizer,
                       {0, n * static_cast<double>(size_of(op.flat.dtype) + size_of(op.packed.dtype))});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).gather[from][to];
   for_strips(ex, op.strips, op.packed,
@@ -94,7 +94,7 @@ void run(Exec& ex, const ScatterStrips& op) {
   const auto n = static_cast<double>(op.packed.count());
   const OpTimer timer(ex.meter, OpKind::optimizer,
                       {n, n * static_cast<double>(size_of(op.flat.dtype) + size_of(op.packed.dtype))});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).scatter[to][from];
   for_strips(ex, op.strips, op.packed,
@@ -107,7 +107,7 @@ void run(Exec& ex, const MuonNormalize& op) {
   expect_count(op.x, n, op.x.dtype, "muon x");
   expect_count(op.blocks, divide_up(n, kNormBlock), DType::f64, "muon blocks");
   const OpTimer timer(ex.meter, OpKind::optimizer, {3.0 * static_cast<double>(n), bytes_of(op.x, 3)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   double* blocks = op.blocks.as<double>();
   const auto squares = TRAINER_KERNELS(ex.device.isa(), adamw_kernels).square_sum[type];
@@ -133,7 +133,7 @@ void run(Exec& ex, const MuonCombine& op) {
   expect_count(op.product, n, accumulator_of(dtype), "muon product");
   const OpTimer timer(ex.meter, OpKind::optimizer,
                       {3.0 * static_cast<double>(n), bytes_of(op.product) + bytes_of(op.x) + bytes_of(op.y)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).combine[type];
   for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {

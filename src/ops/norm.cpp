@@ -38,7 +38,7 @@ void run(Exec& ex, const NormForward& op) {
   TRAINER_CHECK(!op.center || static_cast<bool>(op.mean) == static_cast<bool>(op.rstd),
                 "norm keeps both statistics or none");
   const OpTimer timer(ex.meter, OpKind::norm, {8.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = norm_kernels(ex).forward[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(op.x.cols()),
@@ -50,7 +50,7 @@ void run(Exec& ex, const NormApply& op) {
   const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center, op.groups);
   TRAINER_CHECK(op.rstd && (op.mean || !op.center), "NormApply requires the statistics of NormForward");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = norm_kernels(ex).apply[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(op.x.cols()),
@@ -72,7 +72,7 @@ void run(Exec& ex, const NormBackward& op) {
 
   const OpTimer timer(ex.meter, OpKind::norm,
                       {16.0 * static_cast<double>(op.x.count()), bytes_of(op.x, op.residual ? 4 : 3)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block);
   const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, sums);
   Scratch bias_sums;

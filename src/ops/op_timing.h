@@ -32,7 +32,7 @@ struct Timing {
 template <typename Op>
 double seconds_of(Exec& ex, const Op& op, const Timing& timing) {
   constexpr double kLeastCalls = 5;  // per window, so that all ranks' windows end within a fifth of their length
-  const int64_t in_a_row = ex.device.kind() == device::Kind::cuda ? 10 : 1;
+  const int64_t in_a_row = ex.device.kind() == device::DeviceKind::cuda ? 10 : 1;
   const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
   Arena arena(ex.device);
   Meter unused;

@@ -148,7 +148,7 @@ void run(Exec& ex, const Rope& op) {
   expect_rows(op.table, op.table.rows(), op.head_dim, accumulator_of(op.x.dtype), "rotary table");
   const auto count = static_cast<double>(op.x.count());
   const OpTimer timer(ex.meter, OpKind::rope, {3 * count, 2 * static_cast<double>(op.x.bytes())});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto rotate = TRAINER_KERNELS(ex.device.isa(), rope_kernels).rotate[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {

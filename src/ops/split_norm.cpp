@@ -72,7 +72,7 @@ void run(Exec& ex, const NormMoments& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   expect_count(op.moments, norm_planes(op.center) * rows, accumulator_of(op.x.dtype), "norm moments");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const MomentRows args{op.x.data, plane_of(op.moments, rows, op.center, 0), plane_of(op.moments, rows, op.center, 1),
                         op.x.ld(), cols};
@@ -89,7 +89,7 @@ void run(Exec& ex, const NormMerge& op) {
   expect_count(op.all, op.all.count(), type, "gathered moments");
   if (op.center) expect_count(op.mean, rows, type, "norm mean");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.all.count()), bytes_of(op.all)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry() || rows == 0) return;
   type == DType::f64 ? merge<double>(ex, op) : merge<float>(ex, op);
 }
@@ -98,7 +98,7 @@ void run(Exec& ex, const SplitNormSums& op) {
   const size_t type = kernel_index(op.x.dtype, "split norm x");
   const SplitGradient args = checked(op.dy, op.x, op.gain, op.mean, op.rstd, op.sums, op.center);
   const OpTimer timer(ex.meter, OpKind::norm, {6.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = split_norm_kernels(ex).sums[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(args.cols), [&](int64_t first, int64_t n) { kernel(args, first, n); });
@@ -116,7 +116,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
   TRAINER_CHECK(op.hidden >= cols, "split norm: {} columns exceed a hidden dimension of {}", cols, op.hidden);
   const OpTimer timer(ex.meter, OpKind::norm,
                       {12.0 * static_cast<double>(op.x.count()), bytes_of(op.x, op.residual ? 4 : 3)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block);
   const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, sums);
   Scratch bias_sums;

@@ -18,7 +18,7 @@ RowPieces::RowPieces(CommOp op, comm::Communicator& comm, int64_t chunk_rows)
 
 std::optional<RowPieces> RowPieces::of(Kind kind, const Exec& ex, const Ranks& ranks, const mesh::Layout& from,
                                        const mesh::Layout& to, DType dtype) {
-  if (!ranks.overlap() || ex.device.kind() != device::Kind::cpu || from.shape().dims() != 2) return {};
+  if (!ranks.overlap() || ex.device.kind() != device::DeviceKind::cpu || from.shape().dims() != 2) return {};
   const mesh::Step* const step = ranks.only_step(from, to);
   if (step == nullptr) return {};
   const CommOp op = *step->op;

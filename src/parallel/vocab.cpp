@@ -258,7 +258,7 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {
   constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
-  const bool gpu = device.kind() == device::Kind::cuda;
+  const bool gpu = device.kind() == device::DeviceKind::cuda;
   // Each chunk reads the table twice, and reads and writes the table's gradient once. The faster GEMMs are, the more
   // rows must share that traffic; a GPU also requires thousands of rows to be fully busy. The chunk does not depend on
   // the instruction set. It depends on a GPU's memory only if the rank does not share its table: ranks that share one

@@ -232,7 +232,7 @@ GradNorm GradSink::finish(Exec& ex) {
       if (packed) sum_squares(ex);  // before the next piece is packed
     }
     // A CPU sums while later groups are reduced; a GPU fills better with all groups at once.
-    if (ex.device.kind() == device::Kind::cpu) sum_squares(ex);
+    if (ex.device.kind() == device::DeviceKind::cpu) sum_squares(ex);
   }
   sum_squares(ex);
   if (!ex.device.dry()) {

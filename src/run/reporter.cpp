@@ -39,9 +39,9 @@ report::OffloadReport offload_report(offload::Engine& engine) {
                                .resident = from.share.resident,
                                .exposed_ms = from.exposed_ms};
   double busy_ms = 0;
-  for (int kind = 0; kind < offload::kKinds; ++kind)
+  for (int kind = 0; kind < offload::kOperationKinds; ++kind)
     if (const int64_t bytes = from.bytes[static_cast<size_t>(kind)]; bytes > 0)
-      report.bytes[std::string(name_of(static_cast<offload::Kind>(kind)))] = bytes;
+      report.bytes[std::string(name_of(static_cast<offload::OperationKind>(kind)))] = bytes;
   for (int stream = 0; stream < offload::kStreams; ++stream) {
     report.busy_ms[std::string(name_of(static_cast<offload::Stream>(stream)))] =
         from.busy_ms[static_cast<size_t>(stream)];

@@ -72,7 +72,7 @@ void Tracer::before_step(int64_t step) {
   trace_.emplace();
   trainer_.meter().trace = &*trace_;
   if (trainer_.offload() != nullptr) trainer_.offload()->record(true);
-  if (trainer_.device().kind() == device::Kind::cuda) trainer_.meter().timed = &trainer_.device();
+  if (trainer_.device().kind() == device::DeviceKind::cuda) trainer_.meter().timed = &trainer_.device();
 }
 
 void Tracer::after_step(int64_t step) {

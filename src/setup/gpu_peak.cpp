@@ -34,7 +34,7 @@ std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
 }
 
 double best_product_flops(device::Device& device, DType dtype) {
-  TRAINER_CHECK(device.kind() == device::Kind::cuda, "best_product_flops() requires a GPU");
+  TRAINER_CHECK(device.kind() == device::DeviceKind::cuda, "best_product_flops() requires a GPU");
   const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // large enough for many tiles on every multiprocessor
   Arena arena(device, Arena::Mode::heap);
   Meter meter;

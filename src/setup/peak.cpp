@@ -83,7 +83,7 @@ PeakTracker make_peak(device::Device& device, DType compute, const config::Confi
   if (config.hardware.peak_tflops > 0) return {config.hardware.peak_tflops * 1e12, "user"};
   // Either all ranks run windows between steps or none does, since a rank with a GPU has no microbenchmark to join in
   // with.
-  const bool gpu = device.kind() == device::Kind::cuda;
+  const bool gpu = device.kind() == device::DeviceKind::cuda;
   double gpus[] = {gpu ? 1.0 : 0.0};
   world.control().sum(gpus);
   if (gpu) {

@@ -7,7 +7,7 @@ const Tensor& HostCopy::get(device::Device& device, const Tensor& tensor) {
                 tensor.ld(), tensor.cols());
   device_ = &device;
   there_ = here_ = tensor;
-  if (device.kind() == device::Kind::cpu || device.dry()) return here_;
+  if (device.kind() == device::DeviceKind::cpu || device.dry()) return here_;
   memory_.resize(static_cast<size_t>(tensor.bytes()));
   device.copy_to_host(memory_.data(), tensor.data, tensor.bytes());
   here_.data = memory_.data();

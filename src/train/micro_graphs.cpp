@@ -6,7 +6,7 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
                          bool last_communicates)
     : device_(device) {
   if (!config.train.cuda_graph) return;
-  if (device.kind() != device::Kind::cuda) {
+  if (device.kind() != device::DeviceKind::cuda) {
     text_ = "none: the device is a CPU";
   } else if (config.offload.optimizer != config::OffloadOptimizer::none) {
     text_ =

@@ -164,7 +164,7 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
 }
 
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
-  if (device_.kind() != device::Kind::cuda) return;  // on a CPU, the compute threads would have to draw the batch
+  if (device_.kind() != device::DeviceKind::cuda) return;  // on a CPU, the compute threads would have to draw the batch
   batches(first_sample, micro_batch(), host_);
   ahead_ = first_sample;
 }
@@ -369,7 +369,7 @@ parallel::Batch Trainer::upload(const data::TokenBatch& host) {
 void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
   const auto rows = static_cast<size_t>(to.ids.count());
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows does not fit buffers of {} rows", host.ids.size(), rows);
-  const TraceScope copying(device_.kind() == device::Kind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
+  const TraceScope copying(device_.kind() == device::DeviceKind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
                            Span::Kind::host_link);
   device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
   device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());

@@ -221,7 +221,7 @@ bool orders_launches() {
 
 std::unique_ptr<World> make_world(World& below, device::Device& device) {
   auto* world = dynamic_cast<EngineWorld*>(&below);
-  TRAINER_CHECK(world != nullptr && device.kind() == device::Kind::cuda,
+  TRAINER_CHECK(world != nullptr && device.kind() == device::DeviceKind::cuda,
                 "NCCL requires a world of several ranks, each on a GPU");
   return std::make_unique<NcclWorld>(*world, device);
 }

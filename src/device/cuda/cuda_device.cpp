@@ -186,7 +186,7 @@ void check(cudaError_t status, const char* what) {
 }
 
 cudaStream_t stream_of(Device& device) {
-  TRAINER_CHECK(device.kind() == Kind::cuda && !device.dry(), "only a CUDA device has streams");
+  TRAINER_CHECK(device.kind() == DeviceKind::cuda && !device.dry(), "only a CUDA device has streams");
   return static_cast<CudaDevice&>(device).stream();
 }
 

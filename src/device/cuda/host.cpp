@@ -28,7 +28,7 @@ enum class Origin : uint8_t { registered, runtime, pageable, plain };
 class PinnedHost final : public Device {
  public:
   PinnedHost(const Facts& gpu, int threads, bool pinned, std::unique_ptr<MemoryNodes> nodes)
-      : Device(Kind::cpu, false, threads, detect_isa()),
+      : Device(DeviceKind::cpu, false, threads, detect_isa()),
         ordinal_(gpu.ordinal),
         pins_(pinned),
         cpu_(threads),

@@ -229,10 +229,10 @@ TEST(Engine, CountsTheBytesOfItsList) {
   rig.with_offload({.device_share = {1, 2}, .slots = 2}, {.subgroup = 192});
   rig.step(1);
   const Report report = rig.engine->report();
-  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::flush)], 4 * report.share.host);
-  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::refresh)], 2 * report.share.host);
-  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::load)], 12 * report.share.streamed);
-  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::drain)], 12 * report.share.streamed);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(OperationKind::flush)], 4 * report.share.host);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(OperationKind::refresh)], 2 * report.share.host);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(OperationKind::load)], 12 * report.share.streamed);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(OperationKind::drain)], 12 * report.share.streamed);
 }
 
 }  // namespace

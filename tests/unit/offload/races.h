@@ -23,23 +23,23 @@ inline std::vector<Access> accesses_of(const Operation& op) {
       bounce{"bounce", op.bounce}, weights{"weights", op.subgroup};
   std::vector<Access> all;
   switch (op.kind) {
-    case Kind::flush:
+    case OperationKind::flush:
       all = {{gradient, true}};
       break;
-    case Kind::load:
+    case OperationKind::load:
       all = {{state, false}, {slot, true}};
       break;
-    case Kind::update_device:
+    case OperationKind::update_device:
       all = {{slot, true}, {weights, true}};
       break;
-    case Kind::drain:
+    case OperationKind::drain:
       all = {{slot, true}, {state, true}};  // the slot is void afterwards
       break;
-    case Kind::update_host:
+    case OperationKind::update_host:
       all = {{gradient, true}, {state, true}};  // the gradient is void afterwards
       if (op.bounce >= 0) all.push_back({bounce, true});
       break;
-    case Kind::refresh:
+    case OperationKind::refresh:
       all = {{weights, true}};
       if (op.bounce >= 0) {
         all.push_back({bounce, true});

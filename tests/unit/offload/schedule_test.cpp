@@ -64,9 +64,10 @@ TEST(Schedule, TheLastSubgroupOnTheDeviceIsDrainedToo) {
   for (const int n : {1, 4, 8}) {
     const std::vector<Place> where = places({.device_share = {1, n == 1 ? 1 : 4}}, n);
     const Schedule list = schedule({.places = where, .slots = 3});
-    const auto drains = std::ranges::count_if(list, [](const Operation& op) { return op.kind == Kind::drain; });
+    const auto drains =
+        std::ranges::count_if(list, [](const Operation& op) { return op.kind == OperationKind::drain; });
     EXPECT_EQ(drains, std::ranges::count(where, Place::streamed));
-    EXPECT_EQ(list.back().kind, Kind::drain);
+    EXPECT_EQ(list.back().kind, OperationKind::drain);
   }
 }
 
@@ -146,10 +147,11 @@ TEST(Schedule, BytesAreThoseOfTheFormulas) {
     if (now.places.size() > subgroups.size()) return;
     const Share share = share_of(now.places, std::span(subgroups).first(now.places.size()));
     const Bytes bytes = bytes_of(list, subgroups, {.master = 4, .states = 8, .compute = 2, .gradient = 4});
-    EXPECT_EQ(bytes[static_cast<size_t>(Kind::flush)], 4 * share.host);
-    EXPECT_EQ(bytes[static_cast<size_t>(Kind::refresh)], 2 * share.host);
-    EXPECT_EQ(bytes[static_cast<size_t>(Kind::load)], 12 * (share.streamed + (now.loaded ? 0 : share.resident)));
-    EXPECT_EQ(bytes[static_cast<size_t>(Kind::drain)], 12 * share.streamed);
+    EXPECT_EQ(bytes[static_cast<size_t>(OperationKind::flush)], 4 * share.host);
+    EXPECT_EQ(bytes[static_cast<size_t>(OperationKind::refresh)], 2 * share.host);
+    EXPECT_EQ(bytes[static_cast<size_t>(OperationKind::load)],
+              12 * (share.streamed + (now.loaded ? 0 : share.resident)));
+    EXPECT_EQ(bytes[static_cast<size_t>(OperationKind::drain)], 12 * share.streamed);
   });
 }
 

@@ -142,7 +142,7 @@ struct TestExec : Exec {};
 /// ops::run, on copies where the device cannot touch host memory. Tensors that overlap stay together.
 template <typename Op>
 void run(TestExec& ex, Op op) {
-  if (ex.device.kind() == device::Kind::cpu || ex.device.dry()) return ops::run(static_cast<Exec&>(ex), op);
+  if (ex.device.kind() == device::DeviceKind::cpu || ex.device.dry()) return ops::run(static_cast<Exec&>(ex), op);
   struct Block {
     std::byte *begin, *end, *there;
   };

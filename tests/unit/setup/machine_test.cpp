@@ -29,8 +29,8 @@ TEST(Machine, TakesAGpuWhereThereIsOneAndTheCpuOnRequest) {
   EXPECT_GT(machine.memory_limit, 0);
   EXPECT_FALSE(choose(config_on(config::DeviceChoice::cpu)).gpu.has_value());
   EXPECT_FALSE(choose(config_on(config::DeviceChoice::automatic, config::Compute::fp64)).gpu.has_value());
-  EXPECT_EQ(setup::make_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
-  EXPECT_EQ(setup::make_dry_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
+  EXPECT_EQ(setup::make_device(machine)->kind(), gpu ? device::DeviceKind::cuda : device::DeviceKind::cpu);
+  EXPECT_EQ(setup::make_dry_device(machine)->kind(), gpu ? device::DeviceKind::cuda : device::DeviceKind::cpu);
 }
 
 TEST(Machine, ReportsWhyThereIsNoGpu) {

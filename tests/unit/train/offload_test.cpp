@@ -48,7 +48,7 @@ TEST(OffloadAccumulation, GradientsOfFourMicroStepsGoToTheHostOnce) {
     for (int64_t n = 1; n <= 4; ++n) {
       EXPECT_EQ(run.step(n).loss, expected.losses[static_cast<size_t>(n - 1)]);
       const offload::Report report = run.trainer.offload()->report();
-      EXPECT_EQ(report.bytes[static_cast<size_t>(offload::Kind::flush)], 4 * report.share.host);
+      EXPECT_EQ(report.bytes[static_cast<size_t>(offload::OperationKind::flush)], 4 * report.share.host);
     }
     EXPECT_TRUE(run.state() == expected.state);
   }

@@ -92,8 +92,8 @@ void carry_out(const Meeting& meeting) {
   const auto copy = [](void* to, const void* from, size_t n) {
     if (n > 0 && to != from) std::memmove(to, from, n);
   };
-  if (first.kind == Kind::send || first.kind == Kind::receive) {
-    const bool sends = first.kind == Kind::send;
+  if (first.kind == CallKind::send || first.kind == CallKind::receive) {
+    const bool sends = first.kind == CallKind::send;
     copy(parts[sends ? 1 : 0]->receive, parts[sends ? 0 : 1]->send, bytes);
     return;
   }
@@ -102,24 +102,24 @@ void carry_out(const Meeting& meeting) {
       fail("ranks run different operations: %s of %zu and %s of %zu", kNames[static_cast<int>(first.kind)], first.count,
            kNames[static_cast<int>(part->kind)], part->count);
   switch (first.kind) {
-    case Kind::all_reduce: {
+    case CallKind::all_reduce: {
       const auto result = reduced(parts, 0, first.count);
       for (const Part* part : parts) copy(part->receive, result.data(), bytes);
       break;
     }
-    case Kind::reduce: {
+    case CallKind::reduce: {
       const auto result = reduced(parts, 0, first.count);
       copy(parts[static_cast<size_t>(first.root)]->receive, result.data(), bytes);
       break;
     }
-    case Kind::reduce_scatter: {
+    case CallKind::reduce_scatter: {
       std::vector<std::vector<std::byte>> results;
       for (size_t place = 0; place < parts.size(); ++place)
         results.push_back(reduced(parts, place * first.count, first.count));
       for (size_t place = 0; place < parts.size(); ++place) copy(parts[place]->receive, results[place].data(), bytes);
       break;
     }
-    case Kind::all_gather:
+    case CallKind::all_gather:
       for (const Part* to : parts)
         for (size_t place = 0; place < parts.size(); ++place)
           copy(static_cast<std::byte*>(to->receive) + place * bytes, parts[place]->send, bytes);

@@ -108,10 +108,10 @@ void check(const NcclComm* comm, const char* what) {
 void meet(NcclComm& comm, const std::shared_ptr<Item>& item) {
   for (Part& part : item->parts) {
     Meeting* meeting = nullptr;
-    if (part.kind == Kind::send || part.kind == Kind::receive) {
-      const auto ends = part.kind == Kind::send ? std::pair{comm.rank, part.root} : std::pair{part.root, comm.rank};
+    if (part.kind == CallKind::send || part.kind == CallKind::receive) {
+      const auto ends = part.kind == CallKind::send ? std::pair{comm.rank, part.root} : std::pair{part.root, comm.rank};
       // Each end counts for itself.
-      uint64_t& number = comm.messages[{part.kind == Kind::send ? 0 : 1, part.root}];
+      uint64_t& number = comm.messages[{part.kind == CallKind::send ? 0 : 1, part.root}];
       meeting = &comm.clique->messages[ends][number++];
       meeting->expected = 2;
     } else {
@@ -148,7 +148,7 @@ ncclResult_t call(NcclComm* comm, cudaStream_t stream, const Part& part) {
   if (!comm->connected || !comm->waiting.empty() || comm->open_splits > 0)
     fail("%s on a communicator that is not ready", kNames[static_cast<int>(part.kind)]);
   if (part.root < 0 || part.root >= comm->clique->size) return ncclInvalidArgument;
-  const bool message = part.kind == Kind::send || part.kind == Kind::receive;
+  const bool message = part.kind == CallKind::send || part.kind == CallKind::receive;
   if (message && part.root == comm->rank && group.depth == 0) return ncclInvalidUsage;
   if (group.depth == 0) {
     auto item = std::make_shared<Item>(Item{.comm = comm, .stream = stream});
@@ -292,31 +292,31 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream, {Kind::all_reduce, send, receive, count, type, op, 0});
+  return call(comm, stream, {CallKind::all_reduce, send, receive, count, type, op, 0});
 }
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream, {Kind::reduce_scatter, send, receive, count, type, op, 0});
+  return call(comm, stream, {CallKind::reduce_scatter, send, receive, count, type, op, 0});
 }
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return call(comm, stream, {Kind::all_gather, send, receive, count, type, ncclSum, 0});
+  return call(comm, stream, {CallKind::all_gather, send, receive, count, type, ncclSum, 0});
 }
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream, {Kind::broadcast, send, receive, count, type, ncclSum, root});
+  return call(comm, stream, {CallKind::broadcast, send, receive, count, type, ncclSum, root});
 }
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream, {Kind::reduce, send, receive, count, type, op, root});
+  return call(comm, stream, {CallKind::reduce, send, receive, count, type, op, root});
 }
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return call(comm, stream, {Kind::send, send, nullptr, count, type, ncclSum, peer});
+  return call(comm, stream, {CallKind::send, send, nullptr, count, type, ncclSum, peer});
 }
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return call(comm, stream, {Kind::receive, nullptr, receive, count, type, ncclSum, peer});
+  return call(comm, stream, {CallKind::receive, nullptr, receive, count, type, ncclSum, peer});
 }
 ncclResult_t ncclGroupStart() {
   ++group.depth;

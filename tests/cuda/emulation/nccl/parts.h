@@ -5,7 +5,7 @@
 
 namespace emulator {
 
-enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, reduce, send, receive };
+enum class CallKind { all_reduce, reduce_scatter, all_gather, broadcast, reduce, send, receive };
 inline constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                          "reduce",     "send",           "receive"};
 
@@ -14,7 +14,7 @@ struct Meeting;
 
 /// One rank's share of a collective, or one end of a message.
 struct Part {
-  Kind kind;
+  CallKind kind;
   const void* send;
   void* receive;
   size_t count;
