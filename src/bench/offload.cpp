@@ -26,8 +26,8 @@ class Ladder {
   }
 
   OffloadRung rung(std::string rung, std::string name, const offload::Plan& plan, const offload::Rates& rates) const {
-    const std::vector<offload::Place> where = places(plan, count());
-    const offload::Schedule list = offload::schedule({.places = where,
+    const std::vector<offload::Residency> where = residencies(plan, count());
+    const offload::Schedule list = offload::schedule({.residencies = where,
                                                       .slots = plan.slots,
                                                       .blocking = plan.blocking,
                                                       .bounce = work_.sizes.bounces(),

@@ -14,22 +14,22 @@ namespace {
 
 /// Returns the GPU of every rank, in rank order. Collective. The numbers of GPUs do not identify them: a batch system
 /// may give each process one GPU, which is GPU 0 there.
-std::vector<std::optional<GpuPlace>> gather_gpus(World& world, const std::optional<device::cuda::Facts>& gpu) {
+std::vector<std::optional<GpuAddress>> gather_gpus(World& world, const std::optional<device::cuda::Facts>& gpu) {
   char host[HOST_NAME_MAX + 1] = {};
   gethostname(host, HOST_NAME_MAX);
-  std::vector<std::optional<GpuPlace>> places;
+  std::vector<std::optional<GpuAddress>> gpus;
   for (const std::string& text : world.control().gather(gpu ? format("{}\n{}", host, gpu->pci_bus_id) : "")) {
     const size_t end = text.find('\n');
-    places.push_back(text.empty() ? std::nullopt : std::optional(GpuPlace{text.substr(0, end), text.substr(end + 1)}));
+    gpus.push_back(text.empty() ? std::nullopt : std::optional(GpuAddress{text.substr(0, end), text.substr(end + 1)}));
   }
-  return places;
+  return gpus;
 }
 
 }  // namespace
 
 std::optional<std::string> nccl_version() { return nccl::version(); }
 
-std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks) {
+std::string obstacle_to_nccl(const std::vector<std::optional<GpuAddress>>& ranks) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank]) return format("rank {} has no GPU", rank);
     std::vector<std::string> sharers;
@@ -47,16 +47,16 @@ std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks) 
 
 int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu) {
   if (world.transport() == "dry") return 1;
-  const auto places = gather_gpus(world, gpu);
-  return gpu ? static_cast<int>(std::ranges::count(places, places[static_cast<size_t>(world.rank())])) : 1;
+  const auto gpus = gather_gpus(world, gpu);
+  return gpu ? static_cast<int>(std::ranges::count(gpus, gpus[static_cast<size_t>(world.rank())])) : 1;
 }
 
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked) {
   if (world.size() == 1) return {};
   const bool gpu = device.kind() == device::DeviceKind::cuda;
-  const auto places = gather_gpus(world, gpu ? std::optional(device.gpu()) : std::nullopt);
-  const bool any = std::ranges::any_of(places, [](const auto& place) { return place.has_value(); });
-  const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(places);
+  const auto gpus = gather_gpus(world, gpu ? std::optional(device.gpu()) : std::nullopt);
+  const bool any = std::ranges::any_of(gpus, [](const auto& place) { return place.has_value(); });
+  const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(gpus);
   if (asked == "nccl") {
     if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
     if (!obstacle.empty())

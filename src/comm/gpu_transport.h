@@ -15,16 +15,16 @@ namespace trainer::comm {
 std::optional<std::string> nccl_version();
 
 /// The GPU of a rank; empty if the rank computes on a CPU.
-struct GpuPlace {
+struct GpuAddress {
   std::string host, bus_id;
-  bool operator==(const GpuPlace&) const = default;
+  bool operator==(const GpuAddress&) const = default;
 };
 /// Returns the number of ranks that compute on this rank's GPU, this rank included; 1 for a rank that computes on a
 /// CPU, and in a dry world, where every rank is assumed to have its own GPU. Collective.
 int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu);
 /// Returns why NCCL cannot run: "ranks 0, 2 and 3 share GPU 0000:01:00.0 of host a", or "rank 1 has no GPU". Reports
 /// the first shared GPU. Empty if each rank has its own GPU.
-std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks);
+std::string obstacle_to_nccl(const std::vector<std::optional<GpuAddress>>& ranks);
 
 struct GpuTransport {
   bool nccl = false;

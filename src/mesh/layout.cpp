@@ -89,7 +89,7 @@ Shape Layout::local(int rank) const {
   return {comm::chunk_of(box().count(), mesh_.group_size(flat), mesh_.index(rank, flat)).count};
 }
 
-std::vector<Run> Layout::runs(int rank, const Place& place) const {
+std::vector<Run> Layout::runs(int rank, const BoxPosition& place) const {
   const Box box = box_of(rank);
   const int dims = shape_.dims();
   // Strides in memory along each global dim, and extents without padding.

@@ -29,7 +29,7 @@ std::string to_string(Placement placement);
 
 /// The position of a rank's box in a local matrix, side by side with the boxes of other tensors, so that one GEMM or
 /// one all-gather handles all of them. Flat axes shard the whole matrix.
-struct Place {
+struct BoxPosition {
   int64_t offset = 0;  // the offset of the box's first element
   int64_t pitch = 0;   // columns of the matrix; 0: the box is the whole matrix
 };
@@ -65,7 +65,7 @@ class Layout {
   /// Returns the shape that `rank` stores: the box, or with flat axes a shard [n] of it.
   Shape local(int rank) const;
   /// Returns the elements that `rank` stores, in ascending global order, with their positions in the rank's memory.
-  std::vector<Run> runs(int rank, const Place& place = {}) const;
+  std::vector<Run> runs(int rank, const BoxPosition& place = {}) const;
 
   /// Returns the number of ranks that store each element.
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }

@@ -13,7 +13,7 @@ double host_traffic(const Rates& rates, const Sizes& sizes) {
 }
 
 double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes) {
-  const Share share = share_of(places(plan, static_cast<int>(subgroups.size())), subgroups);
+  const Share share = share_of(residencies(plan, static_cast<int>(subgroups.size())), subgroups);
   const auto host = static_cast<double>(share.host), streamed = static_cast<double>(share.streamed);
   const auto resident = static_cast<double>(share.resident), largest = static_cast<double>(share.largest_streamed);
   const double state = static_cast<double>(sizes.kept()), compute = static_cast<double>(sizes.compute);

@@ -18,7 +18,7 @@ Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& p
       versions_(subgroups_.size()),
       fresh_(store.groups().size(), 1) {
   plan_.slots = std::min(plan_.slots, static_cast<int>(subgroups_.size()));
-  places_ = places(plan_, static_cast<int>(subgroups_.size()));
+  residencies_ = residencies(plan_, static_cast<int>(subgroups_.size()));
   make_slots();
   const DType sent = options_.round_gradients ? DType::bf16 : store.state_dtype();
   for (const params::Group& group : store.groups())
@@ -35,7 +35,7 @@ Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& p
   host_memory_ = device::memory_of(store.device(), store.home());
   if (host_memory_ == device::HostMemory::pageable) {  // streaming would be slow: it copies the state twice per step
     plan_.device_share = {0, 1};
-    places_ = places(plan_, static_cast<int>(subgroups_.size()));
+    residencies_ = residencies(plan_, static_cast<int>(subgroups_.size()));
   }
   make_lists();
   for (int stream = 0; stream < kStreams; ++stream)
@@ -55,14 +55,14 @@ void Engine::make_slots() {
                       .elements = elements});
   };
   for (int slot = 0; slot < plan_.slots; ++slot) add(largest_of(subgroups_));
-  for (size_t i = 0; i < places_.size(); ++i)
-    if (places_[i] == Place::resident) add(subgroups_[i].part.count);
+  for (size_t i = 0; i < residencies_.size(); ++i)
+    if (residencies_[i] == Residency::resident) add(subgroups_[i].part.count);
 }
 
 void Engine::make_lists() {
   for (const bool loaded : {false, true}) {
     List& list = lists_[loaded];
-    list.schedule = schedule({.places = places_,
+    list.schedule = schedule({.residencies = residencies_,
                               .slots = plan_.slots,
                               .blocking = plan_.blocking,
                               .bounce = sizes_.bounces(),
@@ -140,7 +140,8 @@ void Engine::settle() {
   if (dry() || stepped_ < 0) return;
   streams_->wait_for_all(stepped_);
   if (!std::exchange(loaded_, false)) return;
-  if (const Schedule home = write_back(places_, plan_.slots); !home.empty()) streams_->wait_for_all(start(home, {}));
+  if (const Schedule home = write_back(residencies_, plan_.slots); !home.empty())
+    streams_->wait_for_all(start(home, {}));
 }
 
 void Engine::forget() {
@@ -166,7 +167,7 @@ std::vector<Done> Engine::recorded() {
 Report Engine::report() {
   Report report;
   report.device_share = plan_.device_share;
-  report.share = share_of(places_, subgroups_);
+  report.share = share_of(residencies_, subgroups_);
   report.exposed_ms = exposed_s_ * 1e3;
   if (newest_ != nullptr) report.bytes = bytes_of(newest_->schedule, subgroups_, sizes_);
   if (newest_ != nullptr) report.emulated_ms = newest_->emulated_s * 1e3;

@@ -73,7 +73,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   const Options& options() const { return options_; }
   const Plan& plan() const { return plan_; }
   const std::vector<Subgroup>& subgroups() const { return subgroups_; }
-  const std::vector<Place>& where() const { return places_; }
+  const std::vector<Residency>& where() const { return residencies_; }
   const Sizes& sizes() const { return sizes_; }
   device::HostMemory host_memory() const { return host_memory_; }
   Report report();
@@ -139,7 +139,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   const optim::Selection selection_;
   const std::vector<Subgroup> subgroups_;
   Sizes sizes_;
-  std::vector<Place> places_;
+  std::vector<Residency> residencies_;
 
   std::vector<Slot> slots_;                  // slots for streaming, then the residents' slots
   std::vector<Buffer> gradients_, bounces_;  // on the host: this rank's gradients by group; compute weights in transit

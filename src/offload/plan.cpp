@@ -31,23 +31,23 @@ int64_t largest_of(std::span<const Subgroup> subgroups) {
   return largest;
 }
 
-std::vector<Place> places(const Plan& plan, int subgroups) {
-  std::vector<Place> all(static_cast<size_t>(subgroups), Place::host);
+std::vector<Residency> residencies(const Plan& plan, int subgroups) {
+  std::vector<Residency> all(static_cast<size_t>(subgroups), Residency::host);
   const int resident = std::min(plan.resident, subgroups);
-  std::fill_n(all.begin(), resident, Place::resident);
+  std::fill_n(all.begin(), resident, Residency::resident);
   const auto [a, b] = plan.device_share;
   for (int64_t x = 0; x + resident < subgroups; ++x)
-    if ((x + 1) * a / b > x * a / b) all[static_cast<size_t>(x + resident)] = Place::streamed;
+    if ((x + 1) * a / b > x * a / b) all[static_cast<size_t>(x + resident)] = Residency::streamed;
   return all;
 }
 
-Share share_of(std::span<const Place> places, std::span<const Subgroup> subgroups) {
+Share share_of(std::span<const Residency> residencies, std::span<const Subgroup> subgroups) {
   Share share;
-  for (size_t i = 0; i < places.size(); ++i) {
+  for (size_t i = 0; i < residencies.size(); ++i) {
     const int64_t count = subgroups[i].part.count;
-    if (places[i] == Place::host) share.host += count;
-    if (places[i] == Place::resident) share.resident += count;
-    if (places[i] != Place::streamed) continue;
+    if (residencies[i] == Residency::host) share.host += count;
+    if (residencies[i] == Residency::resident) share.resident += count;
+    if (residencies[i] != Residency::streamed) continue;
     share.streamed += count;
     share.largest_streamed = std::max(share.largest_streamed, count);
   }

@@ -3,8 +3,8 @@
 //
 // A subgroup is a range of this rank's part of one group's flat buffer. Its master weights and states are in host
 // memory. It is updated on the host or on the device; in the latter case its state is copied to the device and back
-// (streamed), or stays on the device (resident). Every place rounds identically (ops/adamw.h), so a plan changes times
-// and memory but not results.
+// (streamed), or stays on the device (resident). Host and device round identically (ops/adamw.h), so a plan changes
+// times and memory but not results.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,7 +25,7 @@ std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest
 /// Returns the number of elements of the largest subgroup.
 int64_t largest_of(std::span<const Subgroup> subgroups);
 
-enum class Place : uint8_t { host, streamed, resident };
+enum class Residency : uint8_t { host, streamed, resident };
 
 struct Plan {
   config::Fraction device_share;  // the streamed share of the subgroups that are not resident
@@ -34,16 +34,16 @@ struct Plan {
   bool blocking = false;          // every operation waits for its predecessor
 };
 
-/// Returns the place of each subgroup. Residents come first; of the remaining subgroups, number x (from 0) is streamed
-/// if ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋ with the share a/b. A share of 1/k streams every k-th subgroup.
-std::vector<Place> places(const Plan& plan, int subgroups);
+/// Returns the residency of each subgroup. Residents come first; of the remaining subgroups, number x (from 0) is
+/// streamed if ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋ with the share a/b. A share of 1/k streams every k-th subgroup.
+std::vector<Residency> residencies(const Plan& plan, int subgroups);
 
-/// The number of elements in each place.
+/// The number of elements by residency.
 struct Share {
   int64_t host = 0, streamed = 0, resident = 0;
   int64_t largest_streamed = 0;  // elements of the largest streamed subgroup
   int64_t total() const { return host + streamed + resident; }
 };
-Share share_of(std::span<const Place> places, std::span<const Subgroup> subgroups);
+Share share_of(std::span<const Residency> residencies, std::span<const Subgroup> subgroups);
 
 }  // namespace trainer::offload

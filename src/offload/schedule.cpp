@@ -11,23 +11,23 @@ class Writer {
  public:
   explicit Writer(const Situation& s) : s_(s), drained_(static_cast<size_t>(s.slots), -1), bounces_(kBounces, -1) {
     for (int i = 0; i < count(); ++i)
-      if (place(i) == Place::streamed) streamed_.push_back(i);
+      if (place(i) == Residency::streamed) streamed_.push_back(i);
     // Gradients arrive from the last group to the first.
     for (int i = count() - 1; i >= 0; --i)
-      if (place(i) == Place::host) flushed_ = add({.kind = OperationKind::flush, .subgroup = i});
+      if (place(i) == Residency::host) flushed_ = add({.kind = OperationKind::flush, .subgroup = i});
     load_ahead();
     for (int i = 0; i < count(); ++i) {
-      if (place(i) == Place::host) update_host(i);
-      if (place(i) == Place::resident) update_resident(i);
-      if (place(i) == Place::streamed) update_streamed(i);
+      if (place(i) == Residency::host) update_host(i);
+      if (place(i) == Residency::resident) update_resident(i);
+      if (place(i) == Residency::streamed) update_streamed(i);
     }
   }
 
   Schedule finish() { return std::move(out_); }
 
  private:
-  int count() const { return static_cast<int>(s_.places.size()); }
-  Place place(int i) const { return s_.places[static_cast<size_t>(i)]; }
+  int count() const { return static_cast<int>(s_.residencies.size()); }
+  Residency place(int i) const { return s_.residencies[static_cast<size_t>(i)]; }
 
   int add(Operation operation) {
     const auto place = static_cast<int>(out_.size());
@@ -109,10 +109,10 @@ Stream stream_of(OperationKind kind) {
 
 Schedule schedule(const Situation& situation) { return Writer(situation).finish(); }
 
-Schedule write_back(std::span<const Place> places, int slots) {
+Schedule write_back(std::span<const Residency> residencies, int slots) {
   Schedule list;
-  for (int i = 0; i < static_cast<int>(places.size()); ++i)
-    if (places[static_cast<size_t>(i)] == Place::resident)
+  for (int i = 0; i < static_cast<int>(residencies.size()); ++i)
+    if (residencies[static_cast<size_t>(i)] == Residency::resident)
       list.push_back({.kind = OperationKind::drain, .subgroup = i, .slot = slots + i, .after = {}});
   return list;
 }

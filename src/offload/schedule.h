@@ -55,8 +55,8 @@ using Schedule = std::vector<Operation>;
 
 /// The inputs from which a list is computed.
 struct Situation {
-  std::span<const Place> places;  // by subgroup
-  int slots = 0;                  // slots for streaming; the residents' slots come after them
+  std::span<const Residency> residencies;  // by subgroup
+  int slots = 0;                           // slots for streaming; the residents' slots come after them
   bool blocking = false;
   bool bounce = false;  // the compute weights' type differs from the master weights'
   bool loaded = false;  // the residents' state is in their slots since an earlier step, and only there
@@ -64,7 +64,7 @@ struct Situation {
 Schedule schedule(const Situation& situation);
 
 /// Returns the operations that copy the residents' state back to the host.
-Schedule write_back(std::span<const Place> places, int slots);
+Schedule write_back(std::span<const Residency> residencies, int slots);
 
 /// Busy seconds by kind of operation.
 using Seconds = std::array<double, kOperationKinds>;

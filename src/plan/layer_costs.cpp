@@ -70,7 +70,7 @@ double LayerCosts::collective(AxisSet axes, CommOp op, DType dtype, double eleme
   return collective_time(cluster_, group(axes), op, dtype, static_cast<int64_t>(elements)).total();
 }
 
-double LayerCosts::move(const Placement& from, const Placement& to, double elements) {
+double LayerCosts::move(const MatrixPlacement& from, const MatrixPlacement& to, double elements) {
   if (from == to) return 0;
   const auto [found, is_new] = moves_[elements].try_emplace(pair_key(from, to), 0);
   if (!is_new) return found->second;
@@ -145,7 +145,7 @@ double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& l
   const double elements = rows_ * matrix_of(site).in;
   const Products& time = products(site, linear);
   const double again = config_.train.recompute == config::Recompute::full ? 1 : 0;
-  const Placement at = placed(spread), input = input_of(linear);
+  const MatrixPlacement at = placed(spread), input = input_of(linear);
   const double arriving = move(at, input, elements);
   const double forward =
       linear.contraction == 0 ? gather_before(site, linear, at, input, elements, time.forward) : arriving;
@@ -159,7 +159,7 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
   const bool ends = site == Site::down && !has_post_norms(config_.model);
   const double again = config_.train.recompute == config::Recompute::full && !ends ? 1 : 0;
   const Products& time = products(site, linear);
-  const Placement at = placed(spread), output = output_of(linear);
+  const MatrixPlacement at = placed(spread), output = output_of(linear);
   return reduce_after(site, linear, partial_output_of(linear), at, elements, time.forward, 0) * (1 + again) +
          (linear.cols == 0 ? gather_before(site, linear, at, output, elements, time.dx) : move(at, output, elements));
 }
@@ -215,7 +215,7 @@ double LayerCosts::hidden(const Spread& spread) {
 double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread& table) {
   const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
   // `near` is the placement of the activations next to the table, `partial` that of partial sums over the vocabulary.
-  const Placement near{(stream.rows | f) & ~(v | h), h, 0}, partial{near.rows, h, v};
+  const MatrixPlacement near{(stream.rows | f) & ~(v | h), h, 0}, partial{near.rows, h, v};
   const int64_t m = std::max<int64_t>(1, static_cast<int64_t>(rows_ / ranks(near.rows))),
                 k = static_cast<int64_t>(width_ / ranks(h)), n = static_cast<int64_t>(vocab_ / ranks(v));
   const double bytes = element_ * static_cast<double>(m * k + k * n + m * n), elements = rows_ * width_;

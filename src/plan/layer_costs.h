@@ -35,15 +35,15 @@ using sharding::Spread;
 
 /// The placements of a linear's input, of its output before and after the reduction, and of the input gradient before
 /// the reduction.
-inline Placement placed(const Spread& spread) { return {spread.rows, spread.cols, 0}; }
-inline Placement input_of(const LinearSharding& l) { return {l.rows, l.contraction, 0}; }
-inline Placement partial_output_of(const LinearSharding& l) { return {l.rows, l.cols, l.contraction}; }
-inline Placement output_of(const LinearSharding& l) { return {l.rows, l.cols, 0}; }
-inline Placement input_gradient_of(const LinearSharding& l) { return {l.rows, l.contraction, l.cols}; }
+inline MatrixPlacement placed(const Spread& spread) { return {spread.rows, spread.cols, 0}; }
+inline MatrixPlacement input_of(const LinearSharding& l) { return {l.rows, l.contraction, 0}; }
+inline MatrixPlacement partial_output_of(const LinearSharding& l) { return {l.rows, l.cols, l.contraction}; }
+inline MatrixPlacement output_of(const LinearSharding& l) { return {l.rows, l.cols, 0}; }
+inline MatrixPlacement input_gradient_of(const LinearSharding& l) { return {l.rows, l.contraction, l.cols}; }
 /// Returns the axes that split a linear's stored matrix.
 inline AxisSet cut_of(const LinearSharding& l) { return l.contraction | l.cols | l.flat; }
 /// Returns the axes along which two placements differ.
-inline AxisSet moved(const Placement& from, const Placement& to) {
+inline AxisSet moved(const MatrixPlacement& from, const MatrixPlacement& to) {
   return (from.rows ^ to.rows) | (from.cols ^ to.cols) | (from.partial ^ to.partial);
 }
 
@@ -97,9 +97,9 @@ class LayerCosts {
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
   /// Returns the seconds to redistribute a matrix of `elements` elements (over the whole replica) between two
   /// placements.
-  double move(const Placement& from, const Placement& to, double elements);
+  double move(const MatrixPlacement& from, const MatrixPlacement& to, double elements);
   /// Returns the type in which a matrix with this placement is communicated.
-  DType type_of(const Placement& from) const {
+  DType type_of(const MatrixPlacement& from) const {
     const bool wide = config_.parallel.sum_dtype == "fp32" && ranks(from.partial) > 1;
     return wide ? accumulator_of(compute_) : compute_;
   }
@@ -114,13 +114,13 @@ class LayerCosts {
     AxisSet axes = 0;
     double each = 0;  // seconds
   };
-  std::optional<Pieces> pieces(bool gathers, Site site, const LinearSharding& linear, const Placement& from,
-                               const Placement& to, double elements);
+  std::optional<Pieces> pieces(bool gathers, Site site, const LinearSharding& linear, const MatrixPlacement& from,
+                               const MatrixPlacement& to, double elements);
   /// Return the seconds that a redistribution adds to a GEMM of `gemm` seconds that follows it, or that precedes it and
   /// is followed by `next` seconds of other compute.
-  double gather_before(Site site, const LinearSharding& linear, const Placement& from, const Placement& to,
+  double gather_before(Site site, const LinearSharding& linear, const MatrixPlacement& from, const MatrixPlacement& to,
                        double elements, double gemm);
-  double reduce_after(Site site, const LinearSharding& linear, const Placement& from, const Placement& to,
+  double reduce_after(Site site, const LinearSharding& linear, const MatrixPlacement& from, const MatrixPlacement& to,
                       double elements, double gemm, double next);
   double read(Site site, const Spread& spread, const LinearSharding& linear);
   double write(Site site, const LinearSharding& linear, const Spread& spread);

@@ -52,7 +52,7 @@ double offload_seconds(const OffloadWork& work, const Cluster& cluster, double b
   plan.device_share = device_share(work, rates);
   const double update = offload::update_seconds(plan, work.subgroups, rates, work.sizes);
   const offload::Share share =
-      offload::share_of(offload::places(plan, static_cast<int>(work.subgroups.size())), work.subgroups);
+      offload::share_of(offload::residencies(plan, static_cast<int>(work.subgroups.size())), work.subgroups);
   const double flushed = static_cast<double>(share.host * work.sizes.gradient) / rates.to_host;
   return update + std::max(0.0, flushed - backward);
 }

@@ -2,10 +2,10 @@
 
 namespace trainer::plan {
 
-std::vector<RouteShares::Leg> RouteShares::of(const std::vector<sharding::Axis>& axes, const Placement& from,
-                                              const Placement& to) {
+std::vector<RouteShares::Leg> RouteShares::of(const std::vector<sharding::Axis>& axes, const MatrixPlacement& from,
+                                              const MatrixPlacement& to) {
   std::vector<Leg> legs;
-  Placement state = from;
+  MatrixPlacement state = from;
   for (const mesh::Step& step : steps_of(axes.size(), from, to)) {
     double group = 1, share = 1;  // ranks along the changing axes; the share of elements that is left after the splits
                                   // along other axes
@@ -26,7 +26,8 @@ std::vector<RouteShares::Leg> RouteShares::of(const std::vector<sharding::Axis>&
   return legs;
 }
 
-const std::vector<mesh::Step>& RouteShares::steps_of(size_t axes, const Placement& from, const Placement& to) {
+const std::vector<mesh::Step>& RouteShares::steps_of(size_t axes, const MatrixPlacement& from,
+                                                     const MatrixPlacement& to) {
   const uint64_t key = pair_key(from, to) << 4 | axes;
   const auto found = steps_.find(key);
   if (found != steps_.end()) return found->second;
@@ -34,7 +35,7 @@ const std::vector<mesh::Step>& RouteShares::steps_of(size_t axes, const Placemen
   while (all.size() < axes) all.push_back({std::string(1, static_cast<char>('a' + all.size())), 2});
   const mesh::MeshShape mesh(all);
   const int64_t extent = int64_t{4} * mesh.world_size();
-  const auto layout = [&](const Placement& at) {
+  const auto layout = [&](const MatrixPlacement& at) {
     return mesh::Layout(mesh, {extent, extent})
         .with(at.rows, mesh::split(0))
         .with(at.cols, mesh::split(1))

@@ -10,13 +10,13 @@ namespace trainer::plan {
 
 /// The placement of a matrix: the axes that split its rows, those that split its columns, and those along which ranks
 /// hold partial sums.
-struct Placement {
+struct MatrixPlacement {
   sharding::AxisSet rows = 0, cols = 0, partial = 0;
-  bool operator==(const Placement&) const = default;
+  bool operator==(const MatrixPlacement&) const = default;
 };
 
 /// Returns the placement packed into one number, which is possible since a mesh has at most eight axes.
-constexpr uint64_t pair_key(const Placement& a, const Placement& b) {
+constexpr uint64_t pair_key(const MatrixPlacement& a, const MatrixPlacement& b) {
   uint64_t key = 0;
   for (const sharding::AxisSet set : {a.rows, a.cols, a.partial, b.rows, b.cols, b.partial}) key = key << 8 | set;
   return key;
@@ -33,10 +33,10 @@ class RouteShares {
     double payload;  // share of the elements
   };
   /// Axis 0 is "data", which takes no part.
-  std::vector<Leg> of(const std::vector<sharding::Axis>& axes, const Placement& from, const Placement& to);
+  std::vector<Leg> of(const std::vector<sharding::Axis>& axes, const MatrixPlacement& from, const MatrixPlacement& to);
 
  private:
-  const std::vector<mesh::Step>& steps_of(size_t axes, const Placement& from, const Placement& to);
+  const std::vector<mesh::Step>& steps_of(size_t axes, const MatrixPlacement& from, const MatrixPlacement& to);
   std::unordered_map<uint64_t, std::vector<mesh::Step>> steps_;
 };
 

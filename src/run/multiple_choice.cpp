@@ -11,7 +11,7 @@ namespace trainer::run {
 namespace {
 
 /// The position of an ending: the index of the question, and that of the ending among the question's choices.
-struct Place {
+struct ChoiceIndex {
   size_t question, choice;
 };
 
@@ -57,13 +57,13 @@ void judge(const Question& question, const std::vector<double>& likelihoods, con
 
 Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& questions,
                           const std::function<bool(int64_t, int64_t)>& progress) {
-  std::vector<Place> places;
+  std::vector<ChoiceIndex> choices_to_score;
   size_t longest = 2;
   std::vector<std::vector<double>> likelihoods(questions.size());
   std::vector<std::vector<int64_t>> scored(questions.size());
   for (size_t q = 0; q < questions.size(); ++q) {
     for (size_t c = 0; c < questions[q].choices.size(); ++c) {
-      places.push_back({q, c});
+      choices_to_score.push_back({q, c});
       longest = std::max(longest, questions[q].choices[c].tokens.size());
     }
     likelihoods[q].resize(questions[q].choices.size());
@@ -73,8 +73,8 @@ Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& 
   const int64_t each = scorer.sequences(), round = each * trainer.replicas();
   Accuracy result{.questions = static_cast<int64_t>(questions.size())};
   data::TokenBatch batch;
-  for (size_t first = 0; first < places.size(); first += static_cast<size_t>(round)) {
-    const bool go_on = !progress || progress(static_cast<int64_t>(places[first].question), result.questions);
+  for (size_t first = 0; first < choices_to_score.size(); first += static_cast<size_t>(round)) {
+    const bool go_on = !progress || progress(static_cast<int64_t>(choices_to_score[first].question), result.questions);
     if (trainer.scalars().is_true_on_any_rank(!go_on)) {
       result.interrupted = true;
       return result;
@@ -83,15 +83,15 @@ Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& 
     std::ranges::fill(batch.ids, 0);
     std::ranges::fill(batch.targets, 0);
     std::ranges::fill(batch.weights, 0.0f);
-    for (int64_t at = 0; at < round && first + static_cast<size_t>(at) < places.size(); ++at) {
-      const Place& place = places[first + static_cast<size_t>(at)];
+    for (int64_t at = 0; at < round && first + static_cast<size_t>(at) < choices_to_score.size(); ++at) {
+      const ChoiceIndex& place = choices_to_score[first + static_cast<size_t>(at)];
       const Question::Choice& choice = questions[place.question].choices[place.choice];
       if (at / each == trainer.replica()) put(choice, at % each, scorer.length(), batch);
       scored[place.question][place.choice] = scored_tokens(choice, scorer.length());
     }
     const std::vector<double> losses = scorer.losses(batch);
-    for (size_t at = 0; at < losses.size() && first + at < places.size(); ++at)
-      likelihoods[places[first + at].question][places[first + at].choice] = -losses[at];
+    for (size_t at = 0; at < losses.size() && first + at < choices_to_score.size(); ++at)
+      likelihoods[choices_to_score[first + at].question][choices_to_score[first + at].choice] = -losses[at];
   }
   for (size_t q = 0; q < questions.size(); ++q) judge(questions[q], likelihoods[q], scored[q], result);
   result.truncated = std::ranges::count_if(questions, [&](const Question& question) {

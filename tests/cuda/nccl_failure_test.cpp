@@ -149,7 +149,7 @@ TEST(NcclFailureOfUse, CommunicatorsAreConnectedFirst) {
 }
 
 TEST(GpuTransport, ReportsWhyNcclCannotRun) {
-  const GpuPlace a{"a", "0000:01:00.0"}, b{"a", "0000:02:00.0"}, other_host{"b", "0000:01:00.0"};
+  const GpuAddress a{"a", "0000:01:00.0"}, b{"a", "0000:02:00.0"}, other_host{"b", "0000:01:00.0"};
   EXPECT_EQ(obstacle_to_nccl({a, b, other_host}), "");
   EXPECT_EQ(obstacle_to_nccl({b, a, other_host, a, a}), "ranks 1, 3 and 4 share GPU 0000:01:00.0 of host a");
   EXPECT_EQ(obstacle_to_nccl({a, std::nullopt}), "rank 1 has no GPU");

@@ -65,10 +65,10 @@ template <typename T>
 inline constexpr int64_t kStrip = 24;
 
 /// The pair and the query head that a task of the wave processes.
-struct Place {
+struct HeadTask {
   int64_t slot, sequence, kv_head, head;
 };
-[[gnu::always_inline]] inline Place place_of(const AttentionJob& job, int64_t slot, int64_t head_in_group) {
+[[gnu::always_inline]] inline HeadTask head_task(const AttentionJob& job, int64_t slot, int64_t head_in_group) {
   const int64_t pair = job.first_pair + slot, kv_head = pair % job.kv_heads;
   return {slot, pair / job.kv_heads, kv_head, kv_head * job.group + head_in_group};
 }
@@ -93,7 +93,7 @@ template <typename T>
 
 template <typename Storage, typename T>
 void pack(const AttentionJob& job, int64_t task) {
-  const Place at_pair = place_of(job, task / job.key_blocks, 0);
+  const HeadTask at_pair = head_task(job, task / job.key_blocks, 0);
   const int64_t key = task % job.key_blocks * kKeyBlock, n = smaller(kKeyBlock, job.k_len - key);
   const int64_t row = at_pair.sequence * job.k_capacity + key, d = job.head_dim;
   const Storage* k = at<Storage>(job, job.k, row, at_pair.kv_head);
@@ -112,7 +112,7 @@ template <typename Storage, typename T>
 void forward(const AttentionJob& job, int64_t task, int worker) {
   // The longest rows come first, so that the last tasks are short.
   const int64_t heads = job.pairs * job.group, in_wave = task % heads;
-  const Place where = place_of(job, in_wave / job.group, in_wave % job.group);
+  const HeadTask where = head_task(job, in_wave / job.group, in_wave % job.group);
   const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
   const int64_t position = job.k_len - job.q_len + query;  // position of row 0
@@ -241,7 +241,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
 template <typename Storage, typename T>
 void backward(const AttentionJob& job, int64_t task, int worker) {
   const int64_t chunk = task / job.pairs;  // every query attends to the first chunk, so the longest tasks come first
-  const Place where = place_of(job, task % job.pairs, job.head_in_group);
+  const HeadTask where = head_task(job, task % job.pairs, job.head_in_group);
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
   const int64_t d = job.head_dim, ld = job.row_ld;
 
@@ -328,7 +328,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
 
 template <typename Storage, typename T>
 void sum_dq(const AttentionJob& job, int64_t task) {
-  const Place where = place_of(job, task / job.query_blocks, job.head_in_group);
+  const HeadTask where = head_task(job, task / job.query_blocks, job.head_in_group);
   const int64_t query = task % job.query_blocks * kQueryBlock, m = smaller(kQueryBlock, job.q_len - query);
   const int64_t start = first_key(job, where.sequence, query) / job.chunk_keys;  // the first chunk that was computed
   for (int64_t r = 0; r < m; ++r) {

@@ -25,8 +25,9 @@ double predicted(const Plan& plan, std::span<const Subgroup> subgroups, const Ra
 }
 
 double played(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates) {
-  const std::vector<Place> where = places(plan, static_cast<int>(subgroups.size()));
-  const Schedule list = schedule({.places = where, .slots = plan.slots, .blocking = plan.blocking, .bounce = true});
+  const std::vector<Residency> where = residencies(plan, static_cast<int>(subgroups.size()));
+  const Schedule list =
+      schedule({.residencies = where, .slots = plan.slots, .blocking = plan.blocking, .bounce = true});
   return play(list, subgroups, rates, {}, /*hidden=*/!plan.blocking);
 }
 

@@ -62,7 +62,7 @@ TEST(Engine, TheLastSubgroupIsBroughtHomeWhenItIsStreamed) {
       Rig rig(DType::bf16);
       rig.with_offload({.device_share = share, .slots = 2}, {.subgroup = subgroup, .poison = true});
       const int count = static_cast<int>(rig.engine->subgroups().size());
-      EXPECT_EQ(rig.engine->where().back() == Place::streamed, count * share.num % share.den == 0);
+      EXPECT_EQ(rig.engine->where().back() == Residency::streamed, count * share.num % share.den == 0);
       for (int64_t t = 1; t <= 3; ++t) rig.step(t);
       EXPECT_TRUE(rig.bytes() == expected);
     }

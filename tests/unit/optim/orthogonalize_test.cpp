@@ -240,31 +240,31 @@ struct Case {
 struct State {
   Values p, m;
 };
-/// `place`: where element (i, j) is stored in the flat buffer.
-struct Place {
+/// `storage`: where element (i, j) is stored in the flat buffer.
+struct Storage {
   int64_t count, offset, row, col;
   size_t at(int64_t i, int64_t j) const { return static_cast<size_t>(offset + i * row + j * col); }
 };
-State updated(const Case& c, int steps, DType state, const Place& place) {
+State updated(const Case& c, int steps, DType state, const Storage& storage) {
   Machine machine;
   const Shape shape{c.rows, c.cols};
   const double lr = 0.02, decay = 0.1;
-  Values p(static_cast<size_t>(place.count)), zeros = p, g = p;
+  Values p(static_cast<size_t>(storage.count)), zeros = p, g = p;
   for (int64_t i = 0; i < c.rows; ++i)
-    for (int64_t j = 0; j < c.cols; ++j) p[place.at(i, j)] = std::cos(static_cast<double>(2 * i - j)) / 10;
-  const Scratch weights = machine.tensor(p, {place.count}, state),
-                average = machine.tensor(zeros, {place.count}, state);
+    for (int64_t j = 0; j < c.cols; ++j) p[storage.at(i, j)] = std::cos(static_cast<double>(2 * i - j)) / 10;
+  const Scratch weights = machine.tensor(p, {storage.count}, state),
+                average = machine.tensor(zeros, {storage.count}, state);
   const Scratch x = machine.ex.take("x", shape, state), strips = machine.ex.take("strips", {c.rows, 4}, DType::i64);
   for (int64_t i = 0; i < c.rows; ++i) {
-    const int64_t strip[4] = {static_cast<int64_t>(place.at(i, 0)), i * c.cols, c.cols, place.col};
+    const int64_t strip[4] = {static_cast<int64_t>(storage.at(i, 0)), i * c.cols, c.cols, storage.col};
     std::copy_n(strip, 4, strips.tensor().as<int64_t>() + 4 * i);
   }
   for (int t = 1; t <= steps; ++t) {
     for (int64_t i = 0; i < c.rows; ++i)
       for (int64_t j = 0; j < c.cols; ++j)
-        g[place.at(i, j)] =
+        g[storage.at(i, j)] =
             c.zero ? 0 : std::sin(static_cast<double>(t + 3 * i + 7 * j)) / static_cast<double>(1 + i + j);
-    const Scratch gradient = machine.tensor(g, {place.count}, state);
+    const Scratch gradient = machine.tensor(g, {storage.count}, state);
     const Tensor flat = x.tensor().reshape({shape.count()});
     ops::run(machine.ex, ops::MuonMomentum{.m = average,
                                            .g = gradient,
@@ -284,12 +284,12 @@ State updated(const Case& c, int steps, DType state, const Place& place) {
   const Values all = values_of(weights), averages = values_of(average);
   for (int64_t i = 0; i < c.rows; ++i)
     for (int64_t j = 0; j < c.cols; ++j) {
-      out.p.push_back(all[place.at(i, j)]);
-      out.m.push_back(averages[place.at(i, j)]);
+      out.p.push_back(all[storage.at(i, j)]);
+      out.m.push_back(averages[storage.at(i, j)]);
     }
   return out;
 }
-Place plain(const Case& c) { return {c.rows * c.cols, 0, c.cols, 1}; }
+Storage plain(const Case& c) { return {c.rows * c.cols, 0, c.cols, 1}; }
 
 struct Golden {
   Case c;

@@ -108,8 +108,8 @@ void hold_gradients(HeldAll& all, const ParamStore& store) {
 }
 
 /// The objects of a rank, used by one case after another.
-struct Place {
-  Place(comm::World& world, const Extents& all) : extents(all), mesh(world, device, shape_of(all)) {}
+struct RankOfCases {
+  RankOfCases(comm::World& world, const Extents& all) : extents(all), mesh(world, device, shape_of(all)) {}
   static mesh::MeshShape shape_of(const Extents& extents) {
     std::vector<mesh::MeshAxis> axes;
     for (const int extent : extents) axes.push_back({std::string(1, static_cast<char>('a' + axes.size())), extent});
@@ -125,7 +125,7 @@ struct Place {
 
 /// y, the activation's input, dx and the gradients that a rank has after one pass of a linear; meshes of one rank have
 /// that of one rank.
-HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
+HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
   const mesh::MeshShape& shape = place.mesh.shape();
   const bool alone = shape.world_size() == 1;
   const LinearSpec spec = spec_of(use, place.extents, c.kv_heads);
@@ -225,7 +225,7 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
 Named dense(Use use, size_t axes, bool integers, int64_t kv_heads = 2) {
   Named all;
   comm::run_on_threads(1, {}, [&](comm::World& world) {
-    Place place(world, Extents(axes, 1));
+    RankOfCases place(world, Extents(axes, 1));
     for (const Held& held : pass(place, {.kv_heads = kv_heads}, use, integers, DType::f64, true))
       all[held.name] = held.values;
   });
@@ -288,8 +288,8 @@ std::vector<Case> rings(Use use, const Extents& extents) {
 template <typename F>
 void on_mesh(Use use, const Extents& extents, const std::vector<Case>& all, const comm::WorldOptions& options,
              F&& check) {
-  comm::run_on_threads(Place::shape_of(extents).world_size(), options, [&](comm::World& world) {
-    Place place(world, extents);
+  comm::run_on_threads(RankOfCases::shape_of(extents).world_size(), options, [&](comm::World& world) {
+    RankOfCases place(world, extents);
     for (const Case& c : all) {
       SCOPED_TRACE(format("use {}, {} axes, the second {}, rank {}: {}", static_cast<int>(use), extents.size(),
                           extents[1], world.rank(), c.text()));
@@ -303,16 +303,18 @@ TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 2, true);
     for (const Extents& extents : kSquares)
-      on_mesh(use, extents, cases(use, extents, 10), {.timeout_s = 60},
-              [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
+      on_mesh(use, extents, cases(use, extents, 10), {.timeout_s = 60}, [&](RankOfCases& place, const Case& c) {
+        expect_near(pass(place, c, use, true, DType::f64, true), whole, 0);
+      });
   }
 }
 
 TEST(GridLinear, EveryTripleOfTagsEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 3, true);
-    on_mesh(use, kCube, cases(use, kCube, 365), {.timeout_s = 60},
-            [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
+    on_mesh(use, kCube, cases(use, kCube, 365), {.timeout_s = 60}, [&](RankOfCases& place, const Case& c) {
+      expect_near(pass(place, c, use, true, DType::f64, true), whole, 0);
+    });
   }
 }
 
@@ -320,7 +322,7 @@ TEST(GridLinear, EveryPairOfTagsStaysNearOneRank) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 2, false);
     for (const Extents& extents : kSquares)
-      on_mesh(use, extents, cases(use, extents, 40), {.timeout_s = 60}, [&](Place& place, const Case& c) {
+      on_mesh(use, extents, cases(use, extents, 40), {.timeout_s = 60}, [&](RankOfCases& place, const Case& c) {
         expect_near(pass(place, c, use, false, DType::f64, true), whole, 1e-14 * 36);
         expect_near(pass(place, c, use, false, DType::f32, true), whole, 1e-5);
       });
@@ -334,7 +336,7 @@ TEST(SummaLinear, EqualsOneRankBitForBitOnIntegersAndStaysNearIt) {
       const Named whole = dense(use, extents.size(), true, all[0].kv_heads),
                   rounded = dense(use, extents.size(), false, all[0].kv_heads);
       const double gelu = use == Use::up || use == Use::down ? 1e-15 : 0;  // equal sums are rounded equally
-      on_mesh(use, extents, all, {.timeout_s = 60}, [&](Place& place, const Case& c) {
+      on_mesh(use, extents, all, {.timeout_s = 60}, [&](RankOfCases& place, const Case& c) {
         expect_near(pass(place, c, use, true, DType::f64, true), whole, gelu);
         expect_near(pass(place, c, use, false, DType::f64, true), rounded, 1e-14 * 36);
         expect_near(pass(place, c, use, false, DType::f32, true), rounded, 1e-5);
@@ -348,7 +350,7 @@ TEST(Linears, SchedulesChangeNoBit) {
     return 1e-5 * (philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 30);
   };
   const auto check = [&](Use use, const Extents& extents, const std::vector<Case>& all) {
-    on_mesh(use, extents, all, late, [&](Place& place, const Case& c) {
+    on_mesh(use, extents, all, late, [&](RankOfCases& place, const Case& c) {
       EXPECT_TRUE(pass(place, c, use, false, DType::f32, true) == pass(place, c, use, false, DType::f32, false));
     });
   };

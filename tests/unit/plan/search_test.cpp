@@ -51,7 +51,7 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   if (ring) widths.back() = widths.front();
   const std::vector<sharding::Axis> mesh(axes + 1, sharding::Axis{"a", 2});
   const auto placed = [](const std::string& tags) {  // r rows, c columns, p partial sums, - copies
-    Placement at;
+    MatrixPlacement at;
     for (size_t a = 0; a < tags.size(); ++a)
       if (tags[a] != '-') (tags[a] == 'r' ? at.rows : tags[a] == 'c' ? at.cols : at.partial) |= mesh::AxisSet{2} << a;
     return at;
