@@ -122,8 +122,8 @@ std::optional<size_t> best_of(const std::vector<ComparedRun>& runs) {
 
 /// Returns the facts about all runs; speed and memory of later runs come with the ratio to the first run's, and the
 /// best run's loss is marked.
-page::Grid facts(const std::vector<ComparedRun>& runs) {
-  page::Grid grid{names_of(runs), {}};
+page::Table facts(const std::vector<ComparedRun>& runs) {
+  page::Table grid{names_of(runs), {}};
   const std::vector<Fact> first = facts_of(runs.front());
   for (const Fact& fact : first) grid.rows.push_back({fact.name, {}});
   for (const ComparedRun& run : runs) {
@@ -135,8 +135,8 @@ page::Grid facts(const std::vector<ComparedRun>& runs) {
     }
   }
   if (const auto best = best_of(runs))
-    std::ranges::find(grid.rows, kBestLoss, &page::Grid::Row::name)->cells[*best] += " (best)";
-  std::erase_if(grid.rows, [](const page::Grid::Row& row) {
+    std::ranges::find(grid.rows, kBestLoss, &page::Table::Row::name)->cells[*best] += " (best)";
+  std::erase_if(grid.rows, [](const page::Table::Row& row) {
     return std::ranges::all_of(row.cells, [](const std::string& cell) { return cell == "-"; });
   });
   return grid;
@@ -159,10 +159,10 @@ size_t columns(const std::string& text) {
   return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-std::string aligned(const page::Grid& grid) {
+std::string aligned(const page::Table& grid) {
   std::vector<std::vector<std::string>> lines = {{""}};
   lines.front().insert(lines.front().end(), grid.head.begin(), grid.head.end());
-  for (const page::Grid::Row& row : grid.rows) {
+  for (const page::Table::Row& row : grid.rows) {
     lines.push_back({row.name});
     lines.back().insert(lines.back().end(), row.cells.begin(), row.cells.end());
   }
@@ -193,11 +193,11 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs) {
   return out;
 }
 
-page::Grid differing_keys(const std::vector<ComparedRun>& runs) {
+page::Table differing_keys(const std::vector<ComparedRun>& runs) {
   std::map<std::string, std::vector<std::string>> all;
   for (size_t i = 0; i < runs.size(); ++i)
     for (const auto& [key, value] : runs[i].config) all.try_emplace(key, runs.size(), "-").first->second[i] = value;
-  page::Grid grid{names_of(runs), {}};
+  page::Table grid{names_of(runs), {}};
   for (const auto& [key, values] : all)
     if (std::ranges::count(values, values.front()) < std::ssize(values)) grid.rows.push_back({key, values});
   return grid;
@@ -231,14 +231,14 @@ std::string comparison_html(const std::vector<ComparedRun>& runs, const std::fil
        curves(runs, chart("norm", "Gradient norm, before clipping"), by_step, &StepReport::grad_norm),
        curves(runs, chart("lr", "Learning rate"), by_step, &StepReport::lr)});
   html += page::section("<h2>Results</h2>" + page::table(facts(runs)) + links(runs, folder));
-  const page::Grid keys = differing_keys(runs);
+  const page::Table keys = differing_keys(runs);
   html +=
       page::section("<h2>Differences in configuration</h2>" + (keys.rows.empty() ? "<p>None.</p>" : page::table(keys)));
   return html + page::end("Each run's metrics.jsonl contains every step.");
 }
 
 std::string comparison_text(const std::vector<ComparedRun>& runs) {
-  const page::Grid keys = differing_keys(runs);
+  const page::Table keys = differing_keys(runs);
   return aligned(facts(runs)) + (keys.rows.empty() ? "" : "\n" + aligned(keys));
 }
 

@@ -30,7 +30,7 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs);
 std::string comparison_html(const std::vector<ComparedRun>& runs, const std::filesystem::path& folder = ".");
 
 /// Returns the keys whose values differ between runs, with each run's value; "-" if the run does not have the key.
-page::Grid differing_keys(const std::vector<ComparedRun>& runs);
+page::Table differing_keys(const std::vector<ComparedRun>& runs);
 
 /// Returns row names, the values of each run, and their ratios to those of the first run, aligned for a terminal.
 std::string comparison_text(const std::vector<ComparedRun>& runs);

@@ -211,7 +211,7 @@ Rows result_rows(const Summary& summary, const History& history) {
 
 /// Returns a table with the first, best and last loss of each validation set; empty if the only set has no name.
 std::string validation_sets(const History& history) {
-  page::Grid grid{.head = {"first", "best", "at step", "last", "bits per byte"}, .rows = {}};
+  page::Table grid{.head = {"first", "best", "at step", "last", "bits per byte"}, .rows = {}};
   for (const std::string& name : set_names(history)) {
     double first = kUnknown, best = kUnknown;
     int64_t best_step = 0;

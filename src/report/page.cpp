@@ -40,11 +40,11 @@ std::string table(const Facts& facts) {
   return out + "</table>";
 }
 
-std::string table(const Grid& grid) {
+std::string table(const Table& grid) {
   std::string out = "<div class=\"scroll\"><table class=\"grid\"><thead><tr><td></td>";
   for (const std::string& name : grid.head) out += format("<th scope=\"col\">{}</th>", escape(name));
   out += "</tr></thead><tbody>";
-  for (const Grid::Row& row : grid.rows) {
+  for (const Table::Row& row : grid.rows) {
     out += format("<tr{}><th scope=\"row\">{}</th>", row.marked ? " class=\"marked\"" : "", escape(row.name));
     for (const std::string& cell : row.cells) out += format("<td>{}</td>", escape(cell));
     out += "</tr>";

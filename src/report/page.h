@@ -25,7 +25,7 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Facts& facts);
 
 /// A table with a header row; its first column names the rows. It scrolls on small screens.
-struct Grid {
+struct Table {
   struct Row {
     std::string name;
     std::vector<std::string> cells;
@@ -34,7 +34,7 @@ struct Grid {
   std::vector<std::string> head;
   std::vector<Row> rows;
 };
-std::string table(const Grid& grid);
+std::string table(const Table& grid);
 
 /// Returns a legend: the colours of series 0, 1, … with these names.
 std::string legend(const std::vector<std::string>& names);

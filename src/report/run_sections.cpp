@@ -37,7 +37,7 @@ std::map<AxisAndOperation, Moved> moved_in(const History& history) {
 
 std::string ms_text(double ms) { return std::isfinite(ms) ? format("{:.4g} ms", ms) : "-"; }
 
-page::Grid::Row compared(const std::string& name, double predicted, double measured, std::string (*text)(double)) {
+page::Table::Row compared(const std::string& name, double predicted, double measured, std::string (*text)(double)) {
   const double ratio = measured / predicted;
   return {name, {text(predicted), text(measured), std::isfinite(ratio) ? format("{:.2f}", ratio) : "-"}};
 }
@@ -60,7 +60,7 @@ std::string update_chart(const History& history) {
 
 std::string prediction(const Summary& summary) {
   if (!std::isfinite(summary.predicted_step_ms)) return "";
-  page::Grid grid{.head = {"predicted", "measured", "ratio"}, .rows = {}};
+  page::Table grid{.head = {"predicted", "measured", "ratio"}, .rows = {}};
   grid.rows.push_back(compared("step", summary.predicted_step_ms, summary.mean_step_ms, ms_text));
   for (const auto& [name, predicted, measured] : predicted_parts(summary))
     if (predicted > 0 || measured > 0) grid.rows.push_back(compared(name, predicted, measured, ms_text));
@@ -96,7 +96,7 @@ std::string optimizer_offload(const History& history) {
       {"overlapped share", format_percent(median_of(steps, &OffloadReport::overlapped))},
       {"rate", std::isfinite(rate) ? format_count(rate) + " parameters/s" : ""},
       {"share of the host's memory bandwidth", format_percent(median_of(steps, &OffloadReport::memory_share))}};
-  page::Grid moved{.head = {"bytes/step"}, .rows = {}}, streams{.head = {"busy, ms/step"}, .rows = {}};
+  page::Table moved{.head = {"bytes/step"}, .rows = {}}, streams{.head = {"busy, ms/step"}, .rows = {}};
   for (const auto& [what, bytes] : last.bytes) moved.rows.push_back({.name = what, .cells = {page::bytes_text(bytes)}});
   for (const auto& [stream, unused] : last.busy_ms)
     streams.rows.push_back({.name = stream, .cells = {format("{:.3f}", median_of(steps, [&](const OffloadReport* step) {
@@ -111,7 +111,7 @@ std::string optimizer_offload(const History& history) {
 std::string communication(const History& history) {
   const std::map<AxisAndOperation, Moved> all = moved_in(history);
   if (all.empty()) return "";
-  page::Grid grid{.head = {"sent", "predicted", "ratio", "exposed, ms/step"}, .rows = {}};
+  page::Table grid{.head = {"sent", "predicted", "ratio", "exposed, ms/step"}, .rows = {}};
   for (const auto& [what, moved] : all) {
     const bool known = moved.predicted > 0;
     const double ratio = static_cast<double>(moved.sent) / static_cast<double>(std::max<int64_t>(1, moved.predicted));

@@ -55,7 +55,7 @@ struct FusedAttention : ::testing::Test {
     int64_t gap = 0;  // between rows
   };
   /// One pass over two sequences, four heads over two; its out.
-  Grid pass(const Case& c) {
+  TestTensor pass(const Case& c) {
     constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2;
     const AttentionShape shape{.batch = kBatch,
                                .q_len = c.queries,
@@ -66,17 +66,17 @@ struct FusedAttention : ::testing::Test {
     const DType sums = accumulator_of(c.dtype);
     Normal draw(3);
     const auto rows = [&](int64_t length, int64_t heads) {
-      return Grid({kBatch * length, heads * c.head_dim}, c.dtype, c.gap).fill(draw);
+      return TestTensor({kBatch * length, heads * c.head_dim}, c.dtype, c.gap).fill(draw);
     };
-    Grid q = rows(c.queries, kHeads), k = rows(c.keys, kKvHeads), v = rows(c.keys, kKvHeads),
-         out = rows(c.queries, kHeads);
-    Grid lse({kBatch * kHeads, c.queries}, sums);
+    TestTensor q = rows(c.queries, kHeads), k = rows(c.keys, kKvHeads), v = rows(c.keys, kKvHeads),
+               out = rows(c.queries, kHeads);
+    TestTensor lse({kBatch * kHeads, c.queries}, sums);
     const AttentionDropout dropout{.p = c.dropout, .key = philox_key(1, "mask"), .heads_global = kHeads};
     if (!c.backward) {
       testing::run(machine.ex, AttentionForward{q, k, v, out, c.lse ? Tensor(lse) : Tensor(), shape, 0.5, dropout});
     } else {
       lse.fill([] { return 1.0; });
-      Grid dout = rows(c.queries, kHeads), dq = out, dk = k, dv = v;
+      TestTensor dout = rows(c.queries, kHeads), dq = out, dk = k, dv = v;
       testing::run(machine.ex, AttentionBackward{q, k, v, out, lse, dout, dq, dk, dv, shape, 0.5, dropout});
     }
     return out;
@@ -87,7 +87,7 @@ struct FusedAttention : ::testing::Test {
 };
 
 TEST_F(FusedAttention, TakesTrainingInBf16) {
-  const Grid out = pass({});
+  const TestTensor out = pass({});
   ASSERT_EQ(fake->ran.size(), 1u);
   const cuda::FusedShape expected{.batch = 2,
                                   .length = 12,
@@ -112,7 +112,7 @@ TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
   for (const Case& c :
        {Case{.dtype = DType::f32}, Case{.dropout = 0.5}, Case{.queries = 6}, Case{.queries = 3, .keys = 3},
         Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true}}) {
-    const Grid out = pass(c);
+    const TestTensor out = pass(c);
     EXPECT_TRUE(fake->asked.empty());
     bool differ = false;
     for (int64_t i = 1; i < out.count(); ++i) differ |= out.at(i) != out.at(0);
@@ -179,7 +179,7 @@ TEST_F(FusedAttention, RunsABatchInParts) {
   auto made = std::make_unique<Fake>(500);
   fake = made.get();
   machine.device->libraries()->attention = std::move(made);
-  const Grid out = pass({.gap = 8});
+  const TestTensor out = pass({.gap = 8});
   ASSERT_EQ(fake->ran.size(), 2u);
   for (const cuda::FusedShape& shape : fake->ran) EXPECT_EQ(shape.batch, 1);
   for (int64_t i = 0; i < out.count(); ++i) ASSERT_EQ(out.at(i), out.at(0)) << "both sequences";

@@ -6,22 +6,22 @@
 
 namespace trainer::tests {
 
-struct Grid {
+struct AxonnGrid {
   int64_t x = 1, y = 1, z = 1, data = 1;
   config::Arch arch = config::Arch::gpt2;
   const char* order = "yxzd";
   const char* vocab_axes = "x";
 };
-inline std::string to_string(const Grid& g) {
+inline std::string to_string(const AxonnGrid& g) {
   return format("X{}Y{}Z{}Data{}{}{}{}", g.x, g.y, g.z, g.data, g.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",
                 std::string_view(g.order) == "yxzd" ? "" : g.order,
                 std::string_view(g.vocab_axes) == "x" ? "" : "VocabXY");
 }
-inline std::ostream& operator<<(std::ostream& out, const Grid& g) { return out << to_string(g); }
+inline std::ostream& operator<<(std::ostream& out, const AxonnGrid& g) { return out << to_string(g); }
 
 /// Divides by 2, 3, 4, 8 and 16 along x and y; a vocabulary of 37, padded to 48. Llama has two key/value heads, or
 /// three: beyond that ranks share them.
-inline config::Config configure(const Grid& g) {
+inline config::Config configure(const AxonnGrid& g) {
   config::Config c = tiny_config(g.arch);
   c.model.n_head = 48;
   c.model.n_kv_head = g.arch == config::Arch::gpt2 ? 48 : g.x == 3 ? 3 : 2;

@@ -33,7 +33,7 @@ inline LayoutCase tables(const char* name, config::Arch arch, std::vector<int64_
 
 /// FSDP over `shards` ranks, `context` of which share each sequence, in `data` replicas.
 inline LayoutCase sharded(int64_t shards, int64_t data, config::Arch arch, int64_t context = 1) {
-  config::Config c = configure(Grid{1, 1, shards, data, arch});
+  config::Config c = configure(AxonnGrid{1, 1, shards, data, arch});
   c.parallel.strategy = "fsdp";
   c.parallel.grid = {1, 1, 1};
   c.parallel.shards = shards;
@@ -85,14 +85,16 @@ inline std::vector<LayoutCase> all_cases() {
     for (int64_t x = 1; x <= ranks; x *= 2)
       for (int64_t y = 1; x * y <= ranks; y *= 2)
         if (const int64_t z = ranks / (x * y); ranks < 8 || x * y * z == 8)
-          add(Grid{x, y, z, 1, (x + z) % 3 == 0 ? config::Arch::llama : config::Arch::gpt2}, ranks == 4 ? 20 : 5);
-  for (const Grid& grid :
-       {Grid{3, 1, 2, 1}, Grid{1, 3, 2, 1}, Grid{3, 2, 1, 1}, Grid{2, 3, 1, 2},
-        Grid{2, 2, 1, 1, config::Arch::gpt2, "xyzd"}, Grid{1, 2, 2, 2, config::Arch::llama},
-        Grid{2, 2, 2, 1, config::Arch::gpt2, "xyzd"}, Grid{2, 4, 2, 1}, Grid{2, 2, 4, 1, config::Arch::llama},
-        Grid{4, 2, 1, 2, config::Arch::llama, "zxyd"}, Grid{2, 2, 2, 1, config::Arch::gpt2, "yxzd", "xy"},
-        Grid{1, 3, 2, 1, config::Arch::llama, "yxzd", "xy"}, Grid{2, 3, 1, 2, config::Arch::gpt2, "xyzd", "xy"},
-        Grid{4, 2, 1, 2, config::Arch::llama, "yzxd", "xy"}})
+          add(AxonnGrid{x, y, z, 1, (x + z) % 3 == 0 ? config::Arch::llama : config::Arch::gpt2}, ranks == 4 ? 20 : 5);
+  for (const AxonnGrid& grid :
+       {AxonnGrid{3, 1, 2, 1}, AxonnGrid{1, 3, 2, 1}, AxonnGrid{3, 2, 1, 1}, AxonnGrid{2, 3, 1, 2},
+        AxonnGrid{2, 2, 1, 1, config::Arch::gpt2, "xyzd"}, AxonnGrid{1, 2, 2, 2, config::Arch::llama},
+        AxonnGrid{2, 2, 2, 1, config::Arch::gpt2, "xyzd"}, AxonnGrid{2, 4, 2, 1},
+        AxonnGrid{2, 2, 4, 1, config::Arch::llama}, AxonnGrid{4, 2, 1, 2, config::Arch::llama, "zxyd"},
+        AxonnGrid{2, 2, 2, 1, config::Arch::gpt2, "yxzd", "xy"},
+        AxonnGrid{1, 3, 2, 1, config::Arch::llama, "yxzd", "xy"},
+        AxonnGrid{2, 3, 1, 2, config::Arch::gpt2, "xyzd", "xy"},
+        AxonnGrid{4, 2, 1, 2, config::Arch::llama, "yzxd", "xy"}})
     add(grid);
   // FSDP and hybrid sharding.
   all.push_back(sharded(4, 1, config::Arch::llama));

@@ -6,21 +6,21 @@
 
 namespace trainer::tests {
 
-struct Layout {
+struct MegatronLayout {
   int64_t tensor = 1, data = 1;
   bool sequence_parallel = true;
   config::Arch arch = config::Arch::gpt2;
   int64_t micro_batch = 2;
   int64_t kv_heads = 0;  // 0: all heads of gpt2, few of llama
 };
-inline std::string to_string(const Layout& l) {
+inline std::string to_string(const MegatronLayout& l) {
   return format("Tensor{}Data{}{}Each{}{}{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
                 l.arch == config::Arch::gpt2 ? "Gpt2" : "Llama", l.kv_heads > 0 ? format("Kv{}", l.kv_heads) : "");
 }
-inline std::ostream& operator<<(std::ostream& out, const Layout& l) { return out << to_string(l); }
+inline std::ostream& operator<<(std::ostream& out, const MegatronLayout& l) { return out << to_string(l); }
 
 /// A vocabulary of 37, padded to 48: with eight ranks one has a single token and the last none.
-inline config::Config configure(const Layout& l) {
+inline config::Config configure(const MegatronLayout& l) {
   config::Config c = tiny_config(l.arch);
   c.model.n_head = 24;
   c.model.n_kv_head = l.kv_heads > 0 ? l.kv_heads : l.arch == config::Arch::gpt2 ? 24 : l.tensor == 3 ? 3 : 2;

@@ -16,14 +16,14 @@ cudaStream_t stream_of(Device& device);
 /// Returns the properties of the GPU that the device is or represents.
 inline const Facts& facts_of(const Device& device) { return device.gpu(); }
 
-struct Grid {
+struct LaunchConfig {
   dim3 blocks, threads;
   size_t shared_bytes = 0;  // dynamic shared memory
 };
 
 /// Launches the kernel on the stream. Throws Code::device if the launch is rejected.
 template <typename... P, typename... A>
-void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(P...), A&&... args) {
+void launch(cudaStream_t stream, const LaunchConfig& grid, void (*kernel)(P...), A&&... args) {
   constexpr size_t kWithoutAsking = 48 << 10;
   if (grid.shared_bytes > kWithoutAsking)
     check(

@@ -262,7 +262,7 @@ void set_terms(LossRows<T>& rows, const LossTerms& terms) {
   rows.z_loss = terms.z_loss ? terms.z_loss.as<double>() : nullptr;
 }
 
-device::cuda::Grid row_grid(int64_t rows, int64_t pieces) {
+device::cuda::LaunchConfig row_grid(int64_t rows, int64_t pieces) {
   return {dim3(static_cast<unsigned>(rows)), threads_for(pieces)};
 }
 
@@ -283,7 +283,7 @@ void run(Exec& ex, const CrossEntropy& op) {
     set_terms(rows, op.terms);
     if (op.dlogits) rows.kept = kept_columns(device::cuda::facts_of(ex.device), op.vocab);
     with_piece(op.logits, op.dlogits, [&](auto piece) {
-      device::cuda::Grid grid = row_grid(rows.rows, divide_up(op.vocab, int64_t{piece}));
+      device::cuda::LaunchConfig grid = row_grid(rows.rows, divide_up(op.vocab, int64_t{piece}));
       grid.shared_bytes = static_cast<size_t>(rows.kept) * sizeof(float);
       device::cuda::launch(device::cuda::stream_of(ex.device), grid, cross_entropy_kernel<T, piece>, rows);
     });

@@ -178,7 +178,8 @@ void sum_blocks(Exec& ex, const Tensor& dy, const TokenBlocks& blocks, const Ten
   const int64_t per_row = divide_up(sums.cols(), int64_t{V}), items = sums.rows() * per_row;
   if (items == 0) return;
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
-  const device::cuda::Grid grid{dim3(static_cast<unsigned>(divide_up(items, int64_t{kSumThreads}))), dim3(kSumThreads)};
+  const device::cuda::LaunchConfig grid{dim3(static_cast<unsigned>(divide_up(items, int64_t{kSumThreads}))),
+                                        dim3(kSumThreads)};
   device::cuda::launch(stream, grid, block_sum_kernel<T, V>, rows_in<T>(dy), blocks, rows_of<float>(sums), items,
                        per_row, sums.cols());
   device::cuda::launch(stream, grid, token_sum_kernel<T, V>, rows_in<T>(dy), blocks, rows_in<float>(sums),

@@ -104,8 +104,8 @@ void launch_forward(Exec& ex, const ForwardRows<T>& op) {
   const int64_t pieces = divide_up(op.cols, int64_t{V});
   const auto groups = static_cast<unsigned>(op.groups);
   if (pieces <= kWarp * kMany) {  // no barrier, and all loads of a row in flight at once
-    const device::cuda::Grid grid{dim3(static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows})), groups),
-                                  dim3(kWarp * kWarpRows)};
+    const device::cuda::LaunchConfig grid{dim3(static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows})), groups),
+                                          dim3(kWarp * kWarpRows)};
     if (pieces <= kWarp * kFew) {
       device::cuda::launch(stream, grid, norm_forward_kernel<T, V, kFew, true>, op);
     } else {

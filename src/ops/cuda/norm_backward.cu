@@ -184,8 +184,8 @@ BackwardShape backward_shape(int64_t cols) {
 
 template <typename T, int V>
 void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& shape, int64_t blocks) {
-  const device::cuda::Grid grid{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(op.groups)),
-                                dim3(static_cast<unsigned>(shape.threads))};
+  const device::cuda::LaunchConfig grid{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(op.groups)),
+                                        dim3(static_cast<unsigned>(shape.threads))};
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   if (shape.columns == 8) {
     device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);

@@ -116,7 +116,7 @@ SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows) {
 
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   const auto grid = [](int64_t threads) {
-    return device::cuda::Grid{dim3(static_cast<unsigned>(divide_up(threads, int64_t{kDigits}))), dim3(kDigits)};
+    return device::cuda::LaunchConfig{dim3(static_cast<unsigned>(divide_up(threads, int64_t{kDigits}))), dim3(kDigits)};
   };
   uint32_t* key = reinterpret_cast<uint32_t*>(sorted.keys.tensor().as<int32_t>());
   uint32_t* next_key = key + n;
@@ -125,7 +125,7 @@ SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows) {
   if (passes % 2 != 0) std::swap(order, next_order);  // the last pass writes sorted.order
   if (n > 0) {
     device::cuda::launch(stream, grid(n), key_kernel, ids.as<int32_t>(), n, first, rows, key, order);
-    const device::cuda::Grid per_block{dim3(static_cast<unsigned>(blocks)), dim3(kDigits)};
+    const device::cuda::LaunchConfig per_block{dim3(static_cast<unsigned>(blocks)), dim3(kDigits)};
     for (int pass = 0; pass < passes; ++pass) {
       const Run run{key, order, n, 8 * pass};
       int32_t* count = counts.tensor().as<int32_t>();

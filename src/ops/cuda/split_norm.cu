@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kColumnThreads) split_backward_kernel(Gradient
   }
 }
 
-device::cuda::Grid warp_rows(int64_t rows) {
+device::cuda::LaunchConfig warp_rows(int64_t rows) {
   return {dim3(static_cast<unsigned>(divide_up(rows, int64_t{kWarpRows}))), dim3(kWarp * kWarpRows)};
 }
 
@@ -236,7 +236,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       const cudaStream_t stream = device::cuda::stream_of(ex.device);
       const auto grid = [&](int64_t piece) {
-        return device::cuda::Grid{
+        return device::cuda::LaunchConfig{
             dim3(static_cast<unsigned>(divide_up(cols, piece * kColumnThreads)), static_cast<unsigned>(blocks)),
             dim3(kColumnThreads)};
       };

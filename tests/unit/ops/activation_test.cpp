@@ -43,18 +43,18 @@ TYPED_TEST(Activations, BiasAndActivationMatchTheFormula) {
       for (const Activation act : {Activation::none, Activation::gelu}) {
         SCOPED_TRACE(format("[{}, {}] gap {}, bias {}", c.rows, c.cols, c.gap, biased));
         Normal draw(41, 0, 2);
-        const Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-        const Grid bias = Grid({c.cols}, this->kType).fill(draw);
+        const TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+        const TestTensor bias = TestTensor({c.cols}, this->kType).fill(draw);
         on_every_device(
             [&](TestExec& ex) {
-              Grid in = x, b = biased ? bias : Grid(), pre({c.rows, c.cols}, this->kType), in_place = x,
-                   y({c.rows, c.cols}, this->kType, c.gap);
+              TestTensor in = x, b = biased ? bias : TestTensor(), pre({c.rows, c.cols}, this->kType), in_place = x,
+                         y({c.rows, c.cols}, this->kType, c.gap);
               run(ex, BiasActivation{in, b, pre, y, act});
               run(ex, BiasActivation{in_place, b, {}, in_place, act});
               EXPECT_TRUE(in_place.memory() == y.memory());
-              return std::vector<Grid>{pre, y};
+              return std::vector<TestTensor>{pre, y};
             },
-            [&](const std::vector<Grid>& out) {
+            [&](const std::vector<TestTensor>& out) {
               for (int64_t i = 0; i < x.count(); ++i) {
                 const double sum = x.at(i) + (biased ? bias.at(i % c.cols) : 0);
                 expect_close<T>(out[0].at(i), sum, 1, std::abs(sum), "pre");
@@ -71,17 +71,17 @@ TYPED_TEST(Activations, GeluBackwardMatchesTheComplexStep) {
   const double h = 1e-40;
   for (const Case& c : cases()) {
     Normal draw(42, 0, 3);
-    const Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw),
-               dy = Grid({c.rows, c.cols}, this->kType).fill(draw);
+    const TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+                     dy = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
     on_every_device(
         [&](TestExec& ex) {
-          Grid d = dy, in = x, dx({c.rows, c.cols}, this->kType, c.gap), in_place = dy;
+          TestTensor d = dy, in = x, dx({c.rows, c.cols}, this->kType, c.gap), in_place = dy;
           run(ex, GeluBackward{d, in, dx});
           run(ex, GeluBackward{in_place, in, in_place});
           for (int64_t i = 0; i < x.count(); ++i) EXPECT_EQ(in_place.at(i), dx.at(i));
-          return std::vector<Grid>{dx};
+          return std::vector<TestTensor>{dx};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t i = 0; i < x.count(); ++i) {
             const double slope = gelu(std::complex<double>(x.at(i), h)).imag() / h;
             expect_close<T>(out[0].at(i), dy.at(i) * slope, 16, std::max(1.0, std::abs(dy.at(i) * x.at(i))),
@@ -96,17 +96,19 @@ TYPED_TEST(Activations, AddsInOrderAndRoundsOnce) {
   for (const Case& c : cases())
     for (const bool biased : {false, true}) {
       Normal draw(43, 0, 2);
-      const Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw),
-                 other = Grid({c.rows, c.cols}, this->kType).fill(draw), bias = Grid({c.cols}, this->kType).fill(draw);
+      const TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+                       other = TestTensor({c.rows, c.cols}, this->kType).fill(draw),
+                       bias = TestTensor({c.cols}, this->kType).fill(draw);
       on_every_device(
           [&](TestExec& ex) {
-            Grid in = x, more = other, b = biased ? bias : Grid(), y({c.rows, c.cols}, this->kType), onto = other;
+            TestTensor in = x, more = other, b = biased ? bias : TestTensor(), y({c.rows, c.cols}, this->kType),
+                       onto = other;
             run(ex, Add{.x = in, .other = more, .y = y, .bias = b});
             run(ex, Add{.x = in, .other = onto, .y = onto, .bias = b});
             EXPECT_TRUE(onto.memory() == y.memory());
-            return std::vector<Grid>{y};
+            return std::vector<TestTensor>{y};
           },
-          [&](const std::vector<Grid>& out) {
+          [&](const std::vector<TestTensor>& out) {
             using A = AccumulatorOf<T>;
             for (int64_t i = 0; i < x.count(); ++i) {
               A sum = static_cast<A>(x.at(i));
@@ -122,14 +124,15 @@ TYPED_TEST(Activations, AgreesWithTheEpilogueOfAProductInEveryBit) {
   if (on_cuda()) GTEST_SKIP() << "products of a GPU are the library's";
   const int64_t rows = 9, cols = 43;
   Normal draw(44, 0, 2);
-  const Grid x = Grid({rows, cols}, this->kType).fill(draw), pre = Grid({rows, cols}, this->kType).fill(draw);
-  const Grid bias = Grid({cols}, this->kType).fill(draw);
-  Grid one({cols, cols}, this->kType);
+  const TestTensor x = TestTensor({rows, cols}, this->kType).fill(draw),
+                   pre = TestTensor({rows, cols}, this->kType).fill(draw);
+  const TestTensor bias = TestTensor({cols}, this->kType).fill(draw);
+  TestTensor one({cols, cols}, this->kType);
   for (int64_t i = 0; i < cols * cols; ++i) one.set(i, i / cols == i % cols ? 1 : 0);
   on_every_device(
       [&](TestExec& ex) {
-        Grid in = x, b = bias, unit = one, kept({rows, cols}, this->kType), y = kept, kept2 = kept, y2 = kept,
-             dx = kept, dx2 = kept, input = pre;
+        TestTensor in = x, b = bias, unit = one, kept({rows, cols}, this->kType), y = kept, kept2 = kept, y2 = kept,
+                   dx = kept, dx2 = kept, input = pre;
         Gemm product{.a = in, .b = unit, .c = y};
         product.epilogue = {.bias = b, .act = Activation::gelu, .pre = kept};
         run(ex, product);
@@ -141,9 +144,9 @@ TYPED_TEST(Activations, AgreesWithTheEpilogueOfAProductInEveryBit) {
         run(ex, gradient);
         run(ex, GeluBackward{in, input, dx2});
         EXPECT_TRUE(dx.memory() == dx2.memory());
-        return std::vector<Grid>{y, dx};
+        return std::vector<TestTensor>{y, dx};
       },
-      [](const std::vector<Grid>&) {});
+      [](const std::vector<TestTensor>&) {});
 }
 
 TYPED_TEST(Activations, SwigluForwardAndBackwardMatchTheComplexStep) {
@@ -152,17 +155,18 @@ TYPED_TEST(Activations, SwigluForwardAndBackwardMatchTheComplexStep) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
     Normal draw(22, 0, 2);
-    Grid dy = Grid({c.rows, c.cols}, this->kType).fill(draw);
-    Grid both = Grid({c.rows, 2 * c.cols}, this->kType, c.gap).fill(draw);  // gate and up are its column ranges
+    TestTensor dy = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
+    TestTensor both =
+        TestTensor({c.rows, 2 * c.cols}, this->kType, c.gap).fill(draw);  // gate and up are its column ranges
     on_every_device(
         [&](TestExec& ex) {
-          Grid y({c.rows, c.cols}, this->kType), gradient = both;
+          TestTensor y({c.rows, c.cols}, this->kType), gradient = both;
           const Tensor gate = gradient.tensor().col_range(0, c.cols), up = gradient.tensor().col_range(c.cols, c.cols);
           run(ex, SwigluForward{gate, up, y});
           run(ex, SwigluBackward{dy, gate, up, gate, up});
-          return std::vector<Grid>{y, gradient};
+          return std::vector<TestTensor>{y, gradient};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t r = 0; r < c.rows; ++r)
             for (int64_t i = 0; i < c.cols; ++i) {
               const double g = both.at(r, i), u = both.at(r, c.cols + i), d = dy.at(r, i);

@@ -153,15 +153,15 @@ TYPED_TEST(Adam, SquaredNormAddsInAnOrderFixedByTheIndex) {
   for (const int64_t n : {int64_t{1}, int64_t{31}, int64_t{100}, kNormBlock, 3 * kNormBlock + 77}) {
     SCOPED_TRACE(n);
     Normal draw(72);
-    Grid x = Grid({n}, DTypeOf<T>::value).fill(draw);
+    TestTensor x = TestTensor({n}, DTypeOf<T>::value).fill(draw);
     const int64_t blocks = divide_up(n, kNormBlock);
     on_every_device(
         [&](TestExec& ex) {
-          Grid sums({blocks}, DType::f64);
+          TestTensor sums({blocks}, DType::f64);
           run(ex, SquaredNorm{x, sums});
-          return std::vector<Grid>{sums};
+          return std::vector<TestTensor>{sums};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t b = 0; b < blocks; ++b) {
             double lanes[16] = {};
             for (int64_t i = b * kNormBlock; i < std::min(n, (b + 1) * kNormBlock); ++i)
@@ -181,14 +181,14 @@ TYPED_TEST(Adam, SquaredNormsAtOnceHaveTheBitsOfEach) {
   counts.insert(counts.begin() + 3, {kNormBlock, 1, 0, 2 * kNormBlock + 77, 5 * kNormBlock, 100});
   counts.push_back(kNormBlock + 1);
   Normal draw(73);
-  std::vector<Grid> x;
-  for (const int64_t n : counts) x.push_back(Grid({n}, DTypeOf<T>::value).fill(draw));
+  std::vector<TestTensor> x;
+  for (const int64_t n : counts) x.push_back(TestTensor({n}, DTypeOf<T>::value).fill(draw));
   on_every_device(
       [&](TestExec& ex) {
-        std::vector<Grid> each, together;
+        std::vector<TestTensor> each, together;
         for (const int64_t n : counts)
-          for (std::vector<Grid>* sums : {&each, &together})
-            sums->push_back(Grid({divide_up(n, kNormBlock)}, DType::f64));
+          for (std::vector<TestTensor>* sums : {&each, &together})
+            sums->push_back(TestTensor({divide_up(n, kNormBlock)}, DType::f64));
         std::vector<SquaredNorm> parts;
         for (size_t i = 0; i < x.size(); ++i) {
           parts.push_back({x[i], together[i]});
@@ -200,22 +200,22 @@ TYPED_TEST(Adam, SquaredNormsAtOnceHaveTheBitsOfEach) {
             EXPECT_EQ(together[i].at(b), each[i].at(b)) << counts[i] << " elements, block " << b;
         return together;
       },
-      [&](const std::vector<Grid>& out) { EXPECT_GT(out.back().at(1), 0); });
+      [&](const std::vector<TestTensor>& out) { EXPECT_GT(out.back().at(1), 0); });
 }
 
 TYPED_TEST(Adam, SquaredNormIsNonFiniteWhereAnElementIs) {
   using T = TypeParam;
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    Grid x({2 * kNormBlock + 5}, DTypeOf<T>::value);
+    TestTensor x({2 * kNormBlock + 5}, DTypeOf<T>::value);
     x.fill([] { return 1.0; });
     x.set(kNormBlock + 17, bad);
     on_every_device(
         [&](TestExec& ex) {
-          Grid sums({3}, DType::f64);
+          TestTensor sums({3}, DType::f64);
           run(ex, SquaredNorm{x, sums});
-          return std::vector<Grid>{sums};
+          return std::vector<TestTensor>{sums};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           EXPECT_EQ(out[0].at(0), static_cast<double>(kNormBlock));
           EXPECT_FALSE(std::isfinite(out[0].at(1)));
           EXPECT_EQ(out[0].at(2), 5.0);

@@ -27,8 +27,8 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(format("[{}, {}] of {}, spread {}", c.rows, c.vocab, c.padded, c.spread));
     Normal draw(61, 3, c.spread);
-    Grid logits = Grid({c.rows, c.padded}, this->kSums).fill(draw), targets({c.rows}, DType::i32),
-         weights({c.rows}, this->kSums);
+    TestTensor logits = TestTensor({c.rows, c.padded}, this->kSums).fill(draw), targets({c.rows}, DType::i32),
+               weights({c.rows}, this->kSums);
     for (int64_t r = 0; r < c.rows; ++r) {
       for (int64_t i = c.vocab; i < c.padded; ++i) logits.set(r * c.padded + i, 1e30);  // must not count
       targets.set(r, static_cast<double>((r * 7919) % c.vocab));
@@ -38,18 +38,18 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
     const double scale = 0.25;
     on_every_device(
         [&](TestExec& ex) {
-          Grid loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), alone({c.rows}, DType::f64);
+          TestTensor loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), alone({c.rows}, DType::f64);
           run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, scale});
           run(ex, CrossEntropy{logits, targets, weights, alone, {}, c.vocab, scale});
           EXPECT_TRUE(loss.memory() == alone.memory());
           if (this->kType == this->kSums) {
-            Grid in_place = logits;
+            TestTensor in_place = logits;
             run(ex, CrossEntropy{in_place, targets, weights, alone, in_place, c.vocab, scale});
             EXPECT_TRUE(in_place.memory() == dlogits.memory());
           }
-          return std::vector<Grid>{loss, dlogits};
+          return std::vector<TestTensor>{loss, dlogits};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           using Long = long double;
           for (int64_t r = 0; r < c.rows; ++r) {
             Long top = logits.at(r, 0), sum = 0;
@@ -83,7 +83,8 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
   const int64_t rows = 4, vocab = 299, padded = 320;
   const double z = 0.02, cap = 3, scale = 0.25;
   Normal draw(64, 1, 4);
-  Grid logits = Grid({rows, padded}, this->kSums).fill(draw), targets({rows}, DType::i32), weights({rows}, this->kSums);
+  TestTensor logits = TestTensor({rows, padded}, this->kSums).fill(draw), targets({rows}, DType::i32),
+             weights({rows}, this->kSums);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = vocab; i < padded; ++i) logits.set(r * padded + i, 1e30);  // must not count
     targets.set(r, static_cast<double>(r * 97));
@@ -91,17 +92,17 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
   }
   on_every_device(
       [&](TestExec& ex) {
-        Grid capped = logits, loss({rows}, DType::f64), z_loss = loss, dlogits({rows, padded}, this->kType);
+        TestTensor capped = logits, loss({rows}, DType::f64), z_loss = loss, dlogits({rows, padded}, this->kType);
         run(ex, SoftCap{capped, cap});
         run(ex, CrossEntropy{capped, targets, weights, loss, dlogits, vocab, scale, {z, z_loss, cap}});
-        Grid largest = loss, sums({2, rows}, DType::f64), shared = loss, shared_z = loss, shared_d = dlogits;
+        TestTensor largest = loss, sums({2, rows}, DType::f64), shared = loss, shared_z = loss, shared_d = dlogits;
         const CrossEntropyShard all{capped, targets, 0, vocab};
         run(ex, ShardSums{all, largest, sums});
         run(ex, ShardRescale{all, largest, largest, sums});
         run(ex, ShardLoss{all, largest, sums, weights, shared, shared_d, vocab, scale, {z, shared_z, cap}});
-        return std::vector<Grid>{capped, loss, z_loss, dlogits, shared, shared_z, shared_d};
+        return std::vector<TestTensor>{capped, loss, z_loss, dlogits, shared, shared_z, shared_d};
       },
-      [&](const std::vector<Grid>& out) {
+      [&](const std::vector<TestTensor>& out) {
         for (int64_t r = 0; r < rows; ++r) {
           const auto target = static_cast<int64_t>(targets.at(r));
           const auto y = [&](int64_t i) { return cap * std::tanh(logits.at(r, i) / cap); };
@@ -131,10 +132,11 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
   using T = TypeParam;
   const int64_t rows = 5, vocab = 300, firsts[] = {0, 180, 300}, counts[] = {180, 120, 0}, padded[] = {192, 128, 8};
   Normal draw(63, 1, 3);
-  Grid whole = Grid({rows, vocab}, this->kSums).fill(draw), targets({rows}, DType::i32), weights({rows}, this->kSums);
-  std::vector<Grid> logits;
+  TestTensor whole = TestTensor({rows, vocab}, this->kSums).fill(draw), targets({rows}, DType::i32),
+             weights({rows}, this->kSums);
+  std::vector<TestTensor> logits;
   for (int rank = 0; rank < 3; ++rank) {
-    logits.push_back(Grid({rows, padded[rank]}, this->kSums).fill([] { return 1e30; }));
+    logits.push_back(TestTensor({rows, padded[rank]}, this->kSums).fill([] { return 1e30; }));
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < counts[rank]; ++i) logits.back().set(r * padded[rank] + i, whole.at(r, firsts[rank] + i));
   }
@@ -144,8 +146,8 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
   }
   on_every_device(
       [&](TestExec& ex) {
-        std::vector<Grid> largest, sums, results;
-        Grid top({rows}, DType::f64), total({2, rows}, DType::f64), loss({rows}, DType::f64);
+        std::vector<TestTensor> largest, sums, results;
+        TestTensor top({rows}, DType::f64), total({2, rows}, DType::f64), loss({rows}, DType::f64);
         top.fill([] { return -std::numeric_limits<double>::infinity(); });
         total.fill([] { return 0.0; });
         const auto shard = [&](size_t rank) {
@@ -162,7 +164,7 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
           for (int64_t i = 0; i < 2 * rows; ++i) total.set(i, total.at(i) + sums[rank].at(i));
         }
         for (size_t rank = 0; rank < 3; ++rank) {
-          Grid dlogits({rows, padded[rank]}, this->kType), alone({rows}, DType::f64);
+          TestTensor dlogits({rows, padded[rank]}, this->kType), alone({rows}, DType::f64);
           run(ex, ShardLoss{shard(rank), top, total, weights, loss, dlogits, vocab, 0.25});
           run(ex, ShardLoss{shard(rank), top, total, weights, alone, {}, vocab, 0.25});
           EXPECT_TRUE(loss.memory() == alone.memory());
@@ -171,7 +173,7 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
         results.push_back(loss);
         return results;
       },
-      [&](const std::vector<Grid>& out) {
+      [&](const std::vector<TestTensor>& out) {
         for (int64_t r = 0; r < rows; ++r) {
           double top = whole.at(r, 0), sum = 0;
           for (int64_t i = 0; i < vocab; ++i) top = std::max(top, whole.at(r, i));
@@ -196,18 +198,18 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
 TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Normal draw(62);
-    Grid logits = Grid({2, 40}, this->kSums).fill(draw), targets({2}, DType::i32);
+    TestTensor logits = TestTensor({2, 40}, this->kSums).fill(draw), targets({2}, DType::i32);
     targets.fill([] { return 3; });
     logits.set(40 + 21, bad);
     on_every_device(
         [&](TestExec& ex) {
-          Grid loss({2}, DType::f64);
+          TestTensor loss({2}, DType::f64);
           run(ex, CrossEntropy{logits, targets, {}, loss, {}, 40, 1});
           EXPECT_TRUE(std::isfinite(loss.at(0)));
           EXPECT_FALSE(std::isfinite(loss.at(1)));
-          return std::vector<Grid>{};
+          return std::vector<TestTensor>{};
         },
-        [](const std::vector<Grid>&) {});
+        [](const std::vector<TestTensor>&) {});
   }
 }
 
@@ -216,7 +218,7 @@ TEST(LossChecks, RejectATargetOutsideTheVocabulary) {
   Arena arena(device, Arena::Mode::heap);
   Meter meter;
   Exec ex{device, arena, meter};
-  Grid logits({1, 8}, DType::f32), targets({1}, DType::i32), loss({1}, DType::f64);
+  TestTensor logits({1, 8}, DType::f32), targets({1}, DType::i32), loss({1}, DType::f64);
   logits.fill([] { return 0.0; });
   for (const int bad : {-1, 6}) {
     targets.set(0, bad);

@@ -22,18 +22,18 @@ TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
       SCOPED_TRACE(format("[{}, {}] gap {} p {}", c.rows, c.cols, c.gap, p));
       const DropoutSite site{p, philox_key(7, "block.3.mlp"), 12, 1000003, 5, c.cols + 9};
       Normal draw(41);
-      Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-      Grid residual = Grid({c.rows, c.cols}, this->kType).fill(draw);
+      TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+      TestTensor residual = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
       on_every_device(
           [&](TestExec& ex) {
-            Grid y({c.rows, c.cols}, this->kType, c.gap), alone = x, on_top = residual;
+            TestTensor y({c.rows, c.cols}, this->kType, c.gap), alone = x, on_top = residual;
             run(ex, DropoutAdd{x, residual, y, site});
             run(ex, DropoutAdd{alone, {}, alone, site});
             run(ex, DropoutAdd{x, on_top, on_top, site});
             for (int64_t i = 0; i < y.count(); ++i) EXPECT_EQ(y.at(i), on_top.at(i));
-            return std::vector<Grid>{y, alone};
+            return std::vector<TestTensor>{y, alone};
           },
-          [&](const std::vector<Grid>& out) {
+          [&](const std::vector<TestTensor>& out) {
             for (int64_t r = 0; r < c.rows; ++r)
               for (int64_t i = 0; i < c.cols; ++i) {
                 const auto index = static_cast<uint64_t>((site.first_row + r) * site.width + site.first_col + i);
@@ -55,15 +55,16 @@ TYPED_TEST(Elementwise, DropoutAddsTheBiasBeforeItDrops) {
   for (const Case& c : {Case{5, 7, 0}, Case{3, 304, 8}}) {
     const DropoutSite site{0.25, philox_key(8, "bias"), 3, 17, 4, c.cols + 4};
     Normal draw(45);
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), bias = Grid({c.cols}, this->kType).fill(draw);
-    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+               bias = TestTensor({c.cols}, this->kType).fill(draw);
+    TestTensor residual = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
     on_every_device(
         [&](TestExec& ex) {
-          Grid y({c.rows, c.cols}, this->kType, c.gap);
+          TestTensor y({c.rows, c.cols}, this->kType, c.gap);
           run(ex, DropoutAdd{x, residual, y, site, bias});
-          return std::vector<Grid>{y};
+          return std::vector<TestTensor>{y};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t r = 0; r < c.rows; ++r)
             for (int64_t i = 0; i < c.cols; ++i) {
               const auto index = static_cast<uint64_t>((site.first_row + r) * site.width + site.first_col + i);
@@ -89,16 +90,16 @@ TYPED_TEST(Elementwise, ColumnSumsMatchAndAccumulate) {
   for (const Case& c : {Case{1, 1, 0}, Case{17, 33, 3}, Case{131, 1030, 0}, Case{2100, 5, 0}, Case{259, 776, 8}}) {
     SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
     Normal draw(42);
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-    const Grid before = Grid({c.cols}, this->kSums).fill(draw);
+    TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    const TestTensor before = TestTensor({c.cols}, this->kSums).fill(draw);
     on_every_device(
         [&](TestExec& ex) {
-          Grid sums({c.cols}, this->kSums), added = before;
+          TestTensor sums({c.cols}, this->kSums), added = before;
           run(ex, ColumnSum{x, sums, false});
           run(ex, ColumnSum{x, added, true});
-          return std::vector<Grid>{sums, added};
+          return std::vector<TestTensor>{sums, added};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t i = 0; i < c.cols; ++i) {
             double want = 0, size = 0;
             for (int64_t r = 0; r < c.rows; ++r) {
@@ -116,20 +117,20 @@ TYPED_TEST(Elementwise, CastRoundsToNearestEven) {
   using T = TypeParam;
   const int64_t n = 20011;
   Normal draw(43, 0, 10);
-  Grid x = Grid({n}, this->kType).fill(draw);
+  TestTensor x = TestTensor({n}, this->kType).fill(draw);
   x.set(0, std::numeric_limits<double>::infinity());
   x.set(1, std::numeric_limits<double>::quiet_NaN());
   x.set(2, -0.0);
   x.set(3, 1e-40);
   on_every_device(
       [&](TestExec& ex) {
-        Grid wide({n}, DType::f64), single({n}, DType::f32), half({n}, DType::bf16);
+        TestTensor wide({n}, DType::f64), single({n}, DType::f32), half({n}, DType::bf16);
         run(ex, Cast{x, wide});
         run(ex, Cast{x, single});
         run(ex, Cast{x, half});
-        return std::vector<Grid>{wide, single, half};
+        return std::vector<TestTensor>{wide, single, half};
       },
-      [&](const std::vector<Grid>& out) {
+      [&](const std::vector<TestTensor>& out) {
         const T* from = x.tensor().as<T>();
         for (int64_t i = 0; i < n; ++i) {
           const double value = static_cast<double>(from[i]);
@@ -146,15 +147,15 @@ TYPED_TEST(Elementwise, CastRoundsToNearestEven) {
 
 TYPED_TEST(Elementwise, CopyKeepsGapsAndFillSetsEveryElement) {
   Normal draw(44);
-  Grid x = Grid({19, 1031}, this->kType, 4).fill(draw);
+  TestTensor x = TestTensor({19, 1031}, this->kType, 4).fill(draw);
   on_every_device(
       [&](TestExec& ex) {
-        Grid y({19, 1031}, this->kType, 1), z({19, 1031}, this->kType);
+        TestTensor y({19, 1031}, this->kType, 1), z({19, 1031}, this->kType);
         run(ex, Copy{x, y});
         run(ex, Fill{z, 2.5});
-        return std::vector<Grid>{y, z};
+        return std::vector<TestTensor>{y, z};
       },
-      [&](const std::vector<Grid>& out) {
+      [&](const std::vector<TestTensor>& out) {
         for (int64_t i = 0; i < x.count(); ++i) {
           EXPECT_EQ(out[0].at(i), x.at(i));
           EXPECT_EQ(out[1].at(i), 2.5);

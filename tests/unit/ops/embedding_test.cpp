@@ -21,9 +21,9 @@ std::vector<Case> cases() {
   return {{1, 1, 1, 1, 0}, {3, 5, 7, 33, 8}, {4, 50, 300, 16, 50}, {2, 9, 40, 517, 0}, {2, 400, 5, 6, 0}};
 }
 
-Grid some_ids(const Case& c) {
+TestTensor some_ids(const Case& c) {
   std::mt19937_64 engine(51);  // low ids are frequent, some never occur
-  Grid ids({c.sequences * c.length}, DType::i32);
+  TestTensor ids({c.sequences * c.length}, DType::i32);
   ids.fill([&] {
     const double u = std::uniform_real_distribution<double>(0, 1)(engine);
     return std::floor(u * u * u * static_cast<double>(c.vocab));
@@ -35,16 +35,16 @@ TYPED_TEST(Embedding, ForwardAddsTokenAndPosition) {
   using T = TypeParam;
   for (const Case& c : cases()) {
     Normal draw(52);
-    Grid ids = some_ids(c), table = Grid({c.vocab, c.cols}, this->kType).fill(draw);
+    TestTensor ids = some_ids(c), table = TestTensor({c.vocab, c.cols}, this->kType).fill(draw);
     const int64_t first = c.positions > c.length ? c.positions - c.length : 0;
-    Grid positions = c.positions > 0 ? Grid({c.positions, c.cols}, this->kType).fill(draw) : Grid();
+    TestTensor positions = c.positions > 0 ? TestTensor({c.positions, c.cols}, this->kType).fill(draw) : TestTensor();
     on_every_device(
         [&](TestExec& ex) {
-          Grid y({c.sequences * c.length, c.cols}, this->kType);
+          TestTensor y({c.sequences * c.length, c.cols}, this->kType);
           run(ex, EmbeddingForward{ids, table, positions, y, c.length, first});
-          return std::vector<Grid>{y};
+          return std::vector<TestTensor>{y};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t r = 0; r < ids.count(); ++r)
             for (int64_t i = 0; i < c.cols; ++i) {
               const double offset = c.positions > 0 ? positions.at(first + r % c.length, i) : 0;
@@ -74,21 +74,21 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
   using A = AccumulatorOf<T>;
   for (const Case& c : cases()) {
     Normal draw(53);
-    Grid ids = some_ids(c), dy = Grid({ids.count(), c.cols}, this->kType, 3).fill(draw);
-    const Grid table_before = Grid({c.vocab + 2, c.cols}, this->kSums).fill(draw);  // two rows of padding
-    const Grid positions_before = Grid({std::max<int64_t>(1, c.positions), c.cols}, this->kSums).fill(draw);
+    TestTensor ids = some_ids(c), dy = TestTensor({ids.count(), c.cols}, this->kType, 3).fill(draw);
+    const TestTensor table_before = TestTensor({c.vocab + 2, c.cols}, this->kSums).fill(draw);  // two rows of padding
+    const TestTensor positions_before = TestTensor({std::max<int64_t>(1, c.positions), c.cols}, this->kSums).fill(draw);
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(format("vocabulary {}, {} columns, accumulate {}", c.vocab, c.cols, accumulate));
       on_every_device(
           [&](TestExec& ex) {
-            Grid dtable = table_before, dpositions = c.positions > 0 ? positions_before : Grid();
+            TestTensor dtable = table_before, dpositions = c.positions > 0 ? positions_before : TestTensor();
             run(ex, EmbeddingBackward{ids, dy, dtable, accumulate});
             if (c.positions > 0) run(ex, PositionsBackward{dy, dpositions, c.length, 0, accumulate});
-            return std::vector<Grid>{dtable, dpositions};
+            return std::vector<TestTensor>{dtable, dpositions};
           },
-          [&](const std::vector<Grid>& out) {
+          [&](const std::vector<TestTensor>& out) {
             // The same additions in the same order: equal, not just close.
-            auto expect_sums = [&](const Grid& got, const Grid& before, auto row_of, bool blocks) {
+            auto expect_sums = [&](const TestTensor& got, const TestTensor& before, auto row_of, bool blocks) {
               for (int64_t v = 0; v < got.tensor().rows(); ++v)
                 for (int64_t i = 0; i < c.cols; ++i) {
                   A sum = accumulate ? static_cast<A>(before.at(v, i)) : A(0);
@@ -116,7 +116,7 @@ TYPED_TEST(Embedding, BackwardSortsManyRowsOfALargeShard) {
   const int64_t n = 5000, vocab = 70000, first = 1000, rows = 67000, cols = 8;
   std::mt19937_64 engine(54);
   Normal draw(55);
-  Grid ids({n}, DType::i32), dy = Grid({n, cols}, this->kType).fill(draw);
+  TestTensor ids({n}, DType::i32), dy = TestTensor({n, cols}, this->kType).fill(draw);
   ids.fill([&] { return static_cast<double>(engine() % 3 == 0 ? engine() % vocab : 1000 + engine() % 40); });
   std::map<int64_t, std::vector<A>> added;  // by element of the table
   for (int64_t r = 0; r < n; ++r) {
@@ -129,11 +129,11 @@ TYPED_TEST(Embedding, BackwardSortsManyRowsOfALargeShard) {
   for (const auto& [at, values] : added) want[static_cast<size_t>(at)] = add_in_order(A(0), values);
   on_every_device(
       [&](TestExec& ex) {
-        Grid dtable({rows, cols}, this->kSums);
+        TestTensor dtable({rows, cols}, this->kSums);
         run(ex, EmbeddingBackward{ids, dy, dtable, false, {first, vocab}});
-        return std::vector<Grid>{dtable};
+        return std::vector<TestTensor>{dtable};
       },
-      [&](const std::vector<Grid>& out) {
+      [&](const std::vector<TestTensor>& out) {
         int64_t differ = 0;
         for (int64_t i = 0; i < rows * cols; ++i)
           differ += out[0].at(i) != static_cast<double>(want[static_cast<size_t>(i)]);
@@ -145,12 +145,12 @@ TYPED_TEST(Embedding, ShardsAddUpToTheWholeTable) {
   const int64_t n = 26, vocab = 40, cut = 17, cols = 24, length = 9;
   std::mt19937_64 engine(56);
   Normal draw(57);
-  Grid ids({n}, DType::i32), table = Grid({vocab, cols}, this->kType).fill(draw);
-  Grid positions = Grid({length + 2, cols}, this->kType).fill(draw);
+  TestTensor ids({n}, DType::i32), table = TestTensor({vocab, cols}, this->kType).fill(draw);
+  TestTensor positions = TestTensor({length + 2, cols}, this->kType).fill(draw);
   ids.fill([&] { return static_cast<double>(engine() % vocab); });
   on_every_device(
       [&](TestExec& ex) {
-        Grid whole({n, cols}, this->kType), low = whole, high = whole;
+        TestTensor whole({n, cols}, this->kType), low = whole, high = whole;
         run(ex, EmbeddingForward{ids, table, positions, whole, length, 2});
         run(ex, EmbeddingForward{ids, table.tensor().row_range(0, cut), {}, low, 0, 0, {0, vocab}});
         run(ex, EmbeddingForward{ids, table.tensor().row_range(cut, vocab - cut), {}, high, 0, 0, {cut, vocab}});
@@ -163,9 +163,9 @@ TYPED_TEST(Embedding, ShardsAddUpToTheWholeTable) {
         run(ex, AddPositions{positions, first_rows, length, 2, 0});
         run(ex, AddPositions{positions, others, length, 2, 13});
         EXPECT_TRUE(low.memory() == whole.memory());
-        return std::vector<Grid>{whole};
+        return std::vector<TestTensor>{whole};
       },
-      [](const std::vector<Grid>&) {});
+      [](const std::vector<TestTensor>&) {});
 }
 
 TEST(EmbeddingChecks, RejectATokenOutsideTheTable) {
@@ -173,7 +173,7 @@ TEST(EmbeddingChecks, RejectATokenOutsideTheTable) {
   Arena arena(device, Arena::Mode::heap);
   Meter meter;
   Exec ex{device, arena, meter};
-  Grid ids({2}, DType::i32), table({3, 4}, DType::f32), y({2, 4}, DType::f32);
+  TestTensor ids({2}, DType::i32), table({3, 4}, DType::f32), y({2, 4}, DType::f32);
   for (const int bad : {-1, 3}) {
     ids.set(0, 0);
     ids.set(1, bad);

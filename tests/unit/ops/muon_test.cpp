@@ -54,7 +54,7 @@ double fused(double a, double b, double c, DType type) {
 
 struct Want {
   int64_t differ = 0;
-  void expect(const Grid& got, int64_t i, double want) {
+  void expect(const TestTensor& got, int64_t i, double want) {
     const double x = got.at(i);
     if ((x != want || std::signbit(x) != std::signbit(want)) && ++differ == 1)
       ADD_FAILURE() << "[" << i << "]: " << x << ", want " << want;
@@ -70,15 +70,15 @@ TEST_F(Muon, MomentumRoundsAsTheScalarLoop) {
         if (lacks(type)) continue;
         SCOPED_TRACE(format("seed 81, {} [{}], nesterov {}", name_of(type), n, nesterov));
         Mixed draw(81);
-        Grid m = Grid({n}, type).fill(draw), g = Grid({n}, type).fill(draw);
+        TestTensor m = TestTensor({n}, type).fill(draw), g = TestTensor({n}, type).fill(draw);
         const double mu = 0.95, scale = 0.37;
         on_every_device(
             [&](TestExec& ex) {
-              Grid average = m, direction = g;
+              TestTensor average = m, direction = g;
               run(ex, MuonMomentum{average, direction, mu, scale, nesterov});
-              return std::vector<Grid>{average, direction};
+              return std::vector<TestTensor>{average, direction};
             },
-            [&](const std::vector<Grid>& out) {
+            [&](const std::vector<TestTensor>& out) {
               const auto r = [&](double x) { return rounded(x, type); };
               Want want;
               for (int64_t i = 0; i < n; ++i) {
@@ -98,16 +98,16 @@ TEST_F(Muon, ApplicationRoundsAsTheScalarLoop) {
       if (lacks(type) || (copy && type == DType::f64)) continue;
       const int64_t n = 3 * kTaskElements + 5;
       Mixed draw(82);
-      Grid p = Grid({n}, type).fill(draw), o = Grid({n}, type).fill(draw);
+      TestTensor p = TestTensor({n}, type).fill(draw), o = TestTensor({n}, type).fill(draw);
       const double step = -0.013, decay = -0.02 * 0.1;
       on_every_device(
           [&](TestExec& ex) {
-            Grid next = p, there = o, compute({n}, DType::bf16);
+            TestTensor next = p, there = o, compute({n}, DType::bf16);
             compute.fill([] { return 0.0; });
             run(ex, MuonApply{next, there, copy ? Tensor(compute) : Tensor{}, step, decay});
-            return std::vector<Grid>{next, compute};
+            return std::vector<TestTensor>{next, compute};
           },
-          [&](const std::vector<Grid>& out) {
+          [&](const std::vector<TestTensor>& out) {
             const auto r = [&](double x) { return rounded(x, type); };
             Want want;
             for (int64_t i = 0; i < n; ++i) {
@@ -132,8 +132,8 @@ std::vector<Strip> strips_of(bool transposed) {
   strips.push_back({2000, place, kStripElements + 3, 1});
   return strips;
 }
-Grid tensor_of(const std::vector<Strip>& strips) {
-  Grid grid({static_cast<int64_t>(strips.size()), 4}, DType::i64);
+TestTensor tensor_of(const std::vector<Strip>& strips) {
+  TestTensor grid({static_cast<int64_t>(strips.size()), 4}, DType::i64);
   std::memcpy(grid.tensor().data, strips.data(), strips.size() * sizeof(Strip));
   return grid;
 }
@@ -148,18 +148,18 @@ TEST_F(Muon, StripsMoveBetweenBuffersOfAllTypes) {
         const int64_t packed_size = strips.back().place + strips.back().length, flat_size = 2000 + kStripElements + 9;
         const double scale = 5.5425625842204074;
         Mixed draw(83);
-        Grid flat = Grid({flat_size}, from).fill(draw), packed = Grid({packed_size}, from).fill(draw);
+        TestTensor flat = TestTensor({flat_size}, from).fill(draw), packed = TestTensor({packed_size}, from).fill(draw);
         on_every_device(
             [&](TestExec& ex) {
-              Grid in = flat, message({packed_size}, to), back = packed, buffer({flat_size}, to),
-                   list = tensor_of(strips);
+              TestTensor in = flat, message({packed_size}, to), back = packed, buffer({flat_size}, to),
+                         list = tensor_of(strips);
               message.fill([] { return 0.0; });
               buffer.fill([] { return 7.0; });
               run(ex, GatherStrips{in, list, message});
               run(ex, ScatterStrips{back, list, buffer, scale});
-              return std::vector<Grid>{message, buffer};
+              return std::vector<TestTensor>{message, buffer};
             },
-            [&](const std::vector<Grid>& out) {
+            [&](const std::vector<TestTensor>& out) {
               // The product's type: f64 if one of the two is, else f32; `scale` has the accumulator type of `to`.
               const DType wide = from == DType::f64 || to == DType::f64 ? DType::f64 : DType::f32;
               const double factor = rounded(scale, accumulator_of(to));
@@ -184,7 +184,7 @@ TEST_F(Muon, NormalizationAddsSquaresInBlocks) {
       for (const double factor : {1.0, 1e-12, 0.0}) {
         SCOPED_TRACE(format("seed 84, {} [{}] times {}", name_of(type), n, factor));
         Normal draw(84, 0, factor);
-        Grid x = Grid({n}, type).fill(draw);
+        TestTensor x = TestTensor({n}, type).fill(draw);
         const double room = 1.02, floor = 1e-7;
         double sum = 0;
         for (int64_t b = 0; b < n; b += kNormBlock) {
@@ -198,11 +198,11 @@ TEST_F(Muon, NormalizationAddsSquaresInBlocks) {
         const double inverse = rounded(1 / std::max(std::sqrt(sum) * room, floor), wide);
         on_every_device(
             [&](TestExec& ex) {
-              Grid y = x, blocks({divide_up(n, kNormBlock)}, DType::f64);
+              TestTensor y = x, blocks({divide_up(n, kNormBlock)}, DType::f64);
               run(ex, MuonNormalize{y, blocks, room, floor});
-              return std::vector<Grid>{y};
+              return std::vector<TestTensor>{y};
             },
-            [&](const std::vector<Grid>& out) {
+            [&](const std::vector<TestTensor>& out) {
               Want want;
               for (int64_t i = 0; i < n; ++i) want.expect(out[0], i, rounded(product(x.at(i), inverse, wide), type));
               EXPECT_EQ(want.differ, 0);
@@ -219,15 +219,15 @@ TEST_F(Muon, CombinationRoundsOnceMoreOnly) {
       const DType wide = accumulator_of(type);
       const int64_t n = 2 * kTaskElements + 11;
       Mixed draw(85);
-      Grid sums = Grid({n}, wide).fill(draw), x = Grid({n}, type).fill(draw);
+      TestTensor sums = TestTensor({n}, wide).fill(draw), x = TestTensor({n}, type).fill(draw);
       const double alpha = 2.0315, beta = -4.7750;
       on_every_device(
           [&](TestExec& ex) {
-            Grid a = sums, b = x, y({n}, type);
+            TestTensor a = sums, b = x, y({n}, type);
             run(ex, MuonCombine{a, b, in_place ? b : y, alpha, beta});
-            return std::vector<Grid>{in_place ? b : y};
+            return std::vector<TestTensor>{in_place ? b : y};
           },
-          [&](const std::vector<Grid>& out) {
+          [&](const std::vector<TestTensor>& out) {
             Want want;
             for (int64_t i = 0; i < n; ++i) {
               const double scaled = product(rounded(beta, wide), x.at(i), wide);

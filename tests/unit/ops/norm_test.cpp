@@ -32,7 +32,7 @@ std::vector<V> reference_row(const std::vector<V>& x, const std::vector<V>& gain
 }
 
 template <typename V>
-std::vector<V> row_of(const Grid& grid, int64_t r) {
+std::vector<V> row_of(const TestTensor& grid, int64_t r) {
   std::vector<V> row(static_cast<size_t>(grid.tensor().cols()));
   for (size_t i = 0; i < row.size(); ++i) row[i] = grid.at(r, static_cast<int64_t>(i));
   return row;
@@ -49,20 +49,21 @@ TYPED_TEST(Norm, ForwardMatchesTheFormulaAndApplyRepeatsItsBits) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
     Normal draw(11, 0.5, 2);
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
-    Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
+    TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+               gain = TestTensor({c.cols}, this->kType).fill(draw);
+    TestTensor bias = c.bias ? TestTensor({c.cols}, this->kType).fill(draw) : TestTensor();
     on_every_device(
         [&](TestExec& ex) {
-          Grid y({c.rows, c.cols}, this->kType, c.gap), again({c.rows, c.cols}, this->kType, c.gap);
-          Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
+          TestTensor y({c.rows, c.cols}, this->kType, c.gap), again({c.rows, c.cols}, this->kType, c.gap);
+          TestTensor mean = c.center ? TestTensor({c.rows}, this->kSums) : TestTensor(), rstd({c.rows}, this->kSums);
           run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
           run(ex, NormApply{x, gain, bias, mean, rstd, again, c.center});
           EXPECT_TRUE(y.memory() == again.memory());
           run(ex, NormForward{x, gain, bias, again, {}, {}, 1e-5, c.center});
           EXPECT_TRUE(y.memory() == again.memory());
-          return std::vector<Grid>{y, rstd};
+          return std::vector<TestTensor>{y, rstd};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           const auto g = row_of<double>(gain, 0), b = c.bias ? row_of<double>(bias, 0) : std::vector<double>();
           for (int64_t r = 0; r < c.rows; ++r) {
             const auto want = reference_row<double>(row_of<double>(x, r), g, b, 1e-5, c.center);
@@ -81,11 +82,12 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
       continue;  // only eps keeps the gradient of one column finite: 1e5 times the scale of other gradients
     SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
     Normal draw(12);
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
-    Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
-    Grid dy = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-    const Grid sums_before = Grid({c.cols}, this->kSums).fill(draw);
+    TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+               gain = TestTensor({c.cols}, this->kType).fill(draw);
+    TestTensor bias = c.bias ? TestTensor({c.cols}, this->kType).fill(draw) : TestTensor();
+    TestTensor dy = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    TestTensor residual = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    const TestTensor sums_before = TestTensor({c.cols}, this->kSums).fill(draw);
 
     // One derivative per column: Σ_i dy[r, i]·y_i, as a function of x[r, j], gain[j], bias[j].
     std::vector<double> dx(static_cast<size_t>(c.rows * c.cols)), dgain(static_cast<size_t>(c.cols)), dbias(dgain);
@@ -108,16 +110,16 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
     for (const bool accumulate : {false, true}) {
       on_every_device(
           [&](TestExec& ex) {
-            Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
-            Grid y({c.rows, c.cols}, this->kType), dg = sums_before, db = c.bias ? sums_before : Grid();
+            TestTensor mean = c.center ? TestTensor({c.rows}, this->kSums) : TestTensor(), rstd({c.rows}, this->kSums);
+            TestTensor y({c.rows, c.cols}, this->kType), dg = sums_before, db = c.bias ? sums_before : TestTensor();
             run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
-            Grid out = dy;  // dx may be dy, and may be the residual
+            TestTensor out = dy;  // dx may be dy, and may be the residual
             run(ex, NormBackward{out, x, gain, mean, rstd, {}, out, dg, db, c.center, accumulate, accumulate});
-            Grid with = residual, unused = sums_before;
+            TestTensor with = residual, unused = sums_before;
             run(ex, NormBackward{dy, x, gain, mean, rstd, with, with, unused, {}, c.center, false, false});
-            return std::vector<Grid>{out, with, dg, db};
+            return std::vector<TestTensor>{out, with, dg, db};
           },
-          [&](const std::vector<Grid>& out) {
+          [&](const std::vector<TestTensor>& out) {
             const double before = accumulate ? 1 : 0;
             for (int64_t i = 0; i < c.rows * c.cols; ++i) {
               expect_close<T>(out[0].at(i), dx[i], 64, 10, format("dx[{}]", i));
@@ -144,22 +146,23 @@ TYPED_TEST(Norm, LongRowsMatchTheClosedForm) {
                         Case{3, 8203, 0, true, true}, Case{2, 17000, 0, true, false}}) {
     SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
     Normal draw(13, 0.25, 1);
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
-    Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
-    Grid dy = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    TestTensor x = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+               gain = TestTensor({c.cols}, this->kType).fill(draw);
+    TestTensor bias = c.bias ? TestTensor({c.cols}, this->kType).fill(draw) : TestTensor();
+    TestTensor dy = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    TestTensor residual = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
     on_every_device(
         [&](TestExec& ex) {
-          Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
-          Grid y({c.rows, c.cols}, this->kType, c.gap), again = y, dx = residual, dg({c.cols}, this->kSums);
-          Grid db = c.bias ? Grid({c.cols}, this->kSums) : Grid();
+          TestTensor mean = c.center ? TestTensor({c.rows}, this->kSums) : TestTensor(), rstd({c.rows}, this->kSums);
+          TestTensor y({c.rows, c.cols}, this->kType, c.gap), again = y, dx = residual, dg({c.cols}, this->kSums);
+          TestTensor db = c.bias ? TestTensor({c.cols}, this->kSums) : TestTensor();
           run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
           run(ex, NormApply{x, gain, bias, mean, rstd, again, c.center});
           EXPECT_TRUE(y.memory() == again.memory());
           run(ex, NormBackward{dy, x, gain, mean, rstd, dx, dx, dg, db, c.center, false, false});
-          return std::vector<Grid>{y, dx, dg, db};
+          return std::vector<TestTensor>{y, dx, dg, db};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           const double n = static_cast<double>(c.cols);
           std::vector<long double> dgain(static_cast<size_t>(c.cols)), dbias(dgain);  // sums of many rounded terms
           const auto g = row_of<double>(gain, 0), b = c.bias ? row_of<double>(bias, 0) : std::vector<double>();
@@ -212,34 +215,36 @@ TYPED_TEST(Norm, GroupsOfARowAreNormedLikeRows) {
     SCOPED_TRACE(format("[{}, {} x {}] gap {}", h.rows, h.groups, h.cols, h.gap));
     Normal draw(14);
     const int64_t width = h.groups * h.cols, all = h.rows * h.groups;
-    Grid x = Grid({h.rows, width}, this->kType, h.gap).fill(draw),
-         dy = Grid({h.rows, width}, this->kType, h.gap).fill(draw);
-    Grid residual = Grid({h.rows, width}, this->kType, h.gap).fill(draw), gain = Grid({h.cols}, this->kType).fill(draw);
-    const Grid before = Grid({h.cols}, this->kSums).fill(draw);
-    const auto as_rows = [&](const Grid& grid) {
-      Grid rows({all, h.cols}, this->kType);
+    TestTensor x = TestTensor({h.rows, width}, this->kType, h.gap).fill(draw),
+               dy = TestTensor({h.rows, width}, this->kType, h.gap).fill(draw);
+    TestTensor residual = TestTensor({h.rows, width}, this->kType, h.gap).fill(draw),
+               gain = TestTensor({h.cols}, this->kType).fill(draw);
+    const TestTensor before = TestTensor({h.cols}, this->kSums).fill(draw);
+    const auto as_rows = [&](const TestTensor& grid) {
+      TestTensor rows({all, h.cols}, this->kType);
       for (int64_t r = 0; r < all; ++r)
         for (int64_t i = 0; i < h.cols; ++i) rows.set(r * h.cols + i, grid.at(r / h.groups, r % h.groups * h.cols + i));
       return rows;
     };
-    Grid x_rows = as_rows(x), dy_rows = as_rows(dy), residual_rows = as_rows(residual);
+    TestTensor x_rows = as_rows(x), dy_rows = as_rows(dy), residual_rows = as_rows(residual);
     on_every_device(
         [&](TestExec& ex) {
-          Grid y({h.rows, width}, this->kType, h.gap), again = y, rstd({all}, this->kSums), dx = dy, dg = before;
+          TestTensor y({h.rows, width}, this->kType, h.gap), again = y, rstd({all}, this->kSums), dx = dy, dg = before;
           run(ex, NormForward{x, gain, {}, y, {}, rstd, 1e-6, false, h.groups});
           run(ex, NormApply{x, gain, {}, {}, rstd, again, false, h.groups});
           EXPECT_TRUE(y.memory() == again.memory());
           run(ex, NormBackward{dx, x, gain, {}, rstd, residual, dx, dg, {}, false, true, false, h.groups});
-          Grid y_rows({all, h.cols}, this->kType), rstd_rows({all}, this->kSums), dx_rows = dy_rows, dg_rows = before;
+          TestTensor y_rows({all, h.cols}, this->kType), rstd_rows({all}, this->kSums), dx_rows = dy_rows,
+                                                                                        dg_rows = before;
           run(ex, NormForward{x_rows, gain, {}, y_rows, {}, rstd_rows, 1e-6, false});
           run(ex, NormBackward{
                       dx_rows, x_rows, gain, {}, rstd_rows, residual_rows, dx_rows, dg_rows, {}, false, true, false});
           EXPECT_TRUE(rstd.memory() == rstd_rows.memory());
           EXPECT_TRUE(as_rows(y).memory() == y_rows.memory());
           EXPECT_TRUE(as_rows(dx).memory() == dx_rows.memory());
-          return std::vector<Grid>{dg, dg_rows};
+          return std::vector<TestTensor>{dg, dg_rows};
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           for (int64_t i = 0; i < h.cols; ++i)
             expect_close<AccumulatorOf<TypeParam>>(out[0].at(i), out[1].at(i), 64, static_cast<double>(all),
                                                    format("dgain[{}]", i));
@@ -252,7 +257,7 @@ TEST(NormChecks, NameTheOperandThatDoesNotFit) {
   Arena arena(device, Arena::Mode::heap);
   Meter meter;
   Exec ex{device, arena, meter};
-  Grid x({4, 8}, DType::f32), gain({7}, DType::f32), y({4, 8}, DType::f32);
+  TestTensor x({4, 8}, DType::f32), gain({7}, DType::f32), y({4, 8}, DType::f32);
   try {
     run(ex, NormForward{x, gain, {}, y, {}, {}, 1e-5, false});
     FAIL() << "a gain of 7 for 8 columns was taken";

@@ -15,16 +15,18 @@ namespace trainer::ops::testing {
 using device::Isa;
 
 /// A tensor in its own memory, rows `gap` elements further apart than they are long; the gaps hold a sentinel.
-class Grid {
+class TestTensor {
  public:
-  Grid() = default;
-  Grid(Shape shape, DType dtype, int64_t gap = 0) {
+  TestTensor() = default;
+  TestTensor(Shape shape, DType dtype, int64_t gap = 0) {
     const int64_t pitch = shape[-1] + gap, rows = shape[-1] == 0 ? 0 : shape.count() / shape[-1];
     memory_.assign(static_cast<size_t>(std::max<int64_t>(1, rows * pitch * size_of(dtype))), std::byte{0x5a});
     tensor_ = {memory_.data(), shape, dtype, gap == 0 ? 0 : pitch};
   }
-  Grid(const Grid& other) : memory_(other.memory_), tensor_(other.tensor_) { tensor_.data = memory_.data(); }
-  Grid& operator=(Grid other) {
+  TestTensor(const TestTensor& other) : memory_(other.memory_), tensor_(other.tensor_) {
+    tensor_.data = memory_.data();
+  }
+  TestTensor& operator=(TestTensor other) {
     memory_.swap(other.memory_);
     tensor_ = other.tensor_;
     tensor_.data = tensor_ ? memory_.data() : nullptr;
@@ -55,7 +57,7 @@ class Grid {
     }
   }
   template <typename F>
-  Grid& fill(F&& next) {
+  TestTensor& fill(F&& next) {
     for (int64_t i = 0; i < tensor_.count(); ++i) set(i, next());
     return *this;
   }
@@ -87,15 +89,15 @@ class Normal {
 /// Calls body(ex), which runs operators on copies of its operands and returns the results, on a CPU for every
 /// instruction set and 1, 2, 3, 7 threads, or on a CUDA device in several orders of its blocks; results may depend on
 /// the instruction set only. check(results) sees each set's results once.
-inline void on_every_device(const std::function<std::vector<Grid>(TestExec&)>& body,
-                            const std::function<void(const std::vector<Grid>&)>& check) {
+inline void on_every_device(const std::function<std::vector<TestTensor>(TestExec&)>& body,
+                            const std::function<void(const std::vector<TestTensor>&)>& check) {
   for (const Isa isa : instruction_sets()) {
-    std::vector<Grid> first;
+    std::vector<TestTensor> first;
     bool checked = false;
     const auto run_once = [&](int threads) {
       Machine machine(threads, isa);
-      const std::vector<Grid> results = body(machine.ex);
-      for (const Grid& grid : results) EXPECT_TRUE(grid.gaps_intact());
+      const std::vector<TestTensor> results = body(machine.ex);
+      for (const TestTensor& grid : results) EXPECT_TRUE(grid.gaps_intact());
       if (!checked) {
         first = results;
         check(results);

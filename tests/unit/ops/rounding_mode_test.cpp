@@ -39,8 +39,8 @@ TEST(FloatingPoint, AThreadThatFlushesSubnormalsOrRoundsOtherwiseUpdatesNothing)
   Arena arena(device, Arena::Mode::heap);
   Meter meter;
   Exec ex{device, arena, meter};
-  Grid p({100}, DType::f32), m = p, v = p, g = p;
-  for (Grid* const x : {&p, &m, &v, &g}) x->fill([] { return 0.5; });
+  TestTensor p({100}, DType::f32), m = p, v = p, g = p;
+  for (TestTensor* const x : {&p, &m, &v, &g}) x->fill([] { return 0.5; });
   const AdamW op{.p = p, .m = m, .v = v, .g = g, .compute = {}, .scalars = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8}};
   const Control before = control_register();
   for (const Control mode : kUnusual) {

@@ -20,7 +20,8 @@ std::vector<Case> cases() {
 /// The norm of whole rows, in double precision.
 struct Reference {
   std::vector<double> mean, rstd, y, dx, dgain, dbias;
-  Reference(const Case& c, const Grid& x, const Grid& dy, const Grid& gain, const Grid& bias, double eps) {
+  Reference(const Case& c, const TestTensor& x, const TestTensor& dy, const TestTensor& gain, const TestTensor& bias,
+            double eps) {
     const int64_t hidden = c.width * c.ranks;
     const auto count = static_cast<double>(hidden);
     dgain.assign(static_cast<size_t>(hidden), 0);
@@ -51,10 +52,10 @@ struct Reference {
 };
 
 /// Columns [rank·W, (rank + 1)·W) of a matrix or vector.
-Grid part_of(const Grid& whole, int64_t rank, int64_t width, int64_t gap) {
+TestTensor part_of(const TestTensor& whole, int64_t rank, int64_t width, int64_t gap) {
   const bool vector = whole.tensor().shape.dims() == 1;
   const int64_t rows = whole.tensor().rows();
-  Grid part(vector ? Shape{width} : Shape{rows, width}, whole.tensor().dtype, vector ? 0 : gap);
+  TestTensor part(vector ? Shape{width} : Shape{rows, width}, whole.tensor().dtype, vector ? 0 : gap);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < width; ++i) part.set(r * width + i, whole.at(r, rank * width + i));
   return part;
@@ -74,29 +75,31 @@ TYPED_TEST(SplitNorm, HalvesWithAnExchangeBetweenThemAreTheNormOfWholeRows) {
         format("{} rows of {} x {}, gap {}, center {} bias {}", c.rows, c.ranks, c.width, c.gap, c.center, c.bias));
     const int64_t hidden = c.width * c.ranks, planes = norm_planes(c.center);
     Normal draw(31, c.mean, 2), small(32);
-    const Grid x = Grid({c.rows, hidden}, this->kType).fill(draw), dy = Grid({c.rows, hidden}, this->kType).fill(small);
-    const Grid gain = Grid({hidden}, this->kType).fill(small), bias = Grid({hidden}, this->kType).fill(small);
-    const Grid residual = Grid({c.rows, hidden}, this->kType).fill(small);
-    const Grid before = Grid({hidden}, this->kSums).fill(small);
+    const TestTensor x = TestTensor({c.rows, hidden}, this->kType).fill(draw),
+                     dy = TestTensor({c.rows, hidden}, this->kType).fill(small);
+    const TestTensor gain = TestTensor({hidden}, this->kType).fill(small),
+                     bias = TestTensor({hidden}, this->kType).fill(small);
+    const TestTensor residual = TestTensor({c.rows, hidden}, this->kType).fill(small);
+    const TestTensor before = TestTensor({hidden}, this->kSums).fill(small);
     const Reference want(c, x, dy, gain, bias, kEpsilon);
     on_every_device(
         [&](TestExec& ex) {
-          std::vector<Grid> xs, dys, gains, sums, results;
-          Grid all({c.ranks, planes, c.rows}, this->kSums), total({planes, c.rows}, this->kSums);
+          std::vector<TestTensor> xs, dys, gains, sums, results;
+          TestTensor all({c.ranks, planes, c.rows}, this->kSums), total({planes, c.rows}, this->kSums);
           for (int64_t rank = 0; rank < c.ranks; ++rank) {
             xs.push_back(part_of(x, rank, c.width, c.gap));
             dys.push_back(part_of(dy, rank, c.width, c.gap));
             gains.push_back(part_of(gain, rank, c.width, 0));
-            Grid moments({planes, c.rows}, this->kSums);
+            TestTensor moments({planes, c.rows}, this->kSums);
             run(ex, NormMoments{xs.back(), moments, c.center});
             for (int64_t i = 0; i < moments.count(); ++i) all.set(rank * moments.count() + i, moments.at(i));
           }
-          Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
+          TestTensor mean = c.center ? TestTensor({c.rows}, this->kSums) : TestTensor(), rstd({c.rows}, this->kSums);
           run(ex, NormMerge{all, mean, rstd, c.width, kEpsilon, c.center});
           for (int64_t i = 0; i < total.count(); ++i) total.set(i, 0);
           for (int64_t rank = 0; rank < c.ranks; ++rank) {
             const auto k = static_cast<size_t>(rank);
-            Grid sum({planes, c.rows}, this->kSums);
+            TestTensor sum({planes, c.rows}, this->kSums);
             run(ex, SplitNormSums{dys[k], xs[k], gains[k], mean, rstd, sum, c.center});
             for (int64_t i = 0; i < total.count(); ++i) total.set(i, total.at(i) + sum.at(i));
           }
@@ -104,22 +107,22 @@ TYPED_TEST(SplitNorm, HalvesWithAnExchangeBetweenThemAreTheNormOfWholeRows) {
           if (c.center) results.push_back(mean);
           for (int64_t rank = 0; rank < c.ranks; ++rank) {
             const auto k = static_cast<size_t>(rank);
-            Grid own_bias = c.bias ? part_of(bias, rank, c.width, 0) : Grid();
-            Grid y({c.rows, c.width}, this->kType, c.gap), with = part_of(residual, rank, c.width, c.gap);
-            Grid dgain = part_of(before, rank, c.width, 0), dbias = c.bias ? dgain : Grid(), plain = dys[k];
+            TestTensor own_bias = c.bias ? part_of(bias, rank, c.width, 0) : TestTensor();
+            TestTensor y({c.rows, c.width}, this->kType, c.gap), with = part_of(residual, rank, c.width, c.gap);
+            TestTensor dgain = part_of(before, rank, c.width, 0), dbias = c.bias ? dgain : TestTensor(), plain = dys[k];
             run(ex, NormApply{xs[k], gains[k], own_bias, mean, rstd, y, c.center});
             run(ex,
                 SplitNormBackward{
                     {dys[k], xs[k], gains[k], mean, rstd, with, with, dgain, dbias, c.center, true}, total, hidden});
-            Grid other = part_of(before, rank, c.width, 0);
+            TestTensor other = part_of(before, rank, c.width, 0);
             run(ex,
                 SplitNormBackward{{plain, xs[k], gains[k], mean, rstd, {}, plain, other, {}, c.center}, total, hidden});
-            for (Grid* each : {&y, &with, &plain, &dgain, &other}) results.push_back(*each);
+            for (TestTensor* each : {&y, &with, &plain, &dgain, &other}) results.push_back(*each);
             if (c.bias) results.push_back(dbias);
           }
           return results;
         },
-        [&](const std::vector<Grid>& out) {
+        [&](const std::vector<TestTensor>& out) {
           using A = AccumulatorOf<T>;
           // Statistics far from zero are known to a share of the mean only.
           const double far = 1 + std::abs(c.mean);
@@ -134,7 +137,8 @@ TYPED_TEST(SplitNorm, HalvesWithAnExchangeBetweenThemAreTheNormOfWholeRows) {
             ++at;
           }
           for (int64_t rank = 0; rank < c.ranks; ++rank) {
-            const Grid &y = out[at], &with = out[at + 1], &plain = out[at + 2], &dgain = out[at + 3], &dg = out[at + 4];
+            const TestTensor &y = out[at], &with = out[at + 1], &plain = out[at + 2], &dgain = out[at + 3],
+                             &dg = out[at + 4];
             // One column on two ranks: only eps keeps the gradient finite.
             const double scale = c.width == 1 ? 1000 : 10 * far;
             for (int64_t r = 0; r < c.rows; ++r)

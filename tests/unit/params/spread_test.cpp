@@ -25,11 +25,11 @@ using params::WeightCache;
 
 namespace {
 
-struct Grid {
+struct MeshExtents {
   int data, rep, z, x;
   MeshShape shape() const { return MeshShape({{"data", data}, {"rep", rep}, {"z", z}, {"x", x}}); }
 };
-std::string to_string(const Grid& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
+std::string to_string(const MeshExtents& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
 
 /// One of everything: a flat matrix of two parts, a vector with partial sums over z, a flat vector; two parts of which
 /// one is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice.
@@ -83,7 +83,7 @@ void each_used(const ParamStore& store, const std::vector<Part>& parts, size_t p
 }
 
 struct OnRank {
-  OnRank(comm::World& world, const Grid& grid, DType compute, bool zero)
+  OnRank(comm::World& world, const MeshExtents& grid, DType compute, bool zero)
       : mesh(world, device, grid.shape()), store(device, compute, &mesh, zero), model(store) {
     store.allocate(true);
   }
@@ -96,11 +96,11 @@ struct OnRank {
   Exec ex{device, arena, meter};
 };
 
-const Grid kGrids[] = {{1, 1, 1, 1}, {1, 1, 2, 1}, {1, 1, 3, 1}, {1, 2, 1, 1}, {1, 1, 2, 2},
-                       {2, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 3, 1}, {2, 2, 2, 1}, {3, 1, 2, 1}};
+const MeshExtents kMeshes[] = {{1, 1, 1, 1}, {1, 1, 2, 1}, {1, 1, 3, 1}, {1, 2, 1, 1}, {1, 1, 2, 2},
+                               {2, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 3, 1}, {2, 2, 2, 1}, {3, 1, 2, 1}};
 
 TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
-  for (const Grid& grid : kGrids)
+  for (const MeshExtents& grid : kMeshes)
     for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
       SCOPED_TRACE(to_string(grid));
       comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
@@ -108,7 +108,7 @@ TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
         rank.store.initialize(17);
         device::CpuDevice device(1);
         const auto alone = comm::solo_world();
-        Mesh one(*alone, device, Grid{1, 1, 1, 1}.shape());
+        Mesh one(*alone, device, MeshExtents{1, 1, 1, 1}.shape());
         ParamStore dense(device, type, &one);
         Model whole(dense);
         dense.allocate(false);
@@ -177,7 +177,7 @@ double expected(const OnRank& rank, const Part& part, int64_t global, int micros
 }
 
 TEST(SpreadSlots, GradientsComeHomeAndCountOnce) {
-  for (const Grid& grid : kGrids)
+  for (const MeshExtents& grid : kMeshes)
     for (const bool zero : {false, true})
       for (const int micros : {1, 3}) {
         SCOPED_TRACE(format("{} zero {} micro-batches {}", to_string(grid), zero, micros));
@@ -215,7 +215,7 @@ TEST(SpreadSlots, GradientsComeHomeAndCountOnce) {
 }
 
 TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
-  const Grid grid{2, 2, 2, 1};
+  const MeshExtents grid{2, 2, 2, 1};
   comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
     OnRank rank(world, grid, DType::f64, false);
     rank.store.initialize(1);
@@ -246,7 +246,7 @@ TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
 }
 
 TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
-  const Grid grid{1, 2, 2, 1};
+  const MeshExtents grid{1, 2, 2, 1};
   comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
     OnRank rank(world, grid, DType::f64, false);
     GradSink sink(rank.store);
@@ -265,7 +265,7 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
 TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
   // Sums of three replicas depend on their order, which goes by the place of an element: it must be the same place on
   // every rank, though pieces of flat slots before it differ in size.
-  const Grid grid{3, 1, 2, 1};
+  const MeshExtents grid{3, 1, 2, 1};
   std::mutex mutex;
   std::map<int, std::vector<float>> gains;  // by replica and rank
   comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
@@ -308,7 +308,7 @@ TEST(SpreadSlots, AGatherUnderWayOutlivesNothingItReads) {
   late.delay = [](int) { return 0.02; };
   EXPECT_THROW(comm::run_on_threads(2, late,
                                     [](comm::World& world) {
-                                      OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
+                                      OnRank rank(world, MeshExtents{1, 1, 2, 1}, DType::f64, false);
                                       rank.store.initialize(1);
                                       rank.store.weights().record(
                                           "p", [&] { rank.store.weights().hold(rank.ex, rank.model.slots[0].first); });
@@ -320,7 +320,7 @@ TEST(SpreadSlots, AGatherUnderWayOutlivesNothingItReads) {
 
 TEST(SpreadSlots, AGradientThatIsNotCompletedIsAnError) {
   comm::run_on_threads(2, {}, [&](comm::World& world) {
-    OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
+    OnRank rank(world, MeshExtents{1, 1, 2, 1}, DType::f64, false);
     GradSink sink(rank.store);
     sink.prepare(rank.device);
     sink.begin_step();

@@ -33,7 +33,7 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
   put("sec<ond/report.html", "");
   const std::vector<ComparedRun> runs = read_runs(named_runs({a, b}));
   std::string differing;
-  for (const page::Grid::Row& row : differing_keys(runs).rows)
+  for (const page::Table::Row& row : differing_keys(runs).rows)
     differing += format("{}: {} | {}\n", row.name, row.cells.at(0), row.cells.at(1));
   EXPECT_EQ(differing, "data.train: [\"x\",\"y\"] | [\"x\"]\nlog.jsonl: - | true\noptim.lr: 0.001 | 0.002\n");
 

@@ -93,7 +93,7 @@ TEST(Evaluate, WindowsBehindEachOtherAreThoseOfTheLongestStride) {
 
 TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {
   const TempFolder folder;
-  const config::Config c = configure(Layout{.tensor = 2, .data = 2, .micro_batch = 1});
+  const config::Config c = configure(MegatronLayout{.tensor = 2, .data = 2, .micro_batch = 1});
   const data::TokenDataset dataset = dataset_of(folder, random_tokens(150), c.model.seq_len);
   const auto loss_on = [&](const config::Config& layout, int ranks) {
     double loss = 0;

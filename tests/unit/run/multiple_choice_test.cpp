@@ -104,7 +104,7 @@ TEST(MultipleChoice, RanksFindWhatOneFinds) {
     });
     return found;
   };
-  const config::Config c = configure(Layout{.tensor = 2, .data = 2});
+  const config::Config c = configure(MegatronLayout{.tensor = 2, .data = 2});
   const run::Accuracy one = on(on_one_rank(c), 1), four = on(c, 4);
   EXPECT_EQ(one.raw, four.raw);
   EXPECT_EQ(one.per_token, four.per_token);

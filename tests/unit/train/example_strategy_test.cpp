@@ -22,8 +22,8 @@ ModelSharding fully_sharded(int64_t replicas, int64_t z_ranks, int64_t n_layer) 
 }
 
 TEST(ExampleStrategy, FollowsOneRankAndSendsThePredictedBytes) {
-  for (const Layout& layout :
-       {Layout{2}, Layout{2, 2, true, config::Arch::llama}, Layout{4, 1, true, config::Arch::gpt2, 4}}) {
+  for (const MegatronLayout& layout : {MegatronLayout{2}, MegatronLayout{2, 2, true, config::Arch::llama},
+                                       MegatronLayout{4, 1, true, config::Arch::gpt2, 4}}) {
     SCOPED_TRACE(layout);
     const config::Config c = configure(layout);
     HowToRun how;

@@ -91,8 +91,8 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyLayouts, testing::ValuesIn(kFamilies),
 // it is small beside the stream.
 TEST(PostNorms, AreAsExactAsOneRankWithPartialSumsInFp32) {
   for (const Config& base :
-       {configure(Layout{4, 1, true, config::Arch::llama, 1}), configure(Grid{2, 2, 1, 1, config::Arch::llama}),
-        configure(Grid{1, 4, 1, 1, config::Arch::llama})})
+       {configure(MegatronLayout{4, 1, true, config::Arch::llama, 1}),
+        configure(AxonnGrid{2, 2, 1, 1, config::Arch::llama}), configure(AxonnGrid{1, 4, 1, 1, config::Arch::llama})})
     for (const config::QkNorm qk_norm : {config::QkNorm::none, config::QkNorm::full}) {
       Config c = base;
       c.model.init_std = 0.02;

@@ -20,7 +20,7 @@ constexpr int kOptions = 8;  // combinations of replicas, ZeRO and offload
 
 /// Sharding specs over 2 x 2 ranks: a layer as in Megatron-1D, and one as in Optimus-2D.
 Config mixed_specs() {
-  Config c = configure(Layout{});
+  Config c = configure(MegatronLayout{});
   c.parallel.strategy = "autoddl";
   c.parallel.axes = {2, 2};
   const config::LayerTags megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
@@ -46,15 +46,16 @@ struct Named {
   Config config;
 };
 const std::vector<Named>& layouts() {
-  static const std::vector<Named> all{{"OneRank", on_one_rank(configure(Square{1}))},
-                                      {"Megatron1D", configure(Layout{.tensor = 2, .sequence_parallel = false})},
-                                      {"Megatron1DSequenceParallel", configure(Layout{.tensor = 2})},
-                                      {"OptimusRing", configure(Square{2})},
-                                      {"OptimusGather", configure(Square{.q = 2, .panels = "gather"})},
-                                      {"Optimus25D", configure(Square{2, 2})},
-                                      {"Axonn", configure(Grid{2, 1, 2})},
-                                      {"Specs", mixed_specs()},
-                                      {"StreamedSpecs", streamed_specs()}};
+  static const std::vector<Named> all{
+      {"OneRank", on_one_rank(configure(Square{1}))},
+      {"Megatron1D", configure(MegatronLayout{.tensor = 2, .sequence_parallel = false})},
+      {"Megatron1DSequenceParallel", configure(MegatronLayout{.tensor = 2})},
+      {"OptimusRing", configure(Square{2})},
+      {"OptimusGather", configure(Square{.q = 2, .panels = "gather"})},
+      {"Optimus25D", configure(Square{2, 2})},
+      {"Axonn", configure(AxonnGrid{2, 1, 2})},
+      {"Specs", mixed_specs()},
+      {"StreamedSpecs", streamed_specs()}};
   return all;
 }
 

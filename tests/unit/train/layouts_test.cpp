@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
     name_of_case);
 
 TEST(LayoutNumbers, WeightGradientsMayBeSummedInBf16) {
-  Config c = configure(Grid{1, 2, 4, 1});
+  Config c = configure(AxonnGrid{1, 2, 4, 1});
   c.model.init_std = 0.02;
   const Result &exact = one_rank(c, DType::f64, 1), usual = train(c, DType::bf16, 10);
   c.parallel.rs_dtype = "bf16";

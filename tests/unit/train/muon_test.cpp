@@ -16,7 +16,7 @@ using config::Config;
 
 /// Shards that neighbouring layers and sites divide in different ways, some transposed.
 Config mixed(Arch arch) {
-  Config c = configure(Layout{.arch = arch, .kv_heads = arch == Arch::llama ? 2 : 0});
+  Config c = configure(MegatronLayout{.arch = arch, .kv_heads = arch == Arch::llama ? 2 : 0});
   c.parallel.strategy = "autoddl";
   c.parallel.axes = {2, 2};
   for (config::LayerTags tags : {config::LayerTags{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
@@ -38,13 +38,15 @@ std::ostream& operator<<(std::ostream& out, const Case& one) { return out << one
 std::vector<Case> cases() {
   std::vector<Case> all;
   const auto add = [&](const std::string& name, const Config& c) { all.push_back({name, with_muon(c)}); };
-  for (const Layout& l :
-       {Layout{2}, Layout{4, 1, true, Arch::llama}, Layout{4, 1, true, Arch::gpt2, 2, 2}, Layout{1, 2}, Layout{2, 2}})
+  for (const MegatronLayout& l :
+       {MegatronLayout{2}, MegatronLayout{4, 1, true, Arch::llama}, MegatronLayout{4, 1, true, Arch::gpt2, 2, 2},
+        MegatronLayout{1, 2}, MegatronLayout{2, 2}})
     add(to_string(l), configure(l));
-  Config three = configure(Layout{1, 3});
+  Config three = configure(MegatronLayout{1, 3});
   three.train.global_batch = 6;
   add("ThreeReplicas", three);
-  for (const Grid& g : {Grid{2, 1, 1}, Grid{1, 2, 1}, Grid{1, 1, 2}, Grid{2, 2, 2}, Grid{1, 2, 2, 2, Arch::llama}})
+  for (const AxonnGrid& g : {AxonnGrid{2, 1, 1}, AxonnGrid{1, 2, 1}, AxonnGrid{1, 1, 2}, AxonnGrid{2, 2, 2},
+                             AxonnGrid{1, 2, 2, 2, Arch::llama}})
     add(to_string(g), configure(g));
   for (const Square& s :
        {Square{2}, Square{2, 1, 2, Arch::llama}, Square{2, 2, 1, Arch::gpt2, "auto", {1, 1}, "gather"}})
@@ -210,7 +212,7 @@ TEST(Muon, StateIsLoadedInOtherLayouts) {
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {  // with a tied head, and without
     const std::vector<Config> layouts{
         with_muon(on_one_rank(configure(Square{1, 1, 1, arch}))), with_muon(configure(Square{2, 1, 1, arch})),
-        with_muon(configure(Grid{2, 1, 2, 1, arch})), with_muon(configure(Square{1, 1, 2, arch}))};
+        with_muon(configure(AxonnGrid{2, 1, 2, 1, arch})), with_muon(configure(Square{1, 1, 2, arch}))};
     expect_same_tensors_in(layouts);
   }
 }

@@ -93,11 +93,11 @@ TEST(ClosedForms, OfMegatron) {
 }
 
 TEST(ClosedForms, OfAxonn) {
-  struct Grid {
+  struct AxonnGrid {
     int64_t x, y, z, data;
     Sizes of_a_rank;
   };
-  for (const auto& [x, y, z, data, g] : {Grid{2, 2, 1, 1, {4, 8, 16, 4, 2, 64}},
+  for (const auto& [x, y, z, data, g] : {AxonnGrid{2, 2, 1, 1, {4, 8, 16, 4, 2, 64}},
                                          {2, 2, 2, 2, {2, 8, 32, 8, 3, 128}},
                                          {3, 2, 4, 1, {2, 8, 12, 6, 2, 48}}})
     for (const auto& [recompute, kept, both] : {std::tuple{Recompute::none, int64_t{0}, false},

@@ -20,7 +20,7 @@ Config random_tables(uint64_t seed) {
   const PhiloxKey key = philox_key(seed, "tags");
   uint64_t next = 0;
   for (;;) {
-    Config c = configure(Layout{.data = 1, .arch = seed % 2 == 0 ? Arch::gpt2 : Arch::llama, .micro_batch = 4});
+    Config c = configure(MegatronLayout{.data = 1, .arch = seed % 2 == 0 ? Arch::gpt2 : Arch::llama, .micro_batch = 4});
     c.model.n_layer = 3;
     c.model.n_kv_head = c.model.arch == Arch::llama ? 4 : 24;
     c.parallel.strategy = "autoddl";

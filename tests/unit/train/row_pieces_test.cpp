@@ -54,17 +54,17 @@ std::vector<Case> all_cases() {
     all.push_back({format("{}Rows{}", to_string(layout), rows), sized(configure(layout), rows), pieces});
   };
   for (const bool sequence_parallel : {false, true}) {
-    add(Layout{2, 1, sequence_parallel}, 1024);
-    add(Layout{4, 1, sequence_parallel}, 1024);
+    add(MegatronLayout{2, 1, sequence_parallel}, 1024);
+    add(MegatronLayout{4, 1, sequence_parallel}, 1024);
   }
-  add(Layout{4, 1, true}, 1280);  // pieces of 192 and 128 rows
-  add(Layout{2, 2, true}, 1024);
-  add(Grid{2, 2, 2}, 2048);
-  add(Grid{1, 4, 1}, 1024);
-  add(Grid{4, 1, 1}, 1024);
+  add(MegatronLayout{4, 1, true}, 1280);  // pieces of 192 and 128 rows
+  add(MegatronLayout{2, 2, true}, 1024);
+  add(AxonnGrid{2, 2, 2}, 2048);
+  add(AxonnGrid{1, 4, 1}, 1024);
+  add(AxonnGrid{4, 1, 1}, 1024);
   // Whole: blocks that do not begin at multiples of 64 rows, and collectives over columns.
-  add(Layout{4, 1, true}, 1040, false);
-  add(Layout{2, 1, false}, 12, false);
+  add(MegatronLayout{4, 1, true}, 1040, false);
+  add(MegatronLayout{2, 1, false}, 12, false);
   add(Square{2, 1, 1, config::Arch::gpt2, "auto", {1, 1}, "gather"}, 1024, false);
   return all;
 }

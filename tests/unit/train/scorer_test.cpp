@@ -104,14 +104,14 @@ void expect_as_alone(config::Config c, int64_t vocab = kTinyVocab) {
 }
 
 TEST(Scorer, FindsTheSameOnEveryLayout) {
-  expect_as_alone(configure(Layout{.tensor = 2, .data = 2}));
-  expect_as_alone(configure(Layout{.tensor = 3, .data = 1, .sequence_parallel = false, .micro_batch = 3}));
+  expect_as_alone(configure(MegatronLayout{.tensor = 2, .data = 2}));
+  expect_as_alone(configure(MegatronLayout{.tensor = 3, .data = 1, .sequence_parallel = false, .micro_batch = 3}));
   config::Config square = configure(Square{.q = 2});
   square.train.micro_batch = 4;
   expect_as_alone(square);
-  config::Config grid = configure(Grid{.x = 2, .y = 1, .z = 2, .data = 2});
+  config::Config grid = configure(AxonnGrid{.x = 2, .y = 1, .z = 2, .data = 2});
   expect_as_alone(grid);
-  grid = configure(Grid{.x = 1, .y = 2, .z = 2, .data = 1});
+  grid = configure(AxonnGrid{.x = 1, .y = 2, .z = 2, .data = 1});
   grid.train.micro_batch = 6;
   expect_as_alone(grid);
 }
@@ -119,7 +119,7 @@ TEST(Scorer, FindsTheSameOnEveryLayout) {
 // The head of a large vocabulary takes rows in chunks, each with rows of all ranks that share the vocabulary: here two
 // chunks of 480 rows on two ranks as on one.
 TEST(Scorer, KnowsTheRowsOfChunks) {
-  config::Config c = configure(Layout{.tensor = 2, .data = 1, .micro_batch = 20});
+  config::Config c = configure(MegatronLayout{.tensor = 2, .data = 1, .micro_batch = 20});
   c.model.n_layer = 1;
   c.model.d_model = 24;
   expect_as_alone(c, 60'000);
