@@ -203,14 +203,14 @@ struct Precision {
 };
 
 /// The sharding specs of strategy "autoddl" for some consecutive layers: one letter for each of Parallel::axes
-/// (config/tags.h).
-struct LayerTags {
+/// (config/sharding_spec.h).
+struct LayerSpec {
   std::string stream, attention;
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
   std::string schedule;  // schedule of the linears: at_once or ring; empty: at_once
   int64_t layers = 0;    // number of layers with these specs; 0: all remaining layers
-  bool operator==(const LayerTags&) const = default;
+  bool operator==(const LayerSpec&) const = default;
 };
 
 struct Parallel {
@@ -231,7 +231,7 @@ struct Parallel {
   std::string panels = "auto";              // auto | gather | ring
   std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
-  std::vector<LayerTags> layer;             // autoddl, in the order of the layers
+  std::vector<LayerSpec> layer;             // autoddl, in the order of the layers
   std::string head, table;                  // autoddl: sharding specs of head and embedding table; empty: from `layer`
   int64_t data = 0;                         // replicas; 0: all remaining ranks
   int64_t zero_stage = 0;

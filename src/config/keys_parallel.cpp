@@ -1,7 +1,7 @@
 // The keys of [parallel] and [offload], which distribute the work over ranks and between device and host.
 #include "base/format.h"
 #include "config/declare.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 
 namespace trainer::config {
 
@@ -100,11 +100,11 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
                     "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "
                     "one letter per axis.");
-  std::vector<Member<LayerTags>> tags = {member("layers", Type::integer, &LayerTags::layers)};
-  for (const TagMember& each : kTagMembers)
-    tags.push_back(member(std::string(each.name).c_str(), Type::string, each.member));
+  std::vector<Member<LayerSpec>> spec = {member("layers", Type::integer, &LayerSpec::layers)};
+  for (const SpecMember& each : kSpecMembers)
+    spec.push_back(member(std::string(each.name).c_str(), Type::string, each.member));
   parallel.tables(
-      "layer", &Parallel::layer, tags, {.belongs_to = kAutoddl},
+      "layer", &Parallel::layer, spec, {.belongs_to = kAutoddl},
       "autoddl: tables [[parallel.layer]], in layer order, each for `layers` consecutive layers (default: all "
       "remaining layers). A sharding spec is a string with one letter per mesh axis: the dimension that the axis "
       "splits. Specs of activations (stream; attention; hidden, between up and down): r rows, c columns, - none. "

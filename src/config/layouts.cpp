@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/join.h"
 #include "config/keys.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "config/text.h"
 
 namespace trainer::config {
@@ -113,7 +113,7 @@ std::vector<const char*> keys_of(const Config& config, const sharding::Violation
   using Rule = sharding::Violation::Rule;
   std::vector<const char*> keys = {replica_key(config), key_of(violation.extent)};
   if (violation.extent == sharding::Extent::token_rows) keys.push_back("train.micro_batch");
-  if (!has_tags(config) || violation.rule == Rule::divides || violation.rule == Rule::shares_heads) return keys;
+  if (!has_spec(config) || violation.rule == Rule::divides || violation.rule == Rule::shares_heads) return keys;
   keys.insert(keys.begin(), "parallel.layer");  // the letters conflict with each other, on any number of ranks
   if (violation.layer < 0) keys.insert(keys.begin(), {"parallel.table", "parallel.head"});
   return keys;
@@ -180,12 +180,12 @@ ModelSharding sharding_on(const Config& config, int64_t world) {
 }
 
 bool is_automatic(const Config& config) { return config.parallel.strategy == "auto"; }
-bool has_tags(const Config& config) { return config.parallel.strategy == strategies().back().name; }
-bool wants_tags(const Config& config) { return has_tags(config) && config.parallel.layer.empty(); }
+bool has_spec(const Config& config) { return config.parallel.strategy == strategies().back().name; }
+bool needs_spec(const Config& config) { return has_spec(config) && config.parallel.layer.empty(); }
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
-  const bool tables = wants_tags(config);  // all layouts are returned as sharding specs
+  const bool tables = needs_spec(config);  // all layouts are returned as sharding specs
   const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
   std::vector<std::pair<const Key*, Value>> given;
   for (const Key& key : keys())
@@ -198,7 +198,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
     if (broken.empty()) broken = text;
   };
   const auto add_trial = [&] {
-    if (tables && !has_tags(trial)) {
+    if (tables && !has_spec(trial)) {
       if (!layout_fits(trial)) return;
       set_tables(trial, sharding_of(trial));
       if (is_given(config, "parallel.axes") && trial.parallel.axes != config.parallel.axes) return;
@@ -215,7 +215,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
   const auto add_all = [&](const NamedStrategy& strategy, const Config& base) {
     trial = base;
     const int64_t ranks = devices / base.parallel.data;
-    if (has_tags(base) && !is_given(config, "parallel.layer")) {
+    if (has_spec(base) && !is_given(config, "parallel.layer")) {
       trial.parallel.layer.clear();
       trial.parallel.head.clear();
       trial.parallel.table.clear();
@@ -259,11 +259,11 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
 }
 
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
-  if (wants_tags(config)) config.origins.erase("parallel.strategy");  // autoddl's space contains the named layouts
+  if (needs_spec(config)) config.origins.erase("parallel.strategy");  // autoddl's space contains the named layouts
   const int64_t farthest = std::clamp<int64_t>(devices / 16, 64, 4096);
   const auto any = [&](int64_t count) {
     std::string broken;
-    return !std::ranges::all_of(enumerate_layouts(config, count, broken), wants_tags);
+    return !std::ranges::all_of(enumerate_layouts(config, count, broken), needs_spec);
   };
   std::vector<int64_t> counts;
   for (const int64_t direction : {-1, 1})

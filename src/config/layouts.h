@@ -66,10 +66,10 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);
-/// True if the layout is given by tables (config/tags.h).
-bool has_tags(const Config& config);
+/// True if the layout is given by tables (config/sharding_spec.h).
+bool has_spec(const Config& config);
 /// True if the layout is to be given by tables and the planner must search for them.
-bool wants_tags(const Config& config);
+bool needs_spec(const Config& config);
 
 /// Resets the keys of all other strategies to their defaults.
 void drop_other_strategies(Config& config);

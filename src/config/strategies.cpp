@@ -6,7 +6,7 @@
 #include "base/format.h"
 #include "base/shape.h"
 #include "config/layouts.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 
 namespace trainer::config {
 namespace {
@@ -376,15 +376,15 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   int64_t layers = 0;
   bool all = false;
   for (size_t i = 0; i < p.layer.size(); ++i) {
-    const LayerTags& tags = p.layer[i];
-    for (const TagMember& member : kTagMembers)
+    const LayerSpec& spec = p.layer[i];
+    for (const SpecMember& member : kSpecMembers)
       if (member.letters != nullptr)
-        letters("parallel.layer", format("table {}: {}", i + 1, member.name), tags.*member.member, member.letters);
-    if (!tags.schedule.empty() && tags.schedule != "ring" && tags.schedule != "at_once")
+        letters("parallel.layer", format("table {}: {}", i + 1, member.name), spec.*member.member, member.letters);
+    if (!spec.schedule.empty() && spec.schedule != "ring" && spec.schedule != "at_once")
       broken.push_back({{"parallel.layer"},
-                        format("table {}: schedule = \"{}\": expected \"at_once\" or \"ring\"", i + 1, tags.schedule)});
-    layers += tags.layers;
-    all |= tags.layers == 0;
+                        format("table {}: schedule = \"{}\": expected \"at_once\" or \"ring\"", i + 1, spec.schedule)});
+    layers += spec.layers;
+    all |= spec.layers == 0;
   }
   if (!p.head.empty()) letters("parallel.head", "head", p.head, kSpreadLetters);
   if (!p.table.empty()) letters("parallel.table", "table", p.table, kTableLetters);

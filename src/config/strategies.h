@@ -1,7 +1,7 @@
 #pragma once
 // The table of named strategies. A row turns the keys of a strategy into a ModelSharding; all other code is the same
-// for all strategies. Their names also appear where keys are declared (keys_parallel.cpp) and in tags.cpp, which writes
-// autoddl's tables.
+// for all strategies. Their names also appear where keys are declared (keys_parallel.cpp) and in sharding_spec.cpp,
+// which writes autoddl's tables.
 #include <functional>
 #include <span>
 #include <string>

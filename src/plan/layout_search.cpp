@@ -5,7 +5,7 @@
 #include <map>
 
 #include "config/layouts.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 
 namespace trainer::plan {
 namespace {
@@ -71,7 +71,7 @@ double LayoutSearch::seconds_per_state_byte() const {
   return 1 / (cluster_.host.updates * each + cluster_.host.to_device);
 }
 
-void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
+void LayoutSearch::find_specs(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
   const int64_t ranks = config::ranks_of_replica(config);
   std::vector<std::vector<int64_t>> lists = {config.parallel.axes};
   if (!config::is_given(config, "parallel.axes")) {

@@ -19,7 +19,7 @@ class LayoutSearch {
 
   /// Adds the best sharding spec for each list of at most `most_axes` axes whose sizes multiply to the ranks of
   /// config's replica, or for parallel.axes if it is set.
-  void find_tags(const config::Config& config, size_t most_axes, std::vector<PlannedRun>& runs);
+  void find_specs(const config::Config& config, size_t most_axes, std::vector<PlannedRun>& runs);
 
   /// Returns legal sharding specs that differ from this one in one axis of one variable, or of two variables that
   /// exchange a tensor, ordered by estimated time.

@@ -13,7 +13,7 @@
 #include "base/units.h"
 #include "config/keys.h"
 #include "config/layouts.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "config/text.h"
 #include "plan/layout_search.h"
 #include "plan/update_time.h"
@@ -100,10 +100,10 @@ std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std:
 /// The state of planning one run.
 class Planning {
  public:
-  /// `as_tags`: named layouts are returned as sharding specs.
-  Planning(const PlanRequest& request, const Cluster& cluster, bool as_tags)
+  /// `as_specs`: named layouts are returned as sharding specs.
+  Planning(const PlanRequest& request, const Cluster& cluster, bool as_specs)
       : request_(request),
-        as_tags_(as_tags),
+        as_specs_(as_specs),
         cluster_(cluster),
         pricer_(cluster, request.config, request.vocab, request.devices, request.isa),
         search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
@@ -126,9 +126,9 @@ class Planning {
     }
     if (!plan_.runs.empty()) note_unpriced(std::move(runs));
     vary();
-    if (searches_tags_) refine_tags();
-    if (as_tags_) write_as_tags();
-    keep_fastest_tags();
+    if (searches_specs_) refine_specs();
+    if (as_specs_) write_as_specs();
+    keep_fastest_specs();
     confirm(request_.shown);
     plan_.spares_bf16_gradients = !plan_.runs.empty() && !request_.bf16_gradients &&
                                   !config::is_given(request_.config, "parallel.rs_dtype") &&
@@ -149,7 +149,7 @@ class Planning {
     std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate by number of replicas and micro-batch
     std::vector<const Config*> to_search;
     for (const Config& config : all) {
-      if (config::wants_tags(config)) {
+      if (config::needs_spec(config)) {
         to_search.push_back(&config);
         continue;
       }
@@ -167,7 +167,7 @@ class Planning {
       return found == by_batch.end() ? 1e30 : found->second;
     });
     const bool alone = by_batch.empty();
-    searches_tags_ = !to_search.empty();
+    searches_specs_ = !to_search.empty();
     if (!alone && to_search.size() > kSearched)
       leave_out("sharding specs for {} of {} combinations of data and micro_batch", to_search.size() - kSearched,
                 to_search.size());
@@ -175,7 +175,7 @@ class Planning {
         std::ranges::any_of(to_search, [](const Config* config) { return prime_factors(*config) > 3; }))
       leave_out("sharding specs over more than 3 mesh axes");
     for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
-      search_.find_tags(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
+      search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
     if (runs.empty()) {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
@@ -282,7 +282,7 @@ class Planning {
 
   /// Moves from the fastest layout, as a sharding spec, to its neighbours as long as one of them is faster. The
   /// additive model proposes neighbours; their simulated times decide.
-  void refine_tags() {
+  void refine_specs() {
     bool complete = true;
     for (int round = 0; !plan_.runs.empty(); ++round) {
       if (round == kMostRounds) return leave_out("further moves of axes, after {} rounds", kMostRounds);
@@ -306,10 +306,10 @@ class Planning {
     if (!complete) leave_out("all but the {} most promising moves of an axis", request_.most_priced / 2);
   }
 
-  void write_as_tags() {
+  void write_as_specs() {
     for (std::vector<PlannedRun>* const runs : {&plan_.runs, &plan_.too_large}) {
       std::erase_if(*runs, [&](PlannedRun& run) {
-        if (config::has_tags(run.config)) return false;
+        if (config::has_spec(run.config)) return false;
         config::set_tables(run.config, config::sharding_of(run.config));
         if (!config::layout_fits(run.config)) return true;
         PlannedRun twin = planned(std::move(run.config));
@@ -324,10 +324,10 @@ class Planning {
 
   /// Drops layouts that differ from a faster one only in their sharding spec: lists show only axes, so such layouts
   /// would look the same.
-  void keep_fastest_tags() {
+  void keep_fastest_specs() {
     std::set<std::string> shown;
     std::erase_if(plan_.runs, [&](const PlannedRun& run) {
-      if (!config::has_tags(run.config)) return false;
+      if (!config::has_spec(run.config)) return false;
       const std::string text =
           format("{}, {}, {}", run.layout, run.config.train.micro_batch, config::recompute_text(run.config));
       return !shown.insert(text).second;
@@ -335,13 +335,13 @@ class Planning {
   }
 
   const PlanRequest& request_;
-  const bool as_tags_;
+  const bool as_specs_;
   const Cluster& cluster_;
   const Pricer pricer_;
   LayoutSearch search_;
   Plan plan_;
   std::set<std::string> seen_;
-  bool searches_tags_ = false;
+  bool searches_specs_ = false;
 };
 
 }  // namespace
@@ -359,10 +359,10 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
                        cluster.path, cluster.measured ? "the profile measured " : "it describes ",
                        cluster.devices_per_node, request.devices, cluster.devices_per_node));
   // The named layouts are sharding specs too: they are searched as widely as if no strategy were given.
-  const bool as_tags = config::wants_tags(request.config) && !config::is_given(request.config, "parallel.axes");
+  const bool as_specs = config::needs_spec(request.config) && !config::is_given(request.config, "parallel.axes");
   PlanRequest open = request;
-  if (as_tags) open.config.parallel.strategy = "auto";
-  Plan plan = Planning(open, cluster, as_tags).run();
+  if (as_specs) open.config.parallel.strategy = "auto";
+  Plan plan = Planning(open, cluster, as_specs).run();
   plan.seconds = now_seconds() - begin;
   return plan;
 }

@@ -9,7 +9,7 @@
 #include "base/join.h"
 #include "config/keys.h"
 #include "config/layouts.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "plan/update_time.h"
 #include "setup/offload_memory.h"
 
@@ -90,12 +90,12 @@ std::string identity(Config config) {
   config::Parallel& p = config.parallel;
   std::vector<std::string*> words = {&p.head, &p.table};
   std::string schedules;
-  for (config::LayerTags& tags : p.layer)
-    for (const config::TagMember& member : config::kTagMembers) {
+  for (config::LayerSpec& spec : p.layer)
+    for (const config::SpecMember& member : config::kSpecMembers) {
       if (member.letters != nullptr)
-        words.push_back(&(tags.*member.member));
+        words.push_back(&(spec.*member.member));
       else
-        schedules += format(" {} {}", tags.layers, tags.*member.member);
+        schedules += format(" {} {}", spec.layers, spec.*member.member);
     }
   for (size_t a = 1; a < p.axes.size();) {
     if (!std::ranges::all_of(words, [&](const std::string* word) { return (*word)[a - 1] == (*word)[a]; })) {

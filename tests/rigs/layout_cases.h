@@ -2,7 +2,7 @@
 // The list of layouts that tests of training share. A strategy is tested by its lines in this list.
 #include <functional>
 
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "rigs/axonn.h"
 #include "rigs/megatron.h"
 #include "rigs/optimus.h"
@@ -18,13 +18,13 @@ inline std::ostream& operator<<(std::ostream& out, const LayoutCase& one) { retu
 
 /// Tables of letters over the axes; two layers.
 inline LayoutCase tables(const char* name, config::Arch arch, std::vector<int64_t> axes,
-                         std::vector<config::LayerTags> layers, const char* head, const char* table,
+                         std::vector<config::LayerSpec> layers, const char* head, const char* table,
                          int64_t kv_heads = 2) {
   config::Config c = configure(Layout{.arch = arch, .kv_heads = arch == config::Arch::llama ? kv_heads : 0});
   if (arch == config::Arch::llama) c.model.n_kv_head = kv_heads;
   c.parallel.strategy = "autoddl";
   c.parallel.axes = std::move(axes);
-  for (config::LayerTags& tags : layers) tags.layers = layers.size() == 2 ? 1 : 2;
+  for (config::LayerSpec& tags : layers) tags.layers = layers.size() == 2 ? 1 : 2;
   c.parallel.layer = std::move(layers);
   c.parallel.head = head;
   c.parallel.table = table;
@@ -103,9 +103,9 @@ inline std::vector<LayoutCase> all_cases() {
   all.push_back(sharded(4, 1, config::Arch::llama, 4));  // more ranks than key/value heads
   all.push_back(sharded(6, 1, config::Arch::gpt2, 2));
   // Tables of letters, where neighbouring layers may disagree.
-  const config::LayerTags optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"},
+  const config::LayerSpec optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"},
       megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"}, axonn{"r-c", "rc-", "rc-", "fck", "fkc", "fck", "fkc"};
-  config::LayerTags ring = optimus;
+  config::LayerSpec ring = optimus;
   ring.schedule = "ring";
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
     all.push_back(tables("AxonnWholeColumns", arch, {2, 2, 2}, {axonn}, "r-r", "fvf"));

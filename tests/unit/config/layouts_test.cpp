@@ -10,7 +10,7 @@
 #include "base/philox.h"
 #include "config/keys.h"
 #include "config/load.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 
 namespace trainer::config {
 namespace {
@@ -259,7 +259,7 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
     std::map<std::string, int> by_strategy;
     for (const Config& each : enumerate_layouts(c, devices, broken)) {
       EXPECT_EQ(ranks_of_replica(each) * each.parallel.data, devices);
-      EXPECT_TRUE(wants_tags(each) || layout_fits(each));
+      EXPECT_TRUE(needs_spec(each) || layout_fits(each));
       EXPECT_EQ(each.train.global_batch % (each.train.micro_batch * each.parallel.data), 0);
       ++by_strategy[each.parallel.strategy];
     }

@@ -38,7 +38,7 @@ constexpr Use kUses[] = {Use::qkv, Use::out, Use::up, Use::gated, Use::down};
 using Extents = std::vector<int>;  // sizes of the axes a, b, c
 
 struct Case {
-  std::string grid, from, to;  // letters of config/tags.h
+  std::string grid, from, to;  // letters of config/sharding_spec.h
   bool ring = false;           // SUMMA
   int64_t kv_heads = 2;
   std::string text() const { return format("{} -> {} -> {}{}", from, grid, to, ring ? " by a ring" : ""); }
@@ -259,7 +259,7 @@ std::vector<std::string> words(std::string_view letters, size_t length) {
   return all;
 }
 
-/// Every tuple of tags on a mesh, each with `stride`-th of all pairs of spreads before and behind.
+/// Every tuple of letters on a mesh, each with `stride`-th of all pairs of spreads before and behind.
 std::vector<Case> cases(Use use, const Extents& extents, size_t stride) {
   const std::vector<std::string> spreads = words("rc-", extents.size());
   std::vector<Case> all;
@@ -299,7 +299,7 @@ void on_mesh(Use use, const Extents& extents, const std::vector<Case>& all, cons
 }
 const Extents kSquares[] = {{2, 2}, {2, 3}}, kCube = {2, 2, 2}, kRings[] = {{2, 2}, {3, 3}, {4, 2, 2}};
 
-TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
+TEST(GridLinear, EveryPairOfLettersEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 2, true);
     for (const Extents& extents : kSquares)
@@ -309,7 +309,7 @@ TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
   }
 }
 
-TEST(GridLinear, EveryTripleOfTagsEqualsOneRankBitForBitOnIntegers) {
+TEST(GridLinear, EveryTripleOfLettersEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 3, true);
     on_mesh(use, kCube, cases(use, kCube, 365), {.timeout_s = 60}, [&](RankOfCases& place, const Case& c) {
@@ -318,7 +318,7 @@ TEST(GridLinear, EveryTripleOfTagsEqualsOneRankBitForBitOnIntegers) {
   }
 }
 
-TEST(GridLinear, EveryPairOfTagsStaysNearOneRank) {
+TEST(GridLinear, EveryPairOfLettersStaysNearOneRank) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 2, false);
     for (const Extents& extents : kSquares)

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "config/layouts.h"
 #include "config/load.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "plan/layout_search.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
@@ -176,7 +176,7 @@ TEST(ConfirmedPlans, SearchFindsWhatPricingEverySpecOfOneAxisFinds) {
     const Config config = config::load_text(model, "test.toml", sets, {.files = false, .plans = true});
     const std::vector<Config> open =
         config::enumerate_layouts(config, 2, broken);  // named ones, and one to be searched
-    const auto found = std::ranges::find_if(open, config::wants_tags);
+    const auto found = std::ranges::find_if(open, config::needs_spec);
     ASSERT_NE(found, open.end());
     const Pricer pricer(cluster, config, config.data.vocab_size, 2);
     LayoutSearch search(cluster, config.data.vocab_size, pricer.compute(), pricer.memory_limit());

@@ -195,7 +195,7 @@ TEST(Counts, WeightsArePackedOnceAStep) {
 }
 
 TEST(Counts, MatricesThatAreKeptAreGatheredOnceAStep) {
-  for (const size_t strategy : {2, 3})  // AxoNN-4D and tags
+  for (const size_t strategy : {2, 3})  // AxoNN-4D and autoddl
     for (const int64_t accumulation : {1, 3}) {
       config::Config c = strategies(accumulation)[strategy];
       SCOPED_TRACE(format("{} x {}", c.parallel.strategy, accumulation));

@@ -8,7 +8,7 @@
 
 #include "config/layouts.h"
 #include "config/load.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "plan/plan_text.h"
 #include "rigs/cluster_files.h"
 #include "rigs/messages.h"
@@ -70,7 +70,7 @@ TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
   int compared = 0;
   for (Config config : config::enumerate_layouts(small({"model.n_layer=7"}), 8, broken)) {
     if (config.train.micro_batch != 8 && config.train.micro_batch != 4) continue;
-    if (config::wants_tags(config)) continue;
+    if (config::needs_spec(config)) continue;
     for (const char* recompute : {"none", "selective", "full"}) {
       config.train.recompute = recompute == std::string("none")        ? config::Recompute::none
                                : recompute == std::string("selective") ? config::Recompute::selective
@@ -129,7 +129,7 @@ TEST(Planner, FasterHardwareIsNeverSlower) {
   const Cluster base = cluster_file("frontera-rtx");
   std::string broken;
   for (const Config& config : config::enumerate_layouts(small({"train.micro_batch=4"}), 8, broken)) {
-    if (config::wants_tags(config)) continue;
+    if (config::needs_spec(config)) continue;
     const auto seconds = [&](const auto& change) {
       Cluster c = base;
       change(c);
@@ -212,8 +212,8 @@ TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
     EXPECT_FALSE(planned(small(), devices, cluster_file("h100")).runs.empty());
 }
 
-// A layout by tags is found that is no slower than the named strategies for the same batches.
-TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
+// A layout by sharding specs is found that is no slower than the named strategies for the same batches.
+TEST(Planner, FindsSpecsNoSlowerThanTheNamedStrategies) {
   const Cluster cluster = cluster_file("frontera-rtx");
   for (const int64_t devices : {4, 8, 16}) {
     const auto runs = [&](const std::string& strategy) {
@@ -243,9 +243,9 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
   Config tables = megatron;  // two axes that cut the same are one
   config::set_tables(tables, config::sharding_of(megatron));
   tables.parallel.axes = {2, 2};
-  for (config::LayerTags& tags : tables.parallel.layer)
-    for (const config::TagMember& member : config::kTagMembers)
-      if (member.letters != nullptr) tags.*member.member += tags.*member.member;
+  for (config::LayerSpec& spec : tables.parallel.layer)
+    for (const config::SpecMember& member : config::kSpecMembers)
+      if (member.letters != nullptr) spec.*member.member += spec.*member.member;
   tables.parallel.head += tables.parallel.head;
   tables.parallel.table += tables.parallel.table;
   EXPECT_EQ(identity(tables), identity(megatron));
@@ -325,7 +325,7 @@ TEST(Planner, KeepsGivenExtents) {
   });
 }
 
-TEST(Planner, TriesToKeepGatheredMatricesOfTags) {
+TEST(Planner, TriesToKeepGatheredMatricesOfSpecs) {
   Config c = small({"train.micro_batch=32"});
   c.parallel.strategy = "autoddl";
   c.parallel.axes = {2, 2};

@@ -40,8 +40,9 @@ Cluster random_cluster(Draws& draw) {
   return c;
 }
 
-// Per layer by tags, over any axes: at most what each named strategy costs on the same replicas and micro-batches.
-TEST(Properties, LayoutsByTagsAreNeverEstimatedSlowerThanNamedOnes) {
+// Per layer by sharding spec, over any axes: at most what each named strategy costs on the same replicas and
+// micro-batches.
+TEST(Properties, LayoutsBySpecAreNeverEstimatedSlowerThanNamedOnes) {
   RouteShares routes;
   int compared = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
@@ -55,7 +56,7 @@ TEST(Properties, LayoutsByTagsAreNeverEstimatedSlowerThanNamedOnes) {
     double named = 1e300;
     std::string of;
     for (const Config& each : config::enumerate_layouts(config, devices, broken)) {
-      if (config::wants_tags(each)) continue;
+      if (config::needs_spec(each)) continue;
       const sharding::ModelSharding layout = config::sharding_of(each);
       const double seconds = LayerCosts(cluster, each, 1024, DType::f32, layout, routes).step_seconds(layout);
       if (seconds < named) of = each.parallel.strategy + " " + config::layout_text(each);
@@ -139,7 +140,7 @@ TEST(Properties, EveryStrategySharesOutTheSameProducts) {
   int compared = 0;
   for (const Config& config :
        config::enumerate_layouts(model(2, 16, 256, 64, 16, {"train.micro_batch=16", "parallel.data=1"}), 4, broken)) {
-    if (config::wants_tags(config)) continue;
+    if (config::needs_spec(config)) continue;
     const PlannedRun run = price_config(config, 1024, flat);
     if (products == 0) products = run.time.products;
     EXPECT_NEAR(run.time.products, products, 1e-9 * products) << run.strategy << " " << run.layout;

@@ -28,14 +28,14 @@ class Draws {
   uint64_t next_ = 0;
 };
 
-constexpr const char* kTags[] = {"r", "c", "k"};
+constexpr const char* kLetters[] = {"r", "c", "k"};
 
 std::vector<std::string> tuples(size_t axes) {
   std::vector<std::string> all = {""};
   for (size_t i = 0; i < axes; ++i) {
     std::vector<std::string> longer;
     for (const std::string& word : all)
-      for (const char* tag : kTags) longer.push_back(word + tag);
+      for (const char* letter : kLetters) longer.push_back(word + letter);
     all = longer;
   }
   return all;
@@ -50,10 +50,11 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   for (int i = 0; i <= variables; ++i) widths.push_back(static_cast<double>(draw.power_of_two(9, 14)));
   if (ring) widths.back() = widths.front();
   const std::vector<sharding::Axis> mesh(axes + 1, sharding::Axis{"a", 2});
-  const auto placed = [](const std::string& tags) {  // r rows, c columns, p partial sums, - copies
+  const auto placed = [](const std::string& letters) {  // r rows, c columns, p partial sums, - copies
     MatrixPlacement at;
-    for (size_t a = 0; a < tags.size(); ++a)
-      if (tags[a] != '-') (tags[a] == 'r' ? at.rows : tags[a] == 'c' ? at.cols : at.partial) |= mesh::AxisSet{2} << a;
+    for (size_t a = 0; a < letters.size(); ++a)
+      if (letters[a] != '-')
+        (letters[a] == 'r' ? at.rows : letters[a] == 'c' ? at.cols : at.partial) |= mesh::AxisSet{2} << a;
     return at;
   };
   static RouteShares routes;
@@ -69,17 +70,17 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
       sum += seconds(leg.op, ranks_of(leg.axes), leg.payload * elements);
     return sum;
   };
-  const auto put = [](std::string tags, char k, char c) {
-    for (char& tag : tags) tag = tag == 'k' ? k : tag == 'c' ? c : tag;
-    return tags;
+  const auto put = [](std::string letters, char k, char c) {
+    for (char& letter : letters) letter = letter == 'k' ? k : letter == 'c' ? c : letter;
+    return letters;
   };
   const std::vector<std::string> choices = tuples(axes);
   SearchProblem p;
   for (int i = 0; i < variables; ++i) {
     const double weights = widths[static_cast<size_t>(i)] * widths[static_cast<size_t>(i) + 1];
     std::vector<double>&nodes = p.nodes.emplace_back(), &memory = p.memory.emplace_back();
-    for (const std::string& tags : choices) {
-      const int copies = 1 << std::ranges::count(tags, 'r');
+    for (const std::string& letters : choices) {
+      const int copies = 1 << std::ranges::count(letters, 'r');
       const double stored = weights / static_cast<double>((1 << axes) / copies);
       nodes.push_back(6 * rows * weights / static_cast<double>(1 << axes) / peak +
                       (copies > 1 ? seconds(CommOp::all_reduce, copies, stored) : 0));

@@ -3,7 +3,7 @@
 // both sides, and each of those at least once. LAYOUT_PAIRS=all runs all of them, and prints a table.
 #include <cstdlib>
 
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "rigs/axonn.h"
 #include "rigs/layout_checks.h"
 #include "rigs/megatron.h"
@@ -23,11 +23,11 @@ Config mixed_specs() {
   Config c = configure(MegatronLayout{});
   c.parallel.strategy = "autoddl";
   c.parallel.axes = {2, 2};
-  const config::LayerTags megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
+  const config::LayerSpec megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
       optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"};
-  for (config::LayerTags tags : {megatron, optimus}) {
-    tags.layers = 1;
-    c.parallel.layer.push_back(tags);
+  for (config::LayerSpec spec : {megatron, optimus}) {
+    spec.layers = 1;
+    c.parallel.layer.push_back(spec);
   }
   c.parallel.head = "rc";
   c.parallel.table = "fv";

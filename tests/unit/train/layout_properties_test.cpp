@@ -1,6 +1,6 @@
 // Properties of layouts on ranks that are threads: losses as means over tokens, replicas, memory, norms, generated
 // text, and checkpoints that other layouts load.
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "rigs/layout_cases.h"
 #include "rigs/layout_checks.h"
 

@@ -1,7 +1,7 @@
 // Muon on many ranks, as threads: the bits of one rank, given equal gradients, and the bytes that were predicted.
 #include "optim/muon.h"
 
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "rigs/axonn.h"
 #include "rigs/layout_checks.h"
 #include "rigs/megatron.h"
@@ -19,10 +19,10 @@ Config mixed(Arch arch) {
   Config c = configure(MegatronLayout{.arch = arch, .kv_heads = arch == Arch::llama ? 2 : 0});
   c.parallel.strategy = "autoddl";
   c.parallel.axes = {2, 2};
-  for (config::LayerTags tags : {config::LayerTags{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
-                                 config::LayerTags{"rc", "rc", "rc", "fc", "fc", "fc", "fk"}}) {
-    tags.layers = 1;
-    c.parallel.layer.push_back(tags);
+  for (config::LayerSpec spec : {config::LayerSpec{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
+                                 config::LayerSpec{"rc", "rc", "rc", "fc", "fc", "fc", "fk"}}) {
+    spec.layers = 1;
+    c.parallel.layer.push_back(spec);
   }
   c.parallel.head = "rc";
   c.parallel.table = "fv";

@@ -3,7 +3,7 @@
 
 #include "config/keys.h"
 #include "config/layouts.h"
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 #include "config/text.h"
 #include "rigs/layout_checks.h"
 #include "rigs/megatron.h"
@@ -13,7 +13,7 @@ namespace {
 
 using config::Arch;
 using config::Config;
-using config::LayerTags;
+using config::LayerSpec;
 
 /// Random legal tables for three layers on 2 x 2 ranks, or 4, with axes of one rank.
 Config random_tables(uint64_t seed) {
@@ -29,16 +29,16 @@ Config random_tables(uint64_t seed) {
     for (const int64_t extent : kAxes[seed % 5])
       if (extent > 0) c.parallel.axes.push_back(extent);
     const auto word = [&](const char* letters) {
-      std::string tags;
+      std::string spec;
       for (size_t i = 0; i < c.parallel.axes.size(); ++i)
-        tags += letters[philox_at(key, next++) % std::string_view(letters).size()];
-      return tags;
+        spec += letters[philox_at(key, next++) % std::string_view(letters).size()];
+      return spec;
     };
     for (int64_t layer = 0; layer < 3; ++layer) {
-      LayerTags tags{.layers = 1};
-      for (const config::TagMember& member : config::kTagMembers)
-        if (member.letters != nullptr) tags.*member.member = word(member.letters);
-      c.parallel.layer.push_back(tags);
+      LayerSpec spec{.layers = 1};
+      for (const config::SpecMember& member : config::kSpecMembers)
+        if (member.letters != nullptr) spec.*member.member = word(member.letters);
+      c.parallel.layer.push_back(spec);
     }
     c.parallel.head = word(config::kSpreadLetters);
     c.parallel.table = word(config::kTableLetters);

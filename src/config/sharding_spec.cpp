@@ -1,4 +1,4 @@
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,11 +24,11 @@ Letters letters_of(VocabSpread& t) { return {{'f', &t.flat}, {'v', &t.vocab}, {'
 Letters letters_of(LinearSharding& l) {
   return {{'f', &l.flat}, {'r', &l.rows}, {'c', &l.cols}, {'k', &l.contraction}};
 }
-std::vector<std::pair<std::string LayerTags::*, Letters>> words_of(Layer& layer) {
-  return {{&LayerTags::stream, letters_of(layer.stream)},      {&LayerTags::attention, letters_of(layer.attention)},
-          {&LayerTags::hidden, letters_of(layer.hidden)},      {&LayerTags::qkv, letters_of(layer.at(Site::qkv))},
-          {&LayerTags::out, letters_of(layer.at(Site::out))},  {&LayerTags::up, letters_of(layer.at(Site::up))},
-          {&LayerTags::down, letters_of(layer.at(Site::down))}};
+std::vector<std::pair<std::string LayerSpec::*, Letters>> words_of(Layer& layer) {
+  return {{&LayerSpec::stream, letters_of(layer.stream)},      {&LayerSpec::attention, letters_of(layer.attention)},
+          {&LayerSpec::hidden, letters_of(layer.hidden)},      {&LayerSpec::qkv, letters_of(layer.at(Site::qkv))},
+          {&LayerSpec::out, letters_of(layer.at(Site::out))},  {&LayerSpec::up, letters_of(layer.at(Site::up))},
+          {&LayerSpec::down, letters_of(layer.at(Site::down))}};
 }
 
 /// Adds the axes of a word to their sets. Axis 0 is "data", which has no letter.
@@ -58,14 +58,14 @@ ModelSharding parse_tables(const Config& config) {
   for (const int64_t extent : p.axes)
     s.axes.push_back({std::string(1, static_cast<char>('a' + s.axes.size() - 1)), extent});
   int64_t left = config.model.n_layer;
-  for (const LayerTags& tags : p.layer) {
+  for (const LayerSpec& spec : p.layer) {
     Layer layer;
-    for (const auto& [word, letters] : words_of(layer)) read(tags.*word, letters);
+    for (const auto& [word, letters] : words_of(layer)) read(spec.*word, letters);
     for (LinearSharding& linear : layer.linears) {
       linear.rows |= linear.flat;
-      if (tags.schedule == kRing) linear.schedule = GemmSchedule::ring;
+      if (spec.schedule == kRing) linear.schedule = GemmSchedule::ring;
     }
-    layer.count = tags.layers > 0 ? tags.layers : std::max<int64_t>(left, 0);
+    layer.count = spec.layers > 0 ? spec.layers : std::max<int64_t>(left, 0);
     left -= layer.count;
     if (layer.count > 0) s.layers.push_back(layer);
   }
@@ -88,11 +88,11 @@ void set_tables(Config& config, const ModelSharding& sharding) {
     if ((s.data() >> a & 1) == 0) p.axes.push_back(s.axes[a].size);
   p.layer.clear();
   for (Layer& layer : s.layers) {
-    LayerTags tags;
-    for (const auto& [word, letters] : words_of(layer)) tags.*word = word_of(s, letters);
-    if (layer.at(Site::qkv).schedule == GemmSchedule::ring) tags.schedule = kRing;
-    if (s.layers.size() > 1) tags.layers = layer.count;
-    p.layer.push_back(std::move(tags));
+    LayerSpec spec;
+    for (const auto& [word, letters] : words_of(layer)) spec.*word = word_of(s, letters);
+    if (layer.at(Site::qkv).schedule == GemmSchedule::ring) spec.schedule = kRing;
+    if (s.layers.size() > 1) spec.layers = layer.count;
+    p.layer.push_back(std::move(spec));
   }
   p.head = word_of(s, letters_of(s.head));
   p.table = word_of(s, letters_of(s.table));

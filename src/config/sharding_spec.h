@@ -16,21 +16,21 @@
 
 namespace trainer::config {
 
-/// A member of LayerTags with its name and the letters that it accepts; null for schedule, which is a word.
-struct TagMember {
+/// A member of LayerSpec with its name and the letters that it accepts; null for schedule, which is a word.
+struct SpecMember {
   std::string_view name;
-  std::string LayerTags::*member;
+  std::string LayerSpec::*member;
   const char* letters;
 };
 inline constexpr const char *kSpreadLetters = "rc-", *kLinearLetters = "rckf-", *kTableLetters = "vhf-";
-inline constexpr std::array<TagMember, 8> kTagMembers = {{{"stream", &LayerTags::stream, kSpreadLetters},
-                                                          {"attention", &LayerTags::attention, kSpreadLetters},
-                                                          {"hidden", &LayerTags::hidden, kSpreadLetters},
-                                                          {"qkv", &LayerTags::qkv, kLinearLetters},
-                                                          {"out", &LayerTags::out, kLinearLetters},
-                                                          {"up", &LayerTags::up, kLinearLetters},
-                                                          {"down", &LayerTags::down, kLinearLetters},
-                                                          {"schedule", &LayerTags::schedule, nullptr}}};
+inline constexpr std::array<SpecMember, 8> kSpecMembers = {{{"stream", &LayerSpec::stream, kSpreadLetters},
+                                                            {"attention", &LayerSpec::attention, kSpreadLetters},
+                                                            {"hidden", &LayerSpec::hidden, kSpreadLetters},
+                                                            {"qkv", &LayerSpec::qkv, kLinearLetters},
+                                                            {"out", &LayerSpec::out, kLinearLetters},
+                                                            {"up", &LayerSpec::up, kLinearLetters},
+                                                            {"down", &LayerSpec::down, kLinearLetters},
+                                                            {"schedule", &LayerSpec::schedule, nullptr}}};
 
 /// Returns the sharding that the tables describe. The letters must have been checked (strategies.cpp).
 sharding::ModelSharding parse_tables(const Config& config);

@@ -1,5 +1,5 @@
 // Sharding specs: read from a file and written back, expanded, and their errors.
-#include "config/tags.h"
+#include "config/sharding_spec.h"
 
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ up = "rc"
 down = "rk"
 )";
 
-Config load(const std::string& text) { return load_text(text, "tags.toml", {}, {.files = false}); }
+Config load(const std::string& text) { return load_text(text, "spec.toml", {}, {.files = false}); }
 
 void expect_mistake(const std::string& from, const std::string& to, const std::vector<std::string>& parts) {
   std::string text = kFile;
@@ -52,7 +52,7 @@ void expect_mistake(const std::string& from, const std::string& to, const std::v
   tests::expect_error(Code::config, parts, [&] { load(text.replace(at, from.size(), to)); });
 }
 
-TEST(Tags, AreReadExpandedAndWrittenBack) {
+TEST(ShardingSpec, AreReadExpandedAndWrittenBack) {
   const Config c = load(kFile);
   ASSERT_EQ(c.parallel.layer.size(), 2u);
   EXPECT_EQ(c.parallel.layer[0].layers, 2);
@@ -71,13 +71,13 @@ TEST(Tags, AreReadExpandedAndWrittenBack) {
   EXPECT_EQ(to_toml(again), to_toml(c));
 }
 
-TEST(Tags, AreAnEmptyListWhereThereAreNone) {
+TEST(ShardingSpec, AreAnEmptyListWhereThereAreNone) {
   const Config c = load_text("[model]\nn_layer = 2\n", "none.toml", {}, {.files = false});
   EXPECT_NE(to_toml(c).find("layer = []\n"), std::string::npos);
   EXPECT_TRUE(load(to_toml(c)).parallel.layer.empty());
 }
 
-TEST(Tags, OfHeadAndTableFollowTheLastLayer) {
+TEST(ShardingSpec, OfHeadAndTableFollowTheLastLayer) {
   Config c = load(kFile);
   c.parallel.head.clear();
   c.parallel.table.clear();
@@ -87,7 +87,7 @@ TEST(Tags, OfHeadAndTableFollowTheLastLayer) {
   EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.hidden = 4, .flat = 2}));
 }
 
-TEST(Tags, ReportWhatIsWrong) {
+TEST(ShardingSpec, ReportWhatIsWrong) {
   expect_mistake("qkv = \"fc\"", "qkvs = \"fc\"", {"parallel.layer 1: unknown key \"qkvs\"", "did you mean \"qkv\""});
   expect_mistake("layers = 2", "layers = \"2\"", {"parallel.layer 1: layers: ", "string \"2\""});
   expect_mistake("out = \"rk\"", "out = \"rv\"", {"table 2: out = \"rv\"", "2 of the letters \"rckf-\""});
