@@ -20,7 +20,7 @@ namespace trainer::cli {
 namespace {
 
 constexpr const char* kOneCommand = "give all ranks the same command line and the same configuration";
-constexpr double kMeetSeconds = 10;  // maximum time for which a rank waits for the other ranks before it exits
+constexpr double kExitBarrierSeconds = 10;  // maximum time for which a rank waits for the other ranks before it exits
 
 int launched() { return comm::launched_ranks().value_or(1); }
 
@@ -94,7 +94,7 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
       world->fail(code_of(error), error.what());
     }
   }
-  world->wait_for_all_ranks(kMeetSeconds);  // mpirun kills the other ranks as soon as one ends with an error
+  world->wait_for_all_ranks(kExitBarrierSeconds);  // mpirun kills the other ranks as soon as one ends with an error
   return status;
 }
 
@@ -139,8 +139,8 @@ int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts
 int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked) {
   if (launched() <= 1) return verb();
   const auto on_first = [&](comm::World& world) {
-    constexpr double kAsLongAsItTakes = 1e9;  // seconds
-    world.configure({.timeout_s = kAsLongAsItTakes});
+    constexpr double kNoTimeout = 1e9;  // seconds
+    world.configure({.timeout_s = kNoTimeout});
     if (world.first()) log::info("{} ranks were started, but this command runs on rank 0 only", world.size());
     double status = 0;
     world.control().run_on_all_ranks([&] {

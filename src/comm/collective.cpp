@@ -67,11 +67,11 @@ struct View {
   }
   std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kLargestSegment; }
 
-  void send(Post& post, int to, Piece<const std::byte> piece) const {
-    if (piece.count > 0) post.send(to, piece.data, piece.count * unit);
+  void send(PointToPoint& peers, int to, Piece<const std::byte> piece) const {
+    if (piece.count > 0) peers.send(to, piece.data, piece.count * unit);
   }
-  void receive(Post& post, int from, Piece<std::byte> piece) const {
-    if (piece.count > 0) post.receive(from, piece.data, piece.count * unit);
+  void receive(PointToPoint& peers, int from, Piece<std::byte> piece) const {
+    if (piece.count > 0) peers.receive(from, piece.data, piece.count * unit);
   }
   void combine(const std::byte* a, Piece<const std::byte> b, std::byte* out) const {
     c.kernels->combine[static_cast<size_t>(c.reduce)][static_cast<size_t>(c.dtype)](a, b.data, out, b.count);
@@ -83,7 +83,7 @@ struct View {
 
 /// In the first size − 1 steps, ranks send partial sums: rank r sends chunks r − 1, r − 2, … So the reduction of chunk
 /// i starts at rank i + 1 and ends at rank i. In size − 1 more steps, ranks send finished chunks: r, r − 1, …
-bool ring(Flow& flow, Post& post) {
+bool ring(Flow& flow, PointToPoint& peers) {
   const View v(flow);
   const Collective& c = v.c;
   const int turns = c.size - 1;
@@ -103,21 +103,21 @@ bool ring(Flow& flow, Post& post) {
   const int step = flow.step++;
   if (step < sums) {
     const Piece<const std::byte> own = in(v.at(c.rank - 1 - step));
-    v.receive(post, v.left(), {v.staging(step & 1), in(v.at(c.rank - 2 - step)).count});
-    v.send(post, v.right(), step == 0 ? own : Piece<const std::byte>{v.staging((step - 1) & 1), own.count});
+    v.receive(peers, v.left(), {v.staging(step & 1), in(v.at(c.rank - 2 - step)).count});
+    v.send(peers, v.right(), step == 0 ? own : Piece<const std::byte>{v.staging((step - 1) & 1), own.count});
     return true;
   }
   const int turn = step - sums;
   if (turn == 0 && sums == 0) v.copy(v.cut(c.in, Chunk{0, v.chunk(c.rank).count}), out(c.rank));
   const Piece<std::byte> passed = out(v.at(c.rank - turn));
-  v.receive(post, v.left(), out(v.at(c.rank - 1 - turn)));
-  v.send(post, v.right(), {passed.data, passed.count});
+  v.receive(peers, v.left(), out(v.at(c.rank - 1 - turn)));
+  v.send(peers, v.right(), {passed.data, passed.count});
   return true;
 }
 
 /// Sends along the chain of ranks. A broadcast starts at the root; a reduction starts at the rank after the root and
 /// ends at the root.
-bool chain(Flow& flow, Post& post) {
+bool chain(Flow& flow, PointToPoint& peers) {
   const View v(flow);
   const Collective& c = v.c;
   const bool sums = c.op == CommOp::reduce;
@@ -127,12 +127,12 @@ bool chain(Flow& flow, Post& post) {
   const Piece<std::byte> out = v.cut(c.out, Chunk{0, c.n});
   switch (flow.step++) {
     case 0:
-      if (!first) v.receive(post, v.left(), sums ? Piece<std::byte>{v.staging(), in.count} : out);
+      if (!first) v.receive(peers, v.left(), sums ? Piece<std::byte>{v.staging(), in.count} : out);
       return true;
     case 1: {
       if (sums && !first) v.combine(v.staging(), in, last ? out.data : v.staging());
       const std::byte* passed = first || !sums ? in.data : v.staging();
-      if (!last) v.send(post, v.right(), {passed, in.count});
+      if (!last) v.send(peers, v.right(), {passed, in.count});
       return true;
     }
     default:
@@ -142,7 +142,7 @@ bool chain(Flow& flow, Post& post) {
 
 /// Every rank sends its elements to the ranks that reduce them, which add all inputs in rank order. A step handles as
 /// many senders as fit into the staging memory.
-bool direct_reduce(Flow& flow, Post& post) {
+bool direct_reduce(Flow& flow, PointToPoint& peers) {
   const View v(flow);
   const Collective& c = v.c;
   const auto needed = [&](int place) {  // the part of every rank's `in` that the rank at `place` reduces
@@ -169,19 +169,19 @@ bool direct_reduce(Flow& flow, Post& post) {
     }
     if (begin >= c.size) c.kernels->store[type](acc, c.out, mine.count);
     for (int place = begin; place < end; ++place)
-      if (place != c.rank) v.receive(post, place, {received(place), mine.count});
+      if (place != c.rank) v.receive(peers, place, {received(place), mine.count});
   }
   if (begin <= c.rank && c.rank < end) {
     for (int distance = 1; distance < c.size; ++distance) {
       const int to = v.at(c.rank + distance);
       const Chunk range = needed(to);
-      v.send(post, to, {c.in + range.begin * v.unit, range.count});
+      v.send(peers, to, {c.in + range.begin * v.unit, range.count});
     }
   }
   return begin < c.size;
 }
 
-bool exchange(Flow& flow, Post& post) {
+bool exchange(Flow& flow, PointToPoint& peers) {
   if (flow.step++ > 0) return false;
   const View v(flow);
   const Collective& c = v.c;
@@ -210,9 +210,9 @@ bool exchange(Flow& flow, Post& post) {
     }
   };
   for (int distance = 1; distance < c.size; ++distance)
-    v.receive(post, v.at(c.rank - distance), incoming(v.at(c.rank - distance)));
+    v.receive(peers, v.at(c.rank - distance), incoming(v.at(c.rank - distance)));
   for (int distance = 1; distance < c.size; ++distance)
-    v.send(post, v.at(c.rank + distance), outgoing(v.at(c.rank + distance)));
+    v.send(peers, v.at(c.rank + distance), outgoing(v.at(c.rank + distance)));
   if (c.op == CommOp::all_gather || c.op == CommOp::all_to_all) v.copy(outgoing(c.rank), incoming(c.rank));
   return true;
 }
@@ -231,18 +231,18 @@ Segments segments_of(const Collective& c) {
   return {divide_up(longest, elements), elements};
 }
 
-bool advance(Flow& flow, Post& post) {
+bool advance(Flow& flow, PointToPoint& peers) {
   switch (path_of(*flow.collective)) {
     case Path::ring:
-      return ring(flow, post);
+      return ring(flow, peers);
     case Path::chain:
-      return chain(flow, post);
+      return chain(flow, peers);
     case Path::direct_reduce:
-      return direct_reduce(flow, post);
+      return direct_reduce(flow, peers);
     case Path::exchange:
       break;
   }
-  return exchange(flow, post);
+  return exchange(flow, peers);
 }
 
 }  // namespace trainer::comm

@@ -46,13 +46,13 @@ struct Segments {
 Segments segments_of(const Collective& collective);
 
 /// The interface through which a flow sends and receives messages; `to` and `from` are positions in the group.
-class Post {
+class PointToPoint {
  public:
   virtual void send(int to, const std::byte* data, int64_t bytes) = 0;
   virtual void receive(int from, std::byte* data, int64_t bytes) = 0;
 
  protected:
-  ~Post() = default;
+  ~PointToPoint() = default;
 };
 
 /// One segment in flight. The flows of a slot run one after another and use the same part of the staging memory.
@@ -65,6 +65,6 @@ struct Flow {
 
 /// Consumes the messages of the last step and posts those of the next step (none if they would be empty). Called when
 /// all messages of the flow are done; returns false if the flow has ended.
-bool advance(Flow& flow, Post& post);
+bool advance(Flow& flow, PointToPoint& peers);
 
 }  // namespace trainer::comm

@@ -21,17 +21,17 @@ namespace {
 constexpr double kComputeSpin = 10e-6;   // a compute thread spins for this long before it sleeps
 constexpr int kStillTurns = 20;          // polls without progress before the progress thread yields
 constexpr int kSpinTurns = 50;           // polls without progress before the progress thread sleeps
-constexpr double kShortNap = 200e-6;     // polling interval while messages are in flight and peers do not ring the bell
+constexpr double kShortNap = 200e-6;     // polling interval while messages are in flight and peers do not notify
 constexpr double kLongNap = 1e-3;        // longest polling interval, reached after 0.1 s without progress
-constexpr double kRungNap = 50e-3;       // polling interval if peers ring the bell: only for timers
-constexpr double kExpectantNap = 50e-6;  // while a device copies data to be sent: devices do not ring the bell
+constexpr double kNotifiedNap = 50e-3;   // polling interval if peers notify: only for timers
+constexpr double kExpectantNap = 50e-6;  // while a device copies data to be sent: devices do not notify
 constexpr double kIdleNap = 0.25;        // polling interval for control messages while no operation is in flight
 constexpr double kAbandonSeconds = 1;    // grace period for operations whose ticket was lost to an exception
 
 }  // namespace
 
 /// Posts the messages of one flow.
-class Engine::Poster final : public Post {
+class Engine::Poster final : public PointToPoint {
  public:
   Poster(Engine& engine, Channel& channel, Channel::Running& flow)
       : engine_(engine), channel_(channel), flow_(flow), tag_(channel.tag + flow.slot) {}
@@ -68,7 +68,7 @@ Engine::~Engine() {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  transport_->bell().ring();
+  transport_->notifier().notify();
   thread_.join();
 }
 
@@ -130,7 +130,7 @@ Engine::Operation& Engine::submit(Channel& channel, const Collective& collective
 
 Pending* Engine::start(Channel& channel, const Collective& collective) {
   Operation& operation = submit(channel, collective, false);
-  transport_->bell().ring();
+  transport_->notifier().notify();
   return &operation;
 }
 
@@ -174,15 +174,15 @@ void Engine::recycle(Operation& operation) {
 void Engine::run_on_progress_thread(const std::function<void()>& job) {
   std::unique_lock lock(mutex_);
   job_ = &job;
-  transport_->bell().ring();
+  transport_->notifier().notify();
   answered_.wait(lock, [this] { return job_ == nullptr; });
 }
 
 bool Engine::wait_for_all_ranks(double seconds) noexcept try {
   std::unique_lock lock(mutex_);
-  meeting_ = true;
-  transport_->bell().ring();
-  return answered_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return met_; });
+  in_barrier_ = true;
+  transport_->notifier().notify();
+  return answered_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return barrier_done_; });
 } catch (...) {
   return false;
 }
@@ -210,7 +210,7 @@ void Engine::run() {
   prctl(PR_SET_TIMERSLACK, 1000UL);  // timer slack in nanoseconds, so that short naps stay short
   try {
     transport_->open();
-    came_.resize(static_cast<size_t>(transport_->size()));
+    arrived_.resize(static_cast<size_t>(transport_->size()));
   } catch (...) {
     open_error_ = std::current_exception();
   }
@@ -222,7 +222,7 @@ void Engine::run() {
   answered_.notify_all();
   moved_at_ = now_seconds();
   while (!stop) {
-    const uint32_t seen = transport_->bell().count();
+    const uint32_t seen = transport_->notifier().count();
     bool moved = false;
     try {
       moved = poll_once(seen);
@@ -240,9 +240,9 @@ void Engine::run() {
       const std::lock_guard lock(mutex_);
       stop = ending_;
     }
-    if (!stop) sleep_until_rung(seen);
+    if (!stop) sleep_until_notified(seen);
   }
-  if (!open_error_) transport_->close(met_);
+  if (!open_error_) transport_->close(barrier_done_);
 }
 
 bool Engine::poll_once(uint32_t seen) {
@@ -256,7 +256,7 @@ bool Engine::poll_once(uint32_t seen) {
     moved |= send_delayed(now);
     watch(now);
   }
-  serve_meeting();
+  complete_barrier();
   return moved;
 }
 
@@ -272,9 +272,9 @@ bool Engine::take_requests() {
     reason = stop_reason_;
     give_up = gave_up_;
     job = job_;
-    if (meeting_ && !came_[static_cast<size_t>(rank())]) {
-      came_[static_cast<size_t>(rank())] = true;
-      send_to_all_ranks({.kind = ControlMessage::Kind::meet});
+    if (in_barrier_ && !arrived_[static_cast<size_t>(rank())]) {
+      arrived_[static_cast<size_t>(rank())] = true;
+      send_to_all_ranks({.kind = ControlMessage::Kind::arrived});
     }
   }
   const bool any = taken != nullptr || reason || job != nullptr;
@@ -326,8 +326,8 @@ bool Engine::advance_channel(Channel& channel) {
     for (Channel::Running& flow : channel.flows) {
       while (flow.operation != nullptr && flow.open == 0) {
         moved = true;
-        Poster post(*this, channel, flow);
-        if (advance(flow, post)) continue;
+        Poster peers(*this, channel, flow);
+        if (advance(flow, peers)) continue;
         ++flow.operation->ended;
         flow.operation = nullptr;
         again = true;
@@ -385,21 +385,22 @@ bool Engine::is_busy() const {
                                           [](const Channel* c) { return c->first != nullptr && !c->first->watched; });
 }
 
-void Engine::sleep_until_rung(uint32_t seen) {
+void Engine::sleep_until_notified(uint32_t seen) {
   const double now = now_seconds(), waited = now - moved_at_;
-  const bool meets = came_[static_cast<size_t>(rank())] && std::find(came_.begin(), came_.end(), false) != came_.end();
-  if (!is_busy() && !meets) {
+  const bool in_barrier =
+      arrived_[static_cast<size_t>(rank())] && std::find(arrived_.begin(), arrived_.end(), false) != arrived_.end();
+  if (!is_busy() && !in_barrier) {
     const bool watches = !failed_ && watched_.load() > 0;
-    transport_->bell().wait(seen, watches ? std::clamp(next_watch_ - now, 0.0, kIdleNap) : kIdleNap);
-  } else if (++idle_turns_ <= (transport_->peers_ring() ? kStillTurns : kSpinTurns)) {
+    transport_->notifier().wait(seen, watches ? std::clamp(next_watch_ - now, 0.0, kIdleNap) : kIdleNap);
+  } else if (++idle_turns_ <= (transport_->peers_notify() ? kStillTurns : kSpinTurns)) {
     if (idle_turns_ > kStillTurns) sched_yield();
   } else {
     double nap =
-        transport_->peers_ring() ? kRungNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);
+        transport_->peers_notify() ? kNotifiedNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);
     if (expecting_) nap = std::min(nap, kExpectantNap);
     for (const Delayed& d : delayed_) nap = std::min(nap, std::max(0.0, d.due - now));
     if (!failed_ && is_busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
-    transport_->bell().wait(seen, nap);
+    transport_->notifier().wait(seen, nap);
   }
 }
 

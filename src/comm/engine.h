@@ -95,7 +95,7 @@ class Engine {
   void drop_ended();
   void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open);
   bool send_delayed(double now);
-  void sleep_until_rung(uint32_t seen);
+  void sleep_until_notified(uint32_t seen);
   bool is_busy() const;
   // The watchdog, which runs on the progress thread as well.
   void watch(double now);
@@ -111,7 +111,7 @@ class Engine {
   void send_to_all_ranks(const ControlMessage& message) noexcept;
   /// Ends all operations of this rank with the error. `tell`: notifies the other ranks, which then end theirs.
   void fail_here(const Error& error, bool tell) noexcept;
-  void serve_meeting();
+  void complete_barrier();
 
   // Runs on the compute thread.
   Interval wait(Operation& operation);
@@ -132,7 +132,7 @@ class Engine {
   std::optional<Error> stop_reason_;  // set by fail()
   bool gave_up_ = false;              // set by abandon()
   const std::function<void()>* job_ = nullptr;
-  bool meeting_ = false, met_ = false, ending_ = false, opened_ = false;
+  bool in_barrier_ = false, barrier_done_ = false, ending_ = false, opened_ = false;
   std::exception_ptr open_error_;
   std::optional<Error> failure_;
   std::vector<std::string> names_;
@@ -141,8 +141,8 @@ class Engine {
   // Used only by the progress thread.
   std::vector<Channel*> active_;  // critical channels first
   std::vector<Delayed> delayed_;
-  std::vector<bool> came_;  // ranks that called wait_for_all_ranks()
-  bool failed_ = false, told_failure_ = false, told_met_ = false;
+  std::vector<bool> arrived_;  // ranks that called wait_for_all_ranks()
+  bool failed_ = false, failure_reported_ = false, barrier_reported_ = false;
   bool expecting_ = false;  // true while a device is copying data to be sent
   Probe probe_;
   uint32_t heard_ = 0;

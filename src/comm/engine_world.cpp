@@ -7,7 +7,7 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kFarewellAfterFailure = 2;
+constexpr double kExitTimeoutAfterFailure = 2;
 
 class EngineCommunicator final : public Communicator {
  public:
@@ -51,21 +51,21 @@ std::unique_ptr<Control> EngineWorld::make_control(Engine& engine) {
 }
 
 EngineWorld::EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control> control, std::string transport,
-                         int local_rank, int local_size, double farewell)
+                         int local_rank, int local_size, double exit_timeout)
     : World(engine->rank(), engine->size(), local_rank, local_size),
       engine_(std::move(engine)),
       control_(std::move(control)),
       transport_(std::move(transport)),
-      farewell_(farewell) {}
+      exit_timeout_(exit_timeout) {}
 
 EngineWorld::~EngineWorld() {
-  if (farewell_ > 0)
-    engine_->wait_for_all_ranks(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
+  if (exit_timeout_ > 0)
+    engine_->wait_for_all_ranks(engine_->failed() ? std::min(exit_timeout_, kExitTimeoutAfterFailure) : exit_timeout_);
 }
 
 void EngineWorld::configure(const WorldOptions& options) {
   engine_->configure(options);
-  if (farewell_ > 0) farewell_ = options.timeout_s;
+  if (exit_timeout_ > 0) exit_timeout_ = options.timeout_s;
 }
 
 std::unique_ptr<Communicator> EngineWorld::communicator(device::Device& device, Group group, Purpose purpose) {

@@ -10,9 +10,9 @@ class EngineWorld final : public World {
   /// Creates a Control over the engine, usable before the world exists.
   static std::unique_ptr<Control> make_control(Engine& engine);
 
-  /// `farewell`: seconds for which the destructor waits for the other ranks.
+  /// `exit_timeout`: seconds for which the destructor waits for the other ranks.
   EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control> control, std::string transport, int local_rank,
-              int local_size, double farewell);
+              int local_size, double exit_timeout);
   ~EngineWorld() override;
 
   std::string_view transport() const override { return transport_; }
@@ -28,7 +28,7 @@ class EngineWorld final : public World {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Control> control_;
   std::string transport_;
-  double farewell_;
+  double exit_timeout_;
 };
 
 }  // namespace trainer::comm

@@ -4,13 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/bell.h"
+#include "comm/notifier.h"
 
 namespace trainer::comm {
 
 /// A message that can be sent to any rank at any time, independently of all operations.
 struct ControlMessage {
-  enum class Kind : int32_t { probe, answer, failed, meet };
+  enum class Kind : int32_t { probe, answer, failed, arrived };
   Kind kind = Kind::probe;
   int32_t from = 0;
   int32_t tag = 0;     // probe, answer: the probed channel
@@ -46,9 +46,10 @@ class Transport {
   /// True if all control messages have been sent.
   virtual bool control_sent() { return true; }
 
-  /// Returns the bell. It is rung when an operation starts and, if peers_ring(), whenever progress() has work to do.
-  virtual Bell& bell() = 0;
-  virtual bool peers_ring() const = 0;
+  /// Returns the notifier. It is notified when an operation starts and, if peers_notify(), whenever progress() has work
+  /// to do.
+  virtual Notifier& notifier() = 0;
+  virtual bool peers_notify() const = 0;
 };
 
 }  // namespace trainer::comm

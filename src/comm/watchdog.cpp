@@ -21,8 +21,8 @@ constexpr double kMarginSeconds = 1;  // see may_wait_longer()
 Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
   Operation& operation = submit(channel, {.op = op}, true);
   // While operations are watched, the progress thread wakes up periodically, so the compute thread need not spend time
-  // on ringing the bell for each of them.
-  if (watched_.fetch_add(1) == 0) transport_->bell().ring();
+  // on notifying it for each of them.
+  if (watched_.fetch_add(1) == 0) transport_->notifier().notify();
   return &operation;
 }
 
@@ -33,7 +33,7 @@ void Engine::end_all_operations() noexcept {
     const std::lock_guard lock(mutex_);
     gave_up_ = true;
   }
-  transport_->bell().ring();
+  transport_->notifier().notify();
 }
 
 bool Engine::failed() {
@@ -55,7 +55,7 @@ void Engine::fail(const Error& error) noexcept try {
   std::unique_lock lock(mutex_);
   if (failure_ && !gave_up_) return;  // all ranks have been notified already
   stop_reason_ = error;
-  transport_->bell().ring();
+  transport_->notifier().notify();
   answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
 } catch (...) {
 }
@@ -73,12 +73,12 @@ void Engine::watch(double now) {
     }
     return;
   }
-  const double asked_after = options_.timeout_s - std::min(kAnswerSeconds, options_.timeout_s / 2);
+  const double probe_after = options_.timeout_s - std::min(kAnswerSeconds, options_.timeout_s / 2);
   for (Channel* channel : active_) {
     const Operation* first = channel->first;
     if (first == nullptr) continue;
     const double since = std::max(first->started, channel->finished_at);
-    if (now - since < asked_after) continue;
+    if (now - since < probe_after) continue;
     const size_t members = channel->group.members.size();
     probe_ = {.channel = channel,
               .number = first->number,
@@ -113,7 +113,7 @@ void Engine::conclude_probe(double now) {
   bool lost = false;
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
-            (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
+            (probe_.answers[place] < probe_.number && arrived_[static_cast<size_t>(channel.group.members[place])]);
   if (channel.purpose == Purpose::control && !lost && may_wait_longer(now)) {
     probe_.channel = nullptr;
     return;
@@ -178,7 +178,7 @@ std::string Engine::describe_missing() {
     } else if (answer < probe_.number) {
       const double waits = probe_.waits[place];
       missing.push_back(format("{} {} (operations that it has started on this channel: {}){}", name,
-                               came_[member] ? "has ended without starting it" : "has not started it", answer,
+                               arrived_[member] ? "has ended without starting it" : "has not started it", answer,
                                waits < 0 ? "" : format(" and has itself been waiting for {:.3g} s", waits)));
     }
   }
@@ -211,8 +211,8 @@ bool Engine::receive_control_messages() {
       case ControlMessage::Kind::failed:
         fail_here(Error(static_cast<Code>(message.number), message.text).on(Scope::another_rank), false);
         break;
-      case ControlMessage::Kind::meet:
-        came_[static_cast<size_t>(message.from)] = true;
+      case ControlMessage::Kind::arrived:
+        arrived_[static_cast<size_t>(message.from)] = true;
         break;
     }
   }
@@ -227,8 +227,8 @@ void Engine::send_to_all_ranks(const ControlMessage& message) noexcept {
 }
 
 void Engine::fail_here(const Error& error, bool tell) noexcept {
-  if (tell && !told_failure_) {
-    told_failure_ = true;
+  if (tell && !failure_reported_) {
+    failure_reported_ = true;
     ControlMessage message{.kind = ControlMessage::Kind::failed, .number = static_cast<int64_t>(error.code())};
     std::strncpy(message.text, error.what(), sizeof(message.text) - 1);
     send_to_all_ranks(message);
@@ -255,12 +255,14 @@ void Engine::fail_here(const Error& error, bool tell) noexcept {
   finish_all(submitted);
 }
 
-void Engine::serve_meeting() {
-  if (told_met_ || std::find(came_.begin(), came_.end(), false) != came_.end() || !transport_->control_sent()) return;
-  told_met_ = true;
+void Engine::complete_barrier() {
+  if (barrier_reported_ || std::find(arrived_.begin(), arrived_.end(), false) != arrived_.end() ||
+      !transport_->control_sent())
+    return;
+  barrier_reported_ = true;
   {
     const std::lock_guard lock(mutex_);
-    met_ = true;
+    barrier_done_ = true;
   }
   answered_.notify_all();
 }

@@ -28,7 +28,7 @@ Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& p
     for (int i = 0; i < kBounces; ++i)
       bounces_.emplace_back(store.home(), "bounce", Shape{largest_of(subgroups_)}, store.compute_dtype());
   if (store.replicas().split_state) gathers_.emplace(store);
-  store_.keep_with(this);
+  store_.set_state_owner(this);
   if (dry()) return;
   store.device().synchronize();  // the memory above must be zeroed before streams write to it
   for (size_t g = 0; g < store.groups().size(); ++g) events_.push_back(device::make_event(store.device()));
@@ -47,7 +47,7 @@ Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& p
       subgroups_, static_cast<int>(store.groups().size()));
 }
 
-Engine::~Engine() { store_.keep_with(nullptr); }
+Engine::~Engine() { store_.set_state_owner(nullptr); }
 
 void Engine::make_slots() {
   const auto add = [&](int64_t elements) {

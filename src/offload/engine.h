@@ -10,9 +10,9 @@
 // Schedule. A step's update is a list of operations, a pure function of the plan and of whether residents are in their
 // slots (schedule.h). The list is started at the beginning of the step. Slots are filled during the forward pass,
 // gradients are copied to the host during the backward pass as groups become complete, and updates begin when the norm
-// is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains
-// may end even later. Only the waits between operations ensure that data is in place. There are five streams: to the
-// host, to the device, compute weights to the device, updates on the device, updates on the host. Each stream is a
+// is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's StateOwner).
+// Drains may end even later. Only the waits between operations ensure that data is in place. There are five streams: to
+// the host, to the device, compute weights to the device, updates on the device, updates on the host. Each stream is a
 // thread with its own work queue on the device (device::make_stream), so the code is the same for CPU and GPU.
 //
 // Versions. Each subgroup's host copy and each slot record the number of their last update. It is an internal error if
@@ -45,7 +45,7 @@ struct Report {
   double memory_share = 0;                 // updates on the host: share of the measured memory bandwidth; 0: unknown
 };
 
-class Engine final : public optim::Optimizer, public params::Keeper {
+class Engine final : public optim::Optimizer, public params::StateOwner {
  public:
   struct Options {
     int64_t subgroup = 100'000'000;   // maximum number of elements
@@ -129,7 +129,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   void update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Kept& kept,
               const Tensor& gradient, const Tensor& compute);
   void expect_version(const Operation& op, int64_t version, const Turn& turn) const;
-  void ruin(device::Device& device, const Tensor& tensor) const;
+  void poison(device::Device& device, const Tensor& tensor) const;
 
   params::ParamStore& store_;
   const optim::Rule& rule_;

@@ -39,7 +39,7 @@ Engine::Kept Engine::kept_in(const Slot& slot, int64_t count) const {
   return kept;
 }
 
-void Engine::ruin(device::Device& device, const Tensor& tensor) const {
+void Engine::poison(device::Device& device, const Tensor& tensor) const {
   if (!options_.poison) return;
   const std::vector<uint32_t> pattern(static_cast<size_t>(divide_up(tensor.bytes(), int64_t{4})), kPoison);
   device.copy_to_device(tensor.data, pattern.data(), tensor.bytes());
@@ -125,18 +125,18 @@ void Engine::perform(const Operation& op, int64_t list) {
         stream.copy_to_host(home.tensors[i].data, there.tensors[i].data, home.tensors[i].bytes());
       versions_[index] = slot->version;
       slot->subgroup = -1;
-      ruin(stream, slot->memory.tensor());
+      poison(stream, slot->memory.tensor());
       break;
     case OperationKind::update_host:
       expect_version(op, versions_[index], turn);
       update(stream, turn, subgroup, home, on_host, bounce);
       versions_[index] = turn.number;
-      ruin(stream, on_host);
+      poison(stream, on_host);
       break;
     case OperationKind::refresh:
       stream.copy_to_device(compute.data, bounce ? bounce.data : home.master().data, compute.bytes());
       stream.synchronize();
-      if (bounce) ruin(store_.home(), bounce);
+      if (bounce) poison(store_.home(), bounce);
       break;
   }
 }

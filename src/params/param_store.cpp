@@ -134,7 +134,7 @@ Tensor ParamStore::stored_weight(SlotId slot) const {
   TRAINER_CHECK(!groups_.empty(), "the weights of group {} are not allocated",
                 slot_groups()[static_cast<size_t>(group_of(slot))].name);
   const Group& group = groups_[static_cast<size_t>(group_of(slot))];
-  if (keeper_ != nullptr) keeper_->await(group_of(slot));
+  if (state_owner_ != nullptr) state_owner_->await(group_of(slot));
   return stored_in(group.compute ? group.compute.tensor() : group.master.tensor(), slot);
 }
 

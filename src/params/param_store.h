@@ -72,9 +72,9 @@ struct Group : SlotGroup {
 
 /// The owner of master weights and states that are stored elsewhere, which updates weights concurrently with the
 /// compute thread. Its functions are called by the compute thread.
-class Keeper {
+class StateOwner {
  public:
-  virtual ~Keeper() = default;
+  virtual ~StateOwner() = default;
   /// Returns once the group's compute weights include the last update.
   virtual void await(int group) = 0;
   /// Returns once the master weights and states in the groups' buffers include the last update, too.
@@ -96,17 +96,17 @@ class ParamStore : public ParamTable {
   /// Stores master weights and states in the memory of `home`, a CPU device that must outlive the store; compute
   /// weights are then stored separately. Call before allocate().
   void keep_state_on(device::Device& home) { home_ = &home; }
-  /// Sets the keeper; null: none.
-  void keep_with(Keeper* keeper) { keeper_ = keeper; }
+  /// Sets the owner; null: none.
+  void set_state_owner(StateOwner* owner) { state_owner_ = owner; }
   /// Returns the device whose memory holds master weights and states.
   device::Device& home() const { return home_ == nullptr ? device_ : *home_; }
   /// Call settle() before reading the master weights and states in the groups' buffers, and forget() before writing
   /// them.
   void settle() const {
-    if (keeper_ != nullptr) keeper_->settle();
+    if (state_owner_ != nullptr) state_owner_->settle();
   }
   void forget() const {
-    if (keeper_ != nullptr) keeper_->forget();
+    if (state_owner_ != nullptr) state_owner_->forget();
   }
 
   /// Allocates memory for the parameters added so far; with `training`, for gradients and states too.
@@ -150,7 +150,7 @@ class ParamStore : public ParamTable {
 
   device::Device& device_;
   device::Device* home_ = nullptr;  // null: device_
-  Keeper* keeper_ = nullptr;
+  StateOwner* state_owner_ = nullptr;
   std::vector<std::pair<StateSpec, std::vector<std::vector<comm::Chunk>>>> kept_;  // by group
   DType compute_;
   mesh::Mesh* mesh_;

@@ -95,7 +95,7 @@ bool TrainingLoop::train_until(int64_t last) {
     if (is_due(config_.train.sample_interval) && !is_finished()) sample_now();
     const Requests requests = exchange_requests();
     if (requests.stop) break;
-    if (requests.peak) peak_.visit();
+    if (requests.peak) peak_.sample();
     if (store_.is_saving() && !requests.writing) proceed_with_save();
     if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
     if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);

@@ -41,7 +41,7 @@ double PeakTracker::measure(int count) {
   const double start = clock_();
   windows_(fresh);
   const double seconds = clock_() - start;
-  visit_seconds_ = std::min(visit_seconds_, seconds * kBetweenSteps / count);
+  sample_seconds_ = std::min(sample_seconds_, seconds * kBetweenSteps / count);
   for (const double rate : fresh) {
     if (rate <= flops_) continue;  // false while flops_ is unknown (NaN)
     flops_ = rate;
@@ -52,17 +52,17 @@ double PeakTracker::measure(int count) {
 
 bool PeakTracker::is_due() const {
   if (!windows_) return false;
-  const double room = std::min(kMostSeconds, kShare * (clock_() - started_)) - visits_seconds_;
-  return room >= visit_seconds_;
+  const double room = std::min(kMostSeconds, kShare * (clock_() - started_)) - samples_seconds_;
+  return room >= sample_seconds_;
 }
 
-void PeakTracker::visit() { visits_seconds_ += measure(kBetweenSteps); }
+void PeakTracker::sample() { samples_seconds_ += measure(kBetweenSteps); }
 
 std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   if (!(flops > flops_)) return {};
   const std::string faster =
       format("{} ran at {:.4g} TFLOP/s, above the peak of {:.4g}", what, flops * 1e-12, flops_ * 1e-12);
-  const bool first = !std::exchange(told_, true);
+  const bool first = !std::exchange(reported_, true);
   if (!is_measured()) {
     if (!first) return {};
     return faster + (origin_ == "user" ? " set by hardware.peak_tflops: that value is too low, so utilisation may "

@@ -53,7 +53,7 @@ class PeakTracker {
   /// True if the run has lasted long enough for another sample.
   bool is_due() const;
   /// Takes that sample.
-  void visit();
+  void sample();
 
   /// Raises a measured peak to `flops`, the FLOP/s per device at which `what` ("the GEMMs of step 3") ran, if that is
   /// higher. Returns a message the first time that a rate exceeds the peak, an empty string after that.
@@ -65,13 +65,13 @@ class PeakTracker {
   Windows windows_;
   Clock clock_;
   double started_ = 0;
-  double visits_seconds_ = 0;   // seconds of all samples
-  double visit_seconds_ = 1e9;  // seconds of an undisturbed sample: the shortest so far
-  std::vector<double> rates_;   // rates of all windows
-  bool told_ = false;
+  double samples_seconds_ = 0;   // seconds of all samples
+  double sample_seconds_ = 1e9;  // seconds of an undisturbed sample: the shortest so far
+  std::vector<double> rates_;    // rates of all windows
+  bool reported_ = false;
 };
 
-/// Determines this device's peak for this compute type; on CPUs, it is measured in windows. measure() and visit() of
+/// Determines this device's peak for this compute type; on CPUs, it is measured in windows. measure() and sample() of
 /// such a tracker are collective, and the rates are means over the ranks, identical on all of them. Collective. Device
 /// and world must outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);

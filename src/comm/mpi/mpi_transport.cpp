@@ -112,8 +112,8 @@ class MpiTransport final : public Transport {
     return outgoing_.empty();
   }
 
-  Bell& bell() override { return bell_; }
-  bool peers_ring() const override { return false; }
+  Notifier& notifier() override { return notifier_; }
+  bool peers_notify() const override { return false; }
 
  private:
   struct Message {
@@ -164,7 +164,7 @@ class MpiTransport final : public Transport {
 
   const MpiTable& mpi_;
   int rank_ = 0, size_ = 1, max_tag_ = 32767;
-  Bell bell_;
+  Notifier notifier_;
   // Requests in flight: element 0 receives the next control message, the rest belong to operations. messages_[i]
   // describes requests_[i].
   std::vector<MpiRequest> requests_;

@@ -17,9 +17,9 @@
 namespace trainer::comm::nccl {
 namespace {
 
-constexpr double kGlance = 20e-3;        // interval at which the watcher checks for ended or failed operations
-constexpr double kAbandonSeconds = 1;    // grace period for operations whose ticket was lost to an exception
-constexpr double kFarewellSeconds = 10;  // grace period for finalizing communicators
+constexpr double kWatchInterval = 20e-3;  // interval at which the watcher checks for ended or failed operations
+constexpr double kAbandonSeconds = 1;     // grace period for operations whose ticket was lost to an exception
+constexpr double kFinalizeSeconds = 10;   // grace period for finalizing communicators
 constexpr double kSpin =
     200e-6;  // NCCL's thread usually enqueues an operation within this time, unless ranks have yet to connect
 constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
@@ -92,7 +92,7 @@ void Fabric::end() noexcept {
   watcher_.join();
   if (engine_.failed()) abort_all();
   // Nothing is in flight now. Child communicators are finalized before the communicator from which they were split.
-  const double until = now_seconds() + kFarewellSeconds;
+  const double until = now_seconds() + kFinalizeSeconds;
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);
     state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected, or failed
@@ -209,7 +209,7 @@ void Fabric::abandon(Launched& launched) noexcept {
   };
   if (!wait(kAbandonSeconds)) {
     engine_.end_all_operations();  // the watcher then aborts the communicators
-    wait(kFarewellSeconds);
+    wait(kFinalizeSeconds);
   }
   const std::lock_guard lock(mutex_);
   launched.joined = true;
@@ -249,9 +249,9 @@ void Fabric::abort_all() {
 void Fabric::watch() {
   prctl(PR_SET_NAME, "nccl watch");
   cudaSetDevice(device_.gpu().ordinal);
-  const std::chrono::duration<double> glance(std::min(kGlance, engine_.options().timeout_s / 20));
+  const std::chrono::duration<double> watch_interval(std::min(kWatchInterval, engine_.options().timeout_s / 20));
   std::unique_lock lock(mutex_);
-  while (!ending_changed_.wait_for(lock, glance, [this] { return ending_; })) {
+  while (!ending_changed_.wait_for(lock, watch_interval, [this] { return ending_; })) {
     if (aborted_) continue;
     take_ended();
     look_for_errors();

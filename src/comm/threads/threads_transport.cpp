@@ -28,7 +28,7 @@ struct Mailbox {
   std::vector<Offer*> offers;  // to this rank, in sending order
   std::vector<ControlMessage> control;
   std::deque<Offer> made;  // made by this rank; never freed before the world ends, since receivers refer to them
-  Bell bell;
+  Notifier notifier;
 };
 
 }  // namespace
@@ -68,7 +68,7 @@ class ThreadsTransport final : public Transport {
       const std::lock_guard lock(box.mutex);
       box.offers.push_back(offer);
     }
-    box.bell.ring();
+    box.notifier.notify();
   }
 
   void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) override {
@@ -109,7 +109,7 @@ class ThreadsTransport final : public Transport {
       const std::lock_guard lock(box.mutex);
       box.control.push_back(message);
     }
-    box.bell.ring();
+    box.notifier.notify();
   }
   bool receive_control(ControlMessage& message) override {
     const std::lock_guard lock(own_.mutex);
@@ -119,8 +119,8 @@ class ThreadsTransport final : public Transport {
     return true;
   }
 
-  Bell& bell() override { return own_.bell; }
-  bool peers_ring() const override { return true; }
+  Notifier& notifier() override { return own_.notifier; }
+  bool peers_notify() const override { return true; }
 
  private:
   struct Wanted {
@@ -146,7 +146,7 @@ class ThreadsTransport final : public Transport {
       const int64_t bytes = offer.bytes;
       if (bytes == wanted.bytes) std::memcpy(wanted.data, offer.data, static_cast<size_t>(bytes));
       offer.state.store(Offer::done, std::memory_order_release);
-      exchange_->boxes[static_cast<size_t>(wanted.from)].bell.ring();
+      exchange_->boxes[static_cast<size_t>(wanted.from)].notifier.notify();
       TRAINER_CHECK(bytes == wanted.bytes,
                     "rank {} sent {} bytes to rank {}, which expects {} bytes: the ranks run different operations",
                     wanted.from, bytes, rank_, wanted.bytes);

@@ -25,10 +25,10 @@ struct BackwardShape {
   /// Rows of a kept tile.
   static constexpr int kKept = kWarpRows * kWarps / kColumnWarps;
   /// Rows of a streamed tile; shared memory is double-buffered.
-  static constexpr int kPassing = kTall || kCols > (kDropout ? 64 : 128) ? 32 : 64;
+  static constexpr int kStreamed = kTall || kCols > (kDropout ? 64 : 128) ? 32 : 64;
   static constexpr int kSumCols = kCols / kColumnWarps;
-  static constexpr int kSharedBytes = (2 * kKept + 4 * kPassing) * kCols * static_cast<int>(sizeof(bf16)) +
-                                      4 * kPassing * static_cast<int>(sizeof(float));
+  static constexpr int kSharedBytes = (2 * kKept + 4 * kStreamed) * kCols * static_cast<int>(sizeof(bf16)) +
+                                      4 * kStreamed * static_cast<int>(sizeof(float));
   /// Resident blocks per multiprocessor.
   static constexpr int kResident = kTall ? 2 : 1;
   // Sizes for the shared memory of sm_80 (tall) or sm_90.
@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
     attention_backward_kernel(const AttentionArgs args) {
   using Shape = BackwardShape<kCols, kDropout>;
   constexpr int kBlocks = Shape::kBlocks, kWarpRows = Shape::kWarpRows;
-  constexpr int kKept = Shape::kKept, kPassing = Shape::kPassing, kN = kPassing / 8, kTile = kPassing * kCols;
-  bf16* const kept_a = dynamic_shared<bf16>();                                 // k or q
-  bf16* const kept_b = kept_a + kKept * kCols;                                 // v or dout
-  bf16* const passing_a = kept_b + kKept * kCols;                              // q or k, two tiles
-  bf16* const passing_b = passing_a + 2 * kTile;                               // dout or v
-  float* const passing_lse = reinterpret_cast<float*>(passing_b + 2 * kTile);  // for streamed queries, two tiles
-  float* const passing_delta = passing_lse + 2 * kPassing;
+  constexpr int kKept = Shape::kKept, kStreamed = Shape::kStreamed, kN = kStreamed / 8, kTile = kStreamed * kCols;
+  bf16* const kept_a = dynamic_shared<bf16>();                                   // k or q
+  bf16* const kept_b = kept_a + kKept * kCols;                                   // v or dout
+  bf16* const streamed_a = kept_b + kKept * kCols;                               // q or k, two tiles
+  bf16* const streamed_b = streamed_a + 2 * kTile;                               // dout or v
+  float* const streamed_lse = reinterpret_cast<float*>(streamed_b + 2 * kTile);  // for streamed queries, two tiles
+  float* const streamed_delta = streamed_lse + 2 * kStreamed;
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warp_row = warp / Shape::kColumnWarps * kWarpRows,
@@ -64,24 +64,24 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   const int64_t key_row = sequence * args.k_capacity, query_row = sequence * args.q_len;
   const int64_t kept_row = (kKeysKept ? key_row : query_row) + first;
   const auto first_key_of = [&](int query) { return kBounded ? first_key(args, sequence, query) : 0; };
-  const int first_row = (kKeysKept ? first : first_key_of(first)) / kPassing * kPassing;
+  const int first_row = (kKeysKept ? first : first_key_of(first)) / kStreamed * kStreamed;
   const int last_query = kKeysKept && kBounded ? queries_before(args, sequence, first + valid) : length;
   const int end_row = kKeysKept ? last_query : first + valid;
-  const int steps = (end_row - first_row + kPassing - 1) / kPassing * (kKeysKept ? args.group : 1);
+  const int steps = (end_row - first_row + kStreamed - 1) / kStreamed * (kKeysKept ? args.group : 1);
 
   const auto load_passing = [&](int at_row, int of_head, int stage) {
     const int64_t from = (kKeysKept ? query_row : key_row) + at_row;
-    load_tile<kCols, kPassing, Shape::kThreads>(passing_a + stage * kTile, kKeysKept ? args.q : args.k, from,
-                                                length - at_row, of_head, args.head_dim);
-    load_tile<kCols, kPassing, Shape::kThreads>(passing_b + stage * kTile, kKeysKept ? args.dout : args.v, from,
-                                                length - at_row, of_head, args.head_dim);
+    load_tile<kCols, kStreamed, Shape::kThreads>(streamed_a + stage * kTile, kKeysKept ? args.q : args.k, from,
+                                                 length - at_row, of_head, args.head_dim);
+    load_tile<kCols, kStreamed, Shape::kThreads>(streamed_b + stage * kTile, kKeysKept ? args.dout : args.v, from,
+                                                 length - at_row, of_head, args.head_dim);
     if constexpr (kKeysKept) {  // zeros for rows beyond the end, which then do not contribute
       const int i = static_cast<int>(threadIdx.x);
-      if (i < kPassing) {
+      if (i < kStreamed) {
         const bool inside = at_row + i < length;
         const int64_t at = (sequence * args.heads + of_head) * length + (inside ? at_row + i : 0);
-        copy_4_async(passing_lse + stage * kPassing + i, args.lse + at, inside);
-        copy_4_async(passing_delta + stage * kPassing + i, args.delta + at, inside);
+        copy_4_async(streamed_lse + stage * kStreamed + i, args.lse + at, inside);
+        copy_4_async(streamed_delta + stage * kStreamed + i, args.delta + at, inside);
       }
     }
   };
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   int row = first_row,
       head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // row and head of the streamed tile
   const auto advance = [&](int& to_row, int& to_head) {
-    to_row += kPassing;
+    to_row += kStreamed;
     if (to_row >= end_row) {  // the end of this head
       to_row = first_row;
       ++to_head;
@@ -133,16 +133,16 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
     }
 
     // Visibility for this warp's rows: `seen` if any query sees any key, `whole` if every query sees all keys.
-    const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, passing_high = row + kPassing - 1;
-    bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
-    bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;
+    const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, streamed_high = row + kStreamed - 1;
+    bool seen = kKeysKept ? kept_low <= streamed_high : row <= kept_high;
+    bool whole = kKeysKept ? kept_high <= row : streamed_high <= kept_low;
     if constexpr (kBounded) {
-      seen = seen && first_key_of(kKeysKept ? row : kept_low) <= (kKeysKept ? kept_high : passing_high);
-      whole = whole && first_key_of(kKeysKept ? passing_high : kept_high) <= (kKeysKept ? kept_low : row);
+      seen = seen && first_key_of(kKeysKept ? row : kept_low) <= (kKeysKept ? kept_high : streamed_high);
+      whole = whole && first_key_of(kKeysKept ? streamed_high : kept_high) <= (kKeysKept ? kept_low : row);
     }
     if (!seen) continue;
-    const bf16* const tile_a = passing_a + stage * kTile;
-    const bf16* const tile_b = passing_b + stage * kTile;
+    const bf16* const tile_a = streamed_a + stage * kTile;
+    const bf16* const tile_b = streamed_b + stage * kTile;
 
     float p[kBlocks][kN][4] = {};
     multiply_rows<kCols>(p, kept_a, left, tile_a, rows);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const int column = 8 * j + lane % 4 * 2 + c % 2;
-          const float lse = kKeysKept ? passing_lse[stage * kPassing + column] * kLog2e : row_lse[i][c / 2];
+          const float lse = kKeysKept ? streamed_lse[stage * kStreamed + column] * kLog2e : row_lse[i][c / 2];
           p[i][j][c] = fast_exp2(fmaf(p[i][j][c], args.scale_log2, -lse));
         }
       }
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
       return (dropped[bit / 32] >> (bit % 32) & 1) != 0 ? 0.0f : args.keep_scale;
     };
     const auto delta_of = [&](int i, int j, int c) {
-      return kKeysKept ? passing_delta[stage * kPassing + 8 * j + lane % 4 * 2 + c % 2] : row_delta[i][c / 2];
+      return kKeysKept ? streamed_delta[stage * kStreamed + 8 * j + lane % 4 * 2 + c % 2] : row_delta[i][c / 2];
     };
 
     if constexpr (kKeysKept) {

@@ -52,7 +52,7 @@ TEST(Peak, IsTheBestOfAllWindowsAndReportsTheirSpread) {
   EXPECT_EQ(report.raised_by, "");
 }
 
-TEST(Peak, VisitsTakeTheirShareOfTheRunAndNoMore) {
+TEST(Peak, SamplesTakeTheirShareOfTheRunAndNoMore) {
   Machinery machine{.rates = {1}};
   PeakTracker peak = machine.tracker();
   peak.measure();
@@ -64,7 +64,7 @@ TEST(Peak, VisitsTakeTheirShareOfTheRunAndNoMore) {
     machine.now += 0.05;
     if (!peak.is_due()) continue;
     const double before = machine.now;
-    peak.visit();
+    peak.sample();
     measuring += machine.now - before;
     EXPECT_FALSE(peak.is_due()) << "twice at step " << step;
   }
@@ -74,7 +74,7 @@ TEST(Peak, VisitsTakeTheirShareOfTheRunAndNoMore) {
   machine.now += 1e6;
   for (int step = 0; step < 100'000 && peak.is_due(); ++step) {
     const double before = machine.now;
-    peak.visit();
+    peak.sample();
     measuring += machine.now - before;
   }
   EXPECT_FALSE(peak.is_due());
@@ -82,7 +82,7 @@ TEST(Peak, VisitsTakeTheirShareOfTheRunAndNoMore) {
   EXPECT_GT(measuring, 0.95 * PeakTracker::kMostSeconds);
 }
 
-TEST(Peak, AVisitThatWasDisturbedIsPaidForBeforeTheNext) {
+TEST(Peak, ASampleThatWasDisturbedIsPaidForBeforeTheNext) {
   Machinery machine{.rates = {1}};
   double slow = 0;  // seconds lost in every measurement
   PeakTracker peak(
@@ -99,7 +99,7 @@ TEST(Peak, AVisitThatWasDisturbedIsPaidForBeforeTheNext) {
   machine.now += 3;
   EXPECT_TRUE(peak.is_due()) << "start-up is not charged, and its slow measurement no measure of the next";
   slow = 0.02;
-  peak.visit();
+  peak.sample();
   machine.now += 9;
   EXPECT_FALSE(peak.is_due()) << "24 ms are two thousandths of 12 s, and the next needs 4 more";
   machine.now += 3;
@@ -171,7 +171,7 @@ TEST(Peak, RanksMeasureTogetherAndKnowTheSameRates) {
   comm::run_on_threads(kRanks, {}, [&](comm::World& world) {
     device::CpuDevice device(1);
     PeakTracker peak = make_peak(device, DType::f32, config::Config(), world);
-    peak.visit();
+    peak.sample();
     reports[static_cast<size_t>(world.rank())] = peak.report();
   });
   EXPECT_EQ(reports[0].windows, PeakTracker::kAtStart + PeakTracker::kBetweenSteps);

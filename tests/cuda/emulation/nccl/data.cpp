@@ -85,8 +85,8 @@ const char* name_of(ncclDataType_t type) {
   }
 }
 
-void carry_out(const Meeting& meeting) {
-  const std::vector<Part*>& parts = meeting.parts;
+void carry_out(const Rendezvous& rendezvous) {
+  const std::vector<Part*>& parts = rendezvous.parts;
   const Part& first = *parts.front();
   const size_t bytes = first.count * size_of(first.type);
   const auto copy = [](void* to, const void* from, size_t n) {

@@ -13,8 +13,8 @@ namespace {
 struct Clique {
   int size = 0;
   std::vector<NcclComm*> members;  // by rank; null: not there yet
-  std::map<uint64_t, Meeting> collectives;
-  std::map<std::pair<int, int>, std::map<uint64_t, Meeting>> messages;  // by sender and receiver
+  std::map<uint64_t, Rendezvous> collectives;
+  std::map<std::pair<int, int>, std::map<uint64_t, Rendezvous>> messages;  // by sender and receiver
   struct Split {
     int color = 0, key = 0, rank = 0;
     NcclComm* made = nullptr;
@@ -65,8 +65,8 @@ bool gather_partners(Item& item, std::vector<Item*>& together) {
   together.push_back(&item);
   for (size_t i = 0; i < together.size(); ++i)
     for (const Part& part : together[i]->parts) {
-      if (part.meeting->parts.size() < part.meeting->expected) return false;
-      for (const Part* other : part.meeting->parts) {
+      if (part.rendezvous->parts.size() < part.rendezvous->expected) return false;
+      for (const Part* other : part.rendezvous->parts) {
         if (!other->item->started || other->item->hangs || other->item->comm->gone) return false;
         if (std::find(together.begin(), together.end(), other->item) == together.end()) together.push_back(other->item);
       }
@@ -74,9 +74,9 @@ bool gather_partners(Item& item, std::vector<Item*>& together) {
   return true;
 }
 
-/// Drops the calls of an aborted communicator: their parts leave their meetings, where partners still look.
+/// Drops the calls of an aborted communicator: their parts leave their rendezvous, where partners still look.
 void withdraw(Item& item) {
-  for (const Part& part : item.parts) std::erase(part.meeting->parts, &part);
+  for (const Part& part : item.parts) std::erase(part.rendezvous->parts, &part);
 }
 
 bool run(Item& item) {
@@ -91,12 +91,12 @@ bool run(Item& item) {
   for (Item* other : together)
     if (!advance(*other->stream, other->place)) return false;
   if (item.done) return true;  // a partner's stream got there meanwhile
-  std::set<const Meeting*> meetings;
+  std::set<const Rendezvous*> rendezvous_points;
   for (Item* each : together) {
     each->done = true;
-    for (const Part& part : each->parts) meetings.insert(part.meeting);
+    for (const Part& part : each->parts) rendezvous_points.insert(part.rendezvous);
   }
-  for (const Meeting* meeting : meetings) carry_out(*meeting);
+  for (const Rendezvous* rendezvous : rendezvous_points) carry_out(*rendezvous);
   return true;
 }
 
@@ -104,25 +104,25 @@ void check(const NcclComm* comm, const char* what) {
   if (!library().live.contains(const_cast<NcclComm*>(comm))) fail("%s on a communicator that is gone", what);
 }
 
-/// The parts find their meetings in the order of the calls.
-void meet(NcclComm& comm, const std::shared_ptr<Item>& item) {
+/// The parts join their rendezvous in the order of the calls.
+void join_rendezvous(NcclComm& comm, const std::shared_ptr<Item>& item) {
   for (Part& part : item->parts) {
-    Meeting* meeting = nullptr;
+    Rendezvous* rendezvous = nullptr;
     if (part.kind == CallKind::send || part.kind == CallKind::receive) {
       const auto ends = part.kind == CallKind::send ? std::pair{comm.rank, part.root} : std::pair{part.root, comm.rank};
       // Each end counts for itself.
       uint64_t& number = comm.messages[{part.kind == CallKind::send ? 0 : 1, part.root}];
-      meeting = &comm.clique->messages[ends][number++];
-      meeting->expected = 2;
+      rendezvous = &comm.clique->messages[ends][number++];
+      rendezvous->expected = 2;
     } else {
-      meeting = &comm.clique->collectives[comm.collectives++];
-      meeting->expected = static_cast<size_t>(comm.clique->size);
+      rendezvous = &comm.clique->collectives[comm.collectives++];
+      rendezvous->expected = static_cast<size_t>(comm.clique->size);
     }
     part.rank = comm.rank;
-    part.meeting = meeting;
+    part.rendezvous = rendezvous;
     part.item = item.get();
-    meeting->parts.push_back(&part);
-    std::sort(meeting->parts.begin(), meeting->parts.end(), [](Part* a, Part* b) { return a->rank < b->rank; });
+    rendezvous->parts.push_back(&part);
+    std::sort(rendezvous->parts.begin(), rendezvous->parts.end(), [](Part* a, Part* b) { return a->rank < b->rank; });
     char text[100];
     std::snprintf(text, sizeof(text), "%s %zu %s of %d", kNames[static_cast<int>(part.kind)], part.count,
                   name_of(part.type), comm.clique->size);
@@ -135,7 +135,7 @@ void start(NcclComm& comm) {
     const NcclFaults& faults = library().faults;
     item->hangs = comm.device == faults.hanging_device && library().operations[comm.device] >= faults.hang_from;
     ++library().operations[comm.device];
-    meet(comm, item);
+    join_rendezvous(comm, item);
     item->place = item->stream->queued;
     item->started = true;
     if (enqueue(item->stream, [item] { return run(*item); }) != cudaSuccess) comm.error = ncclUnhandledCudaError;

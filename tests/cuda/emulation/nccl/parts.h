@@ -10,7 +10,7 @@ inline constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_ga
                                          "reduce",     "send",           "receive"};
 
 struct Item;
-struct Meeting;
+struct Rendezvous;
 
 /// One rank's share of a collective, or one end of a message.
 struct Part {
@@ -22,12 +22,12 @@ struct Part {
   ncclRedOp_t op;
   int root;  // or the peer
   int rank = 0;
-  Meeting* meeting = nullptr;
+  Rendezvous* rendezvous = nullptr;
   Item* item = nullptr;
 };
 
 /// Collects the parts of one collective or message.
-struct Meeting {
+struct Rendezvous {
   size_t expected = 0;
   std::vector<Part*> parts;  // collectives: by rank in the end
 };
@@ -43,7 +43,7 @@ struct Item {
 
 /// "f32", "bytes".
 const char* name_of(ncclDataType_t type);
-/// Moves and adds the data of a meeting to which all have come.
-void carry_out(const Meeting& meeting);
+/// Moves and adds the data of a rendezvous at which all parts have arrived.
+void carry_out(const Rendezvous& rendezvous);
 
 }  // namespace emulator
