@@ -39,7 +39,7 @@ struct GemmBlock {
 };
 
 /// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the small-batch kernels is op(A), whose m <=
-/// kSkinnyRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
+/// kSmallBatchRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
   using Sum = AccumulatorOf<T>;
@@ -69,17 +69,17 @@ struct GemmKernels {
   void (*block)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;       // b: P
   void (*block_kept)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;  // b: T
 
-  /// Computes columns [col, col + cols) of C for row-major b [k, ·]; x [k][m_pad]; cols <= kSkinnyCols.
-  void (*skinny)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
-                 const GemmStore<T, C>& store) = nullptr;
+  /// Computes columns [col, col + cols) of C for row-major b [k, ·]; x [k][m_pad]; cols <= kSmallBatchCols.
+  void (*small_batch)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                      const GemmStore<T, C>& store) = nullptr;
   /// The same for b [·, k] (trans_b); x [m_pad][k].
-  void (*skinny_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
-                       const GemmStore<T, C>& store) = nullptr;
+  void (*small_batch_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                            const GemmStore<T, C>& store) = nullptr;
 };
 
-inline constexpr int64_t kSkinnyRows = 8;
-inline constexpr int64_t kSkinnyCols = 512;
-constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
+inline constexpr int64_t kSmallBatchRows = 8;
+inline constexpr int64_t kSmallBatchCols = 512;
+constexpr int64_t small_batch_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
 /// Kernels for bf16 panels, with tiles or with pairs: packing and block GEMMs only.
 struct Bf16Table {

@@ -67,11 +67,11 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
 
 /// Sums of M rows stay in L1 while B is read eight rows at a time.
 template <int M, bool Near, typename T, typename C>
-void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
-                 const GemmStore<T, C>& s) {
+void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
+                      int64_t cols, const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, kTerms = 8;
-  alignas(64) P sums[M * kSkinnyCols] = {};
+  alignas(64) P sums[M * kSmallBatchCols] = {};
   const int64_t whole = cols / L * L;
   b += col;
   int64_t term = 0;
@@ -79,7 +79,7 @@ void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
     for (int64_t j = 0; j < whole; j += L) {
       Vec<P> acc[M];
 #pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) acc[i] = load(sums + i * kSkinnyCols + j);
+      for (int i = 0; i < M; ++i) acc[i] = load(sums + i * kSmallBatchCols + j);
 #pragma GCC unroll 8
       for (int t = 0; t < kTerms; ++t) {
         const Vec<P> w = load(b + (term + t) * ldb + j);
@@ -88,7 +88,7 @@ void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
         for (int i = 0; i < M; ++i) acc[i] = fmadd(splat(x[(term + t) * M + i]), w, acc[i]);
       }
 #pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) store(sums + i * kSkinnyCols + j, acc[i]);
+      for (int i = 0; i < M; ++i) store(sums + i * kSmallBatchCols + j, acc[i]);
     }
   const int64_t done = term;
   for (int64_t j = 0; j < cols; j += L) {
@@ -96,18 +96,18 @@ void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
     for (int64_t t = lanes == L ? done : 0; t < k; ++t) {
       const Vec<P> w = lanes == L ? load(b + t * ldb + j) : load_n(b + t * ldb + j, lanes);
       for (int i = 0; i < M; ++i) {
-        P* const sum = sums + i * kSkinnyCols + j;
+        P* const sum = sums + i * kSmallBatchCols + j;
         store(sum, fmadd(splat(x[t * M + i]), w, load(sum)));
       }
     }
   }
-  finish<Near>(sums, kSkinnyCols, 0, col, m, cols, s);
+  finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
 /// Computes dot products of M rows of x with W rows of b, which share the loads.
 template <int M, int W, typename T>
-[[gnu::always_inline]] inline void skinny_dots(const AccumulatorOf<T>* x, const T* b, int64_t ldb, int64_t k,
-                                               AccumulatorOf<T>* sums) {
+[[gnu::always_inline]] inline void small_batch_dots(const AccumulatorOf<T>* x, const T* b, int64_t ldb, int64_t k,
+                                                    AccumulatorOf<T>* sums) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>;
   Vec<P> acc[M][W] = {};
@@ -126,48 +126,48 @@ template <int M, int W, typename T>
       for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load_n(x + i * k + term, k - term), w, acc[i][j]);
     }
   for (int i = 0; i < M; ++i)
-    for (int j = 0; j < W; ++j) sums[i * kSkinnyCols + j] = lane_sum<P>(acc[i][j]);
+    for (int j = 0; j < W; ++j) sums[i * kSmallBatchCols + j] = lane_sum<P>(acc[i][j]);
 }
 
 template <int M, bool Near, typename T, typename C>
-void skinny_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
-                     int64_t cols, const GemmStore<T, C>& s) {
+void small_batch_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
+                          int64_t cols, const GemmStore<T, C>& s) {
   constexpr int W = M <= 2 ? 4 : M == 4 ? 2 : 1;
-  alignas(64) AccumulatorOf<T> sums[M * kSkinnyCols];
+  alignas(64) AccumulatorOf<T> sums[M * kSmallBatchCols];
   b += col * ldb;
   int64_t j = 0;
-  for (; j + W <= cols; j += W) skinny_dots<M, W>(x, b + j * ldb, ldb, k, sums + j);
-  for (; j < cols; ++j) skinny_dots<M, 1>(x, b + j * ldb, ldb, k, sums + j);
-  finish<Near>(sums, kSkinnyCols, 0, col, m, cols, s);
+  for (; j + W <= cols; j += W) small_batch_dots<M, W>(x, b + j * ldb, ldb, k, sums + j);
+  for (; j < cols; ++j) small_batch_dots<M, 1>(x, b + j * ldb, ldb, k, sums + j);
+  finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
 template <bool Near, typename T, typename C>
-void skinny(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
-            const GemmStore<T, C>& s) {
-  switch (skinny_pad(m)) {
+void small_batch(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                 const GemmStore<T, C>& s) {
+  switch (small_batch_pad(m)) {
     case 1:
-      return skinny_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
     case 2:
-      return skinny_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
     case 4:
-      return skinny_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
     default:
-      return skinny_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
   }
 }
 
 template <bool Near, typename T, typename C>
-void skinny_trans(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
-                  const GemmStore<T, C>& s) {
-  switch (skinny_pad(m)) {
+void small_batch_trans(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
+                       int64_t cols, const GemmStore<T, C>& s) {
+  switch (small_batch_pad(m)) {
     case 1:
-      return skinny_dot_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_dot_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
     case 2:
-      return skinny_dot_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_dot_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
     case 4:
-      return skinny_dot_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_dot_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
     default:
-      return skinny_dot_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
+      return small_batch_dot_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
   }
 }
 
@@ -186,8 +186,8 @@ constexpr GemmKernels<T, C> kernels() {
           .pack_b_kept = pack_b<T, T>,
           .block = block<R, Near, P, T, C>,
           .block_kept = block<R, Near, T, T, C>,
-          .skinny = skinny<Near, T, C>,
-          .skinny_trans = skinny_trans<Near, T, C>};
+          .small_batch = small_batch<Near, T, C>,
+          .small_batch_trans = small_batch_trans<Near, T, C>};
 }
 
 template <int R, bool Near = false>
