@@ -79,7 +79,7 @@ void await_pipe(int file, const std::string& path) {
   }
 }
 
-fs::path temporary_beside(const fs::path& path) { return format("{}.{}.new", path.string(), ::getpid()); }
+fs::path temporary_next_to(const fs::path& path) { return format("{}.{}.new", path.string(), ::getpid()); }
 
 }  // namespace
 
@@ -129,7 +129,7 @@ void publish(const fs::path& from, const fs::path& to) {
 }
 
 void replace_file(const fs::path& given, std::string_view bytes) {
-  const fs::path path = replaced_by(given), temporary = temporary_beside(path);
+  const fs::path path = replaced_by(given), temporary = temporary_next_to(path);
   File file = File::overwrite(temporary, path);
   try {
     file.write(std::as_bytes(std::span(bytes)));
@@ -143,7 +143,7 @@ void replace_file(const fs::path& given, std::string_view bytes) {
 }
 
 void require_replaceable(const fs::path& given) {
-  const fs::path path = replaced_by(given), temporary = temporary_beside(path);
+  const fs::path path = replaced_by(given), temporary = temporary_next_to(path);
   File::overwrite(temporary, path);
   ::unlink(temporary.c_str());
 }

@@ -217,7 +217,7 @@ class Profile {
     plan::Link& link = spans ? cluster_.inter : cluster_.intra;
     if (link.gb_per_s > 0) return;
     fit(link, group.size(), per_node);
-    if (options_.steps) measure_beside(link, timer, group, per_node);
+    if (options_.steps) measure_overlapped(link, timer, group, per_node);
   }
 
   /// Fits the constants of a link to a group's all-gathers. They predict the times of groups that were not measured.
@@ -236,7 +236,7 @@ class Profile {
 
   /// Measures how much all-reduces and concurrent steps of a small model slow each other down. Unlike GEMMs on cached
   /// operands, steps compete with communication for memory bandwidth and cache.
-  void measure_beside(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
+  void measure_overlapped(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
     constexpr double kLongest = 0.15, kLonger = 4;  // longest all-reduce in seconds; compute time / all-reduce time
     int64_t n = 0;
     for (const plan::CollectivePoint& point : cluster_.collectives)
@@ -253,7 +253,7 @@ class Profile {
     const auto compute = [&] {
       for (int i = 0; i < steps; ++i) model.step();
     };
-    const double alone = timer.slowest(compute, options_.repeats), all_sums = sums * sum;
+    const double single = timer.slowest(compute, options_.repeats), all_sums = sums * sum;
     std::vector<double> computed, communicated, both;
     for (int i = 0; i < options_.repeats; ++i) {
       world_.control().barrier();
@@ -269,15 +269,15 @@ class Profile {
       device_->synchronize();
       both.push_back(now_seconds() - begin);
     }
-    const double beside = timer.slowest_median(communicated);
-    if (beside == 0) {  // a GPU's stream does not report when an operation ended
-      link.slowdown = std::clamp((timer.slowest_median(both) - alone) / all_sums, 0.0, 1.0);
+    const double overlapped = timer.slowest_median(communicated);
+    if (overlapped == 0) {  // a GPU's stream does not report when an operation ended
+      link.slowdown = std::clamp((timer.slowest_median(both) - single) / all_sums, 0.0, 1.0);
       return;
     }
     // Communication that was still running after compute ended had no competition.
-    const double computing = timer.slowest_median(computed), both_ran = std::min(beside, computing);
-    link.slowdown = std::clamp((computing - alone) / both_ran, 0.0, 1.0);
-    link.progress = std::clamp((all_sums - (beside - both_ran)) / both_ran, 0.01, 1.0);
+    const double computing = timer.slowest_median(computed), both_ran = std::min(overlapped, computing);
+    link.slowdown = std::clamp((computing - single) / both_ran, 0.0, 1.0);
+    link.progress = std::clamp((all_sums - (overlapped - both_ran)) / both_ran, 0.01, 1.0);
   }
 
   comm::World& world_;

@@ -28,7 +28,7 @@ class SmallModel {
 
  private:
   const config::Config config_;
-  const std::unique_ptr<comm::World> alone_ = comm::solo_world();
+  const std::unique_ptr<comm::World> solo_ = comm::solo_world();
   const train::BatchSource random_;
   train::Trainer trainer_;
   int64_t steps_ = 0;

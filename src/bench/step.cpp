@@ -104,7 +104,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
     }
   }
   for (const auto& [rate, what] : rates)
-    if (const std::string told = peak.raise_to_rate(rate, what); !told.empty()) log::warning("{}", told);
+    if (const std::string message = peak.raise_to_rate(rate, what); !message.empty()) log::warning("{}", message);
   bench.peak = peak.report();
   const config::Utilisation use = config::utilisation(flops, bench.tokens_per_s, peak.flops());
   bench.mfu = use.mfu;

@@ -147,8 +147,8 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
     }
   }
   for (const auto& [name, tensor] : stored) {
-    const bool wanted = is_weight(name) || !rules.weights_only;
-    if (wanted && !used.contains(name)) problems.push_back(format("{}: not in the run's model", name));
+    const bool required = is_weight(name) || !rules.weights_only;
+    if (required && !used.contains(name)) problems.push_back(format("{}: not in the run's model", name));
   }
   if (!problems.empty()) {
     throw Error(Code::checkpoint,

@@ -127,8 +127,8 @@ class Intersection {
     // Byte offsets in the chunk and in local storage; number of elements; their stride in local storage, in bytes.
     int64_t from, to, count, step;
   };
-  Intersection(const Piece& piece, const std::vector<mesh::Run>& wanted, int64_t size)
-      : groups_(piece.runs), wanted_(wanted), size_(size) {}
+  Intersection(const Piece& piece, const std::vector<mesh::Run>& requested, int64_t size)
+      : groups_(piece.runs), requested_(requested), size_(size) {}
 
   /// Returns the copies to make from the next `bytes` bytes of the piece.
   const std::vector<Copy>& next(int64_t bytes) {
@@ -152,10 +152,10 @@ class Intersection {
 
  private:
   void add(int64_t begin, int64_t length, int64_t position) {
-    while (wanted_next_ < wanted_.size() && end_of(wanted_[wanted_next_]) <= begin) ++wanted_next_;
-    for (size_t w = wanted_next_; w < wanted_.size() && wanted_[w].global < begin + length; ++w) {
-      const int64_t from = std::max(begin, wanted_[w].global), to = std::min(begin + length, end_of(wanted_[w]));
-      const mesh::Run& run = wanted_[w];
+    while (requested_next_ < requested_.size() && end_of(requested_[requested_next_]) <= begin) ++requested_next_;
+    for (size_t w = requested_next_; w < requested_.size() && requested_[w].global < begin + length; ++w) {
+      const int64_t from = std::max(begin, requested_[w].global), to = std::min(begin + length, end_of(requested_[w]));
+      const mesh::Run& run = requested_[w];
       copies_.push_back({(position + from - begin) * size_, (run.local + (from - run.global) * run.stride) * size_,
                          to - from, run.stride * size_});
     }
@@ -163,10 +163,10 @@ class Intersection {
   static int64_t end_of(const mesh::Run& run) { return run.global + run.length; }
 
   const std::vector<RunGroup>& groups_;
-  const std::vector<mesh::Run>& wanted_;
+  const std::vector<mesh::Run>& requested_;
   int64_t size_;
   std::vector<Copy> copies_;
-  size_t group_ = 0, wanted_next_ = 0;
+  size_t group_ = 0, requested_next_ = 0;
   int64_t index_ = 0, done_ = 0;  // index of the run in its group, and elements of the run already visited
 };
 
@@ -282,12 +282,12 @@ std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, 
 }
 
 void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
-  const std::vector<mesh::Run> wanted = sorted_runs(slice);
-  OnHost local(slice, wanted);
+  const std::vector<mesh::Run> requested = sorted_runs(slice);
+  OnHost local(slice, requested);
   const int64_t size = size_of(stored.dtype);
   for (const Piece& piece : stored.pieces) {
     const int64_t bytes = piece.elements() * size;
-    Intersection intersection(piece, wanted, size);
+    Intersection intersection(piece, requested, size);
     for (size_t index = 0; index < piece.chunks.size(); ++index) {
       const int64_t begin = static_cast<int64_t>(index) * manifest_.chunk_bytes;
       const auto& copies = intersection.next(std::min(manifest_.chunk_bytes, bytes - begin));

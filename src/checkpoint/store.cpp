@@ -29,8 +29,8 @@ CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCal
     : folder_(std::move(folder)),
       retention_(retention),
       calls_(calls),
-      alone_(world == nullptr ? comm::solo_world() : nullptr),
-      world_(world == nullptr ? *alone_ : *world) {
+      solo_(world == nullptr ? comm::solo_world() : nullptr),
+      world_(world == nullptr ? *solo_ : *world) {
   run_on_first_rank([&] {
     make_folders(calls_, folder_);
     remove_left_overs();

@@ -97,7 +97,7 @@ class CheckpointStore {
   std::filesystem::path folder_;
   Retention retention_;
   SystemCalls& calls_;
-  std::unique_ptr<comm::World> alone_;  // used if there is no world
+  std::unique_ptr<comm::World> solo_;  // used if there is no world
   comm::World& world_;
   std::optional<Saving> saving_;  // declared last, for the same reason
 };

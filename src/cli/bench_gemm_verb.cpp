@@ -10,9 +10,9 @@ namespace {
 
 /// Returns the shapes of --shape, else those of the configuration's linear layers, else common shapes.
 std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
-  std::vector<bench::GemmShape> asked;
-  for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
-  if (!asked.empty()) return asked;
+  std::vector<bench::GemmShape> requested;
+  for (const auto& [m, k, n] : b.options.shapes) requested.push_back({m, k, n});
+  if (!requested.empty()) return requested;
   if (b.options.config.file.empty()) {
     if (b.machine.gpu)
       return {{32768, 768, 2304}, {32768, 768, 768},  {32768, 768, 3072}, {32768, 3072, 768}, {8192, 768, 50304},

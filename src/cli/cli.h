@@ -16,7 +16,7 @@ struct ConfigOptions {
   std::string file;
   std::vector<std::string> sets;  // "section.key=value"; the last value of a key wins
   std::string resume;             // overrides checkpoint.resume when not empty
-  comm::Facts asked;              // the verb and its options, compared across ranks
+  comm::Facts requested;          // the verb and its options, compared across ranks
 };
 /// Loads the file with the overrides, and resolves and checks the result for one rank. Without a file, returns the
 /// defaults with the overrides, without checking the number of ranks. Throws Code::config with all errors.

@@ -32,9 +32,9 @@ constexpr const char* kNotFinite = "the loss is not finite: training had diverge
 /// Returns the folder with the run's tokenized text: `tokens` in the run folder that contains the checkpoint, else the
 /// folder that the configuration names.
 fs::path tokens_of_run(const run::LoadedModel& model) {
-  const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
+  const fs::path next_to = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
   std::error_code none;
-  return fs::is_directory(beside, none) ? beside : data::token_cache(model.config);
+  return fs::is_directory(next_to, none) ? next_to : data::token_cache(model.config);
 }
 
 void require_same_data(const run::LoadedModel& model, const data::EvalData& source, bool allow) {

@@ -189,7 +189,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  return run_on_ranks([&](comm::World& world) { return generate(world, o); }, o.config.asked);
+  return run_on_ranks([&](comm::World& world) { return generate(world, o); }, o.config.requested);
 }
 
 }  // namespace trainer::cli

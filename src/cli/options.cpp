@@ -76,11 +76,11 @@ CLI::App& add_verb(CLI::App& app, CommandLine& line, const char* name, const cha
                    int (*command)(const Options&), Ranks ranks) {
   CLI::App& verb = *app.add_subcommand(name, help);
   verb.callback([&, command, ranks] {
-    const comm::Facts asked = facts_of(verb);
-    if constexpr (requires { options.config; }) options.config.asked = asked;
+    const comm::Facts requested = facts_of(verb);
+    if constexpr (requires { options.config; }) options.config.requested = requested;
     if constexpr (requires { options.what; }) options.what = verb.get_subcommands().front()->get_name();
     const auto run = [&] { return command(options); };
-    line.status = ranks == Ranks::all ? run() : run_on_first_rank(run, asked);
+    line.status = ranks == Ranks::all ? run() : run_on_first_rank(run, requested);
   });
   return verb;
 }
@@ -346,7 +346,7 @@ void declare(CLI::App& app, CommandLine& line) {
   add_train(app, line.bare);
   app.callback([&] {
     if (!app.get_subcommands().empty()) return;
-    line.bare.config.asked = facts_of(app);
+    line.bare.config.requested = facts_of(app);
     line.status = train_command(line.bare);
   });
   const auto verb = [&](const char* name, const char* help, auto& options, auto* command, Ranks ranks) -> CLI::App& {

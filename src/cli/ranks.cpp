@@ -48,12 +48,12 @@ comm::Facts facts_of(const config::Config& config) {
 /// Rank 0 reads and checks the file and broadcasts its text. Every rank returns the same configuration or throws the
 /// same error; ranks that were given different files or different --set values are rejected.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
-  comm::Facts asked = options.asked;
-  for (auto& [name, value] : asked) {  // the effective values are compared below instead
+  comm::Facts requested = options.requested;
+  for (auto& [name, value] : requested) {  // the effective values are compared below instead
     if (name == "--config" && !options.file.empty()) value = "given";
     if (name == "--set" || name == "--resume") value.clear();
   }
-  comm::require_same(world, asked, Code::usage, kOneCommand);
+  comm::require_same(world, requested, Code::usage, kOneCommand);
   std::string text, path = options.file;
   config::Config config;
   world.control().run_on_all_ranks([&] {
@@ -128,15 +128,15 @@ int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::Wor
   return status.front();
 }
 
-int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked) {
+int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& requested) {
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
-    comm::require_same(world, asked, Code::usage, kOneCommand);
+    comm::require_same(world, requested, Code::usage, kOneCommand);
     return verb(world);
   });
 }
 
-int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked) {
+int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& requested) {
   if (launched() <= 1) return verb();
   const auto on_first = [&](comm::World& world) {
     constexpr double kNoTimeout = 1e9;  // seconds
@@ -149,7 +149,7 @@ int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked
     world.control().sum({&status, 1});
     return static_cast<int>(status);
   };
-  return run_on_ranks(on_first, asked);
+  return run_on_ranks(on_first, requested);
 }
 
 int report(const std::exception_ptr& exception, int rank) {

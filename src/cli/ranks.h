@@ -16,11 +16,11 @@ config::LoadOptions reading_models(config::LoadOptions options);
 /// rank ends all ranks with the exit status of that error, which is printed once.
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb);
 
-/// Runs a verb that needs no configuration on all ranks. Throws Code::usage if `asked` differs between ranks.
-int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked);
+/// Runs a verb that needs no configuration on all ranks. Throws Code::usage if `requested` differs between ranks.
+int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& requested);
 
 /// Runs a single-rank verb on rank 0 while the other ranks wait.
-int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked);
+int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& requested);
 
 /// Prints an uncaught exception, unless a different rank prints it, and returns the exit status.
 int report(const std::exception_ptr& exception, int rank);

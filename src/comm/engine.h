@@ -79,7 +79,7 @@ class Engine {
   struct Probe {
     Channel* channel = nullptr;  // the probed channel; null: no probe is in flight
     int64_t number = 0;
-    double asked = 0, until = 0;
+    double sent = 0, until = 0;
     std::vector<int64_t> answers;  // by position in the group: operations started by the rank; -1: no answer
     std::vector<double> waits;     // by position in the group: ControlMessage::waits
   };

@@ -51,13 +51,13 @@ int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu) {
   return gpu ? static_cast<int>(std::ranges::count(gpus, gpus[static_cast<size_t>(world.rank())])) : 1;
 }
 
-GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked) {
+GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view requested) {
   if (world.size() == 1) return {};
   const bool gpu = device.kind() == device::DeviceKind::cuda;
   const auto gpus = gather_gpus(world, gpu ? std::optional(device.gpu()) : std::nullopt);
   const bool any = std::ranges::any_of(gpus, [](const auto& place) { return place.has_value(); });
   const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(gpus);
-  if (asked == "nccl") {
+  if (requested == "nccl") {
     if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
     if (!obstacle.empty())
       throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL requires one GPU per rank; start fewer "
@@ -70,7 +70,7 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
   const auto by_host = [&](const std::string& why) -> GpuTransport {
     return {false, format("through the host ({}): {}", world.transport(), why)};
   };
-  if (asked != "auto") return by_host("as requested");
+  if (requested != "auto") return by_host("as requested");
   if (world.transport() == "threads") return by_host("ranks are threads");
   if (!nccl_version()) return by_host(nccl::kMissing);
   if (!obstacle.empty()) return by_host(obstacle);

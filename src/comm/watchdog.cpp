@@ -82,7 +82,7 @@ void Engine::watch(double now) {
     const size_t members = channel->group.members.size();
     probe_ = {.channel = channel,
               .number = first->number,
-              .asked = now,
+              .sent = now,
               .until = std::max(since + options_.timeout_s, now + std::min(kAnswerSeconds, options_.timeout_s / 2)),
               .answers = std::vector<int64_t>(members, -1),
               .waits = std::vector<double>(members, -1)};
@@ -134,7 +134,7 @@ bool Engine::may_wait_longer(double now) {
     if (probe_.answers[place] >= probe_.number) continue;
     missing = true;
     busy |= probe_.waits[place] < 0;
-    least = std::min(least, probe_.waits[place] + now - probe_.asked);
+    least = std::min(least, probe_.waits[place] + now - probe_.sent);
   }
   if (busy) {
     log::warning("rank {} has been waiting for other ranks for {:.3g} s: {}", rank(), now - channel.first->started,
@@ -191,9 +191,9 @@ bool Engine::receive_control_messages() {
   for (ControlMessage message; transport_->receive_control(message); any = true) {
     switch (message.kind) {
       case ControlMessage::Kind::probe: {
-        const auto asked =
+        const auto probed =
             std::find_if(active_.begin(), active_.end(), [&](const Channel* c) { return c->tag == message.tag; });
-        const int64_t started = asked == active_.end() ? 0 : (*asked)->taken;
+        const int64_t started = probed == active_.end() ? 0 : (*probed)->taken;
         transport_->send_control(
             message.from, {ControlMessage::Kind::answer, rank(), message.tag, started, waits_since(now_seconds())});
         break;

@@ -184,10 +184,10 @@ void Loader::set(const std::string& text, const std::string& option) {
   if (const Key* tables = find_key(section, name.substr(0, name.find('.')));
       tables != nullptr && tables->type == Type::tables && name != tables->name)
     return set_in_table(*tables, name.substr(tables->name.size() + 1), word, at);
-  TomlNode asked;
-  asked.section = section;
-  asked.name = name;
-  const Key* key = find(asked, at);
+  TomlNode requested;
+  requested.section = section;
+  requested.name = name;
+  const Key* key = find(requested, at);
   if (key == nullptr) return;
   if (const auto node = read_word(*key, key->path(), word, at)) apply(*key, *node, at);
 }

@@ -22,11 +22,11 @@ class PlainFile final : public ByteSource {
  public:
   explicit PlainFile(const std::string& file) : file_(File::open_input(file)), size_(file_.size()) {}
   size_t read_at(int64_t offset, char* out, size_t bytes) override {
-    const size_t wanted = std::min(bytes, static_cast<size_t>(std::max<int64_t>(size_ - offset, 0)));
-    if (file_.read_at(offset, out, wanted) != wanted)
+    const size_t requested = std::min(bytes, static_cast<size_t>(std::max<int64_t>(size_ - offset, 0)));
+    if (file_.read_at(offset, out, requested) != requested)
       throw Error(Code::data,
                   format("{}: truncated while being read (expected {} bytes)", file_.path().string(), size_));
-    return wanted;
+    return requested;
   }
   int64_t file_bytes(int64_t offset) const override { return offset; }
 
@@ -83,11 +83,11 @@ size_t ByteStream::read_at(int64_t offset, char* out, size_t bytes) {
     const size_t held = held_.size();
     const int64_t missing = end - held_at_ - static_cast<int64_t>(held);
     if (missing <= 0) break;
-    const size_t wanted = std::min(kChunk, static_cast<size_t>(missing));
-    held_.resize(held + wanted);
-    const size_t got = pull(held_.data() + held, wanted);
+    const size_t requested = std::min(kChunk, static_cast<size_t>(missing));
+    held_.resize(held + requested);
+    const size_t got = pull(held_.data() + held, requested);
     held_.resize(held + got);
-    ended_ = got < wanted || cancelled();
+    ended_ = got < requested || cancelled();
   }
   const size_t found = held_at_ < offset ? 0 : std::min(bytes, held_.size());
   held_.copy(out, found);

@@ -94,7 +94,7 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
       if (!fs::exists(file))
         throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
                                             file, output.string()));
-  how.anew = true;
+  how.from_scratch = true;
   const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
   if (!result.finished) return nullptr;
   if (!result.reused) {
@@ -170,9 +170,9 @@ void drop_staged(const fs::path& cache) {
 }
 
 int64_t validation_begin(const TokenStream& stream, double fraction) {
-  const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
-  const int64_t cut = stream.tokens() - wanted;
-  return stream.document_end_near(cut, wanted / 2).value_or(cut);
+  const auto target = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
+  const int64_t cut = stream.tokens() - target;
+  return stream.document_end_near(cut, target / 2).value_or(cut);
 }
 
 std::vector<WeightChange> weight_changes(const config::Config& config, const TrainingData& train) {

@@ -47,19 +47,19 @@ void require_one_tokenizer(const std::vector<FilePart>& parts,
 }
 
 int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
-  const int64_t asked = config.data.vocab_size;
-  if (implied == 0 && asked == 0) {
+  const int64_t requested = config.data.vocab_size;
+  if (implied == 0 && requested == 0) {
     throw Error(Code::config,
                 fmt::format("data.vocab_size: {} does not contain the size of its vocabulary; set data.vocab_size "
                             "(50257 for GPT-2's tokens)",
                             name));
   }
-  if (asked > 0 && asked < implied) {
+  if (requested > 0 && requested < implied) {
     throw Error(Code::config, fmt::format("{}: {}, but {} has a vocabulary of {}: leave data.vocab_size out or set it "
                                           "to at least that",
-                                          config::place(config, "data.vocab_size"), asked, name, implied));
+                                          config::place(config, "data.vocab_size"), requested, name, implied));
   }
-  return asked > 0 ? asked : implied;
+  return requested > 0 ? requested : implied;
 }
 
 void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {

@@ -73,15 +73,15 @@ double unigram_entropy(const TrainingData& train, const TokenDataset& val, int64
       frequency[token] += scale * static_cast<double>(seen[token] + 1);
   }
   const int64_t first = val.begin() + 1;  // the first token is never predicted
-  const auto asked =
+  const auto targets =
       token_counts(val.stream(), first, first + val.windows() * val.seq_len(), vocab_size, threads, kMostCounted);
-  double asked_total = 0, nats = 0;
-  for (size_t token = 0; token < asked.size(); ++token) {
-    const auto weight = static_cast<double>(asked[token]);
+  double targets_total = 0, nats = 0;
+  for (size_t token = 0; token < targets.size(); ++token) {
+    const auto weight = static_cast<double>(targets[token]);
     nats += weight * (std::log(total) - std::log(frequency[token]));
-    asked_total += weight;
+    targets_total += weight;
   }
-  return nats / asked_total;
+  return nats / targets_total;
 }
 
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {

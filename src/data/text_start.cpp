@@ -60,8 +60,8 @@ int64_t line_of(const std::string& file, int64_t offset) {
   std::string block(size_t{1} << 20, '\0');
   int64_t lines = 1;
   for (int64_t at = 0; at < offset;) {
-    const size_t wanted = std::min(block.size(), static_cast<size_t>(offset - at));
-    const size_t got = text->read_at(at, block.data(), wanted);
+    const size_t requested = std::min(block.size(), static_cast<size_t>(offset - at));
+    const size_t got = text->read_at(at, block.data(), requested);
     if (got == 0) break;
     lines += std::count(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(got), '\n');
     at += static_cast<int64_t>(got);

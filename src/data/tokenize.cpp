@@ -137,7 +137,9 @@ class WorkFolder {
   Progress done_;
 };
 
-fs::path beside(const fs::path& output, const char* extension) { return fs::path(output).replace_extension(extension); }
+fs::path with_extension(const fs::path& output, const char* extension) {
+  return fs::path(output).replace_extension(extension);
+}
 
 /// Returns checksums of a token file and its document index. The manifest stores them for later readers to compare.
 json checksums_of(const fs::path& output) {
@@ -159,20 +161,20 @@ std::string damage_by(const json& manifest, const fs::path& output) try {
   };
   if (differs("documents", hash_file(document_index_path(output))))
     return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited",
-                       document_index_path(output).string(), beside(output, ".json").string());
+                       document_index_path(output).string(), with_extension(output, ".json").string());
   const bool tokens_differ = text_in(known, "tokens").empty()
                                  ? differs("fingerprint", TokenStream({output.string()}).fingerprint())
                                  : differs("tokens", hash_file(output));
   if (tokens_differ)
     return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited", output.string(),
-                       beside(output, ".json").string());
+                       with_extension(output, ".json").string());
   return {};
 } catch (const Error& error) {  // one of them cannot be read
   return error.what();
 }
 
 /// The inputs and key that find_tokens() and tokenize_files() look for.
-struct Wanted {
+struct Request {
   json inputs;
   std::vector<std::string> gone;
   std::string key;
@@ -181,16 +183,16 @@ std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOpt
   const std::string bos = tokenizer.bos() < 0 ? "" : fmt::format(" bos {}", tokenizer.bos());
   return input_key(inputs, text, kFormat + tokenizer.hash() + bos);
 }
-Wanted wanted_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
-                 const TextOptions& text) {
-  Wanted wanted;
-  wanted.inputs = describe_inputs(files, text, inputs_in(manifest), wanted.gone);
-  wanted.key = key_of(wanted.inputs, tokenizer, text);
-  return wanted;
+Request request_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
+                   const TextOptions& text) {
+  Request request;
+  request.inputs = describe_inputs(files, text, inputs_in(manifest), request.gone);
+  request.key = key_of(request.inputs, tokenizer, text);
+  return request;
 }
 
-std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const Wanted& wanted) {
-  if (text_in(manifest, "key") != wanted.key) return std::nullopt;
+std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const Request& request) {
+  if (text_in(manifest, "key") != request.key) return std::nullopt;
   try {
     const Progress done = progress_from(manifest.at("done"));
     if (std::string damage = damage_by(manifest, output); !damage.empty()) {
@@ -199,8 +201,8 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
     }
     const TokenStream stream({output.string()});
     if (stream.tokens() != done.tokens) return std::nullopt;
-    if (!wanted.gone.empty())
-      log::warning("{} not found; its tokens in {} are complete and are used instead", wanted.gone.front(),
+    if (!request.gone.empty())
+      log::warning("{} not found; its tokens in {} are complete and are used instead", request.gone.front(),
                    output.string());
     return TokenizeResult{
         output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
@@ -215,16 +217,16 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
 
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const fs::path& output, const TextOptions& text) {
-  const json manifest = read_json_or_null(beside(output, ".json"));
-  return finished_before(output, manifest, wanted_of(files, tokenizer, manifest, text));
+  const json manifest = read_json_or_null(with_extension(output, ".json"));
+  return finished_before(output, manifest, request_of(files, tokenizer, manifest, text));
 }
 
 std::string damage_of_tokens(const fs::path& token_file) {
-  return damage_by(read_json_or_null(beside(token_file, ".json")), token_file);
+  return damage_by(read_json_or_null(with_extension(token_file, ".json")), token_file);
 }
 
 std::string text_of_document(const fs::path& token_file, int64_t document, const TextOptions& text) {
-  const json manifest = read_json_or_null(beside(token_file, ".json")), inputs = inputs_in(manifest);
+  const json manifest = read_json_or_null(with_extension(token_file, ".json")), inputs = inputs_in(manifest);
   if (!inputs.is_array() || inputs.empty() || document < 0) return {};
   if (inputs.size() == 1) return text_in(inputs.front(), "path");
   const json done = manifest.value("done", json());
@@ -239,12 +241,13 @@ std::string text_of_document(const fs::path& token_file, int64_t document, const
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer, const fs::path& output,
                               const TokenizeOptions& options) {
   TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());
-  const fs::path manifest_path = beside(output, ".json");
+  const fs::path manifest_path = with_extension(output, ".json");
   const json manifest = read_json_or_null(manifest_path);
   const bool piped = is_pipe(files.front());
   TRAINER_CHECK(!piped || files.size() == 1, "a pipe must be the only input");
-  auto [inputs, gone, key] = piped ? Wanted{} : wanted_of(files, tokenizer, manifest, options.text);
-  if (auto result = options.anew || piped ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
+  auto [inputs, gone, key] = piped ? Request{} : request_of(files, tokenizer, manifest, options.text);
+  if (auto result =
+          options.from_scratch || piped ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
     return *result;
   if (!gone.empty())
     throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
@@ -252,7 +255,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
 
   std::vector<int64_t> sizes(1);  // total size before each file, and of all files
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
-  WorkFolder work(beside(output, ".work"), key, token_width(tokenizer.vocab_size()));
+  WorkFolder work(with_extension(output, ".work"), key, token_width(tokenizer.vocab_size()));
   if (options.begin) options.begin();
   const auto result = [&](bool finished) {
     const Progress& done = work.done();

@@ -24,7 +24,7 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   TextOptions text;
-  bool anew = false;  // existing output is ignored
+  bool from_scratch = false;  // existing output is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
   /// Amount of text between two sync points; it bounds the work that an interruption can lose.

@@ -84,16 +84,16 @@ Isa best_isa(const CpuFeatures& cpu) {
 bool available(Isa isa) { return is_built(isa) && has(cpu_features(), isa); }
 
 Isa detect_isa() {
-  const char* wanted = std::getenv("TRAINER_ISA");
-  if (wanted == nullptr || *wanted == '\0') return best_isa(cpu_features());
+  const char* requested = std::getenv("TRAINER_ISA");
+  if (requested == nullptr || *requested == '\0') return best_isa(cpu_features());
   for (const Isa isa : kIsas) {
-    if (name_of(isa) != wanted) continue;
+    if (name_of(isa) != requested) continue;
     if (!available(isa))
-      throw Error(Code::usage,
-                  format("TRAINER_ISA={}: not available; this CPU and this build support {}", wanted, isa_summary()));
+      throw Error(Code::usage, format("TRAINER_ISA={}: not available; this CPU and this build support {}", requested,
+                                      isa_summary()));
     return isa;
   }
-  throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512, avx512bf16 or amx", wanted));
+  throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512, avx512bf16 or amx", requested));
 }
 
 std::string_view name_of(Isa isa) {

@@ -32,7 +32,7 @@ class SystemNodes final : public MemoryNodes {
     return std::max(1, nodes);
   }
 
-  std::optional<int> beside(const std::string& pci_bus_id) const override {
+  std::optional<int> node_near(const std::string& pci_bus_id) const override {
     std::string name = pci_bus_id;  // CUDA writes the ID in upper case, sysfs in lower case
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     int node = -1;

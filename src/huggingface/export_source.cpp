@@ -17,10 +17,10 @@ TensorSource::TensorSource(SystemCalls& calls, const checkpoint::Reader& reader)
 }
 
 void TensorSource::require_parts(const std::vector<MappedTensor>& all) const {
-  std::set<std::string> wanted;
+  std::set<std::string> expected;
   for (const MappedTensor& tensor : all) {
     for (const std::string& part : tensor.parts) {
-      wanted.insert(part);
+      expected.insert(part);
       const auto found = stored_.find(part);
       if (found == stored_.end()) refuse(part, "missing from the checkpoint");
       const checkpoint::StoredTensor& stored = *found->second;
@@ -31,7 +31,7 @@ void TensorSource::require_parts(const std::vector<MappedTensor>& all) const {
     }
   }
   for (const auto& [name, tensor] : stored_)
-    if (!wanted.contains(name)) refuse(name, "Hugging Face's model has no such tensor");
+    if (!expected.contains(name)) refuse(name, "Hugging Face's model has no such tensor");
 }
 
 std::span<const float> TensorSource::read(const MappedTensor& tensor) {

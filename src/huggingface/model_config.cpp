@@ -314,12 +314,12 @@ void read_nope(const Fields& fields, int64_t layers, Keys& keys) {
 }
 
 /// Published models have longer contexts than a run usually trains on and than a KV cache should hold by default.
-void read_length(const Fields& fields, int64_t asked, Keys& keys) {
+void read_length(const Fields& fields, int64_t requested, Keys& keys) {
   constexpr int64_t kLongest = 4096;
   const int64_t declared = fields.size("max_position_embeddings"),
-                length = asked > 0 ? asked : std::min(declared, kLongest);
+                length = requested > 0 ? requested : std::min(declared, kLongest);
   if (length < declared) {
-    if (asked == 0)
+    if (requested == 0)
       log::info(
           "max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
           declared, length);

@@ -161,8 +161,9 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
 
 int64_t Head::chunk_rows(const device::Device& device, Rows rows) const {
   const int64_t padded = table_.store.box(table_.slot)[0], wide = table_.ranks.size(shared_axes(rows));
-  const bool alone = table_.ranks.size(table_.cut()) == 1;
-  return std::max<int64_t>(1, head_chunk(device, loss_rows(rows), padded, table_.store.compute_dtype(), alone) / wide);
+  const bool unshared = table_.ranks.size(table_.cut()) == 1;
+  return std::max<int64_t>(1,
+                           head_chunk(device, loss_rows(rows), padded, table_.store.compute_dtype(), unshared) / wide);
 }
 
 std::vector<int64_t> Head::rows_of_losses(const device::Device& device, Rows rows) const {
@@ -256,7 +257,7 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
   if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // the embedding completes a tied table's gradient
 }
 
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared) {
   constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
   const bool gpu = device.kind() == device::DeviceKind::cuda;
   // Each chunk reads the table twice, and reads and writes the table's gradient once. The faster GEMMs are, the more
@@ -264,7 +265,7 @@ int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, D
   // the instruction set. It depends on a GPU's memory only if the rank does not share its table: ranks that share one
   // exchange chunks, and their GPUs may differ.
   int64_t bytes = (gpu ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
-  if (gpu && alone) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
+  if (gpu && unshared) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
   const int64_t most = std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / kStep * kStep);
   if (!gpu || rows <= most) return std::min(rows, most);
   // Chunks of equal size: a short last one would leave the GPU partly idle.

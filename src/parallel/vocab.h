@@ -108,8 +108,8 @@ class Head {
 
 /// Returns the number of rows of logits (of `rows`, with `padded` columns) that a head computes at a time: enough to
 /// amortise reading the table in a GEMM, but few enough to take only a small part of memory. The number is the same on
-/// all devices of a kind, except for a rank that does not share its table (`alone`), which may use 1/32 of its GPU's
+/// all devices of a kind, except for a rank that does not share its table (`unshared`), which may use 1/32 of its GPU's
 /// memory.
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone);
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared);
 
 }  // namespace trainer::parallel

@@ -28,11 +28,11 @@ template <size_t kExtents>
 class RateBetween {
  public:
   using Extents = std::array<double, kExtents>;
-  explicit RateBetween(const Extents& wanted) : wanted_(wanted) {}
+  explicit RateBetween(const Extents& target) : target_(target) {}
   void add(const Extents& measured, double rate) {
     double distance = 0;  // squared
     for (size_t i = 0; i < kExtents; ++i) {
-      const double apart = std::log2(measured[i] / std::max(wanted_[i], 1.0));
+      const double apart = std::log2(measured[i] / std::max(target_[i], 1.0));
       distance += apart * apart;
     }
     const double weight = 1 / std::max(distance * distance, 1e-24);  // an exact match outweighs all other points
@@ -43,7 +43,7 @@ class RateBetween {
   double rate() const { return weights_ == 0 ? 0 : std::exp(sum_ / weights_); }
 
  private:
-  Extents wanted_;
+  Extents target_;
   double weights_ = 0, sum_ = 0;
 };
 
@@ -77,10 +77,10 @@ double Cluster::measured_rate(DType compute, const AttentionExtents& extents) co
   for (const AttentionPoint& point : attentions)
     if (point.compute == compute && point.backward == extents.backward) points.push_back(&point);
   if (points.empty()) return 0;
-  const auto within = [&](double wanted, double AttentionPoint::*extent) {
+  const auto within = [&](double target, double AttentionPoint::*extent) {
     const auto [least, most] =
         std::ranges::minmax(points, {}, [&](const AttentionPoint* point) { return point->*extent; });
-    return std::clamp(wanted, least->*extent, most->*extent);
+    return std::clamp(target, least->*extent, most->*extent);
   };
   RateBetween<2> rate({within(static_cast<double>(extents.length), &AttentionPoint::length),
                        within(static_cast<double>(extents.head_dim), &AttentionPoint::head_dim)});

@@ -85,10 +85,10 @@ class Reader {
   }
   void end() const {
     for (const TomlNode& node : table_.values)
-      if (std::ranges::count(asked_, node.name) == 0)
+      if (std::ranges::count(known_, node.name) == 0)
         refuse(path_, node,
-               "unknown key; expected one of " + format("{}", fmt::join(asked_, ", ")) +
-                   config::did_you_mean(node.name, asked_));
+               "unknown key; expected one of " + format("{}", fmt::join(known_, ", ")) +
+                   config::did_you_mean(node.name, known_));
   }
 
  private:
@@ -97,11 +97,11 @@ class Reader {
     return found == table_.values.end() ? nullptr : &*found;
   }
   bool known(const char* name) {
-    asked_.emplace_back(name);
+    known_.emplace_back(name);
     return has(name);
   }
   const TomlNode& need(const char* name, const char* expected) {
-    if (std::ranges::count(asked_, std::string(name)) == 0) asked_.emplace_back(name);
+    if (std::ranges::count(known_, std::string(name)) == 0) known_.emplace_back(name);
     if (const TomlNode* node = find(name)) return *node;
     TomlNode missing = here_;
     missing.name = name;
@@ -111,7 +111,7 @@ class Reader {
   const std::string& path_;
   const TomlTable& table_;
   TomlNode here_;
-  std::vector<std::string> asked_;
+  std::vector<std::string> known_;
 };
 
 const std::vector<std::pair<std::string, DType>>& computes() {

@@ -82,7 +82,7 @@ double LayerCosts::move(const MatrixPlacement& from, const MatrixPlacement& to, 
 
 double LayerCosts::added(AxisSet axes, double communication, double compute) {
   if (compute == 0) return communication;
-  return added_beside(group(axes).spans_nodes() ? cluster_.inter : cluster_.intra, communication, compute);
+  return added_by_overlap(group(axes).spans_nodes() ? cluster_.inter : cluster_.intra, communication, compute);
 }
 
 LayerCosts::Matrix LayerCosts::matrix_of(Site site) const {

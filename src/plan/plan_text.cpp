@@ -32,7 +32,7 @@ std::string exposed(const std::string& axis) { return (axis == "control" ? "expo
 
 /// Compares the bytes that each rank sends with the lower bound for the GEMMs of linears (lower_bound.h). The bound of
 /// the forward GEMM counts twice: each operand is gathered once, and its gradient or the operand itself reduced once.
-std::string beside_lower_bound(const PlannedRun& run, DType compute) {
+std::string lower_bound_text(const PlannedRun& run, DType compute) {
   const int64_t ranks = config::ranks_of_replica(run.config);
   if (ranks == 1) return "";
   const config::Model& m = run.config.model;
@@ -191,7 +191,7 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
                    format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
                    bytes_text(static_cast<double>(bytes)));
   }
-  text += beside_lower_bound(best, plan.compute);
+  text += lower_bound_text(best, plan.compute);
   const std::vector<Sensitivity> all = sensitivities(best, cluster, request.vocab);
   text += "sensitivity: the step with\n";
   for (const Sensitivity& each : all)

@@ -166,15 +166,15 @@ class Planning {
       const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});
       return found == by_batch.end() ? 1e30 : found->second;
     });
-    const bool alone = by_batch.empty();
+    const bool only_specs = by_batch.empty();
     searches_specs_ = !to_search.empty();
-    if (!alone && to_search.size() > kSearched)
+    if (!only_specs && to_search.size() > kSearched)
       leave_out("sharding specs for {} of {} combinations of data and micro_batch", to_search.size() - kSearched,
                 to_search.size());
     if (!config::is_given(request_.config, "parallel.axes") &&
         std::ranges::any_of(to_search, [](const Config* config) { return prime_factors(*config) > 3; }))
       leave_out("sharding specs over more than 3 mesh axes");
-    for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
+    for (size_t i = 0; i < to_search.size() && (only_specs || i < kSearched); ++i)
       search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
     if (runs.empty()) {

@@ -159,9 +159,9 @@ double StepTime::exposed() const {
 
 StepTime extrapolate(const StepTime& a, const StepTime& b, double factor) { return combined(a, 1 - factor, b, factor); }
 
-double added_beside(const Link& link, double communication, double compute) {
-  const double beside = communication / link.progress, speed = 1 - std::min(link.slowdown, 1.0);
-  if (beside * speed <= compute) return beside - beside * speed;
+double added_by_overlap(const Link& link, double communication, double compute) {
+  const double overlapped = communication / link.progress, speed = 1 - std::min(link.slowdown, 1.0);
+  if (overlapped * speed <= compute) return overlapped - overlapped * speed;
   return compute / speed - compute + communication - link.progress * compute / speed;
 }
 

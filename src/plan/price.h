@@ -52,7 +52,7 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
 
 /// Returns the seconds by which communication prolongs compute that starts at the same time. `communication` and
 /// `compute` are the seconds that each takes on its own.
-double added_beside(const Link& link, double communication, double compute);
+double added_by_overlap(const Link& link, double communication, double compute);
 
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute);
 

@@ -92,7 +92,7 @@ double update_seconds(const Cluster& cluster, const config::Config& config, DTyp
   const double exchange = collective_time(cluster, group, CommOp::all_to_all, type_of_products(config, compute),
                                           static_cast<int64_t>(sent / (ranks - 1)))
                               .total();
-  return work + added_beside(group.spans_nodes() ? cluster.inter : cluster.intra, exchange, work);
+  return work + added_by_overlap(group.spans_nodes() ? cluster.inter : cluster.intra, exchange, work);
 }
 
 }  // namespace trainer::plan

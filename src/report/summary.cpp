@@ -14,10 +14,10 @@ namespace {
 constexpr size_t kWarmUpSteps = 2;
 
 double mean_of_last_losses(std::span<const StepReport> steps) {
-  const size_t wanted = std::clamp<size_t>(steps.size() / 10, 1, 10);
+  const size_t requested = std::clamp<size_t>(steps.size() / 10, 1, 10);
   double sum = 0;
   size_t count = 0;
-  for (auto step = steps.rbegin(); step != steps.rend() && count < wanted; ++step) {
+  for (auto step = steps.rbegin(); step != steps.rend() && count < requested; ++step) {
     if (!std::isfinite(step->loss)) continue;
     sum += step->loss;
     ++count;

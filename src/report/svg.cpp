@@ -50,9 +50,9 @@ struct Axis {
   }
 };
 
-std::vector<double> ticks_of(const Axis& axis, int wanted) {
+std::vector<double> ticks_of(const Axis& axis, int requested) {
   if (!axis.logarithmic) {
-    std::vector<double> ticks = nice_ticks(axis.low, axis.high, wanted);
+    std::vector<double> ticks = nice_ticks(axis.low, axis.high, requested);
     const double slack = (axis.high - axis.low) * 1e-9;
     std::erase_if(ticks, [&](double tick) { return tick < axis.low - slack || tick > axis.high + slack; });
     return ticks;
@@ -65,7 +65,7 @@ std::vector<double> ticks_of(const Axis& axis, int wanted) {
       if (tick >= axis.low * 0.9999 && tick <= axis.high * 1.0001) ticks.push_back(tick);
     }
   }
-  if (ticks.size() > static_cast<size_t>(2 * wanted)) {  // too many ticks: powers of ten only
+  if (ticks.size() > static_cast<size_t>(2 * requested)) {  // too many ticks: powers of ten only
     std::erase_if(ticks, [](double tick) { return std::abs(std::log10(tick) - std::round(std::log10(tick))) > 1e-6; });
   }
   return ticks;
@@ -212,9 +212,9 @@ std::vector<Point> smooth(const std::vector<Point>& points) {
   return out;
 }
 
-std::vector<double> nice_ticks(double low, double high, int wanted) {
+std::vector<double> nice_ticks(double low, double high, int requested) {
   if (!(high > low) || !std::isfinite(high - low)) return {low};
-  const double rough = (high - low) / std::max(1, wanted);
+  const double rough = (high - low) / std::max(1, requested);
   const double power = std::pow(10, std::floor(std::log10(rough)));
   const double digit = rough / power;
   const double step = (digit < 1.5 ? 1 : digit < 3.5 ? 2 : digit < 7.5 ? 5 : 10) * power;

@@ -20,8 +20,8 @@ std::vector<Point> downsample(const std::vector<Point>& points, size_t max_point
 std::vector<Point> smooth(const std::vector<Point>& points);
 inline constexpr size_t kSmoothedFrom = 50;
 
-/// Returns about `wanted` round numbers that cover [low, high] at intervals of 1, 2 or 5 times a power of ten.
-std::vector<double> nice_ticks(double low, double high, int wanted);
+/// Returns about `requested` round numbers that cover [low, high] at intervals of 1, 2 or 5 times a power of ten.
+std::vector<double> nice_ticks(double low, double high, int requested);
 
 /// Escapes &, <, > and quotes for HTML and XML. Invalid UTF-8 and control characters become U+FFFD.
 std::string escape(std::string_view text);

@@ -159,8 +159,8 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
 void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) {
   const auto saw = [&](double rate, const char* what) {
     if (!(rate > peak_.flops())) return;
-    if (const std::string told = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !told.empty())
-      warn(step, told);
+    if (const std::string message = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !message.empty())
+      warn(step, message);
   };
   // The times of individual operators are not known on a GPU, since the host waits for all of them together.
   for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the GEMMs of"}, {OpKind::attention, "the attention of"}}) {

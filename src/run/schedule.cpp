@@ -17,8 +17,8 @@ double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t st
 
   int64_t decay_steps = total_steps - warmup;
   if (optim.schedule == config::Schedule::wsd) {
-    const double wanted = std::round(optim.decay_fraction * static_cast<double>(total_steps));
-    decay_steps = static_cast<int64_t>(std::clamp(wanted, 0.0, static_cast<double>(decay_steps)));
+    const double target = std::round(optim.decay_fraction * static_cast<double>(total_steps));
+    decay_steps = static_cast<int64_t>(std::clamp(target, 0.0, static_cast<double>(decay_steps)));
   }
   const int64_t done = step - 1 - (total_steps - decay_steps);
   if (done <= 0) return optim.lr;

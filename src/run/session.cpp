@@ -86,13 +86,13 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
 
 }  // namespace
 
-int run_session(comm::World& world, const config::Config& asked, const SessionOptions& options,
+int run_session(comm::World& world, const config::Config& requested, const SessionOptions& options,
                 std::string& plan_text) {
-  setup::Machine machine = setup::choose_machine(asked, world);
+  setup::Machine machine = setup::choose_machine(requested, world);
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
-  const comm::GpuTransport between_gpus = comm::choose_gpu_transport(world, *dry, asked.parallel.transport);
+  const comm::GpuTransport between_gpus = comm::choose_gpu_transport(world, *dry, requested.parallel.transport);
   machine.nccl = between_gpus.nccl;
-  config::Config config = with_chosen_strategy(world, asked, machine);
+  config::Config config = with_chosen_strategy(world, requested, machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
@@ -116,7 +116,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   if (config::chooses_vocab_axes(config))
     if (const std::string axes = kept_choice(world, config, "vocab_axes", {"x", "xy"}, "x"); !axes.empty())
       config.parallel.vocab_axes = axes;
-  const config::Parallel wanted = config.parallel;
+  const config::Parallel given_parallel = config.parallel;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;
   const Locks locks(world, config);
@@ -125,7 +125,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     log::info("stopped while tokenizing; run the same command again to resume");
     return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
-  if (datasets.vocab != vocab) config.parallel = wanted;
+  if (datasets.vocab != vocab) config.parallel = given_parallel;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
     return kStoppedBySignal;
   if (panels == "gather" && config.parallel.panels != panels && world.first())

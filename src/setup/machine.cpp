@@ -29,16 +29,16 @@ int64_t available_memory() {
 /// Returns this rank's GPU; empty: it uses the CPU. The ranks of a host are assigned the host's devices round-robin,
 /// and share devices if there are more ranks than devices.
 std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
-  const bool asked = config.run.device == config::DeviceChoice::cuda;
+  const bool requested = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
-  if (config.run.device == config::DeviceChoice::cpu || (fp64 && !asked)) return std::nullopt;
+  if (config.run.device == config::DeviceChoice::cpu || (fp64 && !requested)) return std::nullopt;
   if (fp64)
     throw Error(Code::config,
                 "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is supported on CPUs only; use "
                 "run.device = \"cpu\"");
   const std::vector<device::cuda::Facts> devices = device::cuda::devices();
   if (devices.empty()) {
-    if (!asked) return std::nullopt;
+    if (!requested) return std::nullopt;
     throw Error(Code::config,
                 format("run.device = \"cuda\": {}; use \"auto\" or \"cpu\"", device::cuda::no_device_reason()));
   }
@@ -49,9 +49,9 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
 /// selects the built-in kernels.
 std::unique_ptr<device::Library> choose_attention(const config::Config& config, const device::cuda::Facts& gpu,
                                                   bool say) {
-  const config::AttentionKernels wanted = config.hardware.attention;
-  if (wanted == config::AttentionKernels::own) return nullptr;
-  const bool automatic = wanted == config::AttentionKernels::automatic;
+  const config::AttentionKernels requested = config.hardware.attention;
+  if (requested == config::AttentionKernels::own) return nullptr;
+  const bool automatic = requested == config::AttentionKernels::automatic;
   try {
     return ops::cudnn_attention(gpu, config.precision.deterministic);
   } catch (const Error& error) {

@@ -37,11 +37,11 @@ struct PeakWindows::Worker {
 
 namespace {
 
-/// Pins the thread to one of its allowed CPUs, unless there are more than `wanted`: the system then finds free ones.
+/// Pins the thread to one of its allowed CPUs, unless there are more than `requested`: the system then finds free ones.
 /// The index wraps around at the number of CPUs, since each rank may be restricted to its own CPUs.
-void take_one_cpu(const cpu_set_t& allowed, int worker, int wanted) {
+void take_one_cpu(const cpu_set_t& allowed, int worker, int requested) {
   const int count = CPU_COUNT(&allowed);
-  if (count == 0 || count > wanted) return;
+  if (count == 0 || count > requested) return;
   int left = worker % count;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;

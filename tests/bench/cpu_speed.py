@@ -43,28 +43,28 @@ def operators(args, compute, rounds):
     """One round after the other of products, attention and a step; their tables once the best peak is known."""
     more = ["--compute", compute, "--repeats", "5"]
     calls = {"products": ["gemm", *more], "attention": ["attention", *more], "step": ["step", *STEP, *more, "--warmup", "1"]}
-    wanted = [part for part in calls if part in args.only]
-    if not wanted:
+    requested = [part for part in calls if part in args.only]
+    if not requested:
         return
-    results = rounds.each(compute, lambda: {part: bench(args, *calls[part]) for part in wanted})
+    results = rounds.each(compute, lambda: {part: bench(args, *calls[part]) for part in requested})
     for result in results:
         for part in result.values():
             rounds.peak.saw(compute, part["peak"]["tflops"])
     peak = 1e3 * rounds.peak.best[compute]
     print(f"\n{compute}: GFLOP/s and share of the best peak, {peak:.1f}: medians of {len(results)} rounds, and the best")
-    if "products" in wanted:
+    if "products" in requested:
         for i, shape in enumerate(results[0]["products"]["rates"]):
             rates = [result["products"]["rates"][i] for result in results]
             cells = [f"{name} {cell([rate[key] for rate in rates], peak)}" for name, key in
                      (("forward", "forward_gflops"), ("dX", "dx_gflops"), ("dW", "dw_gflops"))]
             print(f"product {shape['m']}, {shape['k']}, {shape['n']}: {'; '.join(cells)}")
-    if "attention" in wanted:
+    if "attention" in requested:
         for i, shape in enumerate(results[0]["attention"]["rates"]):
             rates = [result["attention"]["rates"][i] for result in results]
             forward, backward = (cell([rate[f"{way}_gflops"] for rate in rates], peak) for way in ("forward", "backward"))
             print(f"attention b {shape['batch']}, s {shape['seq_len']}, heads {shape['heads']} x {shape['head_dim']}: "
                   f"forward {forward}; backward {backward}")
-    if "step" in wanted:
+    if "step" in requested:
         where_a_step_goes([result["step"] for result in results], peak)
 
 

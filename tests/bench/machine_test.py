@@ -56,9 +56,9 @@ class Python(unittest.TestCase):
                   mock.patch.object(machine, "TORCH_FOLDER", pathlib.Path(name))):
                 with mock.patch.dict(os.environ, {"TRAINER_TORCH_PYTHON": str(has)}):
                     self.assertEqual(machine.torch_python(None), str(has))
-                    with self.assertRaises(SystemExit) as told:  # one that is named is not replaced by another
+                    with self.assertRaises(SystemExit) as reported:  # one that is named is not replaced by another
                         machine.torch_python(str(lacks))
-                self.assertIn("compare_torch.py --make-python", str(told.exception))
+                self.assertIn("compare_torch.py --make-python", str(reported.exception))
                 os.environ.pop("TRAINER_TORCH_PYTHON", None)
                 with self.assertRaises(SystemExit):
                     machine.torch_python(None)

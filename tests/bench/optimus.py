@@ -171,7 +171,7 @@ def main():
                         steps.append(f"| {ranks} | {name} | {over} | {beside[0]} | {beside[1]} | {waits} | {sent} |")
             except Skipped as why:
                 print(why, file=sys.stderr)
-    print("\n\n".join("\n".join(table) for table, wanted in ((steps, args.ranks), (batches, args.devices)) if wanted))
+    print("\n\n".join("\n".join(table) for table, requested in ((steps, args.ranks), (batches, args.devices)) if requested))
 
 
 if __name__ == "__main__":

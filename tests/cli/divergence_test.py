@@ -86,8 +86,8 @@ class Divergence(rig.Runs):
             self.train(*sets, max_steps=1)
         pieces = self.train(*sets, max_steps=1, status=DIVERGED)
         self.assertEqual(self.last_step(), last)
-        told = re.compile(r"(step \d+: .* was skipped \(6 in a row, 5 allowed\)); lower")
-        self.assertEqual(told.search(whole).group(1), told.search(pieces).group(1))
+        reported = re.compile(r"(step \d+: .* was skipped \(6 in a row, 5 allowed\)); lower")
+        self.assertEqual(reported.search(whole).group(1), reported.search(pieces).group(1))
 
     def test_a_diverged_model_is_neither_best_nor_finished(self):
         self.train("checkpoint.interval=1", "checkpoint.keep=1", max_steps=3)  # evaluated at step 3

@@ -123,9 +123,9 @@ class Evaluation(rig.Runs):
         self.assertEqual(len({line["seed"] for line in lines}), 10)  # equal prompts give different texts
         for i, line in enumerate(lines):
             prompt = prompts[i // 2]
-            alone = json.loads(self.trainer(*args[:-4], "--temperature", "0.9", "--seed", str(line["seed"]), "--prompt", prompt["prompt"],
+            single = json.loads(self.trainer(*args[:-4], "--temperature", "0.9", "--seed", str(line["seed"]), "--prompt", prompt["prompt"],
                                             "--json", stdout=True))
-            self.assertEqual((line["text"], line["tokens"]), (alone["text"], alone["tokens"]))
+            self.assertEqual((line["text"], line["tokens"]), (single["text"], single["tokens"]))
             self.assertEqual({**line, **prompt, "text": line["text"], "seed": line["seed"]}, line)  # what the line had stays
         self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl")
         out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]

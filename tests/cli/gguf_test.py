@@ -53,17 +53,17 @@ class Gguf(rig.Runs):
         self.trainer("checkpoint", "export", "--format", "gguf", "--checkpoint", run, "--output", file, "--dtype", dtype)
 
     def generate(self, run, tokens):
-        told = json.loads(self.trainer("generate", "--checkpoint", run, "--prompt", PROMPT, "--tokens", str(tokens),
+        reported = json.loads(self.trainer("generate", "--checkpoint", run, "--prompt", PROMPT, "--tokens", str(tokens),
                                        "--temperature", "0", "--json", "--set", "precision.compute=fp32", stdout=True))
-        return told["text"]
+        return reported["text"]
 
     def test_llama_cpp_generates_the_same_text(self):
         sets = ["train.steps=60", "optim.lr=5e-3", "model.seq_len=80", "model.dropout=0"]
         for name, keys in FAMILIES.items():
             self.train(f"run.dir={name}", *sets, *keys)
             self.export(name, f"{name}.gguf", "fp32")
-        told = self.peer(*(["run", f"{name}.gguf", PROMPT, 64] for name in FAMILIES))
-        for name, result in zip(FAMILIES, told):
+        reported = self.peer(*(["run", f"{name}.gguf", PROMPT, 64] for name in FAMILIES))
+        for name, result in zip(FAMILIES, reported):
             with self.subTest(name):
                 self.assertEqual(result["text"], self.generate(name, 64))
 
@@ -73,18 +73,18 @@ class Gguf(rig.Runs):
         self.export("run", "run.gguf", "fp32")
         (self.folder / "prompt.txt").write_text(PROMPT)
         self.trainer("tokenize", "--input", "prompt.txt", "--output", "prompt", "--tokenizer", ROOT / "data/gpt2")
-        told, = self.peer(["run", "run.gguf", PROMPT, 64])
-        self.assertEqual(len(told["ids"]), 2)
-        self.assertEqual(told["text"], self.generate("run", 64))
+        reported, = self.peer(["run", "run.gguf", PROMPT, 64])
+        self.assertEqual(len(reported["ids"]), 2)
+        self.assertEqual(reported["text"], self.generate("run", 64))
 
     def test_gguf_reads_every_type(self):
         self.train("train.steps=4", *LLAMA)
         types = {"fp32": "F32", "bf16": "BF16", "fp16": "F16", "q8_0": "Q8_0"}
         for dtype in types:
             self.export("run", f"{dtype}.gguf", dtype)
-        told = dict(zip(types, self.peer(*(["read", f"{dtype}.gguf"] for dtype in types))))
-        exact = told["fp32"]["tensors"]
-        for dtype, result in told.items():
+        reported = dict(zip(types, self.peer(*(["read", f"{dtype}.gguf"] for dtype in types))))
+        exact = reported["fp32"]["tensors"]
+        for dtype, result in reported.items():
             self.assertEqual(result["keys"]["general.architecture"], "llama")
             self.assertEqual(len(result["keys"]["tokenizer.ggml.tokens"]), 320)
             self.assertEqual(result["tensors"].keys(), exact.keys())

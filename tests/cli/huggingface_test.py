@@ -261,9 +261,9 @@ class HuggingFace(rig.Runs):
                 folder = self.folder / name
                 rig.shutil.copytree(self.folder / "whole", folder)
                 (folder / file).write_bytes(damaged)
-                told = self.import_(name, "o", status=status)
-                self.assertIn(part, told)
-                self.assertIn(file, told)
+                reported = self.import_(name, "o", status=status)
+                self.assertIn(part, reported)
+                self.assertIn(file, reported)
         (self.folder / "whole" / first).unlink()
         os.symlink(first, self.folder / "whole" / first)
         self.assertIn(first, self.import_("whole", "o", status=IO))

@@ -64,13 +64,13 @@ class Kills(rig.Runs):
             self.skipTest("no mpirun on this machine")
         random_ = random.Random(SEED)
         kills = finished = async_kills = async_kills_in_a_save = 0
-        wanted = {layout: KILLS // len(self.LAYOUTS) for layout in self.LAYOUTS}
+        requested = {layout: KILLS // len(self.LAYOUTS) for layout in self.LAYOUTS}
         for ranks, transport in self.LAYOUTS:
             self.use(ranks, transport)
             sets = self.sets(ranks, transport)
             self.train("run.dir=whole", *sets)
             done = 0
-            while done < wanted[ranks, transport]:
+            while done < requested[ranks, transport]:
                 background = random_.random() < 0.5
                 process = self.start_train(*sets, f"checkpoint.async={str(background).lower()}")
                 moment = "in a save" if random_.random() < 1 / 2 else "anywhere"

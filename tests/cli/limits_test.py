@@ -75,8 +75,8 @@ class Limits(rig.Runs):
         self.assertEqual(seen, {0, DOES_NOT_FIT}, "the limits tried reach from too little to enough")
 
     def test_more_threads_than_cores_are_reported(self):
-        told = "run.threads = 1000 exceeds this machine's"
-        self.assertIn(told, self.train("run.threads=1000", max_steps=1))
+        reported = "run.threads = 1000 exceeds this machine's"
+        self.assertIn(reported, self.train("run.threads=1000", max_steps=1))
         self.assertNotIn("exceeds this machine's", self.train("run.threads=1", "run.dir=one", max_steps=1))
 
     def test_memory_of_ranks_that_are_threads_is_that_of_the_process(self):

@@ -32,15 +32,15 @@ class Modules(rig.Runs):
         self.refused("2 ranks were started, but Open MPI", "finds 1", "TRAINER_MPI", OMPI_COMM_WORLD_SIZE="2")
 
     def test_a_module_that_is_missing_or_of_another_version_is_refused(self):
-        alone = self.folder / "alone"
-        alone.mkdir()
-        program = shutil.copy2(rig.TRAINER, alone)
+        single = self.folder / "alone"
+        single.mkdir()
+        program = shutil.copy2(rig.TRAINER, single)
         self.refused("trainer_mpi_openmpi.so", "next to the program", program=program, OMPI_COMM_WORLD_SIZE="2")
         if shutil.which("cc") is None:
             self.skipTest("no C compiler: a module of another version is not tried")
-        source = alone / "module.c"
+        source = single / "module.c"
         source.write_text("static const int table[32] = {99};\nconst void* trainer_mpi(void) { return table; }\n")
-        subprocess.run(["cc", "-shared", "-fPIC", source, "-o", alone / "trainer_mpi_openmpi.so"], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", source, "-o", single / "trainer_mpi_openmpi.so"], check=True)
         self.refused("interface 99, expected 1", program=program, OMPI_COMM_WORLD_SIZE="2")
 
     @unittest.skipIf(shutil.which("mpiexec.mpich") is None, "MPICH is not installed")

@@ -72,12 +72,12 @@ class Ranks(rig.Runs):
 
     def test_evaluation_covers_the_same_tokens_on_any_number_of_ranks(self):
         self.train("run.dir=alone")
-        alone = self.results("eval", "--checkpoint", "alone", "--json")
+        single = self.results("eval", "--checkpoint", "alone", "--json")
         for ranks in (2, 3):
             self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
             report = self.results("eval", "--checkpoint", "alone", "--json")
-            self.assertEqual(report["tokens"], alone["tokens"])
-            self.assertAlmostEqual(report["loss"], alone["loss"], delta=1e-6 * alone["loss"])
+            self.assertEqual(report["tokens"], single["tokens"])
+            self.assertAlmostEqual(report["loss"], single["loss"], delta=1e-6 * single["loss"])
 
     def test_replicas_that_are_equal_pass_the_comparison(self):
         self.replicas(2, "debug.check_replicas_every=1")
@@ -185,8 +185,8 @@ class Ranks(rig.Runs):
             self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", f"hf{len(ranks)}")
             self.trainer("checkpoint", "strip", "--checkpoint", "run", "--output", f"weights{len(ranks)}")
         self.launcher = []
-        alone, beside = ((self.folder / name / "model.safetensors").read_bytes() for name in ("hf0", f"hf{len(ranks)}"))
-        self.assertTrue(alone == beside)
+        single, beside = ((self.folder / name / "model.safetensors").read_bytes() for name in ("hf0", f"hf{len(ranks)}"))
+        self.assertTrue(single == beside)
         self.assertEqual(list(self.folder.glob(".writing*")), [])
 
     def test_warnings_come_once(self):

@@ -186,10 +186,10 @@ class Runs(unittest.TestCase):
         finally:
             self.launcher = []
 
-    def assert_follows(self, run, alone, steps=8):
+    def assert_follows(self, run, single, steps=8):
         """The losses of fp64 are those of one rank but for the order of sums."""
         got, _ = self.losses(run)
-        expected, _ = self.losses(alone)
+        expected, _ = self.losses(single)
         self.assertEqual(len(got), steps)
         for mine, theirs in zip(got, expected):
             self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])

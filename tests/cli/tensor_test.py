@@ -67,9 +67,9 @@ class Tensor(rig.Runs):
 
     def test_evaluation_does_not_depend_on_the_layout(self):
         self.layout(4, 1, "run.dir=four", "precision.compute=fp64")
-        alone = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", stdout=True))
+        single = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", stdout=True))
         last = self.events("eval", "four")[-1]
-        self.assertGreater(alone["tokens"], 0)
+        self.assertGreater(single["tokens"], 0)
         self.train("run.dir=one", *COMMON, "precision.compute=fp64")
         self.assertAlmostEqual(self.events("eval", "one")[-1]["loss"], last["loss"], delta=1e-10 * last["loss"])
 
@@ -81,8 +81,8 @@ class Tensor(rig.Runs):
             (*COMMON, *wide, "parallel.tensor=4"), {}), stdout=True)
         quarter = float(re.search(r"^ +total +([0-9.]+) MiB", plan, re.M)[1]) / 1024
         self.layout(4, 1, "run.dir=four", *wide, f"hardware.memory_limit={1.02 * quarter:.5f}")
-        alone = self.trainer("eval", "--checkpoint", "four", status=3)
-        self.assertRegex(alone, r"the model needs [0-9.]+ MiB of memory, but only [0-9.]+ MiB is available \(hardware.memory_limit\)")
+        single = self.trainer("eval", "--checkpoint", "four", status=3)
+        self.assertRegex(single, r"the model needs [0-9.]+ MiB of memory, but only [0-9.]+ MiB is available \(hardware.memory_limit\)")
         self.trainer("generate", "--checkpoint", "four", "--prompt", "the", status=3)
         self.launcher = [*rig.MPIRUN, "-np", "4"]
         shared = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", "--batches", "2", stdout=True))

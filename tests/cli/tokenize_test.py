@@ -189,8 +189,8 @@ class Tokenize(rig.Runs):
         process.stdin.write("a few words\n")
         process.stdin.flush()
         self.wait_until((self.folder / "out/tokens.work").exists, process, "the folder of the work", pause=0)
-        told = self.stop(process, signal.SIGTERM, rig.SAVED_AFTER_SIGNAL)
-        self.assertIn("cannot be resumed", told)
+        reported = self.stop(process, signal.SIGTERM, rig.SAVED_AFTER_SIGNAL)
+        self.assertIn("cannot be resumed", reported)
         self.assertEqual(list(self.folder.glob("out/tokens*")), [])
 
     def test_the_readme_reads_parquet(self):
@@ -233,14 +233,14 @@ class Tokenize(rig.Runs):
         for name, content in files.items():
             (self.folder / name).write_bytes(content)
         sets = ["data.val_fraction=0", "train.steps=3"]
-        alone = ['data.tokenizer=""', "data.vocab_size=320"]
+        single = ['data.tokenizer=""', "data.vocab_size=320"]
         self.train("run.dir=own", *sets)
-        for name, more in (("llmc32", []), ("llmc16", []), ("nanogpt", []), ("megatron", []), ("nanogpt", alone)):
+        for name, more in (("llmc32", []), ("llmc16", []), ("nanogpt", []), ("megatron", []), ("nanogpt", single)):
             self.train(f"run.dir={name}", f"data.train={name}.bin", *sets, *more, resume="never")
             self.assertTrue(self.tensors(3, name) == self.tensors(3, "own"), name)
             self.assertEqual(self.losses(name), self.losses("own"))
-        told = self.train("run.dir=prefix", "data.train=megatron", *sets, status=4)  # as Megatron's options name it
-        self.assertIn('use "megatron.bin"', told)
+        reported = self.train("run.dir=prefix", "data.train=megatron", *sets, status=4)  # as Megatron's options name it
+        self.assertIn('use "megatron.bin"', reported)
 
 
 if __name__ == "__main__":

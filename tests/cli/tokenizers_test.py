@@ -230,11 +230,11 @@ class Tokenizers(rig.Runs):
         self.assertTrue(text.startswith("The"))
 
     def test_bos_that_is_missing_is_a_mistake(self):
-        told = self.train('data.train=["text.txt"]', f"data.tokenizer={GPT2}", "data.bos=on", status=2)
+        reported = self.train('data.train=["text.txt"]', f"data.tokenizer={GPT2}", "data.bos=on", status=2)
         for part in ("data.bos", '"on"', str(GPT2), "no BOS token", '"off"'):
-            self.assertIn(part, told)
-        told = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", GPT2, "--bos", "on", status=2)
-        self.assertIn("no BOS token", told)
+            self.assertIn(part, reported)
+        reported = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", GPT2, "--bos", "on", status=2)
+        self.assertIn("no BOS token", reported)
         self.assertFalse((self.folder / "o").exists())
 
     def test_broken_tokenizers_are_rejected(self):
@@ -246,8 +246,8 @@ class Tokenizers(rig.Runs):
                 folder = self.folder / f"bad-{name}"
                 folder.mkdir()
                 (folder / name).write_bytes(content)
-                told = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", folder, status=4)
-                self.assertIn(part, told)
+                reported = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", folder, status=4)
+                self.assertIn(part, reported)
         (self.folder / "empty").mkdir()
         self.assertIn("no tokenizer found", self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer",
                                                          "empty", status=4))

@@ -58,11 +58,11 @@ class Transformers(rig.Runs):
     def compare(self, folders, count):
         """Checkpoints and the folders of transformers: logits to 1e-4 of the largest in each row, the loss to 1e-6."""
         ids = self.write_tokens(count)
-        told = self.peer(*(["logits", hf, "ids", f"{hf}/logits"] for hf in folders.values()))
-        for (checkpoint, hf), result in zip(folders.items(), told):
+        reported = self.peer(*(["logits", hf, "ids", f"{hf}/logits"] for hf in folders.values()))
+        for (checkpoint, hf), result in zip(folders.items(), reported):
             with self.subTest(hf):
                 self.compare_logits(checkpoint, self.folder / hf / "logits", ids, result["loss"])
-        return told
+        return reported
 
     def compare_logits(self, checkpoint, path, ids, expected_loss):
         subprocess.run([os.environ["LOGITS"], checkpoint, "ids", "ours"], cwd=self.folder, check=True, timeout=120)
@@ -103,8 +103,8 @@ class Transformers(rig.Runs):
             self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)
             self.export(name, f"{name}-hf", *(["--shard-bytes", "40000"] if name == "untied" else []))
         self.assertGreater(len(list((self.folder / "untied-hf").glob("*.safetensors"))), 2)
-        told = self.compare({name: f"{name}-hf" for name in families}, 32)
-        for (_, kind), result in zip(families.values(), told):
+        reported = self.compare({name: f"{name}-hf" for name in families}, 32)
+        for (_, kind), result in zip(families.values(), reported):
             self.assertEqual(result["model"], kind)
             self.assertEqual(len(result["generated"][0]), 7)
             self.assertEqual(result["ends"], [2, 2])  # generation_config.json and config.json: the tokenizer's end of a text
@@ -139,12 +139,12 @@ class Transformers(rig.Runs):
                     sets = [f"run.dir={name}", *start, *sets]
                     self.trainer("--config", f"{family}.toml", *(word for each in sets for word in ("--set", each)))
                     return [event["loss"] for event in self.events("step", name)]
-                alone = run(f"{family}-alone")
-                self.assertEqual(len(alone), 20)
-                self.assertLess(alone[-1], alone[0])
+                single = run(f"{family}-alone")
+                self.assertEqual(len(single), 20)
+                self.assertLess(single[-1], single[0])
                 for name, layout in layouts.items():
                     losses = run(f"{family}-{name}", "parallel.transport=threads", *layout)
-                    for mine, other in zip(losses, alone, strict=True):
+                    for mine, other in zip(losses, single, strict=True):
                         self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
     def write_config(self, folder):
@@ -219,13 +219,13 @@ class Transformers(rig.Runs):
         """AutoTokenizer gives of a text the tokens that the program gives, and the text of them."""
         text = (ROOT / "data/austen.txt").read_text()[:300_000] + "\n\n\tnaïve  日本\r\n 🐈\x01 end"
         (self.folder / "long.txt").write_text(text, newline="")
-        told, = self.peer(["tokens", folder, "long.txt"])
+        reported, = self.peer(["tokens", folder, "long.txt"])
         self.trainer("tokenize", "--input", "long.txt", "--output", "again", "--tokenizer", tokenizer)
         content = (self.folder / "again/tokens.bin").read_bytes()[1024:]
         ours = list(struct.unpack(f"<{len(content) // 2}H", content))
-        self.assertEqual(ours.pop(), told["eos"])
-        self.assertEqual(told["size"], size)
-        self.assertEqual(ours, told["ids"])
+        self.assertEqual(ours.pop(), reported["eos"])
+        self.assertEqual(reported["size"], size)
+        self.assertEqual(ours, reported["ids"])
 
     def test_auto_tokenizer_loads_a_sentencepiece_model(self):
         self.train("train.steps=3")

@@ -45,10 +45,10 @@ class Validation(rig.Runs):
         self.assertIn(f"step 8: validation web {last['web']['loss']:.4f} ({last['web']['bits_per_byte']:.4f} bits per byte), "
                       f"math {last['math']['loss']:.4f}", stderr)
         self.train("run.dir=alone", "data.validation=[]", "data.val=math.jsonl", "data.text_key=body")
-        alone = self.events("eval", "alone")
-        self.assertEqual([e["loss"] for e in alone], [e["sets"]["math"]["loss"] for e in evals])
-        self.assertEqual([e["tokens"] for e in alone], [e["sets"]["math"]["tokens"] for e in evals])
-        self.assertNotIn("set", alone[0])
+        single = self.events("eval", "alone")
+        self.assertEqual([e["loss"] for e in single], [e["sets"]["math"]["loss"] for e in evals])
+        self.assertEqual([e["tokens"] for e in single], [e["sets"]["math"]["tokens"] for e in evals])
+        self.assertNotIn("set", single[0])
         self.assertNotIn("best_set", self.state(8, "alone"))
         self.assertEqual(self.losses("alone")[0], self.losses()[0])  # training does not depend on them
 

@@ -91,15 +91,15 @@ class Words(rig.Runs):
     def test_the_mean_of_checkpoints_evaluates(self):
         self.train("checkpoint.interval=4", "checkpoint.keep=5")
         steps = [self.step_folder(step) for step in (4, 8)]
-        told = json.loads(self.trainer("checkpoint", "merge", *reversed(steps), "-o", "mean", "--json", stdout=True))
-        self.assertEqual([pathlib.Path(source).name for source in told["sources"]], ["step-00000004", "step-00000008"])
+        reported = json.loads(self.trainer("checkpoint", "merge", *reversed(steps), "-o", "mean", "--json", stdout=True))
+        self.assertEqual([pathlib.Path(source).name for source in reported["sources"]], ["step-00000004", "step-00000008"])
         self.assert_whole("mean")
         losses = [json.loads(self.trainer("eval", "--checkpoint", path, "--json", stdout=True))["loss"] for path in (*steps, "mean")]
         self.assertLess(losses[2], losses[0])
         self.train("run.dir=other", "model.n_layer=1", "train.steps=3")
-        told = self.trainer("checkpoint", "merge", "run", "other", "--output", "no", status=5)
+        reported = self.trainer("checkpoint", "merge", "run", "other", "--output", "no", status=5)
         for part in ("n_layer: ", "merge checkpoints of one model"):
-            self.assertIn(part, told)
+            self.assertIn(part, reported)
         self.assertFalse((self.folder / "no").exists())
 
     def test_weights_without_optimizer_state_evaluate_generate_and_begin_runs(self):
@@ -111,10 +111,10 @@ class Words(rig.Runs):
         self.assertEqual(os.listdir(self.folder / "plain"), ["weights"])
         self.assert_whole("plain/weights")
         for verb in (["eval"], ["generate", "--prompt", "the", "--tokens", "5"]):
-            whole, alone = (json.loads(self.trainer(*verb, "--checkpoint", path, "--json", stdout=True))
+            whole, single = (json.loads(self.trainer(*verb, "--checkpoint", path, "--json", stdout=True))
                             for path in ("run", "plain/weights"))
             key = "loss" if verb == ["eval"] else "text"
-            self.assertEqual(alone[key], whole[key])
+            self.assertEqual(single[key], whole[key])
         for way in (dict(resume="plain/weights"), dict(resume="must")):
             if way["resume"] == "must":
                 shutil.copytree(self.folder / "plain", self.folder / "new/checkpoints", dirs_exist_ok=True)
@@ -132,8 +132,8 @@ class Words(rig.Runs):
         several = json.loads(self.trainer(*args, "--samples", "3", "--seed", "5", "--json", stdout=True))["samples"]
         self.assertEqual([sample["seed"] for sample in several], [5, 6, 7])
         for sample in several:
-            alone = json.loads(self.trainer(*args, "--seed", str(sample["seed"]), "--json", stdout=True))
-            self.assertEqual(alone["text"], sample["text"])
+            single = json.loads(self.trainer(*args, "--seed", str(sample["seed"]), "--json", stdout=True))
+            self.assertEqual(single["text"], sample["text"])
         shown = self.trainer(*args, "--samples", "3", "--seed", "5", stdout=True)
         self.assertEqual(shown, "---\n".join(f"the cat{sample['text']}\n" for sample in several))
 
@@ -204,9 +204,9 @@ class Words(rig.Runs):
         (self.folder / "tail.txt").write_text(text[len(text) * 3 // 4:])
         (self.folder / "other.txt").write_text("".join(f"{i * i} birds, {i} nests, {i % 7 * 991} eggs\n" for i in range(400)))
         sets = ["data.train=text.txt", "data.val_fraction=0"]
-        told = "data.val: validation text is part of the training text: 8 of 8"
-        self.assertIn(told, self.train(*sets, "data.val=text.txt", "run.dir=same"))
-        self.assertIn(told, self.train(*sets, "data.val=tail.txt", "run.dir=tail"))
+        reported = "data.val: validation text is part of the training text: 8 of 8"
+        self.assertIn(reported, self.train(*sets, "data.val=text.txt", "run.dir=same"))
+        self.assertIn(reported, self.train(*sets, "data.val=tail.txt", "run.dir=tail"))
         self.assertNotIn("data.val:", self.train(*sets, "data.val=other.txt", "run.dir=other"))
 
     def test_memory_is_checked_before_a_tokenizer_is_trained_and_text_is_tokenized(self):

@@ -166,7 +166,7 @@ __global__ void shared_at(int64_t at) { ops::cuda::dynamic_shared<char>()[at] = 
 
 /// A device of its own in the child process of a death test.
 template <typename... P, typename... A>
-void run_alone(unsigned threads, void (*kernel)(P...), A... args) {
+void run_single(unsigned threads, void (*kernel)(P...), A... args) {
   const auto device = device::cuda::make_device(0, 1);
   launch(stream_of(*device), {dim3(1), dim3(threads), 256}, kernel, args...);
   device->synchronize();
@@ -178,16 +178,17 @@ T* some_memory(int64_t bytes) {
 }
 
 TEST(EmulatorDeath, BarriersThatNotAllReach) {
-  EXPECT_DEATH(run_alone(32, half_reach_the_barrier, some_memory<int>(4096)), "deadlock in block .* 16 wait in __sync");
+  EXPECT_DEATH(run_single(32, half_reach_the_barrier, some_memory<int>(4096)),
+               "deadlock in block .* 16 wait in __sync");
 }
 TEST(EmulatorDeath, LanesThatDisagreeOrAreMissing) {
-  EXPECT_DEATH(run_alone(32, lanes_disagree, some_memory<int>(4096)), "in (ballot|shuffle).*others of its warp in");
-  EXPECT_DEATH(run_alone(32, a_lane_is_missing, some_memory<int>(4096)), "lane 31 ended|waits for lanes 80000000");
-  EXPECT_DEATH(run_alone(31, a_lane_is_missing, some_memory<int>(4096)), "the last warp has 31 lanes");
+  EXPECT_DEATH(run_single(32, lanes_disagree, some_memory<int>(4096)), "in (ballot|shuffle).*others of its warp in");
+  EXPECT_DEATH(run_single(32, a_lane_is_missing, some_memory<int>(4096)), "lane 31 ended|waits for lanes 80000000");
+  EXPECT_DEATH(run_single(31, a_lane_is_missing, some_memory<int>(4096)), "the last warp has 31 lanes");
 }
 TEST(EmulatorDeath, AccessesOutsideMemory) {
-  EXPECT_DEATH(run_alone(1, write_at, some_memory<char>(4096), int64_t{4096}), "is device memory");
-  EXPECT_DEATH(run_alone(1, shared_at, int64_t{256}), "segmentation fault");
+  EXPECT_DEATH(run_single(1, write_at, some_memory<char>(4096), int64_t{4096}), "is device memory");
+  EXPECT_DEATH(run_single(1, shared_at, int64_t{256}), "segmentation fault");
   EXPECT_DEATH(
       {
         const auto device = device::cuda::make_device(0, 1);

@@ -11,14 +11,14 @@ namespace {
 
 /// Can everything but backward passes over head size 16; forward writes ones.
 struct Fake final : cuda::FusedAttention {
-  std::vector<cuda::FusedShape> asked, ran;
+  std::vector<cuda::FusedShape> considered, ran;
   int64_t bytes_per_sequence = 500, linear_bytes = 100;
   std::vector<const void*> outs, lses;
 
   explicit Fake(int64_t most_workspace = 1000) : FusedAttention(most_workspace) {}
   std::string name() const override { return "fake 1.0"; }
   std::optional<int64_t> workspace(const cuda::FusedShape& shape) override {
-    asked.push_back(shape);
+    considered.push_back(shape);
     if (shape.backward && shape.head_dim == 16) return std::nullopt;
     if (shape.linear) return linear_bytes < 0 ? std::nullopt : std::optional(linear_bytes);
     return shape.batch * bytes_per_sequence;
@@ -113,13 +113,13 @@ TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
        {Case{.dtype = DType::f32}, Case{.dropout = 0.5}, Case{.queries = 6}, Case{.queries = 3, .keys = 3},
         Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true}}) {
     const TestTensor out = pass(c);
-    EXPECT_TRUE(fake->asked.empty());
+    EXPECT_TRUE(fake->considered.empty());
     bool differ = false;
     for (int64_t i = 1; i < out.count(); ++i) differ |= out.at(i) != out.at(0);
     EXPECT_TRUE(differ);
   }
   pass({.head_dim = 16, .backward = true});  // requested, and rejected by the library
-  EXPECT_EQ(fake->asked.size(), 1u);
+  EXPECT_EQ(fake->considered.size(), 1u);
   EXPECT_TRUE(fake->ran.empty());
   machine.device->libraries()->attention = nullptr;
   pass({});
@@ -155,9 +155,9 @@ std::pair<int64_t, bool> way_of(Fake& fake, int64_t batch, bool backward = true)
   const int64_t rest = batch % way->part.batch;
   EXPECT_EQ(way->workspace, linear ? fake.linear_bytes : fake.bytes_per_sequence * way->part.batch);
   EXPECT_TRUE(rest == 0 || rest < way->part.batch);
-  const size_t asked = fake.asked.size();
+  const size_t considered = fake.considered.size();
   EXPECT_EQ(fake.way(shape)->part, way->part);
-  EXPECT_EQ(fake.asked.size(), asked) << "known";
+  EXPECT_EQ(fake.considered.size(), considered) << "known";
   return {way->part.batch, linear};
 }
 

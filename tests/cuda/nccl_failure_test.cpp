@@ -156,12 +156,12 @@ TEST(GpuTransport, ReportsWhyNcclCannotRun) {
 }
 
 TEST(GpuTransport, IsChosenByKeyAndMachine) {
-  const auto choose = [](int devices, const std::string& asked) {
+  const auto choose = [](int devices, const std::string& requested) {
     GpuTransport chosen;
     emulator::set_devices(devices);
     run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
       const auto device = device::cuda::make_device(world.rank() % devices, 1);
-      const GpuTransport mine = choose_gpu_transport(world, *device, asked);
+      const GpuTransport mine = choose_gpu_transport(world, *device, requested);
       EXPECT_EQ(gpu_world(world, *device, mine) != nullptr, mine.nccl);
       if (world.rank() == 1) chosen = mine;
     });

@@ -30,15 +30,15 @@ class TrainingByNccl : public testing::TestWithParam<config::Arch> {
     expect_predicted_bytes(result, 2);
     return result;
   }
-  const HowToRun alone{.device = [](int rank) { return device::cuda::make_device(rank, 1); }};
-  HowToRun by_nccl = alone;
+  const HowToRun plain{.device = [](int rank) { return device::cuda::make_device(rank, 1); }};
+  HowToRun by_nccl = plain;
   config::Config c = tiny_config(GetParam());
 };
 INSTANTIATE_TEST_SUITE_P(Models, TrainingByNccl, testing::Values(config::Arch::gpt2, config::Arch::llama),
                          [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
 
 TEST_P(TrainingByNccl, FollowsOneRankInEveryLayout) {
-  const Result one = train(c, DType::f32, 2, alone);
+  const Result one = train(c, DType::f32, 2, plain);
   for (const auto& [tensor, data, zero, sequence] : {std::tuple{2, 1, 0, false},
                                                      {2, 1, 0, true},
                                                      {1, 2, 0, false},
@@ -58,7 +58,7 @@ TEST_P(TrainingByNccl, FollowsOneRankInEveryLayout) {
 }
 
 TEST_P(TrainingByNccl, FollowsOneRankOnASquareOfRanks) {
-  const Result one = train(c, DType::f32, 2, alone);
+  const Result one = train(c, DType::f32, 2, plain);
   for (const auto& [panels, stationary] : {std::pair{"ring", "auto"}, {"ring", "paper"}, {"gather", "auto"}}) {
     SCOPED_TRACE(format("{}, {}", panels, stationary));
     config::Config many = c;
@@ -98,7 +98,7 @@ TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
         EXPECT_EQ(plan.total, without + plan.memory.at("nccl"));
         EXPECT_NE(to_text(plan, many, machine).find("\n  nccl "), std::string::npos);
         planned += plan.memory.at("nccl") / comm::nccl::kBytesOfCommunicator;
-        Tiny run(&world, many, DType::f32, alone.device(world.rank()), by_nccl.carrier);
+        Tiny run(&world, many, DType::f32, plain.device(world.rank()), by_nccl.carrier);
         world.control().barrier();
         if (world.first()) {  // and that of all ranks, which each has
           EXPECT_EQ(emulator::live_nccl_communicators(), planned + ranks);

@@ -68,22 +68,22 @@ TEST_F(Pinning, EachFailureIsReportedOnce) {
 
 /// Two nodes; the GPU is on the second, or its node is unknown. Records the requests.
 struct TwoNodes final : device::MemoryNodes {
-  TwoNodes(std::vector<int64_t>& asked, std::optional<int> node, std::string refusal)
-      : asked(asked), node(node), refusal(std::move(refusal)) {}
+  TwoNodes(std::vector<int64_t>& requested, std::optional<int> node, std::string refusal)
+      : requested(requested), node(node), refusal(std::move(refusal)) {}
   int count() const override { return 2; }
-  std::optional<int> beside(const std::string& pci_bus_id) const override {
+  std::optional<int> node_near(const std::string& pci_bus_id) const override {
     EXPECT_EQ(pci_bus_id, device::cuda::devices().front().pci_bus_id);
     return node;
   }
-  std::string prefer(std::byte* memory, int64_t bytes, int asked_node) override {
-    EXPECT_EQ(asked_node, node);
+  std::string prefer(std::byte* memory, int64_t bytes, int requested_node) override {
+    EXPECT_EQ(requested_node, node);
     std::vector<unsigned char> there(static_cast<size_t>(divide_up(bytes, int64_t{4096})));
     EXPECT_EQ(mincore(memory, static_cast<size_t>(bytes), there.data()), 0);
     for (const unsigned char page : there) EXPECT_EQ(page & 1, 0) << "a page was touched before its node was known";
-    asked.push_back(bytes);
+    requested.push_back(bytes);
     return refusal;
   }
-  std::vector<int64_t>& asked;
+  std::vector<int64_t>& requested;
   std::optional<int> node;
   std::string refusal;
 };
@@ -94,7 +94,7 @@ TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
     std::optional<int> node;
     const char* refusal;
     int registrations;
-    std::vector<int64_t> asked;
+    std::vector<int64_t> requested;
     const char* said;
   };
   for (const Case& c :
@@ -102,7 +102,7 @@ TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
         Case{1, "", 0, {kLarge, kLarge, kLarge, kLarge}, "comes from NUMA node 1"},
         Case{1, "not permitted", -1, {kLarge, kLarge}, "a different NUMA node than the GPU (not permitted)"},
         Case{{}, "", -1, {}, "is unknown: host memory comes from any node"}}) {
-    std::vector<int64_t> asked;
+    std::vector<int64_t> requested;
     std::string said;
     int times = 0;
     const log::Sink before = log::set_sink([&](log::Level, const std::string& line) {
@@ -112,14 +112,14 @@ TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
     emulator::limit_pinning(c.registrations, c.registrations);
     {
       const std::unique_ptr<device::Device> host =
-          device::cuda::make_host(*gpu, true, std::make_unique<TwoNodes>(asked, c.node, c.refusal));
+          device::cuda::make_host(*gpu, true, std::make_unique<TwoNodes>(requested, c.node, c.refusal));
       const Buffer a(*host, "test", {kLarge}, DType::u8), b(*host, "test", {kLarge}, DType::u8),
           small(*host, "test", {kSmall}, DType::u8);
       for (const Buffer* buffer : {&a, &b, &small})
         for (int64_t i = 0; i < buffer->tensor().count(); ++i) ASSERT_EQ(buffer->tensor().data[i], std::byte{0});
     }
     log::set_sink(before);
-    EXPECT_EQ(asked, c.asked);
+    EXPECT_EQ(requested, c.requested);
     EXPECT_EQ(times, 1) << said;
   }
 }

@@ -121,7 +121,7 @@ struct TemporaryFolder {
 };
 
 void save(Tiny& run, const std::filesystem::path& folder, int64_t step) {
-  checkpoint::CheckpointStore store(folder, {.keep = 1}, system_calls(), run.alone.get());
+  checkpoint::CheckpointStore store(folder, {.keep = 1}, system_calls(), run.solo.get());
   checkpoint::Snapshot snapshot;
   snapshot.state.step = snapshot.state.adam_step = step;
   snapshot.tied = run.trainer.config().model.tie_embeddings.value();

@@ -211,8 +211,8 @@ Aspects run_case(comm::World& world, const Case& which) {
 }
 
 device::Isa instruction_set() {
-  const char* asked = std::getenv("TRAINER_ISA");
-  return asked == nullptr || *asked == '\0' ? device::Isa::plain : device::detect_isa();
+  const char* requested = std::getenv("TRAINER_ISA");
+  return requested == nullptr || *requested == '\0' ? device::Isa::plain : device::detect_isa();
 }
 
 std::string library_hash() {

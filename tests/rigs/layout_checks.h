@@ -135,8 +135,8 @@ inline std::vector<double> logits_of(Tiny& run) {
 }
 
 inline void expect_text_continued_as_on_one_rank(const config::Config& c) {
-  Tiny alone(on_one_rank(c), DType::f64, 1);
-  const std::vector<double> expected = logits_of(alone);
+  Tiny single(on_one_rank(c), DType::f64, 1);
+  const std::vector<double> expected = logits_of(single);
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f64, 1);
     EXPECT_LE(distance(logits_of(run), expected), 1e-12);

@@ -72,13 +72,13 @@ struct Tiny {
       : Tiny(world, c, compute, std::make_unique<device::CpuDevice>(threads, isa)) {}
   Tiny(comm::World* world, const config::Config& c, DType compute, std::unique_ptr<device::Device> where,
        const Carrier& make_carrier = {}, std::optional<sharding::ModelSharding> sharding = {})
-      : alone(world == nullptr ? comm::solo_world() : nullptr),
+      : solo(world == nullptr ? comm::solo_world() : nullptr),
         owned(std::move(where)),
         device(*owned),
         carrier(make_carrier ? make_carrier(*world, device) : nullptr),
         trainer(device,
                 carrier            ? *carrier
-                : world == nullptr ? *alone
+                : world == nullptr ? *solo
                                    : *world,
                 c, kTinyVocab, compute, true, std::move(sharding)),
         batches(tiny_batches(c)) {
@@ -106,7 +106,7 @@ struct Tiny {
       }
     return bytes;
   }
-  std::unique_ptr<comm::World> alone;
+  std::unique_ptr<comm::World> solo;
   std::unique_ptr<device::Device> owned;
   device::Device& device;
   std::unique_ptr<comm::World> carrier;

@@ -119,8 +119,8 @@ void Fabric::fail(const std::string& what, ncclResult_t result, ncclComm_t comm)
 
 ncclResult_t Fabric::state_of(ncclComm_t comm) {
   ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-  return asked == ncclSuccess ? state : asked;
+  const ncclResult_t queried = ncclCommGetAsyncError(comm, &state);
+  return queried == ncclSuccess ? state : queried;
 }
 
 void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::function<ncclResult_t()>& call) {

@@ -177,11 +177,11 @@ class NcclWorld final : public World {
   void connect() override {
     // Every rank must take part in every split, and in the same order. So all ranks gather the union of their requests
     // and split in its order.
-    std::string wanted;
+    std::string requested;
     for (const auto& [key, link] : links_)
-      if (link->comm == nullptr) wanted += format("{} {}\n", key.first, key.second);
+      if (link->comm == nullptr) requested += format("{} {}\n", key.first, key.second);
     std::set<std::pair<uint32_t, int>> all;
-    for (const std::string& text : control().gather(wanted)) {
+    for (const std::string& text : control().gather(requested)) {
       std::istringstream lines(text);
       for (std::pair<uint32_t, int> key; lines >> key.first >> key.second;) all.insert(key);
     }
@@ -215,8 +215,9 @@ std::optional<std::string> version() {
 bool orders_launches() {
   constexpr int kFirst = 22600;
   int code = 0;
-  const char* const asked = std::getenv(kLaunchOrder);
-  return ncclGetVersion(&code) == ncclSuccess && code >= kFirst && (asked == nullptr || std::string_view(asked) != "0");
+  const char* const requested = std::getenv(kLaunchOrder);
+  return ncclGetVersion(&code) == ncclSuccess && code >= kFirst &&
+         (requested == nullptr || std::string_view(requested) != "0");
 }
 
 std::unique_ptr<World> make_world(World& below, device::Device& device) {

@@ -72,7 +72,7 @@ class ThreadsTransport final : public Transport {
   }
 
   void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) override {
-    wanted_.push_back({peer, tag, data, bytes, open});
+    receives_.push_back({peer, tag, data, bytes, open});
   }
 
   bool progress() override {
@@ -81,8 +81,8 @@ class ThreadsTransport final : public Transport {
       offered_.insert(offered_.end(), own_.offers.begin(), own_.offers.end());
       own_.offers.clear();
     }
-    const size_t before = wanted_.size() + sent_.size();
-    if (!offered_.empty()) std::erase_if(wanted_, [&](const Wanted& wanted) { return fetch(wanted); });
+    const size_t before = receives_.size() + sent_.size();
+    if (!offered_.empty()) std::erase_if(receives_, [&](const Receive& receive) { return fetch(receive); });
     std::erase_if(sent_, [&](const Sent& sent) {
       if (sent.offer->state.load(std::memory_order_acquire) != Offer::done) return false;
       sent.offer->state.store(Offer::free, std::memory_order_relaxed);
@@ -90,11 +90,11 @@ class ThreadsTransport final : public Transport {
       --*sent.open;
       return true;
     });
-    return wanted_.size() + sent_.size() != before;
+    return receives_.size() + sent_.size() != before;
   }
 
   void cancel() noexcept override {
-    wanted_.clear();
+    receives_.clear();
     for (const Sent& sent : sent_) {  // withdrawn offers are never used again
       int state = Offer::open;
       if (sent.offer->state.compare_exchange_strong(state, Offer::withdrawn)) continue;
@@ -123,7 +123,7 @@ class ThreadsTransport final : public Transport {
   bool peers_notify() const override { return true; }
 
  private:
-  struct Wanted {
+  struct Receive {
     int from, tag;
     std::byte* data;
     int64_t bytes;
@@ -135,22 +135,22 @@ class ThreadsTransport final : public Transport {
   };
 
   /// Copies the data of the oldest matching offer; returns false if there is none.
-  bool fetch(const Wanted& wanted) {
+  bool fetch(const Receive& receive) {
     for (auto it = offered_.begin(); it != offered_.end(); ++it) {
       Offer& offer = **it;
-      if (offer.from != wanted.from || offer.tag != wanted.tag) continue;
+      if (offer.from != receive.from || offer.tag != receive.tag) continue;
       int state = Offer::open;
       const bool claimed = offer.state.compare_exchange_strong(state, Offer::claimed);
       offered_.erase(it);
       if (!claimed) return false;  // withdrawn: the sender's world has failed, and this rank will be notified
       const int64_t bytes = offer.bytes;
-      if (bytes == wanted.bytes) std::memcpy(wanted.data, offer.data, static_cast<size_t>(bytes));
+      if (bytes == receive.bytes) std::memcpy(receive.data, offer.data, static_cast<size_t>(bytes));
       offer.state.store(Offer::done, std::memory_order_release);
-      exchange_->boxes[static_cast<size_t>(wanted.from)].notifier.notify();
-      TRAINER_CHECK(bytes == wanted.bytes,
+      exchange_->boxes[static_cast<size_t>(receive.from)].notifier.notify();
+      TRAINER_CHECK(bytes == receive.bytes,
                     "rank {} sent {} bytes to rank {}, which expects {} bytes: the ranks run different operations",
-                    wanted.from, bytes, rank_, wanted.bytes);
-      --*wanted.open;
+                    receive.from, bytes, rank_, receive.bytes);
+      --*receive.open;
       return true;
     }
     return false;
@@ -160,7 +160,7 @@ class ThreadsTransport final : public Transport {
   int rank_;
   Mailbox& own_;
   std::vector<Offer*> offered_, unused_;
-  std::vector<Wanted> wanted_;
+  std::vector<Receive> receives_;
   std::vector<Sent> sent_;
 };
 

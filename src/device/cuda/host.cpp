@@ -34,7 +34,7 @@ class PinnedHost final : public Device {
         cpu_(threads),
         nodes_(std::move(nodes)) {
     if (nodes_->count() < 2) return;
-    node_ = nodes_->beside(gpu.pci_bus_id);
+    node_ = nodes_->node_near(gpu.pci_bus_id);
     if (node_) {
       log::info("host memory for {} comes from NUMA node {}", gpu.name, *node_);
     } else {
@@ -107,7 +107,7 @@ class PinnedHost final : public Device {
   }
   /// Warns once per kind of problem.
   void tell(const std::string& what, int64_t bytes, const std::string& reason, const char* advice = kPinAdvice) {
-    if (std::exchange(told_[what], true)) return;
+    if (std::exchange(reported_[what], true)) return;
     log::warning("{} of host memory {} ({}): copies to the GPU may be slower{}", format_bytes(bytes), what, reason,
                  advice);
   }
@@ -142,7 +142,7 @@ class PinnedHost final : public Device {
   std::unique_ptr<MemoryNodes> nodes_;
   std::optional<int> node_;  // the GPU's NUMA node; empty: unknown, or the host has only one
   std::map<std::byte*, Origin> blocks_;
-  std::map<std::string, bool> told_;
+  std::map<std::string, bool> reported_;
 };
 
 }  // namespace

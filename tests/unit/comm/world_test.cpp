@@ -146,7 +146,7 @@ TEST(ThreadsWorld, EndsWhenAllRanksHaveCalled) {
 
 TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
   std::atomic<bool> over{false};
-  std::atomic<int> told{0};
+  std::atomic<int> reports{0};
   const Error error = error_of([&] {
     run_on_threads(4, {.timeout_s = 0.5}, [&](World& world) {
       Rig rig;
@@ -160,7 +160,7 @@ TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
       try {
         comm->reduce_scatter(rig.ex, tensor_of(x), tensor_of(x, comm->chunk(20000))).join(rig.ex);
       } catch (...) {
-        if (++told == 3) over = true;
+        if (++reports == 3) over = true;
         throw;
       }
     });

@@ -65,12 +65,12 @@ TEST(NamedStrategies, EqualTheirLetters) {
 
 TEST(NamedStrategies, OfOneRankAreOneSharding) {
   Config one = configure({});
-  const sharding::ModelSharding alone = anonymous(sharding_of(one));
+  const sharding::ModelSharding single = anonymous(sharding_of(one));
   for (const char* set : {"parallel.strategy=fsdp", "parallel.strategy=optimus-2d", "parallel.strategy=axonn-4d"}) {
     sharding::ModelSharding other = anonymous(sharding_of(configure({set})));
     for (sharding::Layer& layer : other.layers)
       for (sharding::LinearSharding& linear : layer.linears) linear.schedule = sharding::GemmSchedule::at_once;
-    EXPECT_EQ(other, alone) << set;
+    EXPECT_EQ(other, single) << set;
   }
 }
 

@@ -110,22 +110,22 @@ TEST(Load, TablesOfFilesHaveNamesThatSetKnows) {
 
 TEST(Load, WeightsGiveTheKeysThatNobodySets) {
   LoadOptions options = kNoFiles;
-  std::string asked;
+  std::string requested;
   options.settings_of = [&](const std::string& folder) {
-    asked = folder;
+    requested = folder;
     return StringList{"model.arch=llama", "model.n_head=8", "model.d_model=64"};
   };
   const std::string text = "[model]\ninit_from = \"hf\"\nn_layer = 3\n";
   const Config config = load_text(text, "x.toml", {"model.d_model=32"}, options);
-  EXPECT_EQ(asked, "hf");
+  EXPECT_EQ(requested, "hf");
   EXPECT_EQ(config.model.arch, Arch::llama);
   EXPECT_EQ(config.model.n_head, 8);
   EXPECT_EQ(config.model.d_model, 32);
   EXPECT_EQ(config.model.n_layer, 3);
   EXPECT_NE(show(config).find("# hf\n"), std::string::npos) << show(config);
-  asked.clear();
+  requested.clear();
   load_text("[model]\nn_layer = 3\n", "x.toml", {}, options);
-  EXPECT_EQ(asked, "");
+  EXPECT_EQ(requested, "");
   tests::expect_error(Code::config, {"model.init_from = \"hf\"", "model.n_head"}, [&] {
     options.settings_of = [](const std::string&) { return StringList{"model.n_head=none"}; };
     load_text(text, "x.toml", {}, options);

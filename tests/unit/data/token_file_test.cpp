@@ -238,11 +238,11 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
     const std::vector<int32_t> ids = all_of(stream);
     for (int64_t begin = 0; begin < stream.tokens(); ++begin)
       for (int64_t end = begin; end <= stream.tokens(); ++end) {
-        std::vector<int64_t> found = {-1}, wanted = found;  // appended to
+        std::vector<int64_t> found = {-1}, expected = found;  // appended to
         stream.append_starts(begin, std::span(ids).subspan(begin, end - begin), 100, found);
         for (const int64_t start : expected)
-          if (start >= begin && start < end) wanted.push_back(start - begin + 100);
-        ASSERT_EQ(found, wanted) << files.front() << " [" << begin << ", " << end << ")";
+          if (start >= begin && start < end) expected.push_back(start - begin + 100);
+        ASSERT_EQ(found, expected) << files.front() << " [" << begin << ", " << end << ")";
       }
   }
 }

@@ -22,9 +22,9 @@ TEST(Numa, TheNodeNextToADeviceIsTheOneTheSystemNames) {
   tests::write(sys / "bus/pci/devices/0000:3d:00.0/numa_node", "1");
   tests::write(sys / "bus/pci/devices/0000:17:00.0/numa_node", "-1");
   const std::unique_ptr<MemoryNodes> nodes = memory_nodes(sys);
-  EXPECT_EQ(nodes->beside("0000:3D:00.0"), 1);  // as CUDA writes it
-  EXPECT_EQ(nodes->beside("0000:17:00.0"), std::nullopt);
-  EXPECT_EQ(nodes->beside("0000:99:00.0"), std::nullopt);
+  EXPECT_EQ(nodes->node_near("0000:3D:00.0"), 1);  // as CUDA writes it
+  EXPECT_EQ(nodes->node_near("0000:17:00.0"), std::nullopt);
+  EXPECT_EQ(nodes->node_near("0000:99:00.0"), std::nullopt);
 }
 
 TEST(Numa, PagesOfTheFirstNodeCanBeRequestedOrTheReasonIsReported) {

@@ -208,13 +208,13 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
   for (int64_t step = 1; step <= kSteps; ++step) {
     Batch batch = reference::random_batch(c.spec, c.sequences, c.length, kBatchSeed + static_cast<uint64_t>(step));
     batch.step = static_cast<uint32_t>(step);
-    const reference::Gradients wanted = reference::gradients(c.spec, expected, batch);
+    const reference::Gradients reference_gradients = reference::gradients(c.spec, expected, batch);
     const double lr = reference::cosine_lr(step, kSteps, 4, 1e-2, 1e-3);
-    const double wanted_norm = reference_adam.step(expected, wanted.by, lr);
+    const double reference_norm = reference_adam.step(expected, reference_gradients.by, lr);
 
-    ASSERT_NEAR(rig.step({batch}), wanted.loss, 1e-10) << "step " << step;
+    ASSERT_NEAR(rig.step({batch}), reference_gradients.loss, 1e-10) << "step " << step;
     const params::GradNorm norm = rig.sink.finish(rig.ex);
-    ASSERT_NEAR(norm.norm, wanted_norm, 1e-9 * std::max(1.0, wanted_norm)) << "step " << step;
+    ASSERT_NEAR(norm.norm, reference_norm, 1e-9 * std::max(1.0, reference_norm)) << "step " << step;
     clipped = clipped || norm.norm > optim.grad_clip;
     adam->step(rig.ex, optim::make_update(optim, lr, step, norm.clip_factor(optim.grad_clip)));
   }

@@ -38,13 +38,13 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
     const double scale = 0.25;
     on_every_device(
         [&](TestExec& ex) {
-          TestTensor loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), alone({c.rows}, DType::f64);
+          TestTensor loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), single({c.rows}, DType::f64);
           run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, scale});
-          run(ex, CrossEntropy{logits, targets, weights, alone, {}, c.vocab, scale});
-          EXPECT_TRUE(loss.memory() == alone.memory());
+          run(ex, CrossEntropy{logits, targets, weights, single, {}, c.vocab, scale});
+          EXPECT_TRUE(loss.memory() == single.memory());
           if (this->kType == this->kSums) {
             TestTensor in_place = logits;
-            run(ex, CrossEntropy{in_place, targets, weights, alone, in_place, c.vocab, scale});
+            run(ex, CrossEntropy{in_place, targets, weights, single, in_place, c.vocab, scale});
             EXPECT_TRUE(in_place.memory() == dlogits.memory());
           }
           return std::vector<TestTensor>{loss, dlogits};
@@ -164,10 +164,10 @@ TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
           for (int64_t i = 0; i < 2 * rows; ++i) total.set(i, total.at(i) + sums[rank].at(i));
         }
         for (size_t rank = 0; rank < 3; ++rank) {
-          TestTensor dlogits({rows, padded[rank]}, this->kType), alone({rows}, DType::f64);
+          TestTensor dlogits({rows, padded[rank]}, this->kType), single({rows}, DType::f64);
           run(ex, ShardLoss{shard(rank), top, total, weights, loss, dlogits, vocab, 0.25});
-          run(ex, ShardLoss{shard(rank), top, total, weights, alone, {}, vocab, 0.25});
-          EXPECT_TRUE(loss.memory() == alone.memory());
+          run(ex, ShardLoss{shard(rank), top, total, weights, single, {}, vocab, 0.25});
+          EXPECT_TRUE(loss.memory() == single.memory());
           results.push_back(dlogits);
         }
         results.push_back(loss);

@@ -26,12 +26,12 @@ TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
       TestTensor residual = TestTensor({c.rows, c.cols}, this->kType).fill(draw);
       on_every_device(
           [&](TestExec& ex) {
-            TestTensor y({c.rows, c.cols}, this->kType, c.gap), alone = x, on_top = residual;
+            TestTensor y({c.rows, c.cols}, this->kType, c.gap), single = x, on_top = residual;
             run(ex, DropoutAdd{x, residual, y, site});
-            run(ex, DropoutAdd{alone, {}, alone, site});
+            run(ex, DropoutAdd{single, {}, single, site});
             run(ex, DropoutAdd{x, on_top, on_top, site});
             for (int64_t i = 0; i < y.count(); ++i) EXPECT_EQ(y.at(i), on_top.at(i));
-            return std::vector<TestTensor>{y, alone};
+            return std::vector<TestTensor>{y, single};
           },
           [&](const std::vector<TestTensor>& out) {
             for (int64_t r = 0; r < c.rows; ++r)

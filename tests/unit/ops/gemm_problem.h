@@ -96,11 +96,11 @@ inline std::string text(const Case& c) {
 
 /// A product with random operands, its reference and its error bound.
 struct Problem {
-  explicit Problem(const Case& wanted) : c(wanted) {
-    std::mt19937 random(static_cast<unsigned>(17 + wanted.m * 31 + wanted.n * 7 + wanted.k));
+  explicit Problem(const Case& requested) : c(requested) {
+    std::mt19937 random(static_cast<unsigned>(17 + requested.m * 31 + requested.n * 7 + requested.k));
     std::normal_distribution<double> normal;
     std::uniform_int_distribution<int> small(-4, 4);
-    const auto next = [&] { return wanted.integers ? small(random) : normal(random); };
+    const auto next = [&] { return requested.integers ? small(random) : normal(random); };
     const auto matrix = [&](Shape shape, DType dtype) {
       Matrix out(shape, dtype, c.gap);
       out.fill(next);

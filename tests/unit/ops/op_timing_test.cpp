@@ -40,14 +40,14 @@ TEST_F(OpTiming, FillsItsWindows) {
 }
 
 TEST_F(OpTiming, KeepsTheWindowOfTheSlowestRank) {
-  int asked = 0;
+  int calls = 0;
   const double start = now_seconds();
   time({.repeats = 1, .window = 0.001, .largest_on_any_rank = [&](double own) {
-          ++asked;
+          ++calls;
           EXPECT_GT(own, 0);
           return 0.004;
         }});
-  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(calls, 1);
   EXPECT_GE(now_seconds() - start, 5 * 0.004);
 }
 

@@ -25,8 +25,8 @@ inline bool on_cuda() {
 #ifdef TRAINER_EMULATED_CUDA
   return true;
 #else
-  const char* wanted = std::getenv("TRAINER_TEST_DEVICE");
-  return wanted != nullptr && std::string_view(wanted) == "cuda";
+  const char* requested = std::getenv("TRAINER_TEST_DEVICE");
+  return requested != nullptr && std::string_view(requested) == "cuda";
 #endif
 }
 

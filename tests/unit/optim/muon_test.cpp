@@ -21,7 +21,7 @@ config::Config muon_config() {
 }
 
 /// The matrix under test is the only one in its slot, or between others.
-enum class Slot { alone, joined };
+enum class Slot { single, joined };
 
 /// A store with one hidden matrix P₀[i, j] = cos(2i − j)/10, and vectors before and after it.
 struct Rig {
@@ -33,7 +33,7 @@ struct Rig {
       return params::Part{name, store.replicated({rows, width}), init, 0, hidden};
     };
     store.add_slot(group, {{"gain", store.replicated({5}), init}});
-    if (slot == Slot::alone) {
+    if (slot == Slot::single) {
       store.add_slot(group, {part("w", cols, true)});
     } else {
       store.add_slot(group, {part("before", 3, true), part("w", cols, true), part("after", 7, true)});
@@ -136,8 +136,8 @@ TEST(Muon, FollowsTheGoldensAloneAndBesideOtherMatrices) {
       SCOPED_TRACE(format("{}, {} updates, {}", golden.name, golden.updates, name_of(compute)));
       config::Config c = muon_config();
       golden.change(c);
-      std::vector<double> alone;
-      for (const Slot slot : {Slot::alone, Slot::joined}) {
+      std::vector<double> single;
+      for (const Slot slot : {Slot::single, Slot::joined}) {
         Rig rig(c, golden.rows, golden.cols, slot, compute);
         for (int64_t t = 1; t <= golden.updates; ++t)
           rig.step(t, golden.cols, 0.02, golden.scales[static_cast<size_t>(t - 1)]);
@@ -145,14 +145,14 @@ TEST(Muon, FollowsTheGoldensAloneAndBesideOtherMatrices) {
         EXPECT_NEAR(p[0], golden.first, tolerance);
         EXPECT_NEAR(p[static_cast<size_t>(golden.cols + 2)], golden.second, tolerance);
         EXPECT_NEAR(p.back(), golden.last, tolerance);
-        if (slot == Slot::alone) alone = p;
-        EXPECT_EQ(p, alone) << "bits do not depend on the slot";
+        if (slot == Slot::single) single = p;
+        EXPECT_EQ(p, single) << "bits do not depend on the slot";
       }
     }
 }
 
 TEST(Muon, OnlyDecaysAMatrixWithoutGradient) {
-  Rig rig(muon_config(), 4, 6, Slot::alone);
+  Rig rig(muon_config(), 4, 6, Slot::single);
   const std::vector<double> before = rig.weights(4, 6);
   for (int64_t t = 1; t <= 5; ++t) rig.step(t, 6, 0.02, 1, 0);
   const std::vector<double> after = rig.weights(4, 6);
@@ -231,7 +231,7 @@ TEST(Muon, RatioAndDecayAreOfTheMatricesOnly) {
   config::Config c = muon_config();
   c.muon.lr_ratio = 0.5;
   c.muon.weight_decay = 0;
-  Rig half(c, 4, 6, Slot::alone), usual(muon_config(), 4, 6, Slot::alone);
+  Rig half(c, 4, 6, Slot::single), usual(muon_config(), 4, 6, Slot::single);
   const std::vector<double> before = half.weights(4, 6);
   half.step(1, 6);
   usual.step(1, 6);

@@ -127,15 +127,15 @@ struct RankOfCases {
 /// that of one rank.
 HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
   const mesh::MeshShape& shape = place.mesh.shape();
-  const bool alone = shape.world_size() == 1;
+  const bool single = shape.world_size() == 1;
   const LinearSpec spec = spec_of(use, place.extents, c.kv_heads);
-  const LinearSharding grid = alone ? LinearSharding() : grid_of(c.grid);
-  const Spread from = alone ? Spread{} : spread_of(c.from), to = alone ? Spread{} : spread_of(c.to);
+  const LinearSharding grid = single ? LinearSharding() : grid_of(c.grid);
+  const Spread from = single ? Spread{} : spread_of(c.from), to = single ? Spread{} : spread_of(c.to);
   ParamStore store(place.device, type, &place.mesh);
-  const parallel::Ranks ranks = alone ? parallel::Ranks() : parallel::Ranks(place.mesh, overlap);
+  const parallel::Ranks ranks = single ? parallel::Ranks() : parallel::Ranks(place.mesh, overlap);
   const int group = store.add_group("g");
   std::unique_ptr<parallel::Linear> linear;
-  if (c.ring && !alone) {
+  if (c.ring && !single) {
     linear = std::make_unique<SummaLinear>(ranks, store, group, spec, grid);
   } else {
     linear = std::make_unique<GridLinear>(ranks, store, group, spec, GridLinear::Place{grid, from, to});

@@ -215,8 +215,8 @@ TEST(HeadChunks, AreEqualAndGrowWithTheMemoryOfASingleGpu) {
     facts.memory_bytes = gib << 30;
     return device::DryDevice(facts, 1);
   };
-  const auto chunk = [&](int64_t gib, bool alone) {
-    return parallel::head_chunk(gpu(gib), kRows, kPadded, DType::bf16, alone);
+  const auto chunk = [&](int64_t gib, bool unshared) {
+    return parallel::head_chunk(gpu(gib), kRows, kPadded, DType::bf16, unshared);
   };
   EXPECT_EQ(chunk(140, true), kRows / 2);  // 4.4 GiB hold 23,347 rows of f32
   EXPECT_EQ(chunk(80, true), 10944);       // three of at most 13,341, a multiple of 64

@@ -107,8 +107,8 @@ TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
         OnRank rank(world, grid, type, false);
         rank.store.initialize(17);
         device::CpuDevice device(1);
-        const auto alone = comm::solo_world();
-        Mesh one(*alone, device, MeshExtents{1, 1, 1, 1}.shape());
+        const auto solo = comm::solo_world();
+        Mesh one(*solo, device, MeshExtents{1, 1, 1, 1}.shape());
         ParamStore dense(device, type, &one);
         Model whole(dense);
         dense.allocate(false);

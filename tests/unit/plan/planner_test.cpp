@@ -118,9 +118,9 @@ TEST(Planner, PartsAddUpAndAreNeverNegative) {
 
 TEST(Planner, OneRankDoesNotCommunicateAndReplicasOnlySumGradients) {
   const Cluster cluster = cluster_file("laptop-2core");
-  const Plan alone = planned(small(), 1, cluster);
-  ASSERT_FALSE(alone.runs.empty());
-  EXPECT_TRUE(alone.runs.front().time.comm.empty());
+  const Plan single = planned(small(), 1, cluster);
+  ASSERT_FALSE(single.runs.empty());
+  EXPECT_TRUE(single.runs.front().time.comm.empty());
   const Plan two = planned(small({"parallel.data=2"}), 2, cluster);
   for (const auto& [axis, comm] : two.runs.front().time.comm) EXPECT_TRUE(axis == "data" || axis == "control") << axis;
 }

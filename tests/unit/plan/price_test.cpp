@@ -270,11 +270,11 @@ TEST_F(Play, AddsTheClosedFormToCompute) {
         const int64_t gathered = gather(4);
         compute(seconds);
         wait(gathered);
-        EXPECT_NEAR(played().total(), seconds + added_beside(cluster_.intra, 3.013e-3, seconds), 1e-9)
+        EXPECT_NEAR(played().total(), seconds + added_by_overlap(cluster_.intra, 3.013e-3, seconds), 1e-9)
             << slowdown << " " << progress << " " << seconds;
       }
   cluster_.intra.slowdown = 1;
-  EXPECT_NEAR(added_beside(cluster_.intra, 3e-3, 1e-3), 3e-3, 1e-12) << "nothing is hidden";
+  EXPECT_NEAR(added_by_overlap(cluster_.intra, 3e-3, 1e-3), 3e-3, 1e-12) << "nothing is hidden";
 }
 
 TEST_F(Play, ComputesAsLongAsTheSlowestRank) {

@@ -105,8 +105,8 @@ TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {
     });
     return loss;
   };
-  const double alone = loss_on(on_one_rank(c), 1);
-  EXPECT_NEAR(loss_on(c, 4), alone, 1e-12 * alone);
+  const double single = loss_on(on_one_rank(c), 1);
+  EXPECT_NEAR(loss_on(c, 4), single, 1e-12 * single);
 }
 
 }  // namespace

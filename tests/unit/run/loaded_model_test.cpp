@@ -21,23 +21,23 @@ constexpr double kGiB = 1 << 30;
 /// A checkpoint of the layout's model, whose configuration allows each rank so much memory.
 void save(const config::Config& trained, double memory_gib, const std::filesystem::path& path,
           std::map<std::string, std::string> keys = {}) {
-  config::Config told = config::load_text("", "defaults.toml", {}, {.files = false});
-  told.model = trained.model;
-  told.train.global_batch = trained.train.global_batch;
-  told.train.micro_batch = trained.train.micro_batch;
-  told.parallel.strategy = trained.parallel.strategy;
-  told.parallel.tensor = trained.parallel.tensor;
-  told.parallel.mesh = trained.parallel.mesh;
-  told.parallel.shards = trained.parallel.shards;
-  told.parallel.data = trained.parallel.data;
-  told.hardware.memory_limit = memory_gib;
-  told.hardware.gemm_tuning = path / "gone.json";  // no reason not to load the model
+  config::Config saved = config::load_text("", "defaults.toml", {}, {.files = false});
+  saved.model = trained.model;
+  saved.train.global_batch = trained.train.global_batch;
+  saved.train.micro_batch = trained.train.micro_batch;
+  saved.parallel.strategy = trained.parallel.strategy;
+  saved.parallel.tensor = trained.parallel.tensor;
+  saved.parallel.mesh = trained.parallel.mesh;
+  saved.parallel.shards = trained.parallel.shards;
+  saved.parallel.data = trained.parallel.data;
+  saved.hardware.memory_limit = memory_gib;
+  saved.hardware.gemm_tuning = path / "gone.json";  // no reason not to load the model
   const auto ranks = static_cast<int>(config::ranks_of_replica(trained) * trained.parallel.data);
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, trained, DType::f32, 1);
     checkpoint::CheckpointStore files(path, {}, system_calls(), &world);
     checkpoint::Snapshot snapshot;
-    snapshot.config_toml = config::to_toml(told);
+    snapshot.config_toml = config::to_toml(saved);
     snapshot.compute = "fp32";
     snapshot.model_keys = keys;
     snapshot.model_keys["vocab_size"] = format("{}", kTinyVocab);

@@ -40,7 +40,7 @@ std::vector<Question> random_questions(int count) {
 }
 
 /// Σ log-likelihood of an ending, in a batch of its own, and how many tokens of it the model can score.
-std::pair<double, double> alone(train::Trainer& trainer, const Question::Choice& choice) {
+std::pair<double, double> single(train::Trainer& trainer, const Question::Choice& choice) {
   const auto length = static_cast<size_t>(trainer.model().seq_len());
   std::vector<int32_t> tokens = choice.tokens;
   if (tokens.size() > length + 1) tokens.erase(tokens.begin(), tokens.end() - static_cast<ptrdiff_t>(length + 1));
@@ -69,7 +69,7 @@ TEST(MultipleChoice, IsJudgedByTheLikelihoodOfEachEnding) {
     size_t best[3] = {};
     double highest[3] = {-INFINITY, -INFINITY, -INFINITY};
     for (size_t i = 0; i < question.choices.size(); ++i) {
-      const auto [likelihood, tokens] = alone(run.trainer, question.choices[i]);
+      const auto [likelihood, tokens] = single(run.trainer, question.choices[i]);
       const double by[3] = {likelihood, likelihood / tokens,
                             likelihood / static_cast<double>(question.choices[i].bytes)};
       for (int rule = 0; rule < 3; ++rule)

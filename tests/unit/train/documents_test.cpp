@@ -57,13 +57,13 @@ TEST(Documents, DoNotSeeEachOtherInAStep) {
   EXPECT_NE(outcome.loss, all.loss);
   // A batch without starts has one document in each sequence.
   c.data.separate_documents = true;
-  tests::Tiny alone(c, DType::f64, 1);
-  const train::BatchSource drawn = alone.batches;
-  alone.batches = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+  tests::Tiny single(c, DType::f64, 1);
+  const train::BatchSource drawn = single.batches;
+  single.batches = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
     drawn(sample, sequences, out);
     out.starts.clear();
   };
-  EXPECT_EQ(alone.step(1).loss, all.loss);
+  EXPECT_EQ(single.step(1).loss, all.loss);
 }
 
 TEST(ZLoss, IsReportedApart) {

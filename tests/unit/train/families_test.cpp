@@ -60,7 +60,7 @@ TEST_P(FamilyLayouts, FollowOneRankOver20Steps) {
   one.model.seq_len = 12;
   one.optim.grad_clip = 0.1;
   family.change(one.model);
-  const Result alone = train(one, DType::f64, kSteps);
+  const Result single = train(one, DType::f64, kSteps);
   struct Cut {
     const char* name;
     void (*change)(config::Parallel& parallel);
@@ -81,7 +81,7 @@ TEST_P(FamilyLayouts, FollowOneRankOver20Steps) {
     SCOPED_TRACE(name);
     Config many = one;
     change(many.parallel);
-    expect_same_run(train(many, DType::f64, kSteps), alone);
+    expect_same_run(train(many, DType::f64, kSteps), single);
   }
 }
 INSTANTIATE_TEST_SUITE_P(All, FamilyLayouts, testing::ValuesIn(kFamilies),

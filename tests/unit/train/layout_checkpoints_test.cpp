@@ -162,8 +162,8 @@ void compare(const Leg& resumed, const Leg& source, bool same_layout) {
 class Resumes : public testing::TestWithParam<size_t> {};
 
 TEST_P(Resumes, InEveryLayoutAsIfItHadNotStopped) {
-  const char* wanted = std::getenv("LAYOUT_PAIRS");
-  const bool all = wanted != nullptr && std::string_view(wanted) == "all";
+  const char* requested = std::getenv("LAYOUT_PAIRS");
+  const bool all = requested != nullptr && std::string_view(requested) == "all";
   const size_t from = GetParam();
   const auto runs = [&](size_t to, int before, int after) {
     // Of 81 pairs, each has one of the 64 combinations.

@@ -17,8 +17,8 @@ TEST_P(Properties, LossIsAMeanOverAllTokensThatCountHoweverTheyAreSpread) {
   const auto counts = [](int64_t sample, size_t position) {
     return position % 7 < static_cast<size_t>(sample % 4) + 1;
   };
-  Tiny alone(on_one_rank(c), DType::f64, 1);
-  const std::vector<double> expected = masked_steps(alone, c, counts);
+  Tiny single(on_one_rank(c), DType::f64, 1);
+  const std::vector<double> expected = masked_steps(single, c, counts);
   EXPECT_NEAR(expected[0], std::log(37.0), 0.7);
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f64, 1);
@@ -85,8 +85,8 @@ TEST(LayoutLoss, OfARanksOwnRowsIsThatOfOneRank) {
       run.trainer.scalars().sum_over_rows({&sum, 1});
       return sum;
     };
-    Tiny alone(on_one_rank(one.config), DType::f64, 1);
-    const double expected = masked(alone);
+    Tiny single(on_one_rank(one.config), DType::f64, 1);
+    const double expected = masked(single);
     comm::run_on_threads(ranks_of(one.config), {.timeout_s = 60}, [&](comm::World& world) {
       Tiny run(&world, one.config, DType::f64, 1);
       EXPECT_NEAR(masked(run), expected, 1e-12 * expected) << one;

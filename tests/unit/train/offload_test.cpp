@@ -13,7 +13,7 @@ struct Ran {
   bool operator==(const Ran&) const = default;
 };
 
-Ran run_alone(const config::Config& c, DType compute, int64_t steps) {
+Ran run_on_one_rank(const config::Config& c, DType compute, int64_t steps) {
   Tiny run(c, compute, 2);
   Ran ran;
   for (int64_t n = 1; n <= steps; ++n) ran.losses.push_back(run.step(n).loss);
@@ -28,12 +28,13 @@ INSTANTIATE_TEST_SUITE_P(Types, OffloadInEveryType, testing::Values(DType::f64, 
 TEST_P(OffloadInEveryType, EveryPlanGivesTheLossesAndBitsOfNone) {
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
     const config::Config c = tiny_config(arch);
-    const Ran expected = run_alone(c, GetParam(), 6);
+    const Ran expected = run_on_one_rank(c, GetParam(), 6);
     for (const config::Offload& plan : kOffloadPlans)
       for (const bool overlap : {true, false}) {
         config::Config with = offloaded(c, plan);
         with.debug.overlap = overlap;
-        EXPECT_TRUE(run_alone(with, GetParam(), 6) == expected) << &plan - kOffloadPlans << ", overlap " << overlap;
+        EXPECT_TRUE(run_on_one_rank(with, GetParam(), 6) == expected)
+            << &plan - kOffloadPlans << ", overlap " << overlap;
       }
   }
 }
@@ -41,7 +42,7 @@ TEST_P(OffloadInEveryType, EveryPlanGivesTheLossesAndBitsOfNone) {
 TEST(OffloadAccumulation, GradientsOfFourMicroStepsGoToTheHostOnce) {
   config::Config c = tiny_config();
   c.train.global_batch = 4 * c.train.micro_batch;
-  const Ran expected = run_alone(c, DType::bf16, 4);
+  const Ran expected = run_on_one_rank(c, DType::bf16, 4);
   for (const config::Offload& plan : kOffloadPlans) {
     Tiny run(offloaded(c, plan), DType::bf16, 2);
     ASSERT_EQ(run.trainer.accumulation(), 4);
@@ -57,13 +58,13 @@ TEST(OffloadAccumulation, GradientsOfFourMicroStepsGoToTheHostOnce) {
 TEST(OffloadTransport, Bf16GradientsGiveTheSameBitsInEveryPlaceAndWithoutOffload) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     config::Config c = tiny_config();
-    const Ran full = run_alone(c, compute, 5);
+    const Ran full = run_on_one_rank(c, compute, 5);
     c.offload.grad_transport = config::GradTransport::bf16;
-    const Ran expected = run_alone(c, compute, 5);
+    const Ran expected = run_on_one_rank(c, compute, 5);
     EXPECT_FALSE(expected == full);
     for (config::Offload plan : kOffloadPlans) {
       plan.grad_transport = config::GradTransport::bf16;
-      EXPECT_TRUE(run_alone(offloaded(c, plan), compute, 5) == expected);
+      EXPECT_TRUE(run_on_one_rank(offloaded(c, plan), compute, 5) == expected);
     }
   }
 }
@@ -88,7 +89,7 @@ TEST(OffloadTraining, TwoHundredStepsLearnAsWithout) {
 
 TEST(OffloadCheckpoint, DoesNotDependOnThePlanAndResumesUnderADifferentOne) {
   const config::Config c = tiny_config();
-  const Ran expected = run_alone(c, DType::bf16, 5);
+  const Ran expected = run_on_one_rank(c, DType::bf16, 5);
   config::Offload none;
   const config::Offload* plans[] = {&none, &kOffloadPlans[0], &kOffloadPlans[1], &kOffloadPlans[3]};
   checkpoint::TempFolder folder;

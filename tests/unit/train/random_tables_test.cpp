@@ -48,8 +48,8 @@ Config random_tables(uint64_t seed) {
 
 // RANDOM_LAYOUTS=700 tries that many.
 TEST(RandomTables, SendWhatWasPredicted) {
-  const char* const asked = std::getenv("RANDOM_LAYOUTS");
-  const uint64_t count = asked == nullptr ? 24 : std::strtoull(asked, nullptr, 10);
+  const char* const requested = std::getenv("RANDOM_LAYOUTS");
+  const uint64_t count = requested == nullptr ? 24 : std::strtoull(requested, nullptr, 10);
   for (uint64_t seed = 0; seed < count; ++seed) {
     Config c = random_tables(seed);
     c.parallel.cache_layers = static_cast<int64_t>(seed % 4);

@@ -124,17 +124,17 @@ TEST(ReplicasOf, ANonFiniteGradientOnOneRankStopsTheUpdateOnAll) {
 TEST(ReplicasOf, AStopOnOneRankStopsAllAtTheSameMicroStep) {
   Case how{.replicas = 2, .micro_batch = 1};
   const config::Config c = configure(how, config::Arch::gpt2);
-  static std::atomic<int> asked;
-  asked = 0;
+  static std::atomic<int> calls;
+  calls = 0;
   comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f32, 1);
-    const auto stop_at_third = world.first() ? [] { return false; } : [] { return ++asked == 3; };
+    const auto stop_at_third = world.first() ? [] { return false; } : [] { return ++calls == 3; };
     const auto outcome =
         run.trainer.step({.step = 1, .adam_step = 1, .micro_batches = run.trainer.accumulation(), .lr = 1e-3},
                          run.batches, stop_at_third);
     EXPECT_TRUE(outcome.interrupted);
   });
-  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(calls, 3);
 }
 
 }  // namespace

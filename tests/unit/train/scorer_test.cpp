@@ -96,24 +96,24 @@ std::vector<double> losses(const config::Config& c, int64_t vocab, DType compute
   return found;
 }
 
-void expect_as_alone(config::Config c, int64_t vocab = kTinyVocab) {
+void expect_as_one_rank(config::Config c, int64_t vocab = kTinyVocab) {
   c.model.dropout = 0;
-  const std::vector<double> alone = losses(on_one_rank(c), vocab, DType::f64), shared = losses(c, vocab, DType::f64);
-  ASSERT_EQ(alone.size(), shared.size());
-  for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(shared[i], alone[i], 1e-11 * alone[i]) << "sequence " << i;
+  const std::vector<double> single = losses(on_one_rank(c), vocab, DType::f64), shared = losses(c, vocab, DType::f64);
+  ASSERT_EQ(single.size(), shared.size());
+  for (size_t i = 0; i < single.size(); ++i) EXPECT_NEAR(shared[i], single[i], 1e-11 * single[i]) << "sequence " << i;
 }
 
 TEST(Scorer, FindsTheSameOnEveryLayout) {
-  expect_as_alone(configure(MegatronLayout{.tensor = 2, .data = 2}));
-  expect_as_alone(configure(MegatronLayout{.tensor = 3, .data = 1, .sequence_parallel = false, .micro_batch = 3}));
+  expect_as_one_rank(configure(MegatronLayout{.tensor = 2, .data = 2}));
+  expect_as_one_rank(configure(MegatronLayout{.tensor = 3, .data = 1, .sequence_parallel = false, .micro_batch = 3}));
   config::Config square = configure(Square{.q = 2});
   square.train.micro_batch = 4;
-  expect_as_alone(square);
+  expect_as_one_rank(square);
   config::Config grid = configure(AxonnGrid{.x = 2, .y = 1, .z = 2, .data = 2});
-  expect_as_alone(grid);
+  expect_as_one_rank(grid);
   grid = configure(AxonnGrid{.x = 1, .y = 2, .z = 2, .data = 1});
   grid.train.micro_batch = 6;
-  expect_as_alone(grid);
+  expect_as_one_rank(grid);
 }
 
 // The head of a large vocabulary takes rows in chunks, each with rows of all ranks that share the vocabulary: here two
@@ -122,7 +122,7 @@ TEST(Scorer, KnowsTheRowsOfChunks) {
   config::Config c = configure(MegatronLayout{.tensor = 2, .data = 1, .micro_batch = 20});
   c.model.n_layer = 1;
   c.model.d_model = 24;
-  expect_as_alone(c, 60'000);
+  expect_as_one_rank(c, 60'000);
 }
 
 TEST(Scorer, LeavesTrainingUndisturbed) {
