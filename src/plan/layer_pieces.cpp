@@ -6,7 +6,8 @@
 namespace trainer::plan {
 
 std::optional<LayerCosts::Pieces> LayerCosts::pieces(bool gathers, Site site, const LinearSharding& linear,
-                                                     const Placement& from, const Placement& to, double elements) {
+                                                     const MatrixPlacement& from, const MatrixPlacement& to,
+                                                     double elements) {
   if (!cluster_.cpu || !config_.parallel.overlap_all_reduce || from == to) return {};
   const Matrix matrix = matrix_of(site);
   const double block = matrix.in * matrix.out / ranks(linear.contraction | linear.cols) * element_;
@@ -14,7 +15,7 @@ std::optional<LayerCosts::Pieces> LayerCosts::pieces(bool gathers, Site site, co
   const std::vector<RouteShares::Leg> legs = routes_.of(axes_.axes, from, to);
   if (legs.size() != 1) return {};
   const auto& [axes, op, payload] = legs.front();
-  const Placement &whole = gathers ? to : from, &split = gathers ? from : to;
+  const MatrixPlacement &whole = gathers ? to : from, &split = gathers ? from : to;
   const bool blocks_of_rows = (split.rows & axes) == axes;
   if (gathers ? op != CommOp::all_gather || !blocks_of_rows
               : op != CommOp::all_reduce && (op != CommOp::reduce_scatter || !blocks_of_rows))
@@ -26,8 +27,8 @@ std::optional<LayerCosts::Pieces> LayerCosts::pieces(bool gathers, Site site, co
   return Pieces{axes, collective(axes, op, type, payload * elements / 2)};
 }
 
-double LayerCosts::gather_before(Site site, const LinearSharding& linear, const Placement& from, const Placement& to,
-                                 double elements, double gemm) {
+double LayerCosts::gather_before(Site site, const LinearSharding& linear, const MatrixPlacement& from,
+                                 const MatrixPlacement& to, double elements, double gemm) {
   const double whole = move(from, to, elements);
   const std::optional<Pieces> in_two = pieces(true, site, linear, from, to, elements);
   if (!in_two) return whole;
@@ -38,8 +39,8 @@ double LayerCosts::gather_before(Site site, const LinearSharding& linear, const 
   return added(in_two->axes, in_two->each, share) + added(in_two->axes, in_two->each, (gemm - share) / 2);
 }
 
-double LayerCosts::reduce_after(Site site, const LinearSharding& linear, const Placement& from, const Placement& to,
-                                double elements, double gemm, double next) {
+double LayerCosts::reduce_after(Site site, const LinearSharding& linear, const MatrixPlacement& from,
+                                const MatrixPlacement& to, double elements, double gemm, double next) {
   const std::optional<Pieces> in_two = pieces(false, site, linear, from, to, elements);
   if (!in_two) return added(moved(from, to), move(from, to, elements), next);
   return added(in_two->axes, in_two->each, gemm / 2) + added(in_two->axes, in_two->each, next);

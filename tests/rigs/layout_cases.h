@@ -20,7 +20,7 @@ inline std::ostream& operator<<(std::ostream& out, const LayoutCase& one) { retu
 inline LayoutCase tables(const char* name, config::Arch arch, std::vector<int64_t> axes,
                          std::vector<config::LayerSpec> layers, const char* head, const char* table,
                          int64_t kv_heads = 2) {
-  config::Config c = configure(Layout{.arch = arch, .kv_heads = arch == config::Arch::llama ? kv_heads : 0});
+  config::Config c = configure(MegatronLayout{.arch = arch, .kv_heads = arch == config::Arch::llama ? kv_heads : 0});
   if (arch == config::Arch::llama) c.model.n_kv_head = kv_heads;
   c.parallel.strategy = "autoddl";
   c.parallel.axes = std::move(axes);
@@ -54,17 +54,17 @@ inline std::vector<LayoutCase> all_cases() {
   // Megatron-1D. With one sequence of 24 rows shards lie inside it; with two, three shards of 16 cut one.
   for (const int64_t tensor : {2, 3, 4, 8})
     for (const bool sequence_parallel : {false, true})
-      add(Layout{tensor, 1, sequence_parallel, tensor % 4 == 0 ? config::Arch::llama : config::Arch::gpt2,
-                 tensor == 4 ? 1 : 2},
+      add(MegatronLayout{tensor, 1, sequence_parallel, tensor % 4 == 0 ? config::Arch::llama : config::Arch::gpt2,
+                         tensor == 4 ? 1 : 2},
           tensor == 4 ? 20 : 5);
-  add(Layout{1, 2});
-  add(Layout{2, 2, true, config::Arch::gpt2, 1}, 20);
-  add(Layout{3, 1, true, config::Arch::llama});
-  add(Layout{4, 2, false, config::Arch::gpt2, 1});
-  add(Layout{4, 2, true, config::Arch::llama, 1});
+  add(MegatronLayout{1, 2});
+  add(MegatronLayout{2, 2, true, config::Arch::gpt2, 1}, 20);
+  add(MegatronLayout{3, 1, true, config::Arch::llama});
+  add(MegatronLayout{4, 2, false, config::Arch::gpt2, 1});
+  add(MegatronLayout{4, 2, true, config::Arch::llama, 1});
   // Shared key/value heads with biases: what some ranks hold and others count lies side by side in one slot.
-  add(Layout{4, 1, true, config::Arch::gpt2, 1, 2});
-  add(Layout{8, 2, false, config::Arch::gpt2, 1, 2});
+  add(MegatronLayout{4, 1, true, config::Arch::gpt2, 1, 2});
+  add(MegatronLayout{8, 2, false, config::Arch::gpt2, 1, 2});
   // Optimus-2D: squares, in depth and as replicas; tiles that cut the axes, also where ranks share heads.
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
     for (const char* panels : {"ring", "gather"}) {
