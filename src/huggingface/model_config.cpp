@@ -1,12 +1,12 @@
 #include "huggingface/model_config.h"
 
 #include <algorithm>
-#include <functional>
 #include <vector>
 
 #include "base/log.h"
 #include "config/load.h"
 #include "huggingface/json_fields.h"
+#include "huggingface/layer_fields.h"
 #include "huggingface/rope_fields.h"
 
 namespace trainer::huggingface {
@@ -15,7 +15,6 @@ namespace {
 
 /// A family with rotary positions, RMS norms and a gated MLP: its names, and the defaults of fields that config.json
 /// may omit.
-enum class Windows { none, all_layers, some_layers, never };  // never: the family has fields for them that are not set
 struct Family {
   config::Arch arch;
   const char *model_type, *architecture;
@@ -168,18 +167,6 @@ void require_represented(const config::Model& m, const Family& family) {
                      format("Hugging Face's llama needs n_head to divide d_model = {}", m.d_model));
 }
 
-void add_windows(const config::Model& m, const Family& family, ordered_json& out) {
-  if (family.windows == Windows::none) return;
-  out["sliding_window"] = m.window > 0 ? ordered_json(m.window) : ordered_json(nullptr);
-  if (family.windows == Windows::all_layers) return;
-  out["use_sliding_window"] = m.window > 0;
-  if (m.window == 0) return;
-  out["max_window_layers"] = 0;
-  ordered_json& types = out["layer_types"] = ordered_json::array();
-  for (int64_t layer = 0; layer < m.n_layer; ++layer)
-    types.push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
-}
-
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
   require_represented(m, family);
   if (m.dropout > 0)
@@ -199,12 +186,8 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   add_rope(m, out);
   if (family.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
   if (family.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
-  add_windows(m, family, out);
-  if (family.arch == config::Arch::smollm3) {
-    ordered_json& rotated = out["no_rope_layers"] = ordered_json::array();  // 1: with RoPE
-    for (int64_t layer = 0; layer < m.n_layer; ++layer) rotated.push_back(has_rope(m, layer) ? 1 : 0);
-    if (nope_interval(m) > 0) out["no_rope_layer_interval"] = nope_interval(m);
-  }
+  add_windows(m, family.windows, out);
+  if (family.arch == config::Arch::smollm3) add_nope(m, out);
   out["attention_dropout"] = 0.0;
 }
 
@@ -247,72 +230,6 @@ void read_gpt2(const Fields& fields, int64_t seq_len, Keys& keys) {
   keys.add("tie_embeddings", fields.flag("tie_word_embeddings", true));
 }
 
-/// Returns n if exactly the layers n, 2n, …, counted from 1, are marked in a list with an element for each layer; 0 if
-/// none is. `what` describes what this program has.
-int64_t interval_of(const Fields& fields, const char* field, int64_t layers, const char* what,
-                    const std::function<std::optional<bool>(const json&)>& is_marked) {
-  const json& list = *fields.find(field);
-  if (!list.is_array()) fields.refuse(field, format("{}, expected a list", Fields::text_of(list)));
-  if (static_cast<int64_t>(list.size()) != layers)
-    fields.refuse(field, format("{} elements for {} layers", list.size(), layers));
-  int64_t every = 0;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const json& element = list[static_cast<size_t>(layer)];
-    const std::optional<bool> marked = is_marked(element);
-    if (marked == true && every == 0) every = layer + 1;
-    if (!marked || *marked != (every > 0 && (layer + 1) % every == 0))
-      fields.refuse(field, format("layer {} is {}; {}", layer, Fields::text_of(element), what));
-  }
-  return every;
-}
-
-/// Reads sliding windows. `layer_types` says which layers have them, if it is there.
-void read_windows(const Fields& fields, const Family& family, int64_t layers, Keys& keys) {
-  constexpr int64_t kDefaultWindow = 4096, kDefaultMaxWindowLayers = 28;
-  if (family.windows == Windows::none) fields.demand_absent("sliding_window");
-  if (family.windows == Windows::never) fields.demand("use_sliding_window", false);
-  const bool windows = family.windows == Windows::all_layers ||
-                       (family.windows == Windows::some_layers && fields.flag("use_sliding_window", false));
-  int64_t window = 0, full_every = 0;
-  if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", kDefaultWindow);
-  if (window > 0 && family.windows == Windows::some_layers && fields.find("layer_types") == nullptr) {
-    const auto first = static_cast<int64_t>(fields.number("max_window_layers", kDefaultMaxWindowLayers));
-    if (first >= layers) window = 0;
-    if (first > 0 && first < layers)
-      fields.refuse(
-          "max_window_layers",
-          format("{}, but the model has {} layers; this program supports windows in all layers, in none, or in "
-                 "all but every n-th (layer_types)",
-                 first, layers));
-  }
-  if (fields.find("layer_types") != nullptr) {
-    const auto is_full = [&](const json& type) -> std::optional<bool> {
-      if (type == "full_attention") return true;
-      return type == "sliding_attention" && window > 0 ? std::optional(false) : std::nullopt;
-    };
-    full_every = interval_of(fields, "layer_types", layers,
-                             windows ? "this program supports windows in all layers or in all but every n-th"
-                                     : "this program supports only \"full_attention\" in this model",
-                             is_full);
-    if (full_every == 1) window = full_every = 0;
-  }
-  if (window > 0) keys.add("window", window);
-  if (full_every > 0) keys.add("window_full_every", full_every);
-}
-
-/// Reads which layers of SmolLM3 have no RoPE: 0 in a list with an element for each layer.
-void read_nope(const Fields& fields, int64_t layers, Keys& keys) {
-  constexpr const char* kList = "no_rope_layers";
-  int64_t every = fields.size("no_rope_layer_interval", 4);
-  if (fields.find(kList) != nullptr)
-    every = interval_of(fields, kList, layers, "this program supports RoPE in all layers or in all but every n-th",
-                        [](const json& rotated) -> std::optional<bool> {
-                          if (rotated != 0 && rotated != 1) return std::nullopt;
-                          return rotated == 0;
-                        });
-  keys.add("nope_every", every);
-}
-
 /// Published models have longer contexts than a run usually trains on and than a KV cache should hold by default.
 void read_length(const Fields& fields, int64_t requested, Keys& keys) {
   constexpr int64_t kLongest = 4096;
@@ -348,7 +265,7 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   keys.add("d_model", width);
   keys.add("d_ff", fields.size("intermediate_size"));
   read_length(fields, seq_len, keys);
-  read_windows(fields, family, layers, keys);
+  read_windows(fields, family.windows, layers, keys);
   if (family.arch == config::Arch::smollm3) read_nope(fields, layers, keys);
   keys.add("norm_eps", fields.number("rms_norm_eps", family.norm_eps));
   read_rope(fields, family.rope_theta, keys);

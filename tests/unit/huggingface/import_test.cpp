@@ -100,6 +100,8 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
            {llama(), "hidden_act", "gelu", "hidden_act: \"gelu\""},
            {llama(), "rope_scaling", {{"type", "dynamic"}, {"factor", 8.0}}, "rope_scaling: \"dynamic\""},
            {llama(), "rope_parameters", {{"rope_type", "longrope"}}, "rope_parameters: \"longrope\""},
+           {llama(), "rope_scaling", {{"rope_type", "spiral"}, {"factor", 8.0}}, "rope_scaling: \"spiral\""},
+           {llama(), "rope_scaling", {{"rope_type", 3}}, "rope_scaling: 3"},
            {llama(), "rope_parameters", {{"rope_type", "yarn"}}, "rope_parameters.factor: missing"},
            {llama(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}, "rope_scaling.factor: 0.5"},
            {llama(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}, "full_attention: {"},
@@ -175,6 +177,17 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(length(nullptr, 32768), (Lengths{4096, 32768, 0}));
   EXPECT_EQ(length(512, 32768), (Lengths{4096, 32768, 512}));
   EXPECT_EQ(length(nullptr, 100), (Lengths{100, 0, 0}));
+  json qwen2 = json::parse(with_field(config_of({"model.arch=qwen2"}), "use_sliding_window", true));
+  qwen2["sliding_window"] = 5;
+  const auto windows_from = [&](const json& layer) {
+    qwen2["max_window_layers"] = layer;
+    return parse_config_json(qwen2.dump(), "c").config.model.window;
+  };
+  EXPECT_EQ(windows_from(0), 5);
+  EXPECT_EQ(windows_from(2), 0);  // the model has two layers
+  EXPECT_EQ(windows_from(1e300), 0);
+  EXPECT_EQ(windows_from(nullptr), 0);  // 28
+  expect_error(Code::checkpoint, {"max_window_layers: 1, but the model has 2 layers"}, [&] { windows_from(1); });
   const auto windows = [&](const json& types) {
     json object = json::parse(with_field(mistral, "layer_types", types));
     object["num_hidden_layers"] = types.size();
@@ -282,6 +295,31 @@ TEST(Import, RejectsTensorsThatAreNotThoseOfTheModel) {
     const fs::path changed = folder / part.substr(part.find('.') + 1, 12);
     rewrite(folder / "hf", changed, edit);
     expect_error(Code::checkpoint, {part}, [&] { import_model(changed, folder / "back"); });
+    EXPECT_FALSE(fs::exists(folder / "back"));
+  }
+}
+
+TEST(Import, RejectsTensorsOfAnotherFamily) {
+  struct Case {
+    const char *arch, *tensor, *part;
+    std::function<void(std::map<std::string, Exported32>&, const std::string& name)> edit;
+  };
+  const auto erase = [](auto& all, const std::string& name) { all.erase(name); };
+  const auto put = [](auto& all, const std::string& name) { all[name] = {{3}, {1, 2, 3}}; };
+  for (const auto& [arch, tensor, part, edit] :
+       {Case{"qwen3", "self_attn.q_norm.weight", "missing", erase},
+        {"qwen3", "self_attn.k_norm.weight", "shape [3], but the model in config.json requires [4]", put},
+        {"qwen2", "self_attn.v_proj.bias", "missing", erase},
+        {"mistral", "self_attn.v_proj.bias", "this program's model has no such tensor", put},
+        {"olmo2", "post_feedforward_layernorm.weight", "missing", erase},
+        {"olmo2", "input_layernorm.weight", "this program's model has no such tensor", put}}) {
+    TempFolder folder;
+    save(folder / "run", config_of({std::string("model.arch=") + arch}));
+    export_model(folder / "run", folder / "hf");
+    const std::string name = std::string("model.layers.1.") + tensor;
+    rewrite(folder / "hf", folder / "changed", [&](auto& all) { edit(all, name); });
+    expect_error(Code::checkpoint, {format("changed/model.safetensors: {}: {}", name, part)},
+                 [&] { import_model(folder / "changed", folder / "back"); });
     EXPECT_FALSE(fs::exists(folder / "back"));
   }
 }
