@@ -38,12 +38,14 @@ std::vector<std::string> operator+(std::vector<std::string> all, const std::vect
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
+const std::vector<std::string> kLlama3 =
+    kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"};
 
 std::vector<Family> families() {
   return {
       {"llama3-rope",
        31,
-       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"},
+       kLlama3,
        4.649672878680455,
        9.419745331413120,
        {{"wte", 7, 1, -4.640506808043389e-01, 6.002770675920421},
@@ -115,7 +117,7 @@ std::vector<Family> families() {
         {"head.weight", 7, 1, -5.731078763888588e-02, 1.053269120283614}}},
       {"z-loss",
        31,
-       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"},
+       kLlama3,
        4.649672878680455,
        9.557852673738740,
        {{"head.weight", 7, 1, 1.042736505662514e-02, 1.714626193367554},
@@ -124,8 +126,7 @@ std::vector<Family> families() {
        4.845321255922544 - 4.649672878680455},
       {"soft cap of logits",
        31,
-       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256",
-                                          "logit_softcap=3"},
+       kLlama3 + std::vector<std::string>{"logit_softcap=3"},
        4.019973786873232,
        7.931915755685872,
        {{"head.weight", 7, 1, -9.225846018875444e-03, 1.337384046710018},
@@ -165,7 +166,7 @@ std::vector<Family> families() {
        {{0, 3, 4}, {0, 6}}},
       {"separate documents",
        31,
-       kLarger + std::vector<std::string>{"arch=llama", "rope_type=llama3", "rope_high_freq=8", "rope_original=256"},
+       kLlama3,
        4.601361761617005,
        6.048299479940694,
        {{"blocks.1.attn.k.weight", 1, 1, 1.701641662975497e-03, 1.827199767403544e-01},
@@ -197,12 +198,19 @@ double value_at(const std::string& name, int64_t index, int64_t row, int64_t col
   return name.ends_with(".gain") ? 1 + 0.25 * wave : (name.ends_with(".bias") ? 0.1 : 0.3) * wave;
 }
 
-/// The position of element (row, col) in this program's tensor, where linears are [in, out].
-size_t place_of(const params::Param& param, int64_t row, int64_t col) {
-  const bool turned = param.name.ends_with(".weight") && param.name != "head.weight";
-  const int64_t cols = param.shape.dims() == 1 ? 1 : param.shape[1];
-  return static_cast<size_t>(turned ? col * cols + row : row * cols + col);
-}
+/// Where this program's tensor has the elements of transformers': linears are [in, out] here and [out, in] there.
+struct Placed {
+  explicit Placed(const params::Param& param)
+      : turned(param.name.ends_with(".weight") && param.name != "head.weight"),
+        rows(param.shape[turned ? 1 : 0]),
+        cols(param.shape.dims() == 1 ? 1 : param.shape[turned ? 0 : 1]) {}
+  size_t at(int64_t row, int64_t col) const {
+    return static_cast<size_t>(turned ? col * rows + row : row * cols + col);
+  }
+
+  bool turned;
+  int64_t rows, cols;  // there
+};
 
 struct Families : ::testing::TestWithParam<config::Recompute> {};
 
@@ -220,14 +228,11 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
     for (const std::string& name : tensor_order(model)) {
       const auto found = params.find(name);
       if (found == params.end()) continue;
-      const Shape shape = found->second.shape;
-      const bool turned = name.ends_with(".weight") && name != "head.weight";
-      const int64_t rows = turned ? shape[1] : shape[0], cols = shape.dims() == 1 ? 1 : turned ? shape[0] : shape[1];
+      const Placed placed(found->second);
       std::vector<double>& values = weights[name];
-      values.resize(static_cast<size_t>(shape.count()));
-      for (int64_t row = 0; row < rows; ++row)
-        for (int64_t col = 0; col < cols; ++col)
-          values[place_of(found->second, row, col)] = value_at(name, index, row, col);
+      values.resize(static_cast<size_t>(found->second.shape.count()));
+      for (int64_t row = 0; row < placed.rows; ++row)
+        for (int64_t col = 0; col < placed.cols; ++col) values[placed.at(row, col)] = value_at(name, index, row, col);
       ++index;
     }
     ASSERT_EQ(weights.size(), params.size());
@@ -255,7 +260,7 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
     for (const Gradient& expected : family.gradients) {
       const std::vector<double>& values = gradients.at(expected.tensor);
       EXPECT_NEAR(norm_of(values), expected.norm, 1e-11 * expected.norm) << expected.tensor;
-      EXPECT_NEAR(values[place_of(params.at(expected.tensor), expected.row, expected.col)], expected.entry,
+      EXPECT_NEAR(values[Placed(params.at(expected.tensor)).at(expected.row, expected.col)], expected.entry,
                   1e-12 * expected.norm)
           << expected.tensor;
     }
