@@ -89,8 +89,9 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.choice(
       "sum_dtype", &Parallel::sum_dtype, {"bf16", "fp32"},
       "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "
-      "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on. Sums "
-      "of key and value gradients over ranks that share heads stay in bf16.");
+      "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on, and with "
+      "model.norm_place = \"post\", where norms follow these sums. Sums of key and value gradients over ranks that "
+      "share heads stay in bf16.");
   parallel.choice(
       "rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
       "Strategies with weights in flat shards: type of the reduce-scatter of weight gradients in bf16 runs. "
