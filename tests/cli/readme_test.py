@@ -280,7 +280,7 @@ class Readmes(unittest.TestCase):
             name = span.removeprefix("-D").split("=")[0]
             if name == "TRAINER_ISA":  # of the environment, at run time
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "src").rglob("*.cpp")))
-            elif name in ("TRAINER_TORCH_PYTHON",):  # of the tests' environment
+            elif name in ("TRAINER_TORCH_PYTHON", "TRAINER_GGUF_PYTHON"):  # of the tests' environment
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "readme_test.py"))
             else:
                 self.assertRegex(lists, rf"\b{name}\b")
