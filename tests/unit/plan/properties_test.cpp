@@ -40,6 +40,24 @@ Cluster random_cluster(Draws& draw) {
   return c;
 }
 
+TEST(Properties, CommunicationIsNeverFree) {
+  Draws draw(11, "communication");
+  for (int i = 0; i < 200; ++i) {
+    Cluster c = random_cluster(draw);
+    c.cpu = i % 2 == 0;
+    if (i % 3 == 0) c.intra.start_us = c.intra.hop_us = c.inter.start_us = c.inter.hop_us = 0;
+    if (i % 5 == 0) c.collectives = {{CommOp::all_reduce, 4, 4, 1000, 1e-4}};
+    const GroupShape group{static_cast<int>(draw.one_of<int64_t>({2, 4, 16})),
+                           static_cast<int>(draw.one_of<int64_t>({1, 2, 4}))};
+    for (const CommOp op : {CommOp::all_reduce, CommOp::reduce_scatter, CommOp::all_gather, CommOp::broadcast,
+                            CommOp::reduce, CommOp::all_to_all, CommOp::send_recv})
+      for (const int64_t elements : {16, 4096, 1 << 24})
+        EXPECT_GT(collective_time(c, group, op, DType::f32, elements).total(), 0)
+            << name_of(op) << " of " << elements << " over " << group.ranks << " ranks, " << group.per_node
+            << " per node";
+  }
+}
+
 // Per layer by sharding spec, over any axes: at most what each named strategy costs on the same replicas and
 // micro-batches.
 TEST(Properties, LayoutsBySpecAreNeverEstimatedSlowerThanNamedOnes) {
