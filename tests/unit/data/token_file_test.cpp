@@ -233,14 +233,14 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
         indexed("f", {0, 8})},
        {0, 3, 4, 7, 8, 11, 16, 17, 24}},
   };
-  for (const auto& [files, expected] : cases) {
+  for (const auto& [files, starts] : cases) {
     const TokenStream stream(files);
     const std::vector<int32_t> ids = all_of(stream);
     for (int64_t begin = 0; begin < stream.tokens(); ++begin)
       for (int64_t end = begin; end <= stream.tokens(); ++end) {
         std::vector<int64_t> found = {-1}, expected = found;  // appended to
         stream.append_starts(begin, std::span(ids).subspan(begin, end - begin), 100, found);
-        for (const int64_t start : expected)
+        for (const int64_t start : starts)
           if (start >= begin && start < end) expected.push_back(start - begin + 100);
         ASSERT_EQ(found, expected) << files.front() << " [" << begin << ", " << end << ")";
       }
