@@ -3,7 +3,6 @@
 
 #include "comm/gpu_transport.h"
 #include "comm/nccl/links.h"
-#include "comm/nccl/nccl_world.h"
 #include "tensor/buffer.h"
 
 namespace trainer::comm {
@@ -15,7 +14,7 @@ class DryNcclWorld final : public World {
       : World(below.rank(), below.size(), below.local_rank(), below.local_size()),
         below_(below),
         device_(device),
-        streams_(nccl::streams_of(lanes, nccl::orders_launches())) {}
+        streams_(nccl::streams_of(lanes)) {}
 
   std::string_view transport() const override { return below_.transport(); }
   Control& control() override { return below_.control(); }

@@ -18,7 +18,7 @@ struct WorldOptions {
   /// previous operation on the same communicator, whichever is later. Control operations wait longer for ranks that are
   /// busy, but not for ranks that wait for each other.
   double timeout_s = 600;
-  int lanes = 0;  // 1: critical, weights and grads share one queue; 0: 3, or 1 with NCCL before 2.26
+  int lanes = 0;  // 1: critical, weights and grads share one queue; 0: 1 with NCCL, else 3
   /// For tests of ordering: returns a delay in seconds, called for each message before it is sent. Called by progress
   /// threads.
   std::function<double(int rank)> delay;

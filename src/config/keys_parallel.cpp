@@ -128,7 +128,7 @@ void declare_parallel(std::vector<Key>& keys) {
       "ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and debugging.");
   parallel.integer(
       "lanes", &Parallel::lanes, 0,
-      {.range = between(1, 3), .derived = "3, or 1 with NCCL before 2.26, which can deadlock with more"},
+      {.range = between(1, 3), .derived = "3, or 1 with NCCL, which can deadlock with more"},
       "Number of independent communication channels: 3 for activations, weights and gradients; 1 shared by "
       "all.");
   parallel.number("timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},

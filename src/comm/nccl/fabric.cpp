@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/nccl/links.h"
-#include "comm/nccl/nccl_world.h"
 
 namespace trainer::comm::nccl {
 namespace {
@@ -46,17 +44,14 @@ void Launched::abandon() noexcept { fabric.abandon(*this); }
 
 Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {
   using device::cuda::check;
-  const int lanes = streams_of(engine.options().lanes, orders_launches());
-  if (lanes > 1) setenv(kLaunchOrder, "1", /*overwrite=*/0);  // NCCL reads it when it launches its first operation
+  const int lanes = streams_of(engine.options().lanes);
   check(cudaSetDevice(device.gpu().ordinal), "selecting the CUDA device");
   check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "event");
   streams_.resize(static_cast<size_t>(lanes));
   running_.resize(streams_.size());
   free_.resize(streams_.size());
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
   for (cudaStream_t& stream : streams_)
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "communication stream");
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "communication stream");
 
   ncclUniqueId id{};
   control.run_on_all_ranks([&] {

@@ -8,12 +8,8 @@
 
 namespace trainer::comm::nccl {
 
-/// Returns the number of NCCL streams for `lanes` (parallel.lanes, 0: the default). Channels may share a stream.
-/// `ordered`: see orders_launches().
-inline int streams_of(int lanes, bool ordered) { return lanes > 1 || (lanes == 0 && ordered) ? 3 : 1; }
-
-/// NCCL's environment variable: "1" launches operations of different communicators in program order.
-inline constexpr const char* kLaunchOrder = "NCCL_LAUNCH_ORDER_IMPLICIT";
+/// Returns the number of NCCL streams for `lanes` (parallel.lanes, 0: NCCL's default). Channels may share a stream.
+inline int streams_of(int lanes) { return lanes > 1 ? 3 : 1; }
 
 /// Returns the identity of an NCCL communicator: the axes of its group, and its stream. Empty if the underlying world
 /// executes the operations, as it does for a group of one and for control.

@@ -1,7 +1,6 @@
 #include "comm/nccl/nccl_world.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <sstream>
 
@@ -210,14 +209,6 @@ std::optional<std::string> version() {
   int code = 0;
   if (ncclGetVersion(&code) != ncclSuccess) return "NCCL of unknown version";
   return format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100);
-}
-
-bool orders_launches() {
-  constexpr int kFirst = 22600;
-  int code = 0;
-  const char* const requested = std::getenv(kLaunchOrder);
-  return ncclGetVersion(&code) == ncclSuccess && code >= kFirst &&
-         (requested == nullptr || std::string_view(requested) != "0");
 }
 
 std::unique_ptr<World> make_world(World& below, device::Device& device) {

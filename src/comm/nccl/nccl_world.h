@@ -3,13 +3,10 @@
 // for them. Host data, failure detection and the timeout are handled by the underlying world.
 //
 // Order and deadlocks. Every rank starts its operations in program order, which is the same on all ranks of each group.
-// With parallel.lanes = 1 all communicators share one stream, so each GPU runs the operations in that order, one after
-// another. The earliest incomplete operation is then the next to run on all its ranks, so there is no deadlock. With
-// several streams, kernels of different communicators are on a GPU at once. From version 2.26 on NCCL can launch them
-// in program order (NCCL_LAUNCH_ORDER_IMPLICIT, which is set here), which rules out deadlocks; three lanes are then the
-// default, so that a gather of weights does not delay the activations that a GEMM waits for. Older versions may launch
-// them in orders that differ between GPUs. That works as long as all of them fit on the GPU at once, which NCCL does
-// not guarantee, so one lane is the default. Streams have the highest priority.
+// With one lane all communicators share one stream, so each GPU runs the operations in that order, one after another.
+// The earliest incomplete operation is then the next to run on all its ranks, so there is no deadlock. With several
+// lanes, kernels of different communicators are on a GPU at once, in orders that may differ between GPUs. That works as
+// long as all of them fit on the GPU at once, which NCCL does not guarantee. One lane is the default.
 //
 // Reductions. NCCL chooses its algorithm, and with it the order of additions, from size, type and machine, and
 // guarantees no particular order. Its ring and tree algorithms are reproducible on the same layout and machine (the
@@ -26,9 +23,6 @@ namespace trainer::comm::nccl {
 
 /// Returns the version of the library in use, such as "NCCL 2.28.9"; empty if NCCL is not compiled in.
 std::optional<std::string> version();
-/// Returns whether NCCL launches operations of different communicators in program order: from version 2.26 on, unless
-/// the environment sets NCCL_LAUNCH_ORDER_IMPLICIT to 0.
-bool orders_launches();
 /// The error text if NCCL is not compiled in.
 inline constexpr const char* kMissing =
     "this trainer was built without NCCL (configure it with -DTRAINER_NCCL=ON, which requires nccl.h)";

@@ -5,7 +5,6 @@ namespace trainer::comm::nccl {
 
 std::optional<std::string> version() { return std::nullopt; }
 
-bool orders_launches() { return false; }
 std::unique_ptr<World> make_world(World&, device::Device&) { throw Error(Code::usage, kMissing); }
 
 }  // namespace trainer::comm::nccl

@@ -125,15 +125,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   machine().streams.insert(*stream);
   return cudaSuccess;
 }
-// Lower numbers are higher priorities, as on GPUs; the emulator runs streams as late as it can whatever their priority.
-cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
-  *lowest = 0;
-  *highest = -5;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  return priority > 0 || priority < -5 ? note(cudaErrorInvalidValue) : cudaStreamCreateWithFlags(stream, flags);
-}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   Call lock;
   wait_for(lock, *stream, stream->queued);
