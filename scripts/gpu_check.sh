@@ -13,7 +13,7 @@
 #                  full-1.5b tests cudnn sanitizer torch-compile; of call 2: machine torch-full-124m torch-full-1.5b torch-124m
 #                  torch-1.5b tuned train mpi collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to compare it with the trainer (default: python3)
-#   --variant V    PyTorch's bf16, one a call: autocast (default) or master
+#   --variant V    PyTorch's bf16, one per call: autocast (default) or master
 #   --cache FILE   the torch-cache.tar.gz that a first call wrote (default: the one in the folder of results, if there)
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
@@ -230,10 +230,10 @@ judge() {
   targets=()
   local attention
   attention=$(grep -o '"forward_share":[0-9.]*,"head_dim":128[^}]*"seq_len":4096' "$work/attention.json" 2> /dev/null | sed 's/.*share":\([0-9.]*\),.*/\1/' | sort -g | tail -n 1)
-  target "GPT-2 124M, 0.5M tokens a step, tokens/s" 570000 "$(number tokens_per_s "$work/full-124m.json")"
-  target "GPT-2 1.5B, 0.5M tokens a step, mfu" 0.60 "$(number mfu "$work/full-1.5b.json")"
-  target "GPT-2 124M, 0.5M tokens a step, times PyTorch compiled" 1.15 "$(beside_torch torch-full-124m)"
-  target "GPT-2 1.5B, 0.5M tokens a step, times PyTorch compiled" 1.15 "$(beside_torch torch-full-1.5b)"
+  target "GPT-2 124M, 0.5M tokens per step, tokens/s" 570000 "$(number tokens_per_s "$work/full-124m.json")"
+  target "GPT-2 1.5B, 0.5M tokens per step, mfu" 0.60 "$(number mfu "$work/full-1.5b.json")"
+  target "GPT-2 124M, 0.5M tokens per step, times PyTorch compiled" 1.15 "$(beside_torch torch-full-124m)"
+  target "GPT-2 1.5B, 0.5M tokens per step, times PyTorch compiled" 1.15 "$(beside_torch torch-full-1.5b)"
   target "GPT-2 124M, tokens/s" 470000 "$(number tokens_per_s "$work/step-124m.json")"
   target "GPT-2 124M, times PyTorch compiled" 1.15 "$(beside_torch torch-124m)"
   target "GPT-2 1.5B, mfu" 0.55 "$(number mfu "$work/step-1.5b.json")"

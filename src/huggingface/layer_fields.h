@@ -1,5 +1,5 @@
 #pragma once
-// What config.json says of single layers: which have a sliding window, and which have RoPE.
+// Fields of config.json about single layers: which layers have a sliding window, and which have RoPE.
 #include "config/config.h"
 #include "huggingface/json_fields.h"
 

@@ -44,8 +44,7 @@ struct SquaredNorm {
   Tensor x, blocks;
 };
 void run(Exec& ex, const SquaredNorm& op);
-/// Several at once, with x of one dtype: a GPU computes them in one launch, since each one alone is too short to fill
-/// it.
+/// Several at once, with x of one dtype: a GPU computes them in one launch, since a single one is too short to fill it.
 struct SquaredNorms {
   std::span<const SquaredNorm> parts;
 };

@@ -44,9 +44,8 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
       const checkpoint::Reader reader(source);
       if (reader.header().bos >= 0 || !reader.header().special.empty()) as_in(reader.header());
       // A different model is rejected before text is tokenized, which may take hours.
-      if (const int64_t vocab = data::planned_vocab(config); vocab > 0)
-        checkpoint::require_same_use(reader.header(), model_header(config, vocab), reader.folder(),
-                                     [&](const std::string& key) { return config.origins.contains("model." + key); });
+      checkpoint::require_same_use(reader.header(), model_header(config, data::planned_vocab(config)), reader.folder(),
+                                   [&](const std::string& key) { return config.origins.contains("model." + key); });
     }
     if (config.data.tokenizer.empty() && huggingface::is_model_folder(source))
       options.special = data::read_special_tokens(source, [](const std::string&) { return std::nullopt; });

@@ -84,6 +84,28 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
   });
 }
 
+/// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices; returns
+/// its parallel.panels, or "" if they were not chosen. Collective.
+std::string keep_choices(comm::World& world, config::Config& config, const config::Parallel& requested) {
+  std::string panels;
+  if (config::choices_by_memory(config).size() > 1) panels = kept_choice(world, config, "panels", {"gather", "ring"});
+  if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
+  if (requested.strategy == "auto" && requested.vocab_axes == "auto") config.parallel.vocab_axes = "auto";
+  if (!config::chooses_vocab_axes(config)) return panels;
+  const std::string axes = kept_choice(world, config, "vocab_axes", {"x", "xy"}, "x");
+  if (axes.empty()) return panels;
+  config.parallel.vocab_axes = axes;
+  if (config::layout_fits(config)) return panels;
+  config.parallel.vocab_axes = "x";
+  if (world.first())
+    log::warning(
+        "parallel.vocab_axes = \"x\": \"{}\", with which the run was trained until now, does not fit this grid; "
+        "results "
+        "will round differently",
+        axes);
+  return panels;
+}
+
 }  // namespace
 
 int run_session(comm::World& world, const config::Config& requested, const SessionOptions& options,
@@ -94,6 +116,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   machine.nccl = between_gpus.nccl;
   config::Config config = with_chosen_strategy(world, requested, machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
+  const std::string panels = keep_choices(world, config, requested.parallel);
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
     return 0;
@@ -110,12 +133,6 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   // before a tokenizer is trained and text is tokenized. If data.vocab_size is set, it is exact: a trained tokenizer
   // has that size, and data that contradict it are rejected. If not, the data must be opened first.
   std::optional<setup::RunPlan> plan;
-  std::string panels;
-  if (config::choices_by_memory(config).size() > 1) panels = kept_choice(world, config, "panels", {"gather", "ring"});
-  if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
-  if (config::chooses_vocab_axes(config))
-    if (const std::string axes = kept_choice(world, config, "vocab_axes", {"x", "xy"}, "x"); !axes.empty())
-      config.parallel.vocab_axes = axes;
   const config::Parallel given_parallel = config.parallel;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;

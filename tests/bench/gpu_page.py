@@ -15,11 +15,11 @@ HERE = Path(__file__).resolve().parent
 CHECK = HERE.parent.parent / "scripts" / "gpu_check.sh"
 # model and batch: the stage that measures the trainer, and the one that takes turns with PyTorch
 STEPS = {"GPT-2 124M, 32×1024": ("step-124m", "torch-124m"),
-         "GPT-2 124M, 64×1024, 0.5M tokens a step": ("full-124m", "torch-full-124m"),
+         "GPT-2 124M, 64×1024, 0.5M tokens per step": ("full-124m", "torch-full-124m"),
          "GPT-2 124M, 32×1024, tuned GEMMs": ("tuned", None),
          "GPT-2 124M, a run on text with a vocabulary of 8192": ("train", None),
          "GPT-2 1.5B, 16×1024": ("step-1.5b", "torch-1.5b"),
-         "GPT-2 1.5B, 16×1024, 0.5M tokens a step": ("full-1.5b", "torch-full-1.5b")}
+         "GPT-2 1.5B, 16×1024, 0.5M tokens per step": ("full-1.5b", "torch-full-1.5b")}
 
 
 def targets():

@@ -49,7 +49,7 @@ class Runs:
             events = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
             losses = [event["loss"] for event in events if event["event"] == "eval"]
             loss = math.inf if ended.returncode == DIVERGED else losses[-1]
-            step = statistics.median(event["step_ms"] for event in events if event["event"] == "step")
+            step = statistics.median([event["step_ms"] for event in events if event["event"] == "step"] or [math.nan])
             self.done[key] = loss, step
             if self.args.runs:
                 self.args.runs.write_text(json.dumps(list(self.done.items())))

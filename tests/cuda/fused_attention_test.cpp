@@ -142,8 +142,8 @@ TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
   EXPECT_TRUE(fake->ran.empty());
 }
 
-/// How a fake runs a backward pass of `batch` sequences: the batch of its parts and whether it is linear; {0, false}:
-/// not at all.
+/// Returns the batch of the parts in which a fake runs a backward pass of `batch` sequences, and whether it uses the
+/// linear algorithm; {0, false}: it does not run the pass.
 std::pair<int64_t, bool> way_of(Fake& fake, int64_t batch, bool backward = true) {
   const tests::Warnings logged;
   const cuda::FusedShape shape{

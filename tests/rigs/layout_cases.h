@@ -120,7 +120,7 @@ inline std::vector<LayoutCase> all_cases() {
   all.push_back(tables("Contrary", config::Arch::llama, {2, 3},
                        {{"cr", "r-", "rc", "kc", "ck", "fr", "cc"}, {"rc", "-c", "-r", "rk", "kf", "k-", "-k"}}, "r-",
                        "fh", 3));
-  // What families add to the block, on layouts of each strategy; ranks share key/value heads in some.
+  // Features that model families add to the block, on layouts of each strategy; in some, ranks share key/value heads.
   const auto with = [&](const char* feature, const std::function<void(config::Config&)>& change) {
     for (const char* base : {"Tensor4Data1SpEach1Llama", "Tensor8Data1Each2Llama", "Q2Depth1Data1LlamaAutoRingTile1x1",
                              "Q3Depth1Data1LlamaPaperGatherTile1x1", "Q4Depth1Data1LlamaAutoRingTile2x2",

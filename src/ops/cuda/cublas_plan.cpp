@@ -23,8 +23,10 @@ Tensor transposed_in(const Tensor& memory, const Tensor& x) {
   const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
   return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
 }
-constexpr int64_t kUsualAlignment = 16, kMostAlignment = 256;  // bytes
-int64_t alignment(const Tensor& t, int64_t most = kUsualAlignment) {
+/// Returns the alignment that algorithms may rely on: at most 16 bytes, since a tuning table does not record more, and
+/// its entries are also used for other tensors of the same shape.
+int64_t alignment(const Tensor& t) {
+  constexpr int64_t most = 16;
   return t ? int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | static_cast<uintptr_t>(most)) : 0;
 }
 
@@ -133,12 +135,11 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, 
   const bool any_scheme = measured && op.d.dtype == DType::f32;
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(any_scheme ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  const int64_t most_alignment = measured ? kMostAlignment : kUsualAlignment;
   for (const auto& [which, operand] : {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &op.b},
                                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &op.a},
                                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &op.c},
                                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &op.d}})
-    set(preference, which, static_cast<uint32_t>(alignment(*operand, most_alignment)));
+    set(preference, which, static_cast<uint32_t>(alignment(*operand)));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &plan.product, &plan.a, &plan.b, &plan.c,

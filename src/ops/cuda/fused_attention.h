@@ -30,7 +30,7 @@ struct FusedOperands {
   void *dout = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
 };
 
-/// How a library runs a pass: some sequences at a time, the last time perhaps fewer.
+/// The parts in which a library runs a pass: some sequences at a time, perhaps fewer in the last part.
 struct FusedWay {
   FusedShape part;        // part.batch sequences
   int64_t workspace = 0;  // bytes

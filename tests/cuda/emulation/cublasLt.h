@@ -105,11 +105,11 @@ namespace emulator {
 /// Counts are of all threads; tests set and read while no device works.
 struct Blas {
   int heuristics = 0;                   // number of queries
-  uint32_t schemes = 0, alignment = 0;  // of the last query: its mask, and the alignment of the result
+  uint32_t schemes = 0, alignment = 0;  // the last query: its mask, and the alignment of the result
   int products = 0;                     // queued
-  int algorithm = -1;                   // of the last product: its place among the proposals
+  int algorithm = -1;                   // the last GEMM: its position among the proposals
   unsigned broken = 0;                  // these proposals fail when they are run: bit 0 the first, bit 1 the second
-  cublasStatus_t failure = CUBLAS_STATUS_INVALID_VALUE;  // how they fail
+  cublasStatus_t failure = CUBLAS_STATUS_INVALID_VALUE;  // the status of these failures
   bool refuse_epilogues = false;                         // the heuristic proposes nothing but plain products
   /// GEMMs whose operands have one of these forms take ten times as long: bit 2·(left transposed) + (right transposed),
   /// of row-major operands.

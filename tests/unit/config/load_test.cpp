@@ -160,9 +160,11 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
       "timeout = 60\n[offload]\nslots = 2\n",
       "x.toml", {"parallel.order=xyzd"}, kNoFiles);
   ASSERT_EQ(warnings.lines.size(), 1u);
-  expect_parts(warnings.lines[0], {"parallel.grid (needs parallel.strategy: axonn-4d)", "parallel.mesh (needs parallel.strategy: optimus-2d)", "parallel.overlap",
-                                   "offload.slots (needs offload.optimizer)", "parallel.order", "parallel.strategy = \"megatron-1d\"",
-                                   "offload.optimizer = \"none\"", "remove the keys"});
+  expect_parts(
+      warnings.lines[0],
+      {"parallel.grid (needs parallel.strategy: axonn-4d)", "parallel.mesh (needs parallel.strategy: optimus-2d)",
+       "parallel.overlap", "offload.slots (needs offload.optimizer)", "parallel.order",
+       "parallel.strategy = \"megatron-1d\"", "offload.optimizer = \"none\"", "remove the keys"});
   EXPECT_EQ(warnings.lines[0].find("sequence_parallel"), std::string::npos);
 }
 

@@ -198,7 +198,7 @@ double value_at(const std::string& name, int64_t index, int64_t row, int64_t col
   return name.ends_with(".gain") ? 1 + 0.25 * wave : (name.ends_with(".bias") ? 0.1 : 0.3) * wave;
 }
 
-/// Where this program's tensor has the elements of transformers': linears are [in, out] here and [out, in] there.
+/// The position of transformers' elements in this program's tensor: linears are [in, out] here and [out, in] there.
 struct Placed {
   explicit Placed(const params::Param& param)
       : turned(param.name.ends_with(".weight") && param.name != "head.weight"),

@@ -190,8 +190,8 @@ TEST(Variants, PlaceRanksElsewhereAndKeepMatrices) {
           .size(),
       5u);
   EXPECT_EQ(texts({"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.data=1"}, 4),
-            (Texts{"mesh 4 x 4, stationary paper, data 1", "mesh 4 x 4, node_tile [2, 2], data 1",
-                   "mesh 4 x 4, node_tile [4, 1], data 1"}));
+            (Texts{"mesh 4 x 4, cache_layers 3, data 1", "mesh 4 x 4, stationary paper, data 1",
+                   "mesh 4 x 4, node_tile [2, 2], data 1", "mesh 4 x 4, node_tile [4, 1], data 1"}));
   EXPECT_EQ(texts({"parallel.tensor=4"}, 2), Texts());
 }
 

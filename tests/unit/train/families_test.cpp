@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, FamilyLayouts, testing::ValuesIn(kFamilies),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Norms after attention and MLP make the rounding of partial sums as large as that of the residual stream. Before them,
-// it is small beside the stream.
+// it is small compared with the stream.
 TEST(PostNorms, AreAsExactAsOneRankWithPartialSumsInFp32) {
   for (const Config& base :
        {configure(MegatronLayout{4, 1, true, config::Arch::llama, 1}),

@@ -166,7 +166,7 @@ TEST_P(Resumes, InEveryLayoutAsIfItHadNotStopped) {
   const bool all = requested != nullptr && std::string_view(requested) == "all";
   const size_t from = GetParam();
   const auto runs = [&](size_t to, int before, int after) {
-    // Of 81 pairs, each has one of the 64 combinations.
+    // Each of the 81 pairs has one of the 64 combinations.
     const size_t pair = from * layouts().size() + to, options = pair * 37 % (kOptions * kOptions);
     return all || options == static_cast<size_t>(before * kOptions + after);
   };

@@ -11,7 +11,8 @@ using config::Config;
 
 class Properties : public testing::TestWithParam<LayoutCase> {};
 
-// Of every sequence another share counts: micro-batches, replicas and rows of ranks have unequal numbers of tokens.
+// The share of tokens that count differs between sequences: micro-batches, replicas and rows of ranks have unequal
+// numbers of tokens.
 TEST_P(Properties, LossIsAMeanOverAllTokensThatCountHoweverTheyAreSpread) {
   const Config& c = GetParam().config;
   const auto counts = [](int64_t sample, size_t position) {

@@ -41,13 +41,17 @@ constexpr int64_t kLinearVersion = 92500;
 /// environment only: a limit for the other algorithm's workspace.
 class LinearOnly {
  public:
-  LinearOnly() { setenv(kName, "0", 1); }
-  ~LinearOnly() { unsetenv(kName); }
+  LinearOnly() {
+    if (const char* given = std::getenv(kName)) given_ = given;
+    setenv(kName, "0", 1);
+  }
+  ~LinearOnly() { given_ ? setenv(kName, given_->c_str(), 1) : unsetenv(kName); }
   LinearOnly(const LinearOnly&) = delete;
   LinearOnly& operator=(const LinearOnly&) = delete;
 
  private:
   static constexpr const char* kName = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+  std::optional<std::string> given_;  // by the user
 };
 
 class Cudnn final : public FusedAttention {
