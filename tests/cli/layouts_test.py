@@ -40,7 +40,7 @@ class Layouts(rig.Runs):
         self.assertIn("not empty", self.compare("--set", "parallel.tensor=2", "--keep", "kept", status=2))
 
     def test_mistakes_are_said(self):
-        self.assertIn("one rank as well", self.compare(status=2))
+        self.assertIn("only one rank", self.compare(status=2))
         self.assertIn('did you mean "tensor"', self.compare("--set", "parallel.tenser=2", status=2))
         self.assertIn("nowhere: ", self.compare("--set", "parallel.tensor=2", "--launcher", "nowhere", status=2))
 
