@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/format.h"
+#include "base/join.h"
 #include "base/shape.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
@@ -166,10 +167,14 @@ void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
 
 void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
   const int64_t shards = config.parallel.shards, context = config.parallel.context;  // 0: not known yet
-  if (config.model.n_head % context != 0)
-    broken.push_back({{"parallel.context", "model.n_head"},
-                      format("context = {} does not divide n_head = {}; use context = {}", context, config.model.n_head,
-                             std::gcd(context, config.model.n_head))});
+  if (const int64_t heads = config.model.n_head; heads % context != 0) {
+    std::vector<int64_t> fitting;
+    for (int64_t c = 1; c <= heads; ++c)
+      if (heads % c == 0) fitting.push_back(c);
+    broken.push_back(
+        {{"parallel.context", "model.n_head"},
+         format("context = {} does not divide n_head = {}; use one of {}", context, heads, fmt::join(fitting, ", "))});
+  }
   if (shards % context == 0) return;
   broken.push_back({{"parallel.context", "parallel.shards"},
                     format("context = {} does not divide shards = {}, the ranks of a replica; use context = {}, or "

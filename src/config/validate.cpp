@@ -131,7 +131,8 @@ void check_schedule(const Config& config, Checker& checker) {
   const int64_t steps = total_steps(config);
   checker.require(optim.warmup_steps <= steps,
                   {"optim.warmup_steps", "train.steps", "train.tokens", "train.global_batch", "model.seq_len"},
-                  "a warm-up of {} steps is longer than the run of {} steps; shorten it", optim.warmup_steps, steps);
+                  "a warm-up of {} steps is longer than the run of {} steps of {} tokens; shorten it",
+                  optim.warmup_steps, steps, config.train.global_batch * config.model.seq_len);
   const auto decay = static_cast<int64_t>(std::round(optim.decay_fraction * static_cast<double>(steps)));
   checker.require(
       optim.schedule != Schedule::wsd || optim.warmup_steps > steps || optim.warmup_steps + decay <= steps,
