@@ -90,6 +90,10 @@ class Readmes(unittest.TestCase):
             "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
             "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                              "original_max_position_embeddings": 8192}}))
+        gpt2 = cls.folder / "gpt2-hf"  # what README.md continues to train, without its weights
+        shutil.copytree(ROOT / "data/gpt2", gpt2)
+        (gpt2 / "config.json").write_text(json.dumps({
+            "model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}))
         cls.help = {verb: cls.output(rig.TRAINER, verb, "--help") for verb in VERBS}
         for verb, text in list(cls.help.items()):
             for action in rig.subcommands(text):
@@ -293,6 +297,7 @@ class Readmes(unittest.TestCase):
         # A model in Hugging Face's format to import, smaller than the README's.
         tiny = ["model.n_layer=1", "model.n_head=2", "model.d_model=32", "model.seq_len=32"]
         self.output(rig.TRAINER, "--config", "configs/quickstart.toml", "--set", "run.name=tiny", *short, *tiny)
+        shutil.rmtree(self.folder / "gpt2-hf")
         self.output(rig.TRAINER, "checkpoint", "export", "--format", "hf", "--checkpoint", "runs/tiny", "--output", "gpt2-hf")
         done = []
         for words in CODE_OF["README.md"].commands():

@@ -11,7 +11,7 @@ ModelSharding fully_sharded(int64_t replicas, int64_t z_ranks, int64_t n_layer) 
   ModelSharding s;
   s.axes = {{"data", replicas}, {"z", z_ranks}};
   const AxisSet z = s.find("z");
-  const LinearSharding gathered{.rows = z, .flat = z};  // each rank has rows of its own, and a shard of every matrix
+  const LinearSharding gathered{.rows = z, .flat = z};  // each rank has its own rows, and a shard of every matrix
   Layer layer{.stream = {.rows = z}, .attention = {.rows = z}, .hidden = {.rows = z}};
   layer.linears = {gathered, gathered, gathered, gathered};
   layer.count = n_layer;
