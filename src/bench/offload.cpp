@@ -18,8 +18,8 @@ class Ladder {
  public:
   explicit Ladder(const OffloadCase& work) : work_(work) {
     TRAINER_CHECK(work.parameters >= 1 && work.subgroup >= 64,
-                  "offload_ladder() requires parameters and subgroups of at least 64, not {} and {}", work.parameters,
-                  work.subgroup);
+                  "offload_ladder() requires at least 1 parameter and subgroups of at least 64, not {} and {}",
+                  work.parameters, work.subgroup);
     params::Group group;
     group.held = {0, work.parameters};
     subgroups_ = offload::cut({&group, 1}, work.subgroup);

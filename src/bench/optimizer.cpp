@@ -67,8 +67,8 @@ std::vector<int64_t> update_pieces(const config::Config& config, const setup::Ma
 
 OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats) {
   const int64_t parameters = std::accumulate(pieces.begin(), pieces.end(), int64_t{0});
-  TRAINER_CHECK(parameters >= 1 && repeats >= 1, "bench_optimizer() requires parameters and repeats, not {} and {}",
-                parameters, repeats);
+  TRAINER_CHECK(parameters >= 1 && repeats >= 1,
+                "bench_optimizer() requires at least one parameter and one repeat, not {} and {}", parameters, repeats);
   const auto array = [&] { return Buffer(ex.device, "bench", {parameters}, DType::f32); };
   const Arrays arrays{array(), array(), array(), array()};
   const auto narrow = [&] { return Buffer(ex.device, "bench", {parameters}, DType::bf16); };

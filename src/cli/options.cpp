@@ -130,10 +130,11 @@ void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print o
 
 /// Adds --config and --set, and returns them.
 std::pair<CLI::Option*, CLI::Option*> add_config(CLI::App& app, ConfigOptions& o) {
-  return {add_path(app, "--config,-c", o.file, "FILE",
-                   "read this configuration (TOML); `trainer config reference` lists all keys"),
-          app.add_option("--set,-s", o.sets, "override keys of the configuration (several words, or repeated)")
-              ->type_name("section.key=value")};
+  return {
+      add_path(app, "--config,-c", o.file, "FILE",
+               "read this configuration (TOML); `trainer config reference` lists all keys"),
+      app.add_option("--set,-s", o.sets, "override keys of the configuration (takes several values; may be repeated)")
+          ->type_name("section.key=value")};
 }
 
 CLI::Option* add_checkpoint(CLI::App& app, std::string& checkpoint, CLI::Option* config) {

@@ -80,7 +80,7 @@ int tokenize_command(const TokenizeOptions& o) {
   };
   const data::TokenizeResult result = data::tokenize_files(files, tokenizer, output, options);
   if (!result.finished) {
-    log::info("{}", piped ? "stopped; text from a pipe cannot be resumed: pipe it again from its beginning"
+    log::info("{}", piped ? "stopped; reading from a pipe cannot be resumed: pipe the text again from its beginning"
                           : "stopped; run the same command again to resume");
     return 75;
   }

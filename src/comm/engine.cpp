@@ -197,7 +197,7 @@ static void request_short_slice() {
     int32_t nice = 0;
     uint32_t priority = 0;
     uint64_t runtime = 0, deadline = 0, period = 0;
-  } attributes;  // the kernel's sched_attr; glibc declares it since 2.41 only
+  } attributes;  // the kernel's sched_attr; glibc declares it only since 2.41
   static_assert(sizeof attributes == 48);
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0 || attributes.policy != SCHED_OTHER) return;
   attributes.runtime = 100'000;  // nanoseconds, the shortest slice

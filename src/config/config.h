@@ -229,7 +229,7 @@ struct Parallel {
   std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and optionally depth
   std::string stationary = "auto";          // auto | paper
   std::string panels = "auto";              // auto | gather | ring
-  std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
+  std::vector<int64_t> node_tile = {1, 1};  // optimus-2d: rows and columns of the mesh tile that consecutive ranks form
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerSpec> layer;             // autoddl, in the order of the layers
   std::string head, table;                  // autoddl: sharding specs of head and embedding table; empty: from `layer`

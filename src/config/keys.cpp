@@ -171,12 +171,13 @@ void declare_data(std::vector<Key>& keys) {
               "Tokenizer. \"train\": train one on the training files; else a file or its folder: SentencePiece's "
               "tokenizer.model, Hugging Face's tokenizer.json, GPT-2's merges.txt with vocab.json, or tiktoken's "
               "rank file. Empty: the data are token files.");
-  data.integer("vocab_size", &Data::vocab_size, 0,
-               {.range = between(1, 16'777'216),
-                .unit = "tokens",
-                .derived = "the tokenizer's; required to train a tokenizer, and for token files that do not imply it",
-                .example = int64_t{4096}},
-               "Size of the vocabulary; more than the tokenizer's for a model with rows that no token uses.");
+  data.integer(
+      "vocab_size", &Data::vocab_size, 0,
+      {.range = between(1, 16'777'216),
+       .unit = "tokens",
+       .derived = "the tokenizer's; required to train a tokenizer, and for token files that do not imply it",
+       .example = int64_t{4096}},
+      "Size of the vocabulary. May exceed the tokenizer's; the additional rows of the embedding are then unused.");
   data.choice(
       "bos", &Data::bos, Bos::automatic, {"auto", "on", "off"},
       "Begin each document and each prompt with the tokenizer's BOS token. auto: as recorded in the token files, the "

@@ -139,10 +139,11 @@ void declare_parallel(std::vector<Key>& keys) {
 void declare_offload(std::vector<Key>& keys) {
   Declare<Offload> offload(keys, "offload", &Config::offload);
   constexpr const char* kOffload = "offload";
-  offload.choice("optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
-                 "Optimizer offload: the memory of master weights and moments. none: device memory; cpu: host memory, "
-                 "updated by the CPU; interleaved: host memory, updated partly by the CPU and partly by the device. "
-                 "Results are bitwise identical.");
+  offload.choice(
+      "optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
+      "Optimizer offload: where master weights and moments are stored and updated. none: on the device; cpu: in "
+      "host memory, by the CPU; interleaved: in host memory, partly by the CPU and partly by the device. "
+      "Results are bitwise identical.");
   offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.belongs_to = kOffload},
                "interleaved: share of the subgroups that are copied to the device and back for their update: a "
                "fraction \"a/b\" or a number from 0 to 1; \"auto\": chosen from measured rates.");

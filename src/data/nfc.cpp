@@ -43,7 +43,7 @@ bool is_normal(std::string_view text) {
     utf8proc_int32_t character = 0;
     const utf8proc_ssize_t length =
         utf8proc_iterate(bytes + at, static_cast<utf8proc_ssize_t>(text.size() - at), &character);
-    TRAINER_CHECK(length > 0, "byte {} of {} is valid UTF-8", at, text.size());
+    TRAINER_CHECK(length > 0, "byte {} of {} is not valid UTF-8", at, text.size());
     if (!is_inert(character)) return false;
     at += static_cast<size_t>(length);
   }

@@ -7,8 +7,8 @@
 
 namespace trainer::data {
 
-/// Reads the lines of `text`, at least one. `path` names it in messages. Throws Code::data naming the line that has no
-/// prompt or an invalid seed.
+/// Reads prompts, one JSON object per line; an empty text is an error. `path` names it in messages. Throws Code::data
+/// naming the line that has no prompt or an invalid seed.
 std::vector<nlohmann::ordered_json> read_prompts(std::string_view text, const std::string& path);
 
 }  // namespace trainer::data

@@ -138,8 +138,8 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
     throw Error(Code::data, format("{}: {} bytes; a header has {}", path, bytes.size(), kHeaderBytes));
   std::memcpy(header, bytes.data(), sizeof header);
   if (header[1] != kVersion || header[2] < 0)
-    throw Error(Code::data,
-                format("{}: version {} with {} questions; expected version {}", path, header[1], header[2], kVersion));
+    throw Error(Code::data, format("{}: version {} with {} questions; expected version {} and a count of at least 0",
+                                   path, header[1], header[2], kVersion));
   Numbers numbers(path, bytes);
   for (int64_t i = 0; i < header[2] && questions.size() < most; ++i) {
     const size_t begin = numbers.at();

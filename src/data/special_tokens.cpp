@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// One of the files; empty if it does not exist.
+/// One of the JSON files that name special tokens; has no fields if the file does not exist.
 class TokenFields {
  public:
   explicit TokenFields(const fs::path& file) : file_(file) {

@@ -24,7 +24,7 @@ constexpr Signature kSignatures[] = {
     {"\x28\xB5\x2F\xFD"sv, "Zstandard-compressed data; name it .zst (as in a.txt.zst), or unpack it (unzstd)"},
     {"\xFD\x37zXZ\0"sv, "xz-compressed data; unpack it first (unxz)"},
     {"PK\x03\x04"sv, "a ZIP archive; unpack it first (unzip)", true},
-    {"PAR1"sv, "a Parquet table; write one JSON object per text and line, as .jsonl", true},
+    {"PAR1"sv, "a Parquet table; convert it to .jsonl: one JSON object per line, one text in each", true},
     {"\xFF\xFE"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
     {"\xFE\xFF"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
 };

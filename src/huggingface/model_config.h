@@ -19,7 +19,7 @@ struct ModelConfig {
 };
 
 /// Returns config.json of a model whose weights are stored as `type`. Throws Code::checkpoint, naming the key and its
-/// value, for a model that Hugging Face's family cannot represent.
+/// value, for a model that its family's Hugging Face architecture cannot represent.
 std::string to_config_json(const config::Model& model, int64_t vocab, const std::optional<data::SpecialTokens>& special,
                            FloatType type);
 /// Returns why such a model cannot be exported, naming the key and its value; empty if it can.

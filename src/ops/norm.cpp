@@ -36,7 +36,7 @@ void run(Exec& ex, const NormForward& op) {
   const size_t type = kernel_index(op.x.dtype, "norm x");
   const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, op.eps, op.center, op.groups);
   TRAINER_CHECK(!op.center || static_cast<bool>(op.mean) == static_cast<bool>(op.rstd),
-                "norm keeps both statistics or none");
+                "norm keeps both statistics or neither");
   const OpTimer timer(ex.meter, OpKind::norm, {8.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;

@@ -39,7 +39,7 @@ std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec)
   return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
 }
 
-// Ranks that share key heads have different addends of their gradients, just like ranks with different rows.
+// Ranks that share a key head, like ranks with different rows, hold different partial sums of the norm's gradient.
 std::unique_ptr<Norm> Strategy::head_norm(int layer, int group, const NormSpec& spec, int64_t heads) {
   const Spread attention = sharding_.layer(layer).attention;
   AxisSet cols = 0;

@@ -198,7 +198,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Purpose::critical);
   const int64_t rows_here = loss_rows(all);
   TRAINER_CHECK(losses.count() == (batch.z_loss > 0 ? 2 : 1) * rows_here,
-                "there must be one loss per row, but there are {} losses and {} rows", losses.count(), rows_here);
+                "expected one value per row, or two with z_loss, but there are {} values for {} rows", losses.count(),
+                rows_here);
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};

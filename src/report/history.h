@@ -46,8 +46,8 @@ struct RecordedStep {
   std::map<std::string, int64_t> sources_before;  // in a mixture: samples of each source
 };
 
-/// Returns a step of a run. Throws Code::usage if the file does not record it, or in a mixture not the samples before
-/// it.
+/// Returns a step of a run. Throws Code::usage if the file does not record it or, for a mixture, the samples seen
+/// before it.
 RecordedStep read_step(const std::filesystem::path& file, int64_t step);
 
 /// Warns once if there are bad lines.

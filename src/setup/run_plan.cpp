@@ -145,7 +145,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
 std::string update_text(const train::UpdateCost& update, double seconds) {
   std::string text;
   if (update.flops > 0)
-    text += format("{} FLOPs in GEMMs, which the model's do not include, ", format_count(update.flops));
+    text += format("{} FLOPs in GEMMs, not counted in the model's FLOPs, ", format_count(update.flops));
   text += format("{} of memory traffic", format_bytes(update.bytes));
   if (update.sent > 0) text += format(" and {} sent", format_bytes(update.sent));
   text += " per rank";

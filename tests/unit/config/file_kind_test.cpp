@@ -33,9 +33,9 @@ TEST(FileKind, CompressionFollowsFromTheEndOfTheName) {
 
 TEST(FileKind, ReportsTheRemedyForOtherKinds) {
   tests::expect_parts(unknown_kind("d/a.CSV", "--format"),
-                      {"d/a.CSV", ".csv", ".txt, .text, .md", ".jsonl, .ndjson", ".bin", "as .jsonl", "--format text"});
+                      {"d/a.CSV", ".csv", ".txt, .text, .md", ".jsonl, .ndjson", ".bin", "to .jsonl", "--format text"});
   tests::expect_parts(unknown_kind("a.bin.gz"), {".bin.gz files", "unpack it first"});
-  tests::expect_parts(unknown_kind("a.csv.gz"), {".csv.gz files", "as .jsonl"});
+  tests::expect_parts(unknown_kind("a.csv.gz"), {".csv.gz files", "to .jsonl"});
   tests::expect_parts(unknown_kind("a.parquet"), {"duckdb", "tokenize --input -"});
   tests::expect_parts(unknown_kind("enwik8"), {"enwik8", "without an extension"});
 }
