@@ -19,8 +19,8 @@ inline std::string to_string(const AxonnGrid& g) {
 }
 inline std::ostream& operator<<(std::ostream& out, const AxonnGrid& g) { return out << to_string(g); }
 
-/// Divides by 2, 3, 4, 8 and 16 along x and y; a vocabulary of 37, padded to 48. Llama has two key/value heads, or
-/// three: beyond that ranks share them.
+/// Sizes divide by 2, 3, 4, 8 and 16 along x and y; the vocabulary of 37 is padded to 48. Llama has two key/value
+/// heads, or three if x = 3; more ranks than that share them.
 inline config::Config configure(const AxonnGrid& g) {
   config::Config c = tiny_config(g.arch);
   c.model.n_head = 48;

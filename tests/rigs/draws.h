@@ -7,7 +7,7 @@
 
 namespace trainer::tests {
 
-/// Random choices, one after the other; the same for the same seed and name.
+/// A sequence of random choices, determined by a seed and a name.
 class Draws {
  public:
   Draws(uint64_t seed, std::string_view name) : key_(philox_key(seed, name)) {}
@@ -17,7 +17,7 @@ class Draws {
     return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
   }
   double between(double low, double high) { return low + (high - low) * static_cast<double>(below(1001)) / 1000; }
-  /// The same with evenly distributed logarithms.
+  /// Like between(), but uniform in the logarithm.
   double between_logarithms(double low, double high) {
     return low * std::pow(high / low, static_cast<double>(below(1001)) / 1000);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Temporary folders that are removed after the test, and whole files.
+// Temporary folders, removed after the test, and functions that read and write whole files.
 #include <unistd.h>
 
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace trainer::tests {
 class TempFolder {
  public:
   TempFolder() {
-    // In memory where there is such a folder: the tests of crashes make thousands of files.
+    // In memory if /dev/shm is writable: crash tests create thousands of files.
     const std::filesystem::path memory = "/dev/shm";
     std::string name =
         (::access(memory.c_str(), W_OK) == 0 ? memory : std::filesystem::temp_directory_path()) / "trainer-test-XXXXXX";
@@ -36,7 +36,7 @@ inline std::string content_of(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }
-/// Replaces what the file had; its folder is made. Returns the path.
+/// Overwrites the file, creates its folder if necessary, and returns the path.
 inline std::string write(const std::filesystem::path& path, const std::string& bytes) {
   std::filesystem::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;

@@ -1,5 +1,5 @@
 #pragma once
-// The list of layouts that tests of training share. A strategy is tested by its lines in this list.
+// The list of layouts that training tests share. Adding lines to it tests a strategy.
 #include <functional>
 
 #include "config/sharding_spec.h"
@@ -16,7 +16,7 @@ struct LayoutCase {
 };
 inline std::ostream& operator<<(std::ostream& out, const LayoutCase& one) { return out << one.name; }
 
-/// Tables of letters over the axes; two layers.
+/// Returns a case with two layers whose sharding specs have one letter per mesh axis (strategy "autoddl").
 inline LayoutCase tables(const char* name, config::Arch arch, std::vector<int64_t> axes,
                          std::vector<config::LayerSpec> layers, const char* head, const char* table,
                          int64_t kv_heads = 2) {
@@ -38,7 +38,7 @@ inline LayoutCase sharded(int64_t shards, int64_t data, config::Arch arch, int64
   c.parallel.grid = {1, 1, 1};
   c.parallel.shards = shards;
   c.parallel.context = context;
-  c.model.seq_len = 12;  // rows divide over eight ranks, and parts of a sequence over four
+  c.model.seq_len = 12;  // rows divide over eight ranks, a sequence over four
   c.train.micro_batch /= context;
   c.train.global_batch = 4 * c.train.micro_batch * data;
   return {format("Shards{}{}Data{}{}", shards, context > 1 ? format("Context{}", context) : "", data,
@@ -51,7 +51,8 @@ inline std::vector<LayoutCase> all_cases() {
   const auto add = [&](const auto& layout, int64_t steps = 5) {
     all.push_back({to_string(layout), configure(layout), steps});
   };
-  // Megatron-1D. With one sequence of 24 rows shards lie inside it; with two, three shards of 16 cut one.
+  // Megatron-1D. Sequences have 24 rows. With one sequence, every shard is inside it; with two, three shards have 16
+  // rows, and one of them has rows of both.
   for (const int64_t tensor : {2, 3, 4, 8})
     for (const bool sequence_parallel : {false, true})
       add(MegatronLayout{tensor, 1, sequence_parallel, tensor % 4 == 0 ? config::Arch::llama : config::Arch::gpt2,
@@ -62,10 +63,11 @@ inline std::vector<LayoutCase> all_cases() {
   add(MegatronLayout{3, 1, true, config::Arch::llama});
   add(MegatronLayout{4, 2, false, config::Arch::gpt2, 1});
   add(MegatronLayout{4, 2, true, config::Arch::llama, 1});
-  // Shared key/value heads with biases: what some ranks hold and others count lies side by side in one slot.
+  // Shared key/value heads with biases: a rank has elements that it owns next to copies in one slot.
   add(MegatronLayout{4, 1, true, config::Arch::gpt2, 1, 2});
   add(MegatronLayout{8, 2, false, config::Arch::gpt2, 1, 2});
-  // Optimus-2D: squares, in depth and as replicas; tiles that cut the axes, also where ranks share heads.
+  // Optimus-2D: square meshes, with depth and with replicas; node tiles of several rows and columns of the mesh, also
+  // where ranks share key/value heads.
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
     for (const char* panels : {"ring", "gather"}) {
       add(Square{2, 1, 1, arch, "auto", {1, 1}, panels}, arch == config::Arch::gpt2 ? 20 : 5);
@@ -80,7 +82,7 @@ inline std::vector<LayoutCase> all_cases() {
   add(Square{1, 2, 2, config::Arch::llama});
   add(Square{2, 1, 1, config::Arch::gpt2, "auto", {2, 1}});
   add(Square{4, 1, 1, config::Arch::llama, "paper", {1, 2}});
-  // AxoNN-4D: every grid of 2, 4 and 8 ranks, orders of its axes, odd ones and several of 16.
+  // AxoNN-4D: all power-of-two grids of 2, 4 and 8 ranks, other axis orders, extents of 3, and some grids of 16 ranks.
   for (const int64_t ranks : {2, 4, 8})
     for (int64_t x = 1; x <= ranks; x *= 2)
       for (int64_t y = 1; x * y <= ranks; y *= 2)
@@ -102,7 +104,7 @@ inline std::vector<LayoutCase> all_cases() {
   all.push_back(sharded(4, 1, config::Arch::gpt2, 4));
   all.push_back(sharded(4, 1, config::Arch::llama, 4));  // more ranks than key/value heads
   all.push_back(sharded(6, 1, config::Arch::gpt2, 2));
-  // Tables of letters, where neighbouring layers may disagree.
+  // Sharding specs, which may differ between adjacent layers.
   const config::LayerSpec optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"},
       megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"}, axonn{"r-c", "rc-", "rc-", "fck", "fkc", "fck", "fkc"};
   config::LayerSpec ring = optimus;
@@ -162,7 +164,7 @@ inline const std::vector<LayoutCase>& layout_cases() {
   static const std::vector<LayoutCase> all = all_cases();
   return all;
 }
-/// Returns the cases of these names.
+/// Returns the cases with these names.
 inline std::vector<LayoutCase> layouts_named(std::initializer_list<const char*> names) {
   std::vector<LayoutCase> some;
   for (const char* name : names) {

@@ -1,6 +1,6 @@
 #pragma once
-// Checks of the layouts of every strategy: they follow one rank, under any schedule, with each other's checkpoints, and
-// with a text that they continue.
+// Checks for layouts of every strategy: masked losses, equal replicas, the gradient norm, checkpoints that other
+// layouts load, and generation.
 #include <span>
 
 #include "checkpoint/reader.h"
@@ -15,7 +15,7 @@ inline int ranks_of(const config::Config& c) {
   return static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(1, c.parallel.data));
 }
 
-/// Losses and norms of three steps of batches in which counts(sample, position) says which tokens count.
+/// Returns losses and norms of three steps; a token is unmasked if counts(sample, position).
 template <typename Counts>
 std::vector<double> masked_steps(Tiny& run, const config::Config& c, const Counts& counts) {
   const auto length = static_cast<size_t>(c.model.seq_len);
@@ -42,7 +42,7 @@ std::vector<double> masked_steps(Tiny& run, const config::Config& c, const Count
   return found;
 }
 
-/// Replicas stay equal, and one bit of a gain that goes wrong on one rank is noticed.
+/// Expects replicas to stay equal, and check_replicas() to detect one flipped bit of a gain on one rank.
 inline void expect_replicas_compared(const config::Config& c, int64_t steps) {
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f32, 1);
@@ -54,15 +54,15 @@ inline void expect_replicas_compared(const config::Config& c, int64_t steps) {
         store.groups()[static_cast<size_t>(param.group)].master.tensor().data[param.runs[0].local * 4] ^= std::byte{1};
     try {
       train::check_replicas(run.trainer, steps + 1);
-      ADD_FAILURE() << "not noticed";
+      ADD_FAILURE() << "the flipped bit was not detected";
     } catch (const Error& e) {
       EXPECT_NE(std::string(e.what()).find("blocks.1.norm2.gain"), std::string::npos) << e.what();
     }
   });
 }
 
-/// With all gradients 1, the square of the norm is the number of parameters: padding of vocabulary and pieces, and
-/// copies, count nothing.
+/// With all gradients 1, the squared norm is the number of parameters: padding (of the vocabulary and of shards) and
+/// copies are not counted.
 inline void expect_norm_counts_every_parameter_once(const config::Config& c) {
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, DType::f64, 1);
@@ -81,8 +81,8 @@ inline void expect_norm_counts_every_parameter_once(const config::Config& c) {
   });
 }
 
-/// The first layout trains for two steps and saves; each other layout loads what the previous one has saved, and saves
-/// it again: all of them hold the same tensors.
+/// The first layout trains for two steps and saves a checkpoint; each further layout loads that of the previous layout
+/// and saves its own. Expects all layouts to hold the same tensors.
 inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
   checkpoint::TempFolder folder;
   Tensors saved;
@@ -115,7 +115,7 @@ inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
   }
 }
 
-/// Logits of a prompt and of the tokens after it, which the cache of keys and values continues.
+/// Returns the logits after a prompt and after each of two further tokens, which extend the KV cache.
 inline std::vector<double> logits_of(Tiny& run) {
   train::Trainer& trainer = run.trainer;
   model::Transformer::Cache cache(run.device, trainer.model());

@@ -1,22 +1,22 @@
 #pragma once
-// Redistributions that are finished immediately, and the layouts of gradients.
+// Blocking redistributions, and the layouts of gradients.
 #include "mesh/redistribute.h"
 
 namespace trainer::mesh {
 
-/// Moves a tensor and waits. When from == to it returns the handle itself.
+/// Redistributes a tensor and waits. Returns `in` itself if from == to.
 inline Scratch redistribute(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
                             Scratch&& in) {
   return start_move(ex, mesh, purpose, from, to, std::move(in)).finish(ex);
 }
-/// The same without touching `in`. Empty when from == to: use `in` itself.
+/// Does the same without changing `in`. Returns an empty handle if from == to: use `in`.
 inline Scratch redistribute(Exec& ex, Mesh& mesh, comm::Purpose purpose, const Layout& from, const Layout& to,
                             const Tensor& in) {
   return start_move(ex, mesh, purpose, from, to, in).finish(ex);
 }
 
-/// Returns the layout of the gradient of an activation: partial and replicate change places, splits stay. The backward
-/// pass of a move from→to is the move gradient_layout(to)→gradient_layout(from).
+/// Returns the layout of an activation's gradient: partial and replicated axes are swapped, splits stay. The backward
+/// pass of the redistribution from→to is gradient_layout(to)→gradient_layout(from).
 inline Layout gradient_layout(const Layout& layout) {
   const AxisSet replicated = layout.axes(kReplicate), partial = layout.axes(kPartial);
   return layout.with(replicated, kPartial).with(partial, kReplicate);

@@ -1,5 +1,5 @@
 #pragma once
-// Training a tiny model on many ranks that are threads, and comparing layouts with each other.
+// Trains a tiny model on ranks that are threads, and compares the results of layouts.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -33,7 +33,7 @@ inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
     }
 }
 
-/// The same model and batches on one rank.
+/// Returns the configuration for the same model and batches on one rank.
 inline config::Config on_one_rank(config::Config c) {
   c.parallel = {};
   c.parallel.strategy = "megatron-1d";
@@ -44,8 +44,8 @@ inline config::Config on_one_rank(config::Config c) {
 struct Result {
   std::vector<double> losses, norms;
   Tensors start;      // weights before the first step
-  Tensors state;      // weights and moments after the last step, of owned pieces
-  Tensors gradients;  // after the first step, of owned pieces
+  Tensors state;      // weights and moments after the last step, from the ranks that own them
+  Tensors gradients;  // after the first step, from the ranks that own them
   CommBytes measured, predicted;
   int64_t optimizer_bytes = 0;  // the first rank's
 };
@@ -53,15 +53,15 @@ struct Result {
 struct HowToRun {
   int threads = 1;   // threads per rank
   double delay = 0;  // maximum delay of messages, seconds
-  /// What each rank computes on, instead of a CPU.
+  /// Makes each rank's device; empty: a CPU.
   std::function<std::unique_ptr<device::Device>(int rank)> device = {};
-  /// The transport of its tensors, instead of the world of threads.
+  /// Makes the world that carries the device's tensors; empty: the world of threads.
   Carrier carrier = {};
-  /// The sharding, instead of the configured one; its axis "data" is set to the replicas.
+  /// Replaces the configured sharding; the size of its axis "data" is set to the number of replicas.
   std::optional<sharding::ModelSharding> sharding = {};
 };
 
-/// `steps` steps of tensor × data ranks.
+/// Trains for `steps` steps on all ranks of the layout.
 inline Result train(const config::Config& c, DType compute, int64_t steps, const HowToRun& how = {}) {
   Result result;
   std::mutex mutex;
@@ -102,7 +102,7 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
         result.losses.push_back(outcome.loss);
         result.norms.push_back(outcome.norm.norm);
       }
-      // Every rank knows the same loss and norm.
+      // All ranks have the same loss and norm.
       EXPECT_EQ(result.losses[static_cast<size_t>(n - 1)], outcome.loss) << "rank " << world.rank();
       EXPECT_EQ(result.norms[static_cast<size_t>(n - 1)], outcome.norm.norm) << "rank " << world.rank();
     }
@@ -117,7 +117,7 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
   return result;
 }
 
-/// Elements that this rank stores are those of `all`, bit for bit.
+/// Expects the elements that this rank stores to equal those of `all` bit for bit.
 inline void expect_same_where_owned(const Tensors& own, const Tensors& all) {
   EXPECT_FALSE(own.empty());
   for (const auto& [name, values] : own) {
@@ -134,7 +134,7 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
   for (size_t i = 0; i < b.size(); ++i) {
     squares += b[i] * b[i];
     const double difference = std::abs(a[i] - b[i]);
-    if (!(difference <= largest)) largest = difference;  // a NaN stays
+    if (!(difference <= largest)) largest = difference;  // keeps a NaN
   }
   return largest / (std::sqrt(squares) + 1e-300);
 }
@@ -149,12 +149,13 @@ inline double relative_error(const std::vector<double>& a, const std::vector<dou
   return std::sqrt(errors / (squares + 1e-300));
 }
 
-/// With learned positions, the gradient of the key bias is zero in theory, since softmax cancels it.
+/// With learned positions, the gradient of the key bias is zero in exact arithmetic, since softmax cancels it.
 inline bool is_key_bias(const std::string& name) { return name.find("attn.k.bias") != std::string::npos; }
-/// True if these gradients (in double precision) have no such tensor of zeros.
+/// True if positions are rotary; the gradient of the key bias is not zero then.
 inline bool has_rotary_positions(const Tensors& tensors) { return !tensors.contains("wpe"); }
 
-/// Every gradient of the first step within `tolerance` of its norm; that of the key bias, of the largest gradient.
+/// Expects each gradient of the first step within `tolerance` times its norm; that of the key bias, if zero in exact
+/// arithmetic, within `tolerance` times the largest gradient element.
 inline void expect_same_gradients(const Tensors& many, const Tensors& one, double tolerance) {
   double largest = 0;
   for (const auto& [name, values] : one)
@@ -171,7 +172,7 @@ inline void expect_same_gradients(const Tensors& many, const Tensors& one, doubl
   }
 }
 
-/// A run in double precision compared with one on one rank, with clipping active.
+/// Compares a run in double precision with a run on one rank; clipping must be active.
 inline void expect_same_run(const Result& many, const Result& one) {
   expect_same_gradients(many.gradients, one.gradients, 1e-12);
   ASSERT_EQ(many.losses.size(), one.losses.size());
@@ -187,7 +188,7 @@ inline void expect_same_run(const Result& many, const Result& one) {
   }
 }
 
-/// Expects that `steps` steps sent the bytes that were predicted for each.
+/// Expects `steps` steps to have sent `steps` times the bytes that were predicted for one.
 inline void expect_predicted_bytes(const Result& result, int64_t steps) {
   auto predicted = result.predicted;
   for (auto& [axis, operations] : predicted)
@@ -195,7 +196,7 @@ inline void expect_predicted_bytes(const Result& result, int64_t steps) {
   EXPECT_EQ(result.measured, predicted);
 }
 
-/// Every bit of what a run computes.
+/// Expects losses, norms, weights and moments of two runs to be equal bit for bit.
 inline void expect_same_bits(const Result& a, const Result& b) {
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.norms, b.norms);

@@ -11,7 +11,7 @@ struct MegatronLayout {
   bool sequence_parallel = true;
   config::Arch arch = config::Arch::gpt2;
   int64_t micro_batch = 2;
-  int64_t kv_heads = 0;  // 0: all heads of gpt2, few of llama
+  int64_t kv_heads = 0;  // 0: gpt2: as many as heads; llama: 2, or 3 if tensor = 3
 };
 inline std::string to_string(const MegatronLayout& l) {
   return format("Tensor{}Data{}{}Each{}{}{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
@@ -19,7 +19,7 @@ inline std::string to_string(const MegatronLayout& l) {
 }
 inline std::ostream& operator<<(std::ostream& out, const MegatronLayout& l) { return out << to_string(l); }
 
-/// A vocabulary of 37, padded to 48: with eight ranks one has a single token and the last none.
+/// The vocabulary of 37 is padded to 48: of eight ranks, one has a single token and the last has none.
 inline config::Config configure(const MegatronLayout& l) {
   config::Config c = tiny_config(l.arch);
   c.model.n_head = 24;

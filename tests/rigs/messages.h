@@ -1,5 +1,5 @@
 #pragma once
-// Errors and warnings of the code under test.
+// Checks for errors and warnings of the code under test.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace trainer::tests {
 
-/// Collects what is logged instead of printing it.
+/// Collects log lines instead of printing them.
 class Warnings {
  public:
   Warnings() : previous_(log::set_sink([this](log::Level, const std::string& line) { lines.push_back(line); })) {}
@@ -33,8 +33,8 @@ Error error_of(F&& action) {
   return Error(Code::internal, "");
 }
 
-/// Expects every one of `parts` in the message: where it is wrong, what was found, what to do. The sentences around
-/// them are free to change.
+/// Expects all `parts` in the message: the location of the mistake, what was found, the remedy. The sentences around
+/// them may change.
 inline void expect_parts(const std::string& message, const std::vector<std::string>& parts) {
   for (const std::string& part : parts)
     EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;

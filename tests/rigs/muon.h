@@ -1,5 +1,5 @@
 #pragma once
-// Runs with Muon, and updates with gradients that a formula defines: the same in every layout.
+// Runs with Muon, and updates whose gradients are a formula of name and index, and so equal in every layout.
 #include "optim/adamw.h"
 #include "optim/make.h"
 #include "rigs/layouts.h"
@@ -12,7 +12,7 @@ inline config::Config with_muon(config::Config c) {
   return c;
 }
 
-/// Adds what a rank stores. Ranks that store the same elements must agree.
+/// Adds the elements that a rank stores. Ranks that store the same element must agree.
 inline void merge(Tensors& all, const checkpoint::TensorSlice& slice) {
   std::vector<double>& out = all[slice.name];
   out.resize(static_cast<size_t>(slice.shape.count()), NAN);
@@ -28,7 +28,8 @@ inline void merge(Tensors& all, const checkpoint::TensorSlice& slice) {
     }
 }
 
-/// Updates the weights of a new trainer on this rank, and adds its weights, states and copies of weights to `all`.
+/// Updates the weights of a new trainer on this rank, then adds its weights, optimizer states and compute weights to
+/// `all`.
 inline void update_by_formula(comm::World* world, const config::Config& c, DType compute, int64_t updates, Tensors& all,
                               std::mutex& mutex) {
   Tiny run(world, c, compute, 1);

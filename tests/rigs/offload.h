@@ -4,7 +4,7 @@
 
 namespace trainer::tests {
 
-/// Subgroups so small that a tiny model has dozens.
+/// Plans whose subgroups are so small that a tiny model has dozens of them.
 inline const config::Offload kOffloadPlans[] = {
     {.optimizer = config::OffloadOptimizer::cpu, .subgroup = 1024},
     {.optimizer = config::OffloadOptimizer::interleaved, .gpu_fraction = "1/2", .subgroup = 512, .slots = 2},
@@ -22,7 +22,8 @@ inline config::Config offloaded(config::Config c, const config::Offload& offload
   return c;
 }
 
-/// The layout of `c` with every plan has these bits. What changes results is as in `c`.
+/// Expects a run of `c` to have the same bits with every plan. The gradients' transport type, which affects results, is
+/// that of `c`.
 inline void expect_bits_with_every_plan(const Result& expected, const config::Config& c, DType compute, int64_t steps,
                                         const HowToRun& how = {}) {
   for (config::Offload plan : kOffloadPlans) {

@@ -22,8 +22,8 @@ inline std::string to_string(const Square& s) {
 }
 inline std::ostream& operator<<(std::ostream& out, const Square& s) { return out << to_string(s); }
 
-/// Divides by 2, 3 and 4; a vocabulary of 37, padded to 48. Llama has two key/value heads, or one with q = 3: beyond
-/// that ranks share them. Two sequences of each rank in the smaller ones.
+/// Sizes divide by 2, 3 and 4; the vocabulary of 37 is padded to 48. Llama has two key/value heads, or one if q = 3;
+/// more ranks than that share them. With fewer than 12 ranks, a step has two micro-batches.
 inline config::Config configure(const Square& s) {
   config::Config c = tiny_config(s.arch);
   c.model.n_head = 48;

@@ -60,14 +60,14 @@ inline train::BatchSource tiny_batches(const config::Config& c) {
   };
 }
 
-/// Makes another world for tensors of the device.
+/// Makes the world that carries the device's tensors.
 using Carrier = std::function<std::unique_ptr<comm::World>(comm::World&, device::Device&)>;
 
 /// A trainer on its own device, ready to step.
 struct Tiny {
   Tiny(const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
       : Tiny(nullptr, c, compute, threads, isa) {}
-  /// One rank of a world; null: a world of its own.
+  /// One rank of `world`; null: of a new world with one rank.
   Tiny(comm::World* world, const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
       : Tiny(world, c, compute, std::make_unique<device::CpuDevice>(threads, isa)) {}
   Tiny(comm::World* world, const config::Config& c, DType compute, std::unique_ptr<device::Device> where,
@@ -94,7 +94,7 @@ struct Tiny {
                          .lr = lr},
                         batches, stop);
   }
-  /// All bytes of master weights and moments.
+  /// Returns all bytes of master weights and moments.
   std::vector<std::byte> state() {
     std::vector<std::byte> bytes;
     trainer.store().settle();
