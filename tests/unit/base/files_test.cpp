@@ -40,7 +40,7 @@ class Files : public testing::Test {
   const tests::TempFolder folder_;
 };
 
-/// Files cannot grow beyond `bytes`, as on a full disk, for the life of this object.
+/// While this object exists, files cannot grow beyond `bytes`, as on a full disk.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) : ignored_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -100,7 +100,7 @@ TEST_F(Files, SurviveAFolderWithoutTheRightToWrite) {
   constexpr uid_t kNobody = 65534;
   replace_file(at("f"), "old");
   ::chmod(at("").c_str(), 0555);
-  const bool root = ::geteuid() == 0;  // who may write everywhere
+  const bool root = ::geteuid() == 0;  // root may write everywhere
   if (root) {
     ASSERT_EQ(::seteuid(kNobody), 0);
   }
@@ -165,7 +165,7 @@ TEST_F(Files, ThatCannotBeReadNameWhatWasExpected) {
 }
 
 TEST_F(Files, ThatArePipesAreReadAndReportedWhileTheyAreSilent) {
-  const std::string pipe = at("pipe"), text(300'000, 'x');  // more than a pipe holds
+  const std::string pipe = at("pipe"), text(300'000, 'x');  // more than a pipe's buffer holds
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   for (const bool early : {true, false}) {
     std::promise<std::string> reported;

@@ -37,7 +37,7 @@ TEST(MemoryProbe, CountsHugePages) {
   MemoryProbe probe;
   void* memory = mmap(nullptr, 66 * kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
-  madvise(memory, 66 * kMiB, MADV_HUGEPAGE);  // may be refused: then the pages are small, and counted alike
+  madvise(memory, 66 * kMiB, MADV_HUGEPAGE);  // may fail: small pages give the same counts
   std::memset(memory, 1, 66 * kMiB);
   EXPECT_GE(probe.sample(), 66 * kMiB);
   EXPECT_LT(probe.peak(), 70 * kMiB);

@@ -41,8 +41,8 @@ TEST(Utf8, TellsHowMuchOfACharacterIsUnfinished) {
   EXPECT_EQ(utf8_unfinished("a" + euro.substr(0, 2)), 2u);
   EXPECT_EQ(utf8_unfinished("a" + smile.substr(0, 3)), 3u);
   EXPECT_EQ(utf8_unfinished(smile.substr(0, 1)), 1u);
-  EXPECT_EQ(utf8_unfinished("a\x80"), 0u);     // belongs to nothing
-  EXPECT_EQ(utf8_unfinished("\xE0\x80"), 0u);  // can never become a character
+  EXPECT_EQ(utf8_unfinished("a\x80"), 0u);     // a continuation byte without a first byte
+  EXPECT_EQ(utf8_unfinished("\xE0\x80"), 0u);  // overlong: no valid character begins like this
 }
 
 TEST(Utf8, RepairsBytesAndCountsThem) {

@@ -10,7 +10,7 @@
 namespace trainer::bench {
 namespace {
 
-// 3.8e9 parameters a rank, as in the published run.
+// 3.8e9 parameters per rank, as in the published run.
 constexpr OffloadCase kH100{
     .parameters = 3'800'000'000,
     .subgroup = 25'000'000,
@@ -31,9 +31,9 @@ TEST(OffloadLadder, InterleavedUpdatesAreFasterThanBlockingAndNoSlowerThanAsynch
   EXPECT_GE(blocking.played_s, 2.5 * best.played_s);
   EXPECT_GE(asynchronous.played_s, best.played_s);
   EXPECT_GE(pinned.played_s, asynchronous.played_s);
-  // fp32 gradients at 3.3 instead of 55 GB/s.
+  // Pageable memory receives fp32 gradients at 3.3 GB/s instead of 55.
   EXPECT_NEAR(blocking.played_s - pinned.played_s, 3.8e9 * 4 * (1 / 3.3e9 - 1 / 55e9), 0.01);
-  // 32 bytes of memory traffic a parameter with fp32 gradients, bf16 weights: memory decides.
+  // fp32 gradients and bf16 weights make 32 bytes of memory traffic per parameter: memory bandwidth is the bottleneck.
   EXPECT_NEAR(asynchronous.played_s, 3.8e9 * 32 / 87.5e9, 0.02);
   EXPECT_NEAR(rung_of(rungs, "on the device, without offload").played_s, 3.8e9 / 100e9, 0.001);
   EXPECT_LT(rung_of(rungs, "interleaved, best share, a fifth resident").played_s, best.played_s);
@@ -46,7 +46,7 @@ TEST(OffloadLadder, InterleavedUpdatesAreFasterThanBlockingAndNoSlowerThanAsynch
 
 TEST(OffloadLadder, TheBestShareIsWithinTwoPerCentOfTheBestOfASweep) {
   const std::vector<OffloadRung> sweep = offload_sweep(kH100);
-  EXPECT_EQ(sweep.size(), 23u);  // fractions in lowest terms with denominators up to 8, 0 and 1 among them
+  EXPECT_EQ(sweep.size(), 23u);  // fractions in lowest terms with denominators up to 8, including 0 and 1
   const double best = std::ranges::min_element(sweep, {}, &OffloadRung::played_s)->played_s;
   EXPECT_LE(rung_of(offload_ladder(kH100), "interleaved, best share").played_s, 1.02 * best);
 }

@@ -56,7 +56,7 @@ TEST_F(Benchmarks, MeasureAdamWComparedWithItsTraffic) {
   EXPECT_GT(rate.read_parameters_per_s, 0);
   EXPECT_GT(rate.bf16_moments_parameters_per_s, 0);
   EXPECT_EQ(meter.of(OpKind::optimizer).calls,
-            24);  // two pieces, in four passes: plain, with a copy, with bf16 moments
+            24);  // 2 pieces, 4 iterations, 3 kinds: plain, with a copy, with bf16 moments
 }
 
 TEST_F(Benchmarks, MeasureOrthogonalizationComparedWithItsGemms) {

@@ -10,7 +10,7 @@ namespace trainer::bench {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
-/// Little to measure: no products, no steps; two payloads, from which links are fitted.
+/// A quick measurement: no GEMMs and no steps; two payloads, the least to which a link can be fitted.
 const ProfileOptions kQuick{.repeats = 1, .product_seconds = 0, .steps = false, .payloads = {1 << 10, 1 << 20}};
 
 config::Config config_with(const std::string& device) {
@@ -24,7 +24,7 @@ setup::Machine machine_with(int64_t host_limit) {
   return {.isa = device::detect_isa(), .memory_limit = 4 * kGiB, .host_limit = host_limit};
 }
 
-/// Returns what the file of a profile gives back.
+/// Writes a profile as TOML and parses it.
 plan::Cluster read_back(const plan::Cluster& profile) {
   return plan::parse_cluster(plan::to_toml(profile), "here.toml");
 }
@@ -38,7 +38,7 @@ TEST(Profile, HasTheHostOfAnEmulatedDevice) {
     EXPECT_NE(profile.source.find("[host]: debug.emulate_device"), std::string::npos) << profile.source;
     ASSERT_TRUE(profile.host.known());
     EXPECT_NEAR(profile.host.memory_bytes, 6.0 * kGiB, 1);  // the mean of the ranks
-    // What the planner makes of it.
+    // The planner derives these rates from the profile.
     const offload::Rates rates = plan::offload_rates(profile, {.master = 4, .states = 8, .compute = 4, .gradient = 4});
     EXPECT_NEAR(rates.to_device, 50e9, 1);
     EXPECT_NEAR(rates.to_host, 40e9, 1);
@@ -59,14 +59,14 @@ TEST(Profile, HasWhatStepsOfAllRanksReach) {
       EXPECT_GT(share, 0);
       EXPECT_TRUE(std::isfinite(share));
     }
-    // Threads of this machine communicate within a node, on the same cores.
+    // The ranks are threads: they communicate within a node, on the cores that compute.
     EXPECT_TRUE(profile.intra.progress < 1 || profile.intra.slowdown > 0) << "as if it had not been measured";
     EXPECT_GT(profile.intra.progress, 0);
     EXPECT_GE(profile.intra.slowdown, 0);
     EXPECT_LE(profile.intra.slowdown, 1);
     EXPECT_EQ(profile.attentions.size(), 2u * 2 * 3);  // passes, lengths, head sizes
     for (const plan::AttentionPoint& point : profile.attentions) EXPECT_GT(point.flops, 0) << point.length;
-    // The operators of both families of models.
+    // The operators of GPT-2 and of Llama.
     for (const OpKind kind : {OpKind::norm, OpKind::activation, OpKind::rope, OpKind::embedding, OpKind::loss,
                               OpKind::grad_norm, OpKind::optimizer}) {
       ASSERT_TRUE(profile.operators.contains(kind)) << name_of(kind);

@@ -1,5 +1,5 @@
-// Saves in the background: training continues while threads write, the files are those of save(), and a failure on any
-// rank leaves the last checkpoint.
+// Background saves: training continues while threads write, the files equal those of save(), and after a failure on any
+// rank the last checkpoint is still there.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,7 +10,7 @@
 namespace trainer::checkpoint {
 namespace {
 
-/// Writes nothing before open_gate().
+/// Blocks every write until open_gate().
 class GatedCalls : public FastCalls {
  public:
   void open_gate() {
@@ -26,7 +26,7 @@ class GatedCalls : public FastCalls {
   std::atomic<bool> open_ = false;
 };
 
-/// Tensors under random layouts, and a snapshot of copies of them.
+/// Tensors in random layouts, and a snapshot with copies of them.
 struct Copied {
   explicit Copied(int64_t step, int64_t rank = 0, int64_t ranks = 1) : tensors(small_model(), random, rank, ranks) {
     tensors.fill(static_cast<uint64_t>(step));
@@ -90,7 +90,7 @@ TEST(BackgroundSave, CopiesTakeTheBytesThatArePlanned) {
   Copied copied(1);
   int64_t runs = 0;
   for (const TensorSlice& slice : copied.tensors.slices) runs += static_cast<int64_t>(slice.runs.size());
-  // wte with both moments, a matrix, a vector; half and double.
+  // fp32: wte with both moments, a matrix, a vector; one tensor in 16 bits, one in fp64.
   const int64_t bytes = 4 * (3 * 13 * 6 + 6 * 6 + 7) + 2 * 3 * 5 + 8 * 2 * 3 * 2;
   EXPECT_EQ(copied.memory.size(), bytes);
   EXPECT_EQ(bytes_of_copies(copied.tensors.slices), bytes + runs * static_cast<int64_t>(sizeof(mesh::Run)));
@@ -103,7 +103,7 @@ TEST(BackgroundSave, RetentionWaitsForThePublication) {
   copied.snapshot.state.proven_step = 100;
   CheckpointStore store(run / "c", {.keep = 1}, fast_calls());
   store.begin(copied.snapshot, true);
-  store.remove_old(300);  // a step proved it already
+  store.remove_old(300);  // a training step has already proven this checkpoint
   EXPECT_EQ(content_of(run / "c/latest"), "step-00000200\n");
   EXPECT_TRUE(fs::exists(run / "c/step-00000100"));
   while (!store.proceed()) {

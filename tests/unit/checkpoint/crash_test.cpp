@@ -1,4 +1,4 @@
-// A save that is killed, or whose system call fails, at each of its calls in turn.
+// A save is killed at each of its system calls in turn, or that call fails.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -12,7 +12,7 @@ using Fault = FaultyCalls::Fault;
 struct Scene {
   const char* name;
   std::vector<int64_t> before;  // steps saved before
-  int64_t step;                 // the one that is disturbed
+  int64_t step;                 // whose save is killed or fails
   Retention retention;
   bool without_exchange = false;
 };
@@ -40,7 +40,7 @@ class Stage {
   TempFolder parent_;
 };
 
-/// A usable checkpoint is there: the last one before the save, or the new one, bit by bit.
+/// Expects a usable checkpoint: the last one before the save, or the new one, bit for bit.
 void expect_usable(const fs::path& folder, const Scene& scene) {
   Warnings warnings;
   if (scene.before.empty()) {
@@ -100,7 +100,7 @@ TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
   struct Kind {
     Fault fault;
     int error;
-    const char* says;  // nothing: the save must succeed
+    const char* says;  // null: the save must succeed
     bool background = false;
   };
   const Kind kinds[] = {{Fault::error, EIO, "dmesg"},

@@ -1,4 +1,4 @@
-// Files that were changed by others: every change is detected before a weight is used, or affects nothing that is used.
+// Damaged checkpoint files: every change is detected before a weight is used, or affects no data that is used.
 #include <gtest/gtest.h>
 
 #include "checkpoint/inspect.h"
@@ -7,7 +7,7 @@
 namespace trainer::checkpoint {
 namespace {
 
-/// Changes one thing at random; says what.
+/// Makes one random change and returns its description.
 std::string damage(const fs::path& step, const fs::path& foreign, Random& random) {
   const std::vector<std::string> names = names_in(step);
   const std::string name = names[static_cast<size_t>(pick(random, 0, static_cast<int64_t>(names.size()) - 1))];

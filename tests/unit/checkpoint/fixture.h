@@ -1,5 +1,5 @@
 #pragma once
-// Helpers of the checkpoint tests: tensors under random layouts, system calls that fail on demand.
+// Helpers of the checkpoint tests: tensors in random layouts, system calls that fail on demand.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -37,20 +37,20 @@ struct Spec {
   DType dtype = DType::f32;
 };
 
-/// Byte `b` of element `index` of a tensor: what a checkpoint must give back.
+/// Returns byte `b` of element `index` of a tensor, which loading a checkpoint must restore.
 inline std::byte expected_byte(const std::string& name, uint64_t seed, int64_t index, int64_t b) {
   uint64_t x = std::hash<std::string>{}(name) ^ (seed * 0x9E3779B97F4A7C15u) ^ (static_cast<uint64_t>(index) << 3);
   x = (x ^ (x >> 31)) * 0xD6E8FEB86659FD93u;
   return static_cast<std::byte>((x ^ (x >> 32)) >> (8 * b));
 }
 
-/// Tensors in local storage of their own.
+/// Tensors, each with its own local storage.
 class Tensors {
  public:
-  /// Runs that cover each tensor, or a share of it (1 in `ranks` of the runs), cut, shuffled and placed at random.
+  /// Cuts each tensor into random runs. This rank stores one in `ranks` of them, in random order, at random positions.
   Tensors(const std::vector<Spec>& specs, Random& source, int64_t rank = 0, int64_t ranks = 1) {
     for (const Spec& spec : specs) {
-      Random random(source());  // one draw for each tensor, so that the ranks of one source agree on the cuts
+      Random random(source());  // one seed per tensor: ranks with equal sources agree on the cuts
       TensorSlice slice{spec.name, spec.shape, {}, {}};
       const int64_t count = spec.shape.count(), cuts = pick(random, 0, std::min<int64_t>(count - 1, 12));
       std::vector<int64_t> ends{count};
@@ -65,7 +65,7 @@ class Tensors {
       int64_t local = 0;
       for (mesh::Run& run : slice.runs) {
         run.local = local += pick(random, 0, 3);
-        if (pick(random, 0, 3) == 0) run.stride = pick(random, 2, 4);  // a transposed table
+        if (pick(random, 0, 3) == 0) run.stride = pick(random, 2, 4);  // as in a transposed matrix
         local += (run.length - 1) * run.stride + 1;
       }
       add(std::move(slice), spec.dtype, local + pick(random, 1, 3));
@@ -83,7 +83,7 @@ class Tensors {
       byte = expected_byte(name, seed, index, b);
     });
   }
-  /// The first tensor that differs from what fill(seed) wrote, or "".
+  /// Returns the first byte that differs from fill(seed) as text; empty if none does.
   std::string difference(uint64_t seed) const {
     std::string found;
     const_cast<Tensors*>(this)->for_each([&](std::byte& byte, const std::string& name, int64_t index, int64_t b) {
@@ -141,7 +141,7 @@ inline Snapshot snapshot_of(const Tensors& tensors, int64_t step) {
   return snapshot;
 }
 
-/// Without waiting for the disk: what the tests of kills and failures need is the order of the calls.
+/// Does not wait for the disk: tests of kills and failures depend only on the order of the calls.
 class FastCalls : public SystemCalls {
  public:
   int fsync(int) override { return 0; }
@@ -181,7 +181,7 @@ inline std::vector<std::string> hidden_names(const fs::path& folder) {
   return names;
 }
 
-/// Counts the calls of a save and does something else instead of the Nth one.
+/// Counts the system calls of a save and injects a fault at call `at`.
 class FaultyCalls : public FastCalls {
  public:
   enum class Fault { none, kill, torn_kill, error, error_from_here, short_write };
@@ -189,7 +189,7 @@ class FaultyCalls : public FastCalls {
       : fault_(fault), at_(at), error_(error) {}
 
   int64_t calls() const { return calls_; }
-  /// The operation that failed.
+  /// The system call that failed.
   const std::string& victim() const { return victim_; }
 
   int open(const char* path, int flags, mode_t mode) override {

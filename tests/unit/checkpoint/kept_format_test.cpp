@@ -1,4 +1,4 @@
-// A checkpoint of each released format is kept next to this file; it must always load bit by bit.
+// A checkpoint of each released format is kept next to this file; it must always load bit for bit.
 #include <gtest/gtest.h>
 
 #include "checkpoint/inspect.h"

@@ -59,7 +59,7 @@ TEST(Manifest, OfAColumnBlockIsShort) {
   EXPECT_EQ(groups[0].elements(), 50257 * 96);
 }
 
-/// One value of a sound manifest, replaced by one that is not.
+/// A value that makes a valid manifest invalid.
 struct Mistake {
   const char* pointer;
   json value;
@@ -178,7 +178,7 @@ TEST(Manifest, RejectsWhatIsNotJson) {
   }
 }
 
-/// All values of a document, as pointers.
+/// Returns JSON pointers to all values of a document.
 std::vector<json::json_pointer> places_in(const json& document) {
   std::vector<json::json_pointer> places;
   const json flat = document.flatten();
@@ -188,7 +188,7 @@ std::vector<json::json_pointer> places_in(const json& document) {
   return places;
 }
 
-/// Any manifest that parses must load or be refused; a random change of values and bytes never does more.
+/// After random changes of values and bytes, a manifest is rejected, or loads the right tensors.
 TEST(Manifest, SurvivesRandomChanges) {
   TempFolder folder;
   const fs::path step = save_step(folder, 1);
@@ -236,12 +236,12 @@ TEST(Manifest, SurvivesRandomChanges) {
           if (pick(random, 0, 5) == 0) {
             target = sound.at(places[static_cast<size_t>(pick(random, 0, static_cast<int64_t>(places.size()) - 1))]);
           } else if (target.is_number_integer() && pick(random, 0, 1) == 0) {
-            // Wraps: an earlier change may have put the smallest or largest number there.
+            // Unsigned arithmetic wraps: an earlier change may have put the smallest or largest integer there.
             target = static_cast<int64_t>(target.get<uint64_t>() + static_cast<uint64_t>(pick(random, -2, 2)));
           } else {
             target = values[pick(random, 0, std::ssize(values) - 1)];
           }
-        } catch (const json::exception&) {  // an earlier change took the place away
+        } catch (const json::exception&) {  // an earlier change removed this value
         }
       }
       changed = document.dump();
@@ -277,7 +277,7 @@ TEST(Manifest, SurvivesRandomChanges) {
       EXPECT_EQ(error.code(), Code::checkpoint) << error.what();
     }
   }
-  EXPECT_GT(parsed, 100);  // changes of state, hashes and names
+  EXPECT_GT(parsed, 100);  // if only state, hashes or names changed
   EXPECT_GT(loaded, 20);
 }
 

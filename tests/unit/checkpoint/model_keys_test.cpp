@@ -1,4 +1,4 @@
-// Which keys of a model a checkpoint stores, and what a run makes of them.
+// The model keys that a checkpoint stores, and how a run whose keys differ is handled.
 #include "checkpoint/model_keys.h"
 
 #include <functional>
@@ -19,7 +19,7 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
   plain.tie_embeddings = plain.bias = false;
   struct Change {
     const char *key, *value;
-    bool may_be_chosen;  // then a warning is enough
+    bool may_be_chosen;  // if the user set the key, a warning is enough
     std::function<void(config::Model&)> set;
   };
   for (const auto& [key, value, may_be_chosen, set] : std::vector<Change>{
@@ -134,7 +134,7 @@ TEST(ModelKeys, WeightsOfScaledPositionsAreNotUsedWithoutThemInSilence) {
   Snapshot stored, run;
   stored.model_keys = model_keys(scaled, 29);
   run.model_keys = model_keys(plain, 29);
-  EXPECT_EQ(run.model_keys.size(), 12u);  // those of every older checkpoint
+  EXPECT_EQ(run.model_keys.size(), 12u);  // the keys that older checkpoints have, too
   const auto nothing = [](const std::string&) { return false; };
   expect_error(Code::checkpoint,
                {"rope_type: yarn in the checkpoint, the run has default", "model.rope_type=yarn", "model.rope_factor=4",

@@ -46,7 +46,7 @@ TEST(ParamSlices, LoadIntoAnotherLayoutOfTheSameParameters) {
   const Reader reader(store.save(snapshot));
   reader.load(slices_to_fill(loaded, true), {});
 
-  // Both read back element by element through their own runs.
+  // Reads both stores element by element through their own runs.
   const auto values = [](const std::vector<TensorSlice>& slices) {
     std::map<std::string, std::vector<float>> all;
     for (const TensorSlice& slice : slices) {
@@ -76,8 +76,7 @@ TEST(ParamSlices, MomentsOfADifferentTypeAreRefused) {
   reader.load(slices_to_fill(loaded, false), {.weights_only = true});  // only the weights are loaded
 }
 
-// Two rules: the states of matrices and of vectors are in buffers of their own, also where a replica holds only a
-// chunk.
+// With two update rules, matrices and vectors have separate state buffers, also where a replica holds only a chunk.
 TEST(ParamSlices, StatesOfSomeParametersAreSavedForThoseOnly) {
   TempFolder folder;
   device::CpuDevice device(1);

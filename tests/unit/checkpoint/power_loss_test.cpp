@@ -1,5 +1,5 @@
-// Power loss during a save. The calls are recorded in a model of a disk that keeps only what was synced: of everything
-// later a random part survives, torn and out of order. What is left is written out as files and must load.
+// Power loss during a save. The calls are recorded in a model of a disk that keeps only synced data: of later writes a
+// random part survives, torn and out of order. The surviving data are written to files, which must load.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 struct Node;
 using NodePtr = std::shared_ptr<Node>;
 using Names = std::map<std::string, NodePtr>;
-/// Names that change together (a rename takes one away and sets another); nothing: the name goes.
+/// Names that change atomically (a rename removes one and sets another); null: the name is removed.
 using NameChange = std::vector<std::pair<std::string, NodePtr>>;
 
 struct Node {
@@ -23,7 +23,7 @@ struct Node {
   std::string synced_bytes;
   std::vector<std::string> writes;  // appended since the last sync
   Names names, synced_names;        // now, and at the last sync
-  std::vector<NameChange> changes;  // in between
+  std::vector<NameChange> changes;  // since the last sync
 };
 
 void apply(Names& names, const NameChange& change) {
@@ -36,7 +36,7 @@ void apply(Names& names, const NameChange& change) {
   }
 }
 
-/// The possible contents of a disk after a power loss.
+/// Writes one of the possible contents of a disk after a power loss.
 void write_survivors(const Node& node, const fs::path& path, Random& random) {
   if (!node.folder) {
     std::string bytes = node.synced_bytes;
@@ -70,7 +70,7 @@ void write_survivors(const Node& node, const fs::path& path, Random& random) {
   for (const auto& [name, child] : names) write_survivors(*child, path / name, random);
 }
 
-/// Passes calls on and keeps the model; stops with PowerLoss before call `at`.
+/// Passes calls on and records them in the model; throws PowerLoss before the call that lose_power_at() sets.
 struct PowerLoss {};
 class ModelDisk : public SystemCalls {
  public:
@@ -170,7 +170,7 @@ TEST(PowerLoss, NeverTakesTheLastCompleteCheckpoint) {
     disk.without_exchange = pick(random, 0, 1) == 0;
     save_step(before / "c", 100, {}, disk);
     save_step(before / "c", 200, {}, disk);
-    // A save takes some 60 calls; one that gets through all of them is the state after it, unsynced removals included.
+    // A save makes about 60 calls. If all are made, power is lost after the save, before its removals are synced.
     disk.lose_power_at(pick(random, 0, 75));
     try {
       save_step(before / "c", step, {}, disk, {.keep = 1});

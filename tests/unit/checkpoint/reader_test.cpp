@@ -107,7 +107,7 @@ TEST(Reader, JoinsThePiecesOfSeveralWriters) {
     manifest.header = snapshot_of(Tensors(specs), 9);
     std::map<std::string, StoredTensor> tensors;
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      Random same_cuts(seed + 1000);  // the ranks' shares of one layout
+      Random same_cuts(seed + 1000);  // the ranks agree on the cuts
       Tensors part(specs, same_cuts, rank, ranks);
       part.fill(9);
       WrittenShard shard = write_shard(system_calls(), folder / format("rank-{:05}.shard", rank), rank, part.slices);
@@ -190,7 +190,7 @@ TEST(Reader, WidensWeightsOfARunInFp64ButNoMoments) {
   reader.load(wide.slices, {.weights_only = true});
   for (int64_t i = 0; i < 6; ++i)
     EXPECT_EQ(wide.slices[0].local.as<double>()[i], static_cast<double>(narrow.slices[0].local.as<float>()[i])) << i;
-  // Two columns of a larger matrix, in the run's memory one after the other.
+  // Part of the matrix, with a stride in the run's memory; other elements there are unchanged.
   std::vector<double> memory(8, -1);
   const TensorSlice column{
       "w",

@@ -29,7 +29,7 @@ TEST(RunLock, IsFreeAgainWhenItsOwnerGoes) {
 TEST(RunLock, OfCheckpointsNamesItsKeyAndLeavesNoFile) {
   TempFolder folder;
   {
-    const RunLock run(folder.path());  // the run folder may be the same one
+    const RunLock run(folder.path());  // the run may use the same folder
     const RunLock lock = RunLock::of_checkpoints(folder.path());
     expect_error(Code::usage, {"checkpoint.dir"}, [&] { RunLock::of_checkpoints(folder); });
     EXPECT_TRUE(std::filesystem::exists(folder / "save.lock"));

@@ -147,7 +147,7 @@ TEST(CheckpointStore, PutsBackAStepThatWasPushedAside) {
 }
 
 TEST(Descendants, AreWhatWasSavedAfterItsPathWasResumed) {
-  // 10 and 20 come from a run without a path, 30 from going back to 10, 40 from going back to 30.
+  // 10 and 20 were saved by a run that was not resumed from a path, 30 after resuming from 10, 40 after 30.
   const auto entry = [](int64_t sequence, int64_t origin) {
     Entry one{.folder = std::to_string(sequence), .sequence = sequence};
     one.state.origin = origin;
@@ -164,10 +164,10 @@ TEST(Descendants, AreWhatWasSavedAfterItsPathWasResumed) {
   EXPECT_EQ(found(entries, 30), (Sequences{40}));
   EXPECT_EQ(found(entries, 20), Sequences());
   EXPECT_EQ(found(entries, 0), Sequences());
-  EXPECT_EQ(found({entries.begin() + 2, entries.end()}, 10), Sequences()) << "20 goes on, but not by a path";
+  EXPECT_EQ(found({entries.begin() + 2, entries.end()}, 10), Sequences()) << "20 was resumed, but not from a path";
   EXPECT_EQ(found({entry(40, 5), entry(30, 10), entry(10, 0)}, 10), Sequences()) << "30 is not the newest";
   EXPECT_EQ(found({entry(40, 30), entry(20, 0), entry(10, 0)}, 10), Sequences()) << "30 was removed";
-  EXPECT_EQ(found({entry(40, 40), entry(30, 40)}, 30), Sequences()) << "written by hand: no end";
+  EXPECT_EQ(found({entry(40, 40), entry(30, 40)}, 30), Sequences()) << "edited by hand: a cycle";
   EXPECT_EQ(found({entry(40, 5)}, 5), (Sequences{40})) << "a branch of a different run";
   EXPECT_EQ(found({}, 5), Sequences());
 }
@@ -179,7 +179,7 @@ TEST(Retention, KeepsTheNewestByTheOrderOfSaving) {
   };
   for (const Case& c : {Case{{.keep = 2}, {10, 20, 30, 40}, {30, 40}},
                         {{.keep = 0, .keep_every = 20, .keep_best = true}, {10, 20, 30}, {10, 20, 30}},
-                        {{.keep = 2}, {400, 500, 110, 120}, {110, 120}}}) {  // a run that went back
+                        {{.keep = 2}, {400, 500, 110, 120}, {110, 120}}}) {  // a run that resumed from an earlier step
     TempFolder folder;
     CheckpointStore store(folder, c.retention);
     for (const int64_t step : c.saved) save_step(store, step);
@@ -196,7 +196,7 @@ TEST(Retention, KeepsMultiplesAndTheBest) {
   for (const int64_t step : {50, 100, 150, 200, 250, 300, 350}) save_step(store, step, step >= 150 ? 150 : -1);
   EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000100", "step-00000150", "step-00000200",
                                                         "step-00000300", "step-00000350"}));
-  save_step(store, 400, 400);  // a better one: 150 goes
+  save_step(store, 400, 400);  // 400 is better: 150 is removed
   EXPECT_EQ(steps_in(folder),
             (std::vector<std::string>{"step-00000100", "step-00000200", "step-00000300", "step-00000400"}));
 }

@@ -54,7 +54,8 @@ TEST(Strip, IsNothingThatARunCanGoOnFrom) {
 TEST(Strip, RemovesWhatAKilledProcessLeft) {
   TempFolder folder;
   saved(folder / "run");
-  // No process has the first number. The second one's process is alive; the rest have other names.
+  // Only the first of the folders made here is removed: no process has its number. Process 1 of the second is alive,
+  // and the names of the last two have a different form.
   const std::vector<std::string> kept = {".writing-weight-7fffffff", ".writing-weights-1",
                                          ".writing-weights-7fffffff-1", "run", "weights"};
   for (const char* name :
@@ -69,7 +70,7 @@ TEST(Strip, LeavesNothingWhereItFails) {
   const fs::path step = saved(folder / "run");
   EXPECT_THROW(strip(step, folder / "run"), Error) << "there is something already";
   std::string bytes = content_of(step / "rank-00000.shard");
-  bytes[1000] ^= 1;  // a byte of a weight, as moments are not read
+  bytes[1000] ^= 1;  // in a weight: moments are not read
   write(step / "rank-00000.shard", bytes);
   EXPECT_THROW(strip(step, folder / "weights"), Error);
   EXPECT_EQ(names_in(folder), std::vector<std::string>{"run"});

@@ -5,7 +5,7 @@
 namespace trainer::cli {
 namespace {
 
-/// `text` in pieces of `length` bytes, up to where it stops.
+/// Passes `text` in pieces of `length` bytes until a stop text occurs, and returns the output.
 std::string passed(const std::string& text, const std::vector<std::string>& stops, size_t length, bool& met) {
   StopText filter(stops);
   std::string out;

@@ -1,12 +1,12 @@
 #pragma once
-// Every operation against values computed here in the documented order, for groups of every size within a world. Runs
-// on ranks that are threads (collectives_test.cpp) and on processes (tests/mpi).
+// Compares every operation with values computed here in the documented order, for groups of every size within a world.
+// Ranks are threads (collectives_test.cpp) or processes (tests/mpi).
 #include "comm/collective.h"
 #include "unit/comm/rig.h"
 
 namespace trainer::comm {
 
-/// One addition or maximum as a ring does it: in the type itself.
+/// Returns a sum or maximum rounded to T, as a step of a ring computes it.
 template <typename T>
 T combined(Reduce reduce, T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -20,8 +20,8 @@ T combined(Reduce reduce, T a, T b) {
   }
 }
 
-/// All n elements of the reduction of values() over g ranks: chunk c begins at rank c + 1 and is followed round (of
-/// `reduce`: everything begins at root + 1), or all is added in rank order in f64 or i64.
+/// Returns the reduction of n elements of values() over g ranks. Above kDirectElements, chunk c starts at rank c + 1
+/// (for `reduce`, every chunk at root + 1) and follows the ring; else ranks are added in order, in f64 or i64.
 template <typename T>
 std::vector<T> reduction(Reduce reduce, int g, int64_t n, uint64_t salt, int root = -1) {
   std::vector<std::vector<T>> x;
@@ -46,7 +46,7 @@ std::vector<T> reduction(Reduce reduce, int g, int64_t n, uint64_t salt, int roo
   return all;
 }
 
-/// One communicator of `size` ranks; every rank of the world calls, those outside the group only count with it.
+/// One communicator of `size` ranks. All ranks of the world call; those outside the group only help to count bytes.
 class Cases {
  public:
   Cases(World& world, int size) : world_(world), g_(size), inside_(world.rank() < size) {
@@ -142,7 +142,8 @@ class Cases {
     }
   }
 
-  /// Windows of chunks of k elements: each changes its own elements only, to those of the operation without a window.
+  /// Operations on a window of each chunk of k elements change only the window's elements, to the values that the
+  /// operation without a window gives.
   template <typename T>
   void windows(int64_t k) {
     const uint64_t salt = ++salt_;
@@ -182,7 +183,7 @@ class Cases {
   }
 
  private:
-  /// `run` says whether its result is right. Counted, predicted and really sent bytes must be the same. `wire`:
+  /// `run` returns true if its result is right. Counted, predicted and actually sent bytes must be equal. `wire`:
   /// elements on the wire; negative: as predicted from the payload.
   void check(const char* what, CommOp op, int64_t payload, int64_t unit, const std::function<bool(Communicator&)>& run,
              int64_t wire = -1) {
@@ -216,9 +217,10 @@ class Cases {
   std::unique_ptr<Communicator> comm_;
 };
 
-/// One element, odd numbers, as many as ranks, around kDirectElements, not divisible.
+/// One element, odd counts, one element per rank, counts around kDirectElements, and one that g does not divide.
 inline std::vector<int64_t> small_sizes(int g) { return {1, 3, g, 1001, kDirectElements, kDirectElements + 1, 15011}; }
-/// Three small segments in each chunk and one that only some chunks have; for few ranks also full and short large ones.
+/// Three small segments in each chunk and one that only some chunks have; for up to three ranks also large segments,
+/// full and partial.
 inline std::vector<int64_t> large_sizes(int g, int64_t unit) {
   std::vector<int64_t> sizes = {g * 3 * kSmallestSegment / unit + 1};
   if (g <= 3) sizes.push_back((g * 4 + 1) * kLargestSegment / unit + 3);
@@ -236,7 +238,7 @@ void check_movements(World& world, int g) {
   Cases cases(world, g);
   for (const int64_t n : small_sizes(g)) cases.movements<T>(n);
 }
-/// Several segments in flight.
+/// Checks payloads that have several segments in flight.
 template <typename T>
 void check_large(World& world, int g) {
   Cases cases(world, g);

@@ -26,7 +26,7 @@ class Results {
   std::map<std::pair<int, std::string>, std::string> all_;
 };
 
-/// The rank's row and column in a mesh of two rows.
+/// Return the ranks in this rank's row and column of a mesh of two rows.
 std::vector<int> row_of(const World& world) {
   const int columns = world.size() / 2;
   std::vector<int> members(static_cast<size_t>(columns));
@@ -38,7 +38,7 @@ std::vector<int> column_of(const World& world) {
   return {column, column + columns};
 }
 
-/// Three operations for each of three purposes along rows and columns, all in flight at once.
+/// Runs three operations for each of three purposes along rows and columns, all in flight at once.
 void busy_step(World& world, Results& results) {
   Rig rig;
   struct Line {
@@ -64,7 +64,7 @@ void busy_step(World& world, Results& results) {
     line.tickets[1] = line.comm->all_gather(rig.ex, tensor_of(line.scattered), tensor_of(line.gathered));
     line.tickets[2] = line.comm->send_recv(rig.ex, tensor_of(line.sent), tensor_of(line.received), 1);
   }
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line)  // joined in another order than started
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)  // joined in a different order than started
     for (Ticket& ticket : line->tickets) ticket.join(rig.ex);
   for (size_t i = 0; i < lines.size(); ++i) {
     results.keep(world.rank(), format("{} reduced", i), lines[i].reduced);
@@ -106,7 +106,7 @@ TEST(Ordering, AnOperationForAnotherPurposeIsNotHeldUp) {
     const auto critical = world.communicator(rig.device, group_of(world, 2), Purpose::critical);
     std::vector<double> late(5000, 1.0), quick(10, 1.0);
     Ticket ticket;
-    if (world.rank() == 0) ticket = grads->all_reduce(rig.ex, tensor_of(late));  // rank 1 has yet to come to it
+    if (world.rank() == 0) ticket = grads->all_reduce(rig.ex, tensor_of(late));  // rank 1 has not started it yet
     critical->all_reduce(rig.ex, tensor_of(quick)).join(rig.ex);
     EXPECT_EQ(quick[9], 2.0);
     if (world.rank() == 1) ticket = grads->all_reduce(rig.ex, tensor_of(late));
@@ -129,7 +129,7 @@ TEST(Ordering, ThousandsOfOperationsCanWait) {
   });
 }
 
-/// One operation of each kind of schedule, for three purposes at once.
+/// Runs one operation of each kind of schedule, each for a different purpose, all in flight at once.
 void light_step(World& world, Exec& ex, const std::vector<std::unique_ptr<Communicator>>& lanes, Results& results) {
   const int64_t n = kDirectElements + 100;
   std::vector<float> ring = values<float>(world.rank(), n), direct = values<float>(world.rank(), 50);
@@ -157,7 +157,7 @@ TEST(Ordering, AThousandRunsUnderRandomDelaysGiveTheSameBits) {
   std::vector<Results> calm(1), delayed(kRuns);
   runs_under({}, calm);
   std::atomic<uint64_t> draws{0}, late{0};
-  const auto delay = [&](int rank) {  // most messages at once, one in sixteen up to 200 µs late
+  const auto delay = [&](int rank) {  // no delay for most messages, up to 200 µs for one in sixteen
     const uint64_t h = (++draws * 0x9e3779b97f4a7c15u) ^ (static_cast<uint64_t>(rank) << 40);
     if ((h >> 60) != 0) return 0.0;
     ++late;

@@ -32,7 +32,7 @@ TYPED_TEST(ReduceKernelsOf, TreatInfinitiesAndNaNsAlikeOnEveryInstructionSet) {
       a.push_back(x);
       b.push_back(y);
     }
-  ASSERT_EQ(a.size() % 2, 1u);  // a last element after the vectors
+  ASSERT_EQ(a.size() % 2, 1u);  // a remainder after the SIMD vectors
   const size_t type = static_cast<size_t>(DTypeOf<T>::value);
   for (const device::Isa isa : usable()) {
     const ReduceKernels& kernels = reduce_kernels(isa);

@@ -1,5 +1,5 @@
 #pragma once
-// A rank's devices for tests of communicators, and values whose sums depend on the order of addition.
+// A rank's device for tests of communicators, and values whose sums depend on the order of addition.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -23,7 +23,7 @@ struct Rig {
   Exec ex{device, arena, meter};
 };
 
-/// The group of the first `size` ranks, or of `members`.
+/// Returns the group of the first `size` ranks, or of `members`.
 inline Group group_of(const World& world, std::vector<int> members, uint32_t axes = 1, std::string name = "data") {
   const auto place = std::find(members.begin(), members.end(), world.rank());
   return {axes, std::move(name), members, static_cast<int>(place - members.begin())};
@@ -34,7 +34,7 @@ inline Group group_of(const World& world, int size, uint32_t axes = 1, std::stri
   return group_of(world, std::move(members), axes, std::move(name));
 }
 
-/// Element i of rank `rank`: of many magnitudes, so that no two orders of addition agree.
+/// Returns element i of rank `rank`. Magnitudes vary, so that sums depend on the order of addition.
 template <typename T>
 T value(int rank, int64_t i, uint64_t salt = 0) {
   uint64_t h = (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15u +
@@ -65,10 +65,10 @@ Tensor tensor_of(std::vector<T>& data, Chunk range) {
   return {reinterpret_cast<std::byte*>(data.data() + range.begin), {range.count}, DTypeOf<T>::value};
 }
 
-/// Pieces of an all_to_all of different lengths among g ranks, some of which are empty: what each rank knows of them.
+/// The lengths of the pieces of an uneven all_to_all among g ranks; some pieces are empty.
 class UnevenPieces {
  public:
-  /// About n elements a piece.
+  /// About n elements per piece.
   UnevenPieces(int g, int64_t n) : g_(g), n_(n) {}
   int64_t count(int from, int to) const {
     const int64_t h = (from * 5 + to * 3 + n_) % 7;
@@ -119,7 +119,7 @@ class UnevenPieces {
   int64_t n_;
 };
 
-/// Equal bits; NaN equals itself.
+/// True if all bits are equal; a NaN equals itself.
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);

@@ -48,7 +48,7 @@ TEST(Ticket, LetsTheOriginalErrorThroughWhenAnExceptionUnwinds) {
     between_two([](World& world, Rig& rig, Communicator& comm) {
       std::vector<float> x(100000, 1.0f);
       if (world.rank() == 1) {
-        world.control().barrier();  // never starts the operation rank 0 has open
+        world.control().barrier();  // never starts the operation that rank 0 has in flight
         return;
       }
       Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));

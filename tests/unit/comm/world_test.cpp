@@ -52,7 +52,7 @@ TEST(Control, AgreesOnTheErrorOfTheLowestRank) {
     ++thrown;
     expect_error(Code::config, {"no such key"},
                  [&] { world.control().throw_if_any_failed(Error(Code::config, "no such key")); });
-    world.control().barrier();  // the world goes on
+    world.control().barrier();  // the world is still usable
   });
   EXPECT_EQ(thrown, 4);
 }
@@ -122,7 +122,7 @@ TEST(ThreadsWorld, RethrowsTheErrorThatCameFirst) {
         EXPECT_EQ(echo.code(), Code::checkpoint);
         EXPECT_EQ(echo.scope(), Scope::another_rank);
         expect_parts(echo.what(), {"rank 2", "the disk is full"});
-        EXPECT_THROW(world.control().barrier(), Error);  // and all that come later
+        EXPECT_THROW(world.control().barrier(), Error);  // later operations throw, too
         ++released;
         throw;
       }
@@ -135,7 +135,7 @@ TEST(ThreadsWorld, EndsWhenAllRanksHaveCalled) {
   std::atomic<bool> tried{false};
   run_on_threads(3, {}, [&](World& world) {
     if (world.rank() == 0) {
-      EXPECT_FALSE(world.wait_for_all_ranks(0.01));  // rank 1 has not come
+      EXPECT_FALSE(world.wait_for_all_ranks(0.01));  // rank 1 has not called yet
       tried = true;
     }
     if (world.rank() == 1)
@@ -172,7 +172,7 @@ TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
 }
 
 TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
-  // Half of the time-out is what a rank has for an answer: more than a busy machine keeps its progress thread waiting.
+  // A rank must answer within half the timeout, which is longer than a busy machine delays its progress thread.
   constexpr double kTimeout = 2, kBusy = 1.5 * kTimeout;
   std::atomic<bool> waits{false};
   double waited = 0;
@@ -183,7 +183,7 @@ TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
     const double begin = now_seconds();
     if (world.rank() == 1) waits = true;
     while (!waits) std::this_thread::yield();
-    if (world.rank() == 0) busy_for(kBusy);  // tokenizes, say
+    if (world.rank() == 0) busy_for(kBusy);  // as if it tokenized
     world.control().barrier();
     if (world.rank() == 1) waited = now_seconds() - begin;
   });

@@ -51,7 +51,7 @@ TEST(Flops, LlamaWithGroupedHeadsByHand) {
   const MatmulWeights weights = matmul_weights(llama3_8b(), 128256);
   EXPECT_EQ(weights.blocks, 32 * int64_t{218'103'808});
   EXPECT_EQ(weights.head, 4096 * int64_t{128256});
-  // Published size 8 030 261 248 = these + the look-up table + 65 gains of 4096.
+  // Published size 8 030 261 248 = these + the embedding + 65 gains of 4096.
   EXPECT_EQ(weights.total() + 4096 * int64_t{128256} + 65 * 4096, 8'030'261'248);
 }
 
@@ -62,7 +62,7 @@ TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
   model.head_dim = 128;
   const MatmulWeights weights = matmul_weights(model, 131072);
   EXPECT_EQ(weights.total(), 11'576'279'040);
-  EXPECT_EQ(weights.total() + 5120 * int64_t{131072} + 81 * 5120, 12'247'782'400);  // with the table and 81 gains
+  EXPECT_EQ(weights.total() + 5120 * int64_t{131072} + 81 * 5120, 12'247'782'400);  // with the embedding and 81 gains
   EXPECT_EQ(flops_per_token(model, 131072, config::Recompute::none).attention, 12.0 * 40 * 4096 * 8192);
   model.n_layer = 28;  // Qwen3 0.6B
   model.n_head = 16;
@@ -82,14 +82,14 @@ TEST(Flops, WindowsByHand) {
   model.seq_len = 8;
   model.window = 3;
   const auto attention = [&] { return flops_per_token(model, 50257, config::Recompute::full); };
-  // A row sees at most 3 keys; over 8 rows 3·8 − 3·2/2 − 3/2·… as a continuum: 3 − 9/16 of them per row.
+  // Row t sees min(t, 3) keys; the integral of this over 8 rows is 3·8 − 3²/2: 3 − 9/16 keys per row.
   EXPECT_EQ(attention().attention, 12.0 * 12 * 768 * 3);
   EXPECT_EQ(attention().attention_causal, 12.0 * 12 * 768 * (3 - 9.0 / 16));
   EXPECT_EQ(attention().recomputed, 169'869'312.0 + 4.0 * 12 * 768 * (3 - 9.0 / 16));
   model.window_full_every = 4;  // layers 3, 7 and 11, counted from 0
   EXPECT_EQ(attention().attention, 12.0 * 768 * (9 * 3 + 3 * 8));
   EXPECT_EQ(attention().attention_causal, 12.0 * 768 * (9 * (3 - 9.0 / 16) + 3 * 4));
-  model.window = 8;  // no row reaches it
+  model.window = 8;  // as long as the sequence: no effect
   EXPECT_EQ(attention().attention, 12.0 * 12 * 768 * 8);
   EXPECT_EQ(attention().attention_causal, 12.0 * 12 * 768 * 4);
   const FlopsPerToken half = with_visible_share(attention(), 0.5, config::Recompute::full);
@@ -105,7 +105,7 @@ TEST(Flops, RecomputationCountsForHardwareUtilisationOnly) {
   const FlopsPerToken full = flops_per_token(model, 50257, config::Recompute::full);
   EXPECT_EQ(selective.recomputed, 0.0);
   EXPECT_EQ(full.full(), none.full());
-  // Forward of the blocks again: 2·84 934 656, and 2·L·d·s of causal scores and their product with v.
+  // The forward pass of the blocks again: 2·84 934 656, and 2·L·d·s for causal scores and their GEMM with v.
   EXPECT_EQ(full.recomputed, 169'869'312.0 + 2.0 * 12 * 768 * 1024);
   EXPECT_EQ(full.hardware() - full.causal(), full.recomputed);
 }

@@ -20,7 +20,7 @@ TEST(Keys, AreDeclaredOnceInAKnownSectionAndExplained) {
 }
 
 TEST(Keys, StoreEachValueInAMemberOfItsOwn) {
-  // Setting one key must change what exactly that key reads back.
+  // Setting one key must change the value of that key only.
   const std::map<Type, Value> others = {{Type::integer, int64_t{77}},
                                         {Type::number, 0.375},
                                         {Type::string, std::string("elsewhere")},

@@ -1,4 +1,4 @@
-// The table of named strategies: its rows, which layouts fit, the nearest that fit, and all layouts of some ranks.
+// The table of named strategies: its rows, which layouts fit, the nearest layouts that fit, and all layouts of N ranks.
 #include "config/layouts.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ std::string broken(const Config& config) {
   return all;
 }
 
-/// Extents of every strategy that fit, drawn at random.
+/// Returns random layouts of every strategy, all of which fit.
 std::vector<Config> random_layouts(int count) {
   const PhiloxKey key = philox_key(3, "layouts");
   uint64_t next = 0;
@@ -58,7 +58,7 @@ TEST(NamedStrategies, EqualTheirLetters) {
     set_tables(tables, by_name);
     ASSERT_TRUE(layout_fits(tables)) << layout_text(named) << ": " << broken(tables);
     EXPECT_EQ(ranks_of_replica(tables) * tables.parallel.data, ranks_of_replica(named) * 2) << layout_text(named);
-    if (by_name.depth() > 1) continue;  // its squares have become replicas
+    if (by_name.depth() > 1) continue;  // tables have replicas instead of a depth
     EXPECT_EQ(anonymous(sharding_of(tables)), anonymous(by_name)) << layout_text(named);
   }
 }
@@ -119,17 +119,16 @@ TEST(NamedStrategies, AutomaticVocabularyAxesSendFewerBytes) {
     DType compute;
     const char* expected;
   };
-  // Bytes per token row, times (y - 1) / y: 8 · vocab / x for logits; 10 · 768 in bf16 and 16 · 768 in fp32 for
-  // features.
+  // Bytes per token, times (y - 1) / y: 8 · vocab / x for logits; for features 10 · 768 in bf16 and 16 · 768 in fp32.
   for (const auto& [sets, vocab, compute, expected] :
        {Choice{{"parallel.grid=[2, 2, 2]"}, 50257, DType::bf16, "xy"},
-        {{"parallel.grid=[2, 2, 2]"}, 1920, DType::bf16, "x"},  // equal
+        {{"parallel.grid=[2, 2, 2]"}, 1920, DType::bf16, "x"},  // equal bytes
         {{"parallel.grid=[2, 2, 2]"}, 1922, DType::bf16, "xy"},
         {{"parallel.grid=[2, 2, 2]"}, 3072, DType::f32, "x"},
         {{"parallel.grid=[2, 2, 2]"}, 3074, DType::f32, "xy"},
-        {{"parallel.grid=[4, 1, 2]"}, 50257, DType::bf16, "auto"},  // there is nothing to choose
+        {{"parallel.grid=[4, 1, 2]"}, 50257, DType::bf16, "auto"},  // y = 1: both are the same
         {{"parallel.grid=[2, 2, 2]", "parallel.vocab_axes=x"}, 50257, DType::bf16, "x"},
-        {{"parallel.grid=[2, 4, 1]", "model.vocab_multiple=4"}, 50257, DType::bf16, "x"},  // not over eight ranks
+        {{"parallel.grid=[2, 4, 1]", "model.vocab_multiple=4"}, 50257, DType::bf16, "x"},  // 8 ranks do not divide it
         {{"parallel.strategy=megatron-1d", "parallel.tensor=2"}, 50257, DType::bf16, "auto"}}) {
     std::vector<std::string> all = {"parallel.strategy=axonn-4d", "model.d_model=768"};
     all.insert(all.end(), sets.begin(), sets.end());
@@ -139,7 +138,7 @@ TEST(NamedStrategies, AutomaticVocabularyAxesSendFewerBytes) {
   }
 }
 
-/// The parts that a message must have: the extent, the ranks, the axis and the remedy.
+/// A message must have the extent, the ranks, the axis and the remedy.
 TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
   struct Mistake {
     std::vector<std::string> sets;
@@ -209,8 +208,8 @@ double distance(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
   return sum;
 }
 
-// For all extents up to 64 ranks on three models: the settings that a message names fit, have the nearest number of
-// ranks, and among those of that number the nearest extents.
+// For all grids of up to 64 ranks and three models: the grids that a message suggests fit, have the nearest numbers of
+// ranks, and are the nearest grids with these numbers.
 TEST(BrokenRules, NameTheNearestThatFits) {
   for (const char* heads : {"model.n_head=12", "model.n_head=8", "model.n_head=6"})
     for (int64_t x = 1; x <= 64; ++x)
@@ -222,7 +221,7 @@ TEST(BrokenRules, NameTheNearestThatFits) {
           const std::string text = broken_rules(c).front().text;
           const size_t at = text.rfind("grid = [");
           ASSERT_NE(at, std::string::npos) << text;
-          std::map<int64_t, double> least;  // distance of the nearest that fits, by ranks
+          std::map<int64_t, double> least;  // by number of ranks: distance of the nearest grid that fits
           for (int64_t ranks = 1; ranks <= 2 * x * y * z; ++ranks)
             strategy_of(c).each(c, ranks, [&](const Parallel& p) {
               Config other = c;
@@ -265,7 +264,8 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
     }
     return by_strategy;
   };
-  // data 1, 2, 4 with 4, 3, 2 micro-batches; Megatron with and without sequence parallelism, of one rank once.
+  // data = 1, 2 and 4 allow 4, 3 and 2 micro-batch sizes. Megatron layouts count with and without sequence parallelism,
+  // but only once if tensor = 1.
   const auto all = count({}, 4);
   EXPECT_EQ(all.at("megatron-1d"), 4 * 2 + 3 * 2 + 2);
   EXPECT_EQ(all.at("optimus-2d"), 2 * 3) << "two kinds of panels; a micro-batch of 1 does not divide over two rows";
@@ -279,7 +279,7 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
   EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
   EXPECT_NE(broken.find("n_head = 8 heads cannot be split evenly over 3 ranks along tensor"), std::string::npos)
       << broken;
-  // For tables only: every named layout as tables, including replicas only, in addition to those left to the search.
+  // With autoddl only: every named layout as tables, also pure data parallelism, and those left to the search.
   const auto tables = count({"parallel.strategy=autoddl"}, 4);
   EXPECT_EQ(tables.size(), 1u);
   EXPECT_GT(tables.at("autoddl"), all.at("autoddl") + all.at("megatron-1d"));

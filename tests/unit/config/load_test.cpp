@@ -300,7 +300,7 @@ TEST(Load, ReportsAllMistakesTogetherInOrderOfPosition) {
 }
 
 TEST(Load, DoesNotBlameCombinationsOnValuesThatAreMistakesThemselves) {
-  // 7 heads would not divide d_model either
+  // 7 heads would not divide d_model: a second error, which must not be reported
   const Error error = error_of([] { load_text("[model]\nn_heads = 7\n", "f.toml", {}, kNoFiles); });
   EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
 }

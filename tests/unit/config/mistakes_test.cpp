@@ -1,5 +1,5 @@
-// Recorded mistakes: the text that a user writes, the position that the message names, and parts of the message: what
-// was found, what to do. tests/cli/config_mistakes.py has those of which the program makes more than a message.
+// Recorded mistakes: the text that a user writes, the position that the message names, and parts of the message (what
+// was found, what to do). tests/cli/config_mistakes.py runs one mistake of each family through the program.
 #include <gtest/gtest.h>
 
 #include "config/load.h"
@@ -10,7 +10,7 @@ namespace {
 
 struct Case {
   const char* text;   // content of f.toml
-  const char* place;  // line, column and key; of a value of --set, that follows "--set "
+  const char* place;  // line, column and key; for --set, its argument
   std::vector<std::string> parts;
   LoadOptions options = {.files = false};
 };
@@ -279,7 +279,7 @@ TEST(Mistakes, AreReportedSeparatelyWithTheirPlaceAndARemedy) {
     const std::string message = tests::error_of([&] { load_text(c.text, "f.toml", sets, c.options); }).what();
     EXPECT_TRUE(message.find((set ? "--set " : "f.toml:") + place + (set ? ":" : "")) != std::string::npos) << message;
     tests::expect_parts(message, c.parts);
-    if (!c.options.files) {  // those files lack data.train as well
+    if (!c.options.files) {  // otherwise the missing data.train may be reported, too
       EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     }
   }

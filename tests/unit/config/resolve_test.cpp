@@ -26,7 +26,7 @@ TEST(Resolve, GivesTheLlamaFamilyItsDefaults) {
   config.model.arch = Arch::llama;
   config.model.d_model = 4096;
   resolve(config);
-  EXPECT_EQ(config.model.d_ff, 10944);  // 8/3 · 4096 = 10922.67, up to the next of 64: 171 · 64
+  EXPECT_EQ(config.model.d_ff, 10944);  // 8/3 · 4096 = 10922.67, rounded up to a multiple of 64: 171 · 64
   EXPECT_EQ(config.model.tie_embeddings, false);
   EXPECT_EQ(config.model.bias, false);
   config.model.d_model = 384, config.model.d_ff = 0;

@@ -58,7 +58,7 @@ TEST(ShardingSpec, AreReadExpandedAndWrittenBack) {
   EXPECT_EQ(c.parallel.layer[0].layers, 2);
   EXPECT_EQ(c.parallel.layer[0].down, "fk");
   EXPECT_EQ(c.parallel.layer[1].stream, "r-");
-  const sharding::ModelSharding table = sharding_of(c);  // "data", a, b
+  const sharding::ModelSharding table = sharding_of(c);  // axes: "data", a, b
   ASSERT_EQ(table.layers.size(), 2u);
   EXPECT_EQ(table.layer(1).at(sharding::Site::qkv), (sharding::LinearSharding{.rows = 2, .cols = 4, .flat = 2}));
   EXPECT_EQ(table.layer(2).at(sharding::Site::out), (sharding::LinearSharding{.rows = 2, .contraction = 4}));

@@ -55,7 +55,7 @@ TEST(ByteBpe, GivesTheTokensOfGpt2) {
   EXPECT_EQ(lines, 530);
 }
 
-// The tokens of tiktoken 0.14 for the novel in data/, with this vocabulary.
+// The count and sum of the tokens that tiktoken 0.14 gives for the novel in data/, with this vocabulary.
 TEST(ByteBpe, GivesTheTokensOfANovel) {
   const std::string text = read_file(fs::path(TRAINER_SOURCE_DIR) / "data/austen.txt");
   const std::vector<int32_t> ids = gpt2().encode(text);
@@ -100,7 +100,7 @@ TEST(ByteBpe, GivesAnyBytesBack) {
     }
     ASSERT_EQ(gpt2().decode(gpt2().encode(text)), text);
   }
-  EXPECT_EQ(gpt2().encode("<|endoftext|>").size(), 7u);  // text, not the end of one
+  EXPECT_EQ(gpt2().encode("<|endoftext|>").size(), 7u);  // encoded as text, not as the special token
   const std::string nul("a\0b", 3);
   EXPECT_EQ(gpt2().decode(gpt2().encode(nul)), nul);
 }
@@ -113,7 +113,7 @@ TEST(ByteBpe, TakesWordsOfAMillionBytes) {
   }
 }
 
-/// By the definition: the first merge of all that apply, at its leftmost place, until none applies.
+/// Encodes by the definition: applies the first merge in the list that is possible, leftmost first, until none is.
 std::vector<int32_t> by_definition(const json& tokenizer, const std::string& word) {
   std::vector<std::string> parts;
   for (const char c : word) parts.emplace_back(1, c);
@@ -152,7 +152,7 @@ TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
   json file = small_json(random, 5);
   const auto words = [&](const json& steps, const std::string& text) {
     file["pre_tokenizer"] = steps;
-    file["model"]["ignore_merges"] = true;  // so that known words show
+    file["model"]["ignore_merges"] = true;  // so that each known word is one token
     file["model"]["vocab"].clear();
     for (size_t byte = 0; byte < 256; ++byte) file["model"]["vocab"][byte_characters()[byte]] = byte;
     for (const char* word : {"ab", "12", "1234", "Ġab", "ĊĊ", "ab!", "abĠ", "ĠĠ", "Ġ1", "!Ċ"})
@@ -188,7 +188,7 @@ TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
   EXPECT_EQ(words(sequence(split("\\S+"), byte_level),
                   "\xE1\xA0\x8E"
                   "ab"),
-            "á|ł|İ|a|b|");  // U+180E is none
+            "á|ł|İ|a|b|");  // U+180E is not a space
   EXPECT_EQ(words(sequence(split(kCl100kPattern.data()), byte_level), "ab!\n ab"), "ab|!Ċ|Ġab|");
 }
 

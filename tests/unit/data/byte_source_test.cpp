@@ -31,7 +31,7 @@ std::string gzip(const std::string& text) {
   return packed;
 }
 
-/// One frame with a checksum, as the program zstd writes it.
+/// Returns one frame with a checksum, as the program zstd writes it.
 std::string zstd(const std::string& text) {
   ZSTD_CCtx* context = ZSTD_createCCtx();
   ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
@@ -47,7 +47,7 @@ struct Packer {
 };
 constexpr Packer kPackers[] = {{".gz", gzip}, {".zst", zstd}};
 
-/// All text of an input, read in parts of this size.
+/// Returns the text of an input, read in parts of this size.
 std::string all_of(const std::string& file, size_t part) {
   const auto source = open_source(file);
   std::string text, block(part, '\0');
@@ -56,7 +56,7 @@ std::string all_of(const std::string& file, size_t part) {
   return text;
 }
 
-/// Output of a finished tokenization, both files.
+/// Returns the contents of both output files of a finished tokenization.
 std::string output_bytes(const fs::path& output) {
   return read_file(output) + read_file(fs::path(output).replace_extension(".docs"));
 }
@@ -76,7 +76,7 @@ TEST(ByteSource, UnpacksMembersAndFramesAsOneText) {
       EXPECT_EQ(text_bytes(file), static_cast<int64_t>(text.size()));
     }
   }
-  // A frame that is to be skipped, which pzstd writes first.
+  // A skippable frame, such as pzstd writes first.
   const std::string skipped("\x50\x2A\x4D\x18\x04\0\0\0abcd", 12);
   EXPECT_EQ(all_of(write(folder / "p.zst", skipped + zstd("text")), 99), "text");
 }
@@ -88,7 +88,7 @@ TEST(ByteSource, ReadsOnFromAPlaceAndKeepsItsWindow) {
     const auto source = open_source(write(folder / fmt::format("a{}", extension), pack(text)));
     std::string block(100'000, '\0');
     for (const size_t offset : {size_t{0}, size_t{10}, size_t{500'000}}) {
-      for (const size_t bytes : {size_t{100}, size_t{100'000}, size_t{50}}) {  // wider and narrower at one place
+      for (const size_t bytes : {size_t{100}, size_t{100'000}, size_t{50}}) {  // longer and shorter reads at one offset
         ASSERT_EQ(source->read_at(static_cast<int64_t>(offset), block.data(), bytes), bytes);
         ASSERT_TRUE(block.compare(0, bytes, text, offset, bytes) == 0) << offset << " " << bytes;
       }
@@ -121,8 +121,8 @@ TEST(ByteSource, RejectsDamagedDataWithItsPlace) {
   }
   refused("a.gz", zstd(text), {"not gzip data"});
   refused("a.zst", gzip(text), {"not Zstandard data"});
-  refused("a.zst", std::string("\x28\xB5\x2F\xFD\x00\x90\x01\x00\x00", 9), {"128 MiB", "--long=27"});  // 256 MiB
-  // An empty last block in a frame that announces 144 bytes, which the library accepts if it has room for fewer.
+  refused("a.zst", std::string("\x28\xB5\x2F\xFD\x00\x90\x01\x00\x00", 9), {"128 MiB", "--long=27"});  // window 256 MiB
+  // A frame that declares 144 bytes but has one empty block. libzstd accepts it if the output buffer is smaller.
   const std::string wrong("\x28\xB5\x2F\xFD\x20\x90\x01\x00\x00", 9);
   for (const size_t part : {size_t{100}, size_t{1} << 20})
     expect_error(Code::data, {"corrupt"}, [&] { all_of(write(folder / "a.zst", zstd("text") + wrong), part); });

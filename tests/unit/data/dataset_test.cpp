@@ -50,7 +50,7 @@ TEST(FeistelPermutation, DiffersBetweenEpochsAndSeedsAndFromTheIdentity) {
     return same;
   };
   const FeistelPermutation first(n, 1, 0), next_epoch(n, 1, 1), other_seed(n, 2, 0);
-  EXPECT_LT(agreements(first, next_epoch), 10);  // 1 expected, by Poisson
+  EXPECT_LT(agreements(first, next_epoch), 10);  // Poisson distribution with mean 1
   EXPECT_LT(agreements(first, other_seed), 10);
   int fixed = 0;
   for (uint64_t i = 0; i < n; ++i) fixed += first(i) == i;
@@ -74,7 +74,7 @@ TEST(FeistelPermutation, GivesTheNumbersOfAnIndependentProgram) {
 }
 
 TEST(FeistelPermutation, LooksRandom) {
-  // Mean and serial correlation of n images: both within five standard deviations of those of a random order.
+  // Mean and serial correlation of n images are within five standard deviations of a random permutation's.
   const int n = 20000;
   const FeistelPermutation permutation(n, 3, 0);
   double lag = 0, half = 0;
@@ -201,7 +201,7 @@ TEST(TokenDataset, FindsSamplesAndStartsInMicroseconds) {
   while (ends.back() < kTokens) ends.push_back(std::min(kTokens, ends.back() + 1 + pick(random, 1000)));
   const std::string index = document_index_header(static_cast<int64_t>(ends.size()) - 1) + packed<int64_t>(ends);
   write(folder / "a.docs", index);
-  const auto sparse = [&](const char* name) {  // tokens of no document end, which take no space
+  const auto sparse = [&](const char* name) {  // a sparse file: zeros, none of which ends a document
     const std::string file = write(folder / name, token_header({kTokens, 300, 2, ""}));
     fs::resize_file(file, static_cast<uintmax_t>(kTokenHeaderBytes + 2 * kTokens));
     return std::make_shared<TokenStream>(std::vector{file});
@@ -231,7 +231,7 @@ TEST(TokenDataset, FindsSamplesAndStartsInMicroseconds) {
   timed("window of a sample of 100 sources", [&](int64_t n) { return dataset.window_of(mixture.at(n).index); });
   timed("starts in a window of 1024, by an index of a million documents", starts_of(*indexed, kTokens / kSeqLen));
   timed("starts in a window of 1024, by the end-of-text token",
-        starts_of(*plain, 100));  // few pages, as the tokens were read before
+        starts_of(*plain, 100));  // 100 windows: in training their pages were just read
 }
 
 TEST(TokenDataset, ReadsAheadWithoutHarm) {

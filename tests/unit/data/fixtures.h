@@ -17,13 +17,13 @@ using tests::expect_parts;
 using tests::TempFolder;
 using tests::write;
 
-/// The novel the project ships.
+/// Returns the text of the novel in data/.
 inline const std::string& novel() {
   static const std::string text = read_file(std::string(TRAINER_SOURCE_DIR) + "/data/austen.txt");
   return text;
 }
 
-/// 600 pieces trained on the first 100 kB of the novel.
+/// Returns a tokenizer with 600 tokens, trained on the first 100 kB of the novel.
 inline const Tokenizer& small_tokenizer() {
   static const Tokenizer tokenizer = [] {
     TempFolder folder;
@@ -37,8 +37,8 @@ inline int64_t pick(Random& random, int64_t below) {
   return static_cast<int64_t>(random() % static_cast<uint64_t>(below));
 }
 
-/// Valid UTF-8 of about `length` bytes: words of the novel, odd spaces, lines, other scripts, marks that mean something
-/// to tokenizers.
+/// Returns valid UTF-8 of about `length` bytes: words of the novel, unusual spaces, newlines, other scripts, strings
+/// that are special to tokenizers.
 inline std::string random_text(Random& random, int64_t length) {
   static const std::vector<std::string> odd = {
       " ",   "  ",      "\n",     "\n\n",       "\r\n",         "\t",
@@ -64,7 +64,7 @@ inline std::string random_bytes(Random& random, int64_t length) {
   return bytes;
 }
 
-/// Little-endian bytes of numbers of type T.
+/// Returns the little-endian bytes of numbers as type T.
 template <typename T, typename List>
 std::string packed(const List& numbers) {
   std::string bytes;

@@ -16,8 +16,8 @@ TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
   file.require_whole(/*ask=*/true);
   EXPECT_TRUE(mappings_are_whole());
   fs::resize_file(path, 4096);
-  EXPECT_FALSE(mappings_are_whole()) << "the system says so";
-  file.require_whole();  // no page that is gone was met yet
+  EXPECT_FALSE(mappings_are_whole()) << "the system reports the new size";
+  file.require_whole();  // no lost page has been read yet
   EXPECT_EQ(static_cast<char>(file.data()[4095]), 'a');
   EXPECT_EQ(static_cast<char>(file.data()[4096]), '\0');
   EXPECT_EQ(static_cast<char>(file.data()[3 * 4096 - 1]), '\0');
@@ -25,7 +25,7 @@ TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
     expect_error(Code::data, {path, "it had 12288 bytes, there are 4096 now"}, [&] { file.require_whole(ask); });
   other.require_whole(/*ask=*/true);
   fs::resize_file(path, 3 * 4096);
-  EXPECT_FALSE(mappings_are_whole()) << "what was read stays read";
+  EXPECT_FALSE(mappings_are_whole()) << "zeros were read before";
 }
 
 TEST(MappingGuard, TakesAFileThatWasReplacedForWhole) {
@@ -59,7 +59,7 @@ TEST(MappingGuard, LeavesOtherFaultsAsTheyAre) {
   const pid_t child = fork();
   if (child == 0) {
     TempFolder folder;
-    const MappedFile file(write(folder / "x", "a"));  // the guard is in place
+    const MappedFile file(write(folder / "x", "a"));  // the guard's signal handler is installed
     raise(SIGBUS);
     _exit(0);
   }

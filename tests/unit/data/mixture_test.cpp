@@ -61,7 +61,7 @@ TEST(MixturePattern, GivesEachSourceItsShareAtEveryPrefix) {
       const size_t source = pattern.source(n);
       ASSERT_EQ(pattern.index(n), seen[source]) << "sample " << n;
       ++seen[source];
-      for (size_t i = 0; i < seen.size(); ++i)  // |seen − (n + 1)·m/B| < 1, in whole numbers
+      for (size_t i = 0; i < seen.size(); ++i)  // |seen − (n + 1)·m/B| < 1, in integers
         ASSERT_LT(std::abs(seen[i] * kMixtureSlots - (n + 1) * slots[i]), kMixtureSlots) << i << " at " << n;
       if (n % 997 == 0) {
         ASSERT_EQ(pattern.before(n + 1), seen);
@@ -71,7 +71,7 @@ TEST(MixturePattern, GivesEachSourceItsShareAtEveryPrefix) {
   }
 }
 
-/// "w49 w5 c4 …" of samples [begin, end).
+/// Returns the windows of samples [begin, end) as "w49 w5 c4 …": the source's first letter and the window's number.
 std::string drawn(const Mixture& mixture, const std::map<std::string, uint64_t>& windows, int64_t begin, int64_t end) {
   std::string text;
   for (int64_t n = begin; n < end; ++n) {
@@ -111,7 +111,7 @@ TEST(Mixture, EveryEpochHasEachWindowOnceAcrossChangesOfWeights) {
 
 TEST(Mixture, AResumedRunKeepsWhatIsBefore) {
   const Mixture whole({}, 0, {kFirst, kSecond});
-  for (const int64_t from : {1, 24, 25, 26, 31}) {  // unchanged weights: as if it had not stopped
+  for (const int64_t from : {1, 24, 25, 26, 31}) {  // unchanged weights: as if the run had not stopped
     const Mixture resumed(whole.phases(), from, {kFirst, kSecond});
     EXPECT_EQ(resumed.phases(), whole.phases()) << from;
   }
@@ -119,14 +119,14 @@ TEST(Mixture, AResumedRunKeepsWhatIsBefore) {
   const Mixture changed(early.phases(), 25, {{0, kSecond.weights}});
   EXPECT_EQ(changed.phases(), whole.phases());
   EXPECT_EQ(drawn(changed, kWindows, 0, 40), drawn(whole, kWindows, 0, 40));
-  // A planned phase that a resumed run no longer has is dropped, and a source that is new begins at 0.
+  // A planned phase that a resumed run no longer has is dropped, and a new source begins at 0.
   const Mixture other(whole.phases(), 20, {{0, {{"web", 1}, {"new", 1}}}});
   ASSERT_EQ(other.phases().size(), 2u);
   EXPECT_EQ(other.phases()[1].first_sample, 20);
   EXPECT_EQ(other.samples_before(20), (SlotsByName{{"code", 4}, {"math", 2}, {"new", 0}, {"web", 14}}));
   EXPECT_EQ(other.samples_before(30).at("new"), 5);
   EXPECT_EQ(other.samples_before(30).at("code"), 4);
-  // A run that had no mixture before counts from its sample on.
+  // A run that is resumed without an earlier mixture counts from its first sample.
   const Mixture late({}, 100, {kFirst});
   EXPECT_EQ(late.phases().front().first_sample, 100);
   EXPECT_EQ(late.at(100).index, 0);
@@ -145,7 +145,7 @@ TEST(Mixture, LooksUpASampleInConstantTime) {
   };
   seconds(0);
   EXPECT_LT(seconds(1'000'000'000'000), 50 * seconds(1000) + 0.01);
-  const SlotsByName before = mixture.samples_before(1'000'000'000'000);  // 10⁷ whole periods
+  const SlotsByName before = mixture.samples_before(1'000'000'000'000);  // 10⁷ full periods
   EXPECT_EQ(before.at("source-0"), 10'000'000 * slots_of(weights).at("source-0"));
 }
 

@@ -17,7 +17,7 @@ using nlohmann::json;
 struct Pair {
   const char *text, *normal;
 };
-// By the Rust library of Hugging Face's tokenizers 0.23 (normalizers.NFC), equal to Python's unicodedata 14.0.
+// Computed by normalizers.NFC of Hugging Face's tokenizers 0.23 (Rust); Python's unicodedata 14.0 agrees.
 const Pair kPairs[] = {
     {"", ""},
     {"plain", "plain"},
@@ -139,7 +139,7 @@ TEST_F(Nfc, NormalisedPiecesAreTheNormalisedWhole) {
 }
 
 TEST_F(Nfc, TokenizersNormaliseTextButNotAddedTokens) {
-  // Bytes and one joined pair, so that tokens show the bytes: "é" is one token.
+  // The vocabulary has all bytes and one merge, so that tokens show the bytes: "é" is one token.
   json vocab, plain;
   for (int byte = 0; byte < 256; ++byte) vocab[byte_characters()[byte]] = byte;
   vocab[byte_characters()[0xC3] + byte_characters()[0xA9]] = 256;

@@ -11,7 +11,7 @@ using namespace testing;
 TEST(Overlap, IsFoundWhereverTheValidationTokensLie) {
   TempFolder folder;
   Random random(3);
-  std::vector<uint16_t> tokens(3'000'000);  // three blocks of the search
+  std::vector<uint16_t> tokens(3'000'000);  // the search reads them in three blocks
   for (uint16_t& token : tokens) token = static_cast<uint16_t>(random() % 1000);
   const auto stream = [&](const char* name, const std::vector<uint16_t>& values) {
     return std::make_shared<TokenStream>(std::vector{write(folder / name, packed<uint16_t>(values))});

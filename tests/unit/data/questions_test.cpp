@@ -15,7 +15,7 @@ using testing::small_tokenizer;
 using testing::TempFolder;
 using testing::write;
 
-/// An object of these members and one that is nested a hundred thousand times.
+/// Returns a JSON object with these members and one that is nested 100,000 levels deep.
 std::string deep_line(const std::string& members) {
   return "{" + members + ", \"x\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}";
 }
@@ -71,7 +71,7 @@ std::string numbers(const std::vector<int>& values) {
   return bytes;
 }
 
-/// llm.c's file of two questions: context 3 4 5 with endings 6 | 7 8, and no context with 9 | 1 2.
+/// Returns a file in llm.c's format with two questions: context 3 4 5 with endings 6 | 7 8; no context with 9 | 1 2.
 std::string token_file() {
   std::string header(1024, '\0');
   const int32_t facts[] = {20240522, 1, 2, 28};
@@ -88,7 +88,7 @@ TEST(Questions, TokensAreReadAsLlmCWritesThem) {
   EXPECT_EQ(questions[0].choices[0].tokens, (std::vector<int32_t>{3, 4, 5, 6}));
   EXPECT_EQ(questions[0].choices[1].tokens, (std::vector<int32_t>{3, 4, 5, 7, 8}));
   EXPECT_EQ(questions[0].choices[1].scored, 2);
-  EXPECT_EQ(questions[1].choices[1].tokens, (std::vector<int32_t>{9, 1, 2}));  // behind the last token, end of text
+  EXPECT_EQ(questions[1].choices[1].tokens, (std::vector<int32_t>{9, 1, 2}));  // no context: 9 is end-of-text
   EXPECT_EQ(questions[1].choices[1].scored, 2);
   EXPECT_EQ(questions[1].choices[1].bytes, 0);
 }
@@ -118,7 +118,7 @@ TEST(Questions, MistakesAreNamed) {
   expect(format("{{\"ctx\": \"a\", \"endings\": [{}], \"label\": 0}}", many), "q:1: 65 endings; expected at most 64");
   expect(kLines, "trained on tokens without a tokenizer", nullptr);
   const std::string whole = token_file();
-  for (size_t size = 4; size < whole.size(); ++size)  // cut anywhere
+  for (size_t size = 4; size < whole.size(); ++size)  // truncated at any byte
     expect(whole.substr(0, size), "", nullptr);
   for (const auto& [at, byte, part] : {std::tuple{1024, 0, "question 0 at byte 1024 does not begin with 65535"},
                                        {1026, 30, "question 0 has 28 bytes, but its header states 30"},
@@ -128,7 +128,7 @@ TEST(Questions, MistakesAreNamed) {
     odd[static_cast<size_t>(at)] = static_cast<char>(byte);
     expect(odd, part);
   }
-  EXPECT_THROW(read_questions({write(folder / "q", whole)}, nullptr, 9, 0), Error);  // token 9
+  EXPECT_THROW(read_questions({write(folder / "q", whole)}, nullptr, 9, 0), Error);  // token 9 is out of range
 }
 
 // --- prompts

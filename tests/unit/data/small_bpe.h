@@ -9,7 +9,7 @@
 
 namespace trainer::data::testing {
 
-/// A tokenizer.json over some letters, with as many random merges.
+/// Returns a tokenizer.json with `merges` random merges of the letters a, b and c.
 inline nlohmann::json small_json(std::mt19937_64& random, int merges) {
   using nlohmann::json;
   json vocab = json::object(), pairs = json::array();

@@ -167,7 +167,7 @@ TEST_F(Source, OpensTheSourcesOfAMixture) {
   const FeistelPermutation permutation(static_cast<uint64_t>(web.windows()), 3, 0, "data.permutation/web");
   EXPECT_EQ(web.window_of(5), static_cast<int64_t>(permutation(5)));
 
-  std::map<int32_t, double> frequency;  // in the mixture: 3/4 web, 1/4 math, with one added to each count
+  std::map<int32_t, double> frequency;  // in the mixture (3/4 web, 1/4 math), with one added to each count
   for (const auto& [set, share] : {std::pair(&math, 0.25), {&web, 0.75}}) {
     std::vector<int32_t> ids(set->tokens());
     set->stream().copy(0, ids);
@@ -224,9 +224,9 @@ TEST_F(Source, DecidesWhatDocumentsBeginWith) {
   EXPECT_EQ(bos(text, Bos::automatic, {.bos = 1, .bos_of = with.hash()}), 1);
   EXPECT_EQ(bos(text, Bos::automatic, {.bos = 1, .bos_of = "another's"}), -1);
   write(folder_ / "tokenizer_config.json", R"({"bos_token": "<s>", "add_bos_token": true})");
-  EXPECT_EQ(bos(text, Bos::automatic), 1) << "the tokenizer's files say it";
+  EXPECT_EQ(bos(text, Bos::automatic), 1) << "from the tokenizer's files";
   EXPECT_EQ(bos(text, Bos::off), -1);
-  EXPECT_EQ(bos(none, Bos::automatic), -1) << "but token files count more";
+  EXPECT_EQ(bos(none, Bos::automatic), -1) << "token files take precedence";
   EXPECT_EQ(bos(some, Bos::automatic), 1);
   expect_error(Code::data, {"none.bin: offset 40", "no BOS token", "token 1", "data.bos", "--bos on"},
                [&] { bos(none, Bos::on); });
@@ -238,7 +238,7 @@ TEST_F(Source, DecidesWhatDocumentsBeginWith) {
   config_.data.val_fraction = 0;
   config_.data.val = {none};
   expect_error(Code::data, {"none.bin: offset 40"}, [&] { bos(some, Bos::automatic); });
-  config_.data.tokenizer = "";  // the files know what they begin with
+  config_.data.tokenizer = "";  // the headers of the token files have their BOS token
   expect_error(Code::data, {"none.bin: offset 40"}, [&] { bos(some, Bos::automatic); });
   config_.data.val = {some};
   EXPECT_EQ(bos(some, Bos::automatic), 1);
@@ -252,7 +252,7 @@ TEST_F(Source, DecidesWhatDocumentsBeginWith) {
   expect_error(Code::data, {"data.source \"math\"", "some.bin", "token 1", "data.source \"web\"", "no BOS token"},
                [&] { open(); });
   config_.data.tokenizer = model;
-  config_.data.source[0].files = {text};  // text follows the token files
+  config_.data.source[0].files = {text};  // text gets the BOS token of the token files
   config_.data.train.clear();
   EXPECT_EQ(open().bos, 1);
   EXPECT_EQ(TokenStream({(folder_ / "run/tokens/web.bin").string()}).info().bos, 1);
@@ -288,7 +288,7 @@ TEST_F(Source, OpensTokenFilesWithoutATokenizer) {
   header[2] = 5000;
   config_.data = {.train = {write(folder_ / "gpt2.bin", packed<uint32_t>(header) + packed<uint16_t>(ids))}};
   EXPECT_EQ(open().vocab, kGpt2Vocabulary);
-  config_.data.vocab_size = 50304;  // rows without tokens
+  config_.data.vocab_size = 50304;  // more rows than tokens
   EXPECT_EQ(open().vocab, 50304);
   EXPECT_EQ(planned_vocab(config_), 50304);
   config_.data.vocab_size = 50000;
@@ -304,7 +304,7 @@ TEST_F(Source, RejectsAVocabularySmallerThanTheTokenizers) {
   config_.data.tokenizer = model;
   config_.data.vocab_size = small_tokenizer().vocab_size();
   EXPECT_EQ(open().vocab, small_tokenizer().vocab_size());
-  config_.data.vocab_size += 7;  // rows of an imported model without tokens
+  config_.data.vocab_size += 7;  // as in an imported model with more rows than tokens
   EXPECT_EQ(open().vocab, small_tokenizer().vocab_size() + 7);
   EXPECT_EQ(planned_vocab(config_), small_tokenizer().vocab_size() + 7);
   config_.data.vocab_size = small_tokenizer().vocab_size() - 1;
@@ -321,7 +321,7 @@ TEST_F(Source, RejectsTokensOfAnotherTokenizer) {
   expect_error(Code::data, {"a.bin", other.hash(), small_tokenizer().hash()}, [&] { open(); });
   config_.data.tokenizer = write(folder_ / "right.model", small_tokenizer().bytes());
   EXPECT_EQ(open().vocab, 600);
-  config_.data.tokenizer = "";  // the file itself knows its vocabulary
+  config_.data.tokenizer = "";  // the file's header has the vocabulary size
   EXPECT_EQ(open().vocab, 600);
 }
 
@@ -394,7 +394,7 @@ TEST_F(Source, EvaluatesOnTheRunsOwnDataOrOnOtherFiles) {
   std::vector<int32_t> ids(given.sets.front().dataset.tokens());
   given.sets.front().dataset.stream().copy(0, ids);
   EXPECT_EQ(data.tokenizer->decode(ids), read_file(other));
-  fs::remove_all(config_.run.dir);  // the checkpoint was moved to where the run is not: the text is tokenized again
+  fs::remove_all(config_.run.dir);  // the checkpoint was moved away from its run: the text is tokenized again
   EXPECT_EQ(open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {}).sets.front().dataset.begin(),
             data.val.front().dataset.begin());
   EXPECT_FALSE(fs::exists(config_.run.dir));

@@ -39,7 +39,7 @@ TEST(SpecialTokens, BeginTextsAsTheFilesSay) {
       {begins_with("<|none|>"), nullptr, -1, usual},
       {sequence, nullptr, odd, odd},
       {sequence, {{"add_bos_token", false}}, -1, odd},
-      {sequence, {{"add_eos_token", true}}, -1, odd},  // the missing one is false
+      {sequence, {{"add_eos_token", true}}, -1, odd},  // a missing add_bos_token is false
       {sequence, {{"model_max_length", 9}}, odd, odd},
       {sequence, {{"bos_token", nullptr}}, -1, -1},
       {nullptr, {{"bos_token", "<|odd|>"}, {"add_bos_token", true}}, odd, odd},
@@ -57,7 +57,7 @@ TEST(SpecialTokens, BeginTextsAsTheFilesSay) {
     for (const std::string& name : {path, folder.path().string()}) {
       Tokenizer tokenizer = Tokenizer::load(name);
       const std::string shown = post_processor.dump() + " " + settings.dump();
-      EXPECT_EQ(tokenizer.bos(), -1) << "until it is decided: " << shown;
+      EXPECT_EQ(tokenizer.bos(), -1) << "before use_bos(): " << shown;
       tokenizer.use_bos(config::Bos::automatic, "x");
       EXPECT_EQ(tokenizer.bos(), automatic) << shown;
       if (on < 0) {

@@ -12,7 +12,7 @@ namespace {
 using namespace testing;
 using config::Document;
 
-/// The documents of the files, put together from pieces of this size.
+/// Returns the documents of the files, joined from pieces of this size.
 std::vector<std::string> documents(const std::vector<std::string>& files, const TextOptions& options,
                                    int64_t piece_bytes) {
   std::vector<std::string> result;
@@ -39,7 +39,7 @@ std::vector<std::string> documents(const std::vector<std::string>& files, const 
 
 bool blank(const std::string& line) { return line.find_first_not_of(" \t\r") == std::string::npos; }
 
-/// Documents of a text by the plainest means.
+/// Splits a text into documents in the simplest way.
 std::vector<std::string> by_hand(const std::string& text, Document what) {
   if (what == Document::file) return {text};
   std::vector<std::string> lines, result;
@@ -90,7 +90,7 @@ TEST(Text, DocumentsDoNotDependOnThePieceSize) {
     const std::string file = write(folder / "a.txt", text);
     for (const Document what : {Document::file, Document::line, Document::block}) {
       const auto expected = by_hand(text, what);
-      // Pieces hold a line at least: in smaller ones a blank first half of a line may look like a document.
+      // Pieces hold at least one line: in smaller pieces, the blank first half of a line may look like a document.
       for (const int64_t bytes : {400, 700, 1024, 1 << 20}) {
         ASSERT_EQ(documents({file}, {.document = what}, bytes), expected) << "seed " << seed << " pieces of " << bytes;
       }
@@ -117,7 +117,7 @@ TEST(Text, AnyBytesAreReadInAnyPieces) {
   TempFolder folder;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
-    // Words in front: a file that is mostly not UTF-8 is refused.
+    // The text begins with ASCII, because a file that is mostly not UTF-8 is rejected.
     std::string bytes = std::string(6000, 'w') + random_bytes(random, 1 + pick(random, 500)) +
                         std::string(pick(random, 50), ' ') + std::string(pick(random, 5), '\n') +
                         random_bytes(random, 50);
@@ -178,7 +178,7 @@ TEST(Text, LeavesOutAByteOrderMark) {
   const std::string plain = write(folder / "a.txt", text), marked = write(folder / "b.txt", mark + text),
                     lines = write(folder / "c.jsonl", mark + "{\"text\": \"one\"}\n");
   for (const Document document : {Document::file, Document::line, Document::block}) {
-    for (const int64_t bytes : {4, 5, 7, 16, 1 << 20}) {  // a character fits
+    for (const int64_t bytes : {4, 5, 7, 16, 1 << 20}) {  // at least one character fits
       const TextOptions options{.document = document};
       EXPECT_EQ(documents({marked, plain, marked}, options, bytes), documents({plain, plain, plain}, options, bytes));
     }
@@ -215,12 +215,12 @@ TEST(Text, RejectsOtherEncodingsUnderAnyFormat) {
   TempFolder folder;
   const std::string line = "abcdefghi\n";
   for (const auto format : {config::DataFormat::automatic, config::DataFormat::text, config::DataFormat::jsonl}) {
-    const std::string latin = write(folder / "a.txt", line + "\xE9\xE8\xE0");  // 3 of 13
+    const std::string latin = write(folder / "a.txt", line + "\xE9\xE8\xE0");  // 3 of 13 bytes are not UTF-8
     expect_error(Code::data, {latin, "offset 10", "3 of the first 13 bytes", "UTF-8", "iconv"},
                  [&] { documents({latin}, {.format = format}, 5); });
   }
   EXPECT_EQ(documents({write(folder / "a.txt", line + line + "\xE9\xE8")}, {}, 5).size(), 1u) << "2 of 22";
-  // Only the first MiB counts.
+  // Only the first MiB is checked.
   std::string late(size_t{1} << 20, 'a');
   late += std::string(late.size(), '\xE9');
   EXPECT_EQ(documents({write(folder / "a.txt", late)}, {}, 1 << 22).size(), 1u);

@@ -16,7 +16,7 @@ std::vector<int32_t> numbers(int count, int limit, uint64_t seed = 1) {
   return out;
 }
 
-/// As llm.c writes it: three header words, the rest 0.
+/// Returns llm.c's header: three words, the rest 0.
 std::string llm_c_header(uint32_t magic, uint32_t version, uint32_t count) {
   std::vector<uint32_t> words(256);
   words[0] = magic;
@@ -37,7 +37,7 @@ std::string open_and_read(const std::string& file) {
   return stream.fingerprint();
 }
 
-/// Megatron's index of documents that are one sequence each.
+/// Returns Megatron's index of documents that have one sequence each.
 std::string megatron_index(const std::vector<int32_t>& lengths, uint8_t code, int width) {
   std::string bytes("MMIDIDX\0\0", 9);
   std::vector<int64_t> pointers, marks{0};
@@ -207,7 +207,7 @@ TEST(TokenFile, FindsDocumentEndsByTheEndOfTextToken) {
   EXPECT_EQ(stream.document_end_near(52, 25), 70);
   EXPECT_EQ(stream.document_end_near(45, 25), 30);
   EXPECT_EQ(stream.document_end_near(50, 10), std::nullopt);
-  EXPECT_EQ(stream.document_end_near(99, 5), std::nullopt);  // the end of everything splits nothing
+  EXPECT_EQ(stream.document_end_near(99, 5), std::nullopt);  // the end of the last file is not a split
 }
 
 TEST(TokenFile, FindsWhereDocumentsStart) {
@@ -219,7 +219,7 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
   const auto indexed = [&](const std::string& name, const std::vector<int64_t>& positions) {
     write(folder / (name + ".docs"),
           document_index_header(static_cast<int64_t>(positions.size()) - 1) + packed<int64_t>(positions));
-    return ended(name + ".bin", {9, 2, 9, 9, 2, 9, 9, 9});  // the index counts, not the tokens
+    return ended(name + ".bin", {9, 2, 9, 9, 2, 9, 9, 9});  // the index is used, not the end-of-text tokens
   };
   write(folder / "m.idx", megatron_index({2, 0, 4, 3, 2, 2, 0}, 8, 2));  // two documents are empty
   const std::string megatron = write(folder / "m.bin", packed<uint16_t>(numbers(13, 300)));
@@ -228,7 +228,7 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
       {{ended("a.bin", tokens)}, {0, 3, 4, 7}},
       {{indexed("b", {0, 3, 4, 8})}, {0, 3, 4}},
       {{megatron}, {0, 2, 6, 9, 11}},
-      {{write(folder / "n.bin", packed<uint16_t>(numbers(8, 300)))}, {0}},  // neither is known
+      {{write(folder / "n.bin", packed<uint16_t>(numbers(8, 300)))}, {0}},  // neither an index nor an end-of-text token
       {{ended("c.bin", tokens), indexed("d", {0, 3, 3, 8}), ended("e.bin", {2, 9, 9, 9, 9, 9, 9, 2}),
         indexed("f", {0, 8})},
        {0, 3, 4, 7, 8, 11, 16, 17, 24}},

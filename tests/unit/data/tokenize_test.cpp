@@ -16,7 +16,7 @@ namespace {
 using namespace testing;
 using config::Document;
 
-/// The contents of the finished files.
+/// Returns the contents of the finished files.
 std::string output_bytes(const fs::path& output) {
   return read_file(output) + read_file(fs::path(output).replace_extension(".docs"));
 }
@@ -28,7 +28,7 @@ std::vector<int32_t> tokens_of(const fs::path& output) {
   return ids;
 }
 
-/// A few files of random text.
+/// Writes three files of random text and returns their paths.
 std::vector<std::string> corpus(const TempFolder& folder, uint64_t seed, int64_t bytes) {
   Random random(seed);
   std::vector<std::string> files;
@@ -115,7 +115,7 @@ TEST(Tokenize, BeginsEachDocumentWithTheBosTokenInUse) {
     expected.pop_back();
     for (const int threads : {1, 3}) {
       options.threads = threads;
-      options.piece_bytes = 700 * threads;  // documents go across pieces
+      options.piece_bytes = 700 * threads;  // documents cross pieces
       tokenize_files(files, with, folder / "with.bin", options);
       ASSERT_EQ(tokens_of(folder / "with.bin"), expected) << threads << " threads";
       const TokenStream stream({(folder / "with.bin").string()});
@@ -148,7 +148,7 @@ TEST(InputKey, TakesAMovedFileOnlyIfItsNameIsUnique) {
   EXPECT_EQ(gone, (std::vector{b, moved}));
 }
 
-// The key and the tokens are those of commit e80ed7d, which knew no BOS tokens.
+// The key and the tokens are those of commit e80ed7d, which had no BOS tokens.
 TEST(Tokenize, KeepsTokensOfEarlierVersionsWithoutABosToken) {
   TempFolder folder;
   Tokenizer gpt2 = Tokenizer::load(std::string(TRAINER_SOURCE_DIR) + "/data/gpt2");
@@ -197,7 +197,7 @@ TEST(Tokenize, GoesOnFromTheLastSyncWhenKilled) {
   const auto files = corpus(folder, 2, 60'000);
   TokenizeOptions options{.piece_bytes = 1000, .sync_bytes = 10'000};
   tokenize_files(files, small_tokenizer(), folder / "whole.bin", options);
-  // An exception out of the progress call is as good as a crash: nothing is saved after the last sync.
+  // An exception from the progress callback acts like a crash: nothing is saved after the last sync.
   int64_t calls = 0, first_seen = 0;
   options.progress = [&](const TokenizeProgress&) {
     if (++calls == 35) throw std::runtime_error("crash");
@@ -274,7 +274,7 @@ TEST(Tokenize, ReusesFinishedOutputOnlyForTheSameInput) {
   const Tokenizer other = Tokenizer::train({files[0], copy}, 500 + 260);
   EXPECT_FALSE(tokenize_files(files, other, output, options).reused);
   EXPECT_TRUE(tokenize_files(files, other, output, options).reused);
-  fs::resize_file(output, 1200);  // damaged since
+  fs::resize_file(output, 1200);  // damaged after it was finished
   EXPECT_FALSE(tokenize_files(files, other, output, options).reused);
   EXPECT_TRUE(tokenize_files(files, other, output, options).reused);
 }

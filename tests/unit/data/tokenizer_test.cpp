@@ -24,7 +24,7 @@ std::vector<int32_t> by_library(const std::string& model, const std::string& tex
   return ids;
 }
 
-/// A model with other settings than ours.
+/// Trains a SentencePiece model with settings that this program does not use.
 std::string foreign_model(std::unordered_map<std::string, std::string> settings) {
   TempFolder folder;
   settings.insert({{"input", write(folder / "text.txt", novel().substr(0, 60'000))},
@@ -73,7 +73,7 @@ TEST(Tokenizer, GivesTheLibrarysTokens) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     Random random(seed);
     std::string text = random_text(random, 300);
-    for (size_t at = text.find("▁"); at != std::string::npos; at = text.find("▁")) text.erase(at, 3);  // lossy there
+    for (size_t at = text.find("▁"); at != std::string::npos; at = text.find("▁")) text.erase(at, 3);  // means a space
     ASSERT_EQ(t.encode(text), by_library(t.bytes(), text)) << "seed " << seed;
   }
 }
@@ -88,12 +88,12 @@ TEST(Tokenizer, ItsJsonAddsThePrefixWhereverSentencePieceDoes) {
     all.insert(more.begin(), more.end());
     return nlohmann::json::parse(sentencepiece_to_json(foreign_model(all)).value());
   };
-  // "Metaspace" would add none to a text that begins with a space.
+  // "Metaspace" would not add the prefix to a text that begins with a space.
   const nlohmann::json prefixed = json_of({});
   EXPECT_EQ(prefixed["pre_tokenizer"], nullptr);
   EXPECT_EQ(prefixed["normalizer"]["normalizers"][0], (nlohmann::json{{"type", "Prepend"}, {"prepend", "▁"}}));
   EXPECT_EQ(prefixed["normalizer"]["normalizers"][1]["content"], "▁");
-  // After a user-defined piece a normalizer would add one, SentencePiece does not.
+  // A normalizer would add the prefix after a user-defined piece; SentencePiece does not.
   const nlohmann::json defined = json_of({{"user_defined_symbols", "<x>"}});
   EXPECT_EQ(defined["normalizer"], nullptr);
   EXPECT_EQ(defined["pre_tokenizer"]["prepend_scheme"], "first");
@@ -135,7 +135,7 @@ TEST(Tokenizer, LearnsFromASampleOfLargeText) {
 }
 
 TEST(Tokenizer, LearnsFromPartsOfAllLongWords) {
-  // Two words of 1.2 MB: only 2 MiB of letters count, taken from both.
+  // Two words of 1.2 MB each: training uses only 2 MiB of letters, some from each word.
   Random random(3);
   std::string first, last;
   for (int i = 0; i < 1'200'000; ++i) {
@@ -161,7 +161,7 @@ TEST(Tokenizer, LearnsFromJsonLines) {
 TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
   TempFolder folder;
   const std::string file = write(folder / "a.txt", "abcd abcd abce\n");
-  // 3 control symbols, "\n", 256 bytes; characters a b c d e and the space.
+  // 266 = 3 control symbols, "\n", 256 bytes, and 6 characters: a b c d e and the space.
   expect_error(Code::data, {"a.txt", "data.vocab_size = 265", "at least 266"}, [&] { Tokenizer::train({file}, 265); });
   EXPECT_EQ(Tokenizer::train({file}, 266).vocab_size(), 266);
   const Error error = tests::error_of([&] { Tokenizer::train({file}, 5000); });
@@ -180,7 +180,7 @@ TEST(Tokenizer, RejectsFilesThatAreNotModels) {
   const std::string model = small_tokenizer().bytes();
   std::string flipped = model;
   flipped[3] = '\x7f';
-  const std::string nul_in_piece = model + std::string("\n\x05\n\x03\x61\0\x62", 7);  // once ended the program
+  const std::string nul_in_piece = model + std::string("\n\x05\n\x03\x61\0\x62", 7);  // used to abort the program
   int number = 0;
   for (const std::string& bytes : {std::string(), std::string("garbage"), std::string(1000, '\0'),
                                    model.substr(0, model.size() / 2), novel().substr(0, 5000), flipped, nul_in_piece}) {

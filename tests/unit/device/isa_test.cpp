@@ -20,7 +20,7 @@ constexpr CpuFeatures kSapphireRapids{
     .avx2 = true, .avx512 = true, .avx512bf16 = true, .matrix_unit = true, .tiles_permitted = true};
 constexpr CpuFeatures kWithoutPermission{.avx2 = true, .avx512 = true, .avx512bf16 = true, .matrix_unit = true};
 
-#if defined(__x86_64__)  // elsewhere only the plain set is built, and /proc/cpuinfo of an emulated CPU is the host's
+#if defined(__x86_64__)  // elsewhere only the plain ISA is built, and /proc/cpuinfo of an emulated CPU is the host's
 TEST(Isa, TheBestSetFollowsFromTheFlagsOnly) {
   EXPECT_EQ(best_isa(kOld), Isa::plain);
   EXPECT_EQ(best_isa(kZen3), Isa::avx2);
@@ -30,7 +30,7 @@ TEST(Isa, TheBestSetFollowsFromTheFlagsOnly) {
   EXPECT_EQ(best_isa(kWithoutPermission), Isa::avx512);
 }
 
-// The kernel lists what CPUID says, under names of its own.
+// The kernel lists the flags of CPUID under its own names.
 TEST(Isa, FlagsAreThoseTheKernelLists) {
   std::ifstream info("/proc/cpuinfo");
   std::string line, flags;
@@ -46,7 +46,7 @@ TEST(Isa, FlagsAreThoseTheKernelLists) {
 
 #endif
 
-// Such CPUs multiply pairs at half the rate of fp32: bf16 is widened unless the set is requested.
+// On CPUs with AMX, AVX512-BF16 has half the rate of fp32: without permission for AMX it is used only if requested.
 TEST(Isa, PairsAreNotChosenWhereTheMatrixUnitMayNotBeUsed) {
   EXPECT_TRUE(has(kWithoutPermission, Isa::avx512bf16));
   EXPECT_FALSE(has(kWithoutPermission, Isa::amx));
@@ -54,7 +54,7 @@ TEST(Isa, PairsAreNotChosenWhereTheMatrixUnitMayNotBeUsed) {
   EXPECT_FALSE(has({.avx2 = true, .avx512bf16 = true}, Isa::avx512bf16));  // the rest of AVX-512 is missing
 }
 
-// Sums of tiles are rounded by AVX512-BF16: every CPU with tiles has it, but a virtual machine may hide it.
+// AMX code rounds its sums with AVX512-BF16. Every CPU with AMX has it, but a virtual machine may hide it.
 TEST(Isa, TilesNeedTheConversionsOfAvx512Bf16) {
   EXPECT_FALSE(has({.avx2 = true, .avx512 = true, .matrix_unit = true, .tiles_permitted = true}, Isa::amx));
 }

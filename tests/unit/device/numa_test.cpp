@@ -10,7 +10,7 @@ namespace {
 
 TEST(Numa, NodesWithMemoryAreCounted) {
   const tests::TempFolder sys;  // like /sys
-  EXPECT_EQ(memory_nodes(sys)->count(), 1) << "a system that says nothing";
+  EXPECT_EQ(memory_nodes(sys)->count(), 1) << "no information: one node";
   for (const auto& [text, nodes] : {std::pair{"0", 1}, {"0-1", 2}, {"0,2", 2}, {"0-3,8-11", 8}, {"1", 1}}) {
     tests::write(sys / "devices/system/node/has_memory", text);
     EXPECT_EQ(memory_nodes(sys)->count(), nodes) << text;
@@ -22,7 +22,7 @@ TEST(Numa, TheNodeNextToADeviceIsTheOneTheSystemNames) {
   tests::write(sys / "bus/pci/devices/0000:3d:00.0/numa_node", "1");
   tests::write(sys / "bus/pci/devices/0000:17:00.0/numa_node", "-1");
   const std::unique_ptr<MemoryNodes> nodes = memory_nodes(sys);
-  EXPECT_EQ(nodes->node_near("0000:3D:00.0"), 1);  // as CUDA writes it
+  EXPECT_EQ(nodes->node_near("0000:3D:00.0"), 1);  // in upper case, as CUDA writes it
   EXPECT_EQ(nodes->node_near("0000:17:00.0"), std::nullopt);
   EXPECT_EQ(nodes->node_near("0000:99:00.0"), std::nullopt);
 }
@@ -33,7 +33,7 @@ TEST(Numa, PagesOfTheFirstNodeCanBeRequestedOrTheReasonIsReported) {
   ASSERT_NE(memory, nullptr);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % kHugePage, 0u);
   const std::string why = memory_nodes()->prefer(memory, kBytes, 0);
-  if (!why.empty()) std::printf("memory of node 0 cannot be asked for: %s\n", why.c_str());
+  if (!why.empty()) std::printf("memory of node 0 cannot be requested: %s\n", why.c_str());
   ThreadPool pool(2);
   touch_pages(pool, memory, kBytes);
   for (int64_t i = 0; i < kBytes; i += 511) ASSERT_EQ(memory[i], std::byte{0});

@@ -84,7 +84,7 @@ TEST(Export, RoundsToTheRequestedTypeOnce) {
     const fs::path output = folder / std::string(stored_name(type));
     export_model(folder / "run", output, {.type = type});
     EXPECT_EQ(json::parse(content_of(output / "config.json"))["torch_dtype"], torch_name(type));
-    const double step = type == FloatType::bf16 ? 0x1p-8 : 0x1p-11;  // half a unit in the last of 8 or 11 places
+    const double step = type == FloatType::bf16 ? 0x1p-8 : 0x1p-11;  // half a unit in the last of 8 or 11 bits
     for (const auto& [name, tensor] : read_all(output)) {
       const auto exact = read_all(folder / "fp32").at(name);
       for (size_t i = 0; i < exact.values.size(); ++i)
@@ -148,7 +148,7 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
        }) {
     const config::Model model = config_of(sets).model;
     expect_error(Code::checkpoint, parts, [&] { to_config_json(model, kVocab, std::nullopt, FloatType::f32); });
-    expect_parts(export_obstacle(model), parts);  // said at the start of a run
+    expect_parts(export_obstacle(model), parts);  // reported at the start of a run
   }
   for (const char* arch : config::kArchNames)
     EXPECT_EQ(export_obstacle(config_of({std::string("model.arch=") + arch}).model), "") << arch;
@@ -198,7 +198,7 @@ TEST(Export, RejectsDamageAndAnOutputThatExists) {
   } catch (const checkpoint::Damage&) {
     damaged = true;
   }
-  EXPECT_EQ(damaged, !fs::exists(folder / "hf"));  // the byte may be one of a moment, which is not read
+  EXPECT_EQ(damaged, !fs::exists(folder / "hf"));  // the byte may be in a moment, which is not read
 }
 
 }  // namespace

@@ -34,13 +34,13 @@ inline config::Config config_of(const std::vector<std::string>& sets) {
 inline config::Config gpt2() { return config_of({"model.arch=gpt2"}); }
 inline config::Config llama() { return config_of({"model.arch=llama", "model.n_kv_head=3", "model.rope_theta=5e5"}); }
 
-/// A value that names its tensor and place; exact in fp32, not in bf16.
+/// Returns a value that identifies tensor and index; exact in fp32, not in bf16.
 inline float value_of(const std::string& tensor, int64_t index) {
   const auto name = static_cast<int64_t>(std::hash<std::string>{}(tensor) % 4093);
   return static_cast<float>(name * 4096 + index % 4096) * 0x1p-22f - 2.0f;
 }
 
-/// Shapes of this program's tensors by the definition of the model.
+/// Returns the shapes of this program's tensors, from the definition of the model.
 inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
   const bool is_gpt2 = m.arch == config::Arch::gpt2;
   const int64_t d = m.d_model, head = m.head_dim > 0 ? m.head_dim : d / m.n_head, queries = head * m.n_head,
@@ -84,7 +84,7 @@ inline std::map<std::string, Shape> shapes_of(const config::Model& m) {
   return shapes;
 }
 
-/// Saves a checkpoint of the model, its tensors cut into `ranks` shards, with moments.
+/// Saves a checkpoint of the model with moments, in one shard.
 inline fs::path save(const fs::path& folder, const config::Config& config, DType dtype = DType::f32) {
   checkpoint::Snapshot snapshot;
   snapshot.config_toml = config::to_toml(config);
@@ -109,7 +109,7 @@ inline fs::path save(const fs::path& folder, const config::Config& config, DType
   return checkpoint::CheckpointStore(folder, {}).save(snapshot);
 }
 
-/// All tensors of an exported folder in fp32, with their shapes.
+/// A tensor of an exported folder, converted to fp32.
 struct Exported32 {
   std::vector<int64_t> shape;
   std::vector<float> values;
@@ -138,7 +138,7 @@ inline std::map<std::string, std::string> files_in(const fs::path& folder) {
   return files;
 }
 
-/// Writes one file of weights, changed by `edit` beforehand: name, shape and values.
+/// Changes the tensors of a model (by name). rewrite() applies it to a copy of an exported folder.
 using Edit = std::function<void(std::map<std::string, Exported32>&)>;
 inline void rewrite(const fs::path& from, const fs::path& to, const Edit& edit) {
   auto all = read_all(from);

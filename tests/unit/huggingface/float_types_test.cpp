@@ -11,7 +11,7 @@
 namespace trainer::huggingface {
 namespace {
 
-/// The value of a half by its definition.
+/// Returns the value of an fp16 number by its definition.
 double by_definition(uint16_t bits) {
   const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
   const double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A GGUF file read by the format's description, independently of the writer.
+/// A GGUF file, parsed according to the format's specification, independently of the writer.
 struct Parsed {
   struct Entry {
     std::vector<uint64_t> sizes;  // as in the file: the row length first
@@ -182,7 +182,7 @@ TEST(Gguf, FrequenciesOfLlama3AreDividedByATensor) {
                   "model.rope_factor=4", "model.rope_high_freq=8", "model.rope_original=256"}));
   const Parsed all = exported(folder / "run", folder / "l.gguf");
   const auto& divisors = all.tensors.at("rope_freqs.weight");
-  ASSERT_EQ(divisors.sizes, std::vector<uint64_t>{4});  // for 1, 0.1, 0.01, 0.001
+  ASSERT_EQ(divisors.sizes, std::vector<uint64_t>{4});  // for frequencies 1, 0.1, 0.01, 0.001
   EXPECT_EQ(divisors.f32(0), 1);
   EXPECT_NEAR(divisors.f32(1), 0.1 / 5.793964153377701e-02, 1e-6);
   EXPECT_NEAR(divisors.f32(2), 4, 1e-6);
@@ -198,7 +198,7 @@ TEST(Gguf, BlocksOfQ8HaveAScaleAndBytes) {
   ASSERT_EQ(bytes.size(), 68u);
   uint16_t scale = 0;
   std::memcpy(&scale, bytes.data(), 2);
-  const float largest = 3 * std::sin(11.0f);  // −2.99997, the largest of these
+  const float largest = 3 * std::sin(11.0f);  // −2.99997, the largest magnitude
   EXPECT_NEAR(float_from_half(scale), -largest / 127, 1e-5);
   EXPECT_EQ(static_cast<int8_t>(bytes[2 + 11]), -127);
   for (size_t i = 0; i < 32; ++i)

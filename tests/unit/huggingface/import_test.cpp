@@ -67,7 +67,7 @@ TEST(Import, GivesBackWhatWasExported) {
   }
 }
 
-/// config.json of an exported model with one field changed (null: taken away).
+/// Returns config.json of an exported model with one field set to `value`.
 std::string with_field(const config::Config& config, const std::string& field, const json& value) {
   json object = json::parse(to_config_json(config.model, kVocab, std::nullopt, FloatType::f32));
   object[field] = value;
@@ -186,7 +186,7 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(windows_from(0), 5);
   EXPECT_EQ(windows_from(2), 0);  // the model has two layers
   EXPECT_EQ(windows_from(1e300), 0);
-  EXPECT_EQ(windows_from(nullptr), 0);  // 28
+  EXPECT_EQ(windows_from(nullptr), 0);  // default: 28
   expect_error(Code::checkpoint, {"max_window_layers: 1, but the model has 2 layers"}, [&] { windows_from(1); });
   const auto windows = [&](const json& types) {
     json object = json::parse(with_field(mistral, "layer_types", types));

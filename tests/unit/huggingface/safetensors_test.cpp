@@ -23,7 +23,7 @@ std::string with_length(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-/// Returns why it is refused; empty: it is taken.
+/// Returns the reason for which a file is rejected; empty if it is accepted.
 template <typename F>
 std::string refusal(F&& read) {
   try {
@@ -164,7 +164,7 @@ TEST(WeightFiles, AreRejectedIfIndexAndFilesDisagree) {
   index(R"({"a":"1.safetensors","b":"2.safetensors"})");
   expect_parts(read(), {"2.safetensors: a: also in 1.safetensors"});
   fs::remove(folder / "1.safetensors");
-  fs::create_symlink("1.safetensors", folder / "1.safetensors");  // a file that leads to itself
+  fs::create_symlink("1.safetensors", folder / "1.safetensors");  // a link to itself
   EXPECT_NE(read(), "");
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using Stretch = mesh::Run;  // ::testing::Test has a Run of its own
 
-// --- What each strategy stores (the tables of their papers, at small sizes) -----------------------------------------
+// --- Storage of each strategy (the tables of their papers, at small sizes) ------------------------------------------
 
 TEST(LayoutTables, MegatronHoldsWholeRowsAndSplitsWeightsOnce) {
   const MeshShape mesh({{"data", 2}, {"tensor", 4}});
@@ -57,18 +57,18 @@ TEST(LayoutTables, OptimusSplitsEverythingByRowsAndColumnsAndHostsVectorsOnRowZe
   EXPECT_EQ(residual.replicas(), 1);
   const Layout up = Layout(mesh, {H, 4 * H}).with("row", split(0)).with("col", split(1));
   EXPECT_EQ(up.box(), (Shape{6, 24}));
-  // W_down and the tied table lie transposed, so that the output stays put: [H/q, F/q] and [H/q, V/q].
+  // W_down and the tied embedding are stored transposed, so that outputs are not moved: [H/q, F/q] and [H/q, V/q].
   const Layout down = Layout(mesh, {4 * H, H}).transposed().with("row", split(1)).with("col", split(0));
   EXPECT_EQ(down.box(), (Shape{6, 24}));
   const Layout table = Layout(mesh, {V, H}).padded(0, 120).transposed().with("row", split(1)).with("col", split(0));
   EXPECT_EQ(table.box(), (Shape{6, 40}));
-  // Rank (0; 1, 2): hidden 6…11 of vocabulary 80…99; a word is one column of the block.
+  // Rank (data, row, col) = (0, 1, 2): features 6…11 of tokens 80…99; a token is one column of the block.
   const std::vector<Stretch> runs = table.runs(mesh.world_size() / 2 - 4);
   ASSERT_EQ(runs.size(), 20u);
   EXPECT_EQ(runs[0], (Stretch{80 * 18 + 6, 0, 6, 40}));
   EXPECT_EQ(runs[19], (Stretch{99 * 18 + 6, 19, 6, 40}));
 
-  // Vectors are on every row of ranks; row 0 counts them.
+  // Every row of ranks holds the vectors; row 0 owns them.
   const Layout bias = Layout(mesh, {4 * H}).with("col", split(0));
   const Layout positions = Layout(mesh, {8, H}).with("col", split(1));
   EXPECT_EQ(bias.local(1), (Shape{24}));
@@ -102,14 +102,13 @@ TEST(LayoutTables, AxonnSplitsTheLocalBlockOfAWeightOverZ) {
 
 TEST(LayoutTables, TheCutOverZIsOfTheJoinedBlock) {
   const MeshShape mesh({{"z", 2}, {"x", 1}});
-  // Local [3, 2+2+2] of q, k, v: 18 elements, 9 on each z: row 0, half of row 1 | the other half, row 2.
+  // Local [3, 2+2+2] of q, k, v: 18 elements, 9 for each z: row 0, half of row 1 | the other half, row 2.
   const Layout part = Layout(mesh, {3, 2}).with("z", kFlat);
   EXPECT_EQ(part.runs(0, {.offset = 2, .pitch = 6}), (std::vector<Stretch>{{0, 2, 2}, {2, 8, 1}}));
   EXPECT_EQ(part.runs(1, {.offset = 2, .pitch = 6}), (std::vector<Stretch>{{3, 0, 1}, {4, 5, 2}}));
 }
 
-// --- Properties
-// -------------------------------------------------------------------------------------------------------
+// --- Properties -----------------------------------------------------------------------------------------------------
 
 struct Random {
   std::mt19937 draw;
@@ -146,7 +145,7 @@ Layout random_layout(Random& random, const MeshShape& mesh) {
   return layout;
 }
 
-/// The rank's box by the definition: axes in order, each cuts the current extent of its dim.
+/// Computes the rank's box by the definition: each axis in turn divides the current extent of its dimension.
 void reference_box(const Layout& layout, int rank, std::vector<int64_t>& begin, std::vector<int64_t>& extent) {
   begin.assign(static_cast<size_t>(layout.shape().dims()), 0);
   extent.clear();
@@ -184,7 +183,7 @@ TEST(LayoutProperties, EveryElementIsOwnedOnceAndGatheringShardsIsTheIdentity) {
           owned[static_cast<size_t>(global)] += layout.is_owner(rank);
         }
       }
-      // Each element of the box at its position by definition, and padding everywhere else.
+      // Each element of the box must be at its position by definition, with padding everywhere else.
       std::vector<int64_t> begin, extent;
       reference_box(layout, rank, begin, extent);
       std::vector<int64_t> expected;

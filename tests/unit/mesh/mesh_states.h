@@ -7,7 +7,7 @@
 
 namespace trainer::mesh {
 
-/// Divisible by every product of axes that the tests use.
+/// Divisible by every product of axis sizes that the tests use.
 inline constexpr int64_t kRows = 144, kCols = 144, kElements = kRows * kCols;
 
 inline MeshShape mesh_of(const std::vector<int>& sizes) {
@@ -25,7 +25,7 @@ inline Layout state(const MeshShape& mesh, const std::string& symbols, Shape sha
   return layout;
 }
 
-/// All 4^axes of them.
+/// Returns all 4^axes layouts.
 inline std::vector<Layout> all_states(const MeshShape& mesh, Shape shape = {kRows, kCols}) {
   std::vector<std::string> names = {""};
   for (int a = 0; a < mesh.axes(); ++a) {

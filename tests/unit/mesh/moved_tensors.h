@@ -1,5 +1,5 @@
 #pragma once
-// Tensors of known elements on a rank of a mesh: what a rank holds in a layout, and checks of it after a move.
+// Tensors with known elements: fills in the part that a rank holds in a layout, and checks it after a redistribution.
 #include <algorithm>
 #include <string>
 
@@ -25,13 +25,13 @@ inline uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
 }
-/// −8…7; every partial sum is exact in every dtype.
+/// Returns −8…7, so that every partial sum is exact in every dtype.
 inline int value_of(uint64_t seed, int64_t index) {
   return static_cast<int>(mix(seed * 1000003 + static_cast<uint64_t>(index)) % 16) - 8;
 }
 
-/// Fills in rank `rank`'s part of the tensor whose element i is value_of(seed, i); along partial axes, random partial
-/// sums.
+/// Fills in rank `rank`'s part of the tensor whose element i is value_of(seed, i), with random partial sums along
+/// partial axes.
 template <typename T>
 void fill(const Layout& layout, int rank, uint64_t seed, const Tensor& local) {
   const AxisSet partial = layout.axes(kPartial);
@@ -51,8 +51,7 @@ void fill(const Layout& layout, int rank, uint64_t seed, const Tensor& local) {
     }
 }
 
-/// Checks what rank `rank` holds; partial sums are added up over their axes first, by a communicator that no rank
-/// counts.
+/// Checks the part that `rank` holds, after an all-reduce along partial axes, which is not counted in the rank's meter.
 template <typename T>
 void check(Rank& rank, const Layout& layout, uint64_t seed, const Tensor& local, const std::string& what) {
   TRAINER_CHECK(local.shape == layout.local(rank.mesh.rank()), "{}: holds {}", what, to_string(local));

@@ -176,8 +176,8 @@ TEST(Redistribute, AViewIsLeftAsItWas) {
 }
 
 TEST(Redistribute, BackwardIsTheDualTheOtherWayRound) {
-  // Σ over ranks of (what they hold) · (what they hold of its gradient) is the product of the logical tensors, in every
-  // layout and its dual: before the forward pass and after, so the backward pass is the transpose of the forward pass.
+  // In every layout and its dual, the sum over ranks of (local tensor) · (local gradient) is the dot product of the
+  // logical tensors, before and after the forward pass: so the backward pass is the transpose of the forward pass.
   const MeshShape shape = mesh_of({2, 2});
   const std::vector<Layout> states = all_states(shape, {8, 8});
   double product = 0;

@@ -8,7 +8,7 @@
 namespace trainer::mesh {
 namespace {
 
-/// Elements that a rank sends on average, as a fraction of the tensor: numerator over `of`.
+/// The elements that a rank sends on average, as a fraction of the tensor: `sent` / `of`.
 struct Golden {
   std::vector<int> mesh;
   std::string from, to;
@@ -106,7 +106,7 @@ TEST(Route, GroupTotalsAreThoseOfTheCollectives) {
 }
 
 TEST(Route, TheWayBackOfAGradientCostsTheSame) {
-  // all_gather ↔ reduce_scatter, all_reduce ↔ nothing but a relabelling: a step and its transpose move as much.
+  // The transpose of an all_gather is a reduce_scatter, which sends as much; slices and their transposes send nothing.
   const MeshShape mesh = mesh_of({2, 3});
   for (const Layout& from : all_states(mesh))
     for (const Layout& to : all_states(mesh)) {

@@ -32,7 +32,7 @@ TEST(Transit, RunsItsFirstCollectiveUntilItIsFinishedAndNoOther) {
           Transit transit = start_move(rank.ex, rank.mesh, comm::Purpose::critical, from, to, std::move(in));
           TRAINER_CHECK(collectives() == std::min<int64_t>(all, 1), "{}: {} were started", what, collectives());
           if (waits) transit.wait(rank.ex);
-          // An operation for another purpose in between, as a product would be.
+          // A collective for a different purpose runs in between.
           const Scratch other = rank.ex.take("other", {4}, DType::i32);
           rank.mesh.along(shape.all(), comm::Purpose::weights).broadcast(rank.ex, other, 0).join(rank.ex);
           const Scratch out = transit.finish(rank.ex);
@@ -82,7 +82,7 @@ TEST(Transit, ReplacesItsInputBetweenAllStatesOfEqualShape) {
     TRAINER_CHECK(!move.finish(rank.ex), "{} has a handle of its own", what);
     check<int32_t>(rank, to, 91, x, what);
   };
-  // Copies along an axis outside the partial sums make slices, a reduce-scatter and an all-gather the cheapest sum.
+  // With copies along an axis that is not partial, the cheapest sum is a slice, a reduce-scatter and an all-gather.
   const MeshShape wide = mesh_of({2, 3});
   EXPECT_EQ(to_string(find_route(state(wide, "BP"), state(wide, "BB"))),
             "slice over a0, reduce_scatter over a1, all_gather over a0+a1");

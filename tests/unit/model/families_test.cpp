@@ -1,5 +1,5 @@
 // Models of published families compared with values computed independently of this program: losses and gradients in
-// double precision. Weights and tokens are formulas (value_at, tokens), so that nothing has to be stored.
+// double precision. Weights (value_at) and tokens are formulas, so that nothing has to be stored.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Family {
   double loss, norm;
   std::vector<Gradient> gradients;
   double z_loss = 0, z_term = 0;                     // coefficient, and the mean of the term
-  std::vector<std::vector<int64_t>> documents = {};  // rows at which the documents of each sequence begin; empty: one
+  std::vector<std::vector<int64_t>> documents = {};  // first rows of each sequence's documents; empty: one document
 };
 
 const std::vector<std::string> kSmall = {"n_layer=2", "n_head=4",  "n_kv_head=2",   "d_model=16",
@@ -177,7 +177,7 @@ std::vector<Family> families() {
   };
 }
 
-/// The tensors of a model in the order that numbers them, of those that a model may have: as they are applied.
+/// Returns all tensors that a model may have, in the order in which they are applied; value_at() numbers those present.
 std::vector<std::string> tensor_order(const config::Model& model) {
   std::vector<std::string> all{"wte"};
   const bool post = has_post_norms(model);
@@ -192,13 +192,13 @@ std::vector<std::string> tensor_order(const config::Model& model) {
   return all;
 }
 
-/// Element (row, col) of tensor number `index`, as transformers stores it.
+/// Returns element (row, col) of tensor number `index`, as transformers stores it.
 double value_at(const std::string& name, int64_t index, int64_t row, int64_t col) {
   const double wave = std::sin(static_cast<double>(1 + 37 * row + 11 * col + 3 * row * col + 101 * index));
   return name.ends_with(".gain") ? 1 + 0.25 * wave : (name.ends_with(".bias") ? 0.1 : 0.3) * wave;
 }
 
-/// The position of transformers' elements in this program's tensor: linears are [in, out] here and [out, in] there.
+/// Maps transformers' (row, col) to this program's tensor: linears are [in, out] here and [out, in] in transformers.
 struct Placed {
   explicit Placed(const params::Param& param)
       : turned(param.name.ends_with(".weight") && param.name != "head.weight"),
@@ -209,7 +209,7 @@ struct Placed {
   }
 
   bool turned;
-  int64_t rows, cols;  // there
+  int64_t rows, cols;  // in transformers
 };
 
 struct Families : ::testing::TestWithParam<config::Recompute> {};

@@ -93,7 +93,7 @@ TEST(Reference, AFutureTokenChangesNoEarlierLoss) {
 }
 
 TEST(Reference, PositionsMakeTheOrderOfEarlierTokensMatter) {
-  // Without positions one layer sees a set: the last row's loss would not notice that two earlier tokens are exchanged.
+  // Without positions, one layer sees a set: swapping two earlier tokens would not change the last row's loss.
   ModelSpec spec = llama();
   spec.layers = 1;
   const Weights<double> weights = random_weights(spec, 10);

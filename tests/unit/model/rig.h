@@ -1,5 +1,5 @@
 #pragma once
-// A whole model on one rank, compared with its reference: the same weights go into both, gradients come out by name.
+// A whole model on one rank, to compare with the reference: takes the same weights and returns gradients by name.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -39,7 +39,7 @@ struct RigOptions {
   DType compute = DType::f64;
   config::Recompute recompute = config::Recompute::none;
   int threads = 2;
-  const optim::Rules* rules = nullptr;  // whose states the store keeps; null: none
+  const optim::Rules* rules = nullptr;  // the store keeps their optimizer states; null: none
 };
 
 class Rig {
@@ -76,7 +76,7 @@ class Rig {
     return collect([](const params::Group& group) { return group.grad.tensor(); });
   }
 
-  /// The mean loss of one step over the micro-batches, with gradients; their denominators are the step's.
+  /// Runs one step over the micro-batches, with gradients, and returns its mean loss; denominators are the step's.
   double step(const std::vector<reference::Batch>& micro_batches) {
     sink.begin_step();
     double loss = 0;
@@ -111,7 +111,7 @@ class Rig {
     std::vector<double> weights64;
     parallel::Batch batch;
   };
-  /// The batch as the model takes it; the tensors look into the returned object.
+  /// Returns the batch in the model's format; its tensors are views of the returned object.
   Loaded load(const reference::Batch& from) const {
     Loaded to;
     to.ids = from.ids;
@@ -186,9 +186,9 @@ inline double norm_of(const std::vector<double>& values) {
   return std::sqrt(sum);
 }
 
-/// Largest error of a tensor relative to its norm, with the tensor's name. The key bias, whose gradient is zero in
-/// exact arithmetic where positions are learned, and tensors whose reference vanishes are measured against the largest
-/// norm in the model.
+/// The largest error of a tensor relative to its norm, and the tensor's name. Errors of the key bias, whose gradient is
+/// zero in exact arithmetic if positions are learned, and of tensors whose reference is zero are relative to the
+/// largest norm in the model.
 struct Worst {
   double error = 0;
   std::string name;
@@ -207,7 +207,7 @@ inline Worst compare(const Named& actual, const Named& expected) {
     const bool vanishes = (name.ends_with("attn.k.bias") && expected.contains("wpe")) || own < 1e-13 * largest;
     const double scale = vanishes ? std::max(largest, 1e-300) : own;
     const double error = norm_of(difference) / (largest == 0 ? 1.0 : scale);
-    if (!(error <= worst.error)) worst = {error, name};  // a NaN stays
+    if (!(error <= worst.error)) worst = {error, name};  // keeps a NaN
   }
   return worst;
 }

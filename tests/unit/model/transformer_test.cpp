@@ -75,7 +75,7 @@ Batch batch_of(const Case& c) {
 
 bool narrow(const Case& c) { return c.spec.hidden < 8; }
 
-/// The weights as the compute type sees them, so that what is measured is arithmetic, not the rounding of inputs.
+/// Returns the weights rounded to the compute type, so that errors come from arithmetic, not from rounded inputs.
 Named rounded(Named weights, DType compute) {
   for (auto& [name, values] : weights)
     for (double& value : values) {
@@ -117,15 +117,15 @@ TEST_P(EveryModel, DeclaresTheParametersOfItsFamily) {
 
 TEST_P(EveryModel, GradientsInFp64MatchTheReference) { expect_follows_reference(GetParam(), DType::f64, 1e-10, 1e-12); }
 
-// Sums of up to a few hundred terms, some dozen operations deep: errors stay within some tens of ε.
+// Sums have up to a few hundred terms and are about a dozen operations deep: errors are within some tens of ε.
 TEST_P(EveryModel, GradientsInFp32StayNearTheReference) {
-  if (narrow(GetParam())) GTEST_SKIP() << "a norm over three numbers multiplies roundings at will";
+  if (narrow(GetParam())) GTEST_SKIP() << "a norm over three numbers amplifies rounding errors";
   expect_follows_reference(GetParam(), DType::f32, 80 * 0x1p-24, 20 * 0x1p-24);
 }
 
-// Every activation is rounded to eight bits; two layers pass some twenty roundings, which partly cancel.
+// Every activation is rounded to eight bits. Two layers round about twenty times, and the errors partly cancel.
 TEST_P(EveryModel, GradientsInBf16StayNearTheReference) {
-  if (narrow(GetParam())) GTEST_SKIP() << "a norm over three numbers multiplies roundings at will";
+  if (narrow(GetParam())) GTEST_SKIP() << "a norm over three numbers amplifies rounding errors";
   expect_follows_reference(GetParam(), DType::bf16, 16 * 0x1p-8, 4 * 0x1p-8);
 }
 
