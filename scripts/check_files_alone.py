@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compiles every source file on its own, without writing objects. Builds compile files in batches (unity builds), where
-a file may rely on the includes of other files; this finds the missing includes.
+a file may rely on the includes of other files; this script finds the missing includes.
 
   check_files_alone.py [--jobs N] [--build DIR]     DIR: a separate build folder (default: build-alone)
 """
@@ -32,7 +32,7 @@ def main():
                     "-DTRAINER_WERROR=ON", "-DCMAKE_CXX_COMPILER_LAUNCHER="], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", arguments.build, "--target", "trainer_version"], check=True, stdout=subprocess.DEVNULL)
     entries = json.loads((arguments.build / "compile_commands.json").read_text())
-    entries = list({entry["file"]: entry for entry in entries}.values())  # kernels once, not once per instruction set
+    entries = list({entry["file"]: entry for entry in entries}.values())  # one entry per file
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         results = list(zip(entries, pool.map(compiles, entries)))
     bad = [(entry["file"], errors) for entry, (good, errors) in results if not good]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fails on an include that violates the module order, on a strategy's name outside config/, and if src/README.md lists
-different folders.
+"""Fails on an include that violates the module order, on a strategy's name outside config/, and if the folders listed
+in src/README.md are not the modules.
 
 The order is read from the trainer_module lines of CMakeLists.txt: a module may include itself and its
 direct and indirect DEPS.
@@ -19,7 +19,7 @@ def modules():
         found = re.search(r"DEPS ([\w ]+?)(?: LIBS| EXECUTABLE| COLD|$)", rest.strip())
         direct[name] = found.group(1).split() if found else []
     reach = {}
-    for name in direct:  # listed bottom-up
+    for name in direct:  # a module is listed after its dependencies
         reach[name] = {name}.union(*(reach[d] for d in direct[name])) if direct[name] else {name}
     return reach
 

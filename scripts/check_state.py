@@ -44,7 +44,7 @@ def statements(text):
 
 
 def mutable_variable(scope, head):
-    """Returns the name of the variable with static storage, not const, that the statement defines, or None."""
+    """Returns the name of the mutable variable with static storage that the statement defines, or None."""
     declared, sign = re.match(r"([^=([]*)(.?)", head).groups()
     declared = declared.strip()
     if scope != "namespace" and not re.match(r"((inline|const) )*(static|thread_local)\b", declared):

@@ -4,16 +4,16 @@
     scripts/compare_layouts.py --config configs/quickstart.toml --steps 20 --set parallel.tensor=2
     scripts/compare_layouts.py --config configs/quickstart.toml --set parallel.tensor=2 --launcher "mpirun -np 4"
 
-Overrides of [parallel] and [debug] are the layout and apply only to it, all others to both runs. Without --launcher the
-layout's ranks are threads of one process. The runs are in a temporary folder, or in the one of
+Overrides of [parallel] and [debug] define the layout and apply only to its run; all others apply to both runs. Without
+--launcher the layout's ranks are threads of one process. Runs are written to a temporary folder, or to the folder of
 --keep, which is not removed.
 
-The layout adds the same numbers in a different order, so rounding drives the runs apart. Healthy, relative to one rank:
+The layout adds the same numbers in a different order, so the runs round differently. Healthy differences from one rank:
   fp64  loss 1e-10 and gradient norm 1e-9 up to step 20
-  fp32  loss 1e-6 up to step 10, from there by the same factor every step to 1e-5 at step 50 (lr <= 1e-3 and a warm-up)
+  fp32  loss 1e-6 up to step 10, then growing exponentially to 1e-5 at step 50 (with lr <= 1e-3 and a warm-up)
   bf16  loss 2e-3 up to step 10
-Later steps are shown but not judged: training amplifies any difference in time.
-Status 0: healthy; 1: not; 2: a run failed.
+Later steps are shown but not judged: in the long run, training amplifies any difference.
+Exit status 0: healthy; 1: not healthy; 2: a run failed.
 """
 import argparse
 import json

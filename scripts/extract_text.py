@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Extracts plain text from unpacked Debian packages: the second half of get_text.sh, which lists the packages.
+"""Extracts plain text from unpacked Debian packages; called by get_text.sh, which lists the packages.
 
 usage: extract_text.py ROOT OUT    ROOT: where the packages were unpacked, OUT: folder for the .txt files
 """
@@ -21,7 +21,7 @@ def bible(root):
 
 
 def r_strings(record):
-    """Yields the strings of one serialized R object: a CHARSXP has type 9 in its flags' last byte, then its length."""
+    """Returns the strings of one serialized R object: a CHARSXP has type 9 in its flags' last byte, then its length."""
     lines, at = [], record.find(b"\x00\x04\x00\x09")
     while at >= 0 and record[at + 3 : at + 4] == b"\x09":
         length = max(struct.unpack_from(">i", record, at + 4)[0], 0)  # -1 is R's NA
@@ -31,8 +31,8 @@ def r_strings(record):
 
 
 def novels(root):
-    """An R lazy-load database: records of a length (4 bytes) and a zlib stream, one novel each, one string
-    per line."""
+    """Reads an R lazy-load database. Each record is a length (4 bytes) and a zlib stream, and holds one novel with one
+    string per line."""
     data = (root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb").read_bytes()
     books = []
     while data:
@@ -46,7 +46,7 @@ def novels(root):
 
 
 def sword(root, module):
-    """A compressed SWORD commentary: blocks listed as (offset, size, size unpacked) in *zs, zlib data in *zz, in XML.
+    """Reads a compressed SWORD commentary in XML: *zs lists (offset, size, unpacked size) of the zlib blocks in *zz.
     Ends of paragraphs become blank lines."""
     marked_up = []
     for index in sorted((root / "usr/share/sword/modules/comments/zcom" / module).glob("*zs")):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Builds the fuzz targets (tests/fuzz) and runs each of them for some time: inputs tried, edges covered, findings.
+"""Builds and runs the fuzz targets (tests/fuzz); prints the inputs tried, edges covered and findings of each.
 
     scripts/fuzz.py                                            # every target, one minute each
     scripts/fuzz.py --seconds 600 safetensors hf_json          # two of them, ten minutes each
     scripts/fuzz.py --no-build --jobs 2                        # without building, two at a time
 
-A target starts from the saved inputs in tests/fuzz/corpus/TARGET and from the inputs that earlier runs kept in OUT/TARGET,
-and adds new ones there. Inputs that made it fail are in OUT/found, its log is OUT/TARGET.log. After a failure it resumes
-for the remaining time. To reproduce a failure: BUILD/fuzz_TARGET OUT/found/TARGET-crash-…
+A target starts from the saved inputs in tests/fuzz/corpus/TARGET and from the inputs that earlier runs kept in
+OUT/TARGET, and adds new ones there. Inputs that made it fail are in OUT/found, its log is OUT/TARGET.log. After a
+failure it is started again for the remaining time. To reproduce a failure: BUILD/fuzz_TARGET OUT/found/TARGET-crash-…
 
 Needs Clang 16 or newer (Debian: clang-16 and libclang-rt-16-dev). Exit status 0: no findings; 1: findings; 2: a target
 could not be built or run.

@@ -2,13 +2,13 @@
 """Prints the multiprocessor resources of each CUDA kernel, read from compiled objects; no GPU is needed.
 
   kernel_resources.py OBJECT.cu.o …                    prints the table
-  kernel_resources.py --write RECORD OBJECT.cu.o …     and keeps it
-  kernel_resources.py --update RECORD OBJECT.cu.o …    keeps it, and the record's rows of other files
-  kernel_resources.py --check RECORD OBJECT.cu.o …     fails where a kernel has begun to spill, or fits less often
+  kernel_resources.py --write RECORD OBJECT.cu.o …     also writes it to RECORD
+  kernel_resources.py --update RECORD OBJECT.cu.o …    replaces the rows of these files in RECORD
+  kernel_resources.py --check RECORD OBJECT.cu.o …     fails if a kernel spills more, or fewer of its blocks fit
 
-Columns, for each architecture: registers per thread; bytes of stack per thread, to which registers are spilled; the number
-of blocks per multiprocessor, for blocks of the most threads that the kernel is compiled for, as limited by registers and
-by static shared memory. Dynamic shared memory is not recorded in objects: see the static_asserts next to those kernels.
+Columns, for each architecture: registers per thread; bytes of stack per thread, to which registers are spilled; blocks
+per multiprocessor, as limited by registers and static shared memory, if a block has the most threads that the kernel is
+compiled for. Objects do not record dynamic shared memory: see the static_asserts next to those kernels.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import struct
 import subprocess
 import sys
 
-REGISTERS, THREADS = 65536, 2048  # of a multiprocessor, sm_80 and sm_90
+REGISTERS, THREADS = 65536, 2048  # per multiprocessor of sm_80 and sm_90
 SHARED = {80: 164 << 10, 90: 228 << 10}  # bytes, including the 1 KiB that each block reserves
 CUDA_MACHINE, INFO_SECTION = 190, 0x70000000  # ELF
 FRAME_SIZE, REGISTER_COUNT, MAX_THREADS = 0x11, 0x2F, 0x05  # attributes in .nv.info; no header names them
-SKIPPED = 77  # for ctest
+SKIPPED = 77  # the exit status that ctest reports as skipped
 
 
 class Unreadable(Exception):
@@ -103,7 +103,7 @@ def cubins(path):
 
 
 def blocks_of(row, architecture):
-    """Registers are allocated to a warp in units of 256."""
+    """Returns the blocks that fit a multiprocessor. Registers are allocated to a warp in units of 256."""
     warps = -(-row["threads"] // 32)
     registers = -(-row["registers"] * 32 // 256) * 256 * warps
     shared = row["shared"] + 1024

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Packs an installed release (scripts/release.sh): licences, SBOM, archives and a wheel, with equal bytes for equal inputs.
+"""Packs an installed release (scripts/release.sh): licences, SBOM, archives and a wheel. Equal inputs give equal bytes.
 
-usage: pack_release.py PREFIX VERSION OUT      PREFIX: bin/, lib/trainer/, share/; its name is the folder's name in archives
+usage: pack_release.py PREFIX VERSION OUT    PREFIX: folder with bin/, lib/trainer/, share/; OUT: for the results
 """
 import base64
 import csv

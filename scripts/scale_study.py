@@ -12,13 +12,13 @@ import pathlib
 import subprocess
 import tempfile
 
-# Published GPT sizes (Narayanan et al. 2021, table 1): layers, width, heads, batch of sequences of 2048 tokens.
+# Published GPT sizes (Narayanan et al. 2021, table 1): layers, width, heads, sequences (of 2048 tokens) per batch.
 MODELS = {"3.6B": (30, 3072, 32, 512), "18.4B": (40, 6144, 48, 1024), "76.1B": (60, 10240, 80, 2048),
           "310B": (96, 16384, 128, 4096)}
 DEVICES = (64, 256, 1024, 4096, 32768)
 STRATEGIES = ("megatron-1d", "fsdp", "optimus-2d", "axonn-4d", "autoddl")
 COLOURS = {"megatron-1d": "#2563b0", "fsdp": "#6b6b6b", "optimus-2d": "#d1631a", "axonn-4d": "#1f8a70", "autoddl": "#a3417f"}
-MOST = 0.8  # of the chart's utilisation axis
+MOST = 0.8  # the top of the chart's utilisation axis
 CONFIG = """[model]
 n_layer = {layers}
 n_head = {heads}
@@ -34,7 +34,7 @@ compute = "bf16"
 
 
 def plan(trainer, cluster, model, devices):
-    """Returns the fastest run of every strategy that fits in memory."""
+    """Returns each strategy's fastest run that fits in memory."""
     layers, width, heads, batch = MODELS[model]
     batch = max(batch, devices // 4)
     with tempfile.TemporaryDirectory() as folder:

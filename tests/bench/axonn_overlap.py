@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Measures the gain of each overlap of AxoNN-4D, and grids compared with Megatron-1D: ratios of step times, exposed time by axis.
+"""Measures the gain of each overlap of AxoNN-4D, and compares its grids with Megatron-1D: ratios of step times, and
+exposed communication time by axis.
 
-Ranks of one thread each, over this machine's shared memory and on emulated hosts whose links are slow (emulated_cluster.sh).
-The variants of a table take turns, and this for some rounds, so that a machine whose speed drifts is fair to all. The model is
-two layers of width 768 with 16 heads on random tokens. Prints Markdown tables.
+Each rank has one thread. Ranks run over this machine's shared memory and on emulated hosts with slow links
+(emulated_cluster.sh). The variants of a table alternate for several rounds, so that drifts of the machine's speed
+affect all of them. The model has two layers of width 768 with 16 heads; tokens are random. Prints Markdown tables.
 
     tests/bench/axonn_overlap.py --rate 400mbit --rounds 3
 """
@@ -33,7 +34,8 @@ def axonn(grid, overlap="all"):
 
 
 def measure(args, folder, launcher, variants):
-    """Of each variant (name: settings): times of steps, the medians of waiting by axis, and the bytes sent in a step by axis."""
+    """Measures each variant (name: settings): step times, and by axis the median waiting time and the bytes sent per
+    step."""
     def run(name):
         settings = ["run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
                     f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}", 'train.recompute="none"']

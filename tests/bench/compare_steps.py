@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Compares step times of two builds of the trainer in alternating runs: the cost of a change of the code.
+"""Compares step times of two builds of the trainer in alternating runs, to measure the cost of a code change.
 
-The quick start's model and GPT-2 124M on one rank with all cores, the quick start's and GPT-2 of 6 layers of 384 also on
-two ranks of parallel.tensor = 2, on random tokens. Each pair of runs is a round; the ratio is taken round by round, because
-a machine's speed drifts. Prints a Markdown table: median, smallest and largest ratio of the rounds' median steps, and the
-ratio of the fastest steps of all rounds, which neighbours of the machine disturb least, after / before.
+The quick start's model, a GPT-2 of 6 layers of width 384 and GPT-2 124M run on one rank with all cores; the first two
+also run on two ranks with parallel.tensor = 2. Tokens are random. Each pair of runs is a round; ratios (after / before)
+are taken within rounds, because a machine's speed drifts. Prints a Markdown table: median, smallest and largest ratio
+of the rounds' median steps, and the ratio of the fastest steps of all rounds, which other users of the machine disturb
+least.
 
     TRAINER_ISA=avx2 tests/bench/compare_steps.py BEFORE/trainer AFTER/trainer --compute fp32 --rounds 7
 
-With --features instead: the Llama of configs/llama-style.toml (batches of 8×256) without and with each feature of other
-families, usually by one build, named twice.
+With --features: the Llama of configs/llama-style.toml (batches of 8×256), first without, then with each feature of
+other model families. BEFORE and AFTER are then usually the same build.
 """
 import argparse
 import tempfile
@@ -26,7 +27,7 @@ CASES = {"quickstart": ([], "quickstart", VOCABULARY, []),
          "6×384, 12×256": ([], "quickstart", VOCABULARY, WIDER),
          "6×384, 12×256, tensor = 2": (TWO, "quickstart", VOCABULARY, [*WIDER, "parallel.tensor=2"]),
          "124M, 2×256": ([], "gpt2-124m", 50257, SHORT)}
-# The window hides one key of the last row: it costs its mask and saves nothing.
+# The window hides only one key of the last row: it costs the masking and saves no work.
 FEATURES = {"QK-norm of each head": ["model.qk_norm=head"], "QK-norm of all heads": ["model.qk_norm=full"],
             "norms after attention and MLP": ["model.norm_place=post"], "biases of q, k, v": ["model.attn_bias=qkv"],
             "window of 255": ["model.window=255"]}

@@ -3,7 +3,7 @@
 
 The two programs alternate (A B A B …), so that drifts of the machine's speed affect both; medians over all steps and
 the best steps are compared. On a CPU a round in which the trainer's peak microbenchmark differs by more than 15 % before
-and after is repeated, at most --tries times; shares are of the best peak seen in the whole call. The fastest
+and after is repeated, at most --tries times; shares are relative to the best peak of the whole call. The fastest
 of PyTorch's variants (eager or compiled; bf16 as pure bf16 or by autocast; head and loss as two operators or as one; its
 threads free or pinned to cores) is found first, with huge pages and an allocator that keeps its memory.
 
@@ -27,7 +27,7 @@ CONFIGS = HERE.parent.parent / "configs"
 CASES = {
     "124m-4x1024": ("gpt2-124m.toml", ["train.global_batch=4", "train.micro_batch=4", "train.recompute=\"none\"",
                                        "data.vocab_size=50304"]),
-    # PyTorch's bf16 without matrix units takes a quarter of an hour for the step above; its rate hardly depends on the batch.
+    # Without matrix units, PyTorch's bf16 takes 15 minutes for the step above; its tokens/s hardly depend on the batch.
     "124m-1x256": ("gpt2-124m.toml", ["train.global_batch=1", "train.micro_batch=1", "train.recompute=\"none\"",
                                       "model.seq_len=256", "data.vocab_size=50304"]),
     "6x384-12x256": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=50304"]),
@@ -53,7 +53,7 @@ class Variant(NamedTuple):
     """A way to run the step in PyTorch."""
     dtype: str
     compiled: bool
-    tied: bool = False  # each of its threads to one processor
+    tied: bool = False  # each of its threads is pinned to one processor
     chunked: bool = False  # head and loss in one operator
 
     def __str__(self):
@@ -93,14 +93,14 @@ class Peer:
 
 
 def fastest_variant(args, case, compute):
-    """PyTorch's quickest; one that does not start is left out."""
+    """Returns PyTorch's fastest variant; variants that do not start are left out."""
     best = None
-    # bf16 state would not train as the trainer does; compared with a slow CPU it is an advantage.
+    # Pure bf16 trains less accurately than the trainer does; a CPU may use it all the same, to PyTorch's advantage.
     reduced = ["autocast", "bf16"] if args.device == "cpu" else ["autocast", "master"]
     compiled = [False] if not args.compile else [True] if args.device == "cuda" else [False, True]
     dtypes = ["fp32"] if compute == "fp32" else [args.variant] if args.variant else reduced
     if args.device == "cuda" and len(dtypes) == len(compiled) == 1:
-        return Variant(dtypes[0], compiled[0])  # without a race, which would compile it twice
+        return Variant(dtypes[0], compiled[0])  # the only candidate; a race would compile it twice
 
     def race(variant):
         nonlocal best
@@ -168,7 +168,7 @@ def compare(args, case, compute, rounds):
 
 
 def table(rows):
-    """Medians, and in brackets the best steps."""
+    """Returns the table: medians, and in brackets the best steps."""
     lines = ["| model | compute | trainer tokens/s | mfu | PyTorch tokens/s | its mfu | PyTorch variant | trainer / PyTorch |",
              "|---|---|---|---|---|---|---|---|"]
     for r in rows:
@@ -181,7 +181,7 @@ def table(rows):
 
 
 def write(args, peak, rows):
-    """Brings the shares of all rows to the best peak that was seen, and writes what has been measured so far."""
+    """Recomputes the MFU of all rows from the best peak measured so far, and writes these rows."""
     for row in rows:
         row["peak_tflops"] = max(row["peak_tflops"], peak.best.get(row["compute"], 0))
         for side in ("trainer", "torch"):
@@ -230,7 +230,7 @@ def main():
         for compute in args.compute:
             try:
                 rows.append(compare(args, case, compute, rounds))
-            except RuntimeError as error:  # what has been measured is kept
+            except RuntimeError as error:  # keeps the rows measured so far
                 print(f"{case} {compute}: {error}", file=sys.stderr)
                 failed = True
             write(args, peak, rows)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures the speed of this CPU: every figure of tests/bench/RESULTS.md about speed on one machine, in one call.
 
-Products and attention as shares of the peak, AdamW as a share of its memory traffic, where a step goes, start-up, two ranks
-compared with two threads, tokenization, and whole steps compared with PyTorch (compare_torch.py finds or creates an
-interpreter that has it). Everything is measured in alternating rounds, and reported as medians with the best in brackets; a
-round in which the peak microbenchmark differs by more than 15 % before and after is repeated, at most --tries times. Shares are of the best
-peak seen in the whole call. Differences below 5 % mean nothing.
+GEMMs and attention relative to the peak, AdamW relative to its memory traffic, the operators of a step, start-up, two
+ranks compared with two threads, tokenization, and whole steps compared with PyTorch (compare_torch.py finds or creates
+an interpreter that has it). Everything is measured in alternating rounds, and reported as medians with the best in
+brackets; a round in which the peak microbenchmark differs by more than 15 % before and after is repeated, at most
+--tries times. Shares are relative to the best peak measured in the whole call. Differences below 5 % mean nothing.
 
     tests/bench/cpu_speed.py --trainer build/trainer
 """
@@ -34,13 +34,13 @@ def bench(args, what, *more):
 
 
 def cell(values, scale, digits=0):
-    """"412 (87 %; best 430, 91 %)" of GFLOP/s and the peak."""
+    """Returns "412 (87 %; best 430, 91 %)" from GFLOP/s and the peak."""
     middle, best = statistics.median(values), max(values)
     return f"{middle:.{digits}f} ({100 * middle / scale:.0f} %; best {best:.{digits}f}, {100 * best / scale:.0f} %)"
 
 
 def operators(args, compute, rounds):
-    """One round after the other of products, attention and a step; their tables once the best peak is known."""
+    """Measures GEMMs, attention and a step in rounds; prints their tables once the best peak is known."""
     more = ["--compute", compute, "--repeats", "5"]
     calls = {"products": ["gemm", *more], "attention": ["attention", *more], "step": ["step", *STEP, *more, "--warmup", "1"]}
     requested = [part for part in calls if part in args.only]
@@ -92,7 +92,7 @@ def optimizer(args, rounds):
 
 
 def random_tokens(path, count=300_000, vocabulary=50257):
-    """A token file in llm.c's format."""
+    """Writes a token file in llm.c's format."""
     draw = random.Random(1)
     header = [20240520, 1, count] + [0] * 253
     tokens = [draw.randrange(vocabulary) for _ in range(count)]
@@ -100,7 +100,7 @@ def random_tokens(path, count=300_000, vocabulary=50257):
 
 
 def training(args, folder, config, ranks, threads, sets):
-    """(seconds from start to the start event, median ms of the steps but the first) of a run on random tokens."""
+    """Trains on random tokens; returns (seconds until the start event, median ms of the steps except the first)."""
     target = folder / f"run-{time.time_ns()}"
     launch = ["mpirun", "-np", str(ranks), "--bind-to", "none"] if ranks > 1 else []
     command = launch + [args.trainer, "--config", str(ROOT / "configs" / config), "--set", f"run.dir=\"{target}\"",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures how fast data is opened and tokenized: the start of a run with many sources and files, and text from compressed files
-compared with plain ones. Turns alternate (A B A B); medians and their ratios are printed.
+"""Measures how fast data is opened and tokenized: the start of a run with many sources and files, and tokenization of
+compressed files compared with plain ones. Calls alternate (A B A B); medians and their ratios are printed.
 
     tests/bench/data.py --trainer build/trainer
 """
@@ -51,7 +51,8 @@ def seconds(*command, **options):
 
 
 def turns(count, calls):
-    """Median seconds of each call, and of its ratio to the first in the same turn; a turn before the first warms up."""
+    """Returns the median seconds of each call and its median ratio to the first call of the same turn, after a
+    warm-up."""
     times = {name: [] for name in calls}
     for turn in range(count + 1):
         for name, call in calls.items():
@@ -63,7 +64,7 @@ def turns(count, calls):
 
 
 def start(args, folder):
-    """One step of a tiny model on one source of 100 files, and on 100 sources of 100 files each."""
+    """Times one step of a tiny model on one source of 100 files, and on 100 sources of 100 files each."""
     text = (ROOT / "data/austen.txt").read_text()
     (folder / "all.txt").write_text(text)
     run([args.trainer, "tokenize", "--input", "all.txt", "--train-vocab", "2048", "--output", "tokens"], cwd=folder)
@@ -75,7 +76,7 @@ def start(args, folder):
             for number in range(100):
                 at = (source * 100 + number) * 60
                 (made / f"s{source:03}/{number:03}.txt").write_text(text[at:at + 3000])
-        if extension == "bin":  # tokenized once
+        if extension == "bin":  # tokenizes one file and copies its tokens
             run([args.trainer, "tokenize", "--input", made / "s000/000.txt", "--tokenizer", "tokens", "--output", "one"], cwd=folder)
             for path in sorted(made.glob("*/*.txt")):
                 for part in ("bin", "docs", "json"):
@@ -94,7 +95,8 @@ def start(args, folder):
 
 
 def many_words(text, size):
-    """Copies of the text whose rare words have other letters each time: as many distinct words as pages of the web have."""
+    """Returns copies of the text with other letters in their rare words, so that words are as diverse as in web
+    pages."""
     counts = collections.Counter(re.findall(r"[a-z]+", text))
     draw, copies, length = random.Random(2026), [], 0
     while length < size:
@@ -107,7 +109,7 @@ def many_words(text, size):
 
 
 def packed(args, folder):
-    """Tokens of 60 MB of plain, .gz and .zst text by GPT-2's tokenizer on two threads."""
+    """Times the tokenization of 60 MB of plain, .gz and .zst text by GPT-2's tokenizer on two threads."""
     novel = (ROOT / "data/austen.txt").read_text()
     for what, text in (("many words", many_words(novel, 60_000_000)), ("a novel 50 times", novel * 50)):
         plain = folder / "text.txt"

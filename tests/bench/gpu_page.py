@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/bench/GPU.md from what scripts/gpu_check.sh measured. Cells of what was not measured are empty.
+"""Writes tests/bench/GPU.md from the results of scripts/gpu_check.sh. Cells without a measurement are empty.
 
     tests/bench/gpu_page.py                                                       # no results: every cell is empty
-    tests/bench/gpu_page.py results/gpu_check.json results/2/gpu_check.json       # of both calls; the last one given counts
-    tests/bench/gpu_page.py --check                                               # is the page what this program writes?
+    tests/bench/gpu_page.py results/gpu_check.json results/2/gpu_check.json       # merges both; the last file wins
+    tests/bench/gpu_page.py --check                                               # fails if the page is out of date
 """
 import argparse
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECK = HERE.parent.parent / "scripts" / "gpu_check.sh"
-# model and batch: the stage that measures the trainer, and the one that takes turns with PyTorch
+# model and batch: the stage that measures the trainer, and the one that alternates with PyTorch
 STEPS = {"GPT-2 124M, 32×1024": ("step-124m", "torch-124m"),
          "GPT-2 124M, 64×1024, 0.5M tokens per step": ("full-124m", "torch-full-124m"),
          "GPT-2 124M, 32×1024, tuned GEMMs": ("tuned", None),
@@ -23,7 +23,7 @@ STEPS = {"GPT-2 124M, 32×1024": ("step-124m", "torch-124m"),
 
 
 def targets():
-    """(name, goal) of every target, as the script declares them."""
+    """Returns (name, goal) of every target that the script declares."""
     return re.findall(r'^  target "([^"]+)" ([0-9.]+) ', CHECK.read_text(), re.M)
 
 
@@ -40,7 +40,7 @@ def shown(value, form="{:.0f}", scale=1.0):
 
 
 def page(results):
-    """The page of these documents of gpu_check.sh."""
+    """Returns the page for these JSON documents of gpu_check.sh."""
     stages, measured, runs = {}, {}, []
     for result in results:
         runs.append(f"{result['gpu']}, commit {result['commit']}, {result['date'][:10]}")

@@ -1,5 +1,5 @@
-"""What the benchmarks of CPUs share: the class of the CPU, its peak, rounds that a noisy machine does not spoil, and a Python
-that has PyTorch."""
+"""Code shared by the CPU benchmarks: the CPU's class, its peak, rounds that are repeated on a noisy machine, and the
+search for a Python that has PyTorch."""
 import json
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOISE = 0.15  # a round is repeated if the peak before and after it differs by more
 TORCH_FOLDER = ROOT / "build" / "torch-python"
-# Of the newest to the oldest: the class, and the flag of /proc/cpuinfo that makes it.
+# Newest first: the class, and the flag of /proc/cpuinfo that identifies it.
 CLASSES = (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX-512", "avx512f"), ("AVX2", "avx2"))
 
 
@@ -21,7 +21,7 @@ def run(command, **options):
 
 
 def cpu():
-    """(class, its flags among those that matter, model name) of this machine's CPU."""
+    """Returns (class, flags that matter, model name) of this machine's CPU."""
     facts = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -32,8 +32,8 @@ def cpu():
 
 
 class Peak:
-    """The trainer's peak microbenchmark on this machine; `best` is the highest rate reported in this call, by compute
-    type, in TFLOP/s. Percentages are shares of it."""
+    """The trainer's peak microbenchmark on this machine; `best` is the highest rate measured in this call, by compute
+    type, in TFLOP/s. Percentages are relative to it."""
 
     def __init__(self, trainer, threads):
         self.trainer, self.threads, self.best, self.unit = trainer, threads, {}, {}
@@ -42,7 +42,7 @@ class Peak:
         self.best[compute] = max(self.best.get(compute, 0), tflops)
 
     def look(self, compute):
-        """TFLOP/s now: the median of a tenth of a second, which shows disturbance where the best window does not."""
+        """Returns the current TFLOP/s: the median over 0.1 s, which shows disturbances that the best window hides."""
         peak = json.loads(run([self.trainer, "bench", "peak", "--compute", compute, "--threads", self.threads, "--json",
                                "--set", "run.device=cpu"]))["peak"]
         self.unit[compute] = peak["unit"]
@@ -50,7 +50,7 @@ class Peak:
         return peak["median_tflops"]
 
     def describe(self, computes):
-        """Two lines on the machine."""
+        """Returns lines that describe the machine."""
         kind, flags, model = cpu()
         lines = [f"class of CPU: {kind} ({model}; {' '.join(flags) or 'none of the flags that matter'}), "
                  f"{self.threads} threads of {len(os.sched_getaffinity(0))} CPUs"]
@@ -61,14 +61,14 @@ class Peak:
 
 
 class Rounds:
-    """Rounds of measurements between two looks at the peak."""
+    """Rounds of measurements, each with a measurement of the peak before and after it."""
 
     def __init__(self, peak, count, tries):
         self.peak, self.count, self.tries, self.disturbed, self.repeated = peak, count, tries, 0, 0
 
     def each(self, compute, measure):
         """Calls measure() `count` times. If the peak changed meanwhile, the call is repeated; if it changed in all tries, the
-        calmest one is kept and counted in `disturbed`."""
+        try with the smallest change is kept and counted in `disturbed`."""
         results, before = [], self.peak.look(compute)
         for _ in range(self.count):
             tried = []
@@ -93,7 +93,7 @@ class Rounds:
 # --- a program that works on request, so that a caller can alternate between programs
 
 def start_served(command, **options):
-    """A process that answers every line "N" on its standard input with the times of N more steps, as JSON; or "WORK N"."""
+    """Starts a process that answers each line "N" or "WORK N" on its stdin with the times of N more steps, as JSON."""
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
 
 
@@ -118,7 +118,8 @@ def has_torch(python):
 
 
 def torch_python(given):
-    """An interpreter with PyTorch: the given one, this one, that of TRAINER_TORCH_PYTHON, or the one made before."""
+    """Returns an interpreter with PyTorch: the given one, this one, that of TRAINER_TORCH_PYTHON, or the one made
+    before."""
     known = [given] if given else [sys.executable, os.environ.get("TRAINER_TORCH_PYTHON"), str(TORCH_FOLDER / "bin/python")]
     for python in filter(None, known):
         if has_torch(python):
@@ -129,7 +130,7 @@ def torch_python(given):
 
 
 def make_torch_python(folder):
-    """A virtual environment with the newest PyTorch that pip finds; pip's own settings say where."""
+    """Creates a virtual environment with the newest PyTorch that pip finds; pip's own settings choose the index."""
     python = folder / "bin" / "python"
     print(f"PyTorch goes into {folder}", file=sys.stderr)
     if subprocess.run([sys.executable, "-m", "venv", folder]).returncode != 0:

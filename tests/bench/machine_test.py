@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The rounds of the benchmarks, with a given peak instead of a measured one; and where a Python with PyTorch is looked for."""
+"""Tests the benchmarks' rounds, with given instead of measured peaks, and the search for a Python with PyTorch."""
 import os
 import pathlib
 import sys
@@ -34,7 +34,7 @@ class Rounds(unittest.TestCase):
     def test_a_round_next_to_which_the_peak_changed_is_repeated(self):
         kept, rounds = self.rounds([1.0, 0.8, 0.8, 0.8], 2, 3)
         self.assertEqual((kept, rounds.repeated, rounds.disturbed), ([1, 2], 1, 0))
-        kept, rounds = self.rounds([0.8, 1.0, 1.0], 1, 3)  # one that rose, too
+        kept, rounds = self.rounds([0.8, 1.0, 1.0], 1, 3)  # a peak that rose is a disturbance, too
         self.assertEqual((kept, rounds.repeated), ([1], 1))
 
     def test_of_rounds_that_are_all_disturbed_the_calmest_is_kept_and_counted(self):
@@ -56,7 +56,7 @@ class Python(unittest.TestCase):
                   mock.patch.object(machine, "TORCH_FOLDER", pathlib.Path(name))):
                 with mock.patch.dict(os.environ, {"TRAINER_TORCH_PYTHON": str(has)}):
                     self.assertEqual(machine.torch_python(None), str(has))
-                    with self.assertRaises(SystemExit) as reported:  # one that is named is not replaced by another
+                    with self.assertRaises(SystemExit) as reported:  # an interpreter that is named is not replaced
                         machine.torch_python(str(lacks))
                 self.assertIn("compare_torch.py --make-python", str(reported.exception))
                 os.environ.pop("TRAINER_TORCH_PYTHON", None)

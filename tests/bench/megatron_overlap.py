@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures the effect of overlap and sequence parallelism on a step of Megatron-1D: ratios of step times and of exposed communication.
+"""Measures the effect of overlap and sequence parallelism on a step of Megatron-1D: ratios of step times and of exposed
+communication.
 
-Two, then four ranks of one thread each, over this machine's shared memory and on emulated hosts, one rank each, whose links
-are slow (emulated_cluster.sh). The four variants of a row take turns, and this for some rounds, so that a machine whose
-speed drifts is fair to all. The model is three layers of GPT-2 124M on random tokens: at 400 Mbit/s its activations need
-about as long on the link as its products on two cores. Prints a Markdown table.
+Two, then four ranks with one thread each run over this machine's shared memory, and on emulated hosts with one rank
+each and slow links (emulated_cluster.sh). The four variants of a row alternate for several rounds, so that drifts of
+the machine's speed affect all of them. The model is three layers of GPT-2 124M on random tokens: at 400 Mbit/s its
+activations take about as long on the link as its GEMMs on two cores. Prints a Markdown table.
 
     tests/bench/megatron_overlap.py --rate 400mbit --rounds 3
 """
@@ -23,7 +24,8 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def measure(args, folder, launcher, ranks):
-    """By variant (sequence parallel, overlap): times of steps, the median of what is exposed, and the bytes each rank sends in one."""
+    """Measures each variant (sequence parallel, overlap): step times, median exposed communication, bytes per rank and
+    step."""
     def run(variant):
         sequence, overlap = variant
         settings = ["run.threads=1", "model.n_layer=3", "model.seq_len=256", f"train.global_batch={args.batch}",

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Mutation testing: does the suite detect injected faults? mutations.txt lists one-line faults. They are all built into one set of programs, where
-TRAINER_MUTANT=N switches fault N on. Without it the tests must pass, with it the tests of that fault must fail, crash or hang.
+"""Mutation testing: does the suite detect injected faults? mutations.txt lists one-line faults. They are all built into
+one set of programs, in which TRAINER_MUTANT=N enables fault N. Without it the tests must pass; with it the tests of
+that fault must fail, crash or hang.
 
     tests/bench/mutations.py --work DIR
 
@@ -47,7 +48,7 @@ def read_list(path):
 
 
 def with_choices(text, mutations):
-    """A file's text with each original behind a choice."""
+    """Returns a file's text in which each original expression is replaced by a choice between it and its fault."""
     for m in mutations:
         if text.count(m.original) != 1:
             sys.exit(f"{m.file}: {text.count(m.original)} times, expected once: {m.original}")
@@ -59,7 +60,7 @@ def with_choices(text, mutations):
 
 
 def copy_tree(source, target, mutations):
-    """Copies the tracked files with the choices in them. What is the same already keeps its time."""
+    """Copies the tracked files with the choices in them. Unchanged files keep their modification time."""
     names = subprocess.run(["git", "-C", source, "ls-files", "-z"], check=True, stdout=subprocess.PIPE, text=True)
     contents = {name: (source / name).read_bytes() for name in names.stdout.split("\0") if (source / name).is_file()}
     for file in dict.fromkeys(m.file for m in mutations):
@@ -88,7 +89,7 @@ def build(source, folder, programs):
 
 
 def outcome(test, number, source, folder, timeout):
-    """'passed', or how the test ended; and its seconds."""
+    """Returns 'passed' or how the test ended, and its seconds."""
     program, *arguments = shlex.split(test)
     with tempfile.TemporaryDirectory(prefix="mutant-") as place:
         environment = dict(os.environ, TMPDIR=place, TRAINER=str(folder / "trainer"), PYTHONDONTWRITEBYTECODE="1")

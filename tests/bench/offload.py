@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures optimizer offload: the ladder of updates on an emulated device, by its virtual clock, and the rate
+"""Measures optimizer offload: a ladder of ever faster updates on an emulated device, by its virtual clock, and the rate
 of AdamW on this CPU compared with its memory traffic and with PyTorch's fused AdamW.
 
     tests/bench/offload.py --trainer build/trainer
     tests/bench/offload.py --trainer build/trainer --python build/torch-python/bin/python   # and PyTorch, in alternating runs
 
-The clock is not a measurement of a device. Every ratio names the rung that it is relative to. Exit status 1 if a target is
-missed.
+The virtual clock is a model, not a measurement of a device. Every ratio names the rung that it is relative to. Exit
+status 1 if a target is missed.
 """
 import argparse
 import json
@@ -32,7 +32,7 @@ class Promises:
 
 
 def ladder(args, device, promises):
-    """The rungs of one device, and what they promise."""
+    """Prints the rungs of the ladder on one device, and checks the targets for their ratios."""
     result = json.loads(machine.run([args.trainer, "bench", "offload", "--json", "--set", f"debug.emulate_device={device}",
                                      "--set", "run.device=cpu", "--compute", "bf16"]))
     rungs = {rung["name"]: rung for rung in result["rungs"]}
@@ -76,21 +76,21 @@ class Torch:
 
 
 def gpt2_124m():
-    """The sizes of GPT-2 124M's tensors, as PyTorch holds them."""
+    """Returns the sizes of GPT-2 124M's tensors, as PyTorch stores them."""
     width, layers, block = 768, 12, []
     for inner, outer in ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)):
         block += [inner * outer, outer]
     return [50304 * width, 1024 * width] + (block + [width] * 4) * layers + [width] * 2
 
 
-# What is compared: a name, what an update does here, what one does in PyTorch.
+# Kinds of updates: a name, our rate in `bench optimizer --json`, and the WORK of torch_adamw.py.
 WORKS = (("the step alone", "parameters_per_s", "step"),
          ("scaled gradients", "parameters_per_s", "scaled"),
          ("scaled gradients and a bf16 copy", "copying_parameters_per_s", "whole"))
 
 
 def adamw(args, promises):
-    """Measures this CPU's updates, alternating with PyTorch's: of one array, and of all tensors of a model."""
+    """Measures updates of one array and of all tensors of a model on this CPU, alternating with PyTorch's."""
     model = ["--config", HERE.parent.parent / "configs/gpt2-124m.toml", "--set", "data.vocab_size=50304"]
     for name, sizes, ours in ((f"one array of {args.parameters / 1e6:.0f} million", [args.parameters], ["--size", 4 * args.parameters]),
                               ("GPT-2 124M", gpt2_124m(), model)):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares AdamW with Muon: validation loss after equal tokens and after equal time.
 
-The learning rate of each optimizer is bracketed first, with one seed: from --lr it is doubled and halved until the best one has
-a worse one on either side. A run that diverges counts as one with an infinite loss. Then all seeds run at the best rate. "AdamW's
-time" is a Muon run with fewer steps and the same schedule that takes as long as AdamW's run; the ratio of their steps is that of
-short runs which alternate.
+The learning rate of each optimizer is bracketed first, with one seed: starting at --lr it is doubled and halved until
+the best rate has a worse one on either side. A run that diverges has an infinite loss. Then all seeds run at the best
+rate. "AdamW's time" is a Muon run with fewer steps and the same schedule that takes as long as AdamW's run; the ratio
+of their step times comes from short alternating runs.
 
     tests/bench/optimizers.py --trainer build/trainer --data data/austen.txt
     tests/bench/optimizers.py --trainer build/trainer --data TEXT.txt --steps 600 --set data.vocab_size=4096
@@ -20,12 +20,13 @@ from pathlib import Path
 
 from machine import ROOT, cpu, run
 
-DIVERGED = 6  # the exit status of such a run
+DIVERGED = 6  # exit status of a run that diverged
 RULES = {"adamw": ["optim.name=adamw"], "muon": ["optim.name=muon"], "adamw-bf16": ["optim.name=adamw", "optim.moments=bf16"]}
 
 
 class Runs:
-    """Runs of the program by what determines them. One that was made, or that the file --runs has, is not made again."""
+    """Results of runs, keyed by what determines them. A run that was made before, or is in the file --runs, is not
+    repeated."""
 
     def __init__(self, args, folder):
         self.args, self.folder, self.done = args, Path(folder), {}
@@ -34,7 +35,7 @@ class Runs:
             self.done = {tuple(key): tuple(value) for key, value in json.loads(args.runs.read_text())}
 
     def loss(self, rule, lr, seed, steps):
-        """(last validation loss, median step in ms) of one run."""
+        """Returns (last validation loss, median step in ms) of one run."""
         key = rule, lr, seed, steps, self.args.data.name, self.args.vocabulary, " ".join(self.args.set), self.version
         if key not in self.done:
             where = self.folder / "run"
@@ -57,7 +58,8 @@ class Runs:
         return self.done[key]
 
     def best_rate(self, rule, first):
-        """The rate with the lowest loss for seed 1, between two worse ones, and the losses of all that were tried."""
+        """Returns the rate with the lowest loss for seed 1, between two worse ones, and the losses of all rates
+        tried."""
         tried = {}
         todo = [first / 2, first, first * 2]
         while todo:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compares Optimus-2D with Megatron-1D and AxoNN-4D: times of steps and of forward passes, waiting and bytes; and the largest batches
-that fit into a device.
+"""Compares Optimus-2D with Megatron-1D and AxoNN-4D: times of steps and of forward passes, exposed communication and
+bytes sent; and the largest batches that fit into a device.
 
-Ranks of one thread each, over this machine's shared memory and on emulated hosts whose links are slow (emulated_cluster.sh).
-The layouts of a table take turns, and this for some rounds, so that a machine whose speed drifts is fair to all. The model is
-two layers of width 768 with 16 heads on random tokens. A forward pass is that of all layers, without the head, as the published
-inference times are. Batches come from dry runs of the published sizes. Prints Markdown tables.
+Each rank has one thread. Ranks run over this machine's shared memory and on emulated hosts with slow links
+(emulated_cluster.sh). The layouts of a table alternate for several rounds, so that drifts of the machine's speed affect
+all of them. The model has two layers of width 768 with 16 heads; tokens are random. A forward pass covers all layers
+without the head, like the published inference times. Batches come from dry runs of the published sizes. Prints Markdown
+tables.
 
     tests/bench/optimus.py --rate 400mbit --rounds 3
     tests/bench/optimus.py --ranks --networks shared --devices 4 16 64        # only batches
@@ -24,12 +25,12 @@ VOCABULARY = 4096
 CONFIG = ROOT / "configs" / "gpt2-124m.toml"
 PANELS = ("ring", "gather")
 AXONN = {4: [2, 1, 2], 8: [2, 2, 2], 16: [2, 2, 4]}
-# Devices of a replica: width and heads of 24 layers of 512 tokens, as published.
+# Devices per replica: width and heads of the published models, which have 24 layers and sequences of 512 tokens.
 PUBLISHED = {4: (2048, 32), 16: (4096, 64), 64: (8192, 128)}
 
 
 class Layout:
-    """Settings, and the ranks along each axis."""
+    """A layout's settings, and its number of ranks along each axis."""
 
     def __init__(self, settings, **sizes):
         self.settings, self.sizes = settings, sizes
@@ -70,7 +71,7 @@ def layouts_of(args, ranks):
 
 
 def measure(args, folder, launcher, layouts):
-    """Of each layout: times of steps and forward passes, waiting of the first rank and bytes sent by a rank, by axis."""
+    """Measures each layout: step and forward times, and by axis rank 0's waiting time and the bytes sent per rank."""
     def run(name):
         settings = ["run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
                     f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}",
@@ -90,7 +91,7 @@ def measure(args, folder, launcher, layouts):
 
 
 def memory_of(args, devices, layout, batch):
-    """MiB that a rank takes of such a run, planned and not made."""
+    """Returns the MiB that a rank of such a run requires, from a dry run."""
     width, heads = PUBLISHED[devices]
     common = ["model.n_layer=24", f"model.n_head={heads}", f"model.d_model={width}", "model.seq_len=512",
               "model.dropout=0", "optim.warmup_steps=0", "train.recompute=full", f"train.global_batch={batch}",
@@ -109,7 +110,7 @@ def memory_of(args, devices, layout, batch):
 
 
 def largest_batch(args, devices, layout, unit):
-    """The most sequences of a replica, a multiple of `unit`, that fit into a device."""
+    """Returns the most sequences per replica, a multiple of `unit`, that fit into a device."""
     fits = lambda count: memory_of(args, devices, layout, unit * count) <= args.memory * 1024
     if not fits(1):
         return 0

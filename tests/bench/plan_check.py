@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compares predicted and measured step times: ranks on emulated hosts whose links are slow (emulated_cluster.sh), or on this
-machine only.
+"""Compares predicted and measured step times of ranks on emulated hosts with slow links (emulated_cluster.sh), or on
+this machine only.
 
-Measures a profile of the ranks, plans with it, and runs the fastest layouts, the best of every strategy and some others, alternating.
-Prints a Markdown table, the median error and Kendall's tau. The layout that the planner chose, the fastest one that was
-measured, and the fastest sharding spec and named layout then run again, alternating, to rule out luck. These runs yield the regret
-(how much slower the chosen layout is than the fastest) and the ratio of sharding spec to named layout.
+Measures a profile of the ranks, plans with it, and alternates runs of the fastest layouts, the best of every strategy
+and some others. Prints a Markdown table, the median error and Kendall's tau. The layout that the planner chose, the
+fastest one that was measured, and the fastest sharding spec and named layout then run again, alternating, to rule out
+luck. These runs yield the regret (how much slower the chosen layout is than the fastest) and the ratio of sharding spec
+to named layout.
 
     tests/bench/plan_check.py --hosts 4 --ranks 1 --rate 100mbit
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from runs import HERE, MPIRUN, ROOT, SKIPPED, Skipped, add_arguments, in_turns, train, write_tokens
 
-# Of "table" most parameters are the embedding's, as in small models with the tokenizer of a large one.
+# Most parameters of "table" are in the embedding, as in small models with the tokenizer of a large one.
 VOCABULARY = {"narrow": 4096, "wide": 4096, "long": 4096, "table": 32000}
 MODELS = {"narrow": ["model.n_layer=4", "model.d_model=256", "model.n_head=8", "model.seq_len=256"],
           "wide": ["model.n_layer=2", "model.d_model=768", "model.n_head=16", "model.seq_len=128"],
@@ -46,14 +47,14 @@ def run(command):
 
 
 def settings_of(planned):
-    """Keys of a planned run, from the file that the planner would write."""
+    """Returns the settings of a planned run, as in the file that the planner would write."""
     keys = {"data": planned["data"], "zero_stage": planned["zero_stage"]}
     return [f"train.micro_batch={planned['micro_batch']}", f'train.recompute="{planned["recompute"]}"',
             *(f"parallel.{key}={value}" for key, value in {**planned["keys"], **keys}.items())]
 
 
 def chosen(runs, others):
-    """The three fastest, the best of every strategy, and some more."""
+    """Returns the three fastest runs, the best of every strategy, and a sample of the others."""
     picked = runs[:3]
     for strategy in sorted({run["strategy"] for run in runs}):
         picked.append(next(run for run in runs if run["strategy"] == strategy))

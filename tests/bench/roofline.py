@@ -2,11 +2,11 @@
 """Writes the roofline page: a lower bound on the time of a GPT-2 step on a GPU, by kind of operator.
 
 The FLOPs and bytes are those that the operators report, counted by `trainer bench step --dry-run`. Each kind of
-operator takes at least its FLOPs at the data sheet's rate of GEMMs, or its bytes at the data sheet's memory bandwidth. No GPU is
-needed. Steps measured by scripts/gpu_check.sh are shown next to it.
+operator takes at least its FLOPs at the data sheet's GEMM rate, or its bytes at the data sheet's memory bandwidth,
+whichever is longer. No GPU is needed. Steps measured by scripts/gpu_check.sh are shown next to these bounds.
 
     tests/bench/roofline.py --trainer build-dev/trainer_emulated                        # writes tests/bench/ROOFLINE.md
-    tests/bench/roofline.py --trainer build/trainer --measured results/gpu_check.json   # with what a GPU measured
+    tests/bench/roofline.py --trainer build/trainer --measured results/gpu_check.json   # with steps measured on a GPU
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent.parent / "configs"
 # Data sheets of NVIDIA's SXM parts: dense bf16 TFLOP/s, memory TB/s.
 DEVICES = {"A100 80 GB": (312.0, 2.039), "H100": (989.4, 3.35), "H200": (989.4, 4.8)}
-# name: (configuration, sequences of a step, the stage of gpu_check.sh that measures it)
+# name: (configuration, sequences per step, the stage of gpu_check.sh that measures it)
 CASES = {"GPT-2 124M, 32×1024": ("gpt2-124m.toml", 32, "step-124m"), "GPT-2 1.5B, 8×1024": ("gpt2-1.5b.toml", 8, None),
          "GPT-2 1.5B, 16×1024": ("gpt2-1.5b.toml", 16, "step-1.5b")}
 
@@ -36,13 +36,13 @@ def count(trainer, config, sequences):
 
 
 def least_ms(operator, device):
-    """1e3 GFLOP are 1 TFLOP, 1e3 GB are 1 TB: both quotients are in ms."""
+    """Returns the lower bound in ms: GFLOP per TFLOP/s and GB per TB/s are both milliseconds."""
     tflops, terabytes = DEVICES[device]
     return max(operator["gflop"] / tflops, operator["gb"] / terabytes)
 
 
 def section(name, counted, measured):
-    """A table of operators for a case; `measured`: the document of `bench step` on a GPU, or None."""
+    """Returns the table of a case's operators; `measured`: the JSON document of `bench step` on a GPU, or None."""
     devices = list(DEVICES)
     lines = [f"## {name}", "", f"{counted['tokens']} tokens per step, {counted['parameters'] / 1e6:.0f} M parameters.", "",
              "| operator | calls | GFLOP | GB | " + " | ".join(f"{d}, ms" for d in devices) + (" | measured ms |" if measured else " |"),

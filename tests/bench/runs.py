@@ -1,5 +1,5 @@
-"""What the benchmarks of whole steps share: short training runs on random tokens, variants that take turns, and what their
-metrics.jsonl say."""
+"""Code shared by the benchmarks of whole steps: short training runs on random tokens, alternating variants, and figures
+from their metrics.jsonl."""
 import array
 import json
 import random
@@ -37,7 +37,7 @@ def write_tokens(folder, vocabulary):
 
 
 def train(args, trainer, config, vocabulary, folder, launcher, settings):
-    """Step events of one run on folder/tokens.bin without the warm-up's; ends the program when the run fails."""
+    """Returns the step events of one run on folder/tokens.bin after the warm-up; exits if the run fails."""
     run = folder / "run"
     common = [f"run.dir={run}", f"data.train={folder}/tokens.bin", 'data.tokenizer=""', f"data.vocab_size={vocabulary}",
               "data.val_fraction=0", "train.eval_interval=0", "train.sample_interval=0", "checkpoint.interval=0",
@@ -58,8 +58,8 @@ def train(args, trainer, config, vocabulary, folder, launcher, settings):
 
 
 def in_turns(rounds, variants, run):
-    """{variant: its step events, the median step of each round and over all, in ms}; run(variant) makes one run. Every other
-    round goes backwards: what drifts within a round is fair to all."""
+    """Returns {variant: its step events, the median step of each round and over all, in ms}; run(variant) makes one
+    run. Every other round is in reverse order, so that a drift within a round affects all variants."""
     runs = {variant: [] for variant in variants}
     for number in range(rounds):
         for variant in list(variants)[::1 if number % 2 == 0 else -1]:
@@ -73,6 +73,6 @@ def in_turns(rounds, variants, run):
 
 
 def ratio(above, below, digits=2):
-    """The median of the ratios of the rounds' medians, with the smallest and the largest."""
+    """Returns the median ratio of the rounds' medians, with the smallest and the largest."""
     rounds = [a / b for a, b in zip(above["rounds"], below["rounds"])]
     return f"**{statistics.median(rounds):.{digits}f}** ({min(rounds):.{digits}f}–{max(rounds):.{digits}f})"

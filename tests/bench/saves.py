@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures the cost of saving checkpoints: wall times of runs that save in the background and of runs that do not, alternating.
 
-Each pair of runs is a round; the cost is taken round by round. Both save their last step. On a machine with neighbours the
-cost within a run is less disturbed: how long training waited, and by how much the steps while a writer runs were longer than the
-median of those after it, up to the next save, as a share of that median and the steps between two saves. Its median is over
-all saves. `--synchronous` measures saves for which training waits, too.
+Each pair of runs is a round; the cost is taken within each round. Both runs save their last step. On a shared machine
+the cost within a run is less disturbed: the time that training waited for a save, plus the extra time of steps made
+while it was written (relative to the median step after it), as a share of the time between two saves. The median over
+all saves is printed. `--synchronous` also measures saves for which training waits.
 
     tests/bench/saves.py --trainer build/trainer                                     # the quick start on two ranks
     tests/bench/saves.py --trainer build/trainer --config gpt2-124m --ranks 1 --steps 100 --every 50 \\
@@ -22,7 +22,8 @@ from runs import MPIRUN, ROOT, write_tokens
 
 
 def measure(args, folder, every, background):
-    """Wall time of the steps of one run and their saves, ms; the median step; the events of its checkpoints; the cost of each."""
+    """Returns a run's wall time including saves in ms, its median step, its checkpoint events, and the cost of each
+    save."""
     run = folder / "run"
     sets = [f"run.dir={run}", "train.eval_interval=0", "train.sample_interval=0", f"checkpoint.interval={every}",
             f"checkpoint.async={str(background).lower()}", "log.report=false", "hardware.peak_tflops=1",
@@ -39,7 +40,8 @@ def measure(args, folder, every, background):
 
 
 def costs_within(events, every):
-    """Of each save that other steps follow, without the first: its cost as a share of the steps up to the next one."""
+    """Returns each save's cost as a share of the steps up to the next save, for all saves but the first and the
+    last."""
     costs, steps = [], [event for event in events if event["event"] == "step"]
     for position, save in enumerate(events):
         if save["event"] != "checkpoint" or save["step"] <= every:

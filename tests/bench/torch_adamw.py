@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch's fused AdamW on a CPU, the peer of tests/bench/offload.py. Reads "WORK COUNT" from a line, makes COUNT updates and
-writes their seconds as JSON. WORK is what an update does:
+"""PyTorch's fused AdamW on a CPU, for comparison in tests/bench/offload.py. Reads lines "WORK COUNT", makes COUNT
+updates and writes their seconds as JSON. WORK is what an update does:
 
     step    only the fused step
-    scaled  gradients divided by a scale in the fused step, as mixed precision and clipping want it
-    whole   the same, and then the weights copied to bf16, which the next forward pass multiplies with
+    scaled  gradients divided by a scale in the fused step, as mixed precision and clipping require
+    whole   the same, and then a bf16 copy of the weights for the next forward pass
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ optimizer = torch.optim.AdamW(weights, lr=1e-6, betas=(0.9, 0.95), weight_decay=
 
 
 def update(work):
-    if work != "step":  # what torch.amp.GradScaler sets
+    if work != "step":  # torch.amp.GradScaler sets these
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(0.0)
     optimizer.step()
     if work != "step":

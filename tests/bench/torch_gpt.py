@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of `trainer bench step`: the same training step in plain PyTorch, on random tokens.
+"""The counterpart of `trainer bench step`: the same training step in plain PyTorch, on random tokens.
 
 Reads a trainer configuration, builds that model from ordinary PyTorch modules (fused attention, fused AdamW) and times
 whole optimizer steps: forward, backward, clipping, update. Without --serve it prints one JSON document; with --serve it
@@ -21,7 +21,7 @@ from torch import nn
 
 
 def read_config(path, overrides):
-    """The TOML file as nested dictionaries, with section.key=value overrides (values in TOML syntax)."""
+    """Returns the TOML file as nested dictionaries, after section.key=value overrides (values in TOML syntax)."""
     with open(path, "rb") as file:
         config = tomllib.load(file)
     for item in overrides:
@@ -36,7 +36,7 @@ def read_config(path, overrides):
 
 
 class Shape:
-    """What the step's cost depends on, with the trainer's defaults by family."""
+    """The sizes that determine a step's cost, with the trainer's defaults for each model family."""
 
     def __init__(self, config):
         model, train = config.get("model", {}), config.get("train", {})
@@ -91,8 +91,9 @@ def rotate(x, rope):
 
 
 class Gpt(nn.Module):
-    """Without `chunked_loss` head and loss are two operators, the usual way; with it the one of PyTorch 2.15 and later that
-    never holds all logits (in bf16 when `reduced`). `loss_in_fp32`: logits are converted before the loss."""
+    """The model. Head and loss are two operators, or with `chunked_loss` the single one of PyTorch 2.15 and later,
+    which never stores all logits (in bf16 if `reduced`). `loss_in_fp32`: logits are converted to fp32 before the
+    loss."""
 
     def __init__(self, s, chunked_loss=False, reduced=False, loss_in_fp32=False):
         super().__init__()
@@ -131,14 +132,14 @@ class Gpt(nn.Module):
 
 
 class Stepper:
-    """One optimizer step at a time. dtype: fp32; autocast (fp32 state, products in bf16); bf16 (weights, gradients and
-    moments in bf16); master (weights and gradients in bf16, updated from fp32 copies, as the trainer does)."""
+    """Runs optimizer steps. dtype: fp32; autocast (fp32 state, GEMMs in bf16); bf16 (weights, gradients and moments in
+    bf16); master (weights and gradients in bf16, updated from fp32 copies, as the trainer does)."""
 
     def __init__(self, shape, dtype, use_compile, device, chunked_loss=False):
         torch.manual_seed(1)
         self.shape, self.autocast, self.device = shape, dtype == "autocast", torch.device(device)
         with self.device:
-            # On a CPU the loss is left in the type that PyTorch chooses: what is faster is its best.
+            # On a CPU the loss keeps the type that PyTorch chooses, which is faster for PyTorch.
             self.model = Gpt(shape, chunked_loss, reduced=dtype != "fp32", loss_in_fp32=device == "cuda")
         if dtype in ("bf16", "master"):
             self.model.bfloat16()
@@ -151,12 +152,12 @@ class Stepper:
         self.loss_of = torch.compile(self.model) if use_compile else self.model
 
     def free_cache(self):
-        """Gives memory that no tensor uses back, to the program that takes turns with this one."""
+        """Frees cached memory that no tensor uses, for the program that alternates with this one."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def step(self):
-        """Seconds of one step, and its last loss."""
+        """Returns the seconds of one step, and its last loss."""
         size = (self.shape.micro_batch, self.shape.seq + 1)
         start = time.perf_counter()
         for _ in range(self.shape.accumulation):
@@ -208,7 +209,7 @@ def main():
         print("ready", flush=True)
         for line in sys.stdin:
             if args.device == "cuda":
-                stepper.step()  # allocates again; not counted
+                stepper.step()  # fills the allocator's cache again; not timed
             print(json.dumps([1e3 * stepper.step()[0] for _ in range(int(line))]), flush=True)
             stepper.free_cache()
         return
