@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""AxoNN-4D through the program: the same run on one rank and on grids, processes or threads."""
+"""AxoNN-4D through the program: grids of ranks (processes or threads) train as one rank does."""
 import json
 
 import rig
@@ -24,8 +24,8 @@ class Axonn(rig.Runs):
                 self.assert_follows(run, f"alone-{family}")
                 end = self.events("end", run)[-1]
                 self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
-                # Where ranks share key/value heads they add those gradients among themselves. The vocabulary is split over x
-                # and y, and the loss is reduced over both.
+                # Ranks that share key/value heads all-reduce those gradients ("rep"). The vocabulary is split over x
+                # and y, and the loss is all-reduced over both.
                 self.assertEqual("xy" in end["measured"]["comm_bytes"], x > 1 and y > 1)
                 self.assertEqual(set(end["measured"]["comm_bytes"]) - {"rep", "xy"},
                                  {axis for axis, size in zip(("x", "y", "z", "data"), (x, y, z, data)) if size > 1})

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Pages in a real browser, headless: nothing is wrong on the console, no plot is empty, texts can be read on a phone and on a
-desk, in light and in dark. Skipped where there is no Chromium or Chrome."""
+"""HTML pages in a real headless browser: the console has no errors, no plot is empty, and text is readable on phone and
+desktop screens, in light and dark mode. Skipped without Chromium or Chrome."""
 import json
 import pathlib
 import re
@@ -14,7 +14,7 @@ import rig
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
                 if (found := shutil.which(name))), None)
 
-# What a reader sees, measured by a script that only the test adds to the page.
+# The test adds this script to a page; it measures what a reader sees.
 PROBE = """<script>
 //<![CDATA[
 const faults = [], said = [];
@@ -68,7 +68,8 @@ document.body.append(probe);
 //]]>
 </script>"""
 
-SCREENS = {"phone": "500,900", "desk": "1400,1000"}  # Chromium has no narrower window; the page is given 390 below
+# Chromium's windows are at least 500 wide; look() limits the phone's page to 390.
+SCREENS = {"phone": "500,900", "desk": "1400,1000"}
 
 
 @unittest.skipIf(BROWSER is None, "neither Chromium nor Chrome is installed")
@@ -80,7 +81,7 @@ class Pages(rig.Runs):
         cls.addClassCleanup(shutil.rmtree, cls.pages)
 
     def look(self, page, screen="desk", dark=False):
-        """What the probe says of a page."""
+        """Returns the probe's measurements of a page."""
         text = page.read_text()
         if screen == "phone":
             text = text.replace("<body>", '<body style="width: 390px">')
@@ -110,7 +111,7 @@ class Pages(rig.Runs):
                     seen = self.look(page, screen, dark)
                     self.assertLessEqual(plots, set(seen["plots"]))
                     backgrounds.add(seen["background"])
-        self.assertEqual(len(backgrounds), 2)  # light and dark
+        self.assertEqual(len(backgrounds), 2)  # light and dark mode differ
 
     def test_reports_and_comparisons(self):
         self.train("log.report=true", "checkpoint.interval=3", "train.sample_tokens=8", "train.sample_prompt=the", max_steps=4)
@@ -128,7 +129,7 @@ class Pages(rig.Runs):
         log = self.folder / "run/metrics.jsonl"
         start, *others = log.read_text().splitlines()
         start = json.loads(start)
-        start["predicted"] |= {"step_ms": 12.5, "wait_ms": 1.5}  # as with hardware.profile
+        start["predicted"] |= {"step_ms": 12.5, "wait_ms": 1.5}  # as a run with hardware.profile logs them
         log.write_text("\n".join([json.dumps(start), *others]) + "\n")
         self.trainer("report", "run")
         page = self.folder / "run/report.html"
@@ -137,7 +138,7 @@ class Pages(rig.Runs):
         self.check(page, {"Updates, ms/step", "Timeline"})
 
     def test_the_probe_sees_what_is_wrong(self):
-        """A check that never fails proves nothing."""
+        """Damages a good page in several ways; the probe must report each."""
         self.train("log.report=true", max_steps=3)
         page = self.folder / "run/report.html"
         good = page.read_text()

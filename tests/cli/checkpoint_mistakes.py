@@ -1,4 +1,4 @@
-"""Checkpoints and run folders: exit status 5 mostly, and what was there stays."""
+"""Mistakes with checkpoints and run folders: mostly exit status 5; existing files stay as they are."""
 import subprocess
 import time
 
@@ -39,7 +39,7 @@ def replace_text(name, old, new):
 
 
 def whole(place):
-    """The step before the damaged one still verifies."""
+    """Requires that the step before the damaged one still verifies."""
     steps = sorted((place.folder / "runs/tiny/checkpoints").glob("step-*"))
     assert steps, "no checkpoint is left"
     check = place.run(["checkpoint", "verify", "--checkpoint", str(steps[0])])
@@ -57,7 +57,7 @@ def nothing_stripped(place):
 
 
 def while_another_trains(place):
-    """A second process in the folder: it trains until the case is over (its steps are many)."""
+    """Starts a second process in the folder, which trains until the case ends."""
     place.tiny_run()
     place.other = subprocess.Popen([place.trainer, "--config", "tiny.toml", "--set", "train.steps=100000000", "--resume",
                                     "never", "--set", "run.dir=runs/busy"], cwd=place.folder, stdout=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ CASES = [
     checkpoint("two runs with one folder of checkpoints",
                ["--config", "tiny.toml", "--set", "run.dir=runs/own", "--set", "checkpoint.dir=runs/busy/checkpoints"],
                while_another_trains, "in this folder", "checkpoint.dir", status=2, after=other_survives),
-    # disks that are full
+    # full disks
     checkpoint("full disk", ["--config", "tiny.toml", "--set", "model.d_model=64", "--set", "run.dir=runs/full"], NOTHING,
                "File too large", file_bytes=100_000, after=whole),
     *[checkpoint(f"{name} onto a full disk", args, NOTHING, "cannot write standard output", after=whole, redirect="> /dev/full")

@@ -1,5 +1,5 @@
-"""Configurations: of each family of mistakes one case, for its exit status and for what the message names: the key, the value
-and the remedy. The table of all mistakes with their places is tests/unit/config/mistakes_test.cpp."""
+"""Mistakes in configurations, one case of each kind: the exit status, and the key, value and remedy in the message.
+tests/unit/config/mistakes_test.cpp has the table of all mistakes with their lines and columns."""
 from mistakes import TINY, tiny_text
 
 
@@ -19,12 +19,12 @@ def changed(old, new):
 
 
 def line_of(part):
-    """The line of TINY that holds `part`."""
+    """Returns the number of the line of TINY that contains `part`."""
     return TINY[:TINY.index(part)].count("\n") + 1
 
 
 CASES = [
-    # of the file
+    # mistakes in the file
     config("mistyped key", changed("n_layer", "n_layers"), f'x.toml:{line_of("n_layer")}:1: model.n_layers', '"n_layer"'),
     config("mistyped key, check", changed("n_layer", "layers"), "model.layers: unknown key", verb=["config", "check"]),
     config("mistyped key, show", changed("n_layer", "layers"), "model.layers: unknown key", verb=["config", "show"]),
@@ -41,7 +41,7 @@ CASES = [
     config("NUL in a folder's name", changed("[model]", '[run]\ndir = "a\\u0000b"\n[model]'), "run.dir", "control characters"),
     config("text without a tokenizer", changed('tokenizer = "train"\n', ""), '"text.txt"', "tokenizer"),
     config("vocabulary to train unknown", changed("vocab_size = 320\n", ""), "data.vocab_size"),
-    # of the command line
+    # mistakes on the command line
     config("set of nothing", TINY, "--set ''", "section.key=value", sets=[""]),
     config("second word of a set", TINY, "--set model.n_layers=2", verb=["config", "check", "--set", "train.steps=4",
                                                                          "model.n_layers=2"]),
@@ -62,7 +62,7 @@ CASES = [
     config("a strategy to choose without a profile", TINY, "hardware.profile", sets=["parallel.strategy=auto"]),
     config("batch that replicas cannot share", TINY, "micro_batch x data", sets=["parallel.data=64", "parallel.transport=threads"]),
     config("duration of a word", TINY, '"soon"', verb=["train", "--max-time", "soon"]),
-    # with an exit status of their own
+    # mistakes with a different exit status
     config("two ranks asked of one", TINY, "parallel.tensor=2", "1 rank", sets=["parallel.tensor=2"], status=3),
     config("two replicas without mpirun", TINY, "data = 2", "mpirun -np 2", sets=["parallel.data=2"], status=3),
     config("memory that cannot be there", TINY, "the run needs", sets=["hardware.memory_limit=1e-6"], status=3,

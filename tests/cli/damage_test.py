@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checkpoints that are lost in part: kills in the middle of a save, damaged files, full disks. The run resumes from the
-newest checkpoint that is whole, and so do evaluation and generation."""
+"""Incomplete checkpoints: kills in the middle of a save, damaged files, full disks. Runs resume from the newest
+checkpoint that is complete; evaluation and generation use it, too."""
 import json
 import pathlib
 import shutil
@@ -24,7 +24,7 @@ def wipe(path):
 
 class Damage(rig.Runs):
     def saved_run(self):
-        """run/ with the steps 2, 4 and 6 of 8, and whole/ with all of them."""
+        """Trains run/ to step 6 of 8 with checkpoints 2, 4 and 6, and whole/ to the end."""
         self.train("run.dir=whole")
         self.train("checkpoint.interval=2", max_steps=6)
         self.assertEqual(self.saved_steps(), [2, 4, 6])
@@ -101,7 +101,7 @@ class Damage(rig.Runs):
 
 
 class Kills(rig.Runs):
-    # What a save leaves for a moment, in this order.
+    # Temporary files of a save, in the order in which they appear.
     MOMENTS = [".saving-*", ".saving-*/rank-00000.shard", ".saving-*/manifest.json", ".saving-*/COMPLETE", ".latest-*",
                ".deleting-*"]
 
@@ -115,7 +115,7 @@ class Kills(rig.Runs):
             newest = self.saved_steps()[-1]
             process = self.start_train(*sets)
             self.wait_until(lambda: self.last_step() > newest, process, "a step")
-            limit = time.monotonic() + 1  # some moments are too short to be met each time
+            limit = time.monotonic() + 1  # some of these files exist too briefly to be seen every time
             while not any(checkpoints.glob(moment)) and time.monotonic() < limit:
                 pass
             process.kill()
@@ -133,7 +133,7 @@ class Kills(rig.Runs):
 
 
 class CutShort(rig.Runs):
-    """A token file that someone truncates, or overwrites, while a run has it mapped."""
+    """A token file is truncated or overwritten while a run has it mapped."""
 
     def cut_while(self, *sets, launcher=(), bytes_left=1024):
         tokens = self.folder / "tokens/tokens.bin"
@@ -175,7 +175,7 @@ class CutShort(rig.Runs):
         if shutil.which("mpirun"):
             shutil.rmtree(self.folder / "run")
             stderr = self.cut_while("parallel.data=2", "run.threads=1", launcher=[*rig.MPIRUN, "-np", "2"])
-            # Once; or once a rank, where both reach the missing bytes before one has heard of the other.
+            # One message, or one per rank if both reach the missing bytes before either learns of the other's failure.
             said = [line for line in stderr.splitlines() if "truncated while in use" in line]
             self.assertIn(len(said), (1, 2), stderr)
             self.assertEqual(len({"rank 1:" in line for line in said}), len(said), stderr)
@@ -214,7 +214,7 @@ class FullDisk(rig.Runs):
         self.assert_same_run(8, "run", "whole")
 
     def in_small_disk(self, kilobytes, script):
-        """Runs a shell script with a private file system of that size in disk/; returns its result."""
+        """Runs a shell script with a private file system of this size in disk/; returns its result."""
         mount = f"mount -t tmpfs -o size={kilobytes}k tmpfs disk"
         (self.folder / "disk").mkdir()
         namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

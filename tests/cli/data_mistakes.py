@@ -1,5 +1,5 @@
-"""Data and tokenizers: exit status 4, naming file and offset. Of each family one case; the tables are those of tests/unit/data
-and tests/unit/config/file_kind_test.cpp."""
+"""Mistakes in data and tokenizers, one case of each kind: exit status 4, and a message with file and offset.
+tests/unit/data and tests/unit/config/file_kind_test.cpp have the tables of all."""
 import gzip
 import os
 import struct
@@ -11,7 +11,7 @@ TOKENS_TOML = TINY[:TINY.index("[data]")] + TOKENS + TINY[TINY.index("val_fracti
 
 
 def llmc(tokens, count=None):
-    """The llm.c layout: 256 little-endian int32 of header, then uint16 tokens."""
+    """Returns a token file in llm.c's format: a header of 256 little-endian int32, then uint16 tokens."""
     header = [20240520, 1, len(tokens) if count is None else count] + [0] * 253
     return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)
 
@@ -30,7 +30,7 @@ def tokens(name, content, *expect, **more):
 
 
 def own_tokenizer(place, source="text.txt"):
-    """SOURCE/tokenizer.model and SOURCE/tokens.bin, without .txt."""
+    """Tokenizes NAME.txt into NAME/tokenizer.model and NAME/tokens.bin."""
     made = place.run(["tokenize", "--input", source, "--output", source[:-4], "--train-vocab", "320"])
     assert made.returncode == 0, made.stderr
 
@@ -80,7 +80,7 @@ CASES = [
          "0xe9", sets=["data.train=a.jsonl", "data.strict=true"]),
     data("bad UTF-8 when strict", {"text.txt": tiny_text().encode() + b"caf\xe9 au lait\n"}, "text.txt: offset", "0xe9",
          sets=["data.strict=true"]),
-    # how much there is
+    # too much or too little data
     data("too little text", {"text.txt": "A cat sat.\n"}, "data.vocab_size = 320"),
     data("vocabulary too large", {}, "data.vocab_size = 30000", sets=["data.vocab_size=30000"]),
     data("vocabulary too small", {}, "data.vocab_size = 100", sets=["data.vocab_size=100"]),
@@ -100,7 +100,7 @@ CASES = [
          toml=TINY.replace("vocab_size = 320", "vocab_size = 300"), sets=["data.tokenizer=text/tokenizer.model"], status=2),
     data("tokens of another tokenizer", {}, "tokenizer", prepare=two_tokenizers,
          args=["--config", "x.toml", "--set", "data.train=text/tokens.bin", "--set", "data.tokenizer=other/tokenizer.model"]),
-    # other verbs
+    # verbs other than train
     data("tokenize a missing file", {}, "nosuch.txt", after=nothing_tokenized, args=[*TOKENIZE, "nosuch.txt"]),
     data("folder among what is tokenized", {"d/e/a.txt": "a b c"}, '"d/e"', "d/e/*.txt", args=[*TOKENIZE, "d/*"], after=nothing_tokenized),
     data("tokenize a table", {"a.csv": "a,b\n"}, '"a.csv"', "--format", args=[*TOKENIZE, "a.csv"], after=nothing_tokenized),

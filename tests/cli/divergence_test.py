@@ -7,7 +7,7 @@ import shutil
 import rig
 
 DIVERGED = 6
-# The first updates throw the weights far away; what follows is not finite.
+# The first updates make the weights huge; later losses are not finite.
 RUINOUS = ["optim.lr=1e18", "optim.min_lr=1e17", "optim.warmup_steps=0", "optim.grad_clip=0"]
 # Not even the first loss is finite.
 HOPELESS = ["model.init_std=3e38"]
@@ -21,11 +21,12 @@ class Divergence(rig.Runs):
         return json.loads((self.step_folder(step, run) / "manifest.json").read_text())["state"]
 
     def assert_advice_trains(self, stderr, step, *sets, run="run"):
-        """The message names the checkpoint of this step, and a run that resumes there has losses as before."""
+        """Requires that the message names this step's checkpoint, and that a run resumed from it has good losses."""
         advised = re.search(r"--resume ([^\s,]+)", stderr).group(1)
         self.assertEqual(advised, f"run/checkpoints/step-{step:08}")
         self.train(*sets, f"run.dir={run}", resume=advised)
-        self.assertLess(max(event["loss"] for event in self.events("step", run)), 6)  # a uniform guess over 320 tokens: 5.77
+        # ln(320) = 5.77 is the loss of a uniform guess.
+        self.assertLess(max(event["loss"] for event in self.events("step", run)), 6)
 
     def test_skipped_steps_push_no_good_checkpoint_out(self, *more):
         sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30", *more]
@@ -34,14 +35,16 @@ class Divergence(rig.Runs):
         stderr = self.train(*sets, *RUINOUS, status=DIVERGED)
         self.assertGreater(len(self.skipped()), 8)
         self.assertEqual(self.skipped()[0], 8)
-        self.assertEqual(self.saved_steps(), [6, 7])  # of the last step whose loss was finite, and from before it
+        self.assertEqual(self.saved_steps(), [6, 7])  # 7 is the last step with a finite loss, 6 the one before
         self.assertIn("--resume run/checkpoints/step-00000006", stderr)
-        # A longer patience does not let them through either, and the run that resumes from step 7 does not advise that step.
+        # With a larger limit of skipped steps nothing else is saved either; the run resumes from step 7, and advises
+        # step 6.
         stderr = self.train(*sets, "train.max_skipped_steps=1000", *RUINOUS, status=DIVERGED)
         self.assertEqual(self.saved_steps(), [6, 7])
         self.assertIn("validation loss is not finite", stderr)
         self.assertIn("--resume run/checkpoints/step-00000006\n", stderr)
-        # What begins there diverges too. Its path would continue that, so the advice is a folder of its own.
+        # A run from step 6 diverges, too. Repeating its command would resume it, so the message advises a different
+        # folder.
         stderr = self.train(*sets, *RUINOUS, resume="run/checkpoints/step-00000006", status=DIVERGED)
         self.assertIn("set a different run.dir", stderr)
         self.assert_advice_trains(stderr, 6, *sets, run="again")
@@ -51,7 +54,7 @@ class Divergence(rig.Runs):
         self.train(*sets, max_steps=4)
         self.train(*sets, *RUINOUS, status=DIVERGED)
         self.assertEqual(self.state(5)["proven_step"], 4)
-        shutil.rmtree(self.step_folder(4))  # what recorded that step 3 is proven
+        shutil.rmtree(self.step_folder(4))  # the only checkpoint that records that step 3 is proven
         self.assert_advice_trains(self.train(*sets, *RUINOUS, status=DIVERGED), 2, *sets)
 
     def test_nor_do_they_with_saves_in_the_background(self):
@@ -90,12 +93,12 @@ class Divergence(rig.Runs):
         self.assertEqual(reported.search(whole).group(1), reported.search(pieces).group(1))
 
     def test_a_diverged_model_is_neither_best_nor_finished(self):
-        self.train("checkpoint.interval=1", "checkpoint.keep=1", max_steps=3)  # evaluated at step 3
+        self.train("checkpoint.interval=1", "checkpoint.keep=1", max_steps=3)  # step 3 is evaluated
         stderr = self.train("train.eval_interval=1", *RUINOUS, status=DIVERGED)
         self.assertIn("step 8: the validation loss is not finite; lower optim.lr", stderr)
-        self.assertEqual(self.saved_steps(), [2, 3])  # step 3 proved the one before
+        self.assertEqual(self.saved_steps(), [2, 3])  # step 3's finite loss proved step 2
         self.assertEqual(self.state(3)["best_step"], 3)
-        # Stopped at the last step but one, it does not finish at another rate.
+        # Stopped one step before its end, the run does not finish with a different learning rate either.
         self.train(*RUINOUS, "train.eval_interval=1", max_steps=4)
         self.assertEqual(self.saved_steps()[-1], 7)
         self.assertLess(self.state(7)["best_step"], 7)

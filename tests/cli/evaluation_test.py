@@ -30,7 +30,7 @@ class Evaluation(rig.Runs):
         self.assertAlmostEqual(loss("precision.compute=fp32"), loss(), delta=1e-3)
         stderr = self.trainer("eval", "--checkpoint", "half", "--set", "model.n_layer=7", "optim.lr=1e-3", "run.threads=1")
         self.assertIn("--set model.n_layer optim.lr: has no effect on `eval`", stderr)
-        text = 'data.train=["text.txt"]'  # of use only where a configuration describes the run
+        text = 'data.train=["text.txt"]'  # has an effect only if a configuration describes the run
         self.assertIn("--set data.train: has no effect on `eval`", self.trainer("eval", "--checkpoint", "half", "--set", text))
         self.assertNotIn("no effect", self.trainer("eval", "--config", "config.toml", "--set", "run.dir=half"))
         stderr = self.trainer("generate", "--checkpoint", "half", "--set", "foo.b=3", "--prompt", "a", "--tokens", "2")
@@ -51,10 +51,10 @@ class Evaluation(rig.Runs):
         plain = self.json("eval", "--data", "part.txt")
         whole = self.json("eval", "--data", "part.txt", "--stride", "32")
         half = self.json("eval", "--data", "part.txt", "--stride", "16")
-        self.assertEqual(half["tokens"], whole["tokens"])  # every token but the first
-        self.assertTrue(0 <= whole["tokens"] - plain["tokens"] < 32)  # and those of the incomplete last window
+        self.assertEqual(half["tokens"], whole["tokens"])  # all tokens except the first
+        self.assertTrue(0 <= whole["tokens"] - plain["tokens"] < 32)  # the incomplete last window
         self.assertEqual(plain["tokens"] % 32, 0)
-        self.assertNotEqual(half["loss"], whole["loss"])  # other contexts
+        self.assertNotEqual(half["loss"], whole["loss"])  # contexts differ
         self.assertAlmostEqual(half["perplexity"], math.exp(half["loss"]), delta=1e-9 * half["perplexity"])
         self.assertEqual(half["stride"], 16)
         if shutil.which("mpirun"):
@@ -77,7 +77,8 @@ class Evaluation(rig.Runs):
     # --- multiple choice
 
     def questions(self):
-        """Choices are endings of the text and the same words in a different order: longer training prefers the former."""
+        """Writes questions: the text's own ending, and its words in a different order. A trained model prefers the
+        former."""
         words = (self.folder / "text.txt").read_text().split()
         lines = []
         for i in range(30):
@@ -94,7 +95,7 @@ class Evaluation(rig.Runs):
         result = json.loads(self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", "--json", stdout=True))
         self.assertEqual(result["questions"], 30)
         for name in ("accuracy", "accuracy_per_token", "accuracy_per_byte"):
-            self.assertGreater(result[name], 0.5, name)  # 1/3 by chance
+            self.assertGreater(result[name], 0.5, name)  # a random choice scores 1/3
             self.assertAlmostEqual(result[name] * 30, round(result[name] * 30), places=9)
         few = json.loads(self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", "--questions", "7", "--json", stdout=True))
         self.assertEqual(few["questions"], 7)
@@ -119,14 +120,15 @@ class Evaluation(rig.Runs):
         args = ["generate", "--checkpoint", "run", "--tokens", "6", "--seed", "3", "--temperature", "0.9"]
         lines = [json.loads(line) for line in self.trainer(*args, "--prompts", "in.jsonl", "--samples", "2", stdout=True).splitlines()]
         self.assertEqual(len(lines), 10)
-        self.assertEqual([line["seed"] for line in lines[8:]], [9, 10])  # a line's own seed wins
+        self.assertEqual([line["seed"] for line in lines[8:]], [9, 10])  # a line's own seed takes precedence
         self.assertEqual(len({line["seed"] for line in lines}), 10)  # equal prompts give different texts
         for i, line in enumerate(lines):
             prompt = prompts[i // 2]
             single = json.loads(self.trainer(*args[:-4], "--temperature", "0.9", "--seed", str(line["seed"]), "--prompt", prompt["prompt"],
                                             "--json", stdout=True))
             self.assertEqual((line["text"], line["tokens"]), (single["text"], single["tokens"]))
-            self.assertEqual({**line, **prompt, "text": line["text"], "seed": line["seed"]}, line)  # what the line had stays
+            # The line's own fields are kept.
+            self.assertEqual({**line, **prompt, "text": line["text"], "seed": line["seed"]}, line)
         self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl")
         out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
         self.assertEqual(out, lines[::2])

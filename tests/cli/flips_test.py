@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Flipped bits in every file of a run: detected, or without effect.
+"""Flipped bits in every file of a run are detected, or have no effect.
 
-Short by default. For long: HOSTILE_FLIPS=10000 TRAINER=build/trainer python3 flips_test.py
-HOSTILE_SEED chooses other bits; what is printed says which one was in use.
+Short by default. For a long test: HOSTILE_FLIPS=10000 TRAINER=build/trainer python3 flips_test.py
+HOSTILE_SEED chooses other bits; the seed in use is printed.
 """
 import json
 import os
@@ -28,7 +28,7 @@ class Flips(rig.Runs):
         random_ = random.Random(SEED)
         self.train(*self.TEXT, max_steps=2)
         self.train(*self.TEXT, max_steps=2)
-        (self.folder / "text.txt").rename(self.folder / "kept.txt")  # nothing can be regenerated
+        (self.folder / "text.txt").rename(self.folder / "kept.txt")  # so that no file can be regenerated from the text
         evaluate = ["eval", "--checkpoint", "run", "--json", "--batches", "1"]
         reference = json.loads(self.trainer(*evaluate, stdout=True))
         step = self.step_folder(4)

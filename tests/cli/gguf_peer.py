@@ -1,8 +1,8 @@
-"""What gguf_test.py runs in a Python that has gguf and llama.cpp (llama-cpp-python or llama-cpp-py-sync).
+"""The part of gguf_test.py that runs in a Python with gguf and llama.cpp (llama-cpp-python or llama-cpp-py-sync).
 
 Its argument is a JSON list of calls; it prints the list of their results:
 
-    ["read", FILE]                  with the gguf package: metadata, and of each tensor its shape, type and checksum in fp32
+    ["read", FILE]                  with the gguf package: metadata, and each tensor's shape, type and checksum in fp32
     ["run", FILE, PROMPT, TOKENS]   with llama.cpp: the greedy continuation, and the tokens of the prompt
 """
 import json

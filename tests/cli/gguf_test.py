@@ -1,6 +1,6 @@
-"""GGUF files: read by the gguf package, and run by llama.cpp with the text that the program itself generates.
+"""GGUF files: the gguf package reads them, and llama.cpp generates the same text from them as the program.
 
-Skipped where no Python has gguf and llama.cpp; TRAINER_GGUF_PYTHON names one (pip install gguf llama-cpp-python).
+Skipped without a Python that has gguf and llama.cpp; TRAINER_GGUF_PYTHON names one (pip install gguf llama-cpp-python).
 """
 import json
 import os
@@ -43,7 +43,7 @@ PYTHON = find_python()
 
 class Gguf(rig.Runs):
     def peer(self, *calls):
-        """The results of all calls, made by one process."""
+        """Makes all calls in one process of gguf_peer.py; returns their results."""
         result = subprocess.run([PYTHON, HERE / "gguf_peer.py", json.dumps(calls)], cwd=self.folder, capture_output=True,
                                 text=True, errors="replace", timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr[-3000:])

@@ -1,4 +1,4 @@
-"""Models to and from Hugging Face's transformers, as far as that goes without it: `checkpoint export` and `import`."""
+"""`checkpoint export` and `import` of models in Hugging Face's format, as far as testable without transformers."""
 import hashlib
 import json
 import math
@@ -13,10 +13,11 @@ import rig
 import safetensors_reader as safetensors
 
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
-# So small that no weight moves: the checkpoint has those that the run began with.
+# Learning rates so small that no weight changes: the checkpoint has the initial weights.
 STILL = ["optim.lr=1e-30", "optim.min_lr=1e-30", "optim.warmup_steps=0", "train.steps=1"]
 CHECKPOINT, USAGE, IO, DATA = 5, 2, 5, 4
-# Runs a command and prints the largest memory it had; a small process, as a child begins with its parent's.
+# Runs a command and prints its peak memory. It must be a small process, as a child's peak starts at its parent's
+# memory.
 PEAK = """import os, sys
 _, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)
 print(usage.ru_maxrss * 1024)
@@ -53,7 +54,8 @@ class HuggingFace(rig.Runs):
                 self.assertEqual(self.files(f"{name}-hf"), self.files(f"{name}-again"))
                 before, after = self.evaluate(name), self.evaluate(f"{name}-back")
                 for what in ("loss", "perplexity", "bits_per_byte", "tokens"):
-                    self.assertAlmostEqual(before[what], after[what], delta=1e-12 * before[what], msg=what)  # other groups
+                    # Sums are grouped differently.
+                    self.assertAlmostEqual(before[what], after[what], delta=1e-12 * before[what], msg=what)
                 text = [self.trainer("generate", "--checkpoint", checkpoint, "--prompt", "The", "--tokens", "12", "--seed",
                                      "3", stdout=True) for checkpoint in (name, f"{name}-back")]
                 self.assertEqual(*text)
@@ -66,7 +68,7 @@ class HuggingFace(rig.Runs):
         started = self.train("run.dir=next", "model.init_from=back", "train.steps=3", "model.dropout=0")
         self.assertIn("weights of back, new optimizer state", started)
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - loss), 0.3)
-        # One message names all keys that differ, and the tokenizer; with them the run starts.
+        # One message names all keys that differ, and the tokenizer; a run with those settings starts.
         other = ["run.dir=other", "model.init_from=back", "train.steps=3", "model.dropout=0", "model.d_model=64", "model.n_layer=1",
                  "model.n_head=4", "model.seq_len=16", "data.tokenizer=train", "data.vocab_size=300",
                  'data.train=["text.txt"]']
@@ -113,14 +115,15 @@ class HuggingFace(rig.Runs):
         self.train("run.dir=next", "model.init_from=back", "train.steps=4", *values)
 
     def test_weights_are_rejected_where_they_mean_something_else(self):
-        """Keys that no tensor's shape shows."""
+        """Tests keys that do not affect any tensor's shape."""
         self.train("run.dir=llama", "model.rope_theta=500000", *LLAMA, max_steps=1)
         start = ["model.init_from=llama", "train.steps=1", "optim.warmup_steps=0", *LLAMA]
         stderr = self.train("run.dir=a", *start, status=CHECKPOINT)
         self.assertIn("rope_theta: 500000 in the checkpoint, the run has 10000", stderr)
         self.assertIn("--set model.rope_theta=500000\n", stderr)
         self.assertIn("weights of", self.train("run.dir=b", *start, "model.rope_theta=500000"))
-        stderr = self.train("run.dir=c", *start, "model.rope_theta=1e6")  # a longer context, on purpose
+        # A different rope_theta on the command line is deliberate, for example for a longer context.
+        stderr = self.train("run.dir=c", *start, "model.rope_theta=1e6")
         self.assertIn("rope_theta: 500000 in the checkpoint, the run has 1000000", stderr)
         stderr = self.train("run.dir=d", *start, "model.rope_theta=500000", "model.n_head=2", "model.n_kv_head=1",
                             status=CHECKPOINT)
@@ -166,7 +169,7 @@ class HuggingFace(rig.Runs):
     # --- memory
 
     def peak(self, *args):
-        """Bytes of memory at the most."""
+        """Returns the peak memory of a `checkpoint` command in bytes."""
         result = subprocess.run([sys.executable, "-I", "-S", "-c", PEAK, rig.TRAINER, "checkpoint", *args], cwd=self.folder,
                                 capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -174,7 +177,7 @@ class HuggingFace(rig.Runs):
 
     def widen(self, small, wide, sizes, layers):
         """Writes a model of zeros like the one in the folder `small`, with other sizes and this number of layers; returns the
-        bytes of all tensors and of the largest."""
+        bytes of all tensors, and of the largest one."""
         wide.mkdir()
         tensors = {}
         for name, (_, shape, _) in safetensors.read(small).items():
@@ -205,7 +208,7 @@ class HuggingFace(rig.Runs):
         self.assertGreater(whole, 20 * largest)
         base = self.peak("import", "--format", "hf", "--input", "small", "--output", "small-back")
         taken = self.peak("import", "--format", "hf", "--input", "wide", "--output", "wide-back") - base
-        # The tensor, and chunks that are converted, checked and written.
+        # The largest tensor, and the chunks in which it is converted, checked and written.
         most = largest + (6 << 20)
         self.assertLess(taken, most, "import")
         for dtype in ("fp32", "bf16"):
@@ -219,7 +222,8 @@ class HuggingFace(rig.Runs):
     def test_damaged_files_are_rejected(self):
         self.train(*STILL)
         self.export("run", "whole", "--shard-bytes", "40000")
-        first = sorted((self.folder / "whole").glob("*.safetensors"))[1].name  # the very first contains only the table
+        # The very first file contains only the embedding.
+        first = sorted((self.folder / "whole").glob("*.safetensors"))[1].name
         content = (self.folder / "whole" / first).read_bytes()
         length, = struct.unpack("<Q", content[:8])
         header, data = json.loads(content[8:8 + length]), content[8 + length:]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The data and the tokenizer that belong to a checkpoint: evaluation and rejected starts change nothing, and no run resumes
-with other data unless that is requested."""
+"""A checkpoint's data and tokenizer: evaluation and rejected starts change nothing, and no run resumes with different
+data unless that is requested."""
 import json
 import pathlib
 import shutil
@@ -20,7 +20,7 @@ class Identity(rig.Runs):
         return self.train(*TEXT, *sets, **options)
 
     def contents(self, run="run"):
-        """Every file of the run with its bytes and its time."""
+        """Returns every file of the run with its bytes and modification time."""
         return {str(path.relative_to(self.folder)): (path.read_bytes(), path.stat().st_mtime_ns)
                 for path in sorted((self.folder / run).rglob("*")) if path.is_file()}
 
@@ -47,7 +47,7 @@ class Identity(rig.Runs):
         self.assertEqual(self.contents(), before)
         shutil.rmtree(self.folder / "run/tokens")
         before = self.contents()
-        self.assertEqual(self.evaluate("--checkpoint", "run"), first)  # from the text
+        self.assertEqual(self.evaluate("--checkpoint", "run"), first)  # tokenizes the text again
         self.assertEqual(self.contents(), before)
         self.assertEqual(set(self.folder.iterdir()), names)
 
@@ -70,7 +70,7 @@ class Identity(rig.Runs):
         (self.folder / "val.txt").write_text(self.text.read_text()[2000:4500])
         stderr = self.evaluate("--checkpoint", "run", status=5)
         self.assertIn("val.txt: the validation data differs from that of checkpoint", stderr)
-        # The run itself may go on with it, and says so.
+        # The run itself may resume with it, and warns.
         self.assertIn("changed since: the validation data", self.train_text(*sets, max_steps=1))
         self.evaluate("--checkpoint", "run")
 
@@ -83,14 +83,14 @@ class Identity(rig.Runs):
         self.assertEqual(first["loss"], again["loss"])
 
     def move(self, name):
-        """The whole project, with all its relative paths."""
+        """Moves the whole project; relative paths stay valid."""
         moved = self.folder.with_name(self.folder.name + name)
         self.folder.rename(moved)
         self.folder, self.text = moved, moved / self.text.name
         self.addCleanup(shutil.rmtree, moved, ignore_errors=True)
 
     def test_a_moved_project_goes_on(self):
-        """Checkpoints have the paths of before; where those are gone, the run's own tokens or --config serve."""
+        """Checkpoints record the old paths; if those are missing, the run's own tokens or --config are used instead."""
         self.train_text("run.dir=whole")
         self.train_text(max_steps=4)
         first = self.evaluate("--checkpoint", "run")
@@ -141,7 +141,7 @@ class Identity(rig.Runs):
         self.grow()
         self.train_text(OTHER_DATA)
         self.assertEqual((self.step_folder(8) / "tokenizer.model").read_bytes(), model)
-        # Another folder goes on from it with its tokenizer, too.
+        # A run in a different folder that resumes from it has its tokenizer, too.
         self.train_text(OTHER_DATA, "run.dir=elsewhere", resume="run/checkpoints/step-00000004")
         self.assertEqual((self.step_folder(8, "elsewhere") / "tokenizer.model").read_bytes(), model)
 
@@ -195,7 +195,7 @@ class Identity(rig.Runs):
             path = self.folder / "run/tokens" / name
             whole = path.read_bytes()
             self.flip(path)
-            if name != "tokenizer.model":  # a run that goes on has the checkpoint's
+            if name != "tokenizer.model":  # a resumed run takes the checkpoint's
                 self.assertRegex(self.train_text(max_steps=1), f"{name}: .*checksum differs")
                 self.assertEqual(path.read_bytes(), whole)
         self.flip(self.folder / "run/tokens/train.bin")

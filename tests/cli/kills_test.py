@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Kills at random moments, on 1, 2 and 4 ranks: every remaining state is usable, every resume bit-identical.
+"""Kills at random times, on 1, 2 and 4 ranks: every remaining state is usable, every resume bit-identical.
 
 Half of the killed runs save in the background, and half of the kills come while a checkpoint is being written.
 Five kills by default; 300 take ten minutes: HOSTILE_KILLS=300 TRAINER=build/trainer python3 tests/cli/kills_test.py
-HOSTILE_SEED chooses other moments; what is printed says which one was in use.
+HOSTILE_SEED chooses other times; the seed in use is printed.
 """
 import os
 import random
@@ -19,7 +19,7 @@ STEPS = 40
 
 
 class Kills(rig.Runs):
-    # Ranks and what connects them.
+    # Number of ranks, and their transport.
     LAYOUTS = [(1, "self"), (2, "threads"), (2, "mpi"), (4, "threads"), (4, "mpi")]
 
     def sets(self, ranks, transport):
@@ -32,7 +32,7 @@ class Kills(rig.Runs):
         self.launcher = [*rig.MPIRUN, "-np", str(ranks)] if transport == "mpi" else []
 
     def kill_at(self, moment, process, ranks, random_):
-        """One of the ranks, or all; False when the run was over before."""
+        """Kills one of the ranks, or all; returns False if the run had already ended."""
         checkpoints = self.folder / "run/checkpoints"
         if moment == "in a save":
             while process.poll() is None and not any(checkpoints.glob(".*")):
@@ -74,7 +74,7 @@ class Kills(rig.Runs):
                 background = random_.random() < 0.5
                 process = self.start_train(*sets, f"checkpoint.async={str(background).lower()}")
                 moment = "in a save" if random_.random() < 1 / 2 else "anywhere"
-                # Most kills meet a run that is training, some its beginning.
+                # Most kills come while the run is training, some during its start.
                 if random_.random() < 0.8:
                     newest = self.last_step()
                     while process.poll() is None and self.last_step() == newest:

@@ -11,7 +11,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "co
 
 class Layouts(rig.Runs):
     def compare(self, *options, status=0):
-        """What the script prints on both streams."""
+        """Returns what the script prints to stdout and stderr."""
         command = [sys.executable, SCRIPT, "--trainer", rig.TRAINER, "--config", "config.toml", "--steps", "3",
                    "--set", "run.threads=1", *options]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)

@@ -18,7 +18,7 @@ class Limits(rig.Runs):
 
     @unittest.skipIf(os.environ.get("SANITIZED"), "sanitizers need threads and address space of their own")
     def test_threads_that_cannot_be_created(self):
-        """By a user who may have few processes: root's are not counted."""
+        """Runs as a user with a limit of processes, which does not apply to root."""
         if os.geteuid() != 0:
             self.skipTest("another user's limit can be set by root only")
         self.folder.chmod(0o777)
@@ -58,14 +58,14 @@ class Limits(rig.Runs):
 
     @unittest.skipIf(os.environ.get("SANITIZED"), "sanitizers need address space of their own")
     def test_memory_that_is_not_given(self):
-        """With any limit of the address space the run succeeds, or reports that it is out of memory."""
+        """Whatever the limit of the address space, the run succeeds or reports that it is out of memory."""
         seen = set()
-        for megabytes in range(60, 3000, 20):  # the memory of the libraries depends on the build
+        for megabytes in range(60, 3000, 20):  # how much the libraries need depends on the build
             def before():
                 resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             if self.limited(["--version"], before).returncode != 0:
-                continue  # libraries have no room to begin, which some of them end by a crash
+                continue  # libraries do not fit either; some of them crash then
             result = self.limited(["--config", "config.toml", "--set", f"run.dir=run{megabytes}", "run.threads=8"], before)
             self.assertIn(result.returncode, (0, DOES_NOT_FIT), f"{megabytes} MB: {result.stderr}")
             self.assertNotIn("bug", result.stderr)

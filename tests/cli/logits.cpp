@@ -1,6 +1,6 @@
-// Writes the logits of a checkpoint at every position of a text, to compare them with another program's:
+// Writes a checkpoint's logits at every position of a text, for comparison with a different program:
 //   logits CHECKPOINT TOKENS OUTPUT
-// TOKENS are int32 numbers, at most seq_len of them; OUTPUT gets [tokens, vocabulary] in fp32.
+// The file TOKENS has at most seq_len int32 numbers; OUTPUT will have [tokens, vocabulary] in fp32.
 #include <cstdio>
 #include <fstream>
 #include <iterator>

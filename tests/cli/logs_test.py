@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Logs that other programs read: TensorBoard's event files and traces of steps. They agree with metrics.jsonl."""
+"""Logs for other programs, TensorBoard's event files and traces of steps, agree with metrics.jsonl."""
 import collections
 import json
 import struct
@@ -14,7 +14,7 @@ except ImportError:
 
 
 def crc32c(data):
-    """Bit by bit, as the polynomial says."""
+    """Computes CRC-32C bit by bit from its polynomial."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -29,7 +29,7 @@ def masked(data):
 
 
 def records(data):
-    """The messages of an event file; their checksums are right and nothing is left over."""
+    """Yields the messages of an event file; requires correct checksums and no trailing bytes."""
     while data:
         length, crc = struct.unpack("<QI", data[:12])
         assert masked(data[:8]) == crc, "checksum of a length"
@@ -40,7 +40,7 @@ def records(data):
 
 
 def fields(message):
-    """(number, value) of a message of protocol buffers."""
+    """Yields (number, value) of the fields of a protocol buffer message."""
     def varint():
         nonlocal message
         value = shift = 0
@@ -62,7 +62,7 @@ def fields(message):
 
 
 def scalars(files):
-    """{tag: {step: value}} of event files in their order, and the steps at which runs started."""
+    """Returns {tag: {step: value}} of event files in their order, and the steps at which runs started."""
     found, starts = collections.defaultdict(dict), []
     for file in files:
         for message in records(file.read_bytes()):
@@ -90,7 +90,7 @@ class Logs(rig.Runs):
         return sorted((self.folder / run).glob("events.out.tfevents.*"))
 
     def check_scalars(self, found, run="run"):
-        """Each number of the log, and no other steps."""
+        """Requires each number of metrics.jsonl, and no other steps."""
         steps, evals = self.events("step", run), self.events("eval", run)
         names = {"loss/train": "loss", "optim/lr": "lr", "optim/grad_norm": "grad_norm", "speed/step_ms": "step_ms",
                  "speed/tokens_per_s": "tokens_per_s", "speed/mfu": "mfu", "data/tokens": "tokens", "data/epoch": "epoch"}
@@ -138,7 +138,7 @@ class Logs(rig.Runs):
     # --- traces
 
     def trace(self, run="run"):
-        """{(rank, track): spans in order of begin}; spans are (begin, end, name, args) in microseconds."""
+        """Returns {(rank, track): spans by start time}; spans are (begin, end, name, args) in microseconds."""
         events = json.loads((self.folder / run / "trace.json").read_text())["traceEvents"]
         names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
         tracks = collections.defaultdict(list)
@@ -150,7 +150,7 @@ class Logs(rig.Runs):
         return tracks
 
     def check_nesting(self, spans):
-        """Every span lies inside its parent; returns the leaves."""
+        """Requires that every span is inside its parent; returns the leaves."""
         above, leaves = [], []
         for span in spans:
             while above and span[0] >= above[-1][1] - 5e-4:
@@ -164,7 +164,7 @@ class Logs(rig.Runs):
         return leaves
 
     def check_steps(self, tracks, rank, first, last, run="run"):
-        """The requested steps, each the sum of its phases, and as long as the log reports."""
+        """Requires the requested steps, each as long as the sum of its phases and as metrics.jsonl reports."""
         compute = tracks[rank, "compute"]
         self.check_nesting(compute)
         steps = {span[2]: span for span in compute if span[2].startswith("step ")}
@@ -196,7 +196,8 @@ class Logs(rig.Runs):
             self.assertGreater(names[name], 0, name)
 
     def test_operators_fill_the_steps(self):
-        """In a model of some size what lies between operators is little: 2 % at most, where nothing else takes the cores."""
+        """In a model that is not tiny, the time between operators is at most 2 % of a step on an otherwise idle
+        machine."""
         self.train("log.trace=[3, 6]", "model.d_model=384", "model.seq_len=128", "model.dropout=0", "train.micro_batch=4",
                    "model.n_layer=4", max_steps=6)
         compute = self.trace()[0, "compute"]
@@ -227,7 +228,8 @@ class Logs(rig.Runs):
                         self.check_axis(tracks, rank, axis, run)
 
     def check_axis(self, tracks, rank, axis, run):
-        """Spans of one track lie behind each other; their bytes are those of the log; the rank's waits end after them."""
+        """Requires that spans of a track do not overlap, have the bytes in metrics.jsonl, and end before the rank's
+        waits."""
         spans = []
         for (at, track), there in tracks.items():
             if at == rank and (track == f"axis {axis}" or track.startswith(f"axis {axis} (")):
@@ -249,7 +251,7 @@ class Logs(rig.Runs):
         for track, spans in lanes.items():
             self.assertTrue(all(a[1] <= b[0] + 5e-4 for a, b in zip(spans, spans[1:])), track)
         def of(track, kind=""):
-            """Spans by subgroup."""
+            """Returns {subgroup: spans} of a track."""
             found = collections.defaultdict(list)
             for span in lanes[track]:
                 if span[2].startswith(kind):
@@ -257,19 +259,20 @@ class Logs(rig.Runs):
             return found
         host, device = of("optimizer on the host"), of("optimizer on the device")
         gradients, loaded = of("host link: gradients and state to the host", "gradient "), of("host link: state to the device")
-        self.assertEqual(sorted([*host, *device]), list(range(len(host) + len(device))))  # every subgroup in one place
+        # Every subgroup is updated in one place.
+        self.assertEqual(sorted([*host, *device]), list(range(len(host) + len(device))))
         self.assertEqual(set(gradients), set(host))
         self.assertLessEqual(set(loaded), set(device))
         self.assertGreater(len(loaded), 0)
         for spans in (*host.values(), *gradients.values()):
-            self.assertIn(len(spans), (2, 3))  # of two steps, and what the step before them had left
+            self.assertIn(len(spans), (2, 3))  # two traced steps, and possibly the rest of the step before
         moved = next(e["offload"]["bytes"]["gradient"] for e in self.events("step") if e["step"] == 4)
         self.assertEqual(sum(spans[-1][3]["bytes"] for spans in gradients.values()), moved)
 
     def test_a_run_that_ends_among_the_steps_writes_them(self):
         self.assertNotIn("no trace", self.train("log.trace=[3, 100]", max_steps=5))
         self.check_steps(self.trace(), 0, 3, 5)
-        self.train("log.trace=[3, 100]")  # resumed among them
+        self.train("log.trace=[3, 100]")  # resumes within the traced steps
         self.check_steps(self.trace(), 0, 6, 8)
 
     def test_losses_are_those_of_a_run_without_logs(self):

@@ -43,15 +43,15 @@ class Memory(rig.Runs):
         self.holds(*sets, "offload.optimizer=interleaved", "offload.gpu_fraction=1/2")
 
     def test_a_tokenizer_trained_in_the_same_process(self):
-        """Heap that the training of the tokenizer has freed must not hide what the model takes."""
+        """Heap memory freed by the tokenizer's training must not hide what the model allocates."""
         text = pathlib.Path(__file__).resolve().parents[2] / "data/austen.txt"
         sets = ["model.n_layer=4", "model.d_model=128", "model.n_head=4", "model.seq_len=64", f"data.train={text}",
                 "data.tokenizer=train", "data.vocab_size=512"]
         self.holds(*sets)
-        self.holds(*sets)  # the tokenizer is there now
+        self.holds(*sets)  # the tokenizer now exists
 
     def seconds_to_plan(self, layers):
-        """Of the processor: a busy machine does not count."""
+        """Returns CPU seconds, which do not depend on other programs."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         self.trainer("train", "--dry-run", "--config", "config.toml", "--set", f"model.n_layer={layers}")
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs recorded mistakes through the program: each must end with the right exit status and a message that says what is
-wrong, leave stdout empty, neither crash nor be taken for a bug, and lose nothing.
+"""Runs the program with recorded mistakes: each must end with the right exit status and a message that says what is
+wrong, leave stdout empty, neither crash nor be reported as a bug, and lose nothing.
 
     mistakes.py --trainer build/trainer [--group usage|config|data|checkpoint] [--only PART_OF_A_NAME] [--verbose]
 
-The cases are the lists CASES of <group>_mistakes.py. Every case runs in an empty folder of its own.
+The cases are in the lists CASES of <group>_mistakes.py. Every case runs in its own empty folder.
 """
 import argparse
 import importlib
@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 120
 
 
 def limits(file_bytes):
-    """For the child: no core files, hang-ups reach it as from a terminal; writes beyond file_bytes fail."""
+    """Returns a preexec_fn: no core files, SIGHUP as from a terminal, and writes beyond file_bytes fail."""
     def apply():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -32,7 +32,7 @@ def limits(file_bytes):
 
 
 class Place:
-    """What a case works with: its folder, the program, and a finished tiny run to copy and to damage."""
+    """A case's folder, the program, and a finished tiny run to copy and damage."""
 
     def __init__(self, trainer, folder, shared):
         self.trainer, self.folder, self._shared = trainer, folder, shared
@@ -93,11 +93,11 @@ report = false
 
 
 def problems_of(case, place):
-    """What differs from the record. A case is a dict:
+    """Returns how the result differs from the expected one. A case is a dict:
     name; args; status; expect (parts of stderr); optional: files {name: text or bytes}, stdin, prepare(place) which may
-    return a dict of placeholders for args and expect, env (variables to set), file_bytes (the disk is full beyond),
-    redirect (as a shell takes it: "> /dev/full"),
-    after(place) which raises AssertionError when something was lost, stdout (a part of it; default: nothing on it)."""
+    return a dict of placeholders for args and expect, env (variables to set), file_bytes (writes beyond it fail),
+    redirect (in shell syntax: "> /dev/full"),
+    after(place) which raises AssertionError if something was lost, stdout (a part of it; default: it is empty)."""
     for name, content in case.get("files", {}).items():
         place.write(name, content)
     values = {"here": str(place.folder)}
@@ -124,7 +124,7 @@ def problems_of(case, place):
             problems.append(f"stdout lacks: {case['stdout']}")
     elif result.stdout:
         problems.append(f"stdout is not empty: {result.stdout[:200]!r}")
-    # os.walk passes over folders that vanish meanwhile: another run may be saving in this place
+    # os.walk ignores folders that vanish meanwhile: a different run may be saving here
     if any(name.startswith("core") for _, _, names in os.walk(place.folder) for name in names):
         problems.append("left a core file")
     if "after" in case:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mixtures of weighted sources: what is drawn, in any layout, across resumes, and when weights change."""
+"""Mixtures of weighted sources: which samples are drawn, in any layout, across resumes, and after weights change."""
 import collections
 import gzip
 import json
@@ -10,7 +10,7 @@ import struct
 import rig
 
 GPT2 = pathlib.Path(__file__).resolve().parents[2] / "data/gpt2"
-# Each source has tokens of its own, so that the loss reveals the source of a batch: no batch needs to be read back.
+# No two sources have a token in common, so that the loss reveals the source of a batch.
 SOURCES = """[[data.source]]
 name = "web"
 files = ["web.bin"]
@@ -28,7 +28,7 @@ SLOTS = {"web": 70000, "code": 20000, "math": 10000}
 
 
 def token_file(tokens):
-    """The llm.c layout, with the vocabulary in the header."""
+    """Returns a token file in llm.c's format, with the vocabulary size in the header."""
     return struct.pack("<256i", 20240520, 1, len(tokens), 0, 320, *[0] * 251) + struct.pack(f"<{len(tokens)}H", *tokens)
 
 
@@ -87,7 +87,7 @@ class Mixtures(rig.Runs):
         (self.folder / "config.toml").write_text((self.folder / "config.toml").read_text() +
                                                  "[[data.phase]]\nfrom_tokens = 500\nweights = { web = 0.5, math = 0.5 }\n")
         self.train("run.dir=whole")
-        for steps in (3, 1, 2):  # sample 16, of 512 tokens, begins the phase: after step 4
+        for steps in (3, 1, 2):  # the second phase begins with sample 16, after step 4
             self.train(max_steps=steps)
         self.train()
         self.assert_same_run(8, "run", "whole")
@@ -97,7 +97,7 @@ class Mixtures(rig.Runs):
         self.assertEqual(phases[1]["slots"], {"math": 50000, "web": 50000})
         self.assertEqual(sum(phases[1]["start"].values()), 16)
         self.assertEqual(self.events("step")[-1]["sources"]["code"], phases[1]["start"]["code"])
-        # A save in the background has the same mixture.
+        # Checkpoints saved in the background record the same mixture.
         self.train("run.dir=background", "checkpoint.async=true", "checkpoint.interval=3")
         self.assert_same_run(8, "background", "whole")
         for step in (3, 6):
@@ -123,19 +123,19 @@ class Mixtures(rig.Runs):
         shown = self.trainer("checkpoint", "inspect", "--checkpoint", "run", stdout=True)
         self.assertIn("from sample 0: slots", shown)
         self.assertIn("from sample 16: slots", shown)
-        # The same weights go on as before: no new phase.
+        # Unchanged weights do not begin a new phase.
         self.train("data.source.math.weight=0.5", "train.steps=12")
         self.assertEqual(len(self.manifest(12)["mixture"]["phases"]), 2)
 
     def samples_of(self, step, run="run"):
-        """What `report --step` prints: of each sample its source, number, file, first and last token, and first token ids."""
+        """Parses `report --step`: each sample's source, number, file, first and last token, and first token ids."""
         out = self.trainer("report", run, "--step", str(step), stdout=True)
         rows = [re.fullmatch(r"(\w+) +(\d+)  (\S+) (\d+)-(\d+) +-  ([\d ]+)\n?", line) for line in out.splitlines()[2:]]
         self.assertTrue(rows and all(rows), out)
         return [(row[1], int(row[2]), row[3], int(row[4]), int(row[5]), row[6].strip()) for row in rows]
 
     def test_the_samples_of_each_step_are_printed(self):
-        """Also those before and after weights changed on a resume. No window is used twice within an epoch."""
+        """Covers steps before and after weights change on a resume. No window is used twice within an epoch."""
         self.train("train.global_batch=2", max_steps=5)
         self.train("train.global_batch=2", "data.source.math.weight=0.5", "train.steps=16")
         used, seen = collections.Counter(), collections.Counter()
@@ -151,10 +151,10 @@ class Mixtures(rig.Runs):
                 windows = {"web": 60, "code": 11, "math": 7}[source]
                 used[source, number // windows, first] += 1
             self.assertEqual({name: count for name, count in event["sources"].items() if count}, dict(seen))
-        self.assertGreater(seen["math"], 7)  # more than an epoch
+        self.assertGreater(seen["math"], 7)  # more than one epoch of it
         self.assertEqual(set(used.values()), {1})
         self.assertIn("does not record step 17; expected one of 1 to 16", self.trainer("report", "run", "--step", "17", status=2))
-        # A branch records what precedes it, and data that have changed are rejected.
+        # A branch records the steps before it, and data that have changed are rejected.
         self.train("train.global_batch=2", "data.source.math.weight=0.5", "run.dir=branch", "train.steps=16", max_steps=1,
                    resume=str(self.step_folder(5)))
         self.assertEqual(self.samples_of(6, "branch"), self.samples_of(6))
@@ -169,7 +169,7 @@ class Mixtures(rig.Runs):
         (self.folder / "extra.bin").write_bytes((self.folder / "web.bin").read_bytes())
         config.write_text(text + '[[data.source]]\nname = "extra"\nfiles = ["extra.bin"]\nweight = 1\n')
         self.train(max_steps=2)
-        self.assertEqual(self.events("step")[-1]["sources"]["extra"], 4)  # half of two steps of 4
+        self.assertEqual(self.events("step")[-1]["sources"]["extra"], 4)  # half of the 8 samples of two steps
         config.write_text(text)
         self.assertIn('data.source "extra"', self.train(status=5))
         self.train("checkpoint.allow_other_data=true")
@@ -181,7 +181,7 @@ class Mixtures(rig.Runs):
     def test_without_weights_all_have_as_many_epochs(self):
         config = self.folder / "config.toml"
         config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("weight")) + "\n")
-        self.train("train.steps=39", "train.global_batch=2")  # 78 windows together
+        self.train("train.steps=39", "train.global_batch=2")  # 78 samples: the windows of all sources
         self.assertEqual(self.events("step")[-1]["sources"], {"web": 60, "code": 11, "math": 7})
 
     def test_limits_of_epochs(self):
@@ -210,8 +210,8 @@ class Mixtures(rig.Runs):
         self.assertIn("training data differs", self.train("train.steps=9", status=5))
 
     def test_runs_of_earlier_versions_keep_their_bits(self):
-        """Hashes, keys of token caches and losses of fp64 are those of commit f23f634, which knew neither sources, nor validation
-        sets, nor BOS tokens."""
+        """Hashes, token cache keys and fp64 losses are those of commit f23f634, which had neither sources, nor
+        validation sets, nor BOS tokens."""
         (self.folder / "val.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in rig.tiny_text()[:4000].splitlines()
                                                        if line))
         sets = ["data.source=[]", "data.train=text.txt", f"data.tokenizer={GPT2}", "data.vocab_size=50257", "precision.compute=fp64",

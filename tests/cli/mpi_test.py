@@ -28,7 +28,7 @@ class Modules(rig.Runs):
         self.refused("openmpi: ", "libmpi.so.40", "libopenmpi3", **ranks, LD_LIBRARY_PATH=str(self.folder))
 
     def test_a_library_that_finds_fewer_ranks_is_refused(self):
-        # What happens with the mpirun of one MPI and the library of another: each process is a world of one rank.
+        # This happens if mpirun and the library are of different MPIs: each process is then a world of one rank.
         self.refused("2 ranks were started, but Open MPI", "finds 1", "TRAINER_MPI", OMPI_COMM_WORLD_SIZE="2")
 
     def test_a_module_that_is_missing_or_of_another_version_is_refused(self):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs with Muon through the program: interrupted, killed, on a full disk, with spikes, and by every verb that reads them."""
+"""Muon through the program: runs that are interrupted, killed, on a full disk or have spikes, and every verb that reads
+them."""
 import collections
 import json
 import math
@@ -18,7 +19,7 @@ TWO = ["parallel.data=2", "run.threads=1"]
 
 
 def token_file(tokens):
-    """The llm.c layout, with the vocabulary in the header."""
+    """Returns a token file in llm.c's format, with the vocabulary size in the header."""
     return struct.pack("<256i", 20240520, 1, len(tokens), 0, 320, *[0] * 251) + struct.pack(f"<{len(tokens)}H", *tokens)
 
 
@@ -29,7 +30,7 @@ class Muon(rig.Runs):
     # --- training
 
     def test_two_hundred_steps_learn_more_than_pairs_of_tokens(self):
-        """The bytes of the quick start's text. A table of pairs, however good, has at least the conditional entropy as its loss."""
+        """Trains on the bytes of the quick start's text. No bigram table has a loss below the conditional entropy."""
         text = (ROOT / "data/austen.txt").read_bytes()[:300000]
         (self.folder / "bytes.bin").write_bytes(token_file(text))
         pairs, firsts = collections.Counter(zip(text, text[1:])), collections.Counter(text[:-1])
@@ -90,7 +91,7 @@ class Muon(rig.Runs):
     # --- spikes
 
     def test_every_rank_skips_a_spike_and_the_history_survives_a_resume(self):
-        """One step of tokens that the run has not seen before, after a hundred of a pattern that it has learned."""
+        """After a hundred steps of a pattern that the run has learned, one step has tokens that it has never seen."""
         (self.folder / "easy.bin").write_bytes(token_file([7, 11] * 3000))
         (self.folder / "hard.bin").write_bytes(token_file([(j * j + 5 * j) % 313 for j in range(6000)]))
         config = self.folder / "config.toml"
@@ -108,7 +109,7 @@ class Muon(rig.Runs):
                 self.train_on(2, f"run.dir={name}", *sets, max_steps=100)
                 history = self.manifest(100, name)["state"]["history"]
                 self.assertEqual((len(history["losses"]), len(history["norms"])), (64, 64))
-                for step in (101, 104):  # the spike is recognized by values from the checkpoint
+                for step in (101, 104):  # the history that detects the spike comes from the checkpoint
                     self.train_on(2, f"run.dir={name}", *sets, max_steps=1 if step == 101 else 10)
                 self.assert_same_run(104, name, f"{name}-whole")
                 self.assertEqual([event["step"] for event in self.events("step", name) if event["skipped"]], [101])

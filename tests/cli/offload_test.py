@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The optimizer's state in host memory, through the program: the same bits wherever it is updated, killed and resumed."""
+"""Optimizer state in host memory, through the program: every plan gives the same bits, also after kills and resumes."""
 import json
 import signal
 
 import rig
 
-# Subgroups so small that the tiny model has dozens.
+# Subgroups are so small that the tiny model has dozens of them.
 PLANS = {
     "cpu": ["offload.optimizer=cpu", "offload.subgroup=1024"],
     "blocking": ["offload.optimizer=cpu", "offload.subgroup=1024", "debug.overlap=false"],
@@ -34,7 +34,7 @@ class Offload(rig.Runs):
             self.assert_same_run(8, run, "none")
 
     def test_a_run_that_is_stopped_or_killed_goes_on_under_another_plan(self):
-        """At any moment of an update: what is saved is whole."""
+        """Whenever the signal comes during an update, the saved checkpoints are complete."""
         steps = "train.steps=400"
         self.train("run.dir=none", steps)
         for which, status in ((signal.SIGUSR1, rig.SAVED_AFTER_SIGNAL), (signal.SIGKILL, -signal.SIGKILL)):

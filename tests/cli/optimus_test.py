@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Optimus-2D through the program: the same run on one rank and on squares of ranks, processes or threads."""
+"""Optimus-2D through the program: squares of ranks (processes or threads) train as one rank does."""
 import json
 
 import rig
@@ -28,7 +28,7 @@ class Optimus(rig.Runs):
                 start, end = self.events("start", run)[-1], self.events("end", run)[-1]
                 self.assertEqual((start["micro_batch"], start["accumulation"], start["data_replicas"]), (4, 2 // data, data))
                 self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
-                # Where ranks share key/value heads they add those gradients among themselves.
+                # Ranks that share key/value heads all-reduce those gradients ("rep").
                 axes = {axis for axis, size in (("row", q), ("col", q), ("data", data * depth)) if size > 1}
                 self.assertEqual(set(end["measured"]["comm_bytes"]) - {"rep"}, axes)
 
@@ -108,7 +108,7 @@ class Optimus(rig.Runs):
             self.assertRegex(self.train("parallel.strategy=optimus-2d", f"parallel.{key}", status=2), message)
 
     def test_a_resumed_run_keeps_its_panels(self):
-        self.square(2, 1, "run.dir=new", max_steps=1)  # gathering fits, so a new run chooses it
+        self.square(2, 1, "run.dir=new", max_steps=1)  # "gather" fits into memory, so a new run chooses it
         self.assertIn('panels = "gather"', (self.folder / "new/config.toml").read_text())
         self.square(2, 1, "run.dir=whole", "parallel.panels=ring")
         self.square(2, 1, "run.dir=resumed", "parallel.panels=ring", max_steps=4)

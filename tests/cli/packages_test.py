@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What is installed and packed: files in their places, a manual page and completions that say what --help says, and examples
-that their own tools accept. Tools that are not on this machine are named and skipped."""
+"""Installed and packed files: their paths, a manual page and completions that agree with --help, and examples that the
+tools they are for accept. Tests of tools that this machine lacks are skipped."""
 import json
 import os
 import pathlib
@@ -30,7 +30,7 @@ def needs(tool):
 
 
 def helps(*words):
-    """{verb and action: what --help prints}; "" is the command without a verb."""
+    """Returns {verb and action: what --help prints}; "" is the command without a verb."""
     text = output(rig.TRAINER, *words, "--help")
     found = {" ".join(words): text}
     for word in rig.subcommands(text):
@@ -138,7 +138,7 @@ class Version(unittest.TestCase):
 
 
 class Texts(unittest.TestCase):
-    """What the program prints of itself."""
+    """The manual page and completions that the program prints."""
 
     @classmethod
     def setUpClass(cls):
@@ -148,7 +148,7 @@ class Texts(unittest.TestCase):
     def test_the_manual_has_every_verb_and_option(self):
         page = output(rig.TRAINER, "manual").replace("\\-", "-")
         for verb, text in self.helps.items():
-            own = text.split("Options of `")[0]  # those of its verb are there
+            own = text.split("Options of `")[0]  # the verb's options follow
             part = page.split(".SH VERBS")[0] if verb == "" else page.split(f".SS trainer {verb}\n")[1].split(".SS")[0]
             for option in options_of(own):
                 self.assertIn(option, part, f"trainer {verb}")
@@ -190,7 +190,7 @@ class Texts(unittest.TestCase):
         self.assertEqual(self.bash(["trainer", "checkpoint", "--checkpoint", "run", "ver"]), ["verify"])
         self.assertEqual(self.bash(["trainer", "train", "--set", "optim.l"]), ["optim.lr="])
         self.assertEqual(self.bash(["trainer", "train", "--set", "a=1", "optim.l"]), ["optim.lr="])
-        self.assertEqual(self.bash(["trainer", "train", "--config", "x"]), [])  # then the shell completes names of files
+        self.assertEqual(self.bash(["trainer", "train", "--config", "x"]), [])  # the shell then completes file names
 
     def bash(self, words):
         script = (output(rig.TRAINER, "completion", "bash") + "\ncompopt() { :; }\n"
@@ -281,7 +281,8 @@ class Examples(Folder):
     SLURM = ROOT / "scripts/slurm_job.sh"
 
     def stand_ins(self, **status):
-        """Puts programs that write down their calls and end with a status into the folder; the environment that finds them."""
+        """Creates programs that log their calls and exit with a given status; returns an environment that finds
+        them."""
         (self.folder / "calls").write_text("")
         for name, end in status.items():
             path = self.folder / name.replace("_", "-")
@@ -290,7 +291,7 @@ class Examples(Folder):
         return {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
 
     def slurm(self, status):
-        """Runs the job with a srun that ends with this status; what was started, and the job's status."""
+        """Runs the job with an srun that exits with this status; returns the logged calls and the job's status."""
         environment = self.stand_ins(srun=status, scontrol=0) | {"SLURM_JOB_ID": "4711"}
         environment.pop("TRAINER", None)
         result = subprocess.run([self.SLURM, "--config", "a b.toml"], cwd=self.folder, env=environment, capture_output=True, text=True)
@@ -311,7 +312,8 @@ class Examples(Folder):
             (self.folder / path).chmod(0o755)
         (self.folder / "linked").symlink_to("bin/trainer")
         for program in ("bin/trainer", "linked"):
-            # Debian 11, RHEL 9, Ubuntu 22.04, the newest that lacks it; "": a system without glibc, as Alpine Linux.
+            # 2.31: Debian 11; 2.34: RHEL 9; 2.35: Ubuntu 22.04, too old; "": a system without glibc, such as Alpine
+            # Linux.
             for glibc, starts in (("2.4", False), ("2.31", False), ("2.34", False), ("2.35", False), ("2.35.9000", False), ("", False),
                                   ("2.36", True), ("2.36.9000", True), ("2.39", True), ("2.41", True), ("2.100", True), ("3.0", True)):
                 with self.subTest(program=program, glibc=glibc):
@@ -325,7 +327,8 @@ class Examples(Folder):
                             self.assertIn(word, result.stderr)
 
     def quickstart(self, *options, gpu):
-        """Runs the quick start where nvidia-smi finds a GPU or not; its calls of cmake and mpirun, its output, its status."""
+        """Runs the quick start with or without a GPU; returns its calls of cmake and mpirun, its output and its
+        status."""
         environment = self.stand_ins(nvidia_smi=0 if gpu else 9, cmake=0, mpirun=0, trainer=0, install_packages_sh=0)
         for folder in ("scripts", "build"):
             (self.folder / folder).mkdir(exist_ok=True)
@@ -368,7 +371,7 @@ class Examples(Folder):
                "mpiReplicaSpecs": {name: {"replicas": int, "restartPolicy": str, "template": {"spec": dict}} for name in ("Launcher", "Worker")}}
 
     def test_images_have_labels_that_say_what_they_were_built_from(self):
-        # Instructions of the stage that all images with the program start from.
+        # The stage from which all images with the program start.
         text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
         stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S))
         labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', stages["runtime"]))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Utilisation while other programs use the CPU: the measured peak is then too low, and must be corrected."""
+"""Utilisation while other programs use the CPU: the peak measured then is too low, and must be corrected."""
 import json
 import os
 import re
@@ -8,7 +8,7 @@ import sys
 
 import rig
 
-# Products are most of the work, so that a peak measured at half its height is passed; recomputation makes hfu the highest.
+# GEMMs are most of the work, so that steps exceed a peak measured at half speed; recomputation makes hfu the highest.
 WORK = ["hardware.peak_tflops=0", "model.d_model=256", "model.n_head=4", "model.seq_len=64", "model.dropout=0",
         "train.global_batch=4", "train.micro_batch=4", "train.recompute=full", "train.steps=24", "train.eval_interval=0",
         "log.report=true"]
@@ -21,7 +21,7 @@ class Peak(rig.Runs):
         self.addCleanup(self.stop_spinning)
 
     def spin(self):
-        """One process on every processor, each telling that it has begun."""
+        """Starts a busy process on every CPU, and waits until all of them run."""
         program = "import sys\nprint('spinning', flush=True)\nwhile True: pass"
         for cpu in sorted(os.sched_getaffinity(0)):
             process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
@@ -68,7 +68,7 @@ class Peak(rig.Runs):
             self.assertLessEqual(report[share], 1)
         page = (self.folder / run / "report.html").read_text()
         shown = [float(text) for text in re.findall(r"([0-9.]+) %", page)]
-        self.assertGreaterEqual(len(shown), 4)  # on the front page, and three in the table
+        self.assertGreaterEqual(len(shown), 4)  # one at the top, and three in the table
         tile = re.search(r"<dt>Utilisation(?:, causal)?</dt><dd>([0-9.]+) %", page)
         self.assertLessEqual(float(tile.group(1)), 100)
         table = re.search(r"mfu [0-9.]+ %, causal ([0-9.]+) %, hardware ([0-9.]+) % of", page)

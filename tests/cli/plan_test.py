@@ -57,7 +57,7 @@ class Plan(rig.Runs):
         end = self.events("end", "tags")[-1]
         self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
         self.assertEqual(set(end["measured"]["comm_bytes"]), {"a", "b", "a+b"})
-        # A checkpoint of one rank goes on by tags, and the other way round.
+        # A run with sharding specs resumes from a checkpoint of one rank.
         self.train("run.dir=mixed", *common, "parallel.strategy=megatron-1d", max_steps=4)
         self.train("run.dir=mixed", *common)
         self.assert_follows("mixed", "alone")
@@ -74,7 +74,7 @@ class Plan(rig.Runs):
         self.assertGreaterEqual(len({run["strategy"] for run in runs}), 3)
         for run in runs:
             self.assertAlmostEqual(sum(run["parts"].values()), run["step_seconds"], delta=1e-9 * run["step_seconds"])
-        # The table says the same, row by row.
+        # The printed table agrees with the JSON, row by row.
         strategies = {run["strategy"] for run in runs}
         rows = [line.split() for line in text.splitlines()[2:]]
         rows = [row for row in rows if len(row) > 1 and row[1] in strategies]
@@ -83,7 +83,7 @@ class Plan(rig.Runs):
             self.assertEqual(row[:2], [str(place + 1), run["strategy"]])
             self.assertIn(f"{run['step_seconds'] * 1e3:.4g}", row)
             self.assertIn(run["recompute"], row)
-        # What it wrote plans to the same numbers, and runs as it stands.
+        # Planning the emitted configuration gives the same numbers, and it runs unchanged.
         again = json.loads(self.trainer("plan", "--config", "best.toml", "--cluster", "cluster.toml",
                                         "--devices", "4", "--json", stdout=True))
         self.assertEqual(len(again["runs"]), 1)
@@ -109,7 +109,8 @@ class Plan(rig.Runs):
         self.assertIn("--emit", self.plan(*args, "--row", "2", status=2, stdout=False))
 
     def test_a_plan_counts_the_samples_of_a_run(self):
-        """As much memory as the dry run, up to what the host has, and no layout that the run refuses."""
+        """Samples take as much memory as in the dry run, at most the host's; layouts that a run would refuse are left
+        out."""
         for prompt in ("", "The"):
             sets = ("--set", f'train.sample_prompt="{prompt}"', "model.seq_len=64", "parallel.data=1", "train.recompute=none")
             memory = json.loads(self.plan("--devices", "1", "--json", *sets))["runs"][0]["memory"]
@@ -118,7 +119,7 @@ class Plan(rig.Runs):
             self.assertEqual("kv_cache" in text, bool(prompt))
 
     def test_an_emitted_configuration_predicts_its_run(self):
-        # --cluster is relative to the folder of the plan, and the configuration is written elsewhere.
+        # --cluster is relative to the working folder; the configuration is written to a different one.
         (self.folder / "out").mkdir()
         document = json.loads(self.plan("--devices", "2", "--free", "all", "--set", "run.threads=1", "--json", "--emit",
                                         "out/best.toml"))
@@ -136,7 +137,7 @@ class Plan(rig.Runs):
                          f"{self.folder.resolve() / 'cluster.toml'}, a data sheet of core with AVX2")
         report = json.loads((self.folder / "run" / "report.json").read_text())
         self.assertAlmostEqual(report["predicted_wait_ms"], start["predicted"]["wait_ms"])
-        # The last lines and the report have the same verdict, from the means over the steps after the warm-up.
+        # The run's last lines and its report compare the same means over the steps after the warm-up.
         steps = [event["step_ms"] for event in self.events("step")][2:]
         mean = sum(steps) / len(steps)
         self.assertAlmostEqual(report["mean_step_ms"], mean)
@@ -151,10 +152,10 @@ class Plan(rig.Runs):
         worst = max(parts, key=lambda name: abs(parts[name][1] - parts[name][0]))
         self.assertIn(f"largest difference: {worst}, {parts[worst][0]:.4g} ms predicted, {parts[worst][1]:.4g} measured",
                       verdict)
-        # A plan of the emitted file needs no cluster either.
+        # Planning the emitted file does not need --cluster.
         again = json.loads(self.trainer("plan", "--config", "out/best.toml", "--devices", "2", "--json", stdout=True))
         self.assertEqual(again["runs"][0]["step_seconds"], planned["step_seconds"])
-        # A data sheet without a peak in the run's type predicts nothing, and says so.
+        # A data sheet without a peak in the run's compute type gives a message instead of a prediction.
         cluster = self.folder / "cluster.toml"
         cluster.write_text(cluster.read_text().replace("tflops_fp32", "tflops_bf16"))
         log = self.train("run.dir=other", "hardware.profile=cluster.toml")
@@ -171,11 +172,11 @@ class Plan(rig.Runs):
         self.assertAlmostEqual(run["device_hours"], 3000 * run["step_seconds"] * 2 / 3600)
         self.assertAlmostEqual(run["price"], 2.5 * run["device_hours"])
         self.assertRegex(self.plan("--devices", "2", *keys), r"3000 steps, 768k tokens, take .*price .* at 2.5 each")
-        # The same number of tokens is the same run.
+        # The same length given in tokens is the same run.
         tokens = [key.replace("train.steps=3000", f"train.tokens={3000 * 8 * 32}") for key in keys]
         self.assertEqual(json.loads(self.plan("--devices", "2", *tokens, "--json"))["runs"][0]["run_seconds"],
                          run["run_seconds"])
-        # Several numbers of devices are one table; the rows are those of single plans.
+        # Several device counts give one table, whose rows are those of single plans.
         text = self.plan("--devices", "1,2,4,7", *keys, "--html", "scaling.html")
         document = json.loads(self.plan("--devices", "1,2,4,7", *keys, "--json"))
         rows = document["scaling"]
@@ -194,7 +195,7 @@ class Plan(rig.Runs):
         for option in ("--emit=best.toml", "--explain"):
             self.assertIn("--devices, found 2", self.plan("--devices", "1,2", option, status=2, stdout=False))
         self.assertIn("no layout on 7 devices", self.plan("--devices", "7,11", *keys, status=2, stdout=False))
-        # Every plan says how far to trust it.
+        # Every plan prints its error band.
         for lines in (text, self.plan("--devices", "2", *keys)):
             self.assertRegex(lines, r"error band: steps take 0\.\d+ to 1\.\d+ times as long as predicted; cluster.toml is a data sheet")
 
@@ -290,7 +291,7 @@ class Plan(rig.Runs):
         log = self.train("run.dir=chosen", "hardware.profile=here.toml", "run.threads=1", "parallel.strategy=auto")
         self.assertIn('strategy "auto" chose', log)
         self.assertNotIn('strategy = "auto"', (self.folder / "chosen" / "config.toml").read_text())
-        # A profile of other devices is refused.
+        # A profile of a different device is refused.
         lines = [line if not (i > 0 and line.startswith("name = ") and profile.splitlines()[i - 1] == "[device]")
                  else 'name = "another"' for i, line in enumerate(profile.splitlines())]
         (self.folder / "other.toml").write_text("\n".join(lines) + "\n")

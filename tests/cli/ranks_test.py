@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs over several ranks, through the program: processes of mpirun and threads of one process, any number of replicas."""
+"""Runs over several ranks, through the program: ranks as processes of mpirun or threads of one process, and
+replicas."""
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ class Ranks(rig.Runs):
         return self.train_on(count, *sets, transport=transport, **options)
 
     def test_processes_and_threads_and_zero_stages_give_the_same_bits(self):
-        # Three micro-batches a step of two sequences, or two, or three of one.
+        # Per step and rank: three micro-batches of two sequences, two of two, or three of one.
         for compute, count, micro_batch in (("fp32", 2, 2), ("bf16", 2, 2), ("fp32", 3, 2), ("fp32", 4, 1)):
             runs = []
             for stage in (0, 1):
@@ -104,7 +105,8 @@ class Ranks(rig.Runs):
         self.assert_whole(*self.step_folders())
 
     def test_a_rank_that_is_killed_is_named_and_the_other_ranks_stop(self):
-        """mpirun itself ends them and returns the signal; with --enable-recovery it lets them exit with their own status."""
+        """mpirun ends the other ranks and returns the signal; with --enable-recovery they exit with their own
+        status."""
         for run, options in (("ended", []), ("left", ["--enable-recovery"])):
             keep = ["sh", "-c", '"$0" "$@"; echo $? > status.$OMPI_COMM_WORLD_RANK']
             self.launcher = [*rig.MPIRUN, *options, "-np", "3", *keep]
@@ -125,7 +127,7 @@ class Ranks(rig.Runs):
             self.assert_whole(*self.step_folders(run))
 
     def two_ranks(self, first, second, status, folder="."):
-        """Two ranks with command lines of their own, the second in `folder`; what they say."""
+        """Runs two ranks with different command lines, the second in `folder`; returns their stderr."""
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on this machine")
         common = [rig.TRAINER, "--config", "config.toml", "--set", "run.threads=1", "--set", "parallel.timeout=20"]
@@ -164,7 +166,7 @@ class Ranks(rig.Runs):
                      "tokens/tokenizer.model")
         stderr = self.two_ranks([], [], status=4, folder="other")
         self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job than rank 0: the number of training tokens is \d+, but \d+ on rank 0")
-        # A tokenizer that is trained is the first rank's, on whichever text.
+        # If a tokenizer is trained, rank 0 trains it, on its own text.
         text = ["--set", "data.train=text.txt", "--set", "data.tokenizer=train", "--set", "data.vocab_size=320"]
         stderr = self.two_ranks(text, text, status=4, folder="other")
         self.assertIn("the number of training tokens is", stderr)
@@ -221,12 +223,12 @@ class Ranks(rig.Runs):
         self.assertIn("data all_reduce", plan)
 
     def results(self, *args):
-        """What the program prints as JSON."""
+        """Returns the JSON that the program prints."""
         return json.loads(self.trainer(*args, stdout=True))
 
     @staticmethod
     def process_of(mpirun, rank):
-        """The process that mpirun started as this rank."""
+        """Returns the id of the process that mpirun started as this rank."""
         for pid in pathlib.Path(f"/proc/{mpirun}/task/{mpirun}/children").read_text().split():
             environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if f"OMPI_COMM_WORLD_RANK={rank}".encode() in environment:

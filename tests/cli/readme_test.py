@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What every README and CONTRIBUTING.md say: paths exist, verbs and options are those of --help, keys those of `config reference`, example
-configurations have no mistakes, and what computes nothing (`config check`, --dry-run) is run.
+"""Checks every README and CONTRIBUTING.md: paths exist, verbs and options are those of --help, keys are those of
+`config reference`, example configurations have no mistakes, and commands that compute nothing (`config check`,
+--dry-run) run.
 
-Code blocks of READMEs are read line by line: ```sh has one command a line, ```toml a configuration, ```bash a script whose
-commands count, ```text a sample, with commands after "$ ". In text, `code` counts as a command, an option, a key or a path by
-how it looks. Words in capitals (FILE, N, NEW_INPUTS) are placeholders.
+Code blocks of READMEs are read line by line: ```sh has one command per line, ```toml a configuration, ```bash a script
+whose commands are checked, ```text a sample with commands after "$ ". In prose, `code` is taken as a command, an
+option, a key or a path, depending on its form. Words in capitals (FILE, N, NEW_INPUTS) are placeholders.
 """
 import json
 import os
@@ -23,14 +24,14 @@ READMES = {path.relative_to(ROOT).as_posix(): path.read_text()
            for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")]
            if not path.parent.name.startswith("build")}
 VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "completion", "manual", "plan")
-# What commands make, and what lies on other machines.
+# Paths that commands create, and paths on other machines.
 MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|share|NEW_INPUTS)(/|$|\.)|~")
-# Files of a run and of checks: `config.toml`, `results/gpu_check.md`.
+# Files that runs and checks write: `config.toml`, `results/gpu_check.md`.
 OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
            "tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
-# Other programs, and those of their options that READMEs mention without the program.
+# Other programs, and their options that READMEs mention without the program.
 FOREIGN = {"tar", "pip", "docker", "git", "sbatch", "tensorboard", "cpack"}
 FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
 ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
@@ -38,7 +39,7 @@ PLACEHOLDER = re.compile(r"<?[A-Z][A-Z_]*>?$|…")
 
 
 class Code:
-    """What a README has in code: blocks with their language, and spans."""
+    """The code in a README: blocks with their language, and spans."""
 
     def __init__(self, name, text):
         self.name, self.folder = name, (ROOT / name).parent
@@ -46,12 +47,12 @@ class Code:
         prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
         self.spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
         self.links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose) if "://" not in link]
-        # Paths in plain words as well: (tests/README.md).
+        # Paths that are not marked as code: (tests/README.md).
         path = r"(?<!\]\()(?<![\w/`\[])((?:\w+/)+[\w.-]+\.(?:" + "|".join(ENDINGS) + r"))\b"
         self.named = re.findall(path, re.sub("`[^`]*`", "", prose))
 
     def commands(self):
-        """Every command as words."""
+        """Yields every command as a list of words."""
         lines = [line for language, text in self.blocks if language in ("sh", "bash")
                  for line in text.replace("\\\n", " ").splitlines()]
         first = re.compile(r"(trainer|build/trainer|cmake|ctest|mpirun|srun|TRAINER=\S+|scripts/\S+|tests/\S+\.(?:sh|py)) \S")
@@ -82,7 +83,7 @@ class Readmes(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         for name in ("configs", "data"):
             (cls.folder / name).symlink_to(ROOT / name)
-        llama = cls.folder / "Llama-3.2-1B"  # what continue-llama3.toml starts from, without its weights
+        llama = cls.folder / "Llama-3.2-1B"  # the model that continue-llama3.toml starts from, without its weights
         llama.mkdir()
         (llama / "config.json").write_text(json.dumps({
             "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
@@ -116,7 +117,7 @@ class Readmes(unittest.TestCase):
         return result.stdout
 
     def each(self, items, check):
-        """Calls check(README, item) for all items of all READMEs, also after a failure."""
+        """Calls check(README, item) for all items of all READMEs, even after a failure."""
         for code in CODE:
             for item in items(code):
                 with self.subTest(readme=code.name, item=item if isinstance(item, str) else shlex.join(item)):
@@ -142,11 +143,11 @@ class Readmes(unittest.TestCase):
             looks = [span for span in code.spans + code.named if re.match(r"(\.\./)*\w[\w./-]*$", span) and span not in self.keys]
             return [span for span in looks if "/" in span or span.rsplit(".", 1)[-1] in ENDINGS]
 
-        # unit/FOLDER/NAME_test.cpp: some file is called so
+        # unit/FOLDER/NAME_test.cpp must match some file
         self.each(paths, lambda code, path: self.require(code, re.sub("NAME|FOLDER", "*", path)))
 
     def test_nothing_is_left_out(self):
-        """Every configuration, script, folder of the source and of the tests begins a row in its folder's README."""
+        """Every configuration, script, source folder and test folder has a row in the README next to it."""
         for name, items in (("configs", [path.name for path in files_of("configs")]),
                             ("scripts", [path.name for path in files_of("scripts")]),
                             ("src", [f"{path.name}/" for path in files_of("src") if path.is_dir()]),
@@ -211,9 +212,9 @@ class Readmes(unittest.TestCase):
                 self.require_option(word, self.help[verb], f"trainer {verb} --help")
             elif option in ("--set", "-s"):
                 self.assertIn(word.split("=")[0], self.keys)
-                # A profile is made by the command before; any description of a machine will do here.
+                # The preceding command would make this profile; here any machine description will do.
                 profile = f"hardware.profile={ROOT / 'configs/clusters/laptop-2core.toml'}"
-                if not re.search("=(runs/|gpt2$|my.txt)", word):  # what a command before makes, and a reader has
+                if not re.search("=(runs/|gpt2$|my.txt)", word):  # made by an earlier command or by the reader
                     sets += ["--set", profile if word.startswith("hardware.profile=") else word]
         if "--config" not in arguments:
             return
@@ -224,7 +225,8 @@ class Readmes(unittest.TestCase):
         more = ["--ranks", ranks] if ranks and ranks.isdigit() else []
         self.output(rig.TRAINER, "config", "check", "--config", config, *sets, *more)
         if "--dry-run" in arguments:
-            self.assertTrue(self.output(rig.TRAINER, *arguments, "--set", "hardware.memory_limit=64"))  # however busy this machine
+            # Even if this machine's memory is in use.
+            self.assertTrue(self.output(rig.TRAINER, *arguments, "--set", "hardware.memory_limit=64"))
         if verb == "config":
             self.assertTrue(self.output(rig.TRAINER, *arguments))
 
@@ -250,7 +252,7 @@ class Readmes(unittest.TestCase):
                 self.assertRegex(lists, rf"(NAME |SHARDS_){word}\b")
 
     def script(self, code, path, arguments):
-        """Options are in what --help prints, arguments that look like files of the project exist."""
+        """Requires that --help lists the options, and that arguments that look like files of the project exist."""
         self.assertTrue((ROOT / path).is_file(), f"no {path}")
         self.assertTrue(os.access(ROOT / path, os.X_OK), f"{path} is not executable")
         if path not in self.scripts:
@@ -282,19 +284,19 @@ class Readmes(unittest.TestCase):
 
         def check(_, span):
             name = span.removeprefix("-D").split("=")[0]
-            if name == "TRAINER_ISA":  # of the environment, at run time
+            if name == "TRAINER_ISA":  # an environment variable at run time
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "src").rglob("*.cpp")))
-            elif name in ("TRAINER_TORCH_PYTHON", "TRAINER_GGUF_PYTHON"):  # of the tests' environment
+            elif name in ("TRAINER_TORCH_PYTHON", "TRAINER_GGUF_PYTHON"):  # environment variables of tests
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "readme_test.py"))
             else:
                 self.assertRegex(lists, rf"\b{name}\b")
         self.each(lambda code: [span for span in code.spans if re.match(r"(-D)?TRAINER_\w+(=|$)", span)], check)
 
     def test_commands_of_the_readme_run(self):
-        """What README.md trains and generates with, in two steps on a short text."""
+        """Runs README.md's commands for training and generation with two steps on a short text."""
         (self.folder / "short.txt").write_text(4 * rig.tiny_text())
         short = ["train.steps=2", "optim.warmup_steps=1", 'data.train=["short.txt"]', "data.vocab_size=320", "train.eval_batches=1", "train.sample_tokens=4"]
-        # A model in Hugging Face's format to import, smaller than the README's.
+        # A model to import in Hugging Face's format, smaller than the README's.
         tiny = ["model.n_layer=1", "model.n_head=2", "model.d_model=32", "model.seq_len=32"]
         self.output(rig.TRAINER, "--config", "configs/quickstart.toml", "--set", "run.name=tiny", *short, *tiny)
         shutil.rmtree(self.folder / "gpt2-hf")
@@ -356,7 +358,8 @@ class Readmes(unittest.TestCase):
             for line in re.findall(r"^#   ((?:mpirun|build/trainer|scripts/).*)$", path.read_text(), re.M):
                 commands += 1
                 with self.subTest(config=path.name, command=line):
-                    self.command(code, shlex.split(line.replace("data/large", "data"), comments=True))  # which get_text.sh makes
+                    # get_text.sh would make data/large.
+                    self.command(code, shlex.split(line.replace("data/large", "data"), comments=True))
         self.assertGreater(commands, 20)
 
 

@@ -50,7 +50,8 @@ class Reports(rig.Runs):
         self.assertIn(message, self.train(max_steps=1))
 
     def test_the_samples_of_a_spike_are_found(self):
-        """A text repeats one line, with one odd line, which is in two samples: the steps whose loss is large trained on them."""
+        """The text repeats one line except for an odd one, which is in two samples. The steps with them have large
+        losses."""
         lines = ["the cat sat on the mat.\n"] * 1000
         lines[500] = "XQ!7 zzkp 4&%# wJ9 ~~ 0x3F qqq; [[[]]] Zw: 88 kjh\n" * 2
         (self.folder / "text.txt").write_text("".join(lines))
@@ -68,7 +69,7 @@ class Reports(rig.Runs):
         shown = self.trainer("report", "run", "--step", str(spike), stdout=True)
         self.assertRegex(shown, rf"^step {spike}: loss \d+\.\d+, grad_norm \d+\.\d+; 4 samples of 33 tokens")
         self.assertRegex(shown, r"run/tokens/train\.bin \d+-\d+  0 of /\S+/text\.txt +")
-        # A run that skips spikes names the command.
+        # A run that skips a spike prints the command that shows its samples.
         stderr = self.train(*sets, "run.dir=skips", "train.steps=190", "train.skip_sigma=3", "train.skip_window=64")
         commands = re.findall(r"warning: step (\d+): .*; `trainer (report skips --step \1)` prints its samples", stderr)
         self.assertTrue(commands, stderr)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs that are interrupted and resumed: bit-identical to runs that are not."""
+"""Runs that are interrupted and resumed are bit-identical to uninterrupted ones."""
 import hashlib
 import json
 import os
@@ -47,7 +47,7 @@ class Resume(rig.Runs):
             self.assert_same_run(8, f"{compute}-1", f"{compute}-2")
 
     def test_skipped_steps_are_resumed_like_others(self):
-        """Rates that overflow: a step whose loss is not finite moves data and schedule on, not Adam's step."""
+        """With learning rates that overflow: a skipped step advances the data and the schedule, but not Adam's step."""
         sets = ["optim.lr=1e30", "optim.min_lr=1e29", "optim.warmup_steps=0", "train.max_skipped_steps=100"]
         self.train("run.dir=whole", *sets, max_steps=7)
         self.assertTrue(any(event["skipped"] for event in self.events("step", "whole")), "no step was skipped")
@@ -72,7 +72,7 @@ class Resume(rig.Runs):
             self.assertEqual(self.losses(name)[0], self.losses("whole")[0][4:])
         self.assertEqual(self.saved_steps(), [4])
         self.assertTrue(self.tensors(4) == before, "the checkpoint that others started from changed")
-        # A step of the run itself, with the slash that a shell's completion adds.
+        # A run resumes from its own step, also with the slash that shell completion adds.
         self.assertIn("resumed step 4", self.train(resume="run/checkpoints/step-00000004/"))
 
     def test_a_moved_step_folder_is_enough(self):
@@ -105,7 +105,7 @@ class Resume(rig.Runs):
         self.assertIn("the run is finished: 8 of 8 steps are done", stderr)
         self.assertIn("finished at step 8 of 8", stderr)
         self.assertEqual(files(), before)
-        # Figures of steps on one rank would be shown with a layout that made no step.
+        # A new report would show the step times of one rank for a layout that made no steps.
         self.train("parallel.transport=threads", "parallel.data=2", "parallel.zero_stage=1", "log.tensorboard=true",
                    "log.report=true")
         self.assertEqual(files(), before)
@@ -121,7 +121,7 @@ class Resume(rig.Runs):
 
     def test_a_run_of_so_many_tokens_sees_them_at_any_batch(self):
         config = self.folder / "config.toml"
-        config.write_text(config.read_text().replace("steps = 8\n", "tokens = 2048\n"))  # of 128 a step: 16 steps
+        config.write_text(config.read_text().replace("steps = 8\n", "tokens = 2048\n"))  # 128 tokens per step: 16 steps
         self.train(max_steps=4)
         self.assertIn("finished at step 10 of 10", self.train("train.global_batch=8"))
         steps = self.events("step")
@@ -134,7 +134,7 @@ class Resume(rig.Runs):
         self.assertIn("the run is finished: 10 of 10", self.train("train.global_batch=8"))
 
     def test_the_best_checkpoint_is_one_that_was_evaluated(self):
-        """Of evaluations at 2, 4, 6, 8 and checkpoints at 3, 6, 8: at 6 and 8."""
+        """With evaluations at steps 2, 4, 6 and 8 and checkpoints at 3, 6 and 8, only 6 and 8 can be the best."""
         sets = ["train.eval_interval=2", "checkpoint.interval=3", "checkpoint.keep=0"]
         self.train(*sets)
         best = {step: json.loads((self.step_folder(step, "run") / "manifest.json").read_text())["state"]["best_step"]
@@ -158,7 +158,7 @@ class Resume(rig.Runs):
         stderr = self.train(*branch, resume="base", status=5)
         self.assertIn("descend from none of the 1 checkpoints now in base", stderr)
         self.assertIn("use --resume auto", stderr)
-        # Nothing is known of a run that began by itself, or was saved before its origin was recorded.
+        # A run that did not start from a checkpoint has no recorded origin, nor has one saved by an earlier version.
         self.assertIn("do not record that they descend from whole/checkpoints/step-00000012",
                       self.train("run.dir=base", resume="whole", status=5))
 
@@ -173,7 +173,7 @@ class Resume(rig.Runs):
         self.train("run.dir=whole", *back, resume=path)
         self.assertTrue(self.tensors(12) == self.tensors(12, "whole"))
         self.assertEqual(self.losses()[0][4:], self.losses("whole")[0])
-        # An even earlier step has not been resumed; nor does the folder of all checkpoints begin anything.
+        # Resuming a whole run folder does not begin a branch; resuming from an even earlier step begins a new one.
         self.assertIn("resumed step 12", self.train("train.steps=13", *back[1:], resume="run"))
         self.assertIn("resuming at step 13", self.train("train.steps=14", *back[1:], resume=path))
         self.assertIn("resumed step 2", self.train(*back, resume="run/checkpoints/step-00000002", max_steps=1))
@@ -198,7 +198,7 @@ class Resume(rig.Runs):
             self.assertEqual(self.tensors(8, "branch"), self.tensors(8, "whole"))
             shutil.rmtree(self.folder / "branch")
 
-    # Layouts of up to eight ranks.
+    # Layouts with up to eight ranks.
     LAYOUTS = {
         "megatron": ["parallel.tensor=2", "parallel.data=1", "parallel.sequence_parallel=false"],
         "replicas": ["parallel.data=2", "parallel.zero_stage=1", "offload.optimizer=cpu"],
@@ -212,8 +212,9 @@ class Resume(rig.Runs):
     }
 
     def test_checkpoints_of_processes_are_those_of_threads(self):
-        """Each layout resumes what the one before it saved, as processes and as threads: equal bytes. LAYOUT_PAIRS=all: all
-        layouts. unit/train/layout_checkpoints_test.cpp has every pair of layouts on threads."""
+        """Each layout resumes from the previous one's checkpoint, as processes and as threads, with equal bytes.
+        LAYOUT_PAIRS=all tests all layouts. unit/train/layout_checkpoints_test.cpp tests every pair of layouts on
+        threads."""
         names = list(self.LAYOUTS) if os.environ.get("LAYOUT_PAIRS") == "all" else ["sequence parallel", "ring", "replicas"]
         base = ["train.steps=12", "train.micro_batch=4", "train.global_batch=8", "checkpoint.keep=0", "run.threads=1"]
         self.train("run.dir=start", *base, max_steps=2)
@@ -271,7 +272,7 @@ class Resume(rig.Runs):
         self.train("checkpoint.interval=4", "checkpoint.keep=0")
         steps = (self.folder / "run/metrics.jsonl").read_text()
         self.assertNotIn("from a different run", self.train("train.steps=9"))
-        # Those of a run that was killed before its first checkpoint.
+        # The metrics of a different run that was killed before its first checkpoint.
         other = [line for line in steps.splitlines(True) if '"event":"checkpoint"' not in line]
         self.assertLess(len(other), len(steps.splitlines()))
         (self.folder / "run/metrics.jsonl").write_text("".join(other))

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: a folder of its own for each test, tokens made once, and the program run in it.
+"""Code shared by tests of whole runs: each test has its own folder with ready-made tokens, and runs the program in it.
 
 Each <name>_test.py is a unittest program; TRAINER names the program: TRAINER=build/trainer python3 resume_test.py
 """
@@ -21,7 +21,7 @@ SAVED_AFTER_SIGNAL = 75
 # Containers run as root, and a test machine has fewer cores than ranks.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
-# Small, but with everything that a resumed run must get right: dropout, accumulation, warm-up, clipping, evaluation.
+# Small, but with everything that resuming must restore: dropout, accumulation, warm-up, clipping, evaluation.
 CONFIG = """[run]
 dir = "run"
 threads = 2
@@ -57,19 +57,19 @@ peak_tflops = 1.0
 
 
 def subcommands(text):
-    """The verbs or actions that this --help lists."""
+    """Returns the verbs or actions listed in this --help text."""
     listed = re.search(r"^subcommands:\n((?:  .*\n)+)", text, re.M | re.I)
     return re.findall(r"^  (\w+) ", listed.group(1), re.M) if listed else []
 
 
-# Sanitizers keep freed memory and shadows of it: what a process takes says nothing then.
+# Sanitizers keep freed memory and add shadow memory, so a process's memory use means nothing.
 counts_memory = unittest.skipIf(os.environ.get("SANITIZED"), "memory is not counted under sanitizers")
 
 
 class Runs(unittest.TestCase):
     """The folder holds text.txt, tokens/ and config.toml; runs write to run/ by default."""
 
-    launcher = []  # what starts the program: mpirun and its options
+    launcher = []  # the command that starts the program: mpirun and its options
 
     @classmethod
     def setUpClass(cls):
@@ -93,12 +93,12 @@ class Runs(unittest.TestCase):
     # --- the program
 
     def environment(self):
-        """Under sanitizers the leaks of MPI itself are not reported."""
+        """Returns the program's environment; sanitizers do not report leaks of MPI itself."""
         return {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"} if self.launcher else None
 
     def trainer(self, *args, status=0, file_bytes=None, stdout=False):
-        """Runs the program to its end; its stderr, or its stdout."""
-        # What all ranks write, past mpirun: that of Open MPI 5.0 sends the beginning of stdout to stderr at times.
+        """Runs the program to its end; returns its stderr, or its stdout."""
+        # Ranks write stdout to files, because Open MPI 5.0's mpirun sometimes sends the beginning of stdout to stderr.
         past = ["sh", "-c", 'exec "$0" "$@" > stdout.$OMPI_COMM_WORLD_RANK'] if stdout and self.launcher else []
         for file in self.folder.glob("stdout.*"):
             file.unlink()
@@ -121,11 +121,11 @@ class Runs(unittest.TestCase):
         return args
 
     def train(self, *sets, status=0, file_bytes=None, **options):
-        """train("run.dir=other", max_steps=4): runs to its end; its stderr."""
+        """Trains, for example train("run.dir=other", max_steps=4), and returns stderr."""
         return self.trainer(*self.train_args(sets, options), status=status, file_bytes=file_bytes)
 
     def start(self, *args):
-        """Starts the program and goes on; it ends with the test at the latest."""
+        """Starts the program in the background; it is killed when the test ends."""
         process = subprocess.Popen([*self.launcher, TRAINER, *args], cwd=self.folder, env=self.environment(),
                                    stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=limits(None))
@@ -133,7 +133,7 @@ class Runs(unittest.TestCase):
         def end():
             if process.poll() is None:
                 process.kill()
-            if process.stderr is not None and not process.stderr.closed:  # else a failure has read it already
+            if process.stderr is not None and not process.stderr.closed:  # a failure may have read it already
                 process.communicate()
             process.wait()
         self.addCleanup(end)
@@ -143,13 +143,13 @@ class Runs(unittest.TestCase):
         return self.start(*self.train_args(sets, options))
 
     def ended(self, process, status):
-        """Waits for the end of a started program; its stderr."""
+        """Waits for the end of a started program; returns its stderr."""
         _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
         self.assertEqual(process.returncode, status, stderr)
         return stderr
 
     def wait_until(self, condition, process, what, pause=0.005):
-        """The first true value of condition(); fails when the process ends before."""
+        """Returns the first true value of condition(); fails if the process ends before."""
         limit = time.monotonic() + TIMEOUT_SECONDS
         while not (value := condition()):
             if process.poll() is not None:
@@ -162,12 +162,12 @@ class Runs(unittest.TestCase):
         process.send_signal(which)
         return self.ended(process, status)
 
-    # --- what a run leaves
+    # --- files of a run
 
     def events(self, kind, run="run"):
         path = self.folder / run / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be on its way
+        events = [json.loads(line) for line in lines if line.endswith("\n")]  # the last line may be incomplete
         return [event for event in events if event["event"] == kind]
 
     def last_step(self, run="run"):
@@ -187,7 +187,7 @@ class Runs(unittest.TestCase):
             self.launcher = []
 
     def assert_follows(self, run, single, steps=8):
-        """The losses of fp64 are those of one rank but for the order of sums."""
+        """Requires that fp64 losses are those of one rank, apart from the order of sums."""
         got, _ = self.losses(run)
         expected, _ = self.losses(single)
         self.assertEqual(len(got), steps)
@@ -195,7 +195,7 @@ class Runs(unittest.TestCase):
             self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
 
     def losses(self, run="run"):
-        """What must repeat to the bit, of each step and evaluation."""
+        """Returns the values of each step and evaluation that must be bit-identical."""
         steps = [(e["step"], e["tokens"], e["loss"], e["grad_norm"], e["lr"], e["data_position"], e["skipped"])
                  for e in self.events("step", run)]
         return steps, [(e["step"], e["loss"], e["tokens"]) for e in self.events("eval", run)]
@@ -210,7 +210,7 @@ class Runs(unittest.TestCase):
         return self.folder / run / "checkpoints" / f"step-{step:08}"
 
     def tensors(self, step, run="run"):
-        """The bytes of weights and moments."""
+        """Returns the bytes of weights and optimizer moments."""
         shards = sorted(self.step_folder(step, run).glob("*.shard"))
         self.assertTrue(shards, f"no shard of step {step} in {run}")
         return b"".join(shard.read_bytes() for shard in shards)
@@ -236,7 +236,7 @@ class Runs(unittest.TestCase):
 
 
 def children(pid):
-    """Of a launcher: its ranks, in their order."""
+    """Returns the process ids of a launcher's ranks, in order."""
     try:
         return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:

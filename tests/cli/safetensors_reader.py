@@ -1,4 +1,4 @@
-"""Reads safetensors files with nothing but Python."""
+"""Reads safetensors files in plain Python."""
 import json
 import pathlib
 import struct
@@ -7,7 +7,7 @@ SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 def read(folder):
-    """Of all files in the folder, or of one file: {name: (dtype, shape, bytes)}."""
+    """Returns {name: (dtype, shape, bytes)} of all files in a folder, or of one file."""
     tensors, folder = {}, pathlib.Path(folder)
     for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
         content = path.read_bytes()
@@ -21,7 +21,7 @@ def read(folder):
 
 
 def floats(tensor):
-    """The values of an F32 or F64 tensor."""
+    """Returns the values of an F32 or F64 tensor."""
     dtype, _, content = tensor
     letter = {"F32": "f", "F64": "d"}[dtype]
     return struct.unpack(f"<{len(content) // SIZES[dtype]}{letter}", content)

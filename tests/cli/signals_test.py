@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Requests to stop and to save: signals and --max-time. Completed work is kept, and the run resumes bit-identically."""
+"""Requests to stop or save by signals and --max-time: completed work is kept, and the run resumes bit-identically."""
 import json
 import os
 import pathlib
@@ -16,7 +16,7 @@ LONG = ["train.steps=100000", "train.eval_interval=0"]
 
 class Signals(rig.Runs):
     def goes_on_identically(self, *sets):
-        """Two more steps, against a run that never stopped."""
+        """Makes two more steps, and compares with a run that never stopped."""
         last = self.last_step()
         self.assertEqual(self.saved_steps()[-1:], [last] * (last > 0), "a completed step was not saved")
         self.assert_whole(*self.step_folders())
@@ -27,7 +27,7 @@ class Signals(rig.Runs):
 
     @staticmethod
     def processor_ticks(process):
-        """Hundredths of a second computed in so far."""
+        """Returns the CPU time used so far, in 1/100 s."""
         return int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
 
     def stops_and_goes_on(self, which, *sets):
@@ -50,7 +50,7 @@ class Signals(rig.Runs):
         self.stops_and_goes_on(signal.SIGTERM, *LONG, "checkpoint.async=true", "checkpoint.interval=1")
 
     def test_a_terminal_that_closes_saves_and_asks_to_be_started_again(self):
-        """It sends SIGHUP more than once; the second does not count as impatience."""
+        """A terminal sends SIGHUP more than once; the second one does not force an immediate exit."""
         process = self.start_train(*LONG)
         self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
         process.send_signal(signal.SIGHUP)
@@ -111,7 +111,7 @@ class Signals(rig.Runs):
 
     def test_a_second_signal_ends_the_process_at_once(self):
         self.train(*LONG, max_steps=2)
-        # Its one micro-step takes seconds: after the first signal it is still in it.
+        # The run's single micro-step takes seconds, so the first signal comes in the middle of it.
         process = self.start_train(*LONG, "run.dir=slow", "model.d_model=256", "model.seq_len=256", "train.micro_batch=16",
                                    "train.global_batch=16", "precision.compute=fp64", "train.recompute=full", "run.threads=1")
         self.wait_until(lambda: self.events("start", "slow"), process, "its start")
@@ -144,7 +144,7 @@ class Signals(rig.Runs):
         self.goes_on_identically(*LONG)
 
     def planning(self, *sets, **options):
-        """A run of the deepest model, which is planned for seconds; once it has said so."""
+        """Starts a run of the deepest model, whose planning takes seconds, and waits until it logs that."""
         deep = ["train.eval_interval=0", "model.n_layer=10000", "model.n_head=1", "model.d_model=4", "train.micro_batch=1", "run.threads=1"]
         process = self.start_train(*deep, *sets, **options)
         self.assertEqual(process.stderr.readline(), "planning memory and communication of 10000 layers\n")
@@ -160,7 +160,7 @@ class Signals(rig.Runs):
 
     @unittest.skipIf(shutil.which("mpirun") is None, "no mpirun on this machine")
     def test_ranks_stop_together_when_a_deep_model_is_planned(self):
-        """No rank exits before all other ranks, whichever rank received the signal."""
+        """All ranks stop together, whichever rank received the signal."""
         for rank, words in enumerate(["stopped by SIGTERM while planning", "stopped by a signal to another rank"]):
             self.launcher = [*rig.MPIRUN, "-np", "2"]
             process = self.planning()
@@ -178,12 +178,12 @@ class Signals(rig.Runs):
     def test_a_signal_stops_an_evaluation_and_a_sample(self):
         self.train(max_steps=1)
         (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 400)
-        # A sample ends where the model draws the end of a text: only many last.
+        # A sample ends at the first end-of-text token, so only many samples take long enough.
         for args in (["eval", "--checkpoint", "run", "--data", "long.txt"],
                      ["generate", "--checkpoint", "run", "--prompt", "the", "--samples", "1000000"]):
             process = self.start(*args)
             status = pathlib.Path(f"/proc/{process.pid}/status")
-            # It catches SIGTERM (bit 14) once it is at work.
+            # The program catches SIGTERM (bit 14) once it has started its work.
             self.wait_until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> 14 & 1, process, "its work")
             self.assertIn("stopped by SIGTERM", self.stop(process))
 
@@ -208,7 +208,7 @@ class Signals(rig.Runs):
         self.assertEqual([event["step"] for event in self.events("eval")], [1, 2])
 
     def test_max_time_counts_the_preparation_of_data(self):
-        """A time too short to tokenize in: the first step is made all the same once the tokens are there."""
+        """The time is too short to tokenize; once the tokens exist, the run makes its first step nevertheless."""
         (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 300)
         sets = [*LONG, "data.train=long.txt"]
         stderr = self.train(*sets, max_time="0.01s")

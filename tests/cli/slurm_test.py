@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/slurm_job.sh under a real Slurm: a controller and one node on this machine, only for this test. Exit status 77
-(skipped) where Slurm is not installed or this user may not run it."""
+"""Runs scripts/slurm_job.sh under a real Slurm: a controller and one node on this machine, started for this test. Exit
+status 77 (skipped) if Slurm is not installed or this user may not run it."""
 import os
 import pathlib
 import re
@@ -48,9 +48,9 @@ def free_ports(count):
 class Slurm(rig.Runs):
     def setUp(self):
         super().setUp()
-        self.cluster = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))  # paths of sockets are short
+        self.cluster = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))  # socket paths must be short
         self.addCleanup(shutil.rmtree, self.cluster, ignore_errors=True)
-        self.cluster.chmod(0o755)  # munged refuses a socket that others cannot reach
+        self.cluster.chmod(0o755)  # munged refuses a socket that other users cannot reach
         for name in ("spool", "state"):
             (self.cluster / name).mkdir()
         self.slurm = {**os.environ, "SLURM_CONF": str(self.cluster / "slurm.conf"), "TRAINER": str(rig.TRAINER)}
@@ -107,14 +107,14 @@ class Slurm(rig.Runs):
                                           "--config", "config.toml", *words)).group()
         self.addCleanup(self.cancel, job)
         saved = []
-        for _ in range(2):  # the second time it has resumed
+        for _ in range(2):  # the second time after a resume
             last = saved[-1] if saved else 0
             self.until(lambda: self.last_step() >= last + 3, f"step {last + 3}")
             self.call("scancel", "--signal=TERM", job)
             self.until(lambda: self.state(job) == "PENDING", "the job in the queue again")
             saved.append(self.last_step())
             self.assertEqual(self.saved_steps()[-1], saved[-1], "a completed step was not saved")
-            if len(saved) == 1:  # Slurm itself waits for two minutes
+            if len(saved) == 1:  # otherwise Slurm delays the restart by two minutes
                 self.call("scontrol", "update", f"jobid={job}", "StartTime=now")
         self.cancel(job)
         starts = [event["data_replicas"] for event in self.events("start")]

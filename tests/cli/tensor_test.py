@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tensor parallelism through the program: the same run on one rank and on many, processes or threads."""
+"""Tensor parallelism through the program: several ranks (processes or threads) train as one rank does."""
 import json
 import re
 
@@ -59,7 +59,7 @@ class Tensor(rig.Runs):
         expected = self.trainer(*prompt, "alone", stdout=True)
         for run in ("four", "two"):
             self.assertEqual(self.trainer(*prompt, run, stdout=True), expected)
-        for ranks in (2, 3, 4):  # three cannot share four heads: one of them writes
+        for ranks in (2, 3, 4):  # three ranks cannot share four heads, so one of them generates
             self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
             self.assertEqual(self.trainer(*prompt, "four", stdout=True), expected)
             self.assertIn("no prompt", self.trainer("generate", "--checkpoint", "four", status=2))
@@ -74,7 +74,7 @@ class Tensor(rig.Runs):
         self.assertAlmostEqual(self.events("eval", "one")[-1]["loss"], last["loss"], delta=1e-10 * last["loss"])
 
     def test_a_model_that_one_rank_cannot_hold_is_evaluated_and_writes_on_several(self):
-        # Weights that ranks share are most of the memory; each rank may take what it needs of a quarter.
+        # Sharded weights are most of the memory; the limit allows each rank only its quarter.
         wide = ("model.d_ff=180000", "train.micro_batch=1", "train.global_batch=1", "train.steps=2", "optim.warmup_steps=1",
                 "precision.compute=bf16", "train.eval_interval=2")
         plan = self.trainer("train", "--dry-run", *self.train_args(
@@ -106,10 +106,10 @@ class Tensor(rig.Runs):
             self.launcher = [*rig.MPIRUN, "-np", str(tensor)]
             stderr = self.train(*COMMON, *sets, f"parallel.tensor={tensor}", status=status)
             self.assertRegex(stderr, message)
-            ours = [line for line in stderr.splitlines() if "trainer: " in line]  # mpirun says what it thinks, too
+            ours = [line for line in stderr.splitlines() if "trainer: " in line]  # mpirun prints messages, too
             self.assertEqual(len(ours), 1, stderr)
         self.launcher = []
-        # What the message proposes works.
+        # The setting that the message proposes works.
         self.layout(2, 1, "model.seq_len=31", "train.micro_batch=1", "parallel.sequence_parallel=false")
 
     def test_a_dry_run_needs_no_ranks(self):

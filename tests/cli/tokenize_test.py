@@ -30,7 +30,7 @@ class Tokenize(rig.Runs):
         return self.trainer(*args, status=status)
 
     def long_text(self, copies):
-        """15 kB a copy; never held here as a whole, see ru_maxrss below."""
+        """Writes copies of 15 kB each, never all in memory, as a child's ru_maxrss starts at its parent's."""
         text = (self.folder / "text.txt").read_text()
         with open(self.folder / "long.txt", "w") as file:
             for i in range(copies):
@@ -53,7 +53,7 @@ class Tokenize(rig.Runs):
         self.assert_same_tokens("again", "tokens")
 
     def test_a_text_that_the_tokenizer_cannot_encode_is_rejected(self):
-        """A control symbol of this one is the mark of a space."""
+        """In this tokenizer a control symbol is SentencePiece's space marker."""
         (self.folder / "odd.model").write_bytes((CORPUS / "tokenizer/control_symbol_is_a_space").read_bytes())
         for arguments in (("tokenize", "--input", "text.txt", "--output", "odd", "--tokenizer", "odd.model"),
                           ("train", "--config", "config.toml", "--set", "data.tokenizer=odd.model", "--set", 'data.train=["text.txt"]',
@@ -91,7 +91,7 @@ class Tokenize(rig.Runs):
         work = self.folder / "parts/tokens.work"
 
         def written():
-            """Size and time of the last write."""
+            """Returns the file's size and the time of its last write."""
             try:
                 status = (work / "tokens").stat()
             except FileNotFoundError:
@@ -114,7 +114,7 @@ class Tokenize(rig.Runs):
         self.assert_same_tokens("parts", "whole")
 
     def peak_memory(self, name, *tokenizer):
-        """The largest memory in bytes of tokenizing a file."""
+        """Returns the peak memory in bytes of tokenizing a file."""
         process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", name, "--output", f"out-{name}", *tokenizer],
                                    cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
@@ -178,7 +178,7 @@ class Tokenize(rig.Runs):
         manifest = json.loads((self.folder / "piped/tokens.json").read_text())
         self.assertEqual([each["path"] for each in manifest["inputs"]], ["stdin"])
         self.assertIn("up to date", self.trainer(*args[:2], name, *args[3:], "--output", "piped", stdout=True))
-        with open(self.folder / name, "rb") as file:  # a file as standard input is read as a pipe is
+        with open(self.folder / name, "rb") as file:  # a file as standard input is read like a pipe
             subprocess.run([rig.TRAINER, *args, "--output", "redirected"], cwd=self.folder, check=True, capture_output=True, stdin=file)
         self.assert_same_tokens("redirected", "plain")
 
@@ -194,7 +194,7 @@ class Tokenize(rig.Runs):
         self.assertEqual(list(self.folder.glob("out/tokens*")), [])
 
     def test_the_readme_reads_parquet(self):
-        """Its lines, where this Python has one of the libraries."""
+        """Runs the README's commands whose library this Python has."""
         readme = (pathlib.Path(rig.__file__).parents[2] / "configs/README.md").read_text()
         lines = re.split(r"^(?=python3 )", readme.partition("```shell\n")[2].partition("```")[0], flags=re.M)[1:]
         self.assertEqual(len(lines), 2)
@@ -239,7 +239,8 @@ class Tokenize(rig.Runs):
             self.train(f"run.dir={name}", f"data.train={name}.bin", *sets, *more, resume="never")
             self.assertTrue(self.tensors(3, name) == self.tensors(3, "own"), name)
             self.assertEqual(self.losses(name), self.losses("own"))
-        reported = self.train("run.dir=prefix", "data.train=megatron", *sets, status=4)  # as Megatron's options name it
+        # Without .bin, as in Megatron's options.
+        reported = self.train("run.dir=prefix", "data.train=megatron", *sets, status=4)
         self.assertIn('use "megatron.bin"', reported)
 
 

@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer through the program, compared with tiktoken and Hugging Face's tokenizers if a Python has them.
+"""GPT-2's tokenizer through the program, compared with tiktoken and Hugging Face's tokenizers if a Python has both.
 
 TRAINER_TORCH_PYTHON names such a Python.
 """
@@ -17,7 +17,7 @@ import rig
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GPT2 = ROOT / "data/gpt2"
 MIXED_BYTES = 5_000_000
-# What both libraries say of the files' vocabulary; run in the Python that has them, with FOLDER, TEXT, OUTPUT.
+# Tokenizes with both libraries; run in the Python that has them, with FOLDER, TEXT, OUTPUT.
 PEER = r"""
 import array, json, re, sys
 import tiktoken, tokenizers
@@ -33,9 +33,9 @@ pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 first = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
 second = tokenizers.Tokenizer.from_file(folder + "/tokenizer.json")
 array.array("i", first.encode_ordinary(content)).tofile(open(output + ".tiktoken", "wb"))
-second.encode_special_tokens = True  # what looks like one is text
-# No match of the pattern has a space behind another character. Cut before one, the parts have the tokens of the whole; of
-# long texts this library takes a time that grows faster than they do.
+second.encode_special_tokens = True  # special tokens in the text are plain text
+# No match of the pattern has a space after a non-space, so cutting there does not change the tokens. The text is cut
+# because this library's time grows faster than linearly with the length of a text.
 cut, at, ids = re.compile(r"(?<=\S)(?= )"), 0, array.array("i")
 while at < len(content):
     found = cut.search(content, at + 1000)
@@ -45,7 +45,7 @@ while at < len(content):
 ids.tofile(open(output + ".tokenizers", "wb"))
 """
 
-# Makes a tokenizer of few tokens with the fields of OLMo 2's files, and tokenizes; run with TEXT, MIXED, OUTPUT, FOLDER.
+# Makes a small tokenizer with the fields of OLMo 2's files, and tokenizes; run with TEXT, MIXED, OUTPUT, FOLDER.
 OLMO2 = r"""
 import array, pathlib, sys
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -66,7 +66,7 @@ tokenizer.add_tokens([AddedToken("<|extra_id_1|>", normalized=False)])
 tokenizer.add_special_tokens(["<|endofprompt|>", "<|pad|>"])
 folder.mkdir()
 tokenizer.save(str(folder / "tokenizer.json"))
-tokenizer.encode_special_tokens = True  # what looks like one is text
+tokenizer.encode_special_tokens = True  # special tokens in the text are plain text
 ids = tokenizer.encode(mixed.read_bytes().decode(), add_special_tokens=False).ids
 array.array("i", ids).tofile(output.open("wb"))
 """
@@ -81,7 +81,7 @@ def find_python():
 
 
 def mixed_text():
-    """Prose, source code, and characters of all kinds that Unicode 14 has: emoji, CJK, controls, marks, spaces."""
+    """Returns prose, source code, and all kinds of Unicode 14's characters: emoji, CJK, controls, marks, spaces."""
     draw = random.Random(14)
     code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.cpp")))
     assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
@@ -131,19 +131,20 @@ class Tokenizers(rig.Runs):
         self.assertEqual(len(vocab), 50257)
         self.assertEqual((self.folder / "hf/merges.txt").read_bytes(), (GPT2 / "merges.txt").read_bytes())
         self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
-        for file in ("tokenizer.json",):  # from the older pair of files the same is made
+        for file in ("tokenizer.json",):  # the older pair of files gives the same model
             (self.folder / "hf" / file).unlink()
         self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "older")
         texts = [self.trainer("generate", "--checkpoint", checkpoint, "--prompt", "The cat", "--tokens", "5", "--seed", "1",
                               stdout=True) for checkpoint in ("run", "back", "older")]
         self.assertEqual(texts, texts[:1] * 3)
-        self.train('data.train=["gpt2/tokens.bin"]', "data.tokenizer=gpt2", "train.steps=4")  # resumes: the same tokens
+        # The run resumes, as the tokens are the same.
+        self.train('data.train=["gpt2/tokens.bin"]', "data.tokenizer=gpt2", "train.steps=4")
 
     def manifest(self, folder):
         return json.loads((self.folder / folder / "manifest.json").read_text())
 
     def bos_word(self, path):
-        """Header word [10] of a token file, and its first token."""
+        """Returns header word [10] of a token file, and its first token."""
         content = (self.folder / path).read_bytes()
         return struct.unpack_from("<I", content, 40)[0], struct.unpack_from("<H", content, 1024)[0]
 
@@ -157,7 +158,7 @@ class Tokenizers(rig.Runs):
         self.assertEqual(self.manifest(self.step_folder(8, "on"))["special_tokens"], with_bos)
         self.assertEqual(self.bos_word("on/tokens/train.bin"), (2, 1))
         self.assertRegex(self.trainer("checkpoint", "inspect", "--checkpoint", "on", stdout=True), r"\n  bos +1\n")
-        # A resumed run goes on as it began, on other ranks too; a different choice is different data.
+        # A resumed run keeps its choice, on other ranks too; a different choice counts as different data.
         self.train(*text, "data.bos=on", "run.dir=parts", max_steps=4)
         self.train(*text, "run.dir=parts", max_steps=6)
         self.train_on(2, *text, "run.dir=parts", "parallel.tensor=2")
@@ -165,7 +166,7 @@ class Tokenizers(rig.Runs):
         for mine, others in zip(self.losses("parts")[0], self.losses("on")[0]):
             self.assertAlmostEqual(mine[2], others[2], delta=1e-5)
         self.train(*text, "data.bos=off", "run.dir=on", "train.steps=9", status=5)
-        # The same loss on text and on its tokens, if they begin with BOS as well.
+        # Text and its tokens give the same loss if both begin with BOS.
         tokenize = ["tokenize", "--input", "text.txt", "--document", "line", "--tokenizer", "tokens/tokenizer.model"]
         for choice, bos in (("on", 1), ("auto", None)):
             made = json.loads(self.trainer(*tokenize, "--output", choice + "-tokens", "--bos", choice, "--json", stdout=True))
@@ -178,7 +179,7 @@ class Tokenizers(rig.Runs):
         self.train('data.train=["on-tokens/tokens.bin"]', "run.dir=files", "train.steps=8")
         self.assertEqual(self.losses("files"), self.losses("on"))
         self.assertEqual(self.manifest(self.step_folder(8, "files"))["special_tokens"], with_bos)
-        # Export and import keep it, and a run that starts from these weights follows.
+        # Export and import keep the choice, and a run that starts from these weights adopts it.
         self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "on", "--output", "hf")
         settings = json.loads((self.folder / "hf/tokenizer_config.json").read_text())
         self.assertEqual((settings["bos_token"], settings["eos_token"], settings["add_bos_token"]), ("<s>", "</s>", True))
@@ -221,7 +222,7 @@ class Tokenizers(rig.Runs):
             self.trainer("checkpoint", "import", "--format", "hf", "--input", output, "--output", "back" + output)
         for file in (self.folder / "again").iterdir():
             self.assertEqual(file.read_bytes(), (self.folder / "twice" / file.name).read_bytes(), file.name)
-        # A run that starts from the folder has its rows and keeps its tokens.
+        # A run that starts from the folder has its number of embedding rows, and keeps its special tokens.
         start = ["model.init_from=hf", "data.tokenizer=hf", 'data.train=["text.txt"]', "run.dir=next", "train.steps=3"]
         self.train(*start)
         self.assertEqual(self.manifest(self.step_folder(3, "next"))["special_tokens"], kept)
@@ -292,7 +293,7 @@ class Tokenizers(rig.Runs):
         self.assertEqual(list(ours), list(theirs))
         for name, id in names.items():
             self.assertEqual(id in theirs, "extra_id" in name, name)
-        # A model of the family keeps the file, with more rows than tokens.
+        # A model of this family exports the same file, and may have more embedding rows than tokens.
         self.train('data.train=["text.txt"]', "data.tokenizer=olmo2", "data.vocab_size=960", "train.steps=3", "model.arch=olmo2")
         self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
         self.assertEqual((self.folder / "hf/tokenizer.json").read_bytes(), (self.folder / "olmo2/tokenizer.json").read_bytes())

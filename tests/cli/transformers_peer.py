@@ -1,6 +1,6 @@
-"""What transformers_test.py runs in a Python that has torch and transformers: it reads and writes models there.
+"""The part of transformers_test.py that runs in a Python with torch and transformers: it reads and writes models.
 
-Its argument is a JSON list of calls, since starting takes long, and it prints the list of their results:
+Its argument is a JSON list of calls, since starting Python takes long; it prints the list of their results:
 
     ["logits", FOLDER, TOKENS, OUTPUT]     fp32 logits [tokens, vocabulary]; returns the mean loss, in double
     ["tokens", FOLDER, TEXT]               returns the token numbers that AutoTokenizer gives for the file TEXT
@@ -36,7 +36,8 @@ def logits(folder, tokens, output):
 
 
 def gradients(folder, tokens, output):
-    """model.double() is not enough: norms, softmax and rotary positions request fp32 by name, so those names mean fp64 here."""
+    """Writes fp64 gradients. Norms, softmax and rotary positions request torch.float32, so that name means fp64
+    here."""
     from safetensors.torch import save_file
     stored = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.from_numpy(numpy.fromfile(tokens, dtype=numpy.int32).astype(numpy.int64))
@@ -75,7 +76,7 @@ def rope(kind="default", **fields):
 SIZES = {"vocab_size": 320, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3,
          "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 48, "rms_norm_eps": 3e-6,
          "initializer_range": 0.3, "tie_word_embeddings": False, "pad_token_id": None, **rope()}
-FAMILIES = {  # model_type, and what differs from SIZES
+FAMILIES = {  # model_type, and differences from SIZES
     "llama": ("llama", {}),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "wide": ("llama", {"head_dim": 10, **rope("linear", factor=2.0)}),
@@ -105,7 +106,7 @@ def make(family, folder, dtype):
         kind, changes = FAMILIES[family]
         config = transformers.AutoConfig.for_model(kind, **{**SIZES, **changes})
         model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():  # initial norms and biases would hide mistakes
+    with torch.no_grad():  # norms of one and biases of zero would hide mistakes
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -113,7 +114,7 @@ def make(family, folder, dtype):
 
 
 def newton_schulz(gradient, coefficients, steps, eps):
-    """What torch.optim.Muon does in bf16, in the type of the gradient."""
+    """Computes torch.optim.Muon's orthogonalization, but in the gradient's type instead of bf16."""
     a, b, c = coefficients
     x = gradient / gradient.norm().clamp(min=eps)
     x = x.T if gradient.size(0) > gradient.size(1) else x
@@ -124,7 +125,8 @@ def newton_schulz(gradient, coefficients, steps, eps):
 
 
 def hidden_pieces(model):
-    """The matrices of the blocks as [out, in] views of their weights, q, k and v apart. transformers stores [in, out]."""
+    """Returns the blocks' matrices as [out, in] views of their weights, with q, k and v separate. transformers stores
+    [in, out]."""
     pieces = []
     for block in model.transformer.h:
         for layer, count in ((block.attn.c_attn, 3), (block.attn.c_proj, 1), (block.mlp.c_fc, 1), (block.mlp.c_proj, 1)):

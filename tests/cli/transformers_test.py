@@ -1,6 +1,6 @@
-"""Models compared with Hugging Face's transformers: the same logits, losses and tokens, in both directions.
+"""Models exported to and imported from Hugging Face's transformers have the same logits, losses and tokens.
 
-Skipped where no Python has torch and transformers; TRAINER_TORCH_PYTHON names one, and
+Skipped without a Python that has torch and transformers; TRAINER_TORCH_PYTHON names one, and
 `tests/bench/compare_torch.py --make-python` makes one.
 """
 import array
@@ -25,7 +25,7 @@ RELATIVES = ["llama", "tied", "wide", "biases", "llama3", "yarn", "mistral", "wi
 
 
 def find_python():
-    """An interpreter with torch and transformers; None."""
+    """Returns an interpreter with torch and transformers, or None."""
     for python in (os.environ.get("TRAINER_TORCH_PYTHON"), sys.executable, ROOT / "build/torch-python/bin/python"):
         if python and pathlib.Path(python).exists():
             probe = subprocess.run([python, "-c", "import torch, transformers"], capture_output=True)
@@ -39,7 +39,7 @@ PYTHON = find_python()
 
 class Transformers(rig.Runs):
     def peer(self, *calls):
-        """The results of all calls, made by one process."""
+        """Makes all calls in one process of transformers_peer.py; returns their results."""
         result = subprocess.run([PYTHON, HERE / "transformers_peer.py", json.dumps(calls)], cwd=self.folder,
                                 capture_output=True, text=True, timeout=500)
         self.assertEqual(result.returncode, 0, result.stderr[-3000:])
@@ -49,14 +49,14 @@ class Transformers(rig.Runs):
         self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", run, "--output", output, *options)
 
     def write_tokens(self, count):
-        """Of the text that all tests train on, as int32."""
+        """Writes and returns the first tokens of the tests' training text, as int32."""
         content = (self.folder / "tokens/tokens.bin").read_bytes()[1024:1024 + 2 * count]
         ids = array.array("i", struct.unpack(f"<{count}H", content))
         (self.folder / "ids").write_bytes(ids.tobytes())
         return ids
 
     def compare(self, folders, count):
-        """Checkpoints and the folders of transformers: logits to 1e-4 of the largest in each row, the loss to 1e-6."""
+        """Compares {checkpoint: transformers folder}: logits to 1e-4 of each row's largest, the loss to 1e-6."""
         ids = self.write_tokens(count)
         reported = self.peer(*(["logits", hf, "ids", f"{hf}/logits"] for hf in folders.values()))
         for (checkpoint, hf), result in zip(folders.items(), reported):
@@ -107,7 +107,8 @@ class Transformers(rig.Runs):
         for (_, kind), result in zip(families.values(), reported):
             self.assertEqual(result["model"], kind)
             self.assertEqual(len(result["generated"][0]), 7)
-            self.assertEqual(result["ends"], [2, 2])  # generation_config.json and config.json: the tokenizer's end of a text
+            # generation_config.json and config.json name the tokenizer's end-of-text token.
+            self.assertEqual(result["ends"], [2, 2])
 
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
@@ -120,7 +121,7 @@ class Transformers(rig.Runs):
         self.compare({f"{folder}-back": folder for _, folder, _ in made}, 48)
 
     def test_imported_models_go_back_and_train_alike_in_every_layout(self):
-        """Exports have the bytes of the files that were imported, and 20 steps in fp32 have the losses of one rank."""
+        """Exports are byte-identical to the imported files, and 20 steps in fp32 have the losses of one rank."""
         self.peer(*(["make", family, family, "bfloat16"] for family in RELATIVES))
         layouts = {"tensor": ["parallel.tensor=2"], "zero": ["parallel.data=2", "parallel.zero_stage=1"],
                    "grid": ['parallel.strategy="axonn-4d"', "parallel.grid=[2,1,2]"]}
@@ -148,20 +149,20 @@ class Transformers(rig.Runs):
                         self.assertLessEqual(abs(mine - other), 1e-5 * other, name)
 
     def write_config(self, folder):
-        """The configuration FOLDER.toml of a run that takes its model from the folder of Hugging Face files."""
+        """Writes FOLDER.toml, the configuration of a run that takes its model from the folder of Hugging Face files."""
         config = (self.folder / "config.toml").read_text()
         bare = re.sub(r"(?ms)^\[model\]\n.*?(?=^\[)", f'[model]\ninit_from = "{folder}"\n', config)
         (self.folder / f"{folder}.toml").write_text(bare)
 
     def write_few_tokens(self, count):
-        """tokens/few.bin: the first tokens of the text that all tests train on."""
+        """Writes tokens/few.bin with the first tokens of the tests' training text."""
         self.write_tokens(count)
         content = (self.folder / "tokens/tokens.bin").read_bytes()
         header = content[:8] + struct.pack("<i", count) + content[12:1024]
         (self.folder / "tokens/few.bin").write_bytes(header + content[1024:1024 + 2 * count])
 
     def test_losses_and_gradients_agree_in_double_precision(self):
-        """Loss to 1e-10, each gradient to 1e-10 of its largest element, over one window of 48 tokens."""
+        """Compares one window of 48 tokens: the loss to 1e-10, each gradient to 1e-10 of its largest element."""
         families = ["gpt2", *RELATIVES]
         self.write_few_tokens(49)
         self.peer(*(["make", family, family, "float32"] for family in families))
@@ -187,7 +188,8 @@ class Transformers(rig.Runs):
                 self.assertFalse(moments, "tensors that transformers lacks")
 
     def check_training(self, optimizer):
-        """20 steps of GPT-2 with PyTorch's optimizers; all windows are in every step, so that their order does not matter."""
+        """Compares 20 steps of GPT-2 with PyTorch's optimizers. Every step has all windows, so their order does not
+        matter."""
         windows, length, steps, lr = 8, 48, 20, 3e-3
         count = windows * length + 1
         self.write_few_tokens(count)
@@ -216,7 +218,7 @@ class Transformers(rig.Runs):
         self.check_training("muon")
 
     def check_tokenizer(self, folder, tokenizer, size):
-        """AutoTokenizer gives of a text the tokens that the program gives, and the text of them."""
+        """Requires that AutoTokenizer encodes a text to the program's tokens, and decodes them to the text."""
         text = (ROOT / "data/austen.txt").read_text()[:300_000] + "\n\n\tnaïve  日本\r\n 🐈\x01 end"
         (self.folder / "long.txt").write_text(text, newline="")
         reported, = self.peer(["tokens", folder, "long.txt"])
@@ -244,7 +246,7 @@ class Transformers(rig.Runs):
 
 
 def read_moments(step):
-    """AdamW's first moments in a step folder: {name: [values]}."""
+    """Returns AdamW's first moments in a step folder as {name: [values]}."""
     manifest = json.loads((step / "manifest.json").read_text())
     shards = [(step / shard["name"]).read_bytes() for shard in manifest["shards"]]
     moments = {}
@@ -264,7 +266,7 @@ def read_moments(step):
 
 
 def gradient_of(name, shape, moments, post_norms):
-    """Takes the parts of transformers' tensor from the moments, and returns its values in the order that it has there."""
+    """Returns the values of a transformers tensor in its own order, put together from the moments."""
     kind = "bias" if name.endswith(".bias") else "gain" if len(shape) == 1 else "weight"
     inner = re.sub(r"^(transformer|model)\.", "", name).rpartition(".")[0]
     block, layer = "", re.match(r"(?:h|layers)\.(\d+)\.", inner)

@@ -1,4 +1,4 @@
-"""The command line itself."""
+"""Mistakes on the command line."""
 
 
 def usage(name, args, *expect, status=2, **more):

@@ -50,7 +50,7 @@ class Validation(rig.Runs):
         self.assertEqual([e["tokens"] for e in single], [e["sets"]["math"]["tokens"] for e in evals])
         self.assertNotIn("set", single[0])
         self.assertNotIn("best_set", self.state(8, "alone"))
-        self.assertEqual(self.losses("alone")[0], self.losses()[0])  # training does not depend on them
+        self.assertEqual(self.losses("alone")[0], self.losses()[0])  # training does not depend on validation sets
 
     def test_names_are_in_all_logs(self):
         self.train("log.tensorboard=true", "log.report=true")
@@ -81,7 +81,7 @@ class Validation(rig.Runs):
         self.assertEqual(state["best_val_loss"], min(losses.values()))
         self.assertIn("different validation set", self.train(*sets))
         state = self.state(8)
-        self.assertEqual((state["best_set"], state["best_step"]), ("web", 8))  # no other step counts
+        self.assertEqual((state["best_set"], state["best_step"]), ("web", 8))  # web was not chosen before
         self.assertEqual(state["best_val_loss"], self.events("eval")[-1]["sets"]["web"]["loss"])
 
     def test_a_resumed_run_has_the_same_bits(self):
@@ -95,7 +95,8 @@ class Validation(rig.Runs):
         self.train("train.eval_batches=0")
         logged = self.events("eval")[-1]
         every, some = self.evaluated(), self.evaluated("--set-name", "math")
-        self.assertEqual((every["set"], list(every["sets"])), ("web", ["math", "web"]))  # JSON of this verb is sorted
+        # This verb's JSON is sorted by key.
+        self.assertEqual((every["set"], list(every["sets"])), ("web", ["math", "web"]))
         for name in ("web", "math"):
             self.assertEqual(every["sets"][name]["tokens"], logged["sets"][name]["tokens"])
             self.assertAlmostEqual(every["sets"][name]["loss"], logged["sets"][name]["loss"], places=5)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Spellings that users expect to work, and what they expect in the log of a run."""
+"""Spellings that users expect to work, and lines that they expect in a run's log."""
 import json
 import os
 import pathlib
