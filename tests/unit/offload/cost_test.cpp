@@ -32,11 +32,12 @@ double played(const Plan& plan, std::span<const Subgroup> subgroups, const Rates
 }
 
 constexpr Rates kFast{.to_device = 1e15, .to_host = 1e15, .host = 1e15, .device = 1e15, .memory = 1e15};
-// One rank of four on a host with H100s: the link, four to six cores, a quarter of the effective memory bandwidth.
+// A rank with an H100 that shares a host with three others: its own link, four to six cores, a quarter of the
+// effective memory bandwidth.
 constexpr Rates kH100{.to_device = 55e9, .to_host = 55e9, .host = 3e9, .device = 100e9, .memory = 87.5e9};
 
-// Published update seconds of whole hosts by stride (arXiv 2410.21316, authors' raw logs): memory bandwidth explains
-// them, at 36 bytes for an update on the host and an effective bandwidth of 350 and 135 GB/s.
+// Published seconds of an update on whole hosts, by stride (arXiv 2410.21316, authors' raw logs). Memory bandwidth
+// explains them: 36 bytes per parameter updated on the host, at effective bandwidths of 350 and 135 GB/s.
 struct Published {
   double elements, bandwidth;
   std::vector<std::pair<int64_t, double>> seconds;  // by stride
@@ -75,7 +76,7 @@ TEST(Cost, EachStreamOnItsOwnGivesItsClosedForm) {
   const double n = 8e8, s = 1e8;
   EXPECT_NEAR(predicted(host, subgroups, with([](Rates& r) { r.host = 1e9; })), n / 1e9, 1e-3);
   EXPECT_NEAR(predicted(all, subgroups, with([](Rates& r) { r.device = 1e9; })), n / 1e9, 1e-3);
-  // fp32 gradient 4, p, m, v there and back 24, bf16 weights written 2 and read by the refresh 2
+  // Bytes: fp32 gradient 4; p, m and v read and written 24; bf16 weights written 2, and read by the refresh 2
   EXPECT_NEAR(predicted(host, subgroups, with([](Rates& r) { r.memory = 1e9; })), 32 * n / 1e9, 1e-3);
   EXPECT_NEAR(predicted(all, subgroups, with([](Rates& r) { r.memory = 1e9; })), 24 * (n - s) / 1e9, 1e-3);
   EXPECT_NEAR(predicted(half, subgroups, with([](Rates& r) { r.to_device = 1e9; })),
@@ -160,7 +161,7 @@ TEST(Cost, AHigherRateNeverTakesLonger) {
       }
 }
 
-// 3.8e9 parameters a rank, as in the published run.
+// 3.8e9 parameters per rank, as in the published run.
 TEST(Ladder, OnTheEmulatedH100) {
   const auto subgroups = equal_subgroups(3.8e9, 25'000'000);
   const Plan blocking{.device_share = {0, 1}, .blocking = true}, all_host{.device_share = {0, 1}};

@@ -1,6 +1,6 @@
 #pragma once
-// A store of uneven groups with gradients that are functions of step and index, and an optimizer for it: an Engine of
-// any plan, or none.
+// A store of uneven groups whose gradients are functions of step and index, and its optimizer: with an Engine of any
+// plan, or without offload.
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -29,7 +29,7 @@ inline void declare(params::ParamStore& store) {
   store.add_slot(head, {{"gain", store.replicated({13}), ones}});
 }
 
-/// A store and its updater, fed with gradients that depend only on step and position.
+/// A store and its optimizer; gradients depend only on step and position.
 struct Rig {
   explicit Rig(DType compute, int threads = 2, config::Moments moments = config::Moments::fp32)
       : device(threads), host(device::make_host(device)), store(device, compute) {
@@ -90,7 +90,7 @@ struct Rig {
     begin(t);
     optimizer->step(ex, update(t));
   }
-  /// Bytes of compute weights, as a forward pass reads them, and of the state.
+  /// Returns the bytes of the compute weights, as a forward pass reads them, and of the state.
   std::vector<std::byte> bytes() {
     std::vector<std::byte> all;
     const auto add = [&](const Tensor& t) { all.insert(all.end(), t.data, t.data + t.bytes()); };

@@ -58,7 +58,7 @@ TEST_P(EveryType, BlockingGivesTheSameBits) {
 TEST(Engine, TheLastSubgroupIsBroughtHomeWhenItIsStreamed) {
   const std::vector<std::byte> expected = reference(DType::bf16, 3);
   for (const int64_t subgroup : {64, 192, 1 << 20})
-    for (const Fraction share : {Fraction{1, 1}, {1, 2}, {1, 3}}) {  // with thirds: of three groups, only the last
+    for (const Fraction share : {Fraction{1, 1}, {1, 2}, {1, 3}}) {  // the last is streamed if den divides count
       Rig rig(DType::bf16);
       rig.with_offload({.device_share = share, .slots = 2}, {.subgroup = subgroup, .poison = true});
       const int count = static_cast<int>(rig.engine->subgroups().size());
@@ -68,7 +68,7 @@ TEST(Engine, TheLastSubgroupIsBroughtHomeWhenItIsStreamed) {
     }
 }
 
-/// While it lives, malloc returns memory full of huge numbers.
+/// During its lifetime, malloc returns memory filled with huge numbers.
 struct DirtyMemory {
   DirtyMemory() { mallopt(M_PERTURB, 0x01); }  // bytes 0xfe
   ~DirtyMemory() { mallopt(M_PERTURB, 0); }
@@ -120,7 +120,7 @@ TEST(Engine, GradientsThatGoAsBf16AreRoundedAlikeInEveryPlace) {
   }
 }
 
-/// Holds each operation back for a while that depends on the seed.
+/// Returns a function that delays each operation by a time that depends on the seed.
 std::function<void(const Operation&)> jitter(uint64_t seed) {
   return [key = philox_key(seed, "jitter"), drawn = std::make_shared<std::atomic<uint64_t>>(0)](const Operation&) {
     for (uint64_t n = philox_at(key, drawn->fetch_add(1)) % 40; n > 0; --n) std::this_thread::yield();
@@ -148,7 +148,7 @@ TEST(Engine, ADiscardedStepLeavesEveryByte) {
     rig.optimizer->discard();
     if (t == 3) {
       const std::vector<std::byte> before = rig.bytes();
-      rig.begin(77);  // a norm that is not finite
+      rig.begin(77);  // the norm is not finite
       rig.optimizer->discard();
       EXPECT_TRUE(rig.bytes() == before);
     }

@@ -9,15 +9,15 @@
 
 namespace trainer::offload {
 
-/// A thing that is read or written as a whole.
+/// An object that operations read or write as a whole.
 using Thing = std::pair<std::string, int>;
 struct Access {
   Thing thing;
   bool writes;
 };
 
-/// The memory that an operation uses. The gradient on the device and the norm are written by the compute thread:
-/// streams wait for them.
+/// Returns the memory that an operation uses. The gradient on the device and the norm are left out: the compute thread
+/// writes them, and streams wait for it.
 inline std::vector<Access> accesses_of(const Operation& op) {
   const Thing state{"state", op.subgroup}, gradient{"gradient on the host", op.subgroup}, slot{"slot", op.slot},
       bounce{"bounce", op.bounce}, weights{"weights", op.subgroup};
@@ -33,10 +33,10 @@ inline std::vector<Access> accesses_of(const Operation& op) {
       all = {{slot, true}, {weights, true}};
       break;
     case OperationKind::drain:
-      all = {{slot, true}, {state, true}};  // the slot is void afterwards
+      all = {{slot, true}, {state, true}};  // the slot's contents are invalid afterwards
       break;
     case OperationKind::update_host:
-      all = {{gradient, true}, {state, true}};  // the gradient is void afterwards
+      all = {{gradient, true}, {state, true}};  // the gradient is invalid afterwards
       if (op.bounce >= 0) all.push_back({bounce, true});
       break;
     case OperationKind::refresh:
@@ -51,7 +51,7 @@ inline std::vector<Access> accesses_of(const Operation& op) {
   return all;
 }
 
-/// before[i][j]: operation j is done when i begins.
+/// Returns before[i][j]: operation j has finished when i begins.
 inline std::vector<std::vector<char>> order_of(const Schedule& ops) {
   std::vector<std::vector<char>> before(ops.size(), std::vector<char>(ops.size()));
   std::array<int, kStreams> last;
@@ -73,7 +73,7 @@ inline std::string text_of(const Operation& op) {
   return format("{} of subgroup {} (slot {}, bounce {})", name_of(op.kind), op.subgroup, op.slot, op.bounce);
 }
 
-/// Pairs of operations that touch one thing, of which one writes, in no order. Empty: none.
+/// Returns the pairs of unordered operations that access the same object, at least one of them writing it.
 inline std::vector<std::string> races_of(const Schedule& ops) {
   const auto before = order_of(ops);
   std::vector<std::string> found;

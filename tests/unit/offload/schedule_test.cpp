@@ -56,7 +56,7 @@ std::string text_of_list(const Schedule& schedule) {
 TEST(Schedule, FillsAsManySlotsAsThereAreAndGoesOnAfterDrains) {
   const std::vector<Residency> where = residencies({.device_share = {1, 2}}, 6);
   const Schedule list = schedule({.residencies = where, .slots = 2});
-  // Flushes in the order of arrival; loads of 1 and 3 at once, that of 5 after the drain of 1.
+  // Flushes in the order of arrival; 1 and 3 are loaded immediately, 5 after the drain of 1.
   EXPECT_EQ(text_of_list(list), "F4 F2 F0 L1@0 L3@1 C0 R0 G1@0 D1@0 L5@0 C2 R2 G3@1 D3@1 C4 R4 G5@0 D5@0 ");
 }
 
@@ -78,7 +78,7 @@ TEST(Schedule, ResidentsAreLoadedOnceAndCopiedBackOnRequest) {
   EXPECT_EQ(text_of_list(write_back(where, 1)), "D0@1 D1@2 ");
 }
 
-/// Every situation of a step.
+/// Calls `check` for every situation in which a step can begin, with its schedule.
 template <typename F>
 void each_situation(F&& check, const std::vector<int>& sizes = {1, 2, 7, 12}) {
   for (const Fraction share : {Fraction{0, 1}, {1, 10}, {1, 3}, {1, 2}, {2, 3}, {7, 8}, {1, 1}})

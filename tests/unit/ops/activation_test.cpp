@@ -30,7 +30,7 @@ struct Activations : DeviceTest {
 };
 TYPED_TEST_SUITE(Activations, ComputeTypes);
 
-/// Returns a value as it is read back after a store.
+/// Returns x as it is read back after being stored as T.
 template <typename T>
 double stored(double x) {
   return static_cast<double>(T(static_cast<AccumulatorOf<T>>(x)));
@@ -119,9 +119,9 @@ TYPED_TEST(Activations, AddsInOrderAndRoundsOnce) {
     }
 }
 
-// A product with the identity has x as its sums, whatever adds them up.
+// In a GEMM with the identity every sum is an element of x, in whatever order terms are added.
 TYPED_TEST(Activations, AgreesWithTheEpilogueOfAProductInEveryBit) {
-  if (on_cuda()) GTEST_SKIP() << "products of a GPU are the library's";
+  if (on_cuda()) GTEST_SKIP() << "GEMMs of a GPU are the library's";
   const int64_t rows = 9, cols = 43;
   Normal draw(44, 0, 2);
   const TestTensor x = TestTensor({rows, cols}, this->kType).fill(draw),

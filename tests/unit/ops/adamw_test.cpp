@@ -29,8 +29,8 @@ void reference(const AdamWScalars& s, T& p, T& m, T& v, T g) {
   p = std::fma(r(s.negative_step), u, q);
 }
 
-/// Bit patterns of every kind: any finite exponent, subnormals, both zeros, the largest finite, infinities; no NaN,
-/// whose payload an instruction may choose.
+/// Returns a value of any kind: any finite exponent, subnormals, both zeros, the largest finite value, infinities; but
+/// no NaN, whose payload instructions may choose.
 template <typename T>
 T any_value(std::mt19937_64& engine, bool negative) {
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
@@ -176,7 +176,7 @@ TYPED_TEST(Adam, SquaredNormAddsInAnOrderFixedByTheIndex) {
 
 TYPED_TEST(Adam, SquaredNormsAtOnceHaveTheBitsOfEach) {
   using T = TypeParam;
-  // More than one launch takes, empty ones among them.
+  // More tensors than one launch takes, some of them empty.
   std::vector<int64_t> counts(70, 33);
   counts.insert(counts.begin() + 3, {kNormBlock, 1, 0, 2 * kNormBlock + 77, 5 * kNormBlock, 100});
   counts.push_back(kNormBlock + 1);
@@ -376,7 +376,7 @@ TEST_F(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
     TestExec& ex = machine.ex;
     State<float> x(kBatch, 1);
     for (uint64_t batch = 0; batch < 64; ++batch) {
-      for (uint64_t i = 0; i < kBatch; ++i)  // all upper halves, 64 lower halves with those next to a tie among them
+      for (uint64_t i = 0; i < kBatch; ++i)  // all upper halves; 64 lower halves, some next to a tie
         x.p[i] = std::bit_cast<float>(static_cast<uint32_t>(i << 16 | (batch < 8 ? 0x7ffcu + batch : batch * 1031)));
       std::fill(x.m.begin(), x.m.end(), 0.0f);
       std::fill(x.v.begin(), x.v.end(), 0.0f);

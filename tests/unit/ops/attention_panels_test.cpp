@@ -1,5 +1,5 @@
-// Attention on panels of bf16, with matrix tiles and with dot products of pairs: on their units if the CPU has them,
-// else computed in plain C++. Both units count subnormals as zero; no bound here needs more for it.
+// Attention on bf16 panels, by matrix tiles and by dot products of pairs: on their units if the CPU has them, else in
+// plain C++. Both units flush subnormals to zero; the bounds here need no allowance for it.
 #include <gtest/gtest.h>
 
 #include "ops/cpu/attention_kernels.h"
@@ -14,7 +14,7 @@ struct Panels {
   Isa isa;
   const AttentionKernels* kernels;
 };
-/// Returns panels of both kinds, those for tiles only with a matrix unit.
+/// Returns panels of both kinds: the unit's if the CPU has it, else those in plain C++ and AVX2.
 std::vector<Panels> panels() {
   std::vector<Panels> sets;
   const auto add = [&](Isa unit, const AttentionKernels& by_unit, const AttentionKernels& plain_one,
@@ -34,12 +34,12 @@ void forward_and_backward(Machine& cpu, Problem<bf16>& x, const AttentionKernels
   own_attention(cpu.ex, x.backward_op(), kernels);
 }
 
-/// Error of a result of sums of roundings: of the operands of the second products and of the result itself.
+/// Error bounds: the operands of the second GEMMs and the results themselves are rounded to bf16.
 constexpr double kForward = 0x1p-8, kBackward = 0x1p-7;
 
 TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
-  // Lengths around panels of 32, blocks of 64 and 128, chunks of 256; heads not shared and shared; head sizes that fill
-  // a step of 32 terms and that do not.
+  // Lengths around panels of 32, blocks of 64 and 128, chunks of 256; key heads shared or not; head sizes that fill
+  // steps of 32 terms or do not.
   std::vector<Case> cases;
   for (const int64_t length : {1, 2, 31, 32, 33, 64, 65, 97, 127, 129, 200, 257, 300})
     cases.push_back({{length < 100 ? 2 : 1, length, length, 0, 2, 1, length % 2 == 0 ? 32 : 40}});
@@ -65,7 +65,7 @@ TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
       EXPECT_LE(relative_error(x.out, expected.out), kForward);
       EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
       EXPECT_LE(relative_error(x.dv, expected.dv), kBackward);
-      if (c.shape.k_len > 1 && c.window != 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
+      if (c.shape.k_len > 1 && c.window != 1) {  // with one key, its probability is 1: dq and dk are rounding errors
         EXPECT_LE(relative_error(x.dq, expected.dq), kBackward);
         EXPECT_LE(relative_error(x.dk, expected.dk), kBackward);
       }
@@ -136,8 +136,8 @@ TEST(AttentionPanels, DoNotDependOnTheThreadCount) {
     }
 }
 
-// Queries are in lanes, so that only what runs along D depends on the width of vectors: Σ dO·O, of which dq and dk are
-// made. The plain set has no FMA and another exp.
+// Lanes hold queries, so only the sum along the head dimension depends on the vector width: Σ dO·O, which enters dq and
+// dk. The plain set has no FMA and a different exp.
 void expect_same_bits(Isa unit, const AttentionKernels& narrow_kernels, const AttentionKernels& kernels) {
   for (const Case& c : {Case{{1, 200, 200, 0, 2, 1, 33}, 0.2}, Case{{2, 130, 130, 0, 4, 4, 16}}}) {
     SCOPED_TRACE(to_string(c));
@@ -204,7 +204,7 @@ TEST(AttentionPanels, ReplayTheMemoryPlanOfTheirDryRun) {
     arena.record("step", [&] { step(dry_ex); });
     arena.seal();
     arena.begin("step");
-    step(ex);  // the arena refuses a take that differs from the record
+    step(ex);  // the arena rejects a take that differs from the recorded one
     arena.end();
     EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward);
   }

@@ -21,7 +21,7 @@ double unit_roundoff() {
   return std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<AccumulatorOf<T>>::epsilon() / 2;
 }
 
-/// Rows between others: [rows, cols] inside rows of `pitch`, as q, k, v are in the result of their GEMM.
+/// A strided matrix: [rows, cols] inside rows of `pitch`, as q, k and v are in the result of their GEMM.
 template <typename T>
 struct Rows {
   int64_t rows = 0, cols = 0, pitch = 0, before = 0;
@@ -52,7 +52,7 @@ struct Case {
   double deviation = 1;
   bool spread = true;
   int64_t window = 0;
-  double documents = 0;  // the probability that a row begins a document; 0: no mask of documents
+  double documents = 0;  // the probability that a row begins a document; 0: no document mask
 };
 inline std::string to_string(const Case& c) {
   const AttentionShape& s = c.shape;
@@ -70,7 +70,7 @@ struct Problem {
   Rows<T> q, k, v, out, dout, dq, dk, dv;
   Rows<AccumulatorOf<T>> lse;
   AttentionDropout dropout;
-  std::vector<int32_t> first;  // first visible keys by documents
+  std::vector<int32_t> first;  // each row's first visible key, given the documents
   double scale;
 
   explicit Problem(const Case& which, unsigned seed = 1)
@@ -191,7 +191,7 @@ struct Reference {
   }
 };
 
-/// The bound for type T, by name.
+/// Returns the bound for type T.
 template <typename T>
 double bound(double f64, double f32, double bf16_bound) {
   return std::is_same_v<T, double> ? f64 : std::is_same_v<T, float> ? f32 : bf16_bound;

@@ -1,5 +1,5 @@
-// Attention over the head sizes and lengths at which kernels change their tiles, in operands aligned to multiples of
-// 16 bytes (attention_test.cpp has the ones that do not), and its dropout masks element by element.
+// Attention at the head sizes and lengths at which kernels change their tiles, with operands aligned to 16 bytes
+// (attention_test.cpp has unaligned ones), and its dropout masks element by element.
 #include "unit/ops/attention_problem.h"
 
 namespace trainer::ops::attention_test {
@@ -31,7 +31,7 @@ TYPED_TEST(AttentionShapes, MatchItsDefinition) {
     EXPECT_LE(relative_error(x.out, expected.out), forward);
     EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
     EXPECT_LE(relative_error(x.dv, expected.dv), backward);
-    if (length == 1) return;  // its probability is 1: dq and dk are 0 but for rounding
+    if (length == 1) return;  // one key, of probability 1: dq and dk are rounding errors
     EXPECT_LE(relative_error(x.dq, expected.dq), backward);
     EXPECT_LE(relative_error(x.dk, expected.dk), backward);
   };
@@ -66,7 +66,7 @@ TYPED_TEST(AttentionShapes, GiveTheSameBitsInEveryOrderAndPlace) {
       EXPECT_TRUE(same_bits(runs[0].dk, runs.back().dk));
       EXPECT_TRUE(same_bits(runs[0].dv, runs.back().dv));
     });
-    // Side by side in the rows of one product, once at multiples of 16 bytes and once between them.
+    // q, k and v side by side in the rows of one GEMM's result, once aligned to 16 bytes and once not.
     for (const int64_t shift : {int64_t{0}, int64_t{1}}) {
       const int64_t q_cols = heads * d, k_cols = kv_heads * d, pitch = q_cols + 2 * k_cols + 16 * shift;
       Rows<T> packed(batch * length, pitch, false), gradients = packed;

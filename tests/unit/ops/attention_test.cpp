@@ -45,7 +45,7 @@ std::vector<Case> masked_cases() {
     add(2, length, 4, 2, 24, 0, 0, 0.05);
     add(2, length, 2, 2, 24, 0.2, length / 2, 0.02);
   }
-  if (testing::on_cuda()) return cases;  // attention_shapes_test.cpp has longer ones of a few heads
+  if (testing::on_cuda()) return cases;  // attention_shapes_test.cpp has longer ones with few heads
   add(1, 517, 2, 1, 7, 0, 40, 0);        // several chunks of keys, most of which a query does not see
   add(1, 517, 1, 1, 8, 0.1, 0, 0.004);
   add(1, 600, 2, 1, 8, 0, 300, 0.01);
@@ -71,7 +71,7 @@ TYPED_TEST(AttentionOf, MatchesItsDefinitionForwardAndBackward) {
       EXPECT_LE(relative_error(x.out, expected.out), forward);
       EXPECT_LE(relative_error(x.lse, expected.lse), bound<T>(1e-14, 1e-5, 1e-5));
       EXPECT_LE(relative_error(x.dv, expected.dv), backward);
-      if (c.shape.k_len > 1 && c.window != 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
+      if (c.shape.k_len > 1 && c.window != 1) {  // with one key, its probability is 1: dq and dk are rounding errors
         EXPECT_LE(relative_error(x.dq, expected.dq), backward);
         EXPECT_LE(relative_error(x.dk, expected.dk), backward);
       }
@@ -273,7 +273,7 @@ TEST_F(Attention, ReplaysTheMemoryPlanOfItsDryRun) {
     arena.record("step", [&] { step(dry_ex); });
     arena.seal();
     arena.begin("step");
-    step(ex);  // the arena refuses a take that differs from the record
+    step(ex);  // the arena rejects a take that differs from the recorded one
     arena.end();
     EXPECT_GT(arena.largest_program(), 0);
     EXPECT_EQ(dry_meter.of(OpKind::attention).flops, meter.of(OpKind::attention).flops);

@@ -30,11 +30,11 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
     TestTensor logits = TestTensor({c.rows, c.padded}, this->kSums).fill(draw), targets({c.rows}, DType::i32),
                weights({c.rows}, this->kSums);
     for (int64_t r = 0; r < c.rows; ++r) {
-      for (int64_t i = c.vocab; i < c.padded; ++i) logits.set(r * c.padded + i, 1e30);  // must not count
+      for (int64_t i = c.vocab; i < c.padded; ++i) logits.set(r * c.padded + i, 1e30);  // padding, which must not count
       targets.set(r, static_cast<double>((r * 7919) % c.vocab));
       weights.set(r, r == 1 ? 0.0 : 0.5 + static_cast<double>(r));
     }
-    targets.set(c.rows > 1 ? 1 : 0, c.rows > 1 ? -100 : 0);  // the target of a masked row is not looked at
+    targets.set(c.rows > 1 ? 1 : 0, c.rows > 1 ? -100 : 0);  // the target of a masked row is ignored
     const double scale = 0.25;
     on_every_device(
         [&](TestExec& ex) {
@@ -67,7 +67,7 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
             for (int64_t i = 0; i < c.padded; ++i) {
               const Long softmax = i < c.vocab ? std::exp(static_cast<Long>(logits.at(r, i)) - top) / sum : 0;
               const Long want = i < c.vocab && w != 0 ? w * scale * (softmax - (i == target ? 1 : 0)) : 0;
-              // exp carries the rounding of logit − largest: its size times ε.
+              // exp inherits the rounding error of logit − largest: |logit − largest| · ε.
               const Long distance = i < c.vocab ? top - static_cast<Long>(logits.at(r, i)) : 0;
               const double size = static_cast<double>(w * scale * (softmax * (1 + distance) + (i == target ? 1 : 0)));
               expect_close<T>(out[1].at(r, i), static_cast<double>(want), 8, size + 1e-37,
@@ -86,7 +86,7 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
   TestTensor logits = TestTensor({rows, padded}, this->kSums).fill(draw), targets({rows}, DType::i32),
              weights({rows}, this->kSums);
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = vocab; i < padded; ++i) logits.set(r * padded + i, 1e30);  // must not count
+    for (int64_t i = vocab; i < padded; ++i) logits.set(r * padded + i, 1e30);  // padding, which must not count
     targets.set(r, static_cast<double>(r * 97));
     weights.set(r, r == 2 ? 0.0 : 0.5 + static_cast<double>(r));
   }
@@ -127,7 +127,7 @@ TYPED_TEST(Loss, HasTheTermsOfTheZLossAndTheSlopeOfTheSoftCap) {
       });
 }
 
-// Three ranks share the vocabulary, the last without a token; the reductions between the steps are done here.
+// Three ranks share the vocabulary, the last has no token; this test does the reductions between the steps.
 TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
   using T = TypeParam;
   const int64_t rows = 5, vocab = 300, firsts[] = {0, 180, 300}, counts[] = {180, 120, 0}, padded[] = {192, 128, 8};

@@ -55,7 +55,7 @@ TYPED_TEST(Embedding, ForwardAddsTokenAndPosition) {
   }
 }
 
-/// Adds the rows of a token in order; on a GPU whole blocks of 64 first, each on its own.
+/// Adds a token's rows in order; on a GPU the sum of each full block of 64 rows is formed first.
 template <typename A>
 A add_in_order(A sum, const std::vector<A>& rows) {
   const size_t block = on_cuda() ? 64 : rows.size() + 1;
@@ -109,7 +109,7 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
   }
 }
 
-// More rows than one block sorts, more tokens than two digits hold, rows of other shards between them.
+// More rows than one block sorts, more tokens than two digits hold, and tokens of other shards among them.
 TYPED_TEST(Embedding, BackwardSortsManyRowsOfALargeShard) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
@@ -158,7 +158,7 @@ TYPED_TEST(Embedding, ShardsAddUpToTheWholeTable) {
           EXPECT_TRUE(low.at(i) == 0 || high.at(i) == 0);
           low.set(i, low.at(i) + high.at(i));
         }
-        // The second half of the batch as a rank that holds rows 13 … sees it.
+        // The same batch in two parts, as on ranks that hold its first 13 rows and the other ones.
         const Tensor first_rows = low.tensor().row_range(0, 13), others = low.tensor().row_range(13, n - 13);
         run(ex, AddPositions{positions, first_rows, length, 2, 0});
         run(ex, AddPositions{positions, others, length, 2, 13});

@@ -25,7 +25,7 @@ inline std::vector<Panels> panels_of(bool pairs) {
   add(unit, unit, avx512::gemm_table_pairs, avx512::gemm_table_tiles);
   return sets;
 }
-/// Returns panels of both kinds, those for tiles only with a matrix unit.
+/// Returns panels of both kinds: the unit's if the CPU has it, else those in plain C++ and AVX2.
 inline std::vector<Panels> panels() {
   std::vector<Panels> all;
   for (const bool pairs : {true, false}) {
@@ -49,7 +49,7 @@ inline Buffer packed_weight(Machine& machine, const Problem& problem, const Gemm
   return weight;
 }
 
-/// Runs problem.op by the kernels of `table`, with B packed before or not.
+/// Runs problem.op by the kernels of `table`, with B packed in advance or not.
 inline void multiply(Machine& machine, Problem& problem, const GemmTable& table, bool packed) {
   Buffer weight;
   problem.op.packed_b = {};

@@ -1,6 +1,6 @@
-// GEMMs of bf16 panels, with matrix tiles and with dot products of pairs: on their units if the CPU has them, else
-// computed in plain C++, which runs the same packing, blocking and epilogues. Both units count subnormals as zero:
-// bounds for normal draws need nothing for it, as what is lost is below 2^−126 per product.
+// GEMMs of bf16 panels, by matrix tiles and by dot products of pairs: on their units if the CPU has them, else in plain
+// C++ with the same packing, blocking and epilogues. Both units flush subnormals to zero: bounds for normal draws need
+// no allowance for it, since each product loses less than 2^−126.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ TEST(GemmPanels, ApplyEveryEpilogueOnce) {
     for (const DType out : {DType::bf16, DType::f32})
       for (const Ending ending : kEndings) {
         if (ending == Ending::accumulate && out == DType::bf16) continue;
-        // One step, several, more than one block of the sum, none.
+        // The sum over k has one step, several, more than one block, or no terms.
         for (const auto& [m, n, k] :
              std::initializer_list<std::array<int64_t, 3>>{{40, 51, 30}, {70, 70, 200}, {33, 40, 1100}, {20, 19, 0}}) {
           Problem problem({m, n, k, DType::bf16, out, false, true, ending, 3});
@@ -73,7 +73,7 @@ TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
   for (const Panels& set : panels())
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
              {300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}, {521, 45, 97}}) {
-      EXPECT_EQ(packs_strips(m, k), m < 512);  // both ways to read B that is not packed
+      EXPECT_EQ(packs_strips(m, k), m < 512);  // both ways to read an unpacked B
       Problem problem({m, n, k, DType::bf16, DType::bf16, false, true});
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 7})
@@ -89,8 +89,8 @@ TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
     }
 }
 
-// Tiles and pairs in plain C++ are their units' definition: also where subnormals, which count as zero, appear as
-// operands (rows at 2^−130), as products and as sums (columns further down).
+// Tiles and pairs in plain C++ define their units' results, also where subnormals, which are flushed to zero, appear as
+// operands (rows at 2^−130), as products and as sums (columns of smaller powers).
 TEST(GemmPanels, HaveTheSameBitsOnEveryInstructionSet) {
   constexpr int kRowPowers[] = {0, -60, -100, -120, -126, -130}, kColPowers[] = {0, -1, -3, -7, -30};
   for (const bool pairs : {true, false})
@@ -115,13 +115,13 @@ TEST(GemmPanels, HaveTheSameBitsOnEveryInstructionSet) {
             EXPECT_TRUE(sum == 0 || (i % 6 != 5 && std::abs(sum) >= 0x1p-126)) << i << ", " << j;
             small += sum != 0 && std::abs(sum) < 0x1p-120;
           }
-        EXPECT_GT(small, 0);  // some sums are near the limit
+        EXPECT_GT(small, 0);  // some sums are nearly subnormal
       }
     }
 }
 
-// Sums that f32 would round up to the smallest normal number for want of bits below it are zero, those that reach it
-// with 24 bits are not: 2^−126 less three, and less one, quarters of the last of those bits.
+// A sum is flushed if it is below 2^−126 after rounding to 24 bits, even if f32, whose subnormals have fewer bits,
+// would round it up to 2^−126. With u the last of the 24 bits, 2^−126 − 3/4 u is flushed, 2^−126 − 1/4 u is not.
 TEST(GemmPanels, OfPairsFlushWhatIsSubnormalAfterRounding) {
   const std::vector<Panels> sets = panels_of(true);
   for (const auto& [quarters, want] : std::initializer_list<std::pair<double, double>>{{3, 0}, {1, 0x1p-126}})
@@ -137,7 +137,7 @@ TEST(GemmPanels, OfPairsFlushWhatIsSubnormalAfterRounding) {
     }
 }
 
-// Results in bf16 are rounded by the unit: the same bits as by integers, where nothing is subnormal.
+// The unit rounds results to bf16: the same bits as rounding by integer arithmetic, if nothing is subnormal.
 TEST(GemmPanels, OfPairsRoundResultsAlikeOnEveryInstructionSet) {
   for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{30, 75, 301}, {14, 32, 64}}) {
     Problem narrow({m, n, k, DType::bf16, DType::bf16}), wide({m, n, k, DType::bf16, DType::f32});
@@ -152,14 +152,14 @@ TEST(GemmPanels, OfPairsRoundResultsAlikeOnEveryInstructionSet) {
   }
 }
 
-// Large enough to be written past the caches, on whole lines and, with a gap, not.
+// Results large enough for non-temporal stores, in whole cache lines and, with a gap, in partial ones.
 TEST(GemmPanels, WriteLargeResultsWholly) {
   for (const Panels& set : panels()) {
     Machine machine(2, set.isa);
     for (const DType out : {DType::bf16, DType::f32})
       for (const int64_t gap : {0, 5}) {
         Problem problem({1030, 1056, 20, DType::bf16, out, false, false, Ending::all, gap});
-        // The heap gives 16-byte boundaries: the result goes to a line's.
+        // The heap aligns to 16 bytes only; this buffer begins at a cache line.
         Buffer c(*machine.device, "c", {1030, 1056 + gap}, out);
         const Tensor own = problem.op.c;
         problem.op.c = {c.tensor().data, own.shape, out, own.ld()};
@@ -175,8 +175,8 @@ TEST(GemmPanels, WriteLargeResultsWholly) {
   }
 }
 
-// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them. (Of small
-// batches that are not transposed B is packed in strips, over many blocks of the sum.)
+// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them. (For small
+// batches with A not transposed, B is packed in strips, over many blocks of k.)
 TEST(GemmPanels, CutLargeOperandsIntoChunks) {
   const auto expect = [](Problem problem, std::initializer_list<bool> packed_or_not) {
     const std::vector<std::byte> before = problem.out.memory;

@@ -1,5 +1,5 @@
 // GEMMs of bf16 panels whose rows or columns do not fill the last panel, in tasks of any height and with sums kept
-// between blocks. Kernels take such parts of panels other ways to C; the bits are those of whole panels.
+// between blocks. Kernels store partial panels by other code paths; the bits are those of full panels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void restore(Problem& problem, const Results& from) {
   std::copy(from.pre.begin(), from.pre.end(), problem.pre.memory.begin());
 }
 
-/// `before` with the first n elements of the first m rows of `whole` over it.
+/// Returns `before` with the first n elements of its first m rows replaced by those of `whole`.
 std::vector<std::byte> part_of(const Matrix& matrix, const std::vector<std::byte>& whole, std::vector<std::byte> before,
                                int64_t m, int64_t n) {
   const int64_t size = size_of(matrix.tensor.dtype);
@@ -37,11 +37,11 @@ std::vector<std::byte> part_of(const Matrix& matrix, const std::vector<std::byte
   return before;
 }
 
-/// The way in which a GEMM reads B: packed before, in strips that its tasks pack, or in chunks packed for all tasks, as
-/// where A is transposed.
+/// The way in which a GEMM reads B: packed in advance, in strips that its tasks pack, or in chunks packed for all
+/// tasks, as if A is transposed.
 enum class Way { packed, strips, chunks };
 
-/// Forms the first n columns of the first m rows of a product of B transposed.
+/// Computes the first n columns of the first m rows of a GEMM with B transposed.
 void multiply_part(Machine& machine, Problem& problem, const GemmTable& table, Way way, int64_t m, int64_t n) {
   const Gemm full = problem.op;
   const auto cut = [](Tensor& t, int64_t rows, int64_t cols) {
@@ -83,8 +83,8 @@ void make_small(Problem& problem) {
       if (problem.op.epilogue.residual) scale(problem.residual, i, j, -124 - static_cast<int>(j % 8));
 }
 
-// 56 rows and 96 columns are whole panels of pairs on every instruction set. Chunks of an fp32 product have panels of
-// other widths and other blocks of the sum than a packed weight and strips.
+// 56 rows and 96 columns fill whole panels of pairs on every instruction set. In chunks, a GEMM with fp32 results has
+// panels of other widths and other blocks of k than with a packed weight or strips.
 TEST(GemmParts, HaveTheBitsOfWholePanels) {
   constexpr int64_t kRows = 56, kCols = 96;
   for (const Panels& set : panels()) {
@@ -118,7 +118,7 @@ TEST(GemmParts, HaveTheBitsOfWholePanels) {
   }
 }
 
-// Near the limit below which values count as zero: the test above would prove less without such results.
+// Some results are near the limit below which values are flushed to zero; the test above would prove less without them.
 TEST(GemmParts, OfSmallNumbersHaveSmallResults) {
   const Panels set = panels_of(true).back();
   Machine machine(1, set.isa);
@@ -137,7 +137,7 @@ TEST(GemmParts, OfSmallNumbersHaveSmallResults) {
     }
 }
 
-// A sum of one block lets a task have more rows than a longer one; one thread then takes them all at once.
+// If k fits one block, a task may have more rows; one thread then takes them all at once.
 TEST(GemmParts, OfTasksOfMostRowsMatchDoublePrecision) {
   const Panels set = panels_of(true).back();
   const auto& sizes = set.table->panels->bf16_out;
@@ -157,7 +157,7 @@ TEST(GemmParts, OfTasksOfMostRowsMatchDoublePrecision) {
           EXPECT_TRUE(results(problem) == first) << text(problem.c) << ", threads " << threads;
         }
 
-        // The task is as high as the product: it packs all of A.
+        // The task has all rows of the result: it packs all of A.
         device::DryDevice dry(1, set.isa);
         Arena arena(dry);
         Meter meter;
@@ -171,7 +171,7 @@ TEST(GemmParts, OfTasksOfMostRowsMatchDoublePrecision) {
   }
 }
 
-// Several blocks of the sum, and several tasks of rows, the last one with a short panel whose sums are kept too.
+// Several blocks of k and several tasks along the rows; the last has a partial panel, whose sums are kept too.
 TEST(GemmParts, KeepTheirSumsBetweenBlocks) {
   struct Kept {
     Case c;
@@ -180,7 +180,7 @@ TEST(GemmParts, KeepTheirSumsBetweenBlocks) {
   const auto bf16_of_weights = [](int64_t m, DType out, Ending ending) {
     return Kept{{m, 70, 3101, DType::bf16, out, false, true, ending, 3}, true};
   };
-  // As gradients of weights are formed; sums of all tiles are kept between chunks of the sum.
+  // As for gradients of weights; the sums of all tiles are kept between chunks of k.
   const auto f32_over_tokens = [](int64_t m, int64_t n, Ending ending) {
     return Kept{{m, n, 1101, DType::bf16, DType::f32, true, false, ending, 3}, false};
   };

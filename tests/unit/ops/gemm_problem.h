@@ -13,7 +13,7 @@ using device::Isa;
 using testing::Machine;
 using testing::TestExec;
 
-/// A matrix in its own memory, rows `pitch` apart; what lies between the rows is a sentinel that must survive.
+/// A matrix in its own memory, rows `pitch` apart; the gaps between rows hold a sentinel that must not change.
 struct Matrix {
   Matrix() = default;
   Matrix(Shape shape, DType dtype, int64_t gap = 0)
@@ -94,7 +94,7 @@ inline std::string text(const Case& c) {
                 c.trans_a, c.trans_b, static_cast<int>(c.ending), c.gap);
 }
 
-/// A product with random operands, its reference and its error bound.
+/// A GEMM with random operands, its reference and its error bound.
 struct Problem {
   explicit Problem(const Case& requested) : c(requested) {
     std::mt19937 random(static_cast<unsigned>(17 + requested.m * 31 + requested.n * 7 + requested.k));
@@ -165,18 +165,18 @@ struct Problem {
         if (op.epilogue.residual) added = c.ending == Ending::residual_in_place ? out.at(i, j) : residual.at(i, j);
         if (op.accumulate) added = out.at(i, j);
         value[at] = sum + added;
-        // 16 units cover the activation and the additions behind the sum.
+        // 16 ε cover the activation and the additions after the sum.
         bound[at] = sum_eps * (static_cast<double>(c.k) * size * std::abs(slope) +
                                16 * (size + std::abs(sum) + std::abs(added) + 1)) +
                     1.01 * round_eps * std::abs(value[at]);
-        // The activation is taken of the sum as `pre` stores it.
+        // The activation is applied to the sum as stored in `pre`.
         if (op.epilogue.act == Activation::gelu && !op.epilogue.gradient)
           bound[at] += 1.2 * (pre_bound[at] + round_eps * std::abs(pre_value[at]));
       }
   }
 
-  /// Allows a library's slope of GELU, made from tanh as GPUs approximate it: within 2^-11 of itself (PTX ISA,
-  /// tanh.approx). The slope is (1 + t)/2 + x·(1 − t²)·g'/2 with g' that of the argument of tanh.
+  /// Allows for a library's slope of GELU from a GPU's tanh.approx, which has a relative error of 2^-11 (PTX ISA). The
+  /// slope is (1 + t)/2 + x·(1 − t²)·g'/2 with g' the derivative of tanh's argument.
   void allow_approximate_slope() {
     for (int64_t i = 0; i < c.m; ++i)
       for (int64_t j = 0; j < c.n; ++j) {
@@ -194,7 +194,7 @@ struct Problem {
         ASSERT_NEAR(out.at(i, j), value[at], tolerance) << text(c) << " at " << i << ", " << j;
         if (!op.epilogue.pre || op.epilogue.gradient) continue;
         ASSERT_NEAR(pre.at(i, j), pre_value[at], pre_bound[at]) << "pre: " << text(c) << " at " << i << ", " << j;
-        // The result rebuilt from what `pre` holds: one rounding and the activation's own error apart.
+        // The result recomputed from `pre` differs by one rounding and the activation's own error.
         const double rebuilt = gelu(pre.at(i, j)) + (op.epilogue.residual ? residual.at(i, j) : 0);
         const double eps = c.out == DType::f64 ? 0x1p-53 : c.out == DType::f32 ? 0x1p-24 : 0x1p-8;
         const double sum_eps = c.out == DType::f64 ? 0x1p-53 : 0x1p-24;

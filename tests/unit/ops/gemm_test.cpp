@@ -18,7 +18,7 @@ using namespace gemm_test;
 using testing::instruction_sets;
 using testing::on_cuda;
 
-/// Operands and result.
+/// Returns the types of operands and result.
 std::vector<std::pair<DType, DType>> types() {
   std::vector<std::pair<DType, DType>> all{
       {DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
@@ -73,7 +73,7 @@ TEST_F(Gemm, AppliesEveryEpilogueOnce) {
   }
 }
 
-// Rows at multiples of 16 bytes, where a GPU's library may take the gradient of GELU as its epilogue.
+// With rows aligned to 16 bytes, a GPU's library may compute the gradient of GELU in its epilogue.
 TEST_F(Gemm, TakesTheGradientOfGeluWhereRowsAreAligned) {
   for (const Isa isa : instruction_sets()) {
     Machine machine(2, isa);

@@ -76,7 +76,7 @@ TYPED_TEST(VectorMath, HandlesInfinitiesAndNan) {
   EXPECT_TRUE(std::isnan(grad(nan)));
 }
 
-// math_bf16.h. Other sets are held to these bits by the suites of tiles.
+// math_bf16.h. The tests of tiles check that other instruction sets give the same bits.
 
 TEST(MathForBf16, StaysWithinItsBounds) {
   std::mt19937_64 engine(7);

@@ -1,4 +1,4 @@
-// Muon's elementwise operators round as plain loops do, on every instruction set, device and number of threads.
+// Muon's elementwise operators have the bits of plain loops on every instruction set, device and number of threads.
 #include "ops/muon.h"
 
 #include "ops/adamw.h"
@@ -42,7 +42,7 @@ double rounded(double x, DType dtype) {
   const auto narrow = static_cast<float>(x);
   return dtype == DType::f32 ? static_cast<double>(narrow) : static_cast<double>(bf16(narrow));
 }
-/// a·b and fma(a, b, c) of f32 or f64 values, rounded once to their type.
+/// Return a·b and fma(a, b, c) of f32 or f64 values, rounded once to their type.
 double product(double a, double b, DType type) {
   return type == DType::f64 ? a * b : static_cast<double>(static_cast<float>(a) * static_cast<float>(b));
 }

@@ -89,7 +89,7 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
     TestTensor residual = TestTensor({c.rows, c.cols}, this->kType, c.gap).fill(draw);
     const TestTensor sums_before = TestTensor({c.cols}, this->kSums).fill(draw);
 
-    // One derivative per column: Σ_i dy[r, i]·y_i, as a function of x[r, j], gain[j], bias[j].
+    // One derivative per column: that of Σ_i dy[r, i]·y_i with respect to x[r, j], gain[j] or bias[j].
     std::vector<double> dx(static_cast<size_t>(c.rows * c.cols)), dgain(static_cast<size_t>(c.cols)), dbias(dgain);
     const double h = 1e-40;
     for (int64_t r = 0; r < c.rows; ++r) {
@@ -204,8 +204,8 @@ TYPED_TEST(Norm, LongRowsMatchTheClosedForm) {
   }
 }
 
-// Groups are rows of their own: the same bits as without groups, where rows are not split into blocks, and sums over
-// all.
+// Each group is normed like a row, with the same bits if rows are not split into blocks; gradients of gain and bias are
+// summed over all groups.
 TYPED_TEST(Norm, GroupsOfARowAreNormedLikeRows) {
   struct Heads {
     int64_t rows, groups, cols, gap;

@@ -12,7 +12,7 @@ TEST(Normals, AreThoseOfTheScalarFunctionBitForBitOnEveryInstructionSet) {
   for (const device::Isa isa : device::kIsas) {
     if (isa > device::detect_isa()) break;
     const device::CpuDevice cpu(1, isa);
-    // Every length of the rest, a counter beyond 32 bits, and enough draws to meet all quadrants and exponents.
+    // Every length of the remainder, a counter beyond 32 bits, and enough draws for all quadrants and exponents.
     for (const auto& [first, blocks] :
          std::initializer_list<std::pair<uint64_t, int64_t>>{{0, 1}, {7, 2}, {3, 5}, {0xfffffffdu, 11}, {1, 100000}}) {
       const PhiloxKey key = philox_key(first + 5, "blocks.0.attn.q.weight");

@@ -125,7 +125,7 @@ inline constexpr double kEps<float> = std::numeric_limits<float>::epsilon();
 template <>
 inline constexpr double kEps<bf16> = 0x1p-8;
 
-/// |got − want| <= k·ε_accumulator·scale + rounding of the store.
+/// Expects |got − want| <= k·ε_accumulator·scale + rounding of the store.
 template <typename T>
 void expect_close(double got, double want, double k, double scale, const std::string& what) {
   const double bound = k * kEps<AccumulatorOf<T>> * scale + kEps<T> * std::abs(want) + 1e-300;

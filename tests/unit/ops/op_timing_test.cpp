@@ -7,7 +7,7 @@
 namespace trainer::ops {
 namespace {
 
-/// Counts its calls on a device that computes: dry runs plan only.
+/// Counts its calls, except in dry runs, which only plan.
 struct Counted {
   int64_t* calls;
 };

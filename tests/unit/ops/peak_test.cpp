@@ -11,14 +11,14 @@
 namespace trainer::ops {
 namespace {
 
-// Small integers: every sum is exact, whatever the order, so the loop must have done just the products it counts.
+// With small integers every sum is exact in any order, so the loop must have computed just the products that it counts.
 TEST(PeakLoop, TilesSumTheProductsTheyCount) {
   constexpr int kTile = 512, kTiles = kPeakOperandBytes / 2 / kTile, kRounds = 2;
   std::vector<bf16> operands(kTiles * kTile);
   std::mt19937 random(5);
   std::uniform_int_distribution<int> small(-3, 3);
   for (bf16& value : operands) value = bf16(static_cast<float>(small(random)));
-  // Left tiles are [row][term], right ones [pair of terms][column][2]; two of each meet in every step.
+  // Left tiles are [row][term], right ones [pair of terms][column][2]; each step multiplies two by two.
   double want[4][16][16] = {};
   for (int step = 0; step < kTiles / 4; ++step)
     for (int sums = 0; sums < 4; ++sums) {
@@ -43,7 +43,7 @@ TEST(PeakLoop, TilesSumTheProductsTheyCount) {
   }
 }
 
-/// Lanes of a vector of floats: a loop's sums tell it.
+/// Compares every sum of the loop; `lanes`: floats in a vector.
 void expect_pair_products(const PeakTable& table, int lanes, int left_vectors) {
   constexpr int kElements = kPeakOperandBytes / 2, kRounds = 2, kRight = 3;
   std::vector<bf16> operands(kElements);
@@ -77,7 +77,7 @@ TEST(PeakLoop, PairsSumTheProductsTheyCount) {
     expect_pair_products(avx512::peak_table, 16, 8);
 }
 
-// Small integers again.
+// Small integers again, for exact sums.
 TEST(TrafficLoop, AddsTheGradientToThreeArraysAndReadsAllFour) {
   std::vector<const PeakTable*> tables{&plain::peak_table};
   if (device::detect_isa() >= device::Isa::avx2) tables.push_back(&avx2::peak_table);

@@ -160,7 +160,7 @@ TEST(RopeTable, TurnsByScaledFrequenciesAndCarriesTheMagnitude) {
 }
 
 TEST(RopeTable, HasTheSameBitsOnEveryMachine) {
-  // A change of these bits changes what a checkpoint computes elsewhere.
+  // If these bits change, so do the results of existing checkpoints.
   const std::vector<double> table = table_of<double>(1024, 64);
   uint64_t hash = 1469598103934665603u;
   for (const double value : table) {

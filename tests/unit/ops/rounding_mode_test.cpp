@@ -1,4 +1,4 @@
-// The floating-point environment of compute threads, which canonical arithmetic requires.
+// Compute threads have the floating-point environment that canonical arithmetic requires.
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif

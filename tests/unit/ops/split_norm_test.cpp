@@ -124,7 +124,7 @@ TYPED_TEST(SplitNorm, HalvesWithAnExchangeBetweenThemAreTheNormOfWholeRows) {
         },
         [&](const std::vector<TestTensor>& out) {
           using A = AccumulatorOf<T>;
-          // Statistics far from zero are known to a share of the mean only.
+          // Statistics of values far from zero have an error in proportion to the mean.
           const double far = 1 + std::abs(c.mean);
           size_t at = 0;
           for (int64_t r = 0; r < c.rows; ++r)

@@ -1,7 +1,7 @@
 #pragma once
 // The device that a suite of operators runs on: CPUs of every instruction set, or, where TRAINER_TEST_DEVICE=cuda is
 // set and in the programs that are linked with the emulated runtime, a CUDA device; there TRAINER_TEST_ATTENTION=cudnn
-// gives attention to cuDNN. Operands stay in host memory: on a CUDA device an operator gets copies of them, which are
+// selects cuDNN's attention. Operands stay in host memory: on a CUDA device an operator gets copies of them, which are
 // copied back.
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa
   return device;
 }
 
-/// A test whose case is skipped on a device that cannot run it: fp64, and anything where there is no GPU.
+/// Skips a case that the CUDA device cannot run: fp64, and everything if there is no GPU.
 struct DeviceTest : ::testing::Test {
   void SetUp() override {
     if (!on_cuda()) return;
@@ -68,11 +68,11 @@ struct DeviceTest : ::testing::Test {
     if (type != nullptr && std::string_view(type) == "double") GTEST_SKIP() << "fp64 is computed on CPUs only";
   }
 };
-/// At the start of a test of what only a CPU has.
+/// Begins a test of what only CPUs have.
 #define SKIP_ON_CUDA(why) \
   if (::trainer::ops::testing::on_cuda()) GTEST_SKIP() << why
 
-/// The tensors of an operator, those that are not given among them.
+/// An operator's tensors, including those that are not given.
 using Operands = std::vector<Tensor*>;
 inline Operands operands(Gemm& o) {
   return {&o.a, &o.b, &o.c, &o.epilogue.bias, &o.epilogue.pre, &o.epilogue.residual, &o.packed_b};
@@ -139,7 +139,7 @@ inline Operands operands(MuonCombine& o) { return {&o.product, &o.x, &o.y}; }
 /// Exec whose operators take operands in host memory.
 struct TestExec : Exec {};
 
-/// ops::run, on copies where the device cannot touch host memory. Tensors that overlap stay together.
+/// Calls ops::run, on copies if the device cannot access host memory. Overlapping tensors are copied as one block.
 template <typename Op>
 void run(TestExec& ex, Op op) {
   if (ex.device.kind() == device::DeviceKind::cpu || ex.device.dry()) return ops::run(static_cast<Exec&>(ex), op);

@@ -168,8 +168,8 @@ TEST(Muon, APowerOfTwoInAllGradientsChangesNoBit) {
   EXPECT_EQ(scaled.weights(5, 5), usual.weights(5, 5));
 }
 
-/// All master weights and states after three updates with gradients dW = XᵀdY of integers, which are exact sums over
-/// the rows. A step's rows come in `parts` micro-batches.
+/// Returns all master weights and states after three updates with gradients dW = XᵀdY of integers, whose sums over rows
+/// are exact. A step's rows are divided into `parts` micro-batches.
 std::vector<double> trained_on_integers(int parts, DType compute) {
   constexpr int64_t kRows = 24, kIn = 5, kCols = 9;
   Rig rig(muon_config(), kIn, kCols, Slot::joined, compute);

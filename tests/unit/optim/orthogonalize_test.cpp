@@ -1,4 +1,4 @@
-// Newton-Schulz against a plain loop in f64, and whole updates of one rank against golden values.
+// Newton-Schulz compared with a plain loop in f64, and whole updates of one rank against golden values.
 #include "optim/orthogonalize.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ Values gauss(int64_t n, uint64_t seed, double factor = 1) {
   return x;
 }
 
-/// The singular values, largest first, by rotations of pairs of columns (one-sided Jacobi).
+/// Returns the singular values, largest first, by rotations of pairs of columns (one-sided Jacobi).
 Values singular_values(Values x, int64_t rows, int64_t cols) {
   if (rows < cols) {
     Values y(x.size());
@@ -179,7 +179,8 @@ TEST(Orthogonalize, DoesNotKnowTheScaleAndSurvivesItsExtremes) {
     for (const double value : scaled(1e30)) EXPECT_TRUE(std::isfinite(value));
     EXPECT_LT(error(scaled(1e30), plain), dtype == DType::bf16 ? 0.1 : 1e-4);
     for (const double value : scaled(0)) EXPECT_EQ(value, 0);
-    // Below the guard, the update is smaller, never a division by zero: 1e-9·‖x‖/1e-7, five times 3.4445.
+    // Below the guard of 1e-7 the update is smaller, and never divided by zero: a norm of 1e-9 becomes 0.01, which five
+    // iterations multiply by 3.4445 each.
     const Values small = scaled(1e-9 / norm_of(x));
     EXPECT_NEAR(norm_of(small), norm_of(Values{mapped(0.01, {})}), 3.0);
     EXPECT_GT(norm_of(small), 0.1);
@@ -240,7 +241,7 @@ struct Case {
 struct State {
   Values p, m;
 };
-/// `storage`: where element (i, j) is stored in the flat buffer.
+/// The position of element (i, j) in a flat buffer.
 struct Storage {
   int64_t count, offset, row, col;
   size_t at(int64_t i, int64_t j) const { return static_cast<size_t>(offset + i * row + j * col); }

@@ -1,4 +1,5 @@
-// Who orthogonalizes what, and what travels: properties of random layouts, and the closed forms of even ones.
+// Which rank orthogonalizes which matrix, and what is sent: properties for random layouts, closed forms for evenly
+// divided ones.
 #include "optim/ownership.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ using optim::Ownership;
 
 namespace {
 
-/// Slots of matrices side by side, one after the other in groups.
+/// Slots, each with matrices side by side, in consecutive groups.
 struct Slots {
   MeshShape mesh;
   std::vector<std::vector<params::Part>> parts;  // by slot
@@ -56,7 +57,7 @@ struct Slots {
   }
 };
 
-/// Linears of uneven sizes: cut by rows, by columns, flat, joined, transposed, and one of which `rep` has copies.
+/// Returns linears of uneven sizes: cut by rows, by columns or flat; joined; transposed; one replicated along `rep`.
 Slots random_slots(std::mt19937_64& engine) {
   const auto draw = [&](int n) { return static_cast<int>(engine() % static_cast<uint64_t>(n)); };
   Slots slots{MeshShape({{"data", 1 + draw(4)}, {"rep", 1 + draw(2)}, {"x", 1 + draw(3)}, {"z", 1 + draw(3)}}), {}, {}};
@@ -95,7 +96,7 @@ double sum_of(Ownership::Counts (Ownership::*exchange)(int, int) const, const Ow
   return sum;
 }
 
-/// FLOPs of a rank in one iteration.
+/// Returns a rank's FLOPs in one iteration.
 int64_t load(const Ownership& o, int rank) {
   int64_t sum = 0;
   for (const int matrix : o.owned_by(rank))
@@ -125,7 +126,7 @@ void check_work(const Ownership& o) {
   EXPECT_LE(largest_load, total / o.ranks() + largest_cost);
 }
 
-/// Every element is sent once or is the owner's own; what a rank stores is what its own table says.
+/// Checks that each element is sent once or is already the owner's, and that ranks store what their tables describe.
 void check_pieces(const Slots& slots, const Ownership& o, bool split_state) {
   const AxisSet data = slots.mesh.set("data");
   std::vector<std::vector<int>> senders;  // by matrix and element
@@ -229,7 +230,7 @@ TEST(Ownership, StripsMoveEveryElementToItsPlace) {
   const auto buffer = optim::buffer_strips(pieces, 11), matrix = optim::matrix_strips(pieces, 11);
   ASSERT_EQ(buffer.size(), 5u);
   ASSERT_EQ(matrix.size(), 5u);
-  std::vector<std::array<int64_t, 3>> got, want;  // places in the message, the buffer and the matrix
+  std::vector<std::array<int64_t, 3>> got, want;  // offsets in the message, the buffer and the matrix
   for (size_t i = 0; i < buffer.size(); ++i) {
     EXPECT_EQ(buffer[i].place, matrix[i].place);
     EXPECT_EQ(buffer[i].length, matrix[i].length);
@@ -265,7 +266,7 @@ Slots gpt2(int data, int tensor) {
 TEST(Ownership, SendsTheBytesOfTheClosedForms) {
   struct Case {
     int s, r;
-    double gigabytes;  // there and back in bf16, by a brute-force count
+    double gigabytes;  // sent to owners and back in bf16, by a brute-force count
   };
   for (const Case c : {Case{8, 1, 0.30}, Case{2, 4, 0.68}, Case{1, 8, 1.19}, Case{8, 8, 1.49}, Case{1, 1, 0.0}}) {
     SCOPED_TRACE(format("state on {} ranks, {} copies", c.s, c.r));

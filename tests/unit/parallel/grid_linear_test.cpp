@@ -1,4 +1,4 @@
-// Linears of many ranks against one rank: GridLinear for every tuple of letters on meshes of two and three axes, and
+// Linears on many ranks compared with one rank: GridLinear for every sharding spec on meshes of two and three axes, and
 // SummaLinear on squares.
 #include "parallel/grid_linear.h"
 
@@ -16,7 +16,7 @@ using parallel::Site;
 using parallel::SummaLinear;
 using sharding::LinearSharding;
 
-/// Axes by letters, one for each axis of the mesh.
+/// Returns the axes whose letter is one of `letters`; `word` has one letter per axis of the mesh.
 mesh::AxisSet axes_of(const std::string& word, std::string_view letters) {
   mesh::AxisSet found = 0;
   for (size_t a = 0; a < word.size(); ++a)
@@ -31,7 +31,7 @@ LinearSharding grid_of(const std::string& word) {
           .flat = axes_of(word, "f")};
 }
 
-/// The use of a linear: sites of both families, their fusions, and grouped heads that ranks may have to share.
+/// The use of a linear: the sites of both families with their fusions, and grouped heads that ranks may have to share.
 enum class Use { qkv, out, up, gated, down };
 constexpr Use kUses[] = {Use::qkv, Use::out, Use::up, Use::gated, Use::down};
 
@@ -44,7 +44,7 @@ struct Case {
   std::string text() const { return format("{} -> {} -> {}{}", from, grid, to, ring ? " by a ring" : ""); }
 };
 
-/// Extents that divide over the ranks of the mesh: of two axes of 2 or 3 ranks, or of three axes.
+/// Returns a linear whose extents divide over the ranks of the mesh: two axes of 2 or 3 ranks, or three axes.
 LinearSpec spec_of(Use use, const Extents& extents, int64_t kv_heads) {
   const bool cube = extents.size() == 3;
   const int64_t hidden = cube ? 16 : 12, q = cube ? 64 : 72, heads = cube ? 16 : 12, kv = cube ? 8 : 12;
@@ -65,7 +65,7 @@ LinearSpec spec_of(Use use, const Extents& extents, int64_t kv_heads) {
   }
 }
 
-/// The columns of a part that a rank has: heads are shared out whole, or shared.
+/// The columns of a part that a rank has: whole heads, or one head that several ranks share.
 struct Columns {
   int64_t first, count, sharers, sharer;
 };
@@ -75,7 +75,7 @@ Columns columns_of(const parallel::LinearPart& part, int64_t ranks, int64_t inde
   return {index / sharers * width, width, sharers, index % sharers};
 }
 
-/// Elements that a rank holds, of a tensor by its name.
+/// The elements of a named tensor that a rank holds.
 struct Held {
   std::string name;
   int64_t count;  // elements of the whole tensor
@@ -107,7 +107,7 @@ void hold_gradients(HeldAll& all, const ParamStore& store) {
   }
 }
 
-/// The objects of a rank, used by one case after another.
+/// A rank's objects, used by one case after another.
 struct RankOfCases {
   RankOfCases(comm::World& world, const Extents& all) : extents(all), mesh(world, device, shape_of(all)) {}
   static mesh::MeshShape shape_of(const Extents& extents) {
@@ -123,8 +123,8 @@ struct RankOfCases {
   Exec ex{device, arena, meter};
 };
 
-/// y, the activation's input, dx and the gradients that a rank has after one pass of a linear; meshes of one rank have
-/// that of one rank.
+/// Returns a rank's y, input of the activation, dx and gradients after one pass of a linear; on a mesh of one rank, the
+/// linear is not sharded.
 HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
   const mesh::MeshShape& shape = place.mesh.shape();
   const bool single = shape.world_size() == 1;
@@ -186,7 +186,7 @@ HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType ty
   const Scratch dy = ex.take("dy", {out.rows, width}, type);
   int64_t col = 0;
   for (const auto& part : spec.parts) {
-    // Ranks that share a head have partial sums: the gradient plus one, minus one, and zero.
+    // Ranks that share a head hold partial sums: the gradient plus one, minus one, and zeros.
     const Columns at = columns_of(part, sharers, index);
     const double more = at.sharers == 1 ? 0 : at.sharer == 0 ? 1 : at.sharer == 1 ? -1 : 0;
     for (int64_t i = 0; i < at.count; ++i, ++col)
@@ -221,7 +221,7 @@ HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType ty
   return all;
 }
 
-/// Returns one rank's values of the linear, for a mesh of `axes` axes.
+/// Returns the values of the linear on one rank, for comparison with a mesh of `axes` axes.
 Named dense(Use use, size_t axes, bool integers, int64_t kv_heads = 2) {
   Named all;
   comm::run_on_threads(1, {}, [&](comm::World& world) {
@@ -232,7 +232,7 @@ Named dense(Use use, size_t axes, bool integers, int64_t kv_heads = 2) {
   return all;
 }
 
-/// Every element that a rank holds, against the whole tensors of one rank; relative to the largest element of each.
+/// Compares every element that a rank holds with those of one rank, relative to the largest element of its tensor.
 void expect_near(const HeldAll& held, const Named& whole, double tolerance) {
   EXPECT_EQ(held.size(), whole.size());
   for (const Held& one : held) {
@@ -259,7 +259,7 @@ std::vector<std::string> words(std::string_view letters, size_t length) {
   return all;
 }
 
-/// Every tuple of letters on a mesh, each with `stride`-th of all pairs of spreads before and behind.
+/// Returns every sharding spec on a mesh, each with every `stride`-th pair of spreads of input and output.
 std::vector<Case> cases(Use use, const Extents& extents, size_t stride) {
   const std::vector<std::string> spreads = words("rc-", extents.size());
   std::vector<Case> all;
@@ -267,15 +267,15 @@ std::vector<Case> cases(Use use, const Extents& extents, size_t stride) {
   for (const std::string& grid : words("rckf-", extents.size()))
     for (size_t n = first++ * 37 % stride; n < spreads.size() * spreads.size(); n += stride) {
       const Case c{grid, spreads[n / spreads.size()], spreads[n % spreads.size()]};
-      // Two heads that three ranks want.
+      // Three ranks cannot share two heads.
       const bool refused = use == Use::qkv && extents[1] == 3 && c.to[0] != 'c' && c.to[1] == 'c';
       if (!refused) all.push_back(c);
     }
   return all;
 }
 
-/// Blocks over rows and columns, where Y stays in place or, of `down`, X. On 4 x 4 ranks columns are cut over two axes,
-/// and two ranks share a key/value head.
+/// Returns SUMMA's cases: blocks over rows and columns; Y is stationary or, for `down`, X. On 4 x 4 ranks columns are
+/// cut over two axes, and two ranks share a key/value head.
 std::vector<Case> rings(Use use, const Extents& extents) {
   const std::string spread = "r" + std::string(extents.size() - 1, 'c');
   const int64_t kv_heads = extents[0] == 3 ? 3 : 2;
@@ -284,7 +284,7 @@ std::vector<Case> rings(Use use, const Extents& extents) {
   return all;
 }
 
-/// Runs cases of a use on the ranks of a mesh; `check` on each of them.
+/// Runs the cases on the ranks of a mesh, and calls `check` for each of them.
 template <typename F>
 void on_mesh(Use use, const Extents& extents, const std::vector<Case>& all, const comm::WorldOptions& options,
              F&& check) {

@@ -1,5 +1,5 @@
 #pragma once
-// Parts of a strategy one by one, on ranks that are threads, and their results reassembled.
+// Runs parts of a strategy one at a time on ranks that are threads, and reassembles their results.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ using params::ParamStore;
 
 constexpr int64_t kSequences = 2, kLength = 12, kRows = kSequences * kLength;
 
-/// Returns the configured sharding over `ranks` ranks, of one layer, as a mesh has it.
+/// Returns the configured sharding of one layer on a mesh of `ranks` ranks.
 inline sharding::ModelSharding on_ranks(config::Config c, int64_t ranks, int64_t kv_heads) {
   c.model.n_layer = 1;
   sharding::ModelSharding s = config::sharding_of(c);
@@ -52,7 +52,7 @@ struct Rig {
     sink->end_micro(ex);
     sink->finish(ex);
   }
-  /// A step of one micro-batch through embedding and head, groups 0 and 1; returns the head's dX and keeps the losses.
+  /// Runs a step of one micro-batch through embedding and head, groups 0 and 1; returns the head's dX, keeps losses.
   Scratch backward(parallel::Embedding& embedding, parallel::Head& head, const Tensor& x, const Tensor& dy) {
     Scratch dx;
     losses = ex.take("losses", {head.loss_rows(batch.rows())}, DType::f64);
@@ -155,7 +155,7 @@ Named on_ranks(int ranks, F&& body) {
   return all;
 }
 
-/// Largest difference relative to the largest element.
+/// Returns the largest difference relative to the largest element.
 inline double difference(const Values& a, const Values& b) {
   double largest = 0, size = 1e-300;
   for (size_t i = 0; i < b.size(); ++i) {

@@ -1,5 +1,5 @@
-// When strategies start their collectives and when they wait for them, counted in GEMMs that ran before: on one rank of
-// a mesh whose other ranks are not there.
+// When strategies start collectives and when they wait for them, as the number of GEMMs before: on one rank of a mesh
+// whose other ranks do not exist.
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -7,13 +7,13 @@ namespace {
 
 using parallel::Site;
 
-/// One operation: how many GEMMs ran before its start, and before the wait for it.
+/// An operation: the number of GEMMs before its start, and before the wait for it.
 struct Moment {
   double started = 0, waited = -1;
   bool operator==(const Moment&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const Moment& m) { return out << m.started << " to " << m.waited; }
-/// In order of their starts, by axis and operation.
+/// Operations in the order of their starts, by axis and kind.
 using Timeline = std::map<std::string, std::vector<Moment>>;
 
 class Noting final : public comm::Communicator {
@@ -35,7 +35,7 @@ class Noting final : public comm::Communicator {
   double products() const { return meter_->matmul_flops() / product_; }
   comm::Pending* start(const Request& request) override {
     std::vector<Moment>& moments = timeline_[group().name + " " + std::string(name_of(request.op))];
-    moments.reserve(64);  // waits point into it
+    moments.reserve(64);  // waits hold pointers into it
     TRAINER_CHECK(moments.size() < moments.capacity(), "{} operations", moments.size());
     moments.push_back({.started = products()});
     waits_.push_back(std::make_unique<Wait>(*this, moments.back()));
@@ -119,7 +119,7 @@ TEST(Timeline, OfMegatronSumsDxUnderDw) {
   c.parallel.strategy = "megatron-1d";
   c.parallel.tensor = 2;
   constexpr double kProduct = 2.0 * kRows * kHidden * (kInner / 2);
-  // Two GEMMs forward; dX and dW of down, then of up. Backward of up, x is gathered again under dX.
+  // Two GEMMs forward; dX and dW of down, then of up. In the backward pass of up, gathering x again overlaps with dX.
   expect_timeline(c, 2, kProduct,
                   {{"tensor all_gather", {{0, 0}, {2, 2}, {4, 5}}}, {"tensor reduce_scatter", {{2, 2}, {5, 6}}}});
   c.parallel.sequence_parallel = false;
@@ -131,13 +131,13 @@ TEST(Timeline, OfAxonnGathersAndScattersUnderOtherLinears) {
   c.parallel.strategy = "axonn-4d";
   c.parallel.grid = {2, 2, 2};
   expect_timeline(c, 8, 2.0 * (kRows / 2) * (kHidden / 2) * (kInner / 2),
-                  // Weights: the first is waited for at once; the second comes under the first GEMM and stays for its
-                  // own backward, under whose GEMMs the first comes again.
+                  // Weights: the first gather blocks immediately; the second overlaps with the first GEMM, and is kept
+                  // for its own backward pass, whose GEMMs overlap with gathering the first again.
                   {{"z all_gather", {{0, 0}, {0, 1}, {2, 4}}},
-                   // Sums of results are waited for at once, those of dX after dW.
+                   // All-reduces of results block immediately, those of dX are waited for after dW.
                    {"y all_reduce", {{1, 1}, {3, 4}}},
                    {"x all_reduce", {{2, 2}, {5, 6}}},
-                   // Scatters of dW: none before the last GEMM.
+                   // Reduce-scatters of dW are waited for after the last GEMM.
                    {"z reduce_scatter", {{4, 6}, {6, 6}}}});
 }
 
@@ -150,15 +150,15 @@ TEST(Timeline, OfOptimusBroadcastsUnderTheGemmBeforeAndSumsUnderTheNext) {
   // Six GEMMs of blocks forward and twelve backward.
   expect_timeline(
       c, kSide * kSide, 2.0 * (kRows / kSide) * (kHidden / kSide) * (kInner / kSide),
-      // Blocks of weights: of each three, the first blocks immediately, the other two overlap with earlier GEMMs.
-      // Backward of down, a step has two GEMMs.
+      // Weights: of each three broadcasts, the first is waited for immediately, the other two overlap with earlier
+      // GEMMs. In the backward pass of down, a step has two GEMMs.
       {{"row broadcast",
         {{0, 0}, {0, 1}, {1, 2}, {3, 3}, {3, 4}, {4, 5}, {6, 6}, {6, 8}, {8, 10}, {12, 12}, {12, 13}, {13, 14}}},
-       // Inputs of up; dY of down, once for both of its gradients; inputs of up again, whose first comes under dX.
+       // Inputs of up; dY of down, once for both of its gradients; inputs of up again, the first during dX.
        {"col broadcast", {{0, 0}, {0, 1}, {1, 2}, {6, 6}, {6, 8}, {8, 10}, {12, 15}, {15, 16}, {16, 17}}},
-       // Results of down; dX of up, the last two under the GEMMs of dW.
+       // Results of down; dX of up, the last two overlapping with the GEMMs of dW.
        {"col reduce", {{4, 5}, {5, 6}, {6, 6}, {13, 14}, {14, 18}, {15, 18}}},
-       // dW of down, the last two under all GEMMs of up; of up.
+       // dW of down, the last two overlapping with all GEMMs of up; dW of up.
        {"row reduce", {{8, 11}, {10, 18}, {12, 18}, {16, 17}, {17, 18}, {18, 18}}}});
 }
 

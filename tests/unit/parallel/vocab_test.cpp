@@ -9,7 +9,7 @@ namespace {
 
 using parallel::VocabSpread;
 
-/// The spreads of some strategy, by names of axes; it has no linears.
+/// A strategy's spreads, by names of axes; it has no linears.
 struct Layout {
   std::vector<mesh::MeshAxis> axes;
   std::vector<std::string> rows, cols, vocab, hidden, flat;
@@ -27,7 +27,7 @@ struct Layout {
   }
 };
 
-/// A rank's rig; without axes, that of one rank.
+/// Returns a rank's rig; for a layout without axes, that of one rank.
 Rig rig_of(comm::World& world, const Layout& layout, DType type = DType::f64) {
   sharding::ModelSharding s;
   if (layout.axes.empty() || layout.axes[0].name != "data")
@@ -47,7 +47,7 @@ std::vector<Layout> layouts() {
   return {
       {{{"t", 4}}, {"t"}, {}, {"t"}, {}, {}},                                   // Megatron's
       {{{"t", 2}}, {"t"}, {}, {"t"}, {}, {}},                                   //
-      {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                      // without its rows cut
+      {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                      // rows are not cut
       {{{"t", 4}}, {}, {}, {"t"}, {}, {}},                                      //
       {{{"a", 2}, {"t", 3}}, {}, {}, {"t"}, {}, {}},                            //   and copies along a
       {{{"z", 3}}, {"z"}, {}, {}, {}, {}},                                      // only rows
@@ -68,12 +68,13 @@ std::vector<Layout> layouts() {
 
 constexpr int64_t kVocab = 37, kWidth = 12;
 
-/// 48 rows of a table in 2, 3 or 4 blocks, each perhaps in flat pieces: first and last tokens, some more than once.
+/// First and last tokens of blocks, some repeated: a table of 48 rows is cut into 2, 3 or 4 blocks, perhaps stored
+/// flat.
 constexpr int32_t kEdges[kRows] = {0, 11, 12, 35, 36, 23, 24, 36, 15, 16, 31, 32,
                                    5, 5,  5,  36, 35, 24, 23, 1,  2,  3,  0,  36};
 
-/// Embedding, head, both gradients and logits of one row; of `replicas` times kSequences sequences. The head's features
-/// are up to `size`.
+/// Returns results of embedding and head, both gradients and the logits of one row, for `replicas` times kSequences
+/// sequences. The head's features are at most `size`.
 Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size) {
   const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
@@ -129,7 +130,7 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
   });
 }
 
-/// Shards of replicas hold the same gradients, which `dense` has for all of them together.
+/// Expects the values of `dense`. Replicas hold equal gradients, summed over all of them.
 void expect_same(const Named& cut, const Named& dense, double tolerance) {
   ASSERT_EQ(cut.size(), dense.size());
   for (const auto& [name, values] : dense) {
@@ -139,16 +140,16 @@ void expect_same(const Named& cut, const Named& dense, double tolerance) {
 }
 
 TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
-  // Without the largest logit of all ranks subtracted, the exponentials of logits of a thousand overflow.
+  // Unless the largest logit of all ranks is subtracted, exponentials of logits of a thousand overflow.
   for (const Layout& layout : layouts())
     for (const auto& [tied, size] : {std::pair{true, 1.0}, {false, 1.0}, {false, 1e3}}) {
       SCOPED_TRACE(format("{}, tied {}, features of {}", layout.text(), tied, size));
       const int64_t replicas = layout.shape().has("data") ? layout.axes[0].size : 1;
       const Named dense = vocabulary({}, replicas, tied, size);
       Named cut = vocabulary(layout, replicas, tied, size), again = vocabulary(layout, replicas, tied, size);
-      EXPECT_EQ(cut.at("y"), dense.at("y"));  // one partial sum of each is not zero
+      EXPECT_EQ(cut.at("y"), dense.at("y"));  // only one partial sum of each element is not zero
       expect_same(cut, dense, 1e-13 * size);
-      for (Named* each : {&cut, &again}) each->erase("loss");  // added up here, as the ranks came
+      for (Named* each : {&cut, &again}) each->erase("loss");  // added here, in the order in which ranks finish
       EXPECT_TRUE(cut == again) << "twice the same";
     }
 }
@@ -157,8 +158,8 @@ TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRejected) {
   EXPECT_THROW(vocabulary({{{"z", 2}}, {}, {}, {}, {}, {"z"}}, 1, true, 1), Error);
 }
 
-/// y, y rebuilt, dx onto a residual, and both gradients of a norm of values of deviation 1 about `mean`; the residual
-/// stream of `layout`.
+/// Returns y, also recomputed, dx added to a residual, and both gradients of a norm in the residual stream of `layout`;
+/// its input has a deviation of 1 about `mean`.
 Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
   constexpr int64_t kHidden = 24;
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
@@ -181,7 +182,7 @@ Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
     rig.done();
     const std::lock_guard lock(mutex);
     collect(all, "y", y, piece, kRows);
-    collect(all, "y", again, piece, kRows);  // to the bit
+    collect(all, "y", again, piece, kRows);  // in every bit
     collect(all, "y", unkept, piece, kRows);
     collect(all, "dx", dx, piece, kRows);
     collect_gradients(all, rig.store);
@@ -219,12 +220,12 @@ TEST(HeadChunks, AreEqualAndGrowWithTheMemoryOfASingleGpu) {
     return parallel::head_chunk(gpu(gib), kRows, kPadded, DType::bf16, unshared);
   };
   EXPECT_EQ(chunk(140, true), kRows / 2);  // 4.4 GiB hold 23,347 rows of f32
-  EXPECT_EQ(chunk(80, true), 10944);       // three of at most 13,341, a multiple of 64
-  EXPECT_EQ(chunk(8, true), 4736);         // 1 GiB holds 5,336: seven
+  EXPECT_EQ(chunk(80, true), 10944);       // three chunks of at most 13,341 rows, a multiple of 64
+  EXPECT_EQ(chunk(8, true), 4736);         // 1 GiB holds 5,336 rows: seven chunks
   EXPECT_EQ(chunk(140, false), chunk(8, false)) << "ranks of other memory take part";
   EXPECT_EQ(parallel::head_chunk(gpu(80), 1000, kPadded, DType::bf16, true), 1000);
   const device::DryDevice cpu(1);
-  EXPECT_EQ(parallel::head_chunk(cpu, kRows, kPadded, DType::bf16, true), 1280);  // 256 MiB hold 1,334
+  EXPECT_EQ(parallel::head_chunk(cpu, kRows, kPadded, DType::bf16, true), 1280);  // 256 MiB hold 1,334 rows
 }
 
 TEST(Norms, OverSharedColumnsKeepTheirDigitsFarFromZero) {

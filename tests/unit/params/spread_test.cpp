@@ -1,5 +1,5 @@
-// Slots that are stored on other ranks than those that use them, and gradients with partial sums on several ranks of a
-// replica: every rank writes integers that are a function of what it represents, so all sums are known exactly.
+// Slots stored on ranks other than those that use them, and gradients with partial sums on several ranks of a replica.
+// Every rank writes integers given by a formula, so all sums are known exactly.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -88,7 +88,7 @@ struct OnRank {
     store.allocate(true);
   }
   device::CpuDevice device{1};
-  Arena arena{device, Arena::Mode::heap};  // outlives what is gathered
+  Arena arena{device, Arena::Mode::heap};  // outlives the gathered weights
   Mesh mesh;
   ParamStore store;
   Model model;
@@ -137,7 +137,7 @@ TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
     }
 }
 
-/// Which of the partial sums of a gradient this rank computes: one for each place along data, z and Part::sum_over.
+/// Returns the axes along which ranks compute different partial sums of a gradient.
 AxisSet partial_axes(const ParamStore& store, const Part& part) {
   return store.mesh_shape().set("data") | store.mesh_shape().set("z") | part.sum_over;
 }
@@ -185,7 +185,7 @@ TEST(SpreadSlots, GradientsComeHomeAndCountOnce) {
           OnRank rank(world, grid, DType::f64, zero);
           GradSink sink(rank.store);
           sink.prepare(rank.device);
-          for (int step = 0; step < 2; ++step) {  // the second one overwrites
+          for (int step = 0; step < 2; ++step) {  // the second step overwrites
             sink.begin_step();
             for (int micro = 0; micro < micros; ++micro) backward(rank, sink, micro, micro + 1 == micros);
             const params::GradNorm norm = sink.finish(rank.ex);
@@ -253,18 +253,18 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
     sink.prepare(rank.device);
     sink.begin_step();
     backward(rank, sink, 0, true);
-    // Half of b's partial sums over z, on the ranks that share it: only its owner counts it.
+    // Rank 0's partial sum of b is bad; of the ranks that share b, only its owner counts it.
     if (world.rank() == 0) {
       const Tensor ab = rank.store.gradient(rank.model.slots[3].first);
-      ab.as<double>()[8] = NAN;  // the first of b's columns, behind eight of a's
+      ab.as<double>()[8] = NAN;  // the first of b's columns, after eight of a's
     }
     EXPECT_EQ(sink.finish(rank.ex).bad_tensor, "b");
   });
 }
 
 TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
-  // Sums of three replicas depend on their order, which goes by the place of an element: it must be the same place on
-  // every rank, though pieces of flat slots before it differ in size.
+  // Sums over three replicas depend on their order, and that on an element's position, which must be the same on every
+  // rank although shards of flat slots before it differ in size.
   const MeshExtents grid{3, 1, 2, 1};
   std::mutex mutex;
   std::map<int, std::vector<float>> gains;  // by replica and rank
@@ -303,7 +303,7 @@ TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
 }
 
 TEST(SpreadSlots, AGatherUnderWayOutlivesNothingItReads) {
-  // Messages are late: when the exception comes the gather has not begun to copy.
+  // Messages are late: when the exception is thrown, the gather has not begun to copy.
   comm::WorldOptions late;
   late.delay = [](int) { return 0.02; };
   EXPECT_THROW(comm::run_on_threads(2, late,

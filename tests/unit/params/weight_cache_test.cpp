@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kRows = 7, kCols = 5, kElements = kRows * kCols;  // do not divide over two or three ranks
 
-/// Matrices [7, 5] in pieces over "z", element i of matrix s is 100·s + i; and a last one that is stored whole.
+/// Matrices [7, 5] sharded over "z", where element i of matrix s is 100·s + i; and a last one that is not sharded.
 struct Rig {
   explicit Rig(comm::World& world, int matrices = 4, int keep = -1)
       : mesh(world, device, mesh::MeshShape({{"data", 1}, {"z", world.size()}})), store(device, DType::f64, &mesh) {
@@ -36,7 +36,7 @@ struct Rig {
     return 100.0 * (param.name[1] - '0') + static_cast<double>(i);
   }
   WeightCache::Held hold(Exec& where, int s) { return store.weights().hold(where, slots[static_cast<size_t>(s)]); }
-  /// Holds the matrices one after the other; those of two digits, the second within the first.
+  /// Holds the matrices one after the other; for two digits, that of the first while that of the second is held.
   void use(Exec& where, const std::vector<int>& order) {
     for (const int s : order) {
       const WeightCache::Held w = hold(where, s % 10);
@@ -48,7 +48,7 @@ struct Rig {
         ASSERT_EQ(t.as<double>()[i], value(store.params()[static_cast<size_t>(s % 10)], i)) << "matrix " << s;
     }
   }
-  /// As a program; returns how many matrices were gathered.
+  /// Runs use() as a recorded program; returns the number of matrices that were gathered.
   int64_t run(const std::vector<int>& order) {
     device::DryDevice dry(1);
     Arena heap(dry, Arena::Mode::heap);
@@ -75,7 +75,7 @@ struct Rig {
     }
     return gathers;
   }
-  /// The number of tensors that a program has in memory at once.
+  /// Returns the largest number of tensors that a program has in memory at a time.
   int most_live_of(const std::string& key) const {
     int most = 0;
     const auto& taken = arena.programs().at(key).intervals;
@@ -113,7 +113,7 @@ TEST(WeightCache, EachUseStartsTheGatherOfTheNext) {
 }
 
 TEST(WeightCache, TheOverlapIsReal) {
-  // While matrix 0 is held, that of 1 is on its way: it arrives without rank 0 doing anything more than wait.
+  // While matrix 0 is held, matrix 1 is being gathered: it arrives although rank 0 only waits.
   comm::run_on_threads(2, {}, [&](comm::World& world) {
     Rig rig(world);
     Arena heap(rig.device, Arena::Mode::heap);
