@@ -79,7 +79,7 @@ std::string counts(Tiny& run, const std::map<CommKey, CommCount>& counted) {
   return text.empty() ? "none" : text;
 }
 
-/// Σ of the losses of a batch some of whose rows are masked.
+/// Returns Σ of the losses of a batch, some of whose rows are masked.
 double masked_loss(Tiny& run) {
   data::TokenBatch batch;
   run.batches(40, run.trainer.micro_batch(), batch);
@@ -145,13 +145,13 @@ config::Config configure(const Shape& s) {
   return c;
 }
 
-/// The case that recomputes nothing: "NAME/TYPE" of "NAME/TYPE/full".
+/// Returns the name of the case without recomputation: "NAME/TYPE" for "NAME/TYPE/full".
 std::string plain_of(const std::string& name) { return name.substr(0, name.find('/', name.find('/') + 1)); }
 
 }  // namespace
 
 std::vector<Case> cases() {
-  // With four sequences a sum of activations has more elements than are gathered instead of going round a ring.
+  // With four sequences, an all-reduce of activations is large enough to use a ring instead of a gather.
   constexpr bool kTied = true, kSp = true;
   const std::pair<const char*, Shape> shapes[] = {
       {"serial_gpt2", {1, 1, kSp, Arch::gpt2, 2, 24, 0, kTied, 0.1}},

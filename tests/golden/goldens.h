@@ -1,9 +1,9 @@
 #pragma once
 // Goldens of training: tiny models in every kind of layout, and all bits of their results as lines of text.
-// A change that is to change no number shows it here: layouts.txt holds the lines from before the change.
+// They show that a change has not changed any number: layouts.txt holds the lines from before the change.
 //
-// The lines are of the instruction set "plain" (or of TRAINER_ISA, when that is set), one thread. They do not depend on
-// the machine, but for the few last bits that C libraries leave open; `same_library()` says whether those agree.
+// The lines are computed with the instruction set "plain" (or TRAINER_ISA, if set) and one thread. They depend on the
+// machine only in the last bits of a few functions of the C library; library_hash() shows whether those agree.
 // To compare two commits under another instruction set, write the lines of one with TRAINER_WRITE_GOLDENS=file and give
 // them to the other as TRAINER_GOLDENS=file (scripts/compare_commits.sh does it).
 #include <map>
@@ -22,26 +22,26 @@ struct Case {
   DType compute = DType::f32;
   int ranks() const { return static_cast<int>(config::ranks_of_replica(config) * config.parallel.data); }
 };
-/// Every layout of the tests of layouts, in each compute type, recomputed in each way.
+/// Returns every layout of the layout tests, in each compute type, with each kind of recomputation.
 std::vector<Case> cases();
 
 /// By aspect ("losses", "state", …): two steps, an evaluation with masked rows and, on one replica, logits of a
-/// sequence that grows. Every rank of `world` calls; the first has all aspects, others none.
+/// sequence that grows. Every rank of `world` calls it; rank 0 gets all aspects, other ranks none.
 using Aspects = std::map<std::string, std::string>;
 Aspects run_case(comm::World& world, const Case& which);
 
 device::Isa instruction_set();
-/// A hash of the C library's functions that a run uses.
+/// Returns a hash of the C library's functions that a run uses.
 std::string library_hash();
 
-/// "NAME ASPECT VALUE" lines with comments. What recomputing leaves as it was is not written again: a case
-/// "NAME/TYPE/full" has its own lines where it differs from "NAME/TYPE".
+/// "NAME ASPECT VALUE" lines with comments. Results that recomputation does not change are not repeated: a case
+/// "NAME/TYPE/full" has lines only where it differs from "NAME/TYPE".
 using Goldens = std::map<std::string, Aspects>;
 Goldens read(const std::string& path);
-/// All aspects of a case.
+/// Returns all aspects of a case.
 Aspects expected(const Goldens& goldens, const std::string& name);
 void write(const std::string& path, const Goldens& goldens);
-/// TRAINER_GOLDENS, or the file of the project.
+/// Returns TRAINER_GOLDENS, or the project's own file.
 std::string golden_file(const std::string& source_dir);
 
 }  // namespace trainer::goldens

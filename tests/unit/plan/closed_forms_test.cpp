@@ -1,4 +1,4 @@
-// Published closed forms compared with the program that the trainer records: elements that a transformer block moves
+// Published closed forms compared with the program that the trainer records: elements that a transformer block sends
 // forward and backward, by strategy; and lower bounds of communication.
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 using config::Config;
 using config::Recompute;
 
-/// Extents that divide over all ranks below into whole cache lines, and are so large that activations and matrices go
-/// round rings.
+/// Extents that divide over all ranks below into whole cache lines, and are so large that collectives on activations
+/// and matrices use rings.
 constexpr int64_t kHidden = 1536, kSeq = 64, kSequences = 96, kTokens = kSeq * kSequences;
 
 Config block(int64_t layers, const std::vector<std::string>& sets) {
@@ -29,7 +29,7 @@ Config block(int64_t layers, const std::vector<std::string>& sets) {
   return config;
 }
 
-/// Elements on the wire by all ranks in one step, by axis. Of all layers and what is around them.
+/// Returns the elements that all ranks send in one step, by axis, including those outside layers.
 std::map<std::string, int64_t> elements(const Config& config, int ranks) {
   Machine machine;
   machine.ranks = ranks;
@@ -42,7 +42,7 @@ std::map<std::string, int64_t> elements(const Config& config, int ranks) {
   return sums;
 }
 
-/// On the wire of a group, elements of a sum: few of them go straight to everybody instead of round a ring.
+/// Returns the elements that a group sends in an all-reduce; few elements are sent directly instead of along a ring.
 int64_t sum_of(int64_t group, int64_t elements) {
   return comm::wire_elements(CommOp::all_reduce, static_cast<int>(group), elements);
 }
@@ -59,8 +59,8 @@ std::map<std::string, int64_t> of_a_block(const std::vector<std::string>& sets, 
   return more;
 }
 
-// Sums over all ranks: per rank 8 (t-1)/t M h, recomputed 12 (t-1)/t less the last sum of the block, which is not
-// repeated.
+// Totals over all ranks. Per rank 8 (t-1)/t M h; with recomputation 12 (t-1)/t M h minus the block's last reduction,
+// which is not repeated.
 TEST(ClosedForms, OfMegatron) {
   for (const int64_t t : {2, 4, 8})
     for (const bool rows : {false, true})
@@ -68,8 +68,8 @@ TEST(ClosedForms, OfMegatron) {
         const auto moved = of_a_block(
             {format("parallel.tensor={}", t), "parallel.data=1", format("parallel.sequence_parallel={}", rows)},
             static_cast<int>(t), again ? Recompute::full : Recompute::none);
-        // With rows split, dW gathers its operand again, as the specification of sequence parallelism has it: two more
-        // gathers. A recomputed block gathers both inputs and sums once.
+        // With rows split, dW gathers its operand again, as specified for sequence parallelism: two more gathers. A
+        // recomputed block gathers both inputs and reduces once.
         const int64_t units = (rows ? 8 + 2 : 8) + (again ? (rows ? 3 : 2) : 0);
         int64_t all = 0;
         for (const auto& [axis, count] : moved) all += count;
@@ -78,9 +78,10 @@ TEST(ClosedForms, OfMegatron) {
       }
 }
 
-// Sums over all ranks: per rank 3 (q-1)/q² (7 M h + 12 h²), recomputed 4 (q-1)/q² less the repeated product of down,
-// which is left out; where the smaller of X and Y moves (q-1)/q² (12 M h + 36 h²), less M h since one gather of dY of
-// down serves two products. In addition, two values of each row and norm forward and two backward, and sums of vectors.
+// Totals over all ranks. Per rank 3 (q-1)/q² (7 M h + 12 h²); with recomputation 4 instead of 3, but the GEMM of down
+// is not repeated. If the smaller of X and Y is sent, (q-1)/q² (12 M h + 36 h²), minus M h since one gather of dY of
+// down serves two GEMMs. In addition, each norm exchanges two values per row forward and two backward, and vectors are
+// all-reduced.
 TEST(ClosedForms, OfOptimus) {
   for (const int64_t q : {2, 3, 4})
     for (const bool paper : {true, false})
@@ -90,7 +91,7 @@ TEST(ClosedForms, OfOptimus) {
                         "parallel.panels=gather", format("parallel.stationary={}", paper ? "paper" : "auto")},
                        static_cast<int>(q * q), again ? Recompute::full : Recompute::none);
         const int64_t panels = (paper ? 21 : 11) + (again ? 3 : 0), squares = 36 + (again ? 8 : 0);
-        // Two norms: a gather, and a sum of two values each.
+        // Each of two norms gathers and all-reduces two values per row.
         const int64_t statistics = 2 * (q * (q - 1) * 2 * kTokens + q * sum_of(q, 2 * kTokens / q));
         const int64_t vectors = q * sum_of(q, 13 * kHidden / q);
         EXPECT_EQ(moved.at("col"), (q - 1) * panels * kTokens * kHidden + statistics) << q << paper << again;
@@ -98,8 +99,8 @@ TEST(ClosedForms, OfOptimus) {
       }
 }
 
-// Sums over all ranks: per rank 2 M h (12 (y-1) + 4 (x-1))/(xyz) + 3 (z-1)/z 12 h²/(xy), and 2 (d-1)/d 12 h²/(xyz) a
-// step.
+// Totals over all ranks. Per rank 2 M h (12 (y-1) + 4 (x-1))/(xyz) + 3 (z-1)/z 12 h²/(xy) per micro-step, and
+// 2 (d-1)/d 12 h²/(xyz) per step.
 TEST(ClosedForms, OfAxonn) {
   for (const int64_t x : {1, 2, 4, 8, 16})
     for (int64_t y = 1; x * y <= 16; y *= 2)
@@ -130,7 +131,7 @@ TEST(ClosedForms, OfAxonn) {
       }
 }
 
-// A product of 8 x 8 x 8 by routes: 2 bytes an element, of each rank.
+// Bytes that each rank sends for a GEMM of 8 x 8 x 8 by routes, at 2 bytes per element.
 TEST(ClosedForms, OfASmallProduct) {
   using mesh::find_route;
   using mesh::mesh_of;
@@ -146,7 +147,7 @@ TEST(ClosedForms, OfASmallProduct) {
   EXPECT_EQ(bytes(cube, "001", "0B1") + weights + bytes(cube, "01P", "010"), 48);
 }
 
-// Words of a rank. The last product meets the bound on a grid of 4 x 4 x 4 ranks.
+// Words per rank. The last GEMM attains the bound on a grid of 4 x 4 x 4 ranks.
 TEST(LowerBound, OfProductsOnSixtyFourRanks) {
   EXPECT_NEAR(least_words({16384, 12288, 49152}, 64), 6.126e7, 6.126e4);
   EXPECT_NEAR(least_words({2048, 12288, 49152}, 64), 1.062e7, 1.062e4);

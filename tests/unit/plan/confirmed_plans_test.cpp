@@ -156,7 +156,7 @@ std::vector<ModelSharding> all_specs(const ModelSharding& axes, const Config& co
   return all;
 }
 
-// Specs that the additive model puts at more than 1.5 times its best are not priced.
+// Specs are not priced if the additive model estimates them at more than 1.5 times the time of its best.
 TEST(ConfirmedPlans, SearchFindsWhatPricingEverySpecOfOneAxisFinds) {
   constexpr double kRegret = 1.01, kPriced = 1.5;
   const uint64_t all = std::min<uint64_t>(cases(2), 40);
@@ -175,7 +175,7 @@ TEST(ConfirmedPlans, SearchFindsWhatPricingEverySpecOfOneAxisFinds) {
     std::string broken;
     const Config config = config::load_text(model, "test.toml", sets, {.files = false, .plans = true});
     const std::vector<Config> open =
-        config::enumerate_layouts(config, 2, broken);  // named ones, and one to be searched
+        config::enumerate_layouts(config, 2, broken);  // named layouts, and one whose spec is searched
     const auto found = std::ranges::find_if(open, config::needs_spec);
     ASSERT_NE(found, open.end());
     const Pricer pricer(cluster, config, config.data.vocab_size, 2);

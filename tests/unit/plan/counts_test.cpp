@@ -1,5 +1,5 @@
 // The planner's counts, compared with those of runs: every collective of a step, by axes, operation and type; and
-// bytes between host and device; the work of every kind of operator; and what packing of weights there is.
+// bytes between host and device; the work of every kind of operator; and whether weights are packed.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -88,7 +88,7 @@ Counts predicted(const plan::StepProgram& step, int64_t steps) {
 
 using Work = std::map<OpKind, std::array<double, 3>>;  // calls, FLOPs, bytes of memory
 
-/// `but`: kinds that are left out.
+/// Returns the work of all kinds of operators except `but`.
 Work work_of(const Meter& meter, const std::set<OpKind>& but) {
   Work all;
   for (int i = 0; i < kOpKinds; ++i) {
@@ -127,14 +127,14 @@ config::Offload half_streamed() {
   return offload;
 }
 
-/// Steps a run and compares after the first and the third. Returns whether weights are packed.
+/// Trains three steps and compares after the first and the third. Returns true if weights are packed.
 bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
   const auto ranks = static_cast<int>(config::ranks_of_replica(c) * c.parallel.data);
   setup::Machine machine;
   machine.ranks = ranks;
   machine.isa = device::detect_isa();
   machine.compute = compute;
-  // Updates of a state on the host are the offload engine's.
+  // If the state is on the host, the offload engine updates it, not these operators.
   std::set<OpKind> but;
   if (c.offload.optimizer != OffloadOptimizer::none) but = {OpKind::optimizer, OpKind::grad_norm, OpKind::elementwise};
   const plan::StepProgram step = plan::record_step(c, kTinyVocab, machine);
@@ -159,9 +159,9 @@ bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
   return predicted_work(step, 1, {}).contains(OpKind::pack);
 }
 
-/// Recomputation and ZeRO in every combination for a single micro-step, and recomputation with accumulation: these
-/// gather weights again. Offload begins where gradients are whole; each kind of it meets both numbers of micro-steps,
-/// both stages of ZeRO and two ways of recomputation.
+/// Every combination of recomputation and ZeRO with one micro-step, and recomputation with accumulation: these gather
+/// weights again. Offload begins when gradients are complete; each kind of it is combined with both numbers of
+/// micro-steps, both ZeRO stages and two kinds of recomputation.
 struct Case {
   int64_t accumulation = 1;
   Recompute recompute = Recompute::none;

@@ -51,7 +51,7 @@ Case random_case(uint64_t seed) {
   return c;
 }
 
-// Layouts that the search omits by their estimates are at most this much faster than the one that it finds.
+// A layout that the search omits because of its estimate is faster by at most this factor than the one that it finds.
 constexpr double kRegret = 1.01;
 
 TEST(Freedom, TablesIncludeEveryNamedLayout) {
@@ -97,7 +97,7 @@ TEST(Freedom, KeysLeftOpenNeverMakeTheBestSlower) {
   EXPECT_GE(compared, 24);
 }
 
-// 16 ranks share four sequences, and what tensor parallelism or gathered operands need of memory is not there.
+// 16 ranks share four sequences, and memory is too small for tensor parallelism or gathered operands.
 TEST(Freedom, TablesStreamBlocksWhereOperandsDoNotFit) {
   Case c;
   c.cluster = tests::cluster_file("frontera-rtx");

@@ -1,4 +1,4 @@
-// The planner if the optimizer state is on the host, and further variants of layouts.
+// Plans with the optimizer state on the host, and further variants of layouts.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -127,7 +127,7 @@ TEST(OffloadPlan, IsChosenWhereNothingFitsWithout) {
   int64_t smallest = INT64_MAX;
   for (const PlannedRun& run : planned(1, {"offload.optimizer=none"}).too_large)
     smallest = std::min(smallest, run.plan.total);
-  // Less than the smallest needs with its state on the device.
+  // Less memory than the smallest layout requires with its state on the device.
   const double tight = 0.95 * static_cast<double>(smallest) / 0.92 / (1 << 20);
   const Plan plan = planned(tight);
   ASSERT_FALSE(plan.runs.empty());
@@ -137,7 +137,7 @@ TEST(OffloadPlan, IsChosenWhereNothingFitsWithout) {
     EXPECT_GT(run.time.offload, 0);
     EXPECT_NE(run.layout.find("state on the host"), std::string::npos);
   }
-  // A share that was chosen is written down, so that the same run is planned again.
+  // The chosen share is set in the configuration, so that pricing it gives the same time.
   const PlannedRun& best = plan.runs.front();
   EXPECT_EQ(price_config(best.config, 512, cluster).time.total(), best.time.total());
   EXPECT_TRUE(planned(tight, {"offload.optimizer=none"}).runs.empty()) << "the key is given";

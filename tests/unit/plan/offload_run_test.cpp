@@ -1,6 +1,5 @@
-// The update of the optimizer's state that the planner predicts for a cluster, compared with the run on a device that
-// is emulated at the same rates (debug.emulate_device): what its engine predicts, and the operations that it did in
-// their order on the virtual clock.
+// The planner's prediction of the optimizer's update on a cluster, compared with a run on a device emulated at the same
+// rates (debug.emulate_device): with its engine's prediction, and with its operations in order on the virtual clock.
 #include "plan/offload_time.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
@@ -17,7 +16,7 @@ struct Emulated {
 constexpr Emulated kA100{"a100", 24, 24, 1.2, 60, 33.75}, kH100{"h100", 55, 55, 3, 100, 87.5};
 
 plan::Cluster cluster_of(const Emulated& e) {
-  constexpr double kTraffic = 30;  // bytes of an update on the device: gradient 4, p, m, v there and back, bf16 weights
+  constexpr double kTraffic = 30;  // bytes per update on the device: gradient 4; p, m, v read and written; bf16 weights
   plan::Cluster c = cluster_file("a100-80gb");
   c.memory_rate = kTraffic * e.device * 1e9;
   c.memory_share = 1;
@@ -30,7 +29,7 @@ plan::Cluster cluster_of(const Emulated& e) {
   return c;
 }
 
-/// Runs some steps and compares them with their plan. Returns nanoseconds of an update for each parameter, on the
+/// Runs some steps and compares them with their plan. Returns nanoseconds of an update per parameter, on the
 /// virtual clock.
 double expect_predicted(const Emulated& e, const char* share) {
   SCOPED_TRACE(format("{}, share {}", e.text, share));
@@ -40,7 +39,7 @@ double expect_predicted(const Emulated& e, const char* share) {
   const plan::Cluster cluster = cluster_of(e);
   const plan::PlannedRun planned = plan::price_config(c, kTinyVocab, cluster);
   const setup::OffloadWork& work = *planned.plan.offload;
-  const double ms = 1e3 * plan::offload_seconds(work, cluster, /*backward=*/1);  // which hides all gradients
+  const double ms = 1e3 * plan::offload_seconds(work, cluster, /*backward=*/1);  // long enough for all gradients
   EXPECT_GE(1e3 * planned.time.offload, ms);
 
   c.debug.emulate_device = e.text;
@@ -60,7 +59,7 @@ TEST(OffloadRun, UpdatesTakeWhatThePlanPredicts) {
     for (const char* share : {"0", "1/3", "1/2", "1", "auto"}) expect_predicted(e, share);
 }
 
-// The time of an update if only one rate limits it: nanoseconds for each parameter.
+// The time of an update if only one rate limits it, in nanoseconds per parameter.
 TEST(OffloadRun, UpdatesTakeAsLongAsTheirSlowestPart) {
   struct Bound {
     Emulated device;
@@ -77,7 +76,7 @@ TEST(OffloadRun, UpdatesTakeAsLongAsTheirSlowestPart) {
     EXPECT_NEAR(expect_predicted(b.device, b.share) / b.ns, 1, 0.03) << b.device.text;
 }
 
-// Half of the rates: twice the time, of the plan and of the run.
+// Half the rates double the time of the plan and of the run.
 TEST(OffloadRun, ADeviceOfHalfTheRatesTakesTwiceAsLong) {
   constexpr Emulated kHalf{"to_device=12,to_host=12,host=0.6,device=30,memory=16.875", 12, 12, 0.6, 30, 16.875};
   for (const char* share : {"0", "1/2", "1"}) {

@@ -169,7 +169,7 @@ TEST(Planner, RecomputationTradesTimeForMemory) {
   }
 }
 
-// With offload left open more layouts may be listed where less fits: it is tried where memory is short.
+// If the key of offload is free, less memory may list more layouts: offload is tried where memory is short.
 TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
   Cluster cluster = cluster_file("frontera-rtx");
   double best = 1e30;
@@ -212,7 +212,7 @@ TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
     EXPECT_FALSE(planned(small(), devices, cluster_file("h100")).runs.empty());
 }
 
-// A layout by sharding specs is found that is no slower than the named strategies for the same batches.
+// The search finds a layout by sharding specs that is no slower than the named strategies for the same batches.
 TEST(Planner, FindsSpecsNoSlowerThanTheNamedStrategies) {
   const Cluster cluster = cluster_file("frontera-rtx");
   for (const int64_t devices : {4, 8, 16}) {
@@ -240,7 +240,7 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
   EXPECT_EQ(other_names(megatron), Names{"axonn-4d grid = [4, 1, 1]"});
   EXPECT_EQ(other_names(axonn), Names{"megatron-1d tensor = 4"});
   EXPECT_NE(identity(as({"parallel.tensor=4"})), identity(megatron)) << "sequence parallelism is another layout";
-  Config tables = megatron;  // two axes that cut the same are one
+  Config tables = megatron;  // two axes that cut the same count as one
   config::set_tables(tables, config::sharding_of(megatron));
   tables.parallel.axes = {2, 2};
   for (config::LayerSpec& spec : tables.parallel.layer)

@@ -29,27 +29,27 @@ TEST(CollectiveTime, FollowsRingsAndSharesTheLinkOfANode) {
   const auto time = [&](CommOp op, int ranks, int per_node, int64_t payload) {
     return collective_time(c, {.ranks = ranks, .per_node = per_node}, op, DType::f32, payload);
   };
-  // 4 MB among four on a node: 3/4 of it in three steps; as a sum twice that.
+  // 4 MB among four ranks of a node: each sends 3/4 of it in three steps; an all-reduce sends twice that.
   EXPECT_NEAR(time(CommOp::all_gather, 4, 4, 1'000'000).total(), 13 * kMicro + 3e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::reduce_scatter, 4, 4, 1'000'000).total(), 13 * kMicro + 3e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::all_reduce, 4, 4, 1'000'000).total(), 16 * kMicro + 6e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::all_to_all, 4, 4, 250'000).total(), 13 * kMicro + 0.75e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::broadcast, 4, 4, 1'000'000).total(), 13 * kMicro + 4e-3, 1e-9);
-  // Two nodes: one group of two from each of the four devices of a node has a quarter of its link.
+  // Two nodes: each of the four devices of a node is in a group of two, which has a quarter of the node's link.
   EXPECT_NEAR(time(CommOp::all_gather, 2, 1, 1'000'000).total(), 22 * kMicro + 8e-3, 1e-9);
-  // All eight: the whole link, but not more than a device has within its node.
-  // Of seven steps two cross nodes, the way around; of an all-reduce's fourteen four.
+  // All eight ranks: the whole link, but at most the rate of a device within its node. Of the ring's seven steps two
+  // cross nodes; of an all-reduce's fourteen, four.
   EXPECT_NEAR(time(CommOp::all_gather, 8, 4, 1'000'000).total(), (20 + 5 * 1 + 2 * 2) * kMicro + 3.5e-3, 1e-9);
   EXPECT_NEAR(time(CommOp::all_reduce, 8, 4, 1'000'000).total(), (20 + 10 * 1 + 4 * 2) * kMicro + 7e-3, 1e-9);
-  // A tree has two levels within a node and one between: up and down with all 20 kB each time. A ring sends 35 kB.
+  // A tree has two levels within a node and one between nodes; all 20 kB go up and down. A ring sends 35 kB.
   EXPECT_NEAR(time(CommOp::all_reduce, 8, 4, 5000).total(), (20 + 4 * 1 + 2 * 2 + 40) * kMicro, 1e-9);
   Cluster cpu = c;
-  cpu.cpu = true;  // whose transports have no trees
+  cpu.cpu = true;  // a CPU's transports have no trees
   EXPECT_NEAR(collective_time(cpu, {8, 4}, CommOp::all_reduce, DType::f32, 5000).total(),
               (20 + 10 * 1 + 4 * 2 + 35) * kMicro, 1e-9);
   // 1024 ranks, one on each node: 20 levels, instead of 2046 steps.
   EXPECT_NEAR(time(CommOp::all_reduce, 1024, 1, 5000).fixed, (20 + 20 * 2) * kMicro, 1e-9);
-  // Few elements go straight to everybody.
+  // Few elements are sent directly to all ranks.
   EXPECT_NEAR(time(CommOp::all_reduce, 4, 4, 1000).total(), 12 * kMicro + 12e-6, 1e-9);
   EXPECT_EQ(time(CommOp::all_reduce, 1, 1, 1000).total(), 0);
 }
@@ -100,7 +100,7 @@ TEST(ProductTimes, GoThroughMeasuredPointsAndStayBetweenThem) {
   EXPECT_NEAR(c.product_seconds(DType::f32, {.m = 1, .k = 8, .n = 8}, 1e6), 1e-3, 1e-9) << "bound by memory";
 }
 
-// Times in units of all four units at their full rate.
+// Times relative to those of all four units at their full rate.
 TEST(ProductTimes, AreWholeRoundsOfTiles) {
   Cluster c = toy();
   c.units = 4;
@@ -206,12 +206,12 @@ TEST_F(Play, OverlapsCommunicationWithCompute) {
 }
 
 TEST_F(Play, RunsAChannelInOrderAndSharesALink) {
-  // Two on one channel: one after the other.
+  // Two collectives on one channel run one after the other.
   const int64_t first = gather(4), second = gather(4);
   wait(second);
   wait(first);
   EXPECT_NEAR(played().total(), 6.026e-3, 1e-12);
-  // For two purposes they share the link; their latencies overlap.
+  // With two purposes they share the link, and their latencies overlap.
   recorder_ = {};
   const int64_t one = gather(4, comm::Purpose::weights), other = gather(4, comm::Purpose::grads);
   wait(one);
@@ -224,13 +224,13 @@ TEST_F(Play, RunsAChannelInOrderAndSharesALink) {
 TEST_F(Play, SlowsComputeNextToCommunication) {
   cluster_.intra.slowdown = 0.5;
   const int64_t gathered = gather(4);
-  compute(1e-3);  // takes 2 ms under the gather
+  compute(1e-3);  // takes 2 ms while the gather runs
   wait(gathered);
   StepTime time = played();
   EXPECT_NEAR(time.slowed, 1e-3, 1e-12);
   EXPECT_NEAR(time.comm.at("x").exposed, 1.013e-3, 1e-12);
   EXPECT_NEAR(time.total(), 3.013e-3, 1e-12);
-  cluster_.intra.slowdown = 1;  // nothing is hidden
+  cluster_.intra.slowdown = 1;  // nothing overlaps
   time = played();
   EXPECT_NEAR(time.total(), 4.013e-3, 1e-12);
   EXPECT_NEAR(time.comm.at("x").exposed, 0, 1e-12);
@@ -239,7 +239,7 @@ TEST_F(Play, SlowsComputeNextToCommunication) {
 TEST_F(Play, SlowsCommunicationNextToCompute) {
   cluster_.intra.progress = 0.5;
   const int64_t gathered = gather(4);
-  compute(2e-3);  // 1 ms of the gather passes under it
+  compute(2e-3);  // overlaps with 1 ms of the gather
   wait(gathered);
   const StepTime time = played();
   EXPECT_NEAR(time.attention, 2e-3, 1e-12);

@@ -1,5 +1,5 @@
 // Properties that hold for any model and machine: per-layer layouts include the named strategies, more ranks hold less
-// each, products are shared out evenly, and nothing illegal is planned.
+// each, GEMMs are divided evenly, and no illegal layout is planned.
 #include <gtest/gtest.h>
 
 #include "config/layouts.h"
@@ -58,8 +58,8 @@ TEST(Properties, CommunicationIsNeverFree) {
   }
 }
 
-// Per layer by sharding spec, over any axes: at most what each named strategy costs on the same replicas and
-// micro-batches.
+// Per-layer layouts by sharding spec, over any axes, cost at most what each named strategy costs with the same replicas
+// and micro-batches.
 TEST(Properties, LayoutsBySpecAreNeverEstimatedSlowerThanNamedOnes) {
   RouteShares routes;
   int compared = 0;

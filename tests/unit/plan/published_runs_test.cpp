@@ -1,7 +1,7 @@
 // Whole steps of published runs on nodes of eight A100, predicted: measured step times of a model of 3.6 billion
 // parameters (vTrain, MICRO 2024; its validation data), and of table 1 of Narayanan et al. 2021. Those runs were of
 // other programs, so the planner models them with all token rows on every rank and full recomputation.
-// Sizes, days and utilisation that these and Korthikanti et al. 2022 publish, by our own counts.
+// Also sizes, days and utilisation published by the latter and by Korthikanti et al. 2022, from our own counts.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,9 +35,8 @@ double step_seconds(Config config, const Cluster& cluster, int64_t tensor, int64
 
 Cluster a100() { return tests::cluster_file("a100-80gb"); }
 
-/// Nodes of eight A100 as Narayanan et al. had them, where products run so fast that one layout without tensor
-/// parallelism takes what was measured. That program's operators were less fused than ours, which counts as slower
-/// products here.
+/// Returns nodes of eight A100 as in Narayanan et al. The rate of GEMMs is fitted so that one layout without tensor
+/// parallelism takes its measured time. It thus includes that program's operators, which were less fused than ours.
 Cluster calibrated() {
   Cluster cluster = a100();
   cluster.inter.gb_per_s *= 0.5;  // 800 Gb/s of a node there, instead of 1600
@@ -58,7 +57,7 @@ struct Row {
 constexpr Row kMeasured[] = {{2, 32, 8, 3975.2},  {2, 32, 16, 3937.5}, {4, 16, 8, 4634.4}, {4, 16, 16, 4492.1},
                              {4, 16, 32, 4548.2}, {8, 8, 8, 5178.0},   {8, 8, 16, 5017.8}, {8, 8, 32, 4972.3}};
 
-// One run without tensor parallelism is measured; what tensor parallelism costs is predicted.
+// One measured run without tensor parallelism is fitted; the cost of tensor parallelism is predicted.
 TEST(PublishedRuns, OfTensorParallelRanksFollowFromTheRunWithout) {
   const Cluster cluster = calibrated();
   double errors = 0;
@@ -87,7 +86,7 @@ double best_step(const Selene& s, const Cluster& cluster) {
   return best;
 }
 
-// The same calibration, other models on another cluster.
+// The same calibration predicts other models on another cluster.
 TEST(PublishedRuns, OfOtherModelsFollowFromTheSameRun) {
   Cluster cluster = a100();
   cluster.efficiency = calibrated().efficiency;
@@ -160,7 +159,7 @@ TEST(PublishedRuns, AreWithinTheErrorBandOfTheDataSheet) {
                   format("{} x {}, micro-batch {}", row.tensor, row.data, row.micro));
 }
 
-/// FLOPs of a token as these papers count them: every score of attention, and the blocks forward once more.
+/// Returns FLOPs per token as these papers count them: all attention scores, and a second forward pass of the blocks.
 double recomputed_flops(const config::Model& m) {
   const config::FlopsPerToken flops = config::flops_per_token(m, kVocab, config::Recompute::full);
   return flops.full() + flops.recomputed + 2.0 * static_cast<double>(m.n_layer * m.d_model * m.seq_len);
@@ -190,7 +189,7 @@ TEST(PublishedRuns, HaveTheSizesAndTimesOfOurCounts) {
   }
 }
 
-// Days of 300 billion tokens from TFLOP/s of a GPU, tables 1 and 2 of the same.
+// Days for 300 billion tokens from TFLOP/s per GPU, from tables 1 and 2 of Narayanan et al.
 TEST(PublishedRuns, TakeTheDaysOfOurCounts) {
   struct Days {
     int64_t hidden, layers;
@@ -212,7 +211,7 @@ TEST(PublishedRuns, TakeTheDaysOfOurCounts) {
                 1.1);
 }
 
-// Korthikanti et al. 2022: on A100 of 312 TFLOP/s.
+// Korthikanti et al. 2022, on A100s with a peak of 312 TFLOP/s.
 TEST(PublishedRuns, HaveTheUtilisationOfOurCounts) {
   struct Row {
     int64_t hidden, layers;

@@ -41,7 +41,8 @@ std::vector<std::string> tuples(size_t axes) {
   return all;
 }
 
-/// A chain of linears over `axes` axes of two ranks; `ring`: the last connects to the first. Memory: weights.
+/// Returns a chain of linears over `axes` axes of two ranks; `ring`: the last connects to the first. Memory is of
+/// weights.
 SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   Draws draw(seed);
   const double link = draw.uniform(1e9, 5e10), peak = draw.uniform(1e12, 1e14), start = draw.uniform(1e-6, 1e-4);
@@ -122,7 +123,7 @@ TEST(Search, DynamicProgrammingFindsWhatEnumerationFinds) {
   }
 }
 
-// The path of search() for problems too large to enumerate.
+// The algorithm of search() for problems too large to enumerate.
 TEST(Search, RelaxesTheCapOfMemory) {
   int equal = 0, all = 0;
   for (const Case& c : cases()) {

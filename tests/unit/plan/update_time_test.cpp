@@ -1,4 +1,4 @@
-// The time of Muon's update: what programs take, and what the search over layouts estimates.
+// The time of Muon's update, in simulated programs and as the search over layouts estimates it.
 #include "plan/update_time.h"
 
 #include <gtest/gtest.h>
@@ -89,10 +89,10 @@ TEST(UpdateTime, TheEstimateOfALayoutIncludesTheExchange) {
     const sharding::ModelSharding layout = config::sharding_of(config);
     return update_seconds(slow, config, DType::f32, layout) - orthogonalization_seconds(slow, config, DType::f32);
   };
-  // With 4 ranks, a quarter of the bytes each; of 12 x 12 x 768² elements of 4 bytes.
+  // 12 x 12 x 768² elements of 4 bytes, a quarter on each of 4 ranks.
   const double bytes = 12 * 12 * kWidth * kWidth * 4 / 4;
   EXPECT_EQ(exchange({"parallel.data=1"}), 0);
-  // Links as fast as compute: all of it overlaps. Copies: from the owner to three others; else there and back.
+  // GEMMs that take no time, so that nothing overlaps. Copies go from the owner to three ranks; shards to it and back.
   slow.peaks[DType::f32] = 1e30;
   EXPECT_NEAR(exchange({"parallel.data=4"}), 3 * bytes / 1e9, 1e-3);
   EXPECT_NEAR(exchange({"parallel.data=4", "parallel.zero_stage=1"}), 1.5 * bytes / 1e9, 1e-3);

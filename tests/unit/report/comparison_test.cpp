@@ -47,7 +47,7 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
 
   const std::string text = comparison_text(runs);
   size_t width = 0;
-  for (const char* name : {"first", "sec<ond"}) {  // columns begin where their heads do
+  for (const char* name : {"first", "sec<ond"}) {  // columns are aligned with their headings
     const size_t at = text.find(name);
     ASSERT_NE(at, std::string::npos);
     EXPECT_GT(at, width);

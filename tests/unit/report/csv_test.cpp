@@ -53,7 +53,7 @@ TEST_F(Csv, SeveralRunsShareTheColumns) {
 
 TEST_F(Csv, AGlobStandsForTheRunsThatItMatches) {
   const std::string b = run("sweep/lr-2", ""), a = run("sweep/lr-1", ""), plain = run("sweep/lr-[x]", "");
-  put("sweep/lr-3/config.toml", "");  // no run
+  put("sweep/lr-3/config.toml", "");  // not a run
   const auto folders = [&](const std::vector<std::string>& given) {
     std::vector<std::string> found;
     for (const NamedRun& each : named_runs(given)) found.push_back(each.folder.string());

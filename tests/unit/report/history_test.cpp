@@ -10,7 +10,7 @@ namespace {
 
 using ReadHistory = RunFolder;
 
-/// A step whose utilisation is written as a share of `peak_tflops`, which it does not tell when that is unknown.
+/// Returns a step whose utilisation is relative to `peak_tflops`, which is not written if it is unknown.
 StepReport step_at(int64_t step, double mfu_causal, double hfu, double peak_tflops) {
   StepReport report;
   report.step = step;
@@ -154,7 +154,7 @@ TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
   MetricsLog(file_).write(Json{{"event", "eval"}});
   EXPECT_EQ(read(file_), kept + saved + "{\"event\":\"eval\"}\n");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "no temporary file stays";
-  put("metrics.jsonl", kept + torn);  // only the end goes
+  put("metrics.jsonl", kept + torn);  // only the torn end is removed
   truncate_after_step(file_, 5);
   EXPECT_EQ(read(file_), kept);
 }

@@ -64,7 +64,7 @@ TEST_F(Report, HasACurveAndARowForEachValidationSet) {
 
 TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
   History history = full_history();
-  EXPECT_EQ(page(history).find("Predicted and measured"), std::string::npos);  // no profile, no prediction of time
+  EXPECT_EQ(page(history).find("Predicted and measured"), std::string::npos);  // no profile: no time is predicted
   for (StepReport& step : history.steps) {
     step.step_ms = 100;
     step.phase_ms = {.data = 1, .forward = 30, .backward = 50, .optimizer = 15, .comm_exposed = 4};
@@ -75,7 +75,7 @@ TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
   expect_texts(
       page(history), "4.0 % of it exposed communication", "forward: 30.00 ms (30.0 %)", "backward: 50.00 ms (50.0 %)",
       "optimizer: 15.00 ms (15.0 %)", "data: 1.00 ms (1.0 %)",
-      "other: 4.00 ms (4.0 %)",  // together the step
+      "other: 4.00 ms (4.0 %)",  // the phases add up to the step
       "step</th><td>80 ms</td><td>100 ms</td><td>1.25</td>", "compute</th><td>72 ms</td><td>95 ms</td><td>1.32</td>",
       "exposed communication</th><td>8 ms</td><td>4 ms</td><td>0.50</td>",
       "waiting for data</th><td>0 ms</td><td>1 ms</td><td>-</td>",

@@ -11,7 +11,7 @@ std::string again(const std::string& line) {
   return to_line(to_json(from_json<T>(Json::parse(line))));
 }
 
-// Lines of the format of version 0.1: their keys, the order of those, and their numbers stay.
+// Lines in the format of version 0.1: keys, their order and numbers must not change.
 constexpr const char* kStep =
     R"({"event":"step","step":7,"tokens":57344,"loss":0.30000000000000004,"lr":0.3333333333333333,"grad_norm":5e-324,)"
     R"("skipped":false,"step_ms":12.5,"tokens_per_s":655360.0,"tflops_per_device":0.559,"mfu":0.41,"mfu_causal":0.39,)"

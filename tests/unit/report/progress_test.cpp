@@ -13,7 +13,7 @@ namespace {
 
 using config::ProgressMode;
 
-/// A screen of one growing text, a clock moved by hand and a width that may change.
+/// A terminal that collects its output, with a clock set by the test and a width that may change.
 struct FakeTerminal {
   std::string text;
   double time = 100;
@@ -27,7 +27,7 @@ struct FakeTerminal {
             .is_tty = is_tty,
             .utf8 = utf8};
   }
-  /// The text of the last line after all redraws.
+  /// Returns the text of the last line after all redraws.
   std::string last_line() const {
     const size_t start = text.rfind('\r');
     std::string line = start == std::string::npos ? text : text.substr(start + 1);

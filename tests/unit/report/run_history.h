@@ -36,7 +36,7 @@ class RunFolder : public testing::Test {
     fs::create_directories((folder_ / name).parent_path());
     std::ofstream(folder_ / name, std::ios::binary) << text;
   }
-  /// Empty when the page is well-formed, self-contained and accessible, else what is wrong (check_report.py).
+  /// Returns what check_report.py finds wrong; empty if the page is well-formed, self-contained and accessible.
   std::string faults(const std::string& page) const {
     put("page.html", page);
     const std::string command = "python3 '" TRAINER_SOURCE_DIR "/tests/unit/report/check_report.py' '" +
@@ -81,7 +81,7 @@ inline StartReport example_start() {
                     "product_path": "own kernels & fp32", "ranks": 1, "threads": 2}})"));
 }
 
-/// Steps 1 … n: loss 8 − step/10, 100 ms + step, 1000 + step tokens/s.
+/// Returns steps 1 … n: loss 8 − step/10, 100 ms + step, 1000 + step tokens/s.
 inline History example_history(int64_t n) {
   History history;
   history.start = example_start();
@@ -101,7 +101,7 @@ inline History example_history(int64_t n) {
   return history;
 }
 
-/// Evaluated twice, skipped step 61, and ended.
+/// Returns a run that was evaluated twice, skipped step 61, and ended.
 inline History full_history() {
   History history = example_history(120);
   history.steps[60].loss = std::nan("");

@@ -39,7 +39,7 @@ TEST(Summary, HasMediansWithoutTheWarmUp) {
 
 TEST(Summary, HasMediansOfTheLastSetupOnly) {
   History history = finished_run();
-  history.setup_from = 30;  // for steps 31 to 40
+  history.setup_from = 30;  // the last setup ran steps 31 to 40
   const Summary summary = summarize(history, {});
   EXPECT_EQ(summary.medians_from, 31);
   EXPECT_DOUBLE_EQ(summary.step_ms, 136.5);  // median of 133 … 140

@@ -50,7 +50,7 @@ TEST(Downsample, HasTheExtremesOfEveryStretchAndLongGaps) {
   for (int i = 0; i < 10'000; ++i)
     points.push_back({static_cast<double>(i), i % 2 == 0 || (i > 4000 && i < 5000) ? kNaN : 1.0});
   const auto gaps = std::ranges::count_if(downsample(points, 100), [](const Point& p) { return std::isnan(p.y); });
-  EXPECT_GE(gaps, 3);  // 1000 of 10 000 points, 204 a stretch
+  EXPECT_GE(gaps, 3);  // 1000 of 10 000 points, 204 per stretch
   EXPECT_LE(gaps, 5 + 2);
 }
 

@@ -52,7 +52,7 @@ TEST(TraceJson, SpansHaveTheirTrackNameAndTime) {
     EXPECT_NEAR(spans[i].end, end, 2e-3);
   };
   is(0, "input", "read", 0.25e6, 0.5e6);
-  is(1, "compute", "layer 11", 1e6, 2e6);  // before what it holds
+  is(1, "compute", "layer 11", 1e6, 2e6);  // before the spans that it contains
   is(2, "compute", "gemm", 1e6, 1'000'002);
   is(3, "axis tensor", "all_reduce", 1.25e6, 1.75e6);
   is(4, "compute", "wait for tensor all_reduce", 1.5e6, 1.75e6);

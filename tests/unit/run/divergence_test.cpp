@@ -44,7 +44,7 @@ TEST(Proof, IsNotForACheckpointOfSkippedStepsOrOfWeightsThatAreNotFinite) {
   EXPECT_FALSE(proves(4, state, 50257));
 }
 
-/// Saves the step, and returns the sequence of the save.
+/// Saves the step, and returns the sequence number of the checkpoint.
 int64_t save(const fs::path& checkpoints, int64_t step, int64_t proven_step, int64_t origin = 0) {
   checkpoint::Tensors tensors(checkpoint::small_model());
   tensors.fill(1);
@@ -63,7 +63,7 @@ TEST(Advice, IsTheProvenCheckpoint) {
   EXPECT_TRUE(suggest_resume(own / "step-00000007", own).ends_with("--resume " + (own / "step-00000007").string()));
   save(own, 9, 7);
   EXPECT_TRUE(suggest_resume(own / "step-00000007", own).ends_with("--resume " + (own / "step-00000007").string()));
-  // Elsewhere, the run's own checkpoints would be resumed instead.
+  // In the same run.dir, the run's own checkpoints would be resumed instead.
   tests::expect_parts(suggest_resume(base / "step-00000004", own),
                       {"--resume " + (base / "step-00000004").string(), "different run.dir"});
   for (const int64_t origin : {seventh, of_base}) {
@@ -82,7 +82,7 @@ TEST(Advice, IsTheNewestProvenOneThatRemains) {
       << "8 and 4 are followed by nothing that remains";
   fs::remove_all(own / "step-00000002");
   tests::expect_parts(suggest_resume(gone, own), {gone.string(), "--resume never", "--resume PATH"});
-  // One that was saved later than what records its step as proven is a different one.
+  // A checkpoint saved later than the one that records its step as proven is a different checkpoint.
   save(own, 6, 2);
   tests::expect_parts(suggest_resume(run / "moved", own), {"--resume never"});
 }

@@ -29,7 +29,7 @@ data::TokenDataset dataset_of(const TempFolder& folder, const std::vector<int32_
   return {std::make_shared<data::TokenStream>(std::vector<std::string>{path}), seq_len, 0};
 }
 
-/// The loss of the last of `tokens`, given the preceding ones. The model sees nothing else.
+/// Returns the loss of the last of `tokens`, given the preceding ones. The model sees nothing else.
 double loss_after(train::Trainer& trainer, std::span<const int32_t> tokens) {
   data::TokenBatch batch;
   batch.resize(trainer.micro_batch(), trainer.model().seq_len());
@@ -43,7 +43,7 @@ double loss_after(train::Trainer& trainer, std::span<const int32_t> tokens) {
   return trainer.loss_sum(batch);
 }
 
-/// By the definition: window after window, the tokens that none before has predicted.
+/// Directly from the definition: each window scores the tokens that no earlier window has predicted.
 std::pair<double, int64_t> brute_force(train::Trainer& trainer, std::span<const int32_t> tokens, int64_t stride) {
   const int64_t length = trainer.model().seq_len(), count = static_cast<int64_t>(tokens.size());
   double nats = 0;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// A checkpoint of the layout's model, whose configuration allows each rank so much memory.
+/// Saves a checkpoint of the layout's model, whose configuration limits each rank to `memory_gib`.
 void save(const config::Config& trained, double memory_gib, const std::filesystem::path& path,
           std::map<std::string, std::string> keys = {}) {
   config::Config saved = config::load_text("", "defaults.toml", {}, {.files = false});
@@ -31,7 +31,7 @@ void save(const config::Config& trained, double memory_gib, const std::filesyste
   saved.parallel.shards = trained.parallel.shards;
   saved.parallel.data = trained.parallel.data;
   saved.hardware.memory_limit = memory_gib;
-  saved.hardware.gemm_tuning = path / "gone.json";  // no reason not to load the model
+  saved.hardware.gemm_tuning = path / "gone.json";  // a missing file does not prevent loading
   const auto ranks = static_cast<int>(config::ranks_of_replica(trained) * trained.parallel.data);
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, trained, DType::f32, 1);
@@ -54,7 +54,7 @@ config::Config large() {
   return c;
 }
 
-/// GiB that each of four ranks needs of the model shared by `tensor` of them, to evaluate it.
+/// Returns the GiB that each of four ranks needs to evaluate the model if `tensor` of them share it.
 double needed(config::Config c, int tensor) {
   c.parallel.tensor = tensor;
   c.parallel.data = 4 / tensor;
@@ -158,7 +158,7 @@ TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {
     EXPECT_EQ(layout.tensor * layout.data, 12);
   }
   EXPECT_EQ(offered, (std::vector<int64_t>{1, 2, 3, 6, 12}));  // 4 ranks cannot share 6 key/value heads
-  c.parallel.tensor = 3;  // the checkpoint's own first, then only what shares a model over more ranks
+  c.parallel.tensor = 3;  // the checkpoint's own layout first, then only those that share a model over more ranks
   offered.clear();
   for (const config::Parallel& layout : config::replica_layouts(c, 12)) offered.push_back(layout.tensor);
   EXPECT_EQ(offered, (std::vector<int64_t>{1, 3, 6, 12}));
@@ -190,7 +190,7 @@ TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
   EXPECT_EQ(one_by_one[1].data, 2);
 }
 
-// Three heads: no number of ranks but three can share them.
+// With three heads, only three ranks can share them.
 config::Config odd_heads() {
   config::Config c = on_one_rank(configure({1, 1, false}));
   c.model.dropout = 0;

@@ -31,7 +31,7 @@ std::vector<Question> random_questions(int count) {
     }
     question.answer = draw(question.choices.size());
   }
-  // An ending longer than the model, and one whose context is cut.
+  // An ending longer than seq_len, and one whose context is cut.
   Question& longest = questions.front();
   for (int i = 0; i < 30; ++i) longest.choices[0].tokens.push_back(static_cast<int32_t>(i % kTinyVocab));
   longest.choices[0].scored += 30;
@@ -39,7 +39,7 @@ std::vector<Question> random_questions(int count) {
   return questions;
 }
 
-/// Σ log-likelihood of an ending, in a batch of its own, and how many tokens of it the model can score.
+/// Returns Σ log-likelihood of an ending, in its own batch, and the number of its tokens that the model can score.
 std::pair<double, double> single(train::Trainer& trainer, const Question::Choice& choice) {
   const auto length = static_cast<size_t>(trainer.model().seq_len());
   std::vector<int32_t> tokens = choice.tokens;
@@ -122,7 +122,7 @@ TEST(MultipleChoice, StopsOnRequest) {
   EXPECT_EQ(calls, 3);
 }
 
-// llm.c's files do not know the text of an ending.
+// llm.c's files do not contain the text of endings.
 TEST(MultipleChoice, WithoutBytesNothingIsCountedPerByte) {
   Tiny run(tiny_config(), DType::f32, 1);
   std::vector<Question> questions = random_questions(3);

@@ -94,7 +94,7 @@ TEST(Schedule, ServesRunsOfOneStepAndRunsShorterThanTheWarmUp) {
   for (const config::Schedule schedule : kAll) {
     EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 0), 1, 1), 1e-3);
     EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 1), 1, 1), 1e-3);
-    EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 50), 4, 1), 2.5e-4);  // the warm-up is cut to the run
+    EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 50), 4, 1), 2.5e-4);  // the warm-up is shortened to the run
     EXPECT_DOUBLE_EQ(learning_rate(make(schedule, 50), 4, 4), 1e-3);
   }
 }

@@ -9,7 +9,7 @@
 namespace trainer::run {
 namespace {
 
-/// Exit status of `body` run in a child process; −signal when a signal killed it.
+/// Returns the exit status of `body` run in a child process; −signal if a signal killed it.
 template <typename Body>
 int status_of(Body body) {
   const pid_t child = fork();
@@ -46,7 +46,7 @@ TEST(Signals, EndAtOnceWhatHasNothingToSave) {
     EXPECT_EQ(status_of([&] {
                 const SignalGuard guard;
                 raise(signal);
-                const StopsAtOnce at_once("planning");  // heeds what came before
+                const StopsAtOnce at_once("planning");  // also acts on an earlier signal
               }),
               kStoppedBySignal);
     const SignalGuard guard;

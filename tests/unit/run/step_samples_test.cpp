@@ -27,7 +27,7 @@ std::string random_tokens(int64_t count, uint64_t seed) {
   return data::token_header({.tokens = count, .vocab_size = 250}) + packed<uint16_t>(ids);
 }
 
-/// A run folder with the steps of a run that drew from its data, as metrics.jsonl records them.
+/// A run folder whose metrics.jsonl records the steps of a run on its data.
 class StepRun {
  public:
   StepRun(const std::string& data_keys, const std::string& seed) {

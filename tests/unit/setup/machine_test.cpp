@@ -43,7 +43,7 @@ TEST(Machine, ComputesDoublePrecisionOnCpusOnly) {
   EXPECT_THROW(choose(config_on(config::DeviceChoice::cuda, config::Compute::fp64)), Error);
 }
 
-/// Returns the log lines of choosing a machine.
+/// Returns the lines that choosing a machine logs.
 std::string said_when_choosing(const config::Config& c) {
   const Warnings logged;
   choose(c);
@@ -69,7 +69,7 @@ TEST(Machine, AttentionIsTheLibrarysWhereItServesAndOursElseWithTheReason) {
   EXPECT_EQ(said_when_choosing(c).find("attention"), std::string::npos);
   EXPECT_EQ(path(), "built-in kernels");
   c.hardware.attention = config::AttentionKernels::cudnn;
-  try {  // insists, whatever its version
+  try {  // requires cuDNN, of any version
     EXPECT_TRUE(path().starts_with("cuDNN ")) << path();
   } catch (const Error& error) {
     EXPECT_TRUE(ours);

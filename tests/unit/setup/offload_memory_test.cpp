@@ -20,7 +20,7 @@ setup::Machine machine_of(DType compute, int ranks = 1, bool gpu = true) {
   return machine;
 }
 
-/// Every plan, those that measure rates, one with few elements a subgroup, and one that rounds gradients.
+/// Every plan, those that measure rates, one with small subgroups, and one that rounds gradients.
 std::vector<config::Offload> all_ways() {
   std::vector<config::Offload> all(std::begin(kOffloadPlans), std::end(kOffloadPlans));
   all.push_back({.optimizer = OffloadOptimizer::none});
@@ -34,7 +34,7 @@ std::vector<config::Offload> all_ways() {
   return all;
 }
 
-// Each plan is made by the run's own code; the other ways follow from it by formulas.
+// The run's own code makes each plan; formulas derive the memory of the other ways from it.
 TEST(OffloadMemory, EveryWayTakesTheMemoryOfItsOwnPlanSeenFromEveryOther) {
   config::Config four = tiny_config();
   four.parallel.data = 4;
@@ -62,7 +62,7 @@ TEST(OffloadMemory, EveryWayTakesTheMemoryOfItsOwnPlanSeenFromEveryOther) {
       }
 }
 
-/// Tests that depend on a GPU, which is dry here. Programs without CUDA do not know the memory of its operators.
+/// Tests with a dry GPU. Programs built without CUDA cannot compute the memory of its operators.
 struct OffloadMemoryOfAGpu : testing::Test {
   void SetUp() override {
     if (!device::cuda::version()) GTEST_SKIP() << "built without CUDA";
@@ -95,7 +95,7 @@ std::string refusal(const config::Config& c, const setup::Machine& machine) {
   }
 }
 
-/// A change named by a refusal does fit.
+/// Expects that a change suggested by a rejection fits.
 void expect_fits(const config::Config& c, const setup::Machine& machine) { EXPECT_EQ(refusal(c, machine), ""); }
 
 TEST_F(OffloadMemoryOfAGpu, SlotsThatDoNotFitTheDeviceAreRejectedWithTheKeysToChange) {

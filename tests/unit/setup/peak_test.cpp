@@ -70,7 +70,7 @@ TEST(Peak, SamplesTakeTheirShareOfTheRunAndNoMore) {
   }
   EXPECT_LE(measuring, PeakTracker::kShare * (machine.now - started + 1e-3 * PeakTracker::kAtStart));
   EXPECT_GE(measuring, 0.85 * PeakTracker::kShare * (machine.now - started));
-  // A long run stops asking.
+  // A long run stops requesting samples.
   machine.now += 1e6;
   for (int step = 0; step < 100'000 && peak.is_due(); ++step) {
     const double before = machine.now;
@@ -117,11 +117,11 @@ TEST(Peak, IsRaisedByWhatWasReachedAndReportsItOnce) {
                       {"the products of step 2", "1.25 TFLOP/s", "the peak of 1 ", "3 windows"});
   EXPECT_EQ(peak.flops(), 1.25e12);
   EXPECT_EQ(peak.report().raised_by, "the products of step 2");
-  EXPECT_EQ(peak.raise_to_rate(1.5e12, "the whole of step 3"), "");  // raised again, without a word
+  EXPECT_EQ(peak.raise_to_rate(1.5e12, "the whole of step 3"), "");  // raised again, without a message
   EXPECT_EQ(peak.report().flops, 1.5e12);
   EXPECT_EQ(peak.report().raised_by, "the whole of step 3");
   machine.rates = {2};
-  peak.measure(1);  // a window that is better after all
+  peak.measure(1);  // a window that exceeds the raised peak
   EXPECT_EQ(peak.report().flops, 2e12);
   EXPECT_EQ(peak.report().raised_by, "");
 }
@@ -152,7 +152,7 @@ TEST(Peak, ThatWasGivenStaysAndReportsOnceThatItIsTooLow) {
     EXPECT_EQ(peak.report().origin, origin);
     EXPECT_EQ(peak.report().windows, 0);
   }
-  PeakTracker product(1e12, "measured", "library GEMMs");  // a GPU whose part is not known
+  PeakTracker product(1e12, "measured", "library GEMMs");  // a GPU of an unknown model
   EXPECT_NE(product.raise_to_rate(2e12, "step 2"), "");
   EXPECT_EQ(product.flops(), 2e12);
 }

@@ -20,7 +20,7 @@ TEST(PeakWindows, RunOnEveryThreadAndGiveTheCpusBack) {
   for (const double rate : rates) EXPECT_GT(rate, 0);
   cpu_set_t after = own();
   EXPECT_TRUE(CPU_EQUAL(&before, &after));
-  std::vector<cpu_set_t> seen(3, before);  // by those of the other threads that come by
+  std::vector<cpu_set_t> seen(3, before);  // by the other threads that take part
   cpu.host_pool().parallel_for(64, [&](int64_t, int worker) { seen[static_cast<size_t>(worker)] = own(); });
   for (const cpu_set_t& mask : seen) EXPECT_TRUE(CPU_EQUAL(&before, &mask));
 }

@@ -22,7 +22,7 @@ TEST_P(PlanOfARun, HasTheMemoryThatTheDeviceHolds) {
     const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
     EXPECT_EQ(plan.total - plan.memory.at("host"), run.device.memory_total());
     EXPECT_GT(plan.executed_flops, 0);
-    // The same work as the first step's: none of it is the model's.
+    // The update does the same work as in the first step, and none of it counts as the model's.
     run.trainer.meter().reset();
     run.step(2);
     const Meter& done = run.trainer.meter();
@@ -110,7 +110,7 @@ TEST(RunPlan, AllRanksRejectWhenOneOfThemIsShortOfMemory) {
         [&] { world.control().run_on_all_ranks([&] { setup::require_memory(plan, c, kTinyVocab, machine); }); });
     EXPECT_EQ(error.code(), Code::plan);
     EXPECT_EQ(error.scope(), Scope::all_ranks);
-    double together = 1;  // the ranks still understand each other
+    double together = 1;  // the ranks can still communicate
     world.control().sum({&together, 1});
     EXPECT_EQ(together, 3);
   });

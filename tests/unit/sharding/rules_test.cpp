@@ -12,7 +12,7 @@ namespace {
 /// Random draws with a printed seed.
 using tests::Draws;
 
-/// Each axis but "data" joins one of the sets, or none.
+/// Adds each axis but "data" to one of the sets, or to none.
 template <size_t n>
 void scatter(Draws& draw, size_t axes, AxisSet* const (&sets)[n]) {
   for (size_t a = 1; a < axes; ++a)
@@ -42,7 +42,7 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
   return s;
 }
 
-/// Cuts [0, n) at floor(n · i / ranks) and looks whether all pieces are equal and not empty.
+/// Cuts [0, n) at floor(n · i / ranks), and returns true if all pieces are equal and not empty.
 bool cuts_evenly(int64_t n, int64_t ranks) {
   for (int64_t i = 0; i < ranks; ++i)
     if (n * (i + 1) / ranks - n * i / ranks != n / ranks || n / ranks * ranks != n) return false;
@@ -134,7 +134,7 @@ TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
   EXPECT_GT(legal, 300);
 }
 
-/// Four sequences of 8 tokens over 2 x 2 ranks, as Optimus-2D has them.
+/// Returns Optimus-2D's sharding of four sequences of 8 tokens over 2 x 2 ranks.
 ModelSharding square(GemmSchedule schedule) {
   ModelSharding s;
   s.axes = {{"data", 1}, {"row", 2}, {"col", 2}};
@@ -164,7 +164,7 @@ TEST(Rules, OfARingAskForASquareInTheLinearAndAroundIt) {
   EXPECT_TRUE(broken([](ModelSharding& s) { s.axes[1].size = 4; }));
   EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].hidden = {2, 0}; }));
   EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].at(Site::up).flat = 0; }));
-  // The input of `down` may stay where it is, that of qkv may not: q, k and v would be blocks of three matrices.
+  // The input of `down` may be stationary, that of qkv may not: q, k and v would be blocks of three matrices.
   EXPECT_FALSE(broken(
       [](ModelSharding& s) { std::swap(s.layers[0].at(Site::down).cols, s.layers[0].at(Site::down).contraction); }));
   EXPECT_TRUE(broken(

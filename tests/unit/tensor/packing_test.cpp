@@ -12,7 +12,7 @@ struct Block {
   int64_t first, last, address, bytes;
 };
 
-/// The definition: passes over what overlaps in time, in order of addresses.
+/// Directly from the definition: goes through the blocks that overlap in time, in order of address.
 int64_t lowest_gap_by_definition(std::vector<Block> blocks, int64_t first, int64_t last, int64_t bytes) {
   std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.address < b.address; });
   int64_t address = 0;

@@ -1,5 +1,5 @@
-// The strategy that src/README.md writes out ("Add a strategy") against one rank. tests/cli/readme_test.py compares the
-// two texts.
+// The example strategy in src/README.md ("Add a strategy") compared with one rank. tests/cli/readme_test.py checks that
+// the two texts are equal.
 #include "rigs/megatron.h"
 
 namespace trainer::tests {

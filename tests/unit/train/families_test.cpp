@@ -1,5 +1,5 @@
-// Every published family in three layouts: 20 steps that follow one rank. What norms after attention and MLP make of
-// rounded sums.
+// Every published family in three layouts, compared with one rank over 20 steps; and the effect of rounded partial sums
+// with norms after attention and MLP.
 #include "rigs/axonn.h"
 #include "rigs/layout_checks.h"
 #include "rigs/megatron.h"
@@ -87,8 +87,8 @@ TEST_P(FamilyLayouts, FollowOneRankOver20Steps) {
 INSTANTIATE_TEST_SUITE_P(All, FamilyLayouts, testing::ValuesIn(kFamilies),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Norms after attention and MLP make the rounding of partial sums as large as that of the residual stream. Before them,
-// it is small compared with the stream.
+// Norms after attention and MLP make the rounding of partial sums as large as that of the residual stream. Without
+// such norms, it is small compared with the stream.
 TEST(PostNorms, AreAsExactAsOneRankWithPartialSumsInFp32) {
   for (const Config& base :
        {configure(MegatronLayout{4, 1, true, config::Arch::llama, 1}),

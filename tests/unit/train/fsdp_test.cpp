@@ -14,7 +14,7 @@ config::Config fully_sharded(int64_t shards, int64_t sequences, config::Arch arc
   return c;
 }
 
-/// The memory of the first of `ranks` ranks.
+/// Returns the memory of rank 0 of `ranks` ranks.
 BytesByCategory memory_of(const config::Config& c, int ranks, int64_t vocab) {
   device::DryDevice device(1);
   const auto world = comm::dry_world(ranks);
@@ -23,7 +23,7 @@ BytesByCategory memory_of(const config::Config& c, int ranks, int64_t vocab) {
   return trainer.memory();
 }
 
-/// The same ranks, batches and sums with ZeRO-1.
+/// Returns a configuration with ZeRO-1 that has the same ranks, batches and sums.
 config::Config its_replicas(config::Config c) {
   c.parallel.strategy = "megatron-1d";
   c.parallel.data = c.parallel.shards;
@@ -68,7 +68,7 @@ TEST(Fsdp, OnFourRanksStoresAQuarterOfWeightsAndState) {
   };
   config::Config one = on_one_rank(c);
   one.train.micro_batch = 1;  // a rank's share of the sequences
-  // Matrices that are gathered at a time, and gradients in flight, are memory of the arena, as activations are.
+  // Gathered matrices and gradients in flight are in the arena, like activations.
   const int64_t whole = stored(one, 1), quarter = stored(c, 4);
   EXPECT_GT(whole, int64_t{100} << 20);
   EXPECT_LE(static_cast<double>(quarter), 0.26 * static_cast<double>(whole));

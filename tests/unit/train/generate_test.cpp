@@ -71,7 +71,7 @@ TEST(TokenSampler, RejectsValuesOutOfRange) {
   EXPECT_THROW(train::validate({.top_p = 1.5}), Error);
 }
 
-// The likeliest continuation by running the whole prefix through the cache in one piece each time.
+// Returns the likeliest continuation; for every token it runs the whole prefix through the cache again.
 std::vector<int32_t> greedy(train::Trainer& trainer, const std::vector<int32_t>& prompt, int64_t tokens) {
   std::vector<int32_t> out;
   train::Generator generator(trainer);

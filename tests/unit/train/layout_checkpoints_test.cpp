@@ -1,6 +1,6 @@
-// Every ordered pair of layouts: a run that one of them saved, and that the other resumes, trains on as if it had never
-// stopped. ctest runs each pair of the list of layouts with one of the combinations of replicas, ZeRO and offload on
-// both sides, and each of those at least once. LAYOUT_PAIRS=all runs all of them, and prints a table.
+// Every ordered pair of layouts: a run that was saved in one layout and is resumed in the other continues as if it had
+// not stopped. ctest runs each pair of layouts with one of the combinations of replicas, ZeRO and offload on both
+// sides, and each combination at least once. LAYOUT_PAIRS=all runs all of them, and prints a table.
 #include <cstdlib>
 
 #include "config/sharding_spec.h"
@@ -95,7 +95,7 @@ class Rank {
     files.save(snapshot);
     finish(leg);
   }
-  /// Resumes; nothing of what the rank had before is left.
+  /// Resumes; the rank's earlier state is overwritten with NaN first.
   void resume(const std::filesystem::path& folder, Leg& leg) {
     const std::vector<checkpoint::TensorSlice> slices = checkpoint::slices_to_fill(store(), true);
     for (const checkpoint::TensorSlice& slice : slices)

@@ -1,5 +1,5 @@
-// Every layout of one list on ranks that are threads: against one rank, against itself under other schedules, and in
-// the bytes that were predicted. layout_properties_test.cpp has what else holds in each of them.
+// Every layout of one list on ranks that are threads, compared with one rank, with itself under other schedules, and
+// with the predicted bytes. layout_properties_test.cpp tests further properties of each.
 #include <functional>
 
 #include "config/text.h"
@@ -12,7 +12,7 @@ namespace {
 using config::Config;
 using config::Recompute;
 
-/// Runs of one rank are shared by the layouts of one model and batch.
+/// Returns the results of one rank, which all layouts of one model and batch share.
 const Result& one_rank(const Config& c, DType compute, int64_t steps) {
   static std::map<std::string, Result> results;
   const Config one = on_one_rank(c);

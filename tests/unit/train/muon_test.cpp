@@ -1,4 +1,4 @@
-// Muon on many ranks, as threads: the bits of one rank, given equal gradients, and the bytes that were predicted.
+// Muon on ranks that are threads has the bits of one rank, given equal gradients, and sends the predicted bytes.
 #include "optim/muon.h"
 
 #include "config/sharding_spec.h"
@@ -14,7 +14,7 @@ namespace {
 using config::Arch;
 using config::Config;
 
-/// Shards that neighbouring layers and sites divide in different ways, some transposed.
+/// Returns a layout whose neighbouring layers and sites are sharded in different ways, some transposed.
 Config mixed(Arch arch) {
   Config c = configure(MegatronLayout{.arch = arch, .kv_heads = arch == Arch::llama ? 2 : 0});
   c.parallel.strategy = "autoddl";
@@ -56,7 +56,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-/// All tensors after three updates.
+/// Returns all tensors after three updates.
 Tensors updated(const Config& c, DType compute, int lanes = 0) {
   Tensors all;
   std::mutex mutex;

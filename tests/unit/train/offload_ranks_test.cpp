@@ -1,5 +1,5 @@
-// The optimizer's state on the host of many ranks: the same bits as without, plans that differ, late messages,
-// gradients that are not finite, and checkpoints that other numbers of replicas continue.
+// Optimizer offload on many ranks: the same bits as without it, plans that differ between ranks, late messages,
+// gradients that are not finite, and checkpoints that other numbers of replicas resume.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -42,7 +42,7 @@ TEST(OffloadOnRanks, BytesOfAStepAreThoseOfNone) {
   }
 }
 
-/// The order of a rank's collectives, as one number.
+/// Hashes the order of a rank's collectives.
 class OrderOfCollectives final : public Recorder {
  public:
   void add_operator(const OpCall&) override {}
@@ -95,7 +95,7 @@ TEST(OffloadOnRanks, AThousandStepsWithAPlanForEachRankAndLateMessagesKeepOneOrd
   EXPECT_GE(orders[0].count, kSteps * 4);  // at least the sums of three groups and the norm, per step
 }
 
-/// Before the last of two micro-steps, this rank finds `value` in one of its gradients.
+/// Returns batches that set an element of this rank's gradients to `value` before the last of two micro-steps.
 train::BatchSource with_fault(Tiny& run, float value) {
   return
       [&run, value, source = run.batches, calls = 0](int64_t sample, int64_t sequences, data::TokenBatch& out) mutable {
@@ -180,7 +180,8 @@ Tensors state_of_equal_replicas(int64_t replicas, const config::Offload& plan, i
   return state;
 }
 
-/// The contents of all shards of a folder, by name. The manifest knows when it was written, and the mark is of that.
+/// Returns the contents of a folder's shards, by name. Left out are the manifest, which records when it was
+/// written, and its mark.
 std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -202,7 +203,7 @@ TEST(OffloadOnRanks, ACheckpointContinuesUnderAnotherPlanWithAnotherNumberOfRepl
     state_of_equal_replicas(2, kOffloadPlans[saving], 1, kSaved, {}, path);
     if (files.empty()) files = files_in(path);
     EXPECT_GE(files.size(), 2u);  // one per rank
-    EXPECT_TRUE(files_in(path) == files) << "a file knows plan " << saving;
+    EXPECT_TRUE(files_in(path) == files) << "a file depends on plan " << saving;
     for (const auto& [replicas, loading] : {std::pair{4, size_t{2}}, {1, size_t{4}}, {2, size_t{1}}})
       EXPECT_TRUE(state_of_equal_replicas(replicas, kOffloadPlans[loading], kSaved + 1, kSteps, path, {}) == whole)
           << "plan " << saving << " of 2 replicas to plan " << loading << " of " << replicas;

@@ -1,4 +1,4 @@
-// Training with the optimizer's state on the host: the same bits as without, and across checkpoints.
+// Training with optimizer offload has the same bits as without it, also across checkpoints.
 #include <gtest/gtest.h>
 
 #include "rigs/layout_checks.h"
@@ -105,7 +105,7 @@ TEST(OffloadCheckpoint, DoesNotDependOnThePlanAndResumesUnderADifferentOne) {
     for (const checkpoint::TensorSlice& slice : snapshot.tensors) collect(tensors, slice);
     files.save(snapshot);
     EXPECT_TRUE(tensors == saved.front());
-    first.step(4);  // the first goes on as if nothing had been saved
+    first.step(4);  // the first run continues as if nothing had been saved
     first.step(5);
     EXPECT_TRUE(first.state() == expected.state);
     for (size_t j = 0; j < std::size(plans); ++j) {

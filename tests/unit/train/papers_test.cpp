@@ -29,14 +29,14 @@ config::Config configure(const Sizes& g, const char* strategy, Recompute recompu
   return c;
 }
 
-/// A run that is planned and not made, of a vocabulary that is padded by three.
+/// A run that is only planned; its vocabulary is padded by three tokens.
 struct Planned {
   explicit Planned(const config::Config& c, DType compute = DType::f32, int rank = 0)
       : world(comm::dry_world(static_cast<int>(config::ranks_of_replica(c) * c.parallel.data), rank)),
         trainer(device, *world, c, c.model.vocab_multiple - 3, compute, true) {
     trainer.plan();
   }
-  /// Elements and calls of an operation along an axis.
+  /// Returns elements and calls of an operation along an axis.
   CommCount of(const char* axis, CommOp op) {
     CommCount sum;
     for (const auto& [key, count] : trainer.meter().comm()) {
@@ -47,13 +47,13 @@ struct Planned {
     }
     return sum;
   }
-  /// Elements of all gradients that this rank stores.
+  /// Returns the elements of all gradients that this rank stores.
   int64_t stored() {
     int64_t sum = 0;
     for (const params::Group& group : trainer.store().groups()) sum += group.elements;
     return sum;
   }
-  /// The largest sum of amount(interval) over the memory that is live at one time.
+  /// Returns the largest sum of amount(interval) over the memory that is live at a time.
   template <typename F>
   int64_t most(F amount) {
     const auto& taken = trainer.arena().programs().at("train").intervals;
@@ -81,10 +81,10 @@ TEST(ClosedForms, OfMegatron) {
         c.parallel.sequence_parallel = sequence_parallel;
         Planned planned(c);
         const int64_t rows = g.b * g.s * g.h, loss = 3 * g.b * g.s, again = recompute == Recompute::full ? g.layers : 0;
-        // Each layer has two sums forward and two backward; embedding and head have one.
+        // Each layer has two reductions forward and two backward; embedding and head have one each.
         const int64_t sums = rows * (4 * g.layers + 2 + again);
-        // The inputs of qkv and up are gathered again for dW; that of the head is not. Vectors of cut rows are summed
-        // once a step.
+        // The inputs of qkv and up are gathered again for dW; that of the head is not. Gradients of vectors are reduced
+        // once per step.
         const int64_t gathers = rows * (6 * g.layers + 2 + 2 * again), vectors = (6 * g.layers + 2 + g.s) * g.h;
         EXPECT_EQ(planned.of("tensor", CommOp::all_gather).elements, sequence_parallel ? gathers : 0);
         EXPECT_EQ(planned.of("tensor", CommOp::reduce_scatter).elements, sequence_parallel ? sums : 0);
@@ -148,7 +148,7 @@ TEST(ClosedForms, OfAxonn) {
                 cut * ((layers - kept) * (8 + (again ? 3 : 0)) + kept * 4 + tables));
       EXPECT_EQ(planned.of("z", CommOp::reduce_scatter).elements, cut * (12 * layers * square + table));
       EXPECT_EQ(planned.of("z", CommOp::reduce_scatter).calls, cut * (4 * layers + 1));
-      // Vectors, by group, once a step.
+      // Gradients of vectors, once per step and group.
       const int64_t vectors = layers * (7 * g.h / x + 6 * g.h / y) + (g.s + 2) * g.h / y;
       EXPECT_EQ(planned.of("z", CommOp::all_reduce).elements, cut * vectors);
       EXPECT_EQ(planned.of("z", CommOp::all_reduce).calls, cut * (layers + 2));
@@ -186,7 +186,7 @@ TEST(ClosedForms, OfOptimus) {
           config::Config c = square.config(paper ? "paper" : "auto", ring ? "ring" : "gather", recompute);
           c.parallel.cache_layers = keeps ? g.layers : 0;
           Planned planned(c);
-          // Linears send in q steps of a ring, or at once like everything else.
+          // Linears send in q ring steps or, like everything else, in one collective.
           const auto expect = [&, q = q](const char* axis, CommOp step, CommOp whole, CommCount linears,
                                          CommCount rest) {
             SCOPED_TRACE(format("{} {}", axis, name_of(whole)));
@@ -207,7 +207,7 @@ TEST(ClosedForms, OfOptimus) {
                  {.calls = layers * ((paper ? 4 : 3) + 4 + repeated),
                   .elements = layers * (forward + backward + repeated) * panel},
                  {.calls = 2 + norms, .elements = 2 * panel + norms * 2 * rows * q});
-          // Sums of dX of the same linears, or of Y of down; of the head's dX and the looked-up rows.
+          // Reductions of dX of the same linears, or of Y of down; of the head's dX and the looked-up rows.
           expect("col", CommOp::reduce, CommOp::reduce_scatter,
                  {.calls = layers * 4, .elements = layers * (paper ? 7 : 4) * panel},
                  {.calls = 2, .elements = 2 * panel});
@@ -225,7 +225,7 @@ TEST(ClosedForms, OfOptimus) {
                  {.calls = tables, .elements = tables * table});
           expect("row", CommOp::reduce, CommOp::reduce_scatter, {.calls = layers * 4, .elements = layers * 12 * weight},
                  {.calls = 1, .elements = table});
-          // Vectors, once a step by group.
+          // Gradients of vectors, once per step and group.
           EXPECT_EQ(planned.of("row", CommOp::all_reduce).elements, (13 * layers * g.h + 2 * g.h + g.s * g.h) / q);
           EXPECT_EQ(planned.of("row", CommOp::all_reduce).calls, layers + 2);
           EXPECT_EQ(planned.of("data", CommOp::all_reduce).elements, depth == 1 ? 0 : planned.stored()) << "depth";
@@ -234,7 +234,7 @@ TEST(ClosedForms, OfOptimus) {
 }
 
 TEST(Memory, OfMegatronIsTwoWholeTensorsAtMostNextToTheShards) {
-  // With sequence parallelism what has all token rows and all of H lives only while it is gathered or summed.
+  // With sequence parallelism, tensors of all token rows and all of H are live only while gathered or reduced.
   const Sizes g{2, 8, 32, 8, 3, 64};
   config::Config c = configure(g, "megatron-1d");
   c.parallel.tensor = 4;
@@ -259,7 +259,7 @@ TEST(Memory, OfAxonnIsTwoGatheredMatricesAndTwoOutgoingGradientsAtMost) {
       const int64_t square = g.h * g.h / 4, table = vocab * g.h / 4, outgoing = table * size_of(DType::f32);
       const auto is = [](const Arena::Interval& each, const char* tag) { return each.tag == tag; };
       EXPECT_EQ(planned.most([&](const auto& each) { return is(each, "weights.gathered"); }), 2);
-      // Up and down, or down and the table.
+      // The matrices of up and down, or of down and the table.
       EXPECT_EQ(planned.most([&](const auto& each) { return is(each, "weights.gathered") ? each.bytes : 0; }),
                 (4 * square + std::max(4 * square, table)) * size_of(DType::bf16));
       EXPECT_EQ(planned.most([&](const auto& each) { return is(each, "gradient.outgoing") && each.bytes != outgoing; }),
@@ -287,7 +287,7 @@ TEST(Memory, OfOptimusRingsIsTwoPanelsOfEachOperand) {
       }
 }
 
-/// Bytes that are live when the head begins its backward pass, gathered weights left out.
+/// Returns the bytes that are live when the head begins its backward pass, gathered weights left out.
 int64_t saved_bytes(const config::Config& c) {
   Planned planned(c);
   const auto& taken = planned.trainer.arena().programs().at("train").intervals;

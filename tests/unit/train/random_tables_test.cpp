@@ -1,4 +1,4 @@
-// Random legal sharding specs: the gradients of one rank, and the bytes that were predicted.
+// Random legal sharding specs have the gradients of one rank and send the predicted bytes.
 #include <cstdlib>
 
 #include "config/keys.h"
@@ -15,7 +15,7 @@ using config::Arch;
 using config::Config;
 using config::LayerSpec;
 
-/// Random legal tables for three layers on 2 x 2 ranks, or 4, with axes of one rank.
+/// Returns random legal tables for three layers on 4 or 2 x 2 ranks, some with further axes of one rank.
 Config random_tables(uint64_t seed) {
   const PhiloxKey key = philox_key(seed, "tags");
   uint64_t next = 0;

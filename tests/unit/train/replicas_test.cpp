@@ -1,4 +1,5 @@
-// Data parallelism and ZeRO-1 on ranks that are threads: against one rank, against each other bit for bit, and bytes.
+// Data parallelism and ZeRO-1 on ranks that are threads, compared with one rank, bit for bit with each other, and in
+// the bytes that they send.
 #include "rigs/layouts.h"
 
 namespace trainer::tests {

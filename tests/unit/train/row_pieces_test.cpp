@@ -62,7 +62,7 @@ std::vector<Case> all_cases() {
   add(AxonnGrid{2, 2, 2}, 2048);
   add(AxonnGrid{1, 4, 1}, 1024);
   add(AxonnGrid{4, 1, 1}, 1024);
-  // Whole: blocks that do not begin at multiples of 64 rows, and collectives over columns.
+  // Not in pieces: blocks that do not begin at multiples of 64 rows, and collectives over columns.
   add(MegatronLayout{4, 1, true}, 1040, false);
   add(MegatronLayout{2, 1, false}, 12, false);
   add(Square{2, 1, 1, config::Arch::gpt2, "auto", {1, 1}, "gather"}, 1024, false);

@@ -73,7 +73,7 @@ TEST(Scorer, AgreesWithTheReferenceOnEachSequence) {
   }
 }
 
-/// The losses of 2 batches, from one rank that takes one after the other, or from the ranks of a layout.
+/// Returns the losses of 2 batches, from one rank that takes one after the other, or from the ranks of a layout.
 std::vector<double> losses(const config::Config& c, int64_t vocab, DType compute) {
   std::vector<double> found;
   std::mutex mutex;
@@ -117,7 +117,7 @@ TEST(Scorer, FindsTheSameOnEveryLayout) {
 }
 
 // The head of a large vocabulary takes rows in chunks, each with rows of all ranks that share the vocabulary: here two
-// chunks of 480 rows on two ranks as on one.
+// chunks of 480 rows, on two ranks and on one.
 TEST(Scorer, KnowsTheRowsOfChunks) {
   config::Config c = configure(MegatronLayout{.tensor = 2, .data = 1, .micro_batch = 20});
   c.model.n_layer = 1;

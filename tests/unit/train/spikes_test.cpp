@@ -34,7 +34,7 @@ TEST(Spikes, TheHistoryHasTheLastFiniteValues) {
   EXPECT_EQ(values.back(), 74);
 }
 
-/// Returns 64 values around `mean` whose standard deviation is `deviation`, nearly.
+/// Returns 64 values around `mean` whose standard deviation is close to `deviation`.
 std::vector<double> around(double mean, double deviation) {
   std::vector<double> values;
   for (int i = 0; i < 64; ++i) values.push_back(mean + (i % 2 == 0 ? deviation : -deviation));

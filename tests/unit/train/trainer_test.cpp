@@ -14,8 +14,8 @@ std::atomic<int64_t> allocations{0};
 thread_local bool counted = false;
 }  // namespace
 
-// Counts allocations of the thread that requests it. Not inlined: a compiler that sees free() in a caller, but the call
-// of operator new next to it, takes them for a mismatched pair.
+// Counts allocations of threads that set `counted`. Not inlined: a compiler that sees free() inlined next to a call of
+// operator new warns of a mismatched pair.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   if (counted) ++allocations;
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
@@ -85,7 +85,7 @@ void expect_no_allocation(int ranks, const config::Config& c, DType compute, int
 
 TEST_P(EveryRun, AllocatesNothingFromTheThirdStepOn) {
   expect_no_allocation(1, tiny_config(arch()), compute());
-  static void* volatile memory;  // so that no compiler leaves the call out
+  static void* volatile memory;  // so that compilers do not remove the call
   counted = true;
   memory = ::operator new(8);
   counted = false;
@@ -147,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,
                                   std::string(name_of(std::get<1>(info.param)));
                          });
 
-// Widened, by pairs or by tiles: roundings differ, the run does not.
+// bf16 is widened or multiplied in pairs or tiles: rounding differs, but training does not.
 TEST(Trainer, TrainsAlikeInBf16OnEveryInstructionSet) {
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
     const config::Config c = tiny_config(arch);
