@@ -23,7 +23,7 @@ Scorer::Scorer(Trainer& trainer, int64_t longest)
   losses_ = Buffer(device, "data", {trainer.model().loss_rows({rows.count()})}, DType::f64);
   rows_ = trainer.model().rows_of_losses(device, {rows.count()});
   TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(),
-                "there must be one loss per row, but there are {} losses and {} rows", losses_.tensor().count(),
+                "expected one value per row, but there are {} values for {} rows", losses_.tensor().count(),
                 rows_.size());
   Meter nobodys;
   trainer.record(
