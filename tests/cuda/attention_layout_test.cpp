@@ -1,5 +1,5 @@
-// Counts the shared-memory traffic of the attention kernels: 32 banks of 4 bytes; a warp's access takes as many turns
-// as the busiest bank has different words.
+// Counts bank conflicts of the attention kernels. Shared memory has 32 banks of 4 bytes; an access by a warp takes as
+// many turns as there are distinct words in the busiest bank.
 #include "ops/cuda/attention_layout.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Turns of an access: byte offsets of the lanes that are served together, `bytes` each.
+/// Returns the turns that an access takes; `offsets` are those of the lanes served together, `bytes` for each lane.
 int turns(const std::vector<int>& offsets, int bytes) {
   std::set<int> words[32];
   for (const int offset : offsets)

@@ -19,7 +19,7 @@ class BiasGradients : public testing::TestWithParam<config::Arch> {
     c.model.seq_len = 12;
     c.parallel.data = 1;
   }
-  config::Config c = tiny_config(GetParam());  // two layers, two micro-batches a step
+  config::Config c = tiny_config(GetParam());  // two layers, two micro-batches per step
 };
 INSTANTIATE_TEST_SUITE_P(Models, BiasGradients, testing::Values(config::Arch::gpt2, config::Arch::llama),
                          [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });

@@ -1,5 +1,5 @@
-// The emulated CUDA machine itself: kernels that use blocks, barriers and warps compute what CUDA says, and what CUDA
-// forbids is noticed.
+// The emulated CUDA machine itself: kernels that use blocks, barriers and warps compute what CUDA specifies, and what
+// CUDA forbids is detected.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -164,7 +164,7 @@ __global__ void a_lane_is_missing(int* x) {
 __global__ void write_at(char* x, int64_t at) { x[at] = 0; }
 __global__ void shared_at(int64_t at) { ops::cuda::dynamic_shared<char>()[at] = 0; }
 
-/// A device of its own in the child process of a death test.
+/// Runs one block on a new device, in the child process of a death test.
 template <typename... P, typename... A>
 void run_single(unsigned threads, void (*kernel)(P...), A... args) {
   const auto device = device::cuda::make_device(0, 1);

@@ -1,4 +1,4 @@
-// Which passes of attention a library computes and which the built-in kernels, with a library that records its calls.
+// The choice between a library and the built-in kernels for passes of attention, with a library that records its calls.
 #include "ops/cuda/fused_attention.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace trainer::ops::testing {
 namespace {
 
-/// Can everything but backward passes over head size 16; forward writes ones.
+/// Supports everything except backward passes with head size 16; forward writes ones.
 struct Fake final : cuda::FusedAttention {
   std::vector<cuda::FusedShape> considered, ran;
   int64_t bytes_per_sequence = 500, linear_bytes = 100;
@@ -54,7 +54,7 @@ struct FusedAttention : ::testing::Test {
     bool lse = true, backward = false;
     int64_t gap = 0;  // between rows
   };
-  /// One pass over two sequences, four heads over two; its out.
+  /// Runs one pass over two sequences, with four query heads and two key/value heads; returns its output.
   TestTensor pass(const Case& c) {
     constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2;
     const AttentionShape shape{.batch = kBatch,
@@ -142,8 +142,8 @@ TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
   EXPECT_TRUE(fake->ran.empty());
 }
 
-/// Returns the batch of the parts in which a fake runs a backward pass of `batch` sequences, and whether it uses the
-/// linear algorithm; {0, false}: it does not run the pass.
+/// Returns how many sequences at a time a fake runs of a pass over `batch` sequences, and whether it uses the linear
+/// algorithm; {0, false} if it does not run the pass.
 std::pair<int64_t, bool> way_of(Fake& fake, int64_t batch, bool backward = true) {
   const tests::Warnings logged;
   const cuda::FusedShape shape{
@@ -191,7 +191,7 @@ TEST_F(FusedAttention, RunsABatchInParts) {
 }
 
 TEST(Cudnn, ReportsWhyItIsNotThere) {
-  // The emulated device is built without it; a program with it needs the library and a GPU.
+  // The emulated device is built without cuDNN; a build with cuDNN requires the library and a GPU.
   tests::expect_error(Code::usage, {"without cuDNN"},
                       [] { cudnn_attention(device::cuda::devices().front(), /*deterministic=*/true); });
 }

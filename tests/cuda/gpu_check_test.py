@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs scripts/gpu_check.sh to its end on the emulated device, with a nvidia-smi of tests, and checks what it reports.
+"""Runs scripts/gpu_check.sh to its end on the emulated device, with a fake nvidia-smi, and checks its report.
 
   gpu_check_test.py ROOT BUILD OUT
 """
@@ -29,7 +29,7 @@ def main():
     require(sorted(stages) == sorted(STAGES), f"stages {list(stages)}")
     for stage in stages.values():
         require(stage["result"] in ("passed", "left out"), f"{stage['name']}: {stage['result']} {stage['line']}")
-    for name in STEPS:  # idle samples do not count, and the median of two clocks is the lower one
+    for name in STEPS:  # idle samples are ignored; the median of two clocks is the lower
         require(stages[name]["result"] == "passed", f"{name}: {stages[name]['line']}")
         clocks = stages[name]["clocks"]
         require(clocks["sm_mhz"] in (1730, 1755) and clocks["least_sm_mhz"] == 1730, f"{name}: {clocks}")
@@ -43,7 +43,7 @@ def main():
     text = page.read_text()
     speed = f"{stages['full-124m']['document']['tokens_per_s']:.0f}"
     require(f"| {speed} |" in text and "no GPU yet" not in text, f"{speed} tokens/s are not in the page")
-    kept = subprocess.run([*command[:2], out / "gpu_check.json"], stderr=subprocess.PIPE)  # of an emulated device
+    kept = subprocess.run([*command[:2], out / "gpu_check.json"], stderr=subprocess.PIPE)  # must fail
     require(kept.returncode != 0, "results of an emulated device went into tests/bench/GPU.md")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The output of scripts/kernel_resources.py for kernels that are better or worse than their record."""
+"""Tests the output of scripts/kernel_resources.py for kernels that are better or worse than their record."""
 import contextlib
 import copy
 import importlib.util
@@ -80,11 +80,11 @@ class Record(unittest.TestCase):
             row = {"threads": threads, "registers": registers, "shared": shared}
             return resources.blocks_of(row, architecture)
 
-        self.assertEqual(blocks(128, 168, 0), 3)  # 168 · 128 = 21504 registers of 65536
-        self.assertEqual(blocks(128, 169, 0), 2)  # in pieces of 256 for a warp: 176
-        self.assertEqual(blocks(1024, 16, 0), 2)  # 2048 threads
-        self.assertEqual(blocks(64, 32, 60 << 10), 3)  # 61 KiB each of 228
-        self.assertEqual(blocks(64, 32, 60 << 10, 80), 2)  # of 164
+        self.assertEqual(blocks(128, 168, 0), 3)  # 168 · 128 = 21504 of 65536 registers
+        self.assertEqual(blocks(128, 169, 0), 2)  # allocated in units of 256 per warp: 176
+        self.assertEqual(blocks(1024, 16, 0), 2)  # limited by 2048 threads
+        self.assertEqual(blocks(64, 32, 60 << 10), 3)  # 61 KiB per block of 228 KiB
+        self.assertEqual(blocks(64, 32, 60 << 10, 80), 2)  # of 164 KiB
 
 
 if __name__ == "__main__":

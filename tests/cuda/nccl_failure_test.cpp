@@ -29,7 +29,7 @@ TEST_F(NcclFailure, TheWatchdogNamesTheRankThatDoesNotComeAndEndsTheWait) {
       }
       try {
         comm->reduce_scatter(rank.ex, x.all(), x.part(comm->chunk(300))).join(rank.ex);
-        x.get();  // the host waits for the device, which waits for rank 1: until the communicators are aborted
+        x.get();  // blocks until the communicators are aborted, as the device waits for rank 1
         comm->all_reduce(rank.ex, x.all()).join(rank.ex);
         ADD_FAILURE() << "an operation that rank 1 took no part in";
       } catch (...) {
@@ -119,7 +119,7 @@ TEST_F(NcclFailure, ATicketLostToAnExceptionLetsTheErrorThrough) {
       rank.world->connect();
       OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
       if (rank.world->rank() == 1) {
-        rank.world->control().barrier();  // never starts what rank 0 has open
+        rank.world->control().barrier();  // rank 1 never starts rank 0's all-reduce
         return;
       }
       const Ticket ticket = comm->all_reduce(rank.ex, x.all());

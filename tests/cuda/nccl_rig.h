@@ -1,5 +1,5 @@
 #pragma once
-// A rank with a device of its own and NCCL, for tests; ranks are threads.
+// Ranks with NCCL for tests: threads, each with its own device.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace trainer::comm {
 
-/// A rank on a device of its own, with NCCL.
+/// A rank with its own device and NCCL.
 struct GpuRank {
   explicit GpuRank(World& below)
       : device(device::cuda::make_device(below.rank(), 1)), world(nccl::make_world(below, *device)) {}
@@ -44,7 +44,7 @@ inline Error error_of(const std::function<void()>& action) {
 }
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// Memory of a rank's device, and what is in it.
+/// Data in the memory of a rank's device.
 template <typename T>
 struct OnGpu {
   OnGpu(GpuRank& rank, const std::vector<T>& data)

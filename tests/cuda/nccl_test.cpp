@@ -1,5 +1,5 @@
 // The NCCL communicators over an emulated NCCL whose ranks are threads, each on an emulated device: every operation
-// with exact sums, groups that cross, lanes, and what is counted.
+// with exact sums, intersecting groups, channels, and the counts of bytes.
 #include <atomic>
 #include <thread>
 
@@ -8,7 +8,7 @@
 namespace trainer::comm {
 namespace {
 
-/// Whole numbers that bf16 holds, and so do sums of eight of them: exact in every order of addition.
+/// Returns integers that bf16 represents exactly, as it does sums of eight of them: any order of addition is exact.
 template <typename T>
 std::vector<T> numbers(int rank, int64_t n, uint64_t salt) {
   std::vector<T> all(static_cast<size_t>(n));
@@ -33,7 +33,7 @@ std::vector<T> reduction(Reduce reduce, int g, int64_t n, uint64_t salt) {
 
 class Cases {
  public:
-  /// The first `size` ranks of the world; every rank calls.
+  /// Communicates among the first `size` ranks of the world; all ranks must call it.
   Cases(GpuRank& rank, int size) : rank_(rank), g_(size), inside_(rank.world->rank() < size) {
     if (inside_)
       comm_ = rank.world->communicator(*rank.device, group_of(*rank.world, size, static_cast<uint32_t>(size)),
@@ -123,7 +123,7 @@ class Cases {
     }
   }
 
-  /// Counted as on every transport.
+  /// Requires the byte counts that every transport has.
   void check(CommOp op, int64_t payload, int64_t unit, const std::function<Ticket()>& start, int64_t wire = -1) {
     rank_.meter = {};
     start().join(rank_.ex);
@@ -189,7 +189,7 @@ TEST(NcclGroups, TakeTheFastPathWhereChunksAreEven) {
   });
 }
 
-/// Three lanes along rows and columns of a 2×2 mesh, all in flight; joined in another order than started.
+/// Runs three channels along rows and columns of a 2×2 mesh concurrently, and joins them in a different order.
 void cross(GpuRank& rank) {
   const int me = rank.world->rank(), row = me / 2, column = me % 2;
   struct Line {
@@ -238,10 +238,10 @@ TEST(NcclOrder, OperationsFollowTheComputeStreamAndItWaitsForThem) {
     rank.world->connect();
     OnGpu<float> x(rank, std::vector<float>(1000, 1.0f)), y(rank, std::vector<float>(1000));
     for (int round = 0; round < 20; ++round) {
-      rank.device->copy_rows(y.all().data, 0, x.all().data, 0, 1, x.all().bytes());  // before: part of the sum
+      rank.device->copy_rows(y.all().data, 0, x.all().data, 0, 1, x.all().bytes());  // earlier work: part of the sum
       Ticket ticket = comm->all_reduce(rank.ex, y.all());
       ticket.join(rank.ex);
-      rank.device->copy_rows(x.all().data, 0, y.all().data, 0, 1, y.all().bytes());  // after: sees the sum
+      rank.device->copy_rows(x.all().data, 0, y.all().data, 0, 1, y.all().bytes());  // later work: sees the sum
     }
     EXPECT_EQ(x.get(), std::vector<float>(1000, 1 << 20));
   });
@@ -254,7 +254,7 @@ TEST(NcclOrder, StartingAndJoiningDoNotWaitOnTheHost) {
     rank.world->connect();
     OnGpu<float> x(rank, std::vector<float>(1000, 1.0f));
     if (rank.world->rank() == 1)
-      while (!joined) std::this_thread::yield();  // the other has gone on without this rank
+      while (!joined) std::this_thread::yield();  // rank 0 has continued without this rank
     comm->all_reduce(rank.ex, x.all()).join(rank.ex);
     joined = true;
     EXPECT_EQ(x.get(), std::vector<float>(1000, 2.0f));

@@ -19,7 +19,7 @@ class TrainingByNccl : public testing::TestWithParam<config::Arch> {
     c.model.n_kv_head = 2;
     c.model.seq_len = 12;
   }
-  /// Two steps of a layout on N ranks, compared with those of one rank.
+  /// Trains two steps of a layout on N ranks, and compares them with those of one rank.
   Result expect_to_follow(const config::Config& many, int64_t ranks, const Result& one) {
     const Result result = train(many, DType::f32, 2, by_nccl);
     EXPECT_EQ(emulator::live_nccl_communicators(), 0);
@@ -53,7 +53,7 @@ TEST_P(TrainingByNccl, FollowsOneRankInEveryLayout) {
     many.parallel.zero_stage = zero;
     many.parallel.sequence_parallel = sequence;
     const Result result = expect_to_follow(many, tensor * data, one);
-    if (data * tensor == 4 && zero == 1) expect_same_bits(train(many, DType::f32, 2, by_nccl), result);  // once more
+    if (data * tensor == 4 && zero == 1) expect_same_bits(train(many, DType::f32, 2, by_nccl), result);  // repeatable
   }
 }
 
@@ -100,7 +100,7 @@ TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
         planned += plan.memory.at("nccl") / comm::nccl::kBytesOfCommunicator;
         Tiny run(&world, many, DType::f32, plain.device(world.rank()), by_nccl.carrier);
         world.control().barrier();
-        if (world.first()) {  // and that of all ranks, which each has
+        if (world.first()) {  // each rank also has the communicator of all ranks
           EXPECT_EQ(emulator::live_nccl_communicators(), planned + ranks);
         }
         world.control().barrier();

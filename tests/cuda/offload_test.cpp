@@ -1,5 +1,5 @@
-// Training on a CUDA device with the optimizer's state in host memory: lanes are streams of their own there, and a
-// missing wait shows as another bit.
+// Training on a CUDA device with optimizer state in host memory. Transfers use separate streams there, and a missing
+// wait changes a bit.
 #include <gtest/gtest.h>
 
 #include "bench/profile.h"
@@ -15,7 +15,7 @@ struct CudaOffload : testing::Test {
   void SetUp() override {
     if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
   }
-  /// The layout of `c` with every plan has the bits of none.
+  /// Requires that every offload plan gives the bits of `c` without offload.
   void expect_bits_of_none(const config::Config& c, DType compute, int64_t steps) {
     expect_bits_with_every_plan(train(c, compute, steps, kOnGpu), c, compute, steps, kOnGpu);
   }

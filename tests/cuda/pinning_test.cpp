@@ -1,4 +1,4 @@
-// Host memory of a GPU that cannot be pinned: the other ways to allocate it are tried in turn, and none changes a bit.
+// Host memory for a GPU that cannot be pinned: other kinds of allocation are tried in order, and none changes a bit.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -22,7 +22,7 @@ TEST_F(Pinning, EachWayIsTriedWhenTheOneBeforeFails) {
   const std::unique_ptr<device::Device> gpu = device::cuda::make_device(0, 2);
   const int before = emulator::pinned_blocks();
   struct Case {
-    int registrations, allocations;  // that succeed
+    int registrations, allocations;  // how many succeed
     device::HostMemory memory;
     int pinned;  // number of pinned blocks among two large and one small one
   };
@@ -45,7 +45,7 @@ TEST_F(Pinning, EachWayIsTriedWhenTheOneBeforeFails) {
   emulator::limit_pinning(0, 0);
   const std::unique_ptr<device::Device> host = device::make_host(*gpu);
   const Buffer block(*host, "test", {kLarge}, DType::u8);
-  emulator::limit_pinning(0, -1);  // there is room for buffers again
+  emulator::limit_pinning(0, -1);  // buffers can be pinned again
   EXPECT_EQ(device::memory_of(*gpu, *host), device::HostMemory::staged);
 }
 
@@ -66,7 +66,7 @@ TEST_F(Pinning, EachFailureIsReportedOnce) {
   EXPECT_NE(said[1].find("is pageable"), std::string::npos) << said[1];
 }
 
-/// Two nodes; the GPU is on the second, or its node is unknown. Records the requests.
+/// Two NUMA nodes; `node` is the GPU's, if known. Records the requests.
 struct TwoNodes final : device::MemoryNodes {
   TwoNodes(std::vector<int64_t>& requested, std::optional<int> node, std::string refusal)
       : requested(requested), node(node), refusal(std::move(refusal)) {}
@@ -124,7 +124,7 @@ TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
   }
 }
 
-/// Trains on a GPU whose host pins at most N more blocks once the GPU exists.
+/// Trains on a GPU; once it exists, only so many more blocks of host memory can be registered and allocated pinned.
 Result train_with(const config::Offload& plan, int registrations, int allocations, std::string& mode) {
   config::Config c = tiny_config();
   c.offload = plan;

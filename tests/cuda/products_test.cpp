@@ -1,6 +1,6 @@
-// GEMMs of a CUDA device with the library: which epilogues are fused, which run as built-in kernels, how plans are
-// kept, how a tuning table takes part; and what operators do with tokens that do not exist. On the emulated device,
-// whose library counts and can refuse.
+// GEMMs of a CUDA device with cuBLASLt: fused epilogues and those that run as built-in kernels, the cache of plans, and
+// tuning tables; also operators with token ids out of range. All run on the emulated device, whose library counts its
+// calls and can reject some.
 #include <bit>
 
 #include "base/log.h"
@@ -16,7 +16,7 @@ namespace {
 
 using namespace gemm_test;
 
-/// The product of op, without activation and residual, as tuning tables name it, and what the library proposes for it.
+/// The name of op's GEMM (without activation and residual) in tuning tables, and the library's proposals for it.
 struct Candidates {
   std::string product;
   std::vector<TunedProduct> algorithms;
@@ -48,7 +48,7 @@ struct Products : ::testing::Test {
 };
 
 TEST_F(Products, FusesWhatTheLibraryMeansAsWeDo) {
-  // Everything aligned: one call, and at most the activation behind it.
+  // If everything is aligned, there is one call, followed by the activation at most.
   for (const auto& [in, out] : {std::pair{DType::bf16, DType::bf16}, {DType::f32, DType::f32}})
     for (const Ending ending : kEndings) {
       if (ending == Ending::accumulate && out == DType::bf16) continue;
@@ -79,7 +79,7 @@ TEST_F(Products, WorksWithoutEpiloguesOfTheLibraryAndInParts) {
       expect_right({40, 64, 48, in, out, false, true, ending, 8});
       expect_right({33, 31, 20, in, out, true, false, ending, 1});
     }
-  // Half of the largest workspace holds 2048 whole rows of 2000 sums: three parts.
+  // Half of the largest workspace has space for 2048 rows of 2000 sums, so 4200 rows are computed in three parts.
   for (const bool trans_a : {false, true}) {
     products = 0;
     expect_right({4200, 2000, 8, DType::bf16, DType::bf16, trans_a, false, Ending::all, 0});
@@ -128,7 +128,7 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
   EXPECT_THROW(use_gemm_tuning(*machine.device, tuning), Error);
 }
 
-/// Warnings while it lives.
+/// Collects the warnings that are logged during its lifetime.
 struct Warnings {
   Warnings() {
     previous = log::set_sink([this](log::Level level, const std::string& line) {
@@ -197,7 +197,7 @@ TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
   Problem first({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8}),
       second({40, 24, 16, DType::f32, DType::f32, false, false, Ending::accumulate, 8});
   measure_gemms(*machine.device, 8, 3, /*forms=*/false);
-  for (int i = 0; i < 2; ++i) {  // the second time by what was found
+  for (int i = 0; i < 2; ++i) {  // the second time with the measured algorithms
     run(machine.ex, first.op);
     run(machine.ex, second.op);
   }
@@ -210,7 +210,7 @@ TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
     EXPECT_GT(product.microseconds, 0) << name;
     EXPECT_LE(product.microseconds, measured.favourites.at(name)) << name;
   }
-  // The table is taken again after a way through its file, and names what was fastest.
+  // The table, written as JSON and read back, is accepted, and names the fastest algorithm.
   const std::string name = candidates_of(first.op, 8).product;
   use_gemm_tuning(*machine.device, parse_gemm_tuning(to_json(measured.tuning)));
   Problem again({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8});
@@ -247,7 +247,7 @@ TEST_F(Products, MeasuringPassesOverWhatFails) {
   EXPECT_EQ(measured.tuning.products.begin()->second.algorithm, last);
 }
 
-// A copy of a, of b, of neither: the time of each fast form compared with that of the GEMM as it is.
+// The bit of Blas::slow_ways for one form of a GEMM; the test makes all other forms slow.
 constexpr unsigned bit(bool trans_a, bool trans_b) { return 1u << (2 * trans_a + trans_b); }
 
 TEST_F(Products, TablesNameTheFormThatWasFastest) {
@@ -279,7 +279,7 @@ TEST_F(Products, TablesNameTheFormThatWasFastest) {
 }
 
 TEST_F(Products, AFormThatGainsLessThanItsMemoryIsWorthIsNotTaken) {
-  measure_gemms(*machine.device, 8, 1, /*forms=*/true);  // all ways are equally fast, and copies take time
+  measure_gemms(*machine.device, 8, 1, /*forms=*/true);  // all forms are equally fast, and copies take time
   expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8});
   EXPECT_EQ(measured_gemms(*machine.device).tuning.products.begin()->second.form, GemmForm::as_is);
 }
@@ -313,7 +313,7 @@ TEST_F(Products, CopiesOfOperandsAreScratchThatADryDevicePlans) {
   EXPECT_EQ(planned(), 0);
   measured_gemms(*machine.device);
 
-  // Rows of an odd number of elements are 16 bytes apart in the copy.
+  // Rows of the copy start at multiples of 16 bytes even if they have an odd number of elements.
   const Case odd{33, 31, 20, DType::f32, DType::f32, true, false, Ending::bias, 1};
   Problem uneven(odd);
   found = candidates_of(uneven.op, 1);
@@ -327,7 +327,7 @@ TEST_F(Products, CopiesOfOperandsAreScratchThatADryDevicePlans) {
 }
 
 TEST_F(Products, PartsOfAProductAreTakenAsTheyAre) {
-  // A table whose form for a GEMM has the name of a part of a different GEMM.
+  // The table has a form for a GEMM that is also a part of a different GEMM.
   const Case part{24, 40, 16, DType::bf16, DType::f32, false, true, Ending::none, 0};
   Problem plain(part);
   Candidates found = candidates_of(plain.op, 1);

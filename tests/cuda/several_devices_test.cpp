@@ -1,4 +1,4 @@
-// Ranks on several GPUs of one host: their memory, and the GPUs that their threads touch.
+// Ranks on several GPUs of one host: their memory limits, and the GPUs that their threads use.
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
@@ -12,7 +12,7 @@ namespace {
 struct SeveralDevices : testing::Test {
   ~SeveralDevices() override { emulator::set_devices(1); }
 
-  /// The limit of each rank, in shares of a device. `given`: a batch system gave each rank this one device.
+  /// Returns the memory limit of each rank as a share of a device. `given`: the one device that each rank sees.
   static std::vector<double> limits(int ranks, int devices, const std::vector<int>& given = {}) {
     emulator::set_devices(devices);
     std::vector<double> shares(static_cast<size_t>(ranks));

@@ -1,4 +1,4 @@
-// Ranks that share a GPU, whose tensors go through the host; and micro-steps that are repeated as graphs.
+// Ranks that share a GPU, which communicate through host memory; and micro-steps that are replayed as CUDA graphs.
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
@@ -12,7 +12,7 @@ namespace {
 
 std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 1); }
 
-/// A rank's device, and memory there.
+/// A rank's device and its memory.
 struct GpuRig {
   std::unique_ptr<device::Device> device = gpu();
   Arena arena{*device, Arena::Mode::heap};
@@ -73,7 +73,7 @@ TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
     GpuRig rig;
     const auto all = world.communicator(*rig.device, comm::group_of(world, 2), comm::Purpose::critical);
     Buffer x = rig.put(std::vector<int32_t>(5000, 1 + world.rank())), y = rig.put(std::vector<int32_t>(5000));
-    emulator::Hold hold(device::cuda::stream_of(*rig.device));  // earlier launches take their time
+    emulator::Hold hold(device::cuda::stream_of(*rig.device));  // the kernels launched next do not run until release()
     rig.device->copy_rows(y.tensor().data, 0, x.tensor().data, 0, 1, x.tensor().bytes());
     comm::Ticket ticket = all->all_reduce(rig.ex, y);
     rig.device->clear(x.tensor().data, x.tensor().bytes());  // work launched later runs concurrently with it
@@ -84,7 +84,7 @@ TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
   });
 }
 
-/// Six steps of four micro-steps, with an evaluation and a masked batch in between.
+/// Results of six steps of four micro-steps, with an evaluation and a masked batch in between.
 struct Course {
   std::vector<double> losses, norms, evaluations;
   std::vector<std::byte> state;
@@ -128,7 +128,7 @@ TEST_P(Graphs, ChangeNoBitOverAccumulationEvaluationsAndLearningRates) {
     expect_same(with, without);
     EXPECT_EQ(with.text, "every micro-step");
     EXPECT_EQ(without.text, "");
-    // 24 micro-steps: each of the kinds first, middle and last runs without a graph once and is recorded once.
+    // Of 24 micro-steps, each kind (first, middle and last of a step) runs once without a graph and is recorded once.
     EXPECT_EQ(with.replays, 24 - 3 * 2);
     EXPECT_EQ(without.replays, 0);
   }

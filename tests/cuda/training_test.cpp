@@ -1,5 +1,6 @@
-// Whole training runs on a CUDA device, the emulated one or a real one: the same model, code and data as on the CPU.
-// Host code that touches device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
+// Whole training runs on a CUDA device, the emulated one or a real one, with the model, code and data of the CPU's
+// tests. They detect host code that accesses device memory, a missing wait, or a kernel that depends on the order of
+// its blocks.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -25,7 +26,7 @@ namespace {
 std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 2); }
 const HowToRun kOnGpu{.device = [](int) { return gpu(); }};
 
-/// Warm-up and a learning rate of at most 1e-3, as the guarantees on losses require.
+/// Returns a configuration with warm-up and a learning rate of 1e-3, as the guarantees on losses require.
 config::Config config_of(config::Arch arch) {
   config::Config c = tiny_config(arch);
   c.optim.lr = 1e-3;
@@ -112,7 +113,7 @@ TEST_P(EveryModel, RanksThatShareADeviceFollowOneRank) {
   }
 }
 
-/// A folder of its own that goes with the test.
+/// A temporary folder, removed after the test.
 struct TemporaryFolder {
   std::filesystem::path path =
       std::filesystem::temp_directory_path() / format("trainer_cuda_{}_{}", ::getpid(), static_cast<const void*>(this));
@@ -147,7 +148,7 @@ TEST_P(EveryModel, CheckpointsPassFromOneBackendToTheOther) {
     save(writer, sub, 2);
     load(reader, sub);
     EXPECT_TRUE(reader.state() == writer.state());
-    Tiny same(nullptr, c, DType::f32, device(from_cpu));  // back where it came from: it goes on as if nothing had been
+    Tiny same(nullptr, c, DType::f32, device(from_cpu));  // on the writer's device, training resumes identically
     load(same, sub);
     const double expected = writer.step(3).loss;
     EXPECT_EQ(same.step(3).loss, expected);
@@ -200,7 +201,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   EXPECT_EQ(hash, to_string(checksum_of(text)));
   const Result tuned = train(c, DType::bf16, 3, on_machine);
   EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
-  expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);  // a device with libraries of its own
+  expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);  // a new device has its own library state
   ops::use_gemm_tuning(*device, {});
 
   measured.tuning.made_with = "cuBLASLt 1.0.0";
@@ -225,14 +226,14 @@ TEST_F(OnGpu, ProductsAreMeasuredAsARankOfTheGridHasThem) {
   c.parallel.data = 2;
   const setup::Machine machine = machine_of_gpu();
   const ops::GemmTuning tuning = bench::tune_products(c, machine, 2, 1).tuning;
-  // Rows of two sequences of 11; the stream has 24 / 2 columns, the feed-forward layer 48 / 3, q, k and v 3 · 24 / 3.
+  // 22 rows: two sequences of 11. Columns of the residual stream: 24 / 2; of the MLP: 48 / 3; of q, k, v: 3 · 24 / 3.
   for (const char* product : {"22x24x12 nn ", "22x12x8 nn ", "22x16x12 nn ", "22x12x16 nn ", "12x16x22 tn "})
     EXPECT_TRUE(std::ranges::any_of(tuning.products, [&](const auto& named) {
       return named.first.starts_with(product);
     })) << product;
 }
 
-/// Two ranks that compute on the same GPU, as threads; `body` once on each.
+/// Calls `body` on two ranks, which are threads that compute on the same GPU.
 void on_two_ranks(const std::function<void(comm::World&)>& body) { comm::run_on_threads(2, {.timeout_s = 60}, body); }
 
 TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderOfSums) {
@@ -278,7 +279,7 @@ TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
       mine.hardware.gemm_tuning = folder.path / (world.first() ? "first.json" : others);
       EXPECT_EQ(setup::use_gemm_tuning(mine, world, *gpu()), to_string(checksum_of(text))) << others;
     });
-  for (const char* first : {"other.json", "missing.json"}) {  // a clear error, on all
+  for (const char* first : {"other.json", "missing.json"}) {  // a clear error, on all ranks
     std::atomic<int> refused = 0;
     on_two_ranks([&](comm::World& world) {
       config::Config mine = c;

@@ -1,4 +1,4 @@
-// The cases of tests/unit/comm between processes.
+// Runs the cases of tests/unit/comm/collective_cases.h between processes.
 #include "mpi/mpi_main.h"
 #include "unit/comm/collective_cases.h"
 

@@ -1,5 +1,5 @@
-// Ranks that are processes and share one CUDA device: their collectives go through host memory, and every bit is that
-// of ranks that are threads, which tests/cuda/training_test.cpp holds to one rank.
+// Ranks that are processes and share one CUDA device. Their collectives go through host memory, and give the bits of
+// ranks that are threads, which tests/cuda/training_test.cpp compares with one rank.
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
@@ -17,12 +17,12 @@ TEST(MpiRanksOnOneDevice, TrainAsThreadsDo) {
   config::Config c = tiny_config(config::Arch::gpt2);
   c.model.n_head = c.model.n_kv_head = 4;
   c.model.seq_len = 12;
-  c.parallel.tensor = world.size() % 2 == 0 ? 2 : 1;  // a world has one mesh: layouts take turns by numbers of ranks
+  c.parallel.tensor = world.size() % 2 == 0 ? 2 : 1;  // a world has one mesh, so the layout depends on its size
   c.parallel.data = world.size() / c.parallel.tensor;
   c.parallel.zero_stage = c.parallel.data > 1 ? 1 : 0;
   c.train.global_batch = 4 * c.parallel.data;
   const Result threads = train(c, DType::bf16, 2, {.device = [](int) { return gpu(); }});
-  world.control().barrier();  // that may have taken longer on one rank than its peers would wait
+  world.control().barrier();  // ranks may arrive here further apart than the timeout
 
   Tiny run(&world, c, DType::bf16, gpu());
   Tensors start, state;

@@ -1,5 +1,5 @@
-// A program for lost_peer_test.py: ranks that all-reduce forever. Each prints its rank, the error that ends it, and its
-// status.
+// A program for lost_peer_test.py whose ranks all-reduce forever. Each rank prints its number, the error that ends it,
+// and its status.
 #include <unistd.h>
 
 #include <cstdio>

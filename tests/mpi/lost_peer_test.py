@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 
-TIMEOUT = 3.0  # timeout of an operation, passed to the program
-PATIENCE = 40.0  # for everything together, on a busy machine
+TIMEOUT = 3.0  # timeout of an operation in seconds, passed to the program
+PATIENCE = 40.0  # limit of the whole test in seconds, on a busy machine
 
 
 def main():
     program, ranks, how, mpirun = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    # Without recovery mpirun ends the other ranks when a rank is killed; with it, they go on.
+    # Without --enable-recovery mpirun ends the other ranks when a rank is killed; with it, they continue.
     recovery = ["--enable-recovery"] if how == "kill" else []
     run = subprocess.Popen(mpirun + recovery + ["-np", str(ranks), program, str(TIMEOUT)], stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True)

@@ -10,7 +10,7 @@ namespace {
 
 std::unique_ptr<World> world;
 
-/// Rank 0 prints as usual; of the other ranks only failures are shown, with the rank.
+/// Prints only failures, with the rank, on ranks other than 0; rank 0 prints as usual.
 class FailurePrinter final : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo& test) override {
     name_ = std::string(test.test_suite_name()) + "." + test.name();

@@ -1,4 +1,4 @@
-// Muon on ranks that are processes: the bits of one rank, given equal gradients.
+// Muon on ranks that are processes has the bits of one rank, given equal gradients.
 #include "rigs/muon.h"
 #include "mpi/mpi_main.h"
 
@@ -10,7 +10,7 @@ TEST(MpiMuon, HasTheBitsOfOneRankGivenEqualGradients) {
   config::Config c = with_muon(tiny_config());
   c.model.n_head = c.model.n_kv_head = 4;
   c.model.seq_len = 12;
-  c.parallel.tensor = world.size() % 2 == 0 ? 2 : 1;  // a world has one mesh: layouts take turns by numbers of ranks
+  c.parallel.tensor = world.size() % 2 == 0 ? 2 : 1;  // a world has one mesh, so the layout depends on its size
   c.parallel.data = world.size() / c.parallel.tensor;
   c.train.global_batch = 4 * c.parallel.data;
   std::mutex mutex;
@@ -27,7 +27,7 @@ TEST(MpiMuon, HasTheBitsOfOneRankGivenEqualGradients) {
           each.muon.owners = owners;
           each.parallel.zero_stage = zero;
           each.debug.overlap = overlap;
-          world.control().barrier();  // a rank may have begun its own part later than its peers would wait
+          world.control().barrier();  // ranks may arrive here further apart than the timeout
           Tensors own;
           update_by_formula(&world, each, compute, 3, own, mutex);
           expect_same_where_owned(own, one);

@@ -38,7 +38,7 @@ TEST(MpiWorld, WaitsWithoutUsingACore) {
   const auto comm = world.communicator(rig.device, group_of(world, world.size()), Purpose::critical);
   std::vector<float> x(10, 1.0f);
   const bool late = world.rank() == world.size() - 1;
-  // The least of three: what other programs on the machine do to caches and timers is not the waiting rank's doing.
+  // The least of three attempts, because other programs on the machine may also cost the waiting rank CPU time.
   double least = 1;
   for (int attempt = 0; attempt < 3; ++attempt) {
     world.control().barrier();

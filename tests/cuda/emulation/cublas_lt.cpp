@@ -1,6 +1,6 @@
-// GEMMs of the emulated device, with the precision of a GPU: sums in fp32, and a slope of GELU made from an
-// approximated tanh. Two algorithms sum from the first term or from the last; the second needs workspace, which it
-// spoils.
+// GEMMs of the emulated device, with the precision of a GPU: sums in fp32, and a GELU derivative from an approximate
+// tanh. Of the two algorithms one adds terms from first to last, the other from last to first. The second requires
+// workspace, and overwrites it.
 #include "cublasLt.h"
 
 #include <atomic>
@@ -14,10 +14,10 @@ namespace {
 
 using trainer::bf16;
 
-constexpr uint64_t kMark = 0x5eedb1a5;  // in every algorithm of this library
+constexpr uint64_t kMark = 0x5eedb1a5;  // identifies algorithms of this library
 constexpr size_t kWorkspace = 4096;     // workspace of the second proposal
 
-/// Column-major.
+/// A column-major matrix.
 struct Matrix {
   void* data;
   cudaDataType_t type;
@@ -46,7 +46,7 @@ struct Product {
   void* workspace;
 };
 
-/// tanh with 12 bits, cut off: its relative error is below 2^-11, as that of tanh.approx (PTX ISA).
+/// Returns tanh truncated to 12 bits: its relative error is below 2^-11, like that of tanh.approx (PTX ISA).
 float rough_tanh(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(std::tanh(x)) & 0xfffff000u); }
 float gelu_slope(float x) {
   const float t = rough_tanh(0.7978845608f * (x + 0.044715f * x * x * x));
@@ -74,7 +74,7 @@ void nothing() {}
 
 bool aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
-/// True if the library supports the GEMM.
+/// Returns true if the library supports the GEMM.
 bool supported(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
                const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& c,
                const cublasLtMatrixLayoutOpaque_t& d) {
@@ -208,7 +208,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   const bool with_slope = desc->epilogue == CUBLASLT_EPILOGUE_DGELU;
   std::atomic_ref(emulator::blas().algorithm) = static_cast<int>(algo->data[1]);
   ++std::atomic_ref(emulator::blas().products);
-  const int way = 2 * (desc->trans_b == CUBLAS_OP_T) + ta;  // column-major: the operands have changed places
+  const int way = 2 * (desc->trans_b == CUBLAS_OP_T) + ta;  // column-major, so the operands are swapped
   std::atomic_ref(emulator::blas().way) = way;
   cudaLaunchConfig_t config;
   config.stream = stream;

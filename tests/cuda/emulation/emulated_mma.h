@@ -1,6 +1,6 @@
 #pragma once
-// The matrix instructions and asynchronous copies of ops/cuda/mma.cuh, element by element as the PTX manual lays the
-// fragments out.
+// The matrix instructions and asynchronous copies of ops/cuda/mma.cuh, element by element, with the fragment layouts of
+// the PTX manual.
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -35,7 +35,7 @@ void load_matrices(uint32_t (&r)[4], const bf16* row) {
   });
 }
 
-/// Element e of a register pair.
+/// Returns element e of a register with two bf16 values.
 inline float element(uint32_t bits, int e) {
   return static_cast<float>(std::bit_cast<bf16>(static_cast<uint16_t>(bits >> (16 * e))));
 }
@@ -55,7 +55,7 @@ inline std::vector<PendingCopy>& pending() {
   static thread_local std::vector<PendingCopy> of_thread[1024];
   return of_thread[threadIdx.x];
 }
-/// Nothing arrives before a thread waits; until then the destination holds NaNs.
+/// Starts a copy, whose data arrive when a thread waits for it; until then the destination holds NaNs.
 inline void copy(void* shared, const void* global, size_t bytes, bool valid) {
   if (reinterpret_cast<uintptr_t>(shared) % bytes != 0 || reinterpret_cast<uintptr_t>(global) % bytes != 0)
     emulator::fail("cp.async of %zu bytes from %p to %p", bytes, global, shared);
@@ -71,8 +71,8 @@ inline void load_matrices_transposed(uint32_t (&r)[4], const bf16* row) { emulat
 inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   emulated_mma::Product mine{c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
   emulator::collective(0xffffffffu, "mma.m16n8k16", mine, [](emulated_mma::Product* const* lanes) {
-    // a_i: row g for i in 0, 1, 4, 5, else g + 8; column 2t + i % 2, 8 further from i = 4 on. b_i: row 2t + i % 2, 8
-    // further from i = 2 on; column g. c_i: row g, from i = 2 on g + 8; column 2t + i % 2.
+    // a_i: row g for i in 0, 1, 4, 5, else g + 8; column 2t + i % 2, plus 8 if i >= 4. b_i: row 2t + i % 2, plus 8 if
+    // i >= 2; column g. c_i: row g, plus 8 if i >= 2; column 2t + i % 2.
     float left[16][16], right[16][8];
     for (int lane = 0; lane < 32; ++lane) {
       const int g = lane / 4, t = lane % 4;

@@ -1,5 +1,5 @@
 #pragma once
-// The collectives of ops/cuda/warp.cuh, lane by lane.
+// The warp collectives of ops/cuda/warp.cuh, computed lane by lane.
 #include <cmath>
 #include <cstring>
 
@@ -26,7 +26,7 @@ struct Shuffled {
   T value, result;
   int source;
 };
-/// The value of lane `source`.
+/// Returns the value of lane `source`.
 template <typename T>
 T shuffle(T value, int source) {
   Shuffled<T> mine{value, value, source & 31};
@@ -45,7 +45,7 @@ T shuffle_up(T value, int delta) {
   const int lane = emulator::lane();
   return shuffle(value, lane >= delta ? lane - delta : lane);
 }
-/// Bit i: lane i's predicate.
+/// Returns a mask whose bit i is lane i's predicate.
 inline unsigned ballot(bool predicate) {
   struct Vote {
     bool predicate;

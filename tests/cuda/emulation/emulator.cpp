@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kPage = 4096;
 std::atomic<Order> order_of_work{Order::ascending};
 
-/// Which of n comes i-th. Shuffled: by steps of a fixed stride that has no divisor in common with n.
+/// Returns which of n items runs as the i-th. Shuffled: in steps of a fixed stride that is coprime to n.
 size_t pick(Order order, size_t i, size_t n) {
   if (order == Order::ascending) return i;
   if (order == Order::descending) return n - 1 - i;
@@ -43,7 +43,7 @@ class SharedMemory {
     mprotect(end_, kPage, PROT_NONE);
   }
   ~SharedMemory() { unmap_pages(memory_, kMapped); }
-  /// 128-byte aligned, as late as that allows.
+  /// Returns the block's memory, filled with NaNs: as close to the end as its 128-byte alignment allows.
   std::byte* begin_block(size_t bytes) {
     std::byte* start = end_ - (bytes + 127) / 128 * 128;
     std::memset(start, 0xff, static_cast<size_t>(end_ - start));
@@ -56,7 +56,7 @@ class SharedMemory {
 };
 
 struct Warp {
-  unsigned arrived = 0, mask = 0;  // lanes of the collective that is being gathered
+  unsigned arrived = 0, mask = 0;  // lanes of the collective that is in progress
   const char* what = nullptr;
   void* data[32] = {};
   struct Runner* waiting[32] = {};
@@ -64,15 +64,15 @@ struct Warp {
 
 class Block;
 
-/// A fiber and the CUDA thread it runs; one after another while none of them has to wait.
+/// A fiber and the CUDA thread that it runs. It runs one thread after another, until one of them has to wait.
 struct Runner {
   explicit Runner(Block& home) : block(home), fiber([](void* self) { static_cast<Runner*>(self)->loop(); }, this) {}
   void loop();
   Block& block;
   unsigned thread = 0;
-  size_t place = 0;            // among the busy ones
-  bool in_barrier = false;     // waits for the block
-  bool in_collective = false;  // waits for its warp
+  size_t place = 0;            // index among the busy runners
+  bool in_barrier = false;     // waits for the other threads of its block
+  bool in_collective = false;  // waits for the other lanes of its warp
   Fiber fiber;
 };
 
@@ -97,7 +97,7 @@ class Block {
     }
   }
 
-  /// The next thread to start, or none.
+  /// Gives the runner the next thread to start; returns false if there is none.
   bool take_thread(Runner& runner) {
     if (started_ == threads_) return false;
     runner.thread = static_cast<unsigned>(pick(order_, started_++, threads_));
@@ -198,7 +198,7 @@ class Block {
     runner.fiber.enter();
     current_ = nullptr;
     if (runner.in_barrier || runner.in_collective) return;
-    // It found no thread to start: back to the idle ones.
+    // The runner found no thread to start, so it becomes idle.
     const size_t at = runner.place;
     idle_.push_back(std::move(busy_[at]));
     if (at + 1 != busy_.size()) busy_[at] = std::move(busy_.back());

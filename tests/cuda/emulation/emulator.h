@@ -1,8 +1,8 @@
 #pragma once
 // The machine behind the emulated CUDA runtime. Blocks of a grid run one after another; every CUDA thread is a fiber
-// that runs until it ends or has to wait for others of its block or warp. What CUDA leaves open (the order of blocks
-// and threads) can be turned round, so that a test can require equal results; what CUDA forbids (barriers that not all
-// reach, collectives that lanes disagree on, memory past its end) stops the program with a message.
+// that runs until it ends or has to wait for other threads of its block or warp. Tests can choose the order of blocks
+// and threads, which CUDA does not define, and require equal results. What CUDA forbids (barriers that some threads do
+// not reach, collectives with different arguments, accesses out of bounds) ends the program with a message.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,22 +25,22 @@ struct Stream;
 struct Event;
 struct Graph;
 
-/// Sets the number of devices; 1 at first.
+/// Sets the number of devices; initially 1.
 void set_devices(int count);
-/// The calling thread sees this device only, as device 0: a process that a batch system gave one GPU. -1: all, as at
-/// first.
+/// Makes the calling thread see only this device, as device 0, like a process to which a batch system gave one GPU.
+/// -1: it sees all (initially).
 void see_only(int device);
 
-/// The devices that each thread has touched since forget_touched(): where CUDA would have made a context for it.
+/// Returns the devices that each thread has used since forget_touched(); on these, CUDA would have created a context.
 std::vector<std::set<int>> touched_by_threads();
 void forget_touched();
 
-/// Limits how many more blocks of host memory can be registered, and allocated pinned; -1: any number, as at first.
+/// Limits how many more blocks of host memory can be registered, and allocated pinned; -1: no limit (initially).
 void limit_pinning(int registrations, int allocations);
 /// Returns the number of pinned blocks.
 int pinned_blocks();
 
-/// A stream stands still from here on until released; in tests of what goes on meanwhile.
+/// Blocks a stream until released, for tests of work that runs concurrently.
 class Hold {
  public:
   explicit Hold(Stream* stream);
@@ -53,29 +53,30 @@ class Hold {
   std::shared_ptr<bool> released_;
 };
 
-/// The order in which blocks of a grid and threads of a block start. A correct kernel gives the same bits in each.
+/// The order in which blocks of a grid and threads of a block start. A correct kernel gives the same bits in all
+/// orders.
 enum class Order { ascending, descending, shuffled };
 void set_order(Order order);
 
-/// Largest dynamic shared memory of a block (sm_90's), and what a kernel gets without asking.
+/// The largest dynamic shared memory of a block (sm_90's), and the limit of a kernel that does not request more.
 inline constexpr size_t kSharedLimit = 227 << 10, kSharedDefault = 48 << 10;
-/// Device memory in all, so that running out of it can be tested.
+/// The size of device memory, small enough for tests that run out of it.
 inline constexpr size_t kDeviceMemory = size_t{4} << 30;
 
 /// Runs `thread` for every thread of every block of a grid.
 void run_grid(Dim3 grid, Dim3 block, size_t shared_bytes, const std::function<void()>& thread);
 
 void sync_block();
-/// The block's dynamic shared memory, NaNs at its start. Its end lies at the end of a page, another follows that may
-/// not be touched.
+/// Returns the block's dynamic shared memory, initially NaNs. It ends at the end of a page, and the next page is
+/// inaccessible.
 std::byte* dynamic_shared();
 
 int lane();
-/// Waits until all lanes of `mask` have called it with the same `what`; the last to come calls
-/// act(context, data of the 32 lanes: null where a lane takes no part), then all go on.
+/// Waits until all lanes of `mask` have called it with the same `what`; the last one then calls
+/// act(context, pointers to the data of the 32 lanes, null for lanes outside the mask).
 void collective(unsigned mask, const char* what, void* mine, void (*act)(void* context, void* const* lanes),
                 void* context);
-/// The same with types: act(Data* const (&lanes)[32]).
+/// The typed version: act(Data* const (&lanes)[32]).
 template <typename Data, typename Act>
 void collective(unsigned mask, const char* what, Data& mine, Act&& act) {
   struct Context {

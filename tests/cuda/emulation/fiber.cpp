@@ -13,7 +13,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-// void emulator_switch(void** save, void* restore): the registers a callee must keep go onto the old stack and come
+// void emulator_switch(void** save, void* restore): pushes the callee-saved registers onto the old stack and pops them
 // from the new one.
 asm(R"(
 .text
@@ -67,15 +67,15 @@ std::byte* map_pages(size_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 void unmap_pages(std::byte* pages, size_t bytes) {
-  forget_uses(pages, bytes);  // the frames of a fiber never return
+  forget_uses(pages, bytes);  // a fiber's frames never return
   munmap(pages, bytes);
 }
 
 Fiber::Fiber(void (*entry)(void*), void* argument) : entry_(entry), argument_(argument) {
   stack_ = map_pages(kStack);
   mprotect(stack_, kGuard, PROT_NONE);
-  // The registers that emulator_switch pops first: r15, r14, r13 (function), r12 (argument), rbx, rbp, and where to
-  // return to.
+  // The values that emulator_switch pops first: r15, r14, r13 (function), r12 (argument), rbx, rbp, and the return
+  // address.
   auto* top = reinterpret_cast<uintptr_t*>(stack_ + kStack - 64);
   uintptr_t* frame = top - 7;
   for (int i = 0; i < 7; ++i) frame[i] = 0;

@@ -1,14 +1,14 @@
 #pragma once
-// Stackful coroutines for the emulator's CUDA threads: a hand-made switch of a few nanoseconds (x86-64, System V ABI).
+// Stackful coroutines for the emulator's CUDA threads; a switch in assembly takes a few nanoseconds (x86-64, System V).
 #include <cstddef>
 
 namespace emulator {
 
-/// Zeroed pages, and back. What a sanitizer remembers of earlier uses of the place is forgotten.
+/// Maps and unmaps zeroed pages. A sanitizer's records of earlier uses of these addresses are cleared.
 std::byte* map_pages(size_t bytes);
 void unmap_pages(std::byte* pages, size_t bytes);
 
-/// A stack of its own, on which entry(argument) starts at the first switch; it may never return.
+/// A stack on which entry(argument) starts at the first switch; entry must never return.
 class Fiber {
  public:
   Fiber(void (*entry)(void*), void* argument);
@@ -16,9 +16,9 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// From the scheduler's own stack: runs the fiber until it calls leave().
+  /// Called on the scheduler's stack: runs the fiber until it calls leave().
   void enter();
-  /// From the fiber: back to where enter() was called.
+  /// Called on the fiber: returns to the caller of enter().
   void leave();
 
  private:

@@ -12,7 +12,7 @@
 
 namespace emulator {
 
-/// A piece of a stream's work. False: it has to wait for work that is not queued yet, and is tried again.
+/// An item of a stream's work. Returns false if it has to wait for work that is not queued yet; it is then tried again.
 using Work = std::function<bool()>;
 
 /// Recorded work of one stream.
@@ -20,28 +20,28 @@ struct Graph {
   std::vector<Work> work;
 };
 
-/// Work in order; `done` of what was ever queued has run.
+/// Work in order; `queued` counts all items ever queued, `done` those that have run.
 struct Stream {
   int device = 0;
   std::deque<Work> queue;
   uint64_t queued = 0, done = 0;
   bool advancing = false;
-  Graph* capture = nullptr;  // takes what is queued
+  Graph* capture = nullptr;  // records the work instead, while capturing
 };
-/// A place in a stream.
+/// A position in a stream: the number of items queued before it.
 struct Event {
   Stream* stream = nullptr;
   uint64_t place = 0;
 };
 
 /// A range of addresses that may be accessed only while device work runs. An allocation ends at the end of a page,
-/// up to its alignment, where a canary lies; behind it a page that always stays closed.
+/// up to its alignment, whose padding is a canary; the next page is never accessible.
 class Memory {
  public:
   Memory();
   std::byte* allocate(size_t bytes);
   bool release(std::byte* memory);
-  /// While device work runs.
+  /// Makes the memory accessible while device work runs.
   void open(bool now);
   bool holds(const void* address, size_t bytes) const;
   bool inside(const void* address) const {
@@ -53,7 +53,7 @@ class Memory {
   static constexpr size_t kSpace = size_t{64} << 30;
   struct Piece {
     std::byte* start;
-    size_t pages, bytes;  // pages: in bytes
+    size_t pages, bytes;  // pages: their size in bytes
   };
   static void protect(std::byte* start, size_t bytes, bool open);
   [[noreturn]] static void touched(const void* address);
@@ -67,20 +67,20 @@ class Memory {
 
 struct Machine {
   std::mutex mutex;
-  std::condition_variable changed;  // something was queued, or given up: what waits may go on
+  std::condition_variable changed;  // work was queued or withdrawn: waiting threads try again
   Memory memory;
   int devices = 1;
   std::set<Stream*> streams;
-  std::map<int, std::set<int>> touched;         // devices, by thread
+  std::map<int, std::set<int>> touched;         // devices used, by thread
   std::map<const void*, size_t> shared_limits;  // kernels that requested more than the default
-  int depth = 0;                                // nesting of streams that advance: a wait in one advances another
+  int depth = 0;                                // nesting of advance(): a wait in one stream advances a different one
 };
 Machine& machine();
 using Lock = std::unique_lock<std::mutex>;
 
-/// The device of the calling thread.
+/// Returns the device of the calling thread.
 int current_device();
-/// The devices that it sees: the first one, and how many.
+/// The devices that the calling thread sees: the first one, and their number.
 int first_visible_device();
 int visible_devices();
 /// The lock of a call that needs the thread's device.
@@ -91,9 +91,10 @@ cudaError_t note(cudaError_t status);
 
 // With the machine locked:
 
-/// Runs the stream's work up to `place` as far as that does not wait for others; whether it got there.
+/// Runs the stream's work up to `place` until an item has to wait for other streams; returns true if `place` was
+/// reached.
 bool advance(Stream& stream, uint64_t place);
-/// Returns when the stream has got to `place`.
+/// Waits until the stream has reached `place`.
 void wait_for(Lock& lock, Stream& stream, uint64_t place);
 /// Waits for all work of the calling thread's device.
 void wait_for_device(Lock& lock);

@@ -1,4 +1,4 @@
-// The emulated CUDA runtime, except for streams: errors, facts, launches, allocation and copies.
+// The emulated CUDA runtime, except for streams: errors, device attributes, launches, allocation and copies.
 #include <algorithm>
 
 #include "machine.h"
@@ -10,14 +10,14 @@ namespace {
 thread_local cudaError_t last_error = cudaSuccess;
 int registrations_left = -1, allocations_left = -1, pinned = 0;  // guarded by the machine's mutex
 
-/// Takes one of a number; -1 is any number.
+/// Decrements a limit; returns false if it is 0. -1 means no limit.
 bool take(int& left) {
   if (left == 0) return false;
   if (left > 0) --left;
   return true;
 }
 
-/// A range that a copy accesses must be within one allocation, or in host memory.
+/// Returns true if a range that a copy accesses is within one allocation of the device, or in host memory.
 bool valid(const void* address, size_t bytes, bool device) {
   const Memory& memory = machine().memory;
   return device ? memory.holds(address, bytes) : !memory.inside(address);

@@ -24,7 +24,7 @@ int first_visible_device() { return std::max(0, only_visible); }
 int visible_devices() { return only_visible < 0 ? machine().devices : 1; }
 
 Call::Call() : Lock(machine().mutex) {
-  static int threads = 0;  // guarded by the lock; identifiers of threads would be used again
+  static int threads = 0;  // guarded by the lock; thread ids would be reused
   thread_local const int thread = threads++;
   machine().touched[thread].insert(device_of_thread);
 }
@@ -61,7 +61,7 @@ void Hold::release() {
 bool advance(Stream& stream, uint64_t place) {
   Machine& m = machine();
   if (stream.done >= place) return true;
-  if (stream.advancing) return false;  // its front is what waits, further up
+  if (stream.advancing) return false;  // a caller further up runs its front item
   stream.advancing = true;
   if (m.depth++ == 0) m.memory.open(true);
   while (stream.done < place && stream.queue.front()()) {
@@ -78,7 +78,7 @@ void wait_for(Lock& lock, Stream& stream, uint64_t place) {
 }
 
 void wait_for_device(Lock& lock) {
-  const std::set<Stream*> streams = machine().streams;  // others come and go meanwhile
+  const std::set<Stream*> streams = machine().streams;  // a copy: streams are created and destroyed meanwhile
   for (Stream* stream : streams)
     if (known(stream) && stream->device == current_device()) wait_for(lock, *stream, stream->queued);
 }
@@ -173,7 +173,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Call lock;
   Stream* stream = event->stream;
   if (stream == nullptr || !known(stream) || stream->done >= event->place) return cudaSuccess;
-  advance(*stream, stream->done + 1);  // a program that polls gets there
+  advance(*stream, stream->done + 1);  // so that a program that polls finishes
   return cudaErrorNotReady;
 }
 /// Each item of a device's work takes a millisecond.

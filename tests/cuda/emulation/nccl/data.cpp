@@ -22,8 +22,8 @@ size_t size_of(ncclDataType_t type) {
   }
 }
 
-/// receive ← the reduction of elements [begin, begin + count) over the parts, in an order that is not ours: from the
-/// last rank down.
+/// result ← the reduction of elements [begin, begin + count) over the parts, from the last rank to the first; our own
+/// collectives add in a different order.
 template <typename T>
 void reduce_as(const std::vector<Part*>& parts, size_t begin, size_t count, std::vector<std::byte>& result) {
   result.resize(count * sizeof(T));

@@ -12,7 +12,7 @@ namespace {
 
 struct Clique {
   int size = 0;
-  std::vector<NcclComm*> members;  // by rank; null: not there yet
+  std::vector<NcclComm*> members;  // by rank; null: has not joined yet
   std::map<uint64_t, Rendezvous> collectives;
   std::map<std::pair<int, int>, std::map<uint64_t, Rendezvous>> messages;  // by sender and receiver
   struct Split {
@@ -26,7 +26,7 @@ struct Clique {
 
 }  // namespace
 
-/// Never freed: work on streams knows it.
+/// A communicator. It is never freed, as work on streams refers to it.
 struct NcclComm {
   std::shared_ptr<Clique> clique;
   int rank = 0, device = 0;
@@ -34,7 +34,7 @@ struct NcclComm {
   ncclResult_t error = ncclSuccess;
   uint64_t collectives = 0, splits = 0, open_splits = 0;
   std::map<std::pair<int, int>, uint64_t> messages;
-  std::vector<std::shared_ptr<Item>> waiting;  // called, but not on its stream yet
+  std::vector<std::shared_ptr<Item>> waiting;  // called, but not queued on its stream yet
   int polls = 0;
 };
 
@@ -60,7 +60,7 @@ struct Group {
 };
 thread_local Group group;
 
-/// Everything that has to happen together with an item; false when some of it has not been called.
+/// Collects all items that have to run together with `item`; returns false if some of their calls are missing.
 bool gather_partners(Item& item, std::vector<Item*>& together) {
   together.push_back(&item);
   for (size_t i = 0; i < together.size(); ++i)
@@ -74,7 +74,7 @@ bool gather_partners(Item& item, std::vector<Item*>& together) {
   return true;
 }
 
-/// Drops the calls of an aborted communicator: their parts leave their rendezvous, where partners still look.
+/// Drops the calls of an aborted communicator: removes their parts from rendezvous that partners still use.
 void withdraw(Item& item) {
   for (const Part& part : item.parts) std::erase(part.rendezvous->parts, &part);
 }
@@ -90,7 +90,7 @@ bool run(Item& item) {
   if (!gather_partners(item, together)) return false;
   for (Item* other : together)
     if (!advance(*other->stream, other->place)) return false;
-  if (item.done) return true;  // a partner's stream got there meanwhile
+  if (item.done) return true;  // a partner's stream ran it meanwhile
   std::set<const Rendezvous*> rendezvous_points;
   for (Item* each : together) {
     each->done = true;
@@ -104,13 +104,13 @@ void check(const NcclComm* comm, const char* what) {
   if (!library().live.contains(const_cast<NcclComm*>(comm))) fail("%s on a communicator that is gone", what);
 }
 
-/// The parts join their rendezvous in the order of the calls.
+/// Adds the parts to their rendezvous, which are numbered in the order of the calls.
 void join_rendezvous(NcclComm& comm, const std::shared_ptr<Item>& item) {
   for (Part& part : item->parts) {
     Rendezvous* rendezvous = nullptr;
     if (part.kind == CallKind::send || part.kind == CallKind::receive) {
       const auto ends = part.kind == CallKind::send ? std::pair{comm.rank, part.root} : std::pair{part.root, comm.rank};
-      // Each end counts for itself.
+      // Sender and receiver count their messages separately.
       uint64_t& number = comm.messages[{part.kind == CallKind::send ? 0 : 1, part.root}];
       rendezvous = &comm.clique->messages[ends][number++];
       rendezvous->expected = 2;

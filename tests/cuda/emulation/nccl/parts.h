@@ -1,5 +1,5 @@
 #pragma once
-// Operations of the emulated NCCL, as their ranks' parts.
+// Operations of the emulated NCCL, split into one part for each rank.
 #include "machine.h"
 #include "nccl.h"
 
@@ -29,7 +29,7 @@ struct Part {
 /// Collects the parts of one collective or message.
 struct Rendezvous {
   size_t expected = 0;
-  std::vector<Part*> parts;  // collectives: by rank in the end
+  std::vector<Part*> parts;  // of a collective: finally sorted by rank
 };
 
 /// The work that one call, or one group of calls, enqueues on a stream.
@@ -41,9 +41,9 @@ struct Item {
   bool started = false, done = false, hangs = false;
 };
 
-/// "f32", "bytes".
+/// Returns the type's name, such as "f32" or "bytes".
 const char* name_of(ncclDataType_t type);
-/// Moves and adds the data of a rendezvous at which all parts have arrived.
+/// Carries out the operation of a rendezvous at which all parts have arrived.
 void carry_out(const Rendezvous& rendezvous);
 
 }  // namespace emulator
