@@ -54,7 +54,7 @@ def settings_of(planned):
 
 
 def chosen(runs, others):
-    """Returns the three fastest runs, the best of every strategy, and a sample of the others."""
+    """Returns the three fastest runs, the best of every strategy, and a sample of all runs."""
     picked = runs[:3]
     for strategy in sorted({run["strategy"] for run in runs}):
         picked.append(next(run for run in runs if run["strategy"] == strategy))

@@ -22,7 +22,7 @@ TEST_F(Pinning, EachWayIsTriedWhenTheOneBeforeFails) {
   const std::unique_ptr<device::Device> gpu = device::cuda::make_device(0, 2);
   const int before = emulator::pinned_blocks();
   struct Case {
-    int registrations, allocations;  // how many succeed
+    int registrations, allocations;  // numbers of calls that succeed
     device::HostMemory memory;
     int pinned;  // number of pinned blocks among two large and one small one
   };
@@ -124,7 +124,7 @@ TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeNextToTheGpu) {
   }
 }
 
-/// Trains on a GPU; once it exists, only so many more blocks of host memory can be registered and allocated pinned.
+/// Trains on a GPU; once it exists, at most N more blocks of host memory can be registered, and allocated pinned.
 Result train_with(const config::Offload& plan, int registrations, int allocations, std::string& mode) {
   config::Config c = tiny_config();
   c.offload = plan;

@@ -128,7 +128,7 @@ TEST_P(Graphs, ChangeNoBitOverAccumulationEvaluationsAndLearningRates) {
     expect_same(with, without);
     EXPECT_EQ(with.text, "every micro-step");
     EXPECT_EQ(without.text, "");
-    // Of 24 micro-steps, each kind (first, middle and last of a step) runs once without a graph and is recorded once.
+    // 24 micro-steps: each kind (first, middle and last of a step) runs once without a graph and is recorded once.
     EXPECT_EQ(with.replays, 24 - 3 * 2);
     EXPECT_EQ(without.replays, 0);
   }

@@ -29,7 +29,7 @@ struct Part {
 /// Collects the parts of one collective or message.
 struct Rendezvous {
   size_t expected = 0;
-  std::vector<Part*> parts;  // of a collective: finally sorted by rank
+  std::vector<Part*> parts;  // in the end sorted by rank, for collectives
 };
 
 /// The work that one call, or one group of calls, enqueues on a stream.
