@@ -205,7 +205,8 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     std::string text =
         format("{} tokens/s, {:.1f} ms/step (medians)", format_count(summary.tokens_per_s), summary.step_ms);
     if (summary.setup_changed) text += format(" since step {}, when the setup changed", summary.medians_from);
-    if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s per rank", summary.tflops_per_device);
+    if (std::isfinite(summary.tflops_per_device))
+      text += format(", {:.3g} TFLOP/s per rank", summary.tflops_per_device);
     if (summary.warm_up_counts) text += "; too few steps to leave out the first two, which are slower";
     add("speed", text);
     if (const std::string prediction = prediction_text(summary); !prediction.empty()) add("prediction", prediction);
