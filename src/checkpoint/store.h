@@ -99,7 +99,7 @@ class CheckpointStore {
   SystemCalls& calls_;
   std::unique_ptr<comm::World> solo_;  // used if there is no world
   comm::World& world_;
-  std::optional<Saving> saving_;  // declared last, for the same reason
+  std::optional<Saving> saving_;  // declared last: its destructor waits for the writer, which uses the others
 };
 
 }  // namespace trainer::checkpoint

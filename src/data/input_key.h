@@ -26,7 +26,7 @@ nlohmann::json read_json_or_null(const std::filesystem::path& path);
 
 /// Returns a string member of any JSON value; empty if there is none.
 std::string text_in(const nlohmann::json& object, const char* key);
-/// Returns the description of the inputs in such a file, or null.
+/// Returns the description of the inputs in a file parsed by read_json_or_null(), or null.
 nlohmann::json inputs_in(const nlohmann::json& object);
 
 }  // namespace trainer::data

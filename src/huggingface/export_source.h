@@ -15,7 +15,7 @@
 
 namespace trainer::huggingface {
 
-/// Reads the tensors of a checkpoint in Hugging Face's layout.
+/// Reads a checkpoint's tensors and returns them in Hugging Face's layout.
 class TensorSource {
  public:
   TensorSource(SystemCalls& calls, const checkpoint::Reader& reader);

@@ -87,7 +87,7 @@ struct Item {
   const MappedTensor* source;
   GgufTensor tensor;
   bool transposed = false;
-  int64_t heads = 0;  // more than 0: rows of heads, each as pairs instead of halves
+  int64_t heads = 0;  // > 0: heads whose rows are reordered from RoPE halves to adjacent pairs
 };
 
 std::vector<Item> items_of(const ExportSource& source, GgufType type) {

@@ -3,7 +3,7 @@
 // tensors of this program from which they are assembled.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
-// columns of q, k and v side by side in one matrix. Both families rotate halves (RoPE) as this program does.
+// columns of q, k and v side by side in one matrix. The Llama families rotate halves (RoPE), as this program does.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -13,8 +13,8 @@ struct NewtonSchulz {
   int steps = 5;
 };
 
-/// x <- about U·Vᵀ, for x = U·Σ·Vᵀ [rows, cols]; packed; f64, f32 or bf16. The work is the transposed one if rows >
-/// cols. Products are metered as OpKind::orthogonalize. A matrix of zeros stays one.
+/// x <- approximately U·Vᵀ, for x = U·Σ·Vᵀ [rows, cols]; packed; f64, f32 or bf16. If rows > cols, iterates on the
+/// transpose. Products are metered as OpKind::orthogonalize. A zero matrix stays zero.
 void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how);
 
 /// Returns the FLOPs of its products: steps·(4k²n + 2k³) with k <= n, the two extents.

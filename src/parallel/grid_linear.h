@@ -12,9 +12,9 @@
 // `to`: after the reduction, or in the GEMM's epilogue if no communication is needed.
 //
 // Communication overlaps with GEMMs as follows. Backward, the move of x overlaps with dX, that of dX with dW. A
-// collective over blocks of rows is divided into pieces (row_pieces.h), each next to the GEMM of other rows:
-//   forward   gather of x next to Y; reduction of Y next to Y
-//   backward  gather of dY next to dX; reduction of dX next to dX, before it overlaps with dW
+// collective over blocks of rows is divided into pieces (row_pieces.h), each overlapping with the GEMM of other rows:
+//   forward   gather of x with the GEMM of Y; reduction of Y with the GEMM of Y
+//   backward  gather of dY with the GEMM of dX; reduction of dX with that of dX, then with that of dW
 // dW sums over rows, so its GEMM is never divided.
 #include "parallel/parts.h"
 #include "parallel/weights.h"

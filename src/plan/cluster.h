@@ -4,8 +4,7 @@
 // not measured are derived from a few constants, which predictions then mention.
 //
 //   [cluster]     name, source, devices_per_node, lanes, ranks (profiles only: number of ranks measured together),
-//   skew,
-//                 price_per_gpu_hour
+//                 skew, price_per_gpu_hour
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
 //                 half_n, units, tile_m, tile_n, attention (share of the peak, without [[attention]]),
 //                 memory_share (for kinds without [[operator]]), operator_us, in_step_{forward,dx,dw,attention}

@@ -109,7 +109,7 @@ class LayerCosts {
   /// Returns the seconds that communication along these axes adds to `compute` seconds of compute. `communication` is
   /// the number of seconds that it takes on its own.
   double added(AxisSet axes, double communication, double compute);
-  /// A redistribution in two pieces of rows (parallel/row_pieces.h), next to a linear's GEMM.
+  /// A redistribution in two pieces of rows (parallel/row_pieces.h), overlapping with a linear's GEMM.
   struct Pieces {
     AxisSet axes = 0;
     double each = 0;  // seconds

@@ -55,7 +55,7 @@ struct HowToRun {
   double delay = 0;  // maximum delay of messages, seconds
   /// Makes each rank's device; empty: a CPU.
   std::function<std::unique_ptr<device::Device>(int rank)> device = {};
-  /// Makes the world that carries the device's tensors; empty: the world of threads.
+  /// Makes the world for collectives on the device's tensors; empty: the world of threads.
   Carrier carrier = {};
   /// Replaces the configured sharding; the size of its axis "data" is set to the number of replicas.
   std::optional<sharding::ModelSharding> sharding = {};

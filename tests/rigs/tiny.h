@@ -60,7 +60,7 @@ inline train::BatchSource tiny_batches(const config::Config& c) {
   };
 }
 
-/// Makes the world that carries the device's tensors.
+/// Makes the world for collectives on the device's tensors.
 using Carrier = std::function<std::unique_ptr<comm::World>(comm::World&, device::Device&)>;
 
 /// A trainer on its own device, ready to step.

@@ -68,7 +68,7 @@ void multiply_part(Machine& machine, Problem& problem, const GemmTable& table, W
   problem.op = full;
 }
 
-/// Makes products, sums, biases and results of every third row subnormal, or nearly so.
+/// Makes products, sums, residuals and results of every third row subnormal, or nearly so; zeroes every other bias.
 void make_small(Problem& problem) {
   const auto scale = [](Matrix& x, int64_t i, int64_t j, int power) { x.set(i, j, std::ldexp(x.at(i, j), power)); };
   const auto [m, n, k] = std::array{problem.c.m, problem.c.n, problem.c.k};
@@ -100,7 +100,7 @@ TEST(GemmParts, HaveTheBitsOfWholePanels) {
             multiply(machine, problem, *set.table, true);
             if (!small) problem.expect_result();
             const Results whole = results(problem);
-            // 1, 4, 5, 8, 9 and all 14 rows of the last panel of 14; 1 to 8 of the last one of 8.
+            // 1, 4, 5, 8, 9 and all 14 rows of the last panel of 14; 1, 4, 5 and all 8 of the last panel of 8.
             for (const auto& [m, n] : std::initializer_list<std::array<int64_t, 2>>{
                      {29, 96}, {32, 95}, {33, 81}, {36, 49}, {37, 5}, {56, 95}, {56, 33}, {56, 96}})
               for (const Way way : {Way::packed, Way::strips, Way::chunks}) {

@@ -95,7 +95,7 @@ TEST(OffloadPlan, FasterHostsAreNeverSlower) {
   }
 }
 
-// State moved to the host frees device memory and takes time: the fewer subgroups are resident, the more.
+// Moving state to the host frees device memory but costs time; both grow as fewer subgroups are resident.
 TEST(OffloadPlan, TradesDeviceMemoryForTime) {
   const Cluster cluster = cluster_file("a100-80gb");
   double time = 0;

@@ -1,6 +1,6 @@
 // The bytes that each strategy sends and stores, compared with the closed forms of its paper in dry runs; and the rank
-// placement. layouts_test.cpp compares dry runs with real ones; unit/plan/closed_forms_test.cpp has the blocks of more
-// meshes.
+// placement. layouts_test.cpp compares dry runs with real ones; unit/plan/closed_forms_test.cpp checks the traffic
+// of a transformer block on more meshes.
 #include "rigs/layouts.h"
 
 namespace trainer::tests {
