@@ -104,7 +104,8 @@ json bench_optimizer(const Bench& b) {
       rate.copying_parameters_per_s * 1e-9, format_percent(rate.copying_share()),
       rate.bf16_moments_parameters_per_s * 1e-9));
   if (rate.read_parameters_per_s > 0)
-    b.say(format("reading the 16 bytes only: {:.2f} billion parameters/s\n", rate.read_parameters_per_s * 1e-9));
+    b.say(format("only reading the operands, 16 bytes per parameter: {:.2f} billion parameters/s\n",
+                 rate.read_parameters_per_s * 1e-9));
   json products = json::array();
   std::vector<Shape> shapes;  // with --size, only AdamW is measured
   if (!b.options.config.file.empty()) {

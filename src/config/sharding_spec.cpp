@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.h"
+#include "config/strategies.h"
+
 namespace trainer::config {
 namespace {
 
@@ -96,6 +99,39 @@ void set_tables(Config& config, const ModelSharding& sharding) {
   }
   p.head = word_of(s, letters_of(s.head));
   p.table = word_of(s, letters_of(s.table));
+}
+
+void check_spec(const Config& config, std::vector<BrokenRule>& broken) {
+  const Parallel& p = config.parallel;
+  if (p.layer.empty())
+    broken.push_back({{"parallel.layer", "parallel.strategy"},
+                      "missing sharding specs: add [[parallel.layer]], or write them with `trainer plan --emit`"});
+  const auto letters = [&](const char* key, const std::string& what, const std::string& word, const char* allowed) {
+    if (word.size() == p.axes.size() && word.find_first_not_of(allowed) == std::string::npos) return;
+    broken.push_back({{key, "parallel.axes"},
+                      format("{} = \"{}\": expected {} of the letters \"{}\", one for each entry of axes", what, word,
+                             p.axes.size(), allowed)});
+  };
+  int64_t layers = 0;
+  bool all = false;
+  for (size_t i = 0; i < p.layer.size(); ++i) {
+    const LayerSpec& spec = p.layer[i];
+    for (const SpecMember& member : kSpecMembers)
+      if (member.letters != nullptr)
+        letters("parallel.layer", format("table {}: {}", i + 1, member.name), spec.*member.member, member.letters);
+    if (!spec.schedule.empty() && spec.schedule != kRing && spec.schedule != "at_once")
+      broken.push_back({{"parallel.layer"},
+                        format("table {}: schedule = \"{}\": expected \"at_once\" or \"ring\"", i + 1, spec.schedule)});
+    layers += spec.layers;
+    all |= spec.layers == 0;
+  }
+  if (!p.head.empty()) letters("parallel.head", "head", p.head, kSpreadLetters);
+  if (!p.table.empty()) letters("parallel.table", "table", p.table, kTableLetters);
+  if (broken.empty() && (layers > config.model.n_layer || (!all && layers != config.model.n_layer)))
+    broken.push_back({{"parallel.layer", "model.n_layer"},
+                      format("tables for {} layers, but n_layer = {}; a table without `layers` applies to all "
+                             "remaining layers",
+                             layers, config.model.n_layer)});
 }
 
 }  // namespace trainer::config

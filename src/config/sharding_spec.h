@@ -10,6 +10,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/config.h"
 #include "sharding/sharding.h"
@@ -32,7 +33,10 @@ inline constexpr std::array<SpecMember, 8> kSpecMembers = {{{"stream", &LayerSpe
                                                             {"down", &LayerSpec::down, kLinearLetters},
                                                             {"schedule", &LayerSpec::schedule, nullptr}}};
 
-/// Returns the sharding that the tables describe. The letters must have been checked (strategies.cpp).
+struct BrokenRule;
+/// Adds the errors in the letters of the tables, in their schedules, and in the number of layers that they cover.
+void check_spec(const Config& config, std::vector<BrokenRule>& broken);
+/// Returns the sharding that the tables describe, which check_spec() must have accepted.
 sharding::ModelSharding parse_tables(const Config& config);
 /// Sets strategy "autoddl" and its tables to this sharding, without axes of one rank. The depth of a 2.5D mesh, whose
 /// parts have sequences of their own, becomes replicas.

@@ -167,14 +167,10 @@ void each_fsdp(const Config& config, int64_t ranks, const Visit& visit) {
 
 void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
   const int64_t shards = config.parallel.shards, context = config.parallel.context;  // 0: not known yet
-  if (const int64_t heads = config.model.n_head; heads % context != 0) {
-    std::vector<int64_t> fitting;
-    for (int64_t c = 1; c <= heads; ++c)
-      if (heads % c == 0) fitting.push_back(c);
-    broken.push_back(
-        {{"parallel.context", "model.n_head"},
-         format("context = {} does not divide n_head = {}; use one of {}", context, heads, fmt::join(fitting, ", "))});
-  }
+  if (const int64_t heads = config.model.n_head; heads % context != 0)
+    broken.push_back({{"parallel.context", "model.n_head"},
+                      format("context = {} does not divide n_head = {}; use one of {}", context, heads,
+                             fmt::join(divisors(heads), ", "))});
   if (shards % context == 0) return;
   broken.push_back({{"parallel.context", "parallel.shards"},
                     format("context = {} does not divide shards = {}, the ranks of a replica; use context = {}, or "
@@ -367,37 +363,8 @@ void each_table(const Config& config, int64_t ranks, const Visit& visit) {
 
 void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   constexpr size_t kMostAxes = 6;
-  const Parallel& p = config.parallel;
-  check_size("parallel.axes", p.axes, 1, kMostAxes, "one to six extents", broken);
-  if (p.layer.empty())
-    broken.push_back({{"parallel.layer", "parallel.strategy"},
-                      "missing sharding specs: add [[parallel.layer]], or write them with `trainer plan --emit`"});
-  const auto letters = [&](const char* key, const std::string& what, const std::string& word, const char* allowed) {
-    if (word.size() == p.axes.size() && word.find_first_not_of(allowed) == std::string::npos) return;
-    broken.push_back({{key, "parallel.axes"},
-                      format("{} = \"{}\": expected {} of the letters \"{}\", one for each entry of axes", what, word,
-                             p.axes.size(), allowed)});
-  };
-  int64_t layers = 0;
-  bool all = false;
-  for (size_t i = 0; i < p.layer.size(); ++i) {
-    const LayerSpec& spec = p.layer[i];
-    for (const SpecMember& member : kSpecMembers)
-      if (member.letters != nullptr)
-        letters("parallel.layer", format("table {}: {}", i + 1, member.name), spec.*member.member, member.letters);
-    if (!spec.schedule.empty() && spec.schedule != "ring" && spec.schedule != "at_once")
-      broken.push_back({{"parallel.layer"},
-                        format("table {}: schedule = \"{}\": expected \"at_once\" or \"ring\"", i + 1, spec.schedule)});
-    layers += spec.layers;
-    all |= spec.layers == 0;
-  }
-  if (!p.head.empty()) letters("parallel.head", "head", p.head, kSpreadLetters);
-  if (!p.table.empty()) letters("parallel.table", "table", p.table, kTableLetters);
-  if (broken.empty() && (layers > config.model.n_layer || (!all && layers != config.model.n_layer)))
-    broken.push_back({{"parallel.layer", "model.n_layer"},
-                      format("tables for {} layers, but n_layer = {}; a table without `layers` applies to all "
-                             "remaining layers",
-                             layers, config.model.n_layer)});
+  check_size("parallel.axes", config.parallel.axes, 1, kMostAxes, "one to six extents", broken);
+  check_spec(config, broken);
 }
 
 void no_variants(const Config&, int64_t, const Visit&) {}

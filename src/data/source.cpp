@@ -92,7 +92,7 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   if (!found && fs::exists(output))
     for (const std::string& file : files)
       if (!fs::exists(file))
-        throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
+        throw Error(Code::data, fmt::format("{0} not found, and {1} does not contain all of its tokens; restore {0}",
                                             file, output.string()));
   how.from_scratch = true;
   const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);

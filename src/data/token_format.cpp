@@ -91,7 +91,7 @@ class MegatronIndex : public DocumentIndex {
     const int64_t most = file_.size() / 8;
     if (sequences_ <= 0 || marks_ <= 0 || sequences_ > most || marks_ > most || document_mark(marks_) > file_.size()) {
       refuse(file_, file_.size(),
-             fmt::format("truncated: the header states {} sequences and {} document marks", sequences_, marks_));
+             fmt::format("truncated or corrupt: the header states {} sequences and {} document indices", sequences_, marks_));
     }
     tokens_ = start_of(sequences_ - 1) + load<int32_t>(file_, kMegatronHeader + 4 * (sequences_ - 1));
   }
@@ -102,7 +102,7 @@ class MegatronIndex : public DocumentIndex {
     const auto sequence = load<int64_t>(file_, document_mark(document + 1));
     if (sequence < 0 || sequence > sequences_) {
       refuse(file_, document_mark(document + 1),
-             fmt::format("document mark {}, expected at most {}", sequence, sequences_));
+             fmt::format("document index {}, expected at most {}", sequence, sequences_));
     }
     const int64_t end = sequence == sequences_ ? tokens_ : start_of(sequence);
     if (end < 0 || end > tokens_)

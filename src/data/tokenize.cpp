@@ -250,7 +250,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
           options.from_scratch || piped ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
     return *result;
   if (!gone.empty())
-    throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
+    throw Error(Code::data, fmt::format("{0} not found, and {1} does not contain all of its tokens; restore {0}",
                                         gone.front(), output.string()));
 
   std::vector<int64_t> sizes(1);  // total size before each file, and of all files

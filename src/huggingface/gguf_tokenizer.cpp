@@ -60,7 +60,7 @@ void add_bpe(const data::Tokenizer& tokenizer, Vocabulary& vocabulary, GgufMetad
 void add_sentencepiece(const data::Tokenizer& tokenizer, int64_t rows, Vocabulary& vocabulary, GgufMetadata& metadata) {
   const std::optional<data::ModelTraits> traits = data::read_traits(tokenizer.bytes());
   if (!traits || !traits->bpe || traits->normalises || traits->trims_spaces || !traits->escapes_spaces)
-    cannot_represent("of SentencePiece models, llama.cpp reads only BPE without normalisation");
+    cannot_represent("of SentencePiece models, only BPE without normalisation is supported");
   metadata.emplace_back("tokenizer.ggml.model", std::string("llama"));
   metadata.emplace_back("tokenizer.ggml.pre", std::string("default"));
   metadata.emplace_back("tokenizer.ggml.add_space_prefix", traits->dummy_prefix);

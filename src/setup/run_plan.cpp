@@ -162,7 +162,9 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   text += format("global_batch          {:>12}  = micro_batch {} x accumulation {} x data {}, on {}{}\n",
                  config.train.global_batch, config.train.micro_batch, config.train.global_batch / at_once, replicas,
                  counted(machine.ranks, "rank"),
-                 replicas == 1 ? "; parallel.data = N plans N replicas, without which zero_stage has no effect" : "");
+                 replicas == 1 && config.parallel.zero_stage == 1
+                     ? "; zero_stage needs several replicas: parallel.data = N plans N"
+                     : "");
   text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), config::kFlopsDefinition);
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",

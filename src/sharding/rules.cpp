@@ -37,7 +37,8 @@ constexpr const char* kTexts[] = {
     "(split along {others})",
     "embedding and head share one table, but rows are split along {axes} at the embedding and along {others} at the "
     "head; set tie_embeddings = false to use two tables",
-    "{axes} splits both the table and rows at the head, so it must come after {others}, which splits rows only",
+    "{axes} splits both the table and rows at the head, so it must come later among the axes than {others}, which "
+    "splits rows only",
     "{where}the ring schedule of {site} requires a square of ranks: one side splits rows and the weight's shards, the "
     "other columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} "
     "and {others}",

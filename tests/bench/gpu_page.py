@@ -51,11 +51,11 @@ def page(results):
         return (stages.get(stage) or {}).get("document") or {}
 
     def step(name, stages_of_it):
-        own, beside = (document(stage) for stage in stages_of_it)
+        trainer, torch = (document(stage) for stage in stages_of_it)
         clocks = (stages.get(stages_of_it[0]) or {}).get("clocks") or {}
-        pair = (beside.get("rows") or [{}])[0]
+        pair = (torch.get("rows") or [{}])[0]
         theirs = 1e3 * pair["tokens"] / pair["torch_ms"] if pair else None
-        return [name, shown(own.get("median_ms"), "{:.1f}"), shown(own.get("tokens_per_s")), shown(own.get("mfu"), "{:.1f} %", 100),
+        return [name, shown(trainer.get("median_ms"), "{:.1f}"), shown(trainer.get("tokens_per_s")), shown(trainer.get("mfu"), "{:.1f} %", 100),
                 shown(clocks.get("sm_mhz")), shown(clocks.get("watts")), shown(theirs), pair.get("peer", ""),
                 shown(pair.get("ratio"), "{:.2f}")]
 

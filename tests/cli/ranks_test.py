@@ -187,8 +187,8 @@ class Ranks(rig.Runs):
             self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", f"hf{len(ranks)}")
             self.trainer("checkpoint", "strip", "--checkpoint", "run", "--output", f"weights{len(ranks)}")
         self.launcher = []
-        single, beside = ((self.folder / name / "model.safetensors").read_bytes() for name in ("hf0", f"hf{len(ranks)}"))
-        self.assertTrue(single == beside)
+        single, parallel = ((self.folder / name / "model.safetensors").read_bytes() for name in ("hf0", f"hf{len(ranks)}"))
+        self.assertTrue(single == parallel)
         self.assertEqual(list(self.folder.glob(".writing*")), [])
 
     def test_warnings_come_once(self):

@@ -29,7 +29,7 @@ TEST_P(Properties, LossIsAMeanOverAllTokensThatCountHoweverTheyAreSpread) {
 
 TEST_P(Properties, ReplicasStayEqualAndAreCompared) {
   if (GetParam().name.starts_with("CrossedLlama"))
-    GTEST_SKIP() << "every rank has columns of its own: there are no replicas";
+    GTEST_SKIP() << "every rank has its own columns, so there are no replicas";
   expect_replicas_compared(GetParam().config, 10);
 }
 TEST_P(Properties, MemoryIsPredictedForEveryRank) {
