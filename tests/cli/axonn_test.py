@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """AxoNN-4D through the program: grids of ranks (processes or threads) train as one rank does."""
 import json
+import re
 
 import rig
 
@@ -114,6 +115,18 @@ class Axonn(rig.Runs):
         check = self.trainer("config", "check", "--config", "config.toml", "--set", "parallel.strategy=axonn-4d", "--set",
                              "parallel.grid=[2, 2, 1]", "--ranks", "6", status=3)
         self.assertIn("grid = [2, 2, 1] requires a multiple of 4 ranks, but this is 6 ranks; start with mpirun -np 4", check)
+
+    def test_a_resumed_run_keeps_its_vocabulary_axes_where_they_fit(self):
+        def chosen():
+            return re.search(r'vocab_axes = "(\w+)"', (self.folder / "run/config.toml").read_text())[1]
+        sets = ("run.dir=run", "model.vocab_multiple=4")
+        self.grid(2, 2, 1, *sets, max_steps=2)
+        first = chosen()
+        self.grid(1, 2, 2, *sets, max_steps=4)
+        self.assertEqual((first, chosen()), ("xy", "xy"))
+        stderr = self.grid(2, 4, 1, *sets, max_steps=6)  # 8 ranks cannot split the padded vocabulary
+        self.assertIn('"xy", with which the run was trained until now, does not fit this grid', stderr)
+        self.assertEqual(chosen(), "x")
 
     def test_a_dry_run_needs_no_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",
