@@ -91,7 +91,8 @@ class MegatronIndex : public DocumentIndex {
     const int64_t most = file_.size() / 8;
     if (sequences_ <= 0 || marks_ <= 0 || sequences_ > most || marks_ > most || document_mark(marks_) > file_.size()) {
       refuse(file_, file_.size(),
-             fmt::format("truncated or corrupt: the header states {} sequences and {} document indices", sequences_, marks_));
+             fmt::format("truncated or corrupt: the header states {} sequences and {} document indices", sequences_,
+                         marks_));
     }
     tokens_ = start_of(sequences_ - 1) + load<int32_t>(file_, kMegatronHeader + 4 * (sequences_ - 1));
   }
