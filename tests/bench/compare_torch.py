@@ -2,10 +2,11 @@
 """Compares training steps of the trainer with PyTorch on the same shapes, threads and machine, in one call.
 
 The two programs alternate (A B A B …), so that drifts of the machine's speed affect both; medians over all steps and
-the best steps are compared. On a CPU a round in which the trainer's peak microbenchmark differs by more than 15 % before
-and after is repeated, at most --tries times; shares are relative to the best peak of the whole call. The fastest
-of PyTorch's variants (eager or compiled; bf16 as pure bf16 or by autocast; head and loss as two operators or as one; its
-threads free or pinned to cores) is found first, with huge pages and an allocator that keeps its memory.
+the best steps are compared, and on a CPU the largest resident memory of the two processes. There, a round in which the
+trainer's peak microbenchmark differs by more than 15 % before and after is repeated, at most --tries times; shares are
+relative to the best peak of the whole call. The fastest of PyTorch's variants (eager or compiled; bf16 as pure bf16 or
+by autocast; head and loss as two operators or as one; its threads free or pinned to cores) is found first, with huge
+pages and an allocator that keeps its memory.
 
     tests/bench/compare_torch.py --make-python                  # once: a Python with the newest PyTorch, in build/
     tests/bench/compare_torch.py --trainer build/trainer --json out.json
@@ -135,7 +136,8 @@ def trainer_steps(args, case, compute):
                "--threads", str(args.threads), "--warmup", str(args.warmup), "--repeats", str(args.steps), "--json"]
     for override in [*overrides, *args.set, f"run.device={args.device}"]:
         command += ["--set", override]
-    return json.loads(machine.run(command))
+    out, peak = machine.run_with_peak(command)
+    return json.loads(out) | {"peak_bytes": peak}
 
 
 def compare(args, case, compute, rounds):
@@ -148,6 +150,7 @@ def compare(args, case, compute, rounds):
 
     disturbed = rounds.disturbed if rounds else 0
     turns = rounds.each(compute, turn) if rounds else [turn() for _ in range(args.rounds)]
+    peer_peak = machine.peak_of(peer.process)
     peer.close()
     ours, theirs = ([ms for each in sides for ms in each] for sides in
                     ([mine["step_ms"] for mine, _ in turns], [its for _, its in turns]))
@@ -156,6 +159,7 @@ def compare(args, case, compute, rounds):
            "operators": last["operators"], "trainer_all_ms": ours, "torch_all_ms": theirs,
            "trainer_ms": statistics.median(ours), "torch_ms": statistics.median(theirs),
            "trainer_best_ms": min(ours), "torch_best_ms": min(theirs),
+           "trainer_peak_bytes": max(mine["peak_bytes"] for mine, _ in turns), "torch_peak_bytes": peer_peak,
            "model_flop": last["model_tflops"] * last["median_ms"] * 1e9, "peak_tflops": last["peak_tflops"],
            "disturbed": rounds.disturbed > disturbed if rounds else False}
     row["ratio"], row["best_ratio"] = (row[f"torch_{which}ms"] / row[f"trainer_{which}ms"] for which in ("", "best_"))
@@ -169,14 +173,16 @@ def compare(args, case, compute, rounds):
 
 def table(rows):
     """Returns the table: medians, and in brackets the best steps."""
-    lines = ["| model | compute | trainer tokens/s | mfu | PyTorch tokens/s | its mfu | PyTorch variant | trainer / PyTorch |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| model | compute | trainer tokens/s | mfu | PyTorch tokens/s | its mfu | PyTorch variant | trainer / PyTorch | "
+             "resident GiB; PyTorch's | memory / PyTorch's |", "|---|---|---|---|---|---|---|---|---|---|"]
     for r in rows:
         cells = [r["case"] + " (disturbed)" * r["disturbed"], r["compute"]]
         for side in ("trainer", "torch"):
             cells += [f"{1e3 * r['tokens'] / r[side + '_ms']:.0f} ({1e3 * r['tokens'] / r[side + '_best_ms']:.0f})",
                       f"{100 * r[side + '_mfu']:.0f} %"]
-        lines.append(f"| {' | '.join(cells)} | {r['peer']} | **{r['ratio']:.2f}** ({r['best_ratio']:.2f}) |")
+        memory = [r[side + "_peak_bytes"] for side in ("trainer", "torch")]
+        lines.append(f"| {' | '.join(cells)} | {r['peer']} | **{r['ratio']:.2f}** ({r['best_ratio']:.2f}) | "
+                     f"{memory[0] / 2**30:.2f}; {memory[1] / 2**30:.2f} | **{memory[0] / memory[1]:.2f}** |")
     return "\n".join(lines)
 
 

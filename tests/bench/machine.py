@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -18,6 +19,19 @@ def run(command, **options):
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def run_with_peak(command):
+    """Returns what the command prints, and its largest resident memory in bytes."""
+    command = list(map(str, command))
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        out = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            log.seek(0)
+            raise RuntimeError(f"{' '.join(command)}: exit {process.returncode}\n{out}{log.read()}")
+    return out, usage.ru_maxrss * 1024
 
 
 def cpu():
@@ -101,6 +115,12 @@ def times_of(process, count, work=""):
     process.stdin.write(f"{work} {count}\n" if work else f"{count}\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
+
+
+def peak_of(process):
+    """Returns the largest resident memory so far of a process that runs, in bytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def close_served(process):
