@@ -59,7 +59,7 @@ inside() {
   two=$(steps mpirun.openmpi -np 2 --oversubscribe --bind-to none "$trainer")
   echo "ok: 2 ranks of Open MPI, losses $two"
   apt-get -qq install -y --no-install-recommends mpich > /dev/null
-  if grep -q noble /etc/os-release; then  # mpich 4.2.0-5build3 there finds one rank (pmodels/mpich#7064): refused
+  if grep -q noble /etc/os-release; then  # its MPICH (4.2.0-5build3) finds only one rank (pmodels/mpich#7064)
     steps mpiexec.mpich -np 2 "$trainer" > /tmp/refused || true
     expect "refusals of Ubuntu 24.04's MPICH" 2 "$(grep -c "2 ranks were started, but MPICH.* finds 1" /tmp/refused)"
   else

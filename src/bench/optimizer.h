@@ -34,7 +34,7 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
 struct OrthogonalizeRate {
   Shape shape;
   double seconds = 0;
-  double gflops = 0;  // FLOPs of its GEMMs over these seconds
+  double gflops = 0;  // FLOPs of its GEMMs, divided by `seconds`
   double share = 0;   // relative to the rate of the same GEMMs without the rest
 };
 /// Returns medians over `repeats` turns of the orthogonalization and of its GEMMs.

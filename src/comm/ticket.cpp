@@ -43,7 +43,7 @@ Interval Ticket::join(Exec& ex) {
   if (pending_ != nullptr) {
     const double start = now_seconds();
     flight = std::exchange(pending_, nullptr)->wait();
-    const bool known = flight.end > 0;  // not known: a GPU stream runs the operation
+    const bool known = flight.end > 0;  // false if a GPU stream runs the operation
     if (!known && ex.meter.timed != nullptr) ex.meter.timed->synchronize();
     const double end = now_seconds();
     ex.meter.add_wait(key_, {start, end}, known ? flight : Interval{started_, end}, wire_bytes_);

@@ -24,7 +24,7 @@ struct Extra {
   std::string belongs_to = {};
 };
 
-/// A member of the tables of a key, bound to a member of T.
+/// A key of the tables in a list of tables (such as data.phase), bound to a member of T.
 template <typename T>
 struct Member : Field {
   std::function<Value(const T&)> get;

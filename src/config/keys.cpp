@@ -59,7 +59,7 @@ void declare_model(std::vector<Key>& keys) {
                "all with bias; qwen2: qkv; else none",
                "Biases in attention. none: no linear has one; qkv: the query, key and value projections; all: every "
                "linear.");
-  model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linears of the feed-forward layer.");
+  model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linear layers of the feed-forward block.");
   model.choice(
       "qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)},
       "qwen3: head; olmo2: full; else none",

@@ -6,10 +6,10 @@ namespace trainer::config {
 
 void declare_optim(std::vector<Key>& keys) {
   Declare<Optim> optim(keys, "optim", &Config::optim);
-  optim.choice(
-      "name", &Optim::name, OptimizerName::adamw, {"adamw", "muon"},
-      "Optimizer of the weight matrices of the blocks' linears. muon: orthogonalized momentum, with AdamW for all "
-      "other parameters; the section muon has its keys.");
+  optim.choice("name", &Optim::name, OptimizerName::adamw, {"adamw", "muon"},
+               "Optimizer of the weight matrices in the blocks' linear layers. muon: orthogonalized momentum, with "
+               "AdamW for all "
+               "other parameters; the section muon has its keys.");
   optim.number("lr", &Optim::lr, 6e-4, {.range = above(0)}, "Peak learning rate, reached after the warm-up.");
   optim.number("min_lr", &Optim::min_lr, -1, {.range = at_least(0), .derived = "lr / 10"},
                "Learning rate at the end of the run.");
@@ -40,7 +40,7 @@ void declare_muon(std::vector<Key>& keys) {
   muon.number("momentum", &Muon::momentum, 0.95, {.range = fraction(), .belongs_to = kMuon},
               "Decay of the average of gradients.");
   muon.boolean("nesterov", &Muon::nesterov, true,
-               "Look ahead (Nesterov): average the gradient once more into the direction of the update.",
+               "Nesterov momentum: blend the current gradient into the direction of the update once more.",
                {.belongs_to = kMuon});
   muon.integer("steps", &Muon::steps, 5, {.range = between(1, 20), .unit = "iterations", .belongs_to = kMuon},
                "Newton-Schulz iterations that orthogonalize an update.");

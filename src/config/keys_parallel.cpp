@@ -40,7 +40,7 @@ void declare_parallel(std::vector<Key>& keys) {
       "long sequences, or fewer sequences than ranks.");
   parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Mesh rows split sequences, mesh columns "
-                    "split heads and features; weights are split over both. d: number of q x q squares, which have the "
+                    "split heads and features; weights are split over both. d: number of q x q meshes, which have the "
                     "same weights and split the sequences of a micro-batch (2.5D).");
   parallel.choice("stationary", &Parallel::stationary, {"auto", "paper"},
                   "optimus-2d: the stationary matrix of a GEMM, which is not communicated. auto: the largest; paper: "

@@ -12,7 +12,7 @@
 namespace trainer::config {
 
 struct LoadOptions {
-  /// The number of ranks that were started together; empty: not checked against a world.
+  /// The world size; if empty, the number of ranks is not checked.
   std::optional<int64_t> world = {};
   /// Requires data.train, and that all named files exist. False if only the model matters (a checkpoint's own copy).
   bool files = true;

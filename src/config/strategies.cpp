@@ -180,15 +180,15 @@ void check_fsdp(const Config& config, std::vector<BrokenRule>& broken) {
 
 void caching_variants(const Config& config, int64_t, const Visit& visit) { with_cache(config, visit); }
 
-// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). Both activations and weights are split by
-// rows and by columns, so only vectors are replicated. The 2.5-dimensional form (Wang et al. 2021) has `depth` squares
+// Optimus-2D: tensor parallelism on a mesh of q × q ranks (Xu et al. 2021). Both activations and weights are split by
+// rows and by columns, so only vectors are replicated. The 2.5-dimensional form (Wang et al. 2021) has `depth` meshes
 // with the same weights, each of which computes its own sequences.
 //
-//   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
+//   N rows of a mesh, hidden H, heads A, feed-forward F, vocabulary V      on rank (row, col) of its mesh
 //   residual stream, norms                rows over row, columns over col  [N/q, H/q]
 //   q, k, v and attention                 rows over row, heads over col    [N/q, 3H/q]
 //   feed-forward                          rows over row, columns over col  [N/q, F/q]
-//   W of qkv, out, up [in, out]           both over the square             [in/q, out/q]
+//   W of qkv, out, up [in, out]           both over the mesh               [in/q, out/q]
 //   W of down [F, H]                      "auto": [F/q over col, H/q over row];  "paper": as the others
 //   biases, norms, positions              columns over col, copies over row
 //   table of embedding and head           [V/q over col], 1/q of it over row
@@ -199,7 +199,7 @@ void caching_variants(const Config& config, int64_t, const Visit& visit) { with_
 // backward pass takes twice that, minus NN'/q if both GEMMs use the same dY. Panels "gather" communicate whole rows or
 // columns of blocks, "ring" block by block (parallel/summa.h), which takes less memory.
 //
-// Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Ranks are numbered (replica,
+// Axis "row" connects the ranks of one column of the mesh, axis "col" those of one row. Ranks are numbered (replica,
 // depth, row, col), innermost last, or in tiles of neighbours (parallel.node_tile). The group "data" combines the axes
 // replica and depth: gradients are reduced over it, and ZeRO-1 shards the optimizer state over it.
 //
@@ -258,7 +258,7 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
   }
 }
 
-/// Visits the other stationary matrices, kept weights, and tiles that consist of the ranks of a node.
+/// Visits variants of `config`: the other choice of stationary matrix, cached weights, and tiles of one node's ranks.
 void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
   with_cache(config, visit);
   Parallel p = config.parallel;
@@ -274,11 +274,11 @@ void optimus_variants(const Config& config, int64_t devices_per_node, const Visi
 
 void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
   const Parallel& p = config.parallel;
-  check_size("parallel.mesh", p.mesh, 2, 3, "two extents [q, q] or three [q, q, d]", broken);
-  check_size("parallel.node_tile", p.node_tile, 2, 2, "two extents [r, c]", broken);
+  check_size("parallel.mesh", p.mesh, 2, 3, "two sizes [q, q] or three [q, q, d]", broken);
+  check_size("parallel.node_tile", p.node_tile, 2, 2, "two sizes [r, c]", broken);
   if (broken.empty() && p.panels != "ring" && p.mesh[0] != p.mesh[1])  // the ring schedule has a rule for this itself
     broken.push_back({{"parallel.mesh"},
-                      format("mesh = [{}, {}] is not a square of ranks; use [{}, {}]", p.mesh[0], p.mesh[1],
+                      format("mesh = [{}, {}] is not square; use [{}, {}]", p.mesh[0], p.mesh[1],
                              std::min(p.mesh[0], p.mesh[1]), std::min(p.mesh[0], p.mesh[1]))});
   if (!broken.empty()) return;
   if (p.mesh[0] % p.node_tile[0] == 0 && p.mesh[1] % p.node_tile[1] == 0) return;
@@ -348,7 +348,7 @@ void axonn_variants(const Config& config, int64_t devices_per_node, const Visit&
 }
 
 void check_axonn(const Config& config, std::vector<BrokenRule>& broken) {
-  check_size("parallel.grid", config.parallel.grid, 3, 3, "three extents [x, y, z]", broken);
+  check_size("parallel.grid", config.parallel.grid, 3, 3, "three sizes [x, y, z]", broken);
 }
 
 // AutoDDL: every layer is sharded as its table specifies, with one letter for each axis. Neighbouring layers may
@@ -363,7 +363,7 @@ void each_table(const Config& config, int64_t ranks, const Visit& visit) {
 
 void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   constexpr size_t kMostAxes = 6;
-  check_size("parallel.axes", config.parallel.axes, 1, kMostAxes, "one to six extents", broken);
+  check_size("parallel.axes", config.parallel.axes, 1, kMostAxes, "one to six axis sizes", broken);
   check_spec(config, broken);
 }
 

@@ -127,7 +127,7 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
     checker.require_in(Code::config, !some || set.weight, source, to_toml(Value(set.name)), set.line,
                        "weight: missing; give one to every source, or to none");
   checker.require(!some || std::ranges::any_of(data.source, [](const FileSet& set) { return set.weight > 0.0; }),
-                  {source}, "every weight is 0; expected one above 0");
+                  {source}, "every weight is 0; set at least one above 0");
   for (size_t i = 0; i < data.phase.size() && !names.empty(); ++i) {
     const DataPhase& now = data.phase[i];
     const auto check = [&](bool ok, const std::string& mistake) {
@@ -145,7 +145,7 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
       positive |= weight > 0;
     }
     check(positive, now.weights.empty() ? "weights: missing, as in weights = { web = 0.4, math = 0.6 }"
-                                        : "weights: every weight is 0; expected one above 0");
+                                        : "weights: every weight is 0; set at least one above 0");
   }
 }
 

@@ -31,7 +31,7 @@ TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t se
                 "seq_len {}, tokens [{}, {}) of {}", seq_len, begin_, end_, stream_->tokens());
   if (windows() < 1) {
     throw Error(Code::data,
-                fmt::format("{}: {} tokens (from number {} on) are fewer than one window of seq_len + 1 = {}; "
+                fmt::format("{}: {} tokens (starting at token {}) are fewer than one window of seq_len + 1 = {}; "
                             "add data or choose a smaller model.seq_len",
                             stream_->name(), tokens(), begin_, seq_len_ + 1));
   }

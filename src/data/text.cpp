@@ -148,7 +148,7 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
       object = nlohmann::json::parse(mended, nullptr, /*allow_exceptions=*/false);
       if (object.is_discarded()) refuse("expected a JSON object on each line; " + json_fault(valid));
       if (mend.surrogates > 0 && options.strict)
-        refuse("a string has half of a surrogate pair (data.strict = false replaces it)");
+        refuse("a string contains an unpaired surrogate (data.strict = false replaces it)");
       if (mend.surrogates > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(mend.first);
       count.replaced += mend.surrogates;
     }

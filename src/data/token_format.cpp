@@ -107,7 +107,8 @@ class MegatronIndex : public DocumentIndex {
     }
     const int64_t end = sequence == sequences_ ? tokens_ : start_of(sequence);
     if (end < 0 || end > tokens_)
-      refuse(file_, document_mark(document + 1), fmt::format("a document ends at token {}", end));
+      refuse(file_, document_mark(document + 1),
+             fmt::format("a document ends at token {}, expected 0 to {}", end, tokens_));
     return end;
   }
 

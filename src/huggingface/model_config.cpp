@@ -101,12 +101,12 @@ void require_same_features(const config::Model& m, const Family* family) {
                      format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));
   if (query_key_norm(m) != qk_norm)
     cannot_represent("qk_norm", format("\"{}\"", config::kQkNormNames[static_cast<size_t>(query_key_norm(m))]),
-                     format("attention of Hugging Face's {} {}; arch = \"qwen3\" has \"head\", \"olmo2\" has \"full\", "
+                     format("attention in Hugging Face's {} {}; arch = \"qwen3\" has \"head\", \"olmo2\" has \"full\", "
                             "others such as \"llama\" have \"none\"",
                             type,
-                            qk_norm == config::QkNorm::none   ? "has no norms"
-                            : qk_norm == config::QkNorm::head ? "always has norms of each head"
-                                                              : "always has norms of all heads together"));
+                            qk_norm == config::QkNorm::none   ? "does not normalize queries and keys"
+                            : qk_norm == config::QkNorm::head ? "always normalizes queries and keys per head"
+                                                              : "always normalizes queries and keys over all heads"));
   if (has_post_norms(m) != post_norms)
     cannot_represent(
         "norm_place", post_norms ? "\"pre\"" : "\"post\"",
@@ -153,14 +153,15 @@ void require_represented(const config::Model& m, const Family& family) {
   if (qkv ? bias != AttentionBias::qkv
           : bias == AttentionBias::qkv || (bias == AttentionBias::all && !family.has_attention_bias))
     cannot_represent("attn_bias", quoted(config::kAttentionBiasNames[static_cast<size_t>(bias)]),
-                     format("{} of Hugging Face's {} have biases; arch = \"qwen2\" has \"qkv\", \"llama\" and "
+                     format("Hugging Face's {} has biases in {}; arch = \"qwen2\" has \"qkv\", \"llama\" and "
                             "\"qwen3\" have \"none\" and \"all\", \"mistral\" has \"none\"",
-                            qkv                         ? "queries, keys and values"
-                            : family.has_attention_bias ? "all linears of attention or none"
-                                                        : "no linears",
-                            type));
+                            type,
+                            qkv                         ? "the query, key and value projections"
+                            : family.has_attention_bias ? "all linear layers of attention or none of them"
+                                                        : "no linear layer"));
   if (has_mlp_bias(m) && !family.has_mlp_bias)
-    cannot_represent("mlp_bias", "true", format("Hugging Face's {} has none; arch = \"llama\" has them", type));
+    cannot_represent("mlp_bias", "true",
+                     format("Hugging Face's {} has no MLP biases; arch = \"llama\" has them", type));
   require_same_features(m, &family);
   if (family.arch == config::Arch::llama && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),

@@ -1,7 +1,7 @@
 #pragma once
-// Muon (Jordan 2024; Moonlight, arXiv 2502.16982) apart from its products, in canonical arithmetic like ops/adamw.h:
+// Muon (Jordan 2024; Moonlight, arXiv 2502.16982) apart from its GEMMs, in canonical arithmetic like ops/adamw.h:
 // the same operations in the same order with the same rounding on every device. optim/orthogonalize.h adds the
-// products.
+// GEMMs.
 #include "tensor/exec.h"
 
 namespace trainer::ops {

@@ -16,7 +16,8 @@ inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype
                 to_string(t), name_of(dtype), rows, cols);
 }
 
-/// Throws if this thread does not use the default rounding: results would depend on which thread updates an element.
+/// Throws if this thread does not use the default rounding mode: results would depend on which thread updates an
+/// element.
 void require_usual_rounding();
 
 /// Returns the bytes that `passes` over a tensor read or write, for costs.

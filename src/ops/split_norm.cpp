@@ -85,7 +85,7 @@ void run(Exec& ex, const NormMerge& op) {
   const DType type = op.rstd.dtype;
   TRAINER_CHECK(type == DType::f64 || type == DType::f32, "norm rstd is {}, expected fp64 or fp32", to_string(op.rstd));
   TRAINER_CHECK(op.width > 0 && (rows == 0 || op.all.count() % each == 0),
-                "gathered moments are {}, expected whole planes of {} rows", to_string(op.all), rows);
+                "gathered moments are {}, expected a multiple of {} elements", to_string(op.all), each);
   expect_count(op.all, op.all.count(), type, "gathered moments");
   if (op.center) expect_count(op.mean, rows, type, "norm mean");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.all.count()), bytes_of(op.all)});

@@ -1,6 +1,6 @@
 #pragma once
-// Orthogonalization of a matrix by Newton-Schulz iterations, X <- a·X + (b·A + c·A·A)·X with A = X·Xᵀ: products that
-// only depend on shape, type and instruction set, so that every rank computes the same bits.
+// Orthogonalization of a matrix by Newton-Schulz iterations, X <- a·X + (b·A + c·A·A)·X with A = X·Xᵀ. The order of
+// summation in its GEMMs depends only on shape, type and instruction set, so that every rank computes the same bits.
 #include "tensor/exec.h"
 
 namespace trainer::optim {
@@ -17,7 +17,7 @@ struct NewtonSchulz {
 /// transpose. Products are metered as OpKind::orthogonalize. A zero matrix stays zero.
 void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how);
 
-/// Returns the FLOPs of its products: steps·(4k²n + 2k³) with k <= n, the two extents.
+/// Returns the FLOPs of its GEMMs: steps·(4k²n + 2k³) with k <= n, the two dimensions.
 int64_t orthogonalize_flops(const Shape& shape, int steps);
 
 /// The factor of an orthogonalized update of a matrix [in, out].

@@ -24,8 +24,8 @@ AxisSet Parts::cut_axes(const LinearPart& part, const PartSpread& where) const {
   AxisSet sharing = 0;  // the outer axes, along which ranks have different heads
   for (AxisSet axis = 1; axis <= cols && ranks_.size(sharing) < part.heads; axis <<= 1) sharing |= cols & axis;
   TRAINER_CHECK(ranks_.size(sharing) == part.heads,
-                "{} heads of {} over {} ranks: no outer axes of these ranks form {} groups", part.heads, part.name,
-                ranks_.size(cols), part.heads);
+                "{}: {} heads over {} ranks: the outer mesh axes of these ranks do not multiply to the number of heads",
+                part.name, part.heads, ranks_.size(cols));
   return sharing;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// SUMMA (van de Geijn & Watts 1997): GEMMs of matrices that are split into q × q blocks over a square of ranks. Block
-// (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices are broadcast or reduced along lines of
-// ranks; the third matrix is stationary:
+// SUMMA (van de Geijn & Watts 1997): GEMMs of matrices that are split into q × q blocks over a square mesh of ranks.
+// Block (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices are broadcast or reduced along lines
+// of ranks; the third matrix is stationary:
 //
 //   GEMM        along a row of ranks          along a column of ranks       stays    elements in messages of a rank
 //   C = A·B     blocks of A are broadcast     blocks of B are broadcast     C        MK/q + KN/q
@@ -89,9 +89,9 @@ void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c);
 /// Computes C = Aᵀ·b, with `a` along the row of ranks and `c` along the column. `accumulate`: C += Aᵀ·b.
 void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = false);
 
-/// The linear on a square of ranks. All matrices are split into blocks: rows over the axes that split rows, columns
-/// over the axes that split columns or the contraction. If columns are split, Y is stationary and W is stored as [in,
-/// out]; if the contraction is split, X is stationary and W is stored as [out, in].
+/// The linear on a square mesh of ranks. All matrices are split into blocks: rows over the axes that split rows,
+/// columns over the axes that split columns or the contraction. If columns are split, Y is stationary and W is stored
+/// as [in, out]; if the contraction is split, X is stationary and W is stored as [out, in].
 class SummaLinear final : public Linear {
  public:
   SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec,

@@ -55,8 +55,8 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   for (const Part& part : parts) {
     const Shape box = part.layout.box();
     TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]),
-                  "{}: the box of this part, {}, must have as many rows as its slot, {}", part.name, to_string(box),
-                  to_string(slot.box));
+                  "{}: the local shape of this part, {}, must have as many rows as that of its slot, {}", part.name,
+                  to_string(box), to_string(slot.box));
     TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} must be sharded over the same flat axes as {}",
                   part.name, parts.front().name);
     std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});

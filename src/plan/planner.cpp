@@ -159,8 +159,8 @@ class Planning {
       best = std::min(best, run.estimate);
       runs.push_back(std::move(run));
     }
-    // Sharding specs are searched for the replicas and micro-batches with which the named strategies are fast, and most
-    // widely for the fastest.
+    // Sharding specs are searched only for those pairs of replica count and micro-batch with which the named strategies
+    // are fast, and most thoroughly for the fastest pair.
     constexpr size_t kSearched = 6, kWidely = 6;
     std::ranges::stable_sort(to_search, {}, [&](const Config* config) {
       const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});

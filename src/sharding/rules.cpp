@@ -39,7 +39,8 @@ constexpr const char* kTexts[] = {
     "head; set tie_embeddings = false to use two tables",
     "{axes} splits both the table and rows at the head, so it must come later among the axes than {others}, which "
     "splits rows only",
-    "{where}the ring schedule of {site} requires a square of ranks: one side splits rows and the weight's shards, the "
+    "{where}the ring schedule of {site} requires a square mesh of ranks: one side splits rows and the weight's shards, "
+    "the "
     "other columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} "
     "and {others}",
     "{where}{site} is split in conflicting ways along {axes}: an axis may split rows, columns or the contraction, and "
@@ -127,8 +128,8 @@ class Check {
     }
   }
 
-  /// SUMMA requires a square of ranks that stores blocks of all three matrices. If the contraction is split, the input
-  /// is stationary and the result is communicated.
+  /// SUMMA requires a square mesh of ranks that stores blocks of all three matrices. If the contraction is split, the
+  /// input is stationary and the result is communicated.
   void ring(const Layer& layer, const LinearSharding& linear, Site site, const char* name) {
     const AxisSet rows = s_.wide(linear.rows), cols = s_.wide(linear.cols), contraction = s_.wide(linear.contraction);
     const AxisSet other = cols | contraction;

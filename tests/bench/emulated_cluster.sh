@@ -94,7 +94,7 @@ exec ip netns exec $name-\$host unshare --uts sh -c "hostname \$host-$$; exec \$
 AGENT
 chmod +x "$files/agent"
 
-# In the background, so that a signal to this script is seen at once and not after the run.
+# In the background, so that a signal to this script is handled immediately, not after the run.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ip netns exec "$name-h1" unshare --uts sh -c "hostname h1-$$; exec \"\$@\"" sh \
   mpirun --hostfile "$files/hosts" --map-by slot --bind-to none --mca plm_rsh_agent "$files/agent" \

@@ -60,7 +60,7 @@ def with_choices(text, mutations):
 
 
 def copy_tree(source, target, mutations):
-    """Copies the tracked files with the choices in them. Unchanged files keep their modification time."""
+    """Copies the tracked files; mutated files get a run-time switch per mutation. Unchanged files keep their modification time."""
     names = subprocess.run(["git", "-C", source, "ls-files", "-z"], check=True, stdout=subprocess.PIPE, text=True)
     contents = {name: (source / name).read_bytes() for name in names.stdout.split("\0") if (source / name).is_file()}
     for file in dict.fromkeys(m.file for m in mutations):

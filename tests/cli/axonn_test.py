@@ -107,7 +107,7 @@ class Axonn(rig.Runs):
             ours = [line for line in stderr.splitlines() if "trainer: " in line]
             self.assertEqual(len(ours), 1, stderr)
         self.launcher = []
-        for grid, message in (("[2, 2]", r"parallel.grid=\[2, 2\]: expected three extents \[x, y, z\], found 2"),
+        for grid, message in (("[2, 2]", r"parallel.grid=\[2, 2\]: expected three sizes \[x, y, z\], found 2"),
                               ("[2, 0, 1]", r"expected a list of integers >= 1 and <= 65536, found a list of 3 integers"),
                               ("[2, \"a\", 1]", r"expected a list of integers .* found a list with .* at position 2")):
             self.assertRegex(self.train("parallel.strategy=axonn-4d", f"parallel.grid={grid}", status=2), message)

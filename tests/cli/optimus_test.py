@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Optimus-2D through the program: squares of ranks (processes or threads) train as one rank does."""
+"""Optimus-2D through the program: square meshes of ranks (processes or threads) train as one rank does."""
 import json
 
 import rig
@@ -86,8 +86,8 @@ class Optimus(rig.Runs):
             ([2, 2], ("train.micro_batch=1",), 2,
              r"micro_batch = 1 sequences .* 2 ranks along row.*; micro_batch = 2 fits"),
             ([2, 2, 4], (), 2, r"micro_batch = 4 sequences .* 8 ranks along depth\+row.*; mesh = \[4, 4\] fits"),
-            ([2, 1], ("parallel.panels=ring",), 2, r"a square of ranks.* found 2 x 1"),
-            ([2, 1], (), 2, r"mesh = \[2, 1\] is not a square of ranks; use \[1, 1\]"),
+            ([2, 1], ("parallel.panels=ring",), 2, r"a square mesh of ranks.* found 2 x 1"),
+            ([2, 1], (), 2, r"mesh = \[2, 1\] is not square; use \[1, 1\]"),
             ([2, 2], ("model.vocab_multiple=97",), 2, r"vocab_multiple = 97 .* 2 ranks along col"),
             ([2, 2], ("parallel.node_tile=[4, 1]",), 2, r"node_tile = \[4, 1\] does not divide a mesh of 2 x 2 ranks; use node_tile = "
                                                         r"\[2, 1\]"),
@@ -100,9 +100,9 @@ class Optimus(rig.Runs):
             ours = [line for line in stderr.splitlines() if "trainer: " in line]
             self.assertEqual(len(ours), 1, stderr)
         self.launcher = []
-        for key, message in (("mesh=[2]", r"parallel.mesh=\[2\]: expected two extents \[q, q\] or three \[q, q, d\], found 1"),
+        for key, message in (("mesh=[2]", r"parallel.mesh=\[2\]: expected two sizes \[q, q\] or three \[q, q, d\], found 1"),
                              ("mesh=[2, 0]", r"expected a list of integers >= 1 and <= 4096, found a list of 2 integers"),
-                             ("node_tile=[2]", r"parallel.node_tile=\[2\]: expected two extents \[r, c\], found 1"),
+                             ("node_tile=[2]", r"parallel.node_tile=\[2\]: expected two sizes \[r, c\], found 1"),
                              ("stationary=result", "expected one of auto, paper"),
                              ("panels=rings", "parallel.panels=rings: expected one of")):
             self.assertRegex(self.train("parallel.strategy=optimus-2d", f"parallel.{key}", status=2), message)

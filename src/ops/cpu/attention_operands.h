@@ -59,7 +59,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
 
 // --- common to all queries of a head ---
 
-/// Returns the panel of 32 rows of a left factor with `terms` elements along the contraction dimension.
+/// Returns the panel of 32 rows of a left operand with `terms` elements along the contraction dimension.
 [[gnu::always_inline]] inline bf16* panel_at(std::byte* packed, int64_t slot, int64_t rows, int64_t terms,
                                              int64_t row) {
   return as<bf16>(packed) + slot * rows * terms + row * terms;

@@ -1,5 +1,5 @@
 // Attention with dot products of bf16 pairs (attention_panels.h), on the same panels as with tiles. A pair of the left
-// factor is broadcast to all lanes; a pair in each of sixteen columns of the right factor forms a vector.
+// operand is broadcast to all lanes; a pair in each of sixteen columns of the right operand forms a vector.
 #include "ops/cpu/attention_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -21,7 +21,7 @@ struct PairUnit {
   }
   [[gnu::always_inline]] static void multiply_block(int64_t steps, const bf16* left, const bf16* right, int64_t column,
                                                     bool add, float* sums, int64_t ld) {
-    const bf16* columns[kSumVectors];  // vectors of columns of the right factor, at its first pair
+    const bf16* columns[kSumVectors];  // vectors of columns of the right operand, at its first pair
     for (int64_t v = 0; v < kSumVectors; ++v) {
       const int64_t at = column + v * kPairLanes;
       columns[v] = right + at / kTileRows * kTileElements + at % kTileRows * 2;

@@ -18,7 +18,7 @@ namespace {
 /// A panel of queries and a block of keys.
 struct ForwardPanel {
   float scores[kKeyBlock * kSide];        // [key][query]
-  bf16 probabilities[kKeyBlock * kSide];  // right factor, contracted over keys
+  bf16 probabilities[kKeyBlock * kSide];  // right operand, contracted over keys
   float top[kSide], denominator[kSide], shrink[kSide];
   float starts[kSide];  // first visible key of each query, in the current block
 };
@@ -145,7 +145,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   ForwardPanel* const panels = as<ForwardPanel>(own);
   float* const factors = reinterpret_cast<float*>(panels + kQueryPanels);  // dropout [key][query]
   float* const sums = factors + kKeyBlock * kSide;                         // Oᵀ [panel][ld][query]
-  bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right factors, contracted over D
+  bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right operands, contracted over D
 
   prefetch_rows(at(job, job.q, row, head), job.q.ld, m, d);
   for (int64_t qp = 0; qp * kSide < m; ++qp) {
@@ -198,8 +198,8 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
 struct BackwardBlock {
   float scores[kSide * kSide], slopes[kSide * kSide];  // Sᵀ and dPᵀ of one square
   bf16 p[kKeyBlock * kQueryBlock],
-      ds[kKeyBlock * kQueryBlock];         // left factors for dV, dK: [key panel][step of queries]
-  bf16 ds_pairs[kKeyBlock * kQueryBlock];  // right factor for dQ: [query panel][step of keys]
+      ds[kKeyBlock * kQueryBlock];         // left operands for dV, dK: [key panel][step of queries]
+  bf16 ds_pairs[kKeyBlock * kQueryBlock];  // right operand for dQ: [query panel][step of keys]
   float starts[kSide];                     // first visible key of each query of the current square
 };
 

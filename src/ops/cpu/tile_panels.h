@@ -1,6 +1,6 @@
 #pragma once
 // Panels of bf16 operands for GEMMs with tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of the left
-// factor, or 32 columns of the right factor. One step is 32 elements along k, 2 KiB of a panel:
+// operand, or 32 columns of the right operand. One step is 32 elements along k, 2 KiB of a panel:
 //   left [step][32 rows][32 along k], right [step][2 tiles][16 pairs along k][16 columns][2].
 // Missing rows, columns and elements along k are zero.
 #include "ops/cpu/pairs.h"

@@ -4,7 +4,7 @@
 // (device::Isa::amx). Other instruction sets compute the same in plain C++: slow, but the loops around tiles can be
 // tested on any CPU.
 //
-// A tile of the left factor holds 16 rows of 32 elements along k; one of the right factor, 16 pairs along k,
+// A tile of the left operand holds 16 rows of 32 elements along k; one of the right operand, 16 pairs along k,
 // [pair][column][2]; one of sums, 16 × 16 floats. Subnormals are flushed to zero in operands, products and sums,
 // regardless of MXCSR.
 #include <cstdint>

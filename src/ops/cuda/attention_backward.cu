@@ -2,8 +2,8 @@
 // The first keeps a tile of keys and iterates over queries for dk and dv. The second keeps a tile of queries and
 // iterates over keys for dq. Both compute scores and their gradients, which takes 7 GEMMs instead of 5. In return,
 // every sum has one owner and a fixed order without atomics, and no partial sums of dq are written to memory: S/128 of
-// them in f32 would be as large as an s×s matrix. The kept tiles are left factors, so that probabilities and score
-// gradients become left factors of the second GEMMs within registers.
+// them in f32 would be as large as an s×s matrix. The kept tiles are left operands, so that probabilities and score
+// gradients become left operands of the second GEMMs within registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_mask.cuh"

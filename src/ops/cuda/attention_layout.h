@@ -25,12 +25,12 @@ struct TileLayout {
 struct LanePlace {
   int row, chunk;
 };
-/// Returns the row and chunk whose address a lane passes to ldmatrix. It is the same for all factors, so that they
+/// Returns the row and chunk whose address a lane passes to ldmatrix. It is the same for all operands, so that they
 /// share address arithmetic. The four matrices are the upper and lower eight rows of the first chunk, then of the
 /// second:
-///   left factor (m × k): as mma expects them
-///   right factor stored n × k: columns 0 … 7 of the result have matrices 0 and 2, later columns 1 and 3
-///   right factor stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, later columns 2 and 3
+///   left operand (m × k): as mma expects them
+///   right operand stored n × k: columns 0 … 7 of the result have matrices 0 and 2, later columns 1 and 3
+///   right operand stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, later columns 2 and 3
 constexpr LanePlace block_place(int lane) { return {lane & 15, lane >> 4}; }
 
 /// Element offsets of a lane's rows in the 16×16 blocks of a tile, with most of the arithmetic done once.

@@ -69,12 +69,12 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], const bf
   }
 }
 
-/// Weights of a GEMM, rounded to bf16, in the layout of a left factor: 16·kM rows × 16·kK columns.
+/// Weights of a GEMM, rounded to bf16, in the layout of a left operand: 16·kM rows × 16·kK columns.
 template <int kM, int kK>
 struct Weights {
   uint32_t at[kM][kK][4];
 };
-/// Converts a block of sums to the left factor of the next GEMM: the layouts agree lane by lane.
+/// Converts a block of sums to the left operand of the next GEMM: the layouts agree lane by lane.
 template <int kM, int kN>
 __device__ __forceinline__ Weights<kM, kN / 2> as_weights(const float (&sums)[kM][kN][4]) {
   Weights<kM, kN / 2> weights;

@@ -63,7 +63,7 @@ __device__ inline void add(Online& row, const float (&x)[V], int n) {
     if (i < n) row.sum += relative_exp(x[i], shift);
 }
 
-/// Returns the number of columns before `end` in the piece of V columns at c.
+/// Returns the number of columns before `end` in the vector of V columns that starts at c.
 template <int V>
 __device__ inline int columns_at(int c, int end) {
   return end - c < V ? end - c : V;

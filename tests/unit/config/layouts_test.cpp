@@ -168,7 +168,7 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
             {"context = 4", "shards = 6", "use context = 2, or shards = 8"}},
            {{"parallel.strategy=fsdp", "parallel.shards=8", "parallel.context=8"},
             {"context = 8", "n_head = 12", "use one of 1, 2, 3, 4, 6, 12"}},
-           {{"parallel.strategy=axonn-4d", "parallel.grid=[1, 1]"}, {"three extents [x, y, z]", "found 2"}},
+           {{"parallel.strategy=axonn-4d", "parallel.grid=[1, 1]"}, {"three sizes [x, y, z]", "found 2"}},
        }) {
     const std::string text = broken(configure(sets));
     for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;

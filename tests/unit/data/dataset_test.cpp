@@ -121,7 +121,8 @@ TEST(TokenDataset, KeepsToItsPartOfTheStream) {
   dataset.train_batch(0, 4, batch);
   EXPECT_EQ(*std::ranges::min_element(batch.ids), 500);
   EXPECT_EQ(*std::ranges::max_element(batch.targets), 540);
-  expect_error(Code::data, {"count.bin", "11", "from number 500"}, [&] { TokenDataset(stream, 10, 0, 500, 510); });
+  expect_error(Code::data, {"count.bin", "11", "starting at token 500"},
+               [&] { TokenDataset(stream, 10, 0, 500, 510); });
   EXPECT_EQ(TokenDataset(stream, 10, 0, 500, 511).windows(), 1);
 }
 

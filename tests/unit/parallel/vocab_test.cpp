@@ -9,7 +9,7 @@ namespace {
 
 using parallel::VocabSpread;
 
-/// A strategy's spreads, by names of axes; it has no linears.
+/// The axes over which a strategy splits rows, columns and the vocabulary, by name.
 struct Layout {
   std::vector<mesh::MeshAxis> axes;
   std::vector<std::string> rows, cols, vocab, hidden, flat;

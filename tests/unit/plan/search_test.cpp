@@ -12,7 +12,7 @@
 namespace trainer::plan {
 namespace {
 
-/// Draws one case after the other from a seed.
+/// Draws random cases from a seed.
 class Draws {
  public:
   explicit Draws(uint64_t seed) : key_(philox_key(seed, "search")) {}
@@ -93,7 +93,7 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
     const double elements = rows * widths[static_cast<size_t>(a) + 1];
     for (const std::string& first : choices)
       for (const std::string& second : choices)
-        // Forward Y to X, backward the gradient of X to that of Y.
+        // Forward redistributes Y to the layout of X; backward redistributes the gradient of X to that of Y.
         edge.costs.push_back(move(put(first, 'p', 'c'), put(second, 'c', '-'), elements) +
                              move(put(second, 'c', 'p'), put(first, '-', 'c'), elements));
     p.edges.push_back(edge);
