@@ -101,7 +101,7 @@ bool make_folder(SystemCalls& calls, const std::filesystem::path& path);
 /// Makes a folder and its missing parents; each new name is synced.
 void make_folders(SystemCalls& calls, const std::filesystem::path& path);
 void rename(SystemCalls& calls, const std::filesystem::path& from, const std::filesystem::path& to);
-/// Swaps two names; returns false if the file system cannot.
+/// Exchanges two paths atomically; returns false if the file system cannot.
 bool exchange(SystemCalls& calls, const std::filesystem::path& one, const std::filesystem::path& other);
 /// Removes a file, or a folder with everything in it; does nothing if `path` does not exist. Links are removed, not
 /// followed.

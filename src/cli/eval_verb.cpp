@@ -84,7 +84,8 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
     print(document.dump() + "\n");
   } else {
     const std::string truncated =
-        result.truncated == 0 ? "" : format(" ({} lost their beginning: longer than model.seq_len)", result.truncated);
+        result.truncated == 0 ? ""
+                              : format(" ({} truncated at the beginning: longer than model.seq_len)", result.truncated);
     print(
         format("checkpoint     {}\nstep           {}\nquestions      {}{}\naccuracy       {}\nper token      "
                "{}\nper byte       {}\nloss           {:.6f}\n",

@@ -180,7 +180,7 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
       add_path(verb, "--prompts", o.prompts, "FILE",
                "continue the \"prompt\" of each JSON line, and write the lines with \"text\" and \"tokens\"")
           ->excludes(prompt, "--prompt-file");
-  add_path(verb, "--output", o.output, "FILE", "write the lines of --prompts here (default: standard output)")
+  add_path(verb, "--output", o.output, "FILE", "write the lines of --prompts to FILE (default: standard output)")
       ->needs(prompts);
   add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
   add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");

@@ -104,7 +104,7 @@ void declare_model(std::vector<Key>& keys) {
   model.integer("nope_every", &Model::nope_every, between(0, 10'000), "smollm3: 4; else 0",
                 "Blocks whose number, counted from 1, is a multiple of this have no RoPE; 0: all blocks have it.");
   model.number("logit_softcap", &Model::logit_softcap, 0, {.range = at_least(0)},
-               "Bound the logits to cap x tanh(logit / cap) with this cap (Gemma); 0: no bound.");
+               "Soft cap of the logits, cap x tanh(logit / cap), with this cap (Gemma); 0: none.");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
                "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(

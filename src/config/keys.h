@@ -54,7 +54,7 @@ struct Range {
 /// The range of the sources' weights, bounded so that their sum stays finite.
 inline const Range kWeights{.min = 0, .max = 1e18};
 
-/// The values that a key, or a member of a key's tables, accepts.
+/// The values that a key accepts, or a key of the tables in a list of tables.
 struct Field {
   std::string name;  // may belong to a table within the section: "overlap.all_reduce"
   Type type = Type::any;

@@ -21,8 +21,8 @@ void declare_optim(std::vector<Key>& keys) {
                "decay.");
   optim.number("decay_fraction", &Optim::decay_fraction, 0.2, {.range = {.min = 0, .max = 1, .open_min = true}},
                "wsd: fraction of the run, at its end, in which the learning rate decays.");
-  optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay of the first moment.");
-  optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay of the second moment.");
+  optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay rate of the first moment.");
+  optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay rate of the second moment.");
   optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the square root of the second moment.");
   optim.choice(
       "moments", &Optim::moments, Moments::fp32, {"fp32", "bf16"},
@@ -38,7 +38,7 @@ void declare_muon(std::vector<Key>& keys) {
   constexpr const char* kMuon = "muon";
   Declare<Muon> muon(keys, "muon", &Config::muon);
   muon.number("momentum", &Muon::momentum, 0.95, {.range = fraction(), .belongs_to = kMuon},
-              "Decay of the average of gradients.");
+              "Momentum: decay rate of the average of gradients.");
   muon.boolean("nesterov", &Muon::nesterov, true,
                "Nesterov momentum: blend the current gradient into the direction of the update once more.",
                {.belongs_to = kMuon});

@@ -66,7 +66,7 @@ ModelSharding keeping(ModelSharding s, const Config& config) {
 void check_size(const char* key, const std::vector<int64_t>& extents, size_t least, size_t most, const char* form,
                 std::vector<BrokenRule>& broken) {
   if (extents.size() < least || extents.size() > most)
-    broken.push_back({{key}, format("expected {}, found {} extents", form, extents.size())});
+    broken.push_back({{key}, format("expected {}, found {}", form, extents.size())});
 }
 
 /// If weights are gathered, visits the setting that keeps them in all layers (parallel.cache_layers = n_layer).

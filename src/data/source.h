@@ -36,7 +36,7 @@ struct Datasets {
   int64_t vocab = 0;
   int32_t bos = -1;  // token that begins each document; −1: none
   SpecialTokens special;
-  std::optional<TrainingData> train;                 // empty: stopped
+  std::optional<TrainingData> train;                 // empty if reading was stopped
   std::map<std::string, std::string> source_hashes;  // by name of the source
   std::vector<NamedDataset> val;                     // in the order of the file
   size_t followed = 0;                               // index of the set that checkpoint.best names
@@ -66,7 +66,7 @@ std::filesystem::path token_cache(const config::Config& config);
 TrainingData open_trained_data(const config::Config& config, const std::filesystem::path& cache);
 
 struct EvalData {
-  std::vector<NamedDataset> sets;  // empty: stopped
+  std::vector<NamedDataset> sets;  // empty if reading was stopped
   std::string name;                // for messages
   std::string hash;                // comparable with the Datasets::val_hash of training; empty if `files` were given
 };

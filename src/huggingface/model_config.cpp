@@ -86,7 +86,7 @@ void require_same_features(const config::Model& m, const Family* family) {
   const bool post_norms = family != nullptr && family->post_norms;
   if (m.logit_softcap > 0)
     cannot_represent("logit_softcap", format("{}", m.logit_softcap),
-                     format("Hugging Face's {} does not bound logits", type));
+                     format("Hugging Face's {} has no logit soft cap", type));
   if (m.window > 0 && windows != Windows::all_layers && windows != Windows::some_layers)
     cannot_represent(
         "window", format("{}", m.window),

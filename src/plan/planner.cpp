@@ -232,7 +232,7 @@ class Planning {
     const size_t promising = take_promising(runs, plan_.runs, runs.size()).size();
     if (promising > 0)
       leave_out("{} after {} rounds of simulation", counted(promising, "promising layout"), kMostRounds);
-    if (!runs.empty()) leave_out("{} by their estimates", counted(runs.size(), "layout"));
+    if (!runs.empty()) leave_out("{} with slower estimates", counted(runs.size(), "layout"));
   }
 
   /// True if weight gradients are reduce-scattered in fp32 and could be in bf16.
@@ -269,7 +269,7 @@ class Planning {
       }
     }
     if (not_varied > 0)
-      leave_out("variants of {} with a strategy whose {} fastest are varied", counted(not_varied, "layout"), kVaried);
+      leave_out("variants of {} beyond the {} fastest of each strategy", counted(not_varied, "layout"), kVaried);
     for_each(variants.size(), request_.threads, [&](size_t i) { pricer_.price(variants[i]); });
     add(std::move(variants));
   }
@@ -285,7 +285,7 @@ class Planning {
   void refine_specs() {
     bool complete = true;
     for (int round = 0; !plan_.runs.empty(); ++round) {
-      if (round == kMostRounds) return leave_out("further moves of axes, after {} rounds", kMostRounds);
+      if (round == kMostRounds) return leave_out("further changes of axes, after {} rounds", kMostRounds);
       Config fastest = reopened(plan_.runs.front().config);
       const double best = plan_.runs.front().time.total();
       if (config::ranks_of_replica(fastest) == 1) break;
@@ -303,7 +303,7 @@ class Planning {
       confirm(1);
       if (plan_.runs.empty() || plan_.runs.front().time.total() >= best) break;
     }
-    if (!complete) leave_out("all but the {} most promising moves of an axis", request_.most_priced / 2);
+    if (!complete) leave_out("all but the {} most promising changes of an axis", request_.most_priced / 2);
   }
 
   void write_as_specs() {

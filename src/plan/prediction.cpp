@@ -34,7 +34,7 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
   plan.step_seconds = time.total();
   plan.wait_seconds = time.exposed();
   plan.update_seconds = time.optimizer;
-  plan.predicted_by = cluster.path + (cluster.measured ? "" : format(", a data sheet of {}", cluster.device));
+  plan.predicted_by = cluster.path + (cluster.measured ? "" : format(" (data sheet of {})", cluster.device));
   return plan;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The time of Muon's update next to its operators on flat buffers: estimates from the shapes of the matrices, for the
-// search over layouts. Programs (plan/price.h) have the operators and messages themselves.
+// The time of Muon's update, except its operators on flat buffers: estimates from the shapes of the matrices, for the
+// search over layouts. Recorded programs (plan/price.h) contain the operators and messages themselves.
 #include <optional>
 
 #include "config/config.h"

@@ -133,8 +133,8 @@ RecordedStep read_step(const std::filesystem::path& file, int64_t step) {
       now.step = from_json<StepReport>(json);
       if (now.step.step == step) {
         if (!now.step.sources.empty() && known != step - 1)
-          throw Error(Code::usage, format("{}: does not record which samples of each source precede step {}; the next "
-                                          "step can be shown",
+          throw Error(Code::usage, format("{}: does not record which samples of each source precede step {}; choose a "
+                                          "later step",
                                           file.string(), step));
         now.first_sample = now.step.data_position - now.start.global_batch;
         return now;

@@ -235,13 +235,15 @@ void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
   for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml)) {
     const bool weights = (change.starts_with("data.source.") && change.find(".weight: ") != std::string::npos) ||
                          change.starts_with("data.phase: ");
-    log::info("changed since: {}{}", change,
+    log::info("changed since the checkpoint: {}{}", change,
               weights ? format(", starting at sample {}", resumed.state.samples_seen) : std::string());
   }
   if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
-    log::info("changed since: the validation data; earlier validation losses are not comparable");
+    log::info("changed since the checkpoint: the validation data; earlier validation losses are not comparable");
   if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)
-    log::info("changed since: the GEMM algorithms (a different tuning table, or none): results may round differently");
+    log::info(
+        "changed since the checkpoint: the GEMM algorithms (a different tuning table, or none); results may round "
+        "differently");
 }
 
 std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folder,

@@ -163,7 +163,7 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
                  config.train.global_batch, config.train.micro_batch, config.train.global_batch / at_once, replicas,
                  counted(machine.ranks, "rank"),
                  replicas == 1 && config.parallel.zero_stage == 1
-                     ? "; zero_stage needs several replicas: parallel.data = N plans N"
+                     ? "; zero_stage requires several replicas: set parallel.data = N to plan for N"
                      : "");
   text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), config::kFlopsDefinition);
   text +=

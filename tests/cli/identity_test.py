@@ -71,7 +71,7 @@ class Identity(rig.Runs):
         stderr = self.evaluate("--checkpoint", "run", status=5)
         self.assertIn("val.txt: the validation data differs from that of checkpoint", stderr)
         # The run itself may resume with it, and warns.
-        self.assertIn("changed since: the validation data", self.train_text(*sets, max_steps=1))
+        self.assertIn("changed since the checkpoint: the validation data", self.train_text(*sets, max_steps=1))
         self.evaluate("--checkpoint", "run")
 
     def test_a_moved_run_folder_brings_its_tokens(self):

@@ -111,7 +111,7 @@ class Mixtures(rig.Runs):
     def test_weights_change_on_resume(self):
         stderr = self.train(max_steps=4)
         stderr = self.train("data.source.math.weight=0.5")
-        self.assertIn("changed since: data.source.math.weight: 0.1 -> 0.5, starting at sample 16", stderr)
+        self.assertIn("changed since the checkpoint: data.source.math.weight: 0.1 -> 0.5, starting at sample 16", stderr)
         phases = self.manifest(8)["mixture"]["phases"]
         self.assertEqual([phase["first_sample"] for phase in phases], [0, 16])
         self.assertEqual(phases[1]["start"], self.events("step")[3]["sources"])

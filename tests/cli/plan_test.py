@@ -134,7 +134,7 @@ class Plan(rig.Runs):
             self.assertAlmostEqual(event["predicted"]["step_ms"], planned["step_seconds"] * 1e3,
                                    delta=1e-9 * planned["step_seconds"] * 1e3)
         self.assertEqual(start["predicted_by"],
-                         f"{self.folder.resolve() / 'cluster.toml'}, a data sheet of core with AVX2")
+                         f"{self.folder.resolve() / 'cluster.toml'} (data sheet of core with AVX2)")
         report = json.loads((self.folder / "run" / "report.json").read_text())
         self.assertAlmostEqual(report["predicted_wait_ms"], start["predicted"]["wait_ms"])
         # The run's last lines and its report compare the same means over the steps after the warm-up.

@@ -111,7 +111,7 @@ class Validation(rig.Runs):
     def test_other_files_under_the_same_name_are_noticed(self):
         self.train(max_steps=4)
         (self.folder / "web.txt").write_text((self.folder / "text.txt").read_text()[9000:14000])
-        self.assertIn("changed since: the validation data", self.train(max_steps=1))
+        self.assertIn("changed since the checkpoint: the validation data", self.train(max_steps=1))
 
     def test_training_text_as_validation_is_noticed(self):
         text = (self.folder / "text.txt").read_text()

@@ -29,7 +29,7 @@ void put_right(Manifest& manifest, std::string_view shard) {
   }
 }
 
-/// The tensor as the manifest says, by the book: run after run.
+/// Assembles the tensor as the manifest describes it, one run after another.
 std::string by_hand(const StoredTensor& tensor, std::string_view shard) {
   const auto size = static_cast<size_t>(size_of(tensor.dtype));
   std::string out(static_cast<size_t>(tensor.bytes()), '\0');

@@ -35,7 +35,7 @@ template <int R, typename F>
 }
 
 constexpr int64_t kTermsAhead =
-    32;  // distance of prefetching along k: weight rows are too far apart for the hardware's
+    32;  // distance of prefetching along k: weight rows are too far apart for the hardware prefetcher
 
 /// Packs two rows of src at a time into a row of pairs in every panel, so that src is read in order.
 template <int R>

@@ -71,7 +71,7 @@ TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
   }
   history.start->predicted.step_ms = 80;
   history.start->predicted.wait_ms = 8;
-  history.start->predicted_by = "h100.toml, a data sheet of H100";
+  history.start->predicted_by = "h100.toml (data sheet of H100)";
   expect_texts(
       page(history), "4.0 % of it exposed communication", "forward: 30.00 ms (30.0 %)", "backward: 50.00 ms (50.0 %)",
       "optimizer: 15.00 ms (15.0 %)", "data: 1.00 ms (1.0 %)",
@@ -80,7 +80,7 @@ TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
       "exposed communication</th><td>8 ms</td><td>4 ms</td><td>0.50</td>",
       "waiting for data</th><td>0 ms</td><td>1 ms</td><td>-</td>",
       "80 ms/step, measured 100 (1.25x); largest difference: compute, 72 ms predicted, 95 measured; predicted from "
-      "h100.toml, a data sheet of H100; ran on ",
+      "h100.toml (data sheet of H100); ran on ",
       "memory</th><td>400 MiB</td><td>410 MiB</td><td>1.02</td>");
   history.start->predicted.wait_ms = kUnknown;  // as in older logs
   EXPECT_EQ(page(history).find("exposed communication</th>"), std::string::npos);

@@ -14,7 +14,7 @@ struct Case {
 
 config::Config configure(const Case& how, config::Arch arch) {
   config::Config c = tiny_config(arch);
-  c.train.global_batch = 36;  // divides over every case
+  c.train.global_batch = 36;  // divisible in every case
   c.train.micro_batch = how.micro_batch;
   c.optim.grad_clip = 0.1;
   c.parallel.data = how.replicas;
