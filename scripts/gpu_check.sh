@@ -78,7 +78,7 @@ if [ -n "$emulated" ]; then
   [ -x "$trainer" ] || usage "$trainer is not built"
   programs=(ops_emulated training_emulated)
   if [ -x "$bin/mpi_devices_emulated" ]; then programs+=(mpi_devices_emulated); fi
-  export LD_LIBRARY_PATH=$bin/libraries-of-the-bundle${theirs:+:$theirs} # there are none: a test of who sees it
+  export LD_LIBRARY_PATH=$bin/libraries-of-the-bundle${theirs:+:$theirs} # does not exist: for a test of which programs get it
 else
   bundle=$(cd "$bundle" && pwd) || exit 2
   root=$bundle
@@ -129,7 +129,7 @@ if command -v "$python" > /dev/null; then
 fi
 script "$from_python/trainer" "$ours" "$trainer"
 if command -v mpirun > /dev/null; then script "$from_python/mpirun" "$ours" "$(command -v mpirun)"; fi
-cd "$root" || exit 2 # the configurations name their text from there
+cd "$root" || exit 2 # paths in the configurations are relative to it
 export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
 cache=${TRAINER_TORCH_CACHE:-${TMPDIR:-/tmp}/trainer-torch-cache}
 if [ -z "$kept" ] && [ -f "$out/torch-cache.tar.gz" ]; then kept=$out/torch-cache.tar.gz; fi

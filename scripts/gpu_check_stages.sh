@@ -169,7 +169,7 @@ step() { # NAME CONFIG OVERRIDE…
 }
 stage_step_124m() { step step-124m gpt2-124m.toml "${case_124m[@]}"; }
 stage_step_1_5b() { step step-1.5b gpt2-1.5b.toml "${case_1_5b[@]}"; }
-# What runs are made of: half a million tokens per step, so that the update costs little.
+# Steps as in real runs: half a million tokens per step, so that the update costs little.
 stage_full_124m() { step full-124m gpt2-124m.toml "${full_124m[@]}"; }
 stage_full_1_5b() { warmup=1 repeats=$few && step full-1.5b gpt2-1.5b.toml "${full_1_5b[@]}"; }
 
@@ -208,7 +208,7 @@ torch() { # NAME CASE ARGUMENT…
   cat "$work/$name.errors"
   if [ -s "$work/$name.pretty" ]; then tr -d '\n' < "$work/$name.pretty" > "$work/$name.json"; fi
   if [ $status != 0 ]; then
-    refusal=$(grep '^trainer: ' "$work/$name.errors" | tail -n 1) # ours, or else what PyTorch said
+    refusal=$(grep '^trainer: ' "$work/$name.errors" | tail -n 1) # our message, or else PyTorch's
     echo "${refusal:-$(tail -n 1 "$out/$name.log")}" >&3
     return $status
   fi

@@ -34,6 +34,8 @@ PHRASES = {
     r"machine [ABC]": "the CPU's name",
     r"stands? for": "represents, means",
     r"outside of": "outside",
+    r"squares? of (?:ranks|\w × \w)": "square mesh of ranks",
+    r"(?:left|right) factors?": "left, right operand",
     r"(?:is|are) answered with": "is rejected with a message that states",
     r"(?:bytes|[mµu]s|[KMG]i?B(?:/s)?|one|tokens|object|verse) an? (?:call|core|file|line|parameter|rank|second|step|token)": "per",
 }
@@ -141,7 +143,7 @@ class Words(unittest.TestCase):
         self.assertEqual([line for line, _ in problems(planted, literals_of_cpp(planted))], [1, 3, 5])
         self.assertEqual([line for line, _ in problems(planted, comments_of_cpp(planted))], [2])
         for phrase in ("is no number", "so many ranks", "as told", "its speed alone", "beside it", "lies in there", "nobody",
-                       "one a call", "28 bytes a parameter", "outside of it"):
+                       "one a call", "28 bytes a parameter", "outside of it", "a left factor", "a square of ranks"):
             self.assertTrue(list(problems(phrase, [(0, phrase)])), phrase)
         for right in ("there is no GPU", "is no longer", "--alone", "stand-alone", "is not a number", "once a step ends"):
             self.assertFalse(list(problems(right, [(0, right)])), right)

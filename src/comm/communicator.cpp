@@ -129,7 +129,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
           : ex.meter.recorder->add_collective({group_.axes, r.op, r.in.dtype}, static_cast<uint8_t>(group_.purpose),
                                               payload, wire_bytes);
   if (ex.device.dry()) return {nullptr, key, recorded};
-  if (payload == 0) {  // at most an all_to_all's piece of a rank for itself
+  if (payload == 0) {  // at most an all_to_all in which each rank sends only to itself
     if (r.op == CommOp::all_to_all) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return {nullptr, key, recorded};
   }

@@ -124,7 +124,7 @@ class Engine {
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> watched_{0};  // watched operations that have not ended
 
-  std::mutex mutex_;  // guards the members below, down to the comment that ends them
+  std::mutex mutex_;  // guards the members from here to "End of the members"
   std::condition_variable answered_;
   std::map<std::pair<uint32_t, int>, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Operation>> pool_;

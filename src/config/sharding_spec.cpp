@@ -20,7 +20,7 @@ using sharding::VocabSpread;
 
 constexpr const char* kRing = "ring";
 
-/// The letters allowed in a word, each with the set to which it adds its axis.
+/// The letters allowed in a spec, each with the set to which it adds its axis.
 using Letters = std::vector<std::pair<char, AxisSet*>>;
 Letters letters_of(Spread& s) { return {{'r', &s.rows}, {'c', &s.cols}}; }
 Letters letters_of(VocabSpread& t) { return {{'f', &t.flat}, {'v', &t.vocab}, {'h', &t.hidden}}; }

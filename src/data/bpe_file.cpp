@@ -106,7 +106,7 @@ class Reader {
       spec_.patterns.emplace_back(flag(step, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
     } else if (type == "Split") {
       const json& pattern = member(member(step, "pattern"), "Regex");
-      // "Removed" with invert drops the text between matches, of which patterns that match any text leave none.
+      // "Removed" with invert drops the text between matches; there is none if the pattern matches all text.
       const bool inverted = flag(step, "invert", false);
       if (!pattern.is_string() || member(step, "behavior") != (inverted ? "Removed" : "Isolated"))
         refuse("pre_tokenizer", format("{} is not supported; expected a Split with a regular expression and "

@@ -8,7 +8,7 @@
 
 namespace trainer::data {
 
-/// Returns the names that match a glob, sorted; none may. A name without *, ? and [, and the name of a file that
+/// Returns the names that match a glob, sorted; possibly none. A name without *, ? and [, and the name of a file that
 /// exists, is returned as it is.
 std::vector<std::string> expand_glob(const std::string& pattern);
 

@@ -133,7 +133,7 @@ std::string validation_hash(const std::vector<NamedDataset>& sets) {
   return sets.empty() ? "" : to_string(checksum_of(facts));
 }
 
-/// True if validation is on the end of each training stream.
+/// True if validation uses the end of each training stream.
 bool has_tails(const config::Data& data) { return data.val_fraction > 0 && validation_parts(data).empty(); }
 
 /// Returns the part of a stream that is for training.

@@ -56,7 +56,7 @@ std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files,
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
 /// Returns the text file of a document (counted from 0) of a token file, as its manifest records it: the only text, or
-/// the text with that number if each file is one document. Empty if the manifest does not tell.
+/// the text with that number if each file is one document. Empty if the manifest does not record it.
 std::string text_of_document(const std::filesystem::path& token_file, int64_t document, const TextOptions& text);
 
 /// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() finds it. If there is a

@@ -41,7 +41,7 @@ const char* name_of(config::Arch arch) {
              "use gpt2, llama, mistral, qwen2 or qwen3");
 }
 
-/// llama.cpp turns neighbouring pairs of features of these models, not halves: heads are stored in that order.
+/// For these models, llama.cpp rotates adjacent pairs of features, not halves: heads are stored in that order.
 bool turns_pairs(config::Arch arch) { return arch == config::Arch::llama || arch == config::Arch::mistral; }
 
 /// Returns the name of a tensor of Hugging Face's layout in GGUF files.

@@ -8,7 +8,7 @@ namespace trainer::huggingface {
 /// The fields that a family has for sliding windows. `never`: it has them, but windows are not supported.
 enum class Windows { none, all_layers, some_layers, never };
 
-/// Reads sliding windows. `layer_types` says which layers have them, if it is there.
+/// Reads sliding windows. `layer_types`, if present, lists the layers that have them.
 void read_windows(const Fields& fields, Windows kind, int64_t layers, Keys& keys);
 void add_windows(const config::Model& model, Windows kind, ordered_json& out);
 

@@ -15,8 +15,8 @@ struct Triple {
   double a, b, c;
 };
 constexpr std::array kJordan = {Triple{3.4445, -4.7750, 2.0315}};
-// These send the smallest singular values to one fastest, and leave no room above one: hence kPolarRoom, since a norm
-// of rounded elements may be a little small.
+// These bring the smallest singular values to 1 fastest, but may diverge for values above 1. Hence kPolarRoom: the norm
+// of rounded elements may be slightly too small.
 constexpr std::array kPolar = {Triple{8.156554524902461, -22.48329292557795, 15.878769915207462},
                                Triple{4.042929935166739, -2.808917465908714, 0.5000178451051316},
                                Triple{3.8916678022926607, -2.772484153217685, 0.5060648178503393},

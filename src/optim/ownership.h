@@ -1,6 +1,6 @@
 #pragma once
-// Ownership: which rank orthogonalizes which hidden matrix, and what travels there and back. A value made by pure
-// functions: every rank, a dry run and the planner compute the same one, so no counts are announced.
+// Ownership: which rank orthogonalizes which hidden matrix, and which elements are sent to it and back. A value made by
+// pure functions: every rank, a dry run and the planner compute the same one, so no counts are announced.
 #include <cstdint>
 #include <vector>
 
@@ -47,8 +47,7 @@ class Ownership {
   /// owner's coordinates on the axes along which they are copied, so the owner never receives what it stores.
   bool sends(int matrix, int rank) const;
 
-  /// Elements that a rank exchanges with each rank (comm::PeerCounts). Its own pieces do not travel: 0 at its own
-  /// index.
+  /// Elements that a rank exchanges with each rank (comm::PeerCounts). Its own pieces are not sent: 0 at its own index.
   struct Counts {
     std::vector<int64_t> send, receive;
     int64_t wire = 0, longest = 0;

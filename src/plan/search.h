@@ -42,8 +42,8 @@ Assignment evaluate(const SearchProblem& problem, std::vector<int> choices);
 Assignment exhaustive(const SearchProblem& problem);
 /// Returns the cheapest assignment within the cap, up to rounding of memory to 1/256 of the limit. All edges except
 /// those of `conditioned` (−1: none) must connect consecutive variables; anything else is an internal error.
-/// `free`: if not null, receives the cheapest assignment for each choice of the conditioned variable without a cap, and
-/// spares a later search with the same costs, but another memory or cap, from finding them.
+/// `free`: if not null, receives the cheapest assignment for each choice of the conditioned variable without a cap, so
+/// that a later search with the same costs, but different memory or cap, need not find them again.
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned = -1, std::vector<Assignment>* free = nullptr);
 
 /// Searches exhaustively if there are at most 10⁶ assignments, else by chain DP within the cap.

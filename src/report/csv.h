@@ -14,8 +14,8 @@ struct NamedRun {
   std::filesystem::path folder;
 };
 
-/// Returns the runs, each named after its folder, or by its whole path if two folders have the same name. A glob stands
-/// for the runs among its matches. Throws Code::usage for a folder without metrics.jsonl, or a glob without a run.
+/// Returns the runs, each named after its folder, or by its whole path if two folders have the same name. A glob
+/// selects the runs among its matches. Throws Code::usage for a folder without metrics.jsonl, or a glob without a run.
 std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
 
 /// Passes the table to `out`, line by line. A row contains run, step and the step's fields in metrics.jsonl; fields of

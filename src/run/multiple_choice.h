@@ -22,9 +22,9 @@ struct Accuracy {
   bool interrupted = false;  // stopped before the last question; the other members are then meaningless
 };
 
-/// Answers the questions, which are divided among the replicas. A text longer than the context window loses its
-/// beginning. In case of a tie the first ending is chosen. `progress(done, questions)` is called between batches and
-/// returns false to stop. Collective; every rank returns the result.
+/// Answers the questions, which are divided among the replicas. A text longer than the context window is truncated at
+/// the beginning. In case of a tie the first ending is chosen. `progress(done, questions)` is called between batches
+/// and returns false to stop. Collective; every rank returns the result.
 Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& questions,
                           const std::function<bool(int64_t done, int64_t questions)>& progress);
 

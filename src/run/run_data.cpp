@@ -40,7 +40,7 @@ data::Datasets open_first(const config::Config& config, const setup::Machine& ma
   };
   if (!stored) {
     const std::string& source = config.model.init_from;
-    if (!source.empty() && !huggingface::is_model_folder(source)) {  // else the tokenizer's own files say it
+    if (!source.empty() && !huggingface::is_model_folder(source)) {  // else the tokenizer's own files decide
       const checkpoint::Reader reader(source);
       if (reader.header().bos >= 0 || !reader.header().special.empty()) as_in(reader.header());
       // A different model is rejected before text is tokenized, which may take hours.

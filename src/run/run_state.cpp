@@ -172,7 +172,7 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
   return resumed;
 }
 
-/// Removes a folder, if one is named, when the work that needs it has ended, also by an error.
+/// Removes its folder, if it has one, when it is destroyed, even if an exception unwinds.
 struct RemoveAtEnd {
   fs::path folder;
   ~RemoveAtEnd() {

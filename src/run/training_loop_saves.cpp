@@ -36,7 +36,7 @@ void TrainingLoop::save(bool background) {
   attempt([&] { store_.begin(snapshot, background); });
   save_.report.wait_seconds = now_seconds() - save_.began;
   if (!background) end_save();
-  state_ = snapshot.state;  // with best_step, which only a saved step can become
+  state_ = snapshot.state;  // begin() may have set best_step to this step
   saved_step_ = state_.step;
   saved_ = save_.report.path;
 }

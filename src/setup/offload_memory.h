@@ -9,7 +9,7 @@ namespace trainer::setup {
 
 /// Returns the bytes of tensors on the device, and of those that the plan places in host memory.
 offload::Footprint memory_of(const RunPlan& plan);
-/// Returns what memory_of() would be if the run placed its optimizer state as `offload` says.
+/// Returns what memory_of() would be if the run placed its optimizer state as `offload` specifies.
 offload::Footprint memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
                                const Machine& machine);
 

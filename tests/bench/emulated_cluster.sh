@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs a command under mpirun over emulated hosts: network namespaces on this machine, joined by a bridge, each behind a link
-# of limited rate. Ranks of a host share memory; between hosts they use only TCP over the link. The cores are shared by all,
-# so seconds mean nothing, but where the network is the bottleneck ratios do. Only bandwidth is emulated, no latency.
+# of limited rate. Ranks of a host share memory; between hosts they use only TCP over the link. All hosts share the
+# cores, so times mean nothing; ratios are meaningful where the network is the bottleneck. Only bandwidth is emulated, no latency.
 #
 #   tests/bench/emulated_cluster.sh --hosts 2 --ranks 1 --rate 200mbit -- build/trainer --config configs/quickstart.toml
 #
@@ -10,8 +10,8 @@
 # --rate RATE  what a host can send, a number and kbit, mbit or gbit (default 200mbit); none: no limit
 # --mpi ARG    one more argument for mpirun; may be repeated
 #
-# Needs root; status 77 with the reason where namespaces or traffic control are not permitted, else that of mpirun. Everything
-# lives in namespaces named after this process and goes with them, at whatever point the script ends.
+# Needs root; status 77 with the reason where namespaces or traffic control are not permitted, else that of mpirun. All
+# interfaces are in namespaces named after this process, and are removed with them whenever the script ends.
 set -u
 
 usage() {
@@ -77,15 +77,15 @@ for host in $(seq "$hosts"); do
   must ip -n "$name-switch" link add "h$host" type veth peer name eth0 netns "$name-h$host"
   must ip -n "$name-switch" link set "h$host" master switch up
   must ip -n "$name-h$host" address add "10.77.0.$host/24" dev eth0
-  # Smaller than the burst: tbf cuts larger ones into single packets, which costs more of the cores than the network is worth.
+  # Smaller than the burst: tbf splits larger ones into single packets, which costs more CPU time than the transfer itself.
   must ip -n "$name-h$host" link set eth0 up gso_max_size 32000
   must ip -n "$name-h$host" link set lo up
-  # Every host has a limit on what it sends, hence also what one receives from another is limited.
+  # Each host's sending rate is limited, which also limits the rate at which it receives from any one host.
   [ "$rate" = none ] || must tc -n "$name-h$host" qdisc add dev eth0 root tbf rate "$rate" burst 64kb latency 100ms
   echo "10.77.0.$host slots=$ranks" >> "$files/hosts"
 done
 
-# Replaces ssh: agent ADDRESS COMMAND…. MPI takes ranks with the same host name for ones that share memory.
+# Replaces ssh: agent ADDRESS COMMAND…. MPI assumes that ranks with the same host name share memory.
 cat > "$files/agent" << AGENT
 #!/bin/sh
 host=h\${1##*.}

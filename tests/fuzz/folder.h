@@ -1,5 +1,5 @@
 #pragma once
-// A folder for the files that a target writes: in memory where there is such a place, and gone at exit.
+// A folder for the files that a target writes: in memory if /dev/shm exists, and removed at exit.
 #include <unistd.h>
 
 #include <filesystem>

@@ -18,7 +18,7 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Runs `read`; true when it did not refuse the input.
+/// Runs `read`; returns true if it accepted the input.
 template <typename F>
 bool accepted(std::initializer_list<Code> refusals, F&& read) {
   static const bool quiet = (log::set_sink([](log::Level, const std::string&) {}), true);

@@ -16,7 +16,7 @@ stat::number_of_executed_units: 5000
 stat::average_exec_per_sec:     2500
 stat::new_units_added:          294
 """
-# The same in a run that a finding ends; without the counts of the end, which not every end prints.
+# The same for a run that a finding ends, without the final counts, which are not always printed.
 FOUND = """#8	INITED cov: 310 ft: 512 corp: 7/2011b exec/s: 0 rss: 41Mb
 #640	NEW    cov: 411 ft: 600 corp: 9/2100b lim: 20 exec/s: 0 rss: 41Mb L: 20/900 MS: 1 ShuffleBytes-
 ==17==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x1 at pc 0x2
@@ -31,7 +31,7 @@ class Fuzz(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def stand_in(self, target, *endings):
-        """The n-th call prints the n-th text and exits with its status; the last one stays. Arguments go to calls."""
+        """Creates a program whose n-th call prints the n-th text and exits with its status (further calls: the last one)."""
         program = self.folder / f"fuzz_{target}"
         program.write_text(f"""#!{sys.executable}
 import pathlib, sys

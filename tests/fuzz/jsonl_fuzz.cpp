@@ -1,5 +1,5 @@
 // JSON lines. The first byte: its lowest bit selects strict mode, the other bits the size of pieces. However the file
-// is cut, its documents are the same, or it is refused.
+// is split into pieces, its documents are the same, or it is rejected.
 #include "data/text.h"
 #include "folder.h"
 #include "fuzz.h"
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string file = folder.path / "x.jsonl";
   fuzz::write(file, input.substr(std::min<size_t>(1, size)));
   const data::TextOptions options{.text_key = "text", .strict = (flags & 1) != 0};
-  const int64_t all = static_cast<int64_t>(size) + 1;  // data::kPieceBytes takes long to get and give back each time
+  const int64_t all = static_cast<int64_t>(size) + 1;  // not data::kPieceBytes, which would be slow to allocate
   const Found whole = read(file, options, all), cut = read(file, options, 1 + flags / 2);
   TRAINER_CHECK(whole == cut, "{} documents in one piece, {} in pieces of {} bytes", whole.documents.size(),
                 cut.documents.size(), 1 + flags / 2);

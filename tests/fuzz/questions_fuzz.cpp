@@ -1,5 +1,5 @@
 // Multiple-choice questions, as JSON lines or as llm.c's tokens, and prompts. Accepted questions can be answered, and
-// prompts come back as they were written.
+// prompts are written back unchanged.
 #include "data/questions.h"
 
 #include <nlohmann/json.hpp>

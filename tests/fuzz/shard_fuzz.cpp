@@ -1,5 +1,6 @@
-// Shards against their manifest: the input is a manifest, a NUL byte, and the content of all its shards. Read as it is,
-// every tensor is filled or refused; with the checksums of what is there put right, what was filled is those bytes.
+// Shards against their manifest: the input is a manifest, a NUL byte, and the content of all its shards. Read
+// unchanged, every tensor is filled or rejected. With checksums corrected to match the content, a filled tensor has
+// exactly the bytes of the shards.
 #include "checkpoint/shard.h"
 
 #include <cstring>

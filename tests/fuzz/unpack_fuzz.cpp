@@ -1,5 +1,5 @@
-// Compressed text. The first byte: its lowest bit selects .gz or .zst, the other bits the size of reads. However it is
-// read, its text is the same, or it is refused.
+// Compressed text. The first byte: its lowest bit selects .gz or .zst, the other bits the size of reads. Whatever the
+// size of reads, the text is the same, or the input is rejected.
 #include <algorithm>
 
 #include "data/byte_source.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMost = size_t{8} << 20;  // a few bytes may unpack to gigabytes
 
-/// Returns the text, to kMost, and whether it was refused.
+/// Returns at most kMost bytes of the text, and whether the input was rejected.
 std::pair<std::string, bool> read(const std::string& file, size_t part) {
   std::string text;
   const bool whole = fuzz::accepted({Code::data}, [&] {

@@ -217,7 +217,7 @@ class Model {
     return y;
   }
 
-  /// Probabilities of query row `t` of a sequence over keys 0 … t, then the mix of the values; head by head.
+  /// Probabilities of query row `t` of a sequence over keys 0 … t, then the weighted sum of the values, head by head.
   Rows attention(const Rows& q, const Rows& k, const Rows& v, int64_t layer, const Batch& batch) const {
     const int64_t d = spec_.head_dim(), s = batch.length;
     const std::string site = "dropout." + std::to_string(layer) + ".attn";
@@ -291,7 +291,7 @@ struct Gradients {
   Weights<double> by;  // d loss / d weight, same names and shapes
 };
 
-/// The loss and its exact gradient by every weight, from one reverse sweep.
+/// The loss and its exact gradient with respect to every weight, from one reverse sweep.
 inline Gradients gradients(const ModelSpec& spec, const Weights<double>& weights, const Batch& batch) {
   Tape::current().clear();
   Weights<Var> inputs;

@@ -1,6 +1,7 @@
 #pragma once
 // A number that records how it was computed, for exact gradients of the reference model: one reverse sweep over the
-// tape gives the derivative of the loss by every input. Scalar, slow and plain on purpose; one tape per thread.
+// tape gives the derivative of the loss with respect to every input. Scalar, slow and plain on purpose; one tape per
+// thread.
 #include <cmath>
 #include <complex>
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace trainer::reference {
 
-// Overloads for Var join these, so that a template calls exp(x) whatever its scalar is.
+// Var has overloads of these, so that templates can call exp(x) for any scalar type.
 using std::exp, std::log, std::sqrt, std::tanh;
 
 /// The operations since the last clear(): each has at most two operands and the two local derivatives.
@@ -51,7 +52,7 @@ struct Var {
   Var(double constant) : value(constant) {}
   /// A new input, whose derivative adjoints() reports at `node`.
   static Var input(double value) { return Var(value, Tape::current().record(-1, 0, -1, 0)); }
-  /// f(a) or f(a, b) with the derivatives by the operands.
+  /// f(a) or f(a, b) with the derivatives with respect to the operands.
   static Var result(double value, const Var& a, double da, const Var& b, double db) {
     if (a.node < 0 && b.node < 0) return Var(value);
     return Var(value, Tape::current().record(a.node, da, b.node, db));

@@ -8,8 +8,8 @@
 
 namespace trainer::ops {
 
-/// Bytes of the operands of the peak microbenchmark: they fit into L1, one half for each factor. The caller fills them,
-/// since the clock frequency depends on the data.
+/// Bytes of the operands of the peak microbenchmark: they fit into L1, one half for each operand. The caller fills
+/// them, since the clock frequency depends on the data.
 inline constexpr int64_t kPeakOperandBytes = 16384;
 
 /// Runs `rounds` passes over the operands; returns the FLOPs done. Results are written to `sink` (8 KiB), so that the

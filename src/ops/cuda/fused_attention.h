@@ -52,7 +52,7 @@ class FusedAttention : public device::Library {
   /// parts, else with the linear algorithm. Empty: the built-in kernels run it. Logs once for each shape if the last
   /// two apply. Depends only on the library, the shape and the limit.
   std::optional<FusedWay> way(const FusedShape& shape);
-  /// Runs a pass as way() says.
+  /// Runs a pass in the way that way() returned.
   void run(cudaStream_t stream, const FusedShape& shape, const FusedWay& way, const FusedOperands& operands,
            void* workspace);
 

@@ -1,6 +1,7 @@
 #pragma once
-// The part of cuBLASLt that src/ops/cuda uses, computed naively on the emulated device. It refuses what the library
-// refuses: epilogues at unaligned addresses, too little workspace, layouts that do not fit, algorithms of others.
+// The part of cuBLASLt that src/ops/cuda uses, computed naively on the emulated device. It rejects what the library
+// rejects: epilogues at unaligned addresses, too little workspace, mismatched layouts, algorithms of a different
+// library.
 #include <cstddef>
 #include <cstdint>
 
@@ -102,7 +103,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
 namespace emulator {
 /// Records the calls of the emulated library, and makes it fail as a test requests.
-/// Counts are of all threads; tests set and read while no device works.
+/// Counts include all threads; tests access them only while no device is working.
 struct Blas {
   int heuristics = 0;                   // number of queries
   uint32_t schemes = 0, alignment = 0;  // the last query: its mask, and the alignment of the result
@@ -110,7 +111,7 @@ struct Blas {
   int algorithm = -1;                   // the last GEMM: its position among the proposals
   unsigned broken = 0;                  // these proposals fail when they are run: bit 0 the first, bit 1 the second
   cublasStatus_t failure = CUBLAS_STATUS_INVALID_VALUE;  // the status of these failures
-  bool refuse_epilogues = false;                         // the heuristic proposes nothing but plain products
+  bool refuse_epilogues = false;                         // the heuristic proposes algorithms only for plain GEMMs
   /// GEMMs whose operands have one of these forms take ten times as long: bit 2·(left transposed) + (right transposed),
   /// of row-major operands.
   unsigned slow_ways = 0;

@@ -68,7 +68,7 @@ struct DeviceTest : ::testing::Test {
     if (type != nullptr && std::string_view(type) == "double") GTEST_SKIP() << "fp64 is computed on CPUs only";
   }
 };
-/// Begins a test of what only CPUs have.
+/// Begins a test of features that only CPUs have.
 #define SKIP_ON_CUDA(why) \
   if (::trainer::ops::testing::on_cuda()) GTEST_SKIP() << why
 

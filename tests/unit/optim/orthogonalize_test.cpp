@@ -222,7 +222,7 @@ TEST(Orthogonalize, TakesThePredictedMemoryBesideThatOfProducts) {
       int64_t own = 0;
       for (const auto& [tag, bytes] : arena.peak_by_tag("update"))
         if (tag.starts_with("muon.")) own += bytes;
-      // The Gram matrix, and the longer of the two sums of products.
+      // The Gram matrix, and the larger of the two GEMM results before rounding.
       const int64_t k = std::min(shape[0], shape[1]);
       const int64_t want = k * k * size_of(dtype) + shape.count() * size_of(accumulator_of(dtype));
       EXPECT_EQ(own, want) << to_string(shape) << " " << name_of(dtype);

@@ -57,7 +57,7 @@ struct Slots {
   }
 };
 
-/// Returns linears of uneven sizes: cut by rows, by columns or flat; joined; transposed; one replicated along `rep`.
+/// Returns linears of uneven sizes: split by rows, by columns or flat; joined; transposed; one replicated along `rep`.
 Slots random_slots(std::mt19937_64& engine) {
   const auto draw = [&](int n) { return static_cast<int>(engine() % static_cast<uint64_t>(n)); };
   Slots slots{MeshShape({{"data", 1 + draw(4)}, {"rep", 1 + draw(2)}, {"x", 1 + draw(3)}, {"z", 1 + draw(3)}}), {}, {}};

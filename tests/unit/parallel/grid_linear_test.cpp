@@ -1,5 +1,5 @@
 // Linears on many ranks compared with one rank: GridLinear for every sharding spec on meshes of two and three axes, and
-// SummaLinear on squares.
+// SummaLinear on square meshes.
 #include "parallel/grid_linear.h"
 
 #include <atomic>
@@ -275,7 +275,7 @@ std::vector<Case> cases(Use use, const Extents& extents, size_t stride) {
 }
 
 /// Returns SUMMA's cases: blocks over rows and columns; Y is stationary or, for `down`, X. On 4 x 4 ranks columns are
-/// cut over two axes, and two ranks share a key/value head.
+/// split over two axes, and two ranks share a key/value head.
 std::vector<Case> rings(Use use, const Extents& extents) {
   const std::string spread = "r" + std::string(extents.size() - 1, 'c');
   const int64_t kv_heads = extents[0] == 3 ? 3 : 2;

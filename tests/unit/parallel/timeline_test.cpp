@@ -1,5 +1,5 @@
-// When strategies start collectives and when they wait for them, as the number of GEMMs before: on one rank of a mesh
-// whose other ranks do not exist.
+// Tests when strategies start collectives and when they wait for them, in numbers of preceding GEMMs, on one rank of a
+// mesh whose other ranks do not exist.
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {

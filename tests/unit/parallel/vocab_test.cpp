@@ -47,7 +47,7 @@ std::vector<Layout> layouts() {
   return {
       {{{"t", 4}}, {"t"}, {}, {"t"}, {}, {}},                                   // Megatron's
       {{{"t", 2}}, {"t"}, {}, {"t"}, {}, {}},                                   //
-      {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                      // rows are not cut
+      {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                      // rows are not split
       {{{"t", 4}}, {}, {}, {"t"}, {}, {}},                                      //
       {{{"a", 2}, {"t", 3}}, {}, {}, {"t"}, {}, {}},                            //   and copies along a
       {{{"z", 3}}, {"z"}, {}, {}, {}, {}},                                      // only rows
@@ -58,7 +58,7 @@ std::vector<Layout> layouts() {
       {{{"z", 2}, {"x", 2}, {"y", 2}}, {"z"}, {"y"}, {"x"}, {"y"}, {"z"}},      // AxoNN's
       {{{"z", 1}, {"x", 3}, {"y", 2}}, {"z"}, {"y"}, {"x"}, {"y"}, {"z"}},      //
       {{{"z", 2}, {"x", 2}, {"y", 2}}, {"z", "y"}, {}, {"x"}, {}, {"z", "y"}},  // whole columns
-      {{{"a", 2}, {"b", 3}}, {"a", "b"}, {}, {}, {"b"}, {"a"}},                 // one axis cuts rows and a table
+      {{{"a", 2}, {"b", 3}}, {"a", "b"}, {}, {}, {"b"}, {"a"}},                 // one axis splits rows and a table
       {{{"a", 2}, {"b", 2}}, {"a", "b"}, {}, {"a"}, {"b"}, {}},                 //
       {{{"data", 2}, {"row", 2}, {"col", 2}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},  // replicas
       {{{"data", 2}, {"t", 2}}, {"t"}, {}, {"t"}, {}, {}},                              //
@@ -68,7 +68,7 @@ std::vector<Layout> layouts() {
 
 constexpr int64_t kVocab = 37, kWidth = 12;
 
-/// First and last tokens of blocks, some repeated: a table of 48 rows is cut into 2, 3 or 4 blocks, perhaps stored
+/// First and last tokens of blocks, some repeated: a table of 48 rows is split into 2, 3 or 4 blocks, perhaps stored
 /// flat.
 constexpr int32_t kEdges[kRows] = {0, 11, 12, 35, 36, 23, 24, 36, 15, 16, 31, 32,
                                    5, 5,  5,  36, 35, 24, 23, 1,  2,  3,  0,  36};

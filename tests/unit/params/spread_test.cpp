@@ -235,7 +235,7 @@ TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
     };
     EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4)));
     EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4)));
-    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8 + 8);  // gain; a and va, cut in two by rep
+    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8 + 8);  // gain; a and va, split in two by rep
     EXPECT_EQ(payload("rep+z", CommOp::all_reduce), 6 * 4 + 4);
     const comm::Chunk piece = comm::chunk_of(5 * (6 + 4), 2, rank.mesh.index("z"));
     int64_t shared = 0;  // columns of fb in this rank's piece

@@ -36,7 +36,8 @@ struct Rig {
     return 100.0 * (param.name[1] - '0') + static_cast<double>(i);
   }
   WeightCache::Held hold(Exec& where, int s) { return store.weights().hold(where, slots[static_cast<size_t>(s)]); }
-  /// Holds the matrices one after the other; for two digits, that of the first while that of the second is held.
+  /// Holds the matrices one after another. A number with two digits: holds the matrix of the second digit, and during
+  /// that the matrix of the first.
   void use(Exec& where, const std::vector<int>& order) {
     for (const int s : order) {
       const WeightCache::Held w = hold(where, s % 10);

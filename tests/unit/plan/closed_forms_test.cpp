@@ -141,7 +141,7 @@ TEST(ClosedForms, OfASmallProduct) {
     return 2 * find_route(state(mesh, from, {8, 8}), state(mesh, to, {8, 8})).ring_elements / mesh.world_size();
   };
   EXPECT_EQ(bytes(square, "01", "0B") + bytes(square, "01", "B1"), 64) << "X over columns, W over rows of ranks";
-  // Axes cut rows, columns and the contraction. Each operand is stored once over all of them, W in flat pieces.
+  // Axes split rows, columns and the contraction. Each operand is stored once over all of them, W in flat pieces.
   const mesh::Layout gathered = state(cube, "B10", {8, 8});
   const int64_t weights = 2 * find_route(gathered.with("a0", mesh::kFlat), gathered).ring_elements / 8;
   EXPECT_EQ(bytes(cube, "001", "0B1") + weights + bytes(cube, "01P", "010"), 48);

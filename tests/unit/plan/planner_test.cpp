@@ -1,4 +1,4 @@
-// The planner compared with the trainer: bytes, memory and the order of layouts; and against published measurements.
+// The planner compared with the trainer (bytes, memory and the order of layouts) and with published measurements.
 #include "plan/planner.h"
 
 #include <fmt/format.h>
@@ -169,7 +169,7 @@ TEST(Planner, RecomputationTradesTimeForMemory) {
   }
 }
 
-// If the key of offload is free, less memory may list more layouts: offload is tried where memory is short.
+// If offload.optimizer is not set, less memory may list more layouts: offload is tried where memory is short.
 TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
   Cluster cluster = cluster_file("frontera-rtx");
   double best = 1e30;
@@ -240,7 +240,7 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
   EXPECT_EQ(other_names(megatron), Names{"axonn-4d grid = [4, 1, 1]"});
   EXPECT_EQ(other_names(axonn), Names{"megatron-1d tensor = 4"});
   EXPECT_NE(identity(as({"parallel.tensor=4"})), identity(megatron)) << "sequence parallelism is another layout";
-  Config tables = megatron;  // two axes that cut the same count as one
+  Config tables = megatron;  // two axes that split the same dimensions count as one
   config::set_tables(tables, config::sharding_of(megatron));
   tables.parallel.axes = {2, 2};
   for (config::LayerSpec& spec : tables.parallel.layer)

@@ -1,4 +1,4 @@
-// The time of Muon's update, in simulated programs and as the search over layouts estimates it.
+// The time of Muon's update, simulated and as estimated by the search over layouts.
 #include "plan/update_time.h"
 
 #include <gtest/gtest.h>

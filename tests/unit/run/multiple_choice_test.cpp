@@ -31,7 +31,7 @@ std::vector<Question> random_questions(int count) {
     }
     question.answer = draw(question.choices.size());
   }
-  // An ending longer than seq_len, and one whose context is cut.
+  // An ending longer than seq_len, and one whose context is truncated.
   Question& longest = questions.front();
   for (int i = 0; i < 30; ++i) longest.choices[0].tokens.push_back(static_cast<int32_t>(i % kTinyVocab));
   longest.choices[0].scored += 30;

@@ -42,7 +42,7 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
   return s;
 }
 
-/// Cuts [0, n) at floor(n · i / ranks), and returns true if all pieces are equal and not empty.
+/// Splits [0, n) at floor(n · i / ranks), and returns true if all pieces are equal and not empty.
 bool cuts_evenly(int64_t n, int64_t ranks) {
   for (int64_t i = 0; i < ranks; ++i)
     if (n * (i + 1) / ranks - n * i / ranks != n / ranks || n / ranks * ranks != n) return false;

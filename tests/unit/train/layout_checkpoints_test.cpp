@@ -34,7 +34,7 @@ Config mixed_specs() {
   return c;
 }
 
-/// The specs of Optimus-2D with the ring: SUMMA that streams its blocks.
+/// The specs of Optimus-2D with schedule = "ring": SUMMA block by block.
 Config streamed_specs() {
   Config c = configure(Square{2});
   config::set_tables(c, config::sharding_of(c));

@@ -125,8 +125,8 @@ TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
   expect_same_tensors_in(chain);
 }
 
-// unit/config/layouts_test.cpp compares the shardings of named strategies with those of their tables. A deep mesh's
-// squares become replicas there: the same numbers, and as many bytes.
+// unit/config/layouts_test.cpp compares the shardings of named strategies with those of their tables. There the depth
+// of a 2.5D mesh becomes replicas, with the same results and the same number of bytes.
 TEST(LayoutTables, OfADeepMeshTrainTheSame) {
   const Config by_name = layouts_named({"Q2Depth2Data1Gpt2AutoRingTile1x1"}).front().config;
   Config by_tables = by_name;

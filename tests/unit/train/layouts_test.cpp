@@ -172,7 +172,7 @@ TEST(LayoutNumbers, PartialSumsInFp32AreAsExactAsOneRank) {
     c.parallel.sum_dtype = "fp32";
     const Result wide = train(c, DType::bf16, 10);
     expect_predicted_bytes(wide, 10);
-    // The square sums few addends in these types: the difference is within the noise of a tiny model.
+    // Optimus-2D adds few partial sums in these types: the difference is within the noise of a tiny model.
     if (c.parallel.strategy != "optimus-2d") {
       EXPECT_LT(errors(wide, exact), errors(usual, exact));
     }

@@ -153,7 +153,7 @@ train::BatchSource equal_batches(const config::Config& c) {
   };
 }
 
-/// Runs steps `first` to `last`, from the checkpoint `from` (empty: none), and saves into `to` (empty: does not).
+/// Runs steps `first` to `last`, from the checkpoint `from` (empty: none), and saves into `to` (empty: does not save).
 Tensors state_of_equal_replicas(int64_t replicas, const config::Offload& plan, int64_t first, int64_t last,
                                 const std::filesystem::path& from, const std::filesystem::path& to) {
   const config::Config c = with_equal_replicas(replicas, plan);
@@ -180,8 +180,8 @@ Tensors state_of_equal_replicas(int64_t replicas, const config::Offload& plan, i
   return state;
 }
 
-/// Returns the contents of a folder's shards, by name. Left out are the manifest, which records when it was
-/// written, and its mark.
+/// Returns the contents of a folder's shards, by name. Omits the manifest, which records when it was written, and
+/// COMPLETE.
 std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
