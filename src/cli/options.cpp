@@ -275,8 +275,9 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16", "q8_0"}, "set the type of the weights; q8_0: GGUF only");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into each file");
   to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export the model even if some weights are not finite");
-  CLI::Option* input =
-      add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
+  CLI::Option* input = add_path(from, "--input", o.input, "DIR",
+                                "read the folder with config.json and model.safetensors, or its shards and their index")
+                           ->required();
   add_number(from, "--seq-len", o.seq_len, 0, "set model.seq_len to N; 0: the model's context length, at most 4096");
   for (CLI::Option* source : {merged, input}) source->excludes(checkpoint)->excludes(config)->excludes(set);
 }

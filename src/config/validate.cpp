@@ -176,7 +176,9 @@ void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
       {"hardware.gemm_tuning"}, "\"{}\" not found; `trainer bench gemm --write-tuning` writes it",
       hardware.gemm_tuning);
   checker.require(!files || hardware.profile.empty() || std::filesystem::is_regular_file(hardware.profile, ignored),
-                  {"hardware.profile"}, "\"{}\" not found; `trainer bench all --write-profile` writes it",
+                  {"hardware.profile"},
+                  "\"{}\" not found; `trainer bench all --write-profile` writes it, and without the key a run predicts "
+                  "no times",
                   hardware.profile);
 }
 

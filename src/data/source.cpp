@@ -319,7 +319,8 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   if (files.empty()) parts = validation_parts(data);
   const bool tail = files.empty() && parts.empty();
   if (tail && data.val_fraction <= 0) {
-    throw Error(Code::config, "the model was trained without validation data; give the files to evaluate on");
+    throw Error(Code::config,
+                "the model was trained without validation data; name the files to evaluate on with --data");
   }
   if (tail) parts = training_parts(data);
   if (!files.empty()) parts.push_back({"", config::data_of(data, {.files = files}), "val.bin"});

@@ -239,7 +239,7 @@ void read_length(const Fields& fields, int64_t requested, Keys& keys) {
   if (length < declared) {
     if (requested == 0)
       log::info(
-          "max_position_embeddings = {}: the checkpoint has model.seq_len = {}; raise it to train on longer sequences",
+          "max_position_embeddings = {}: model.seq_len is {} unless it is set; raise it to train on longer sequences",
           declared, length);
     keys.add("max_positions", declared);
   }
