@@ -24,7 +24,7 @@ using TokenId = std::function<std::optional<int32_t>(const std::string& name)>;
 
 /// Reads the files in `folder` that exist. EOS is taken from the first of generation_config.json, config.json and
 /// tokenizer_config.json that names one, all other tokens from tokenizer_config.json, else config.json. Throws
-/// Code::data naming file, field and value for a damaged file.
+/// Code::data naming file, field and value for a damaged file, and for an id outside the vocabulary of config.json.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const TokenId& id_of);
 
 }  // namespace trainer::data

@@ -242,6 +242,7 @@ class HuggingFace(rig.Runs):
         itself = {**index, "weight_map": dict.fromkeys(index["weight_map"], "model.safetensors.index.json")}
         other = {**index, "weight_map": {**index["weight_map"], names[0]: sorted(set(index["weight_map"].values()))[-1]}}
         tokenizer = (self.folder / "whole/tokenizer.model").read_bytes()
+        pad = {**json.loads((self.folder / "whole/config.json").read_text()), "pad_token_id": 320}
         for name, file, damaged, status, part in [
                 ("truncated", first, content[:-100], CHECKPOINT, "truncated"),
                 ("cut in the header", first, content[:length // 2], CHECKPOINT, "truncated"),
@@ -259,6 +260,9 @@ class HuggingFace(rig.Runs):
                 ("index of others", "model.safetensors.index.json", json.dumps(other).encode(), CHECKPOINT, "missing from this file"),
                 ("index cut", "model.safetensors.index.json", json.dumps(index)[:-9].encode(), CHECKPOINT, "weight_map"),
                 ("config cut", "config.json", b'{"model_type": "gpt2"', CHECKPOINT, "config.json"),
+                ("padding outside", "config.json", json.dumps(pad).encode(), DATA,
+                 "pad_token_id: 320, expected the id of a token, which is between 0 and 319"),
+                ("eos outside", "generation_config.json", b'{"eos_token_id": [2, 320]}', DATA, "eos_token_id: 320"),
                 ("tokenizer cut", "tokenizer.model", tokenizer[:-50], DATA, "tokenizer.model"),
                 ("no tokenizer", "tokenizer.model", b"\x00" * 1000, DATA, "tokenizer.model")]:
             with self.subTest(name):

@@ -110,6 +110,41 @@ TEST(SpecialTokens, AreReadFromTheFirstFileThatNamesThem) {
   expect_error(Code::data, {"generation_config.json: not a JSON object"}, load);
 }
 
+TEST(SpecialTokens, AreInTheVocabularyOfTheModel) {
+  TempFolder folder;
+  const auto read = [&](const json& config, const json& generation = json::object()) {
+    write(folder / "config.json", config.dump());
+    write(folder / "generation_config.json", generation.dump());
+    return read_special_tokens(folder.path(), [](const std::string&) { return std::nullopt; });
+  };
+  const json llama{{"model_type", "llama"}, {"vocab_size", 30}};
+  const auto with = [](json config, const char* field, const json& value) {
+    config[field] = value;
+    return config;
+  };
+  for (const char* field : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    for (const json& id : {json(30), json(-2), json({29, 30}), json(50256), json(int64_t{1} << 33)}) {
+      const std::string shown = (id.is_array() ? id[1] : id).dump();
+      const std::string reason =
+          std::string(field) + ": " + shown + ", expected the id of a token, which is between 0 and 29";
+      expect_error(Code::data, {"/config.json: " + reason}, [&] { read(with(llama, field, id)); });
+      expect_error(Code::data, {"/generation_config.json: " + reason},
+                   [&] { read(llama, with(json::object(), field, id)); });
+    }
+    EXPECT_TRUE(read(with(llama, field, -1)).empty()) << "none, in older files";
+    EXPECT_TRUE(read(with(llama, field, nullptr)).empty());
+  }
+  EXPECT_EQ(read(with(llama, "eos_token_id", {0, 29})), (SpecialTokens{.eos = {0, 29}}));
+  EXPECT_EQ(read(with(llama, "pad_token_id", 29)).pad, 29);
+  // Defaults of transformers' classes are written whatever the vocabulary is.
+  const json gpt2{{"model_type", "gpt2"}, {"vocab_size", 30}, {"bos_token_id", 50256}, {"eos_token_id", 50256}};
+  EXPECT_TRUE(read(gpt2, {{"eos_token_id", {50256, -1}}}).empty());
+  EXPECT_EQ(read(with(gpt2, "vocab_size", 50257)), (SpecialTokens{.eos = {50256}, .bos = 50256}));
+  expect_error(Code::data, {"config.json: eos_token_id: 50257, "}, [&] { read(with(gpt2, "eos_token_id", 50257)); });
+  const json smollm{{"model_type", "smollm3"}, {"vocab_size", 30}, {"bos_token_id", 128000}, {"eos_token_id", 128001}};
+  EXPECT_TRUE(read(smollm).empty());
+}
+
 TEST(SpecialTokens, EndDocumentsWithEosTokenIfNoTokenHasAUsualName) {
   std::mt19937_64 random(2);
   json file = small_json(random, 4);

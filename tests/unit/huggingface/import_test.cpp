@@ -242,6 +242,9 @@ TEST(Import, KeepsSpecialTokensAndExportWritesThemBack) {
   EXPECT_EQ(checkpoint::Reader(folder / "back").header().special, special);
   export_model(folder / "back", folder / "again");
   EXPECT_EQ(files_in(folder / "again"), files_in(folder / "hf"));
+  write(folder / "hf/generation_config.json", json{{"eos_token_id", {3, kVocab}}}.dump());
+  expect_error(Code::data, {"generation_config.json: eos_token_id: 29, ", "between 0 and 28"},
+               [&] { import_model(folder / "hf", folder / "other"); });
   write(folder / "hf/generation_config.json", "{\"eos_token_id\": ");
   expect_error(Code::data, {"generation_config.json"}, [&] { import_model(folder / "hf", folder / "other"); });
   EXPECT_FALSE(fs::exists(folder / "other"));
