@@ -1,6 +1,7 @@
 """The part of transformers_test.py that runs in a Python with torch and transformers: it reads and writes models.
 
-Its argument is a JSON list of calls, since starting Python takes long; it prints the list of their results:
+Starting it takes long, so it serves all tests: for each line of its input, a JSON list of a folder to work in and a list
+of calls, it prints a line with the list of their results, or with the text of an exception:
 
     ["logits", FOLDER, TOKENS, OUTPUT]     fp32 logits [tokens, vocabulary]; returns the mean loss, in double
     ["tokens", FOLDER, TEXT]               returns the token numbers that AutoTokenizer gives for the file TEXT
@@ -13,8 +14,10 @@ Its argument is a JSON list of calls, since starting Python takes long; it print
 import json
 import os
 import sys
+import traceback
 from unittest import mock
 
+output, sys.stdout = sys.stdout, sys.stderr  # libraries may print
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 import numpy
 import torch
@@ -99,7 +102,7 @@ FAMILIES = {  # model_type, and differences from SIZES
 def make(family, folder, dtype):
     torch.manual_seed(7)
     if family == "gpt2":
-        config = transformers.GPT2Config(vocab_size=320, n_positions=48, n_embd=40, n_layer=3, n_head=5, n_inner=100,
+        config = transformers.GPT2Config(vocab_size=320, n_positions=48, n_embd=40, n_layer=3, n_head=4, n_inner=100,
                                          layer_norm_epsilon=2e-5, initializer_range=0.3)
         model = transformers.GPT2LMHeadModel(config)
     else:
@@ -171,4 +174,11 @@ def train(folder, tokens, options):
 
 if __name__ == "__main__":
     calls = {"logits": logits, "tokens": tokens, "make": make, "gradients": gradients, "train": train}
-    print(json.dumps([calls[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]))
+    for line in sys.stdin:
+        folder, requests = json.loads(line)
+        os.chdir(folder)
+        try:
+            results = [calls[name](*arguments) for name, *arguments in requests]
+        except Exception:
+            results = traceback.format_exc()
+        print(json.dumps(results), file=output, flush=True)
