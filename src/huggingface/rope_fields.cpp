@@ -105,13 +105,14 @@ void read_scaling(const Fields& fields, const Fields& rope, const char* name, Ke
 }  // namespace
 
 void read_rope(const Fields& fields, double default_theta, Keys& keys) {
-  double theta = fields.number("rope_theta", default_theta);
+  const double outside = fields.number("rope_theta", default_theta);
+  double theta = outside;
   const char* source = nullptr;
-  for (const char* name : {kParameters, kScaling}) {  // the last one wins
-    if (fields.find(name) == nullptr) continue;
+  for (const char* name : {kParameters, kScaling}) {  // the last one that is not empty wins
+    if (fields.find(name) == nullptr || fields.find(name)->empty()) continue;
     const Fields rope = fields.object(name);
     rope.demand("partial_rotary_factor", 1.0);
-    theta = rope.number("rope_theta", theta);
+    theta = rope.number("rope_theta", outside);
     source = name;
   }
   keys.add("rope_theta", theta);

@@ -163,6 +163,15 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(yarn.rope_beta_fast, 32);
   EXPECT_EQ(yarn.rope_beta_slow, 1);
   EXPECT_NEAR(yarn.rope_attention, (0.1 * std::log(4) + 1) / (0.05 * std::log(4) + 1), 1e-15);
+  json both = json::parse(with_field(llama(), "rope_scaling", {{"type", "linear"}, {"factor", 2.0}, {"mscale", 1.0}}));
+  both["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 7e5}};
+  tests::Warnings warnings;
+  EXPECT_EQ(parse_config_json(both.dump(), "c").config.model.rope_type, config::RopeType::linear);
+  EXPECT_EQ(parse_config_json(both.dump(), "c").config.model.rope_theta, 5e5);  // outside the two
+  both["rope_scaling"] = json::object();
+  EXPECT_EQ(parse_config_json(both.dump(), "c").config.model.rope_type, config::RopeType::plain);
+  EXPECT_EQ(parse_config_json(both.dump(), "c").config.model.rope_theta, 7e5);
+  expect_parts(warnings.lines.at(0), {"rope_scaling.mscale: ignored"});
   const config::Config qwen3 = config_of({"model.arch=qwen3", "model.head_dim=6"});
   EXPECT_EQ(parse_config_json(with_field(qwen3, "head_dim", nullptr), "c").config.model.head_dim, 128);
   const config::Config mistral = config_of({"model.arch=mistral"});
