@@ -75,6 +75,18 @@ TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
   model.d_ff = 8192;
   EXPECT_EQ(matmul_weights(model, 100352).total(), 1'279'262'720);
   EXPECT_EQ(matmul_weights(model, 100352).total() + 2048 * (int64_t{100352} + 16 * 4 + 1), 1'484'916'736);
+  model.n_layer = 36;  // SmolLM3
+  model.n_kv_head = 4;
+  model.d_ff = 11008;
+  EXPECT_EQ(matmul_weights(model, 128256).total(), 3'074'949'120);
+  EXPECT_EQ(matmul_weights(model, 128256).total() + 73 * 2048, 3'075'098'624);
+  model.n_layer = 24;  // Qwen2.5 0.5B
+  model.n_head = 14;
+  model.n_kv_head = 2;
+  model.d_model = 896;
+  model.d_ff = 4864;
+  EXPECT_EQ(matmul_weights(model, 151936).total(), 493'961'216);
+  EXPECT_EQ(matmul_weights(model, 151936).total() + 49 * 896 + 24 * (14 + 2 * 2) * 64, 494'032'768);  // with biases
 }
 
 TEST(Flops, WindowsByHand) {

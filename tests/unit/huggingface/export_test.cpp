@@ -178,6 +178,36 @@ TEST(Export, WritesWindowsInTheFieldsOfTheFamily) {
   }
 }
 
+// Version 5 of transformers reads the fields of version 4, but not the other way round.
+TEST(Export, WritesRopeInTheFieldsOfOlderVersions) {
+  const auto fields_of = [](std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"model.arch=llama", "model.rope_theta=3e4"});
+    const json fields = json::parse(to_config_json(config_of(sets).model, kVocab, std::nullopt, FloatType::f32));
+    EXPECT_EQ(fields["rope_theta"], 3e4);
+    EXPECT_FALSE(fields.contains("rope_parameters"));
+    return fields.at("rope_scaling");
+  };
+  EXPECT_EQ(fields_of({}), json());
+  EXPECT_EQ(fields_of({"model.rope_type=linear", "model.rope_factor=2"}),
+            (json{{"rope_type", "linear"}, {"factor", 2.0}}));
+  const std::vector<std::string> sizes{"model.rope_factor=4", "model.rope_original=64"};
+  std::vector<std::string> llama3 = sizes, yarn = sizes;
+  llama3.push_back("model.rope_type=llama3");
+  EXPECT_EQ(fields_of(llama3), (json{{"rope_type", "llama3"},
+                                     {"factor", 4.0},
+                                     {"original_max_position_embeddings", 64},
+                                     {"low_freq_factor", 1.0},
+                                     {"high_freq_factor", 4.0}}));
+  yarn.insert(yarn.end(), {"model.rope_type=yarn", "model.rope_attention=1.5"});
+  EXPECT_EQ(fields_of(yarn), (json{{"rope_type", "yarn"},
+                                   {"factor", 4.0},
+                                   {"original_max_position_embeddings", 64},
+                                   {"beta_fast", 32.0},
+                                   {"beta_slow", 1.0},
+                                   {"attention_factor", 1.5},
+                                   {"truncate", true}}));
+}
+
 TEST(Export, ReportsWhichWeightIsTooLargeForFp16) {
   TempFolder folder;
   save(folder / "run", gpt2());
