@@ -23,6 +23,8 @@ import numpy
 import torch
 import transformers
 
+torch.set_num_threads(1)  # the models are tiny
+
 
 def logits(folder, tokens, output):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -140,7 +142,6 @@ def hidden_pieces(model):
 def train(folder, tokens, options):
     from torch.optim import _muon
     _muon._zeropower_via_newtonschulz = newton_schulz
-    torch.set_num_threads(2)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.eval()  # no dropout
     length, lr, decay = options["seq_len"], options["lr"], options["weight_decay"]
