@@ -16,7 +16,9 @@ class Scaling {
  public:
   Scaling(const Fields& fields, const char* name) : fields_(fields), name_(name) {
     for (const auto& [field, value] : fields.members())
-      if (value.is_object())
+      if (field == "mrope_section")
+        refuse(field, "rotation by position in an image is not supported; import a model of text only");
+      else if (value.is_object())
         refuse(field,
                format("{} is not supported; this program uses one RoPE table for all layers", Fields::text_of(value)));
   }

@@ -102,6 +102,7 @@ TEST(Import, RejectsFieldsThatItCannotRepresent) {
            {llama(), "rope_parameters", {{"rope_type", "longrope"}}, "rope_parameters: \"longrope\""},
            {llama(), "rope_scaling", {{"rope_type", "spiral"}, {"factor", 8.0}}, "rope_scaling: \"spiral\""},
            {llama(), "rope_scaling", {{"rope_type", 3}}, "rope_scaling: 3"},
+           {llama(), "rope_scaling", {{"mrope_section", {16, 24, 24}}}, "rope_scaling.mrope_section: "},
            {llama(), "rope_parameters", {{"rope_type", "yarn"}}, "rope_parameters.factor: missing"},
            {llama(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}, "rope_scaling.factor: 0.5"},
            {llama(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}, "full_attention: {"},
