@@ -190,7 +190,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
   const AxisSet cut = row_axes(all);
-  const auto weights = table_.store.weights().hold(ex, table_.slot);  // held for all chunks
+  // Held for all chunks. The next matrix is gathered later, since a small model needs the most memory here.
+  auto weights = table_.store.weights().hold(ex, table_.slot, params::WeightCache::Next::later);
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
@@ -229,12 +230,12 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
     if (grads == nullptr) continue;
     at.dx = dx.row_range(first, count);
     at.last = first + count == x.rows();
-    backward(ex, table, at, *grads);
+    backward(ex, weights, at, *grads);
   }
 }
 
 // Computes df = dlogits·E, summed over the vocabulary's shards. That reduction overlaps with dE (+)= dlogitsᵀ·f.
-void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
+void Head::backward(Exec& ex, params::WeightCache::Held& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
   // Nothing else is rounded between the loss and the final norm, so the reduction is done in the accumulator type.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
@@ -248,6 +249,10 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
                          .packed_b = table_.store.weights().packed(ex, table_.slot, false, chunk.dlogits.rows())});
   Transit sum = in_place ? table_.ranks.start_move_in_place(ex, partial, home, chunk.dx)
                          : table_.ranks.start_move(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
+  if (chunk.last) {  // the table's memory is free for its gradient, if this is the only chunk
+    weights.release();
+    table_.store.weights().prefetch(ex);
+  }
   const GradSlot table = grads.slot(ex, table_.slot);
   ops::run(
       ex,

@@ -100,7 +100,7 @@ class Head {
   AxisSet row_axes(Rows rows) const { return rows.cut ? table_.stream.rows : AxisSet{0}; }
   AxisSet shared_axes(Rows rows) const { return row_axes(rows) & table_.cut(); }
   Scratch pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const;
-  void backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads);
+  void backward(Exec& ex, params::WeightCache::Held& weights, const Chunk& chunk, params::GradSink& grads);
   const Table table_;
   const bool tied_;
   const double cap_;

@@ -65,22 +65,24 @@ void WeightCache::start(Exec& ex, SlotId id) {
                      .all_gather(ex, store_.stored_weight(id), all.reshape({all.count()}));
 }
 
-WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
+WeightCache::Held WeightCache::hold(Exec& ex, SlotId id, Next next) {
   if (!store_.is_sharded(id)) return {store_.stored_weight(id), nullptr, nullptr};
   if (recording_ != nullptr) recording_->push_back(id);
   TRAINER_CHECK(order_ == nullptr || (next_ < order_->size() && (*order_)[next_] == id),
                 "use {} of a program: slot {} is not the recorded slot", next_, id);
   if (!std::exchange(started_, false)) start(ex, id);
-  if (order_ != nullptr) {
-    // The gather of the next matrix overlaps with the use of this one. If the next use is of the same matrix, the
-    // matrix stays.
-    ++next_;
-    started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
-    if (started_) start(ex, (*order_)[next_]);
-  }
+  if (order_ != nullptr) ++next_;
+  if (next == Next::now) prefetch(ex);  // overlaps with the use of this matrix
   Entry& entry = entries_[static_cast<size_t>(id)];
   if (entry.ticket.is_open()) entry.ticket.join(ex);
   return {gathered(entry), &entry.users, &entry.memory};
+}
+
+void WeightCache::prefetch(Exec& ex) {
+  if (order_ == nullptr || started_ || next_ == order_->size()) return;
+  // If the next use is of the same matrix, the matrix stays.
+  started_ = ahead_ || (next_ > 0 && (*order_)[next_] == (*order_)[next_ - 1]);
+  if (started_) start(ex, (*order_)[next_]);
 }
 
 bool WeightCache::is_packed(SlotId id, bool transposed, int64_t rows) const {

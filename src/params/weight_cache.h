@@ -47,8 +47,10 @@ class WeightCache {
     Held(Held&& other) noexcept
         : tensor_(other.tensor_), users_(std::exchange(other.users_, nullptr)), memory_(other.memory_) {}
     Held& operator=(Held&&) = delete;
-    ~Held() {
-      if (users_ != nullptr && --*users_ == 0) memory_->reset();
+    ~Held() { release(); }
+    /// Ends the use of the matrix.
+    void release() {
+      if (int* const users = std::exchange(users_, nullptr); users != nullptr && --*users == 0) memory_->reset();
     }
     operator const Tensor&() const { return tensor_; }
 
@@ -59,9 +61,13 @@ class WeightCache {
     int* users_;  // null: not gathered
     Scratch* memory_;
   };
+  enum class Next : uint8_t { now, later };
   /// Returns the slot's matrix, in the compute type; waits for its gather. Memory is taken from ex.arena. Collective
-  /// over the slot's flat axes: every rank must call in the same order.
-  Held hold(Exec& ex, SlotId id);
+  /// over the slot's flat axes: every rank must call in the same order. `next`: whether the next matrix is prefetched
+  /// now or by prefetch().
+  Held hold(Exec& ex, SlotId id, Next next = Next::now);
+  /// Starts the gather of the next matrix of a recorded program, unless it is in flight. Collective like hold().
+  void prefetch(Exec& ex);
   /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. It is
   /// packed on first use after each change of the weights. Empty if packing does not pay off, and for slots that are
   /// gathered for each use.

@@ -134,6 +134,33 @@ TEST(WeightCache, TheOverlapIsReal) {
   });
 }
 
+TEST(WeightCache, AUseMayPutOffTheGatherOfTheNext) {
+  comm::run_on_threads(2, {}, [&](comm::World& world) {
+    Rig rig(world);
+    Arena heap(rig.device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{rig.device, heap, meter};
+    WeightCache& weights = rig.store.weights();
+    weights.record("p", [&] { rig.use(ex, {0, 1}); });
+    meter.reset();
+    weights.begin(ex, "p");
+    WeightCache::Held first = weights.hold(ex, rig.slots[0], WeightCache::Next::later);
+    EXPECT_EQ(rig.gathered(meter), 1);
+    first.release();
+    first.release();  // does nothing
+    weights.prefetch(ex);
+    weights.prefetch(ex);  // it is in flight already
+    EXPECT_EQ(rig.gathered(meter), 2);
+    { const WeightCache::Held second = rig.hold(ex, 1); }
+    weights.end();
+    weights.begin(ex, "p");
+    { const WeightCache::Held again = weights.hold(ex, rig.slots[0], WeightCache::Next::later); }
+    rig.use(ex, {1});  // starts its own gather
+    EXPECT_EQ(rig.gathered(meter), 4);
+    weights.end();
+  });
+}
+
 TEST(WeightCache, WhatIsHeldOrNextIsGatheredOnce) {
   comm::run_on_threads(2, {}, [&](comm::World& world) {
     Rig rig(world);

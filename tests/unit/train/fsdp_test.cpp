@@ -55,23 +55,30 @@ TEST(Fsdp, OnFourRanksFollowsZero1) {
   EXPECT_NEAR(sharded.losses[49], replicas.losses[49], 1e-5 * replicas.losses[49]);
 }
 
+struct Size {
+  int64_t width, length, vocab;
+};
+
 TEST(Fsdp, OnFourRanksStoresAQuarterOfWeightsAndState) {
-  config::Config c = fully_sharded(4, 4, config::Arch::gpt2);
-  c.model.n_layer = 12;
-  c.model.n_head = c.model.n_kv_head = 8;
-  c.model.d_model = 256;
-  c.model.d_ff = 1024;
-  c.model.seq_len = 64;
-  const auto stored = [](const config::Config& of, int ranks) {
-    const BytesByCategory memory = memory_of(of, ranks, 8000);
-    return memory.at("weights") + memory.at("gradients") + memory.at("optimizer");
-  };
-  config::Config one = on_one_rank(c);
-  one.train.micro_batch = 1;  // a rank's share of the sequences
-  // Gathered matrices and gradients in flight are in the arena, like activations.
-  const int64_t whole = stored(one, 1), quarter = stored(c, 4);
-  EXPECT_GT(whole, int64_t{100} << 20);
-  EXPECT_LE(static_cast<double>(quarter), 0.26 * static_cast<double>(whole));
+  for (const Size& size : {Size{256, 64, 8000}, Size{768, 1024, 16384}}) {
+    config::Config c = fully_sharded(4, 4, config::Arch::gpt2);
+    c.model.n_layer = 12;
+    c.model.n_head = c.model.n_kv_head = size.width / 64;
+    c.model.d_model = size.width;
+    c.model.d_ff = 4 * size.width;
+    c.model.seq_len = size.length;
+    config::Config one = on_one_rank(c);
+    one.train.micro_batch = 1;  // a rank's share of the sequences
+    BytesByCategory of_four = memory_of(c, 4, size.vocab), of_one = memory_of(one, 1, size.vocab);
+    const auto stored = [](BytesByCategory& of) {
+      return static_cast<double>(of["weights"] + of["gradients"] + of["optimizer"]);
+    };
+    EXPECT_GT(stored(of_one), 100e6);
+    EXPECT_LE(stored(of_four), 0.26 * stored(of_one));
+    // Gathered matrices and gradients in flight are in the arena, next to the activations.
+    const auto moved = static_cast<double>(of_four["activations"] - of_one["activations"]);
+    EXPECT_LE(stored(of_four) + moved, 0.30 * stored(of_one)) << (stored(of_four) + moved) / stored(of_one);
+  }
 }
 
 config::Config one_long_sequence() {
