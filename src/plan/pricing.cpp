@@ -125,8 +125,14 @@ std::vector<std::string> other_names(const Config& config) {
     strategy.each(other, config::ranks_of_replica(config), [&](const config::Parallel& parallel) {
       Config named = other;
       named.parallel = parallel;
-      if (config::layout_fits(named) && identity(named) == own)
-        names.push_back(format("{} {}", strategy.name, config::replica_text(named)));
+      const bool chooses = config::chooses_vocab_axes(named);
+      for (const char* axes : {"x", "xy"}) {
+        if (chooses) named.parallel.vocab_axes = axes;
+        if (config::layout_fits(named) && identity(named) == own)
+          names.push_back(format("{} {}{}", strategy.name, config::replica_text(named),
+                                 chooses ? format(", vocab_axes = {}", axes) : ""));
+        if (!chooses) break;
+      }
     });
   }
   return names;

@@ -250,6 +250,11 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
   tables.parallel.table += tables.parallel.table;
   EXPECT_EQ(identity(tables), identity(megatron));
   EXPECT_EQ(other_names(tables), (Names{"megatron-1d tensor = 4", "axonn-4d grid = [4, 1, 1]"}));
+  for (const std::string axes : {"x", "xy"}) {
+    config::set_tables(tables, config::sharding_of(as({"parallel.strategy=axonn-4d", "parallel.grid=[2, 2, 1]",
+                                                       "parallel.vocab_axes=" + axes})));
+    EXPECT_EQ(other_names(tables), Names{"axonn-4d grid = [2, 2, 1], vocab_axes = " + axes});
+  }
   std::set<std::string> shown;
   for (const PlannedRun& run : planned(small(), 8, cluster_file("frontera-rtx")).runs)
     EXPECT_TRUE(shown.insert(identity(run.config)).second) << run.strategy << " " << run.layout;
