@@ -45,6 +45,18 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
+/// Throws on all ranks if some compute on GPUs and others on CPUs: these cut large tensors into different pieces
+/// (parallel::RowPieces, head_chunk()), so that their operations would not match.
+void require_one_device_kind(comm::World& world, bool gpu) {
+  const std::vector<std::string> gpus = world.control().gather(gpu ? "gpu" : "");
+  const auto with = std::ranges::find(gpus, "gpu"), without = std::ranges::find(gpus, "");
+  if (with == gpus.end() || without == gpus.end()) return;
+  throw Error(Code::plan, format("rank {} has a GPU, but rank {} has none: all ranks must compute on GPUs or all on "
+                                 "CPUs; start ranks only where there are GPUs, or set run.device = \"cpu\"",
+                                 with - gpus.begin(), without - gpus.begin()))
+      .on(Scope::all_ranks);
+}
+
 /// Returns cuDNN if it computes attention on this GPU; null: the built-in kernels do. `say`: log the reason if "auto"
 /// selects the built-in kernels.
 std::unique_ptr<device::Library> choose_attention(const config::Config& config, const device::cuda::Facts& gpu,
@@ -76,7 +88,8 @@ std::string bf16_reason(device::Isa isa) {
 
 Machine choose_machine(const config::Config& config, comm::World& world) {
   Machine machine;
-  machine.gpu = choose_gpu(config, world);
+  world.control().run_on_all_ranks([&] { machine.gpu = choose_gpu(config, world); });
+  require_one_device_kind(world, machine.gpu.has_value());
   if (machine.gpu) {
     machine.libraries->attention = choose_attention(config, *machine.gpu, world.first());
   } else if (config.hardware.attention == config::AttentionKernels::cudnn && world.first()) {

@@ -126,11 +126,12 @@ class Ranks(rig.Runs):
             self.launcher = []
             self.assert_whole(*self.step_folders(run))
 
-    def two_ranks(self, first, second, status, folder="."):
-        """Runs two ranks with different command lines, the second in `folder`; returns their stderr."""
+    def two_ranks(self, first, second, status, folder=".", program=rig.TRAINER):
+        """Runs two ranks with different command lines, the first of `program`, the second in `folder`; returns their
+        stderr."""
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on this machine")
-        common = [rig.TRAINER, "--config", "config.toml", "--set", "run.threads=1", "--set", "parallel.timeout=20"]
+        common = [program, "--config", "config.toml", "--set", "run.threads=1", "--set", "parallel.timeout=20"]
         self.launcher = [*rig.MPIRUN, "-np", "1", *common, *first, ":", "-np", "1", "-wdir", str(self.folder / folder)]
         try:
             return self.trainer(*common[1:], *second, status=status)
@@ -156,6 +157,18 @@ class Ranks(rig.Runs):
             stderr = self.trainer("--config", file, *named, status=status)
         self.launcher = []
         self.assertIn("train.steps is 9, but 8 on rank 0", stderr)
+
+    def test_ranks_with_and_without_a_gpu_are_one_error(self):
+        emulated = rig.TRAINER.with_name("trainer_emulated")
+        if not emulated.exists():
+            self.skipTest("no emulated GPU")
+        for sets, status, why in ((["parallel.data=2"], 3, "rank 0 has a GPU, but rank 1 has none"),
+                                  (["parallel.tensor=2"], 3, "rank 0 has a GPU, but rank 1 has none"),
+                                  (["parallel.data=2", "run.device=cuda"], 2, 'rank 1: run.device = "cuda": '),
+                                  (["parallel.data=2", "run.device=cpu"], 0, "2 ranks (mpi) with 1 thread")):
+            args = ["--max-steps", "1"] + [arg for key_value in sets for arg in ("--set", key_value)]
+            stderr = self.two_ranks(args, args, status, program=emulated)
+            self.assertEqual(stderr.count(why), 1, stderr)
 
     def test_ranks_with_different_data_are_not_a_job(self):
         other = self.folder / "other"
