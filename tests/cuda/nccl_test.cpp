@@ -232,6 +232,15 @@ TEST(NcclGroups, CrossOnOneLaneAndOnThree) {
   for (const int lanes : {0, 1, 3}) on_gpus(4, {.timeout_s = 60, .lanes = lanes}, [](World&, GpuRank& r) { cross(r); });
 }
 
+TEST(NcclOrder, StreamsHaveTheHighestPriority) {
+  for (const int lanes : {0, 1, 2, 3})
+    on_gpus(2, {.lanes = lanes}, [&](World& below, GpuRank&) {
+      below.control().barrier();
+      EXPECT_EQ(emulator::streams_with_priority(emulator::kHighestPriority), 2 * (lanes < 2 ? 1 : 3)) << lanes;
+      below.control().barrier();
+    });
+}
+
 TEST(NcclOrder, OperationsFollowTheComputeStreamAndItWaitsForThem) {
   on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
     const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::critical);

@@ -50,8 +50,10 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
   streams_.resize(static_cast<size_t>(lanes));
   running_.resize(streams_.size());
   free_.resize(streams_.size());
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
   for (cudaStream_t& stream : streams_)
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "communication stream");
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "communication stream");
 
   ncclUniqueId id{};
   control.run_on_all_ranks([&] {

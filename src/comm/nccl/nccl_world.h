@@ -5,8 +5,14 @@
 // Order and deadlocks. Every rank starts its operations in program order, which is the same on all ranks of each group.
 // With one lane all communicators share one stream, so each GPU runs the operations in that order, one after another.
 // The earliest incomplete operation is then the next to run on all its ranks, so there is no deadlock. With several
-// lanes, kernels of different communicators are on a GPU at once, in orders that may differ between GPUs. That works as
-// long as all of them fit on the GPU at once, which NCCL does not guarantee. One lane is the default.
+// lanes, critical operations, weights and gradients have a stream each. Kernels of different communicators are then on
+// a GPU at once, in orders that may differ between GPUs. That works as long as all of them fit on the GPU at once,
+// which NCCL does not guarantee. So one lane is the default. NCCL 2.26 can launch in program order
+// (NCCL_LAUNCH_ORDER_IMPLICIT), but each rank would decide from its own library and environment whether to, and several
+// lanes need more communicators (kBytesOfCommunicator each): parallel.lanes sets them for all ranks alike.
+//
+// Streams have the highest priority: blocks of a collective start before waiting blocks of GEMMs, so that other ranks
+// do not wait for this rank's GEMM to end.
 //
 // Reductions. NCCL chooses its algorithm, and with it the order of additions, from size, type and machine, and
 // guarantees no particular order. Its ring and tree algorithms are reproducible on the same layout and machine (the

@@ -35,6 +35,11 @@ void see_only(int device);
 std::vector<std::set<int>> touched_by_threads();
 void forget_touched();
 
+/// The priorities of streams: lower numbers are higher priorities, as on GPUs.
+inline constexpr int kLowestPriority = 0, kHighestPriority = -5;
+/// Returns the number of streams that have this priority.
+int streams_with_priority(int priority);
+
 /// Limits how many more blocks of host memory can be registered, and allocated pinned; -1: no limit (initially).
 void limit_pinning(int registrations, int allocations);
 /// Returns the number of pinned blocks.

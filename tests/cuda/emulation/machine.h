@@ -27,6 +27,7 @@ struct Stream {
   uint64_t queued = 0, done = 0;
   bool advancing = false;
   Graph* capture = nullptr;  // records the work instead, while capturing
+  int priority = 0;          // without effect: the emulator runs streams as late as it can
 };
 /// A position in a stream: the number of items queued before it.
 struct Event {

@@ -34,6 +34,10 @@ std::vector<std::set<int>> touched_by_threads() {
   for (const auto& [thread, devices] : machine().touched) all.push_back(devices);
   return all;
 }
+int streams_with_priority(int priority) {
+  const Lock lock(machine().mutex);
+  return static_cast<int>(std::ranges::count(machine().streams, priority, &Stream::priority));
+}
 void forget_touched() {
   const Lock lock(machine().mutex);
   machine().touched.clear();
@@ -119,11 +123,20 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  *lowest = kLowestPriority;
+  *highest = kHighestPriority;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+  if (priority > kLowestPriority || priority < kHighestPriority) return note(cudaErrorInvalidValue);
   const Call lock;
-  *stream = new Stream{.device = current_device()};
+  *stream = new Stream{.device = current_device(), .priority = priority};
   machine().streams.insert(*stream);
   return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, kLowestPriority);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   Call lock;
