@@ -75,6 +75,12 @@ class Record(unittest.TestCase):
             with self.assertRaises(resources.Unreadable):
                 resources.update(record, "another compiler", new)
 
+    def test_record_names_sources_that_exist(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        _, record = resources.parsed((root / "tests/cuda/kernel_resources.txt").read_text(encoding="utf-8"))
+        sources = {path.name for path in (root / "src/ops/cuda").rglob("*.cu")}
+        self.assertEqual({file for file, _ in record}, sources)
+
     def test_blocks_by_registers_threads_and_shared_memory(self):
         def blocks(threads, registers, shared, architecture=90):
             row = {"threads": threads, "registers": registers, "shared": shared}
