@@ -1,5 +1,5 @@
 #pragma once
-// Training steps on random tokens.
+// Training steps on random tokens, or on those of token files.
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +13,10 @@ namespace trainer::bench {
 /// Returns a source of random tokens; the target of each is the next one. All steps use the same tokens, which are
 /// drawn at first use, so that only the first step includes the time to draw them.
 train::BatchSource random_batches(const config::Config& config);
+
+/// The same with the first samples that a run on these files of tokens would train on: tokens with the frequencies of
+/// text. Throws Code::usage for text, Code::data for tokens outside the vocabulary.
+train::BatchSource file_batches(const config::Config& config, const std::vector<std::string>& files, int threads);
 
 /// Returns the work of a step. Steps count from 1.
 train::StepWork work_of(const config::Config& config, int64_t step);

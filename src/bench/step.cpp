@@ -60,8 +60,11 @@ std::string to_text(const StepCount& count) {
   return text;
 }
 
-StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps) {
+StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps,
+                     const std::vector<std::string>& files) {
   const int64_t vocab = config.data.vocab_size;
+  const train::BatchSource batches =
+      files.empty() ? random_batches(config) : file_batches(config, files, machine.threads);
   const std::unique_ptr<comm::World> world = comm::solo_world();
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
   setup::require_memory(setup::plan_run(config, vocab, machine, true), config, vocab, machine);
@@ -69,13 +72,12 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   train::Trainer trainer(*device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
-  const train::BatchSource random = random_batches(config);
   setup::PeakTracker peak = setup::make_peak(*device, machine.compute, config, *world);
 
   StepBench bench;
   const auto timed_step = [&](int i) {
     const double start = now_seconds();
-    trainer.step(work_of(config, i + 1), random);
+    trainer.step(work_of(config, i + 1), batches);
     device->synchronize();
     return (now_seconds() - start) * 1e3;
   };

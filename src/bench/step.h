@@ -1,5 +1,6 @@
 #pragma once
-// `trainer bench step`: times whole optimizer steps on random tokens, and each kind of operator in them.
+// `trainer bench step`: times whole optimizer steps, and each kind of operator in them.
+#include <string>
 #include <vector>
 
 #include "base/memory_probe.h"
@@ -38,9 +39,10 @@ struct StepBench {
   std::vector<OpShare> operators;           // slowest first; "other" is the time outside operators
   int64_t memory_bytes = 0;
 };
-/// Times `steps` steps after `warmup` steps, with fixed seeds. The configuration's data and tokenizer are not used, so
-/// data.vocab_size must be set.
-StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps);
+/// Times `steps` steps after `warmup` steps, with fixed seeds, on the tokens of these files, or on random tokens if
+/// there are none. The configuration's own data are not used, so data.vocab_size must be set.
+StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps,
+                     const std::vector<std::string>& files = {});
 std::string to_text(const StepBench& bench);
 
 /// Measures up to `most` algorithms for every GEMM of this configuration's step on a GPU, and returns the fastest.

@@ -179,7 +179,8 @@ json count_step(const Bench& b) {
 json bench_step(const Bench& b) {
   b.require_config();
   if (b.options.dry_run) return count_step(b);
-  const bench::StepBench s = bench::bench_step(b.config, b.machine, b.options.warmup, b.options.repeats);
+  const bench::StepBench s =
+      bench::bench_step(b.config, b.machine, b.options.warmup, b.options.repeats, b.options.data);
   b.say(bench::to_text(s));
   json operators = json::array();
   for (const bench::OpShare& op : s.operators)
@@ -191,6 +192,7 @@ json bench_step(const Bench& b) {
                          {"least_ms", op.least_ms}});
   return {{"parameters", s.parameters},
           {"tokens", s.tokens},
+          {"data", b.options.data},
           {"threads", s.threads},
           {"compute", s.compute},
           {"path", s.product_path},

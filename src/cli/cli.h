@@ -72,6 +72,7 @@ struct BenchOptions {
   std::string write_tuning;   // gemm: measure a configuration's GEMMs and write the table to this file
   std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or common shapes
   int64_t size = 0;                            // bytes of elementwise operands; 0: depends on the machine
+  std::vector<std::string> data;               // step: files of tokens; empty: random tokens
   bool dry_run = false;                        // step: only count FLOPs and bytes
   bool json = false;
 };

@@ -240,8 +240,10 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
              "use operands of N bytes; 0: much larger than the caches");
   add_number(add_action(verb, "offload", "predict the update time of optimizer offload schedules"), "--size", o.size, 0,
              "update N parameters per rank; 0: 3.8e9", 1'000'000'000'000);
-  add_action(verb, "step", "time whole optimizer steps by operator")
-      .add_flag("--dry-run", o.dry_run, "count the FLOPs and bytes of each operator without running them");
+  CLI::App& step = add_action(verb, "step", "time whole optimizer steps by operator");
+  CLI::Option* dry =
+      step.add_flag("--dry-run", o.dry_run, "count the FLOPs and bytes of each operator without running them");
+  add_path(step, "--data", o.data, "FILES", "train on these files of tokens instead of random tokens")->excludes(dry);
   add_action(verb, "memory", "compare predicted and measured memory");
   for (CLI::App* action : {&add_action(verb, "collectives", "time collectives over the ranks"),
                            &add_action(verb, "all", "measure all of these on one rank")})
