@@ -18,9 +18,12 @@ std::vector<std::optional<GpuAddress>> gather_gpus(World& world, const std::opti
   char host[HOST_NAME_MAX + 1] = {};
   gethostname(host, HOST_NAME_MAX);
   std::vector<std::optional<GpuAddress>> gpus;
-  for (const std::string& text : world.control().gather(gpu ? format("{}\n{}", host, gpu->pci_bus_id) : "")) {
-    const size_t end = text.find('\n');
-    gpus.push_back(text.empty() ? std::nullopt : std::optional(GpuAddress{text.substr(0, end), text.substr(end + 1)}));
+  for (const std::string& text :
+       world.control().gather(gpu ? format("{}\n{}\n{}", host, gpu->pci_bus_id, gpu->uuid) : "")) {
+    const size_t end = text.find('\n'), second = text.find('\n', end + 1);
+    gpus.push_back(text.empty() ? std::nullopt
+                                : std::optional(GpuAddress{text.substr(0, end), text.substr(end + 1, second - end - 1),
+                                                           text.substr(second + 1)}));
   }
   return gpus;
 }

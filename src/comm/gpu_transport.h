@@ -16,14 +16,14 @@ std::optional<std::string> nccl_version();
 
 /// The GPU of a rank; empty if the rank computes on a CPU.
 struct GpuAddress {
-  std::string host, bus_id;
+  std::string host, bus_id, uuid = {};
   bool operator==(const GpuAddress&) const = default;
 };
-/// Returns the number of ranks that compute on this rank's GPU, this rank included; 1 for a rank that computes on a
-/// CPU, and in a dry world, where every rank is assumed to have its own GPU. Collective.
+/// Returns the number of ranks that share the memory of this rank's GPU, or of its MIG instance, this rank included; 1
+/// for a rank that computes on a CPU, and in a dry world, where every rank is assumed to have its own GPU. Collective.
 int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu);
 /// Returns why NCCL cannot run: "ranks 0, 2 and 3 share GPU 0000:01:00.0 of host a", or "rank 1 has no GPU". Reports
-/// the first shared GPU. Empty if each rank has its own GPU.
+/// the first shared GPU. Empty if each rank has its own GPU. MIG instances share a GPU: NCCL goes by the bus ID.
 std::string obstacle_to_nccl(const std::vector<std::optional<GpuAddress>>& ranks);
 
 struct GpuTransport {

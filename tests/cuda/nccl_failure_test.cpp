@@ -153,6 +153,8 @@ TEST(GpuTransport, ReportsWhyNcclCannotRun) {
   EXPECT_EQ(obstacle_to_nccl({a, b, other_host}), "");
   EXPECT_EQ(obstacle_to_nccl({b, a, other_host, a, a}), "ranks 1, 3 and 4 share GPU 0000:01:00.0 of host a");
   EXPECT_EQ(obstacle_to_nccl({a, std::nullopt}), "rank 1 has no GPU");
+  const GpuAddress instance{"a", "0000:01:00.0", "01"}, other_instance{"a", "0000:01:00.0", "02"};
+  EXPECT_EQ(obstacle_to_nccl({instance, other_instance}), "ranks 0 and 1 share GPU 0000:01:00.0 of host a");
 }
 
 TEST(GpuTransport, IsChosenByKeyAndMachine) {

@@ -12,9 +12,10 @@ namespace {
 struct SeveralDevices : testing::Test {
   ~SeveralDevices() override { emulator::set_devices(1); }
 
-  /// Returns the memory limit of each rank as a share of a device. `given`: the one device that each rank sees.
-  static std::vector<double> limits(int ranks, int devices, const std::vector<int>& given = {}) {
-    emulator::set_devices(devices);
+  /// Returns the memory limit of each rank as a share of a device. `given`: the one device that each rank sees;
+  /// `instances`: how many devices are instances of one GPU.
+  static std::vector<double> limits(int ranks, int devices, const std::vector<int>& given = {}, int instances = 1) {
+    emulator::set_devices(devices, instances);
     std::vector<double> shares(static_cast<size_t>(ranks));
     comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
       const auto rank = static_cast<size_t>(world.rank());
@@ -36,6 +37,15 @@ TEST_F(SeveralDevices, MemoryIsSharedByTheRanksOnOneDeviceOnly) {
   EXPECT_EQ(limits(3, 2), (std::vector{0.5, 1.0, 0.5}));
   EXPECT_EQ(limits(4, 4, {3, 1, 0, 2}), std::vector<double>(4, 1.0)) << "one visible device for each rank";
   EXPECT_EQ(limits(3, 2, {1, 0, 1}), (std::vector{0.5, 1.0, 0.5}));
+}
+
+TEST_F(SeveralDevices, MigInstancesOfOneGpuHaveTheirOwnMemory) {
+  EXPECT_EQ(limits(2, 2, {0, 1}, 2), std::vector<double>(2, 1.0));
+  EXPECT_EQ(limits(3, 2, {1, 0, 1}, 2), (std::vector{0.5, 1.0, 0.5}));
+  emulator::set_devices(2, 2);
+  const std::vector<device::cuda::Facts> both = device::cuda::devices();
+  EXPECT_EQ(both[0].pci_bus_id, both[1].pci_bus_id);
+  EXPECT_EQ(both[1].uuid, "e0010000000000000000000000000000");
 }
 
 TEST_F(SeveralDevices, NoThreadTouchesTheDeviceOfAnotherRank) {

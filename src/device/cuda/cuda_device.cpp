@@ -24,11 +24,14 @@ int64_t attribute(int ordinal, cudaDeviceAttr which) {
 Facts facts_at(int ordinal) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "properties of a CUDA device");
+  std::string uuid;
+  for (const char byte : properties.uuid.bytes) uuid += format("{:02x}", static_cast<unsigned char>(byte));
   char pci_bus_id[32] = {};
   check(cudaDeviceGetPCIBusId(pci_bus_id, sizeof(pci_bus_id), ordinal), "properties of a CUDA device");
   return {.ordinal = ordinal,
           .name = properties.name,
           .pci_bus_id = pci_bus_id,
+          .uuid = uuid,
           .multiprocessors = static_cast<int>(attribute(ordinal, cudaDevAttrMultiProcessorCount)),
           .capability = static_cast<int>(10 * attribute(ordinal, cudaDevAttrComputeCapabilityMajor) +
                                          attribute(ordinal, cudaDevAttrComputeCapabilityMinor)),

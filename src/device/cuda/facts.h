@@ -9,6 +9,7 @@ namespace trainer::device::cuda {
 struct Facts {
   int ordinal = 0;
   std::string name, pci_bus_id;
+  std::string uuid;  // in hexadecimal; instances of a GPU that MIG partitions have one each, but share the bus ID
   int multiprocessors = 0;
   int capability = 0;            // 80, 90: major·10 + minor
   int64_t shared_per_block = 0;  // bytes: the maximum that a kernel may use

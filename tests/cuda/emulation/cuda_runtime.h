@@ -50,8 +50,12 @@ using cudaStream_t = emulator::Stream*;
 using cudaEvent_t = emulator::Event*;
 using cudaGraph_t = emulator::Graph*;
 using cudaGraphExec_t = emulator::Graph*;
+struct cudaUUID_t {
+  char bytes[16] = {};
+};
 struct cudaDeviceProp {
   char name[256] = {};
+  cudaUUID_t uuid;
   size_t totalGlobalMem = 0;
 };
 struct cudaLaunchConfig_t {

@@ -25,8 +25,8 @@ struct Stream;
 struct Event;
 struct Graph;
 
-/// Sets the number of devices; initially 1.
-void set_devices(int count);
+/// Sets the number of devices, initially 1, and how many of them are MIG instances of the same GPU.
+void set_devices(int count, int instances = 1);
 /// Makes the calling thread see only this device, as device 0, like a process to which a batch system gave one GPU.
 /// -1: it sees all (initially).
 void see_only(int device);

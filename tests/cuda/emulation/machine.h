@@ -70,7 +70,7 @@ struct Machine {
   std::mutex mutex;
   std::condition_variable changed;  // work was queued or withdrawn: waiting threads try again
   Memory memory;
-  int devices = 1;
+  int devices = 1, instances = 1;
   std::set<Stream*> streams;
   std::map<int, std::set<int>> touched;         // devices used, by thread
   std::map<const void*, size_t> shared_limits;  // kernels that requested more than the default

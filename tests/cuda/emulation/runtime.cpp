@@ -115,13 +115,15 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   }
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   std::strcpy(properties->name, "emulated");
+  properties->uuid = {{static_cast<char>(0xe0), static_cast<char>(first_visible_device() + ordinal)}};
   properties->totalGlobalMem = kDeviceMemory;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int ordinal) {
-  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", first_visible_device() + ordinal);
+  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0",
+                (first_visible_device() + ordinal) / machine().instances);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {

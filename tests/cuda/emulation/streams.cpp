@@ -47,9 +47,10 @@ void see_only(int device) {
   device_of_thread = first_visible_device();
 }
 
-void set_devices(int count) {
+void set_devices(int count, int instances) {
   const Lock lock(machine().mutex);
   machine().devices = count;
+  machine().instances = instances;
 }
 
 Hold::Hold(Stream* stream) : released_(std::make_shared<bool>(false)) {
