@@ -122,7 +122,7 @@ fi
 find "$folder/lib" "$folder/openmpi" -name '*.so*' -exec chmod u+w {} + -exec strip --strip-unneeded {} + 2> /dev/null || true
 
 cp configs/*.toml "$folder/configs/"
-cp data/austen.txt "$folder/data/"
+cp -r data/austen.txt data/gpt2 "$folder/data/"
 cp scripts/gpu_check.sh scripts/gpu_check_stages.sh scripts/compare_layouts.py "$folder/scripts/"
 cp tests/bench/compare_torch.py tests/bench/machine.py tests/bench/torch_gpt.py "$folder/tests/bench/"
 {

@@ -9,8 +9,8 @@
 #   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script is in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
 #   --budget N     seconds in all (default: 540); stages that do not fit any more are skipped, the last ones first
-#   --stages "…"   these only; those of call 1: machine step-124m full-124m attention elementwise optimizer gemm step-1.5b
-#                  full-1.5b tests cudnn sanitizer torch-compile; of call 2: machine torch-full-124m torch-full-1.5b torch-124m
+#   --stages "…"   these only; those of call 1: machine step-124m text-124m full-124m attention elementwise optimizer gemm
+#                  step-1.5b full-1.5b tests cudnn sanitizer torch-compile; of call 2: machine torch-full-124m torch-full-1.5b torch-124m
 #                  torch-1.5b tuned train mpi collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to compare it with the trainer (default: python3)
 #   --variant V    PyTorch's bf16, one per call: autocast (default) or master
@@ -142,7 +142,7 @@ export TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton TO
 # A stage is a function that writes $work/NAME.json (a document, if it has one) and $work/NAME.txt (text of the report),
 # prints a line for the summary to fd 3, and returns 0 (passed), 77 (skipped, with the reason on fd 3) or anything else.
 
-calls=('' "machine step-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile"
+calls=('' "machine step-124m text-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile"
   "machine torch-full-124m torch-full-1.5b torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile")
 patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
@@ -289,9 +289,10 @@ short+=':*AttentionOf/2.Matches*:*AttentionShapes/2.Match*:*Adam/1.Keeps*'
 mpi_ranks='2 4' computes='bf16 fp32' warmup=3 repeats=10 few=3 tiny=() size=() shrink=()
 case_124m=(train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
-full_124m=(train.global_batch=512 train.micro_batch=64 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
+full_124m=(train.global_batch=512 train.micro_batch=64 'train.recompute="none"' data.vocab_size=50304 run.device=cuda
+  optim.warmup_steps=1) # the configuration's warm-up is longer than its run at this batch
 full_1_5b=(train.global_batch=512 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
-torch_device=cuda torch_tiny=()
+torch_device=cuda torch_tiny=() step_data=() text_tokenizer=(--tokenizer "$root/data/gpt2")
 # torch.compile builds its launchers with a C compiler. Without one PyTorch is measured in eager mode.
 compiler=$(program_of "${CC:-cc}" gcc clang)
 if [ -z "$compiler" ]; then torch_tiny=(--no-compile); fi
@@ -302,7 +303,7 @@ if [ -n "$emulated" ]; then
     train.micro_batch=2 hardware.peak_tflops=1)
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
   size+=(--repeats 1)
-  train_run=(train.tokens=96 optim.warmup_steps=1)
+  train_run=(train.tokens=96 optim.warmup_steps=1) text_tokenizer=(--train-vocab 352)
   # PyTorch has no emulated device: its stages run on the CPU, and are compared with the trainer there.
   mapfile -t torch_tiny < <(printf '%s\n' --no-compile --tries 1 --threads 1 && set_of "${shrink[@]}")
   torch_device=cpu
@@ -315,6 +316,7 @@ if [ "${results[0]:-passed}" != passed ] && [ -z "$emulated" ]; then
 fi
 # The first call: benchmarks while nothing else runs, then the tests.
 stage step-124m 40
+stage text-124m 40
 stage full-124m 50
 stage attention 30
 stage elementwise 30

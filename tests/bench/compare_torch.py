@@ -38,7 +38,7 @@ CASES = {
     "gpu-1.5b": ("gpt2-1.5b.toml", ["train.global_batch=16", "train.micro_batch=16", "train.recompute=\"none\"",
                                     "data.vocab_size=50304"]),
     "gpu-124m-full": ("gpt2-124m.toml", ["train.global_batch=512", "train.micro_batch=64", "train.recompute=\"none\"",
-                                         "data.vocab_size=50304"]),
+                                         "data.vocab_size=50304", "optim.warmup_steps=1"]),
     "gpu-1.5b-full": ("gpt2-1.5b.toml", ["train.global_batch=512", "train.micro_batch=16", "train.recompute=\"none\"",
                                          "data.vocab_size=50304"]),
     "llama-8x256-v2048": ("llama-style.toml", ["data.vocab_size=2048"]),

@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 CHECK = HERE.parent.parent / "scripts" / "gpu_check.sh"
 # model and batch: the stage that measures the trainer, and the one that alternates with PyTorch
 STEPS = {"GPT-2 124M, 32×1024": ("step-124m", "torch-124m"),
+         "GPT-2 124M, 32×1024, on text": ("text-124m", None),
          "GPT-2 124M, 64×1024, 0.5M tokens per step": ("full-124m", "torch-full-124m"),
          "GPT-2 124M, 32×1024, tuned GEMMs": ("tuned", None),
          "GPT-2 124M, a run on text with a vocabulary of 8192": ("train", None),

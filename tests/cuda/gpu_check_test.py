@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-STAGES = """machine step-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile
+STAGES = """machine step-124m text-124m full-124m attention elementwise optimizer gemm step-1.5b full-1.5b tests cudnn sanitizer torch-compile
 torch-full-124m torch-full-1.5b torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile""".split()
-STEPS = "step-124m full-124m step-1.5b full-1.5b tuned".split()
+STEPS = "step-124m text-124m full-124m step-1.5b full-1.5b tuned".split()
 
 
 def require(condition, text):
@@ -31,12 +31,20 @@ def main():
         require(stage["result"] in ("passed", "left out"), f"{stage['name']}: {stage['result']} {stage['line']}")
     for name in STEPS:  # idle samples are ignored; the median of two clocks is the lower
         require(stages[name]["result"] == "passed", f"{name}: {stages[name]['line']}")
+        require(stages[name]["line"].startswith("median of "), f"{name}: {stages[name]['line']}")
+        require(bool(stages[name]["document"]["data"]) == (name == "text-124m"), f"{name}: tokens of {stages[name]['document']['data']}")
         clocks = stages[name]["clocks"]
         require(clocks["sm_mhz"] in (1730, 1755) and clocks["least_sm_mhz"] == 1730, f"{name}: {clocks}")
         require(600 <= clocks["watts"] <= 701 and clocks["celsius"] in (61, 62), f"{name}: {clocks}")
         require(clocks["limited"] == clocks["samples"] > 0, f"{name}: {clocks}")
     for target in report["targets"]:
         require(target["verdict"] in ("an emulated device", "not run"), f"{target}")
+    sys.path.insert(0, str(root / "tests/bench"))
+    import compare_torch
+    for name, (config, overrides) in compare_torch.CASES.items():  # in their true size: the stages ran a tiny one
+        sets = [word for each in overrides for word in ("--set", each)]
+        count = [build / "trainer_emulated", "bench", "step", "--dry-run", "--config", root / "configs" / config, *sets]
+        require(not name.startswith("gpu-") or subprocess.run(count, stdout=subprocess.DEVNULL).returncode == 0, f"{name} of compare_torch.py")
     page = out / "GPU.md"
     command = [sys.executable, root / "tests/bench/gpu_page.py", "--out", page, out / "gpu_check.json"]
     subprocess.run(command, check=True)
