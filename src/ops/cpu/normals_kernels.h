@@ -6,7 +6,7 @@
 
 namespace trainer::ops {
 
-inline constexpr int kMostNormalBlocks = 8;
+inline constexpr int kMostNormalBlocks = 16;
 struct NormalsKernel {
   int64_t blocks;  // blocks of four draws per call
   void (*group)(uint32_t key0, uint32_t key1, uint64_t first_block, double* out);
