@@ -65,7 +65,16 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
 
 // --- small batches: B is read once and not packed ---
 
-/// Sums of M rows stay in L1 while B is read eight rows at a time.
+/// Prefetches what is read kAhead bytes later: in the same row at `at`, of which `left` elements are not read yet, or
+/// else in the row that is read next, `next` elements after the begin of this one. A whole row ahead would be too far:
+/// rows of B are often a power of two apart, and then compete for the same few sets of the caches.
+template <typename T>
+[[gnu::always_inline]] inline void ask_ahead(const T* at, int64_t left, int64_t length, int64_t next) {
+  constexpr int64_t kAhead = 512 / static_cast<int64_t>(sizeof(T));
+  __builtin_prefetch(at + kAhead + (left > kAhead ? 0 : next - length));
+}
+
+/// Sums of M rows stay in L1 while B is read kTerms rows at a time.
 template <int M, bool Near, typename T, typename C>
 void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                       int64_t cols, const GemmStore<T, C>& s) {
@@ -82,8 +91,9 @@ void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t 
       for (int i = 0; i < M; ++i) acc[i] = load(sums + i * kSmallBatchCols + j);
 #pragma GCC unroll 8
       for (int t = 0; t < kTerms; ++t) {
-        const Vec<P> w = load(b + (term + t) * ldb + j);
-        __builtin_prefetch(b + (term + kTerms + t) * ldb + j);
+        const T* const at = b + (term + t) * ldb + j;
+        const Vec<P> w = load(at);
+        ask_ahead(at, whole - j, whole, kTerms * ldb);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) acc[i] = fmadd(splat(x[(term + t) * M + i]), w, acc[i]);
       }
@@ -115,7 +125,9 @@ template <int M, int W, typename T>
   for (; term + L <= k; term += L) {
 #pragma GCC unroll 4
     for (int j = 0; j < W; ++j) {
-      const Vec<P> w = load(b + j * ldb + term);
+      const T* const at = b + j * ldb + term;
+      const Vec<P> w = load(at);
+      ask_ahead(at, k - term, k, W * ldb);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load(x + i * k + term), w, acc[i][j]);
     }
