@@ -1,6 +1,7 @@
 #include "train/generate.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/log.h"
 #include "tensor/host_copy.h"
@@ -8,7 +9,7 @@
 namespace trainer::train {
 namespace {
 
-constexpr int64_t kPrefillChunk = 64;
+constexpr uint64_t kPrefillRows = 256;  // enough for GEMMs at their full rate
 
 std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer) {
   std::vector<bool> found(static_cast<size_t>(tokenizer.vocab_size()));
@@ -21,19 +22,18 @@ std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer)
 Generator::Generator(Trainer& trainer)
     : trainer_(trainer),
       cache_(trainer.device(), trainer.model()),
-      chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
-  ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
+      programs_(std::bit_width(std::min(kPrefillRows, static_cast<uint64_t>(trainer.model().seq_len())))) {
+  ids_ = Buffer(trainer.device(), "data", {int64_t{1} << (programs_.size() - 1)}, DType::i32);
   Meter nobodys;
   // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
-  const auto record = [&](const std::string& key, int64_t rows) {
+  for (size_t i = 0; i < programs_.size(); ++i) {
+    programs_[i] = format("{} rows", 1 << i);
     const auto extend = [&](Exec& ex) {
       cache_.used = 0;
-      trainer_.model().extend(ex, batch(rows), cache_);
+      trainer_.model().extend(ex, batch(int64_t{1} << i), cache_);
     };
-    trainer.record(key, extend, nobodys);
-  };
-  record(prefill_key_, chunk_);
-  record(decode_key_, 1);
+    trainer.record(programs_[i], extend, nobodys);
+  }
   cache_.used = 0;
   trainer.seal();
 }
@@ -48,13 +48,13 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
   Exec ex = trainer_.exec();
   int32_t chosen = 0;
   for (size_t at = 0; at < ids.size();) {
-    const auto left = static_cast<int64_t>(ids.size() - at);
-    const int64_t rows = left >= chunk_ ? chunk_ : 1;
+    const size_t left = ids.size() - at, program = std::min<size_t>(std::bit_width(left), programs_.size()) - 1;
+    const int64_t rows = int64_t{1} << program;
     trainer_.device().copy_to_device(ids_.tensor().data, ids.data() + at, rows * size_of(DType::i32));
-    trainer_.begin(ex, rows == 1 ? decode_key_ : prefill_key_);
+    trainer_.begin(ex, programs_[program]);
     {
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
-      if (rows == left) {
+      if (static_cast<size_t>(rows) == left) {
         const HostCopy scores(ex.device, logits);
         chosen = static_cast<int32_t>(
             trainer_.scalars().broadcast_from_first_rank(sampler.choose(scores.tensor(), position, allowed)));

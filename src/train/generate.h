@@ -39,7 +39,7 @@ class Generator {
                        const Sampling& sampling, bool (*stop)() = nullptr);
 
  private:
-  /// Feeds ids to the model; returns the token chosen from the last row's logits.
+  /// Feeds ids to the model in few passes; returns the token chosen from the last row's logits.
   int32_t feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position,
                const std::vector<bool>& allowed);
   parallel::Batch batch(int64_t rows) const;
@@ -47,8 +47,7 @@ class Generator {
   Trainer& trainer_;
   model::Transformer::Cache cache_;
   Buffer ids_;
-  int64_t chunk_;
-  const std::string prefill_key_ = "prefill", decode_key_ = "decode";
+  std::vector<std::string> programs_;  // of passes over 1, 2, 4, … tokens
 };
 
 }  // namespace trainer::train

@@ -29,12 +29,13 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   if (!std::ranges::all_of(scores_, [](double score) { return std::isfinite(score); })) return -1;
   for (size_t i = 0; i < scores_.size() && !allowed.empty(); ++i)
     if (i >= allowed.size() || !allowed[i]) scores_[i] = -std::numeric_limits<double>::infinity();
+  if (sampling_.temperature == 0)  // the first of equal scores
+    return static_cast<int32_t>(std::ranges::max_element(scores_) - scores_.begin());
   const auto likelier = [&](int32_t a, int32_t b) {
     const double x = scores_[static_cast<size_t>(a)], y = scores_[static_cast<size_t>(b)];
     return x > y || (x == y && a < b);
   };
   std::iota(order_.begin(), order_.end(), 0);
-  if (sampling_.temperature == 0) return *std::min_element(order_.begin(), order_.end(), likelier);
 
   const int64_t kept = sampling_.top_k > 0 ? std::min(sampling_.top_k, vocab_) : vocab_;
   if (kept < vocab_ || sampling_.top_p < 1)
