@@ -2,35 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
-#include "config/layouts.h"
 #include "optim/make.h"
 #include "parallel/strategy.h"
 #include "plan/update_time.h"
 
 namespace trainer::plan {
-namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// Returns every assignment of the axes other than "data" to one of `choices` sets; the last axis varies fastest.
-std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
-  std::vector<std::array<AxisSet, 4>> all = {{}};
-  for (size_t a = 1; a < axes; ++a) {
-    std::vector<std::array<AxisSet, 4>> longer;
-    for (const std::array<AxisSet, 4>& sets : all)
-      for (size_t choice = 0; choice < choices; ++choice) {
-        longer.push_back(sets);
-        longer.back()[choice] |= AxisSet{1} << a;
-      }
-    all = std::move(longer);
-  }
-  return all;
-}
-
-}  // namespace
 
 LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
                        const ModelSharding& axes, RouteShares& routes)
@@ -216,16 +194,23 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
   const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
   // `near` is the placement of the activations next to the table, `partial` that of partial sums over the vocabulary.
   const MatrixPlacement near{(stream.rows | f) & ~(v | h), h, 0}, partial{near.rows, h, v};
-  const int64_t m = std::max<int64_t>(1, static_cast<int64_t>(rows_ / ranks(near.rows))),
+  const double elements = rows_ * width_;
+  const auto [found, is_new] = tables_at_.try_emplace(pair_key(partial, {f, table.keep ? AxisSet{1} : 0, 0}), 0);
+  if (is_new) found->second = next_to_table(near.rows, table);
+  return found->second +
+         2 * (move(placed(stream), near, elements) + move(partial, placed(stream), elements));  // head and embedding
+}
+
+double LayerCosts::next_to_table(AxisSet near, const sharding::VocabSpread& table) {
+  const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
+  const int64_t m = std::max<int64_t>(1, static_cast<int64_t>(rows_ / ranks(near))),
                 k = static_cast<int64_t>(width_ / ranks(h)), n = static_cast<int64_t>(vocab_ / ranks(v));
-  const double bytes = element_ * static_cast<double>(m * k + k * n + m * n), elements = rows_ * width_;
+  const double bytes = element_ * static_cast<double>(m * k + k * n + m * n);
   const auto product = [&](const ProductShape& shape) { return cluster_.product_seconds(compute_, shape, bytes); };
   const DType sums = accumulator_of(compute_);
   double seconds = product({.m = m, .k = k, .n = n, .trans_b = true}) + product({.m = m, .k = n, .n = k}) +
                    product({.m = n, .k = m, .n = k, .trans_a = true});
   seconds += traffic(OpKind::loss, 3.0 * static_cast<double>(m * n) * static_cast<double>(size_of(sums)));
-  seconds +=
-      2 * (move(placed(stream), near, elements) + move(partial, placed(stream), elements));  // head and embedding
   if (ranks(h) > 1) seconds += collective(h, CommOp::all_reduce, sums, static_cast<double>(m * n));
   if (ranks(v) > 1) seconds += collective(v, CommOp::all_reduce, DType::f64, static_cast<double>(3 * m));
   const double block = static_cast<double>(k * n), tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
@@ -234,7 +219,7 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
                tables * collective(f, CommOp::reduce_scatter, sums, block);
   const double piece = block / ranks(f);
   double once = 0;
-  const AxisSet rows = near.rows & ~f;
+  const AxisSet rows = near & ~f;
   if (ranks(rows) > 1) once += collective(rows, CommOp::all_reduce, sums, piece);
   if (ranks(axes_.data()) > 1) once += collective(axes_.data(), CommOp::all_reduce, sums, piece);
   return seconds + tables * (once + traffic(OpKind::optimizer, tables_.traffic * piece)) / accumulation_;
@@ -256,118 +241,5 @@ double LayerCosts::micro_seconds(const ModelSharding& layout) {
 }
 
 double LayerCosts::update() const { return update_seconds(cluster_, config_, compute_, axes_); }
-
-bool LayerCosts::divides(const Spread& spread, double rows, double cols) const {
-  return std::fmod(rows, ranks(spread.rows)) == 0 && std::fmod(cols, ranks(spread.cols)) == 0;
-}
-
-namespace {
-enum Variable : int { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
-constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
-Variable variable_of(Site site) { return kVariableOf[static_cast<size_t>(site)]; }
-bool is_of_attention(Site site) { return site == Site::qkv || site == Site::out; }
-}  // namespace
-
-void LayerCosts::add_choices(LayerSearch& layer) const {
-  const size_t axes = axes_.axes.size();
-  const double sequences = rows_ / static_cast<double>(config_.model.seq_len);
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 3)) {
-    const Spread spread{sets[0], sets[1]};
-    if (divides(spread, rows_, width_)) layer.stream.push_back(spread);
-    if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_)) layer.attention.push_back(spread);
-    if (divides(spread, rows_, wide_)) layer.hidden.push_back(spread);
-  }
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 4)) {
-    const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
-    const auto over = [&](double extent, AxisSet set) { return std::fmod(extent, ranks(set)) == 0; };
-    for (const Site site : sharding::kSites) {
-      const Matrix matrix = matrix_of(site);
-      if (over(rows_, l.rows) && over(matrix.in, l.contraction) &&
-          over(site == Site::up ? wide_ : matrix.out, l.cols) && (site != Site::qkv || over(keys_, l.cols)))
-        layer.linears[static_cast<size_t>(site)].push_back(l);
-    }
-  }
-}
-
-void LayerCosts::add_costs(LayerSearch& layer) {
-  SearchProblem& problem = layer.problem;
-  problem.nodes.resize(kVariables);
-  for (const Spread& spread : layer.stream) problem.nodes[kStream].push_back(stream(spread));
-  for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread));
-  for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread));
-  for (const Site site : sharding::kSites) {
-    const Variable variable = variable_of(site), inner = is_of_attention(site) ? kAttention : kHidden;
-    const std::vector<Spread>& inside = is_of_attention(site) ? layer.attention : layer.hidden;
-    const std::vector<LinearSharding>& linears = layer.linears[static_cast<size_t>(site)];
-    for (const LinearSharding& l : linears) problem.nodes[variable].push_back(linear(site, l));
-    const bool reads = reads_residual(site);
-    SearchProblem::Edge arriving{reads ? kStream : inner, variable, {}}, leaving{variable, reads ? inner : kStream, {}};
-    for (const Spread& spread : reads ? layer.stream : inside)
-      for (const LinearSharding& l : linears) arriving.costs.push_back(read(site, spread, l));
-    for (const LinearSharding& l : linears)
-      for (const Spread& spread : reads ? inside : layer.stream) leaving.costs.push_back(write(site, l, spread));
-    problem.edges.push_back(std::move(arriving));
-    problem.edges.push_back(std::move(leaving));
-  }
-}
-
-void LayerCosts::set_memory(LayerSearch& layer) const {
-  std::vector<std::vector<double>>& memory = layer.problem.memory;
-  memory.assign(kVariables, {});
-  const bool keeps = config_.train.recompute != config::Recompute::full;
-  for (const Spread& spread : layer.stream) memory[kStream].push_back(stream_bytes(spread));
-  for (const Spread& spread : layer.attention) memory[kAttention].push_back(keeps ? attention_bytes(spread) : 0);
-  for (const Spread& spread : layer.hidden) memory[kHidden].push_back(keeps ? hidden_bytes(spread) : 0);
-  for (const Site site : sharding::kSites)
-    for (const LinearSharding& l : layer.linears[static_cast<size_t>(site)])
-      memory[variable_of(site)].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_));
-}
-
-LayerCosts::LayerSearch& LayerCosts::layer_search() {
-  const auto [found, is_new] = searches_.try_emplace(config_.train.recompute);
-  LayerSearch& layer = found->second;
-  if (is_new) {
-    add_choices(layer);
-    add_costs(layer);
-  }
-  set_memory(layer);
-  return layer;
-}
-
-std::optional<ModelSharding> LayerCosts::best(double cap) {
-  LayerSearch& choices = layer_search();
-  SearchProblem& problem = choices.problem;
-  for (const std::vector<double>& costs : problem.nodes)
-    if (costs.empty()) return std::nullopt;
-  // The memory of the tables is not known yet, so the smallest possible one is assumed.
-  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_)) /
-                static_cast<double>(config_.model.n_layer);
-  const Assignment found = search(problem, kStream, &choices.free);
-  if (!found.found() || found.memory > problem.cap) return std::nullopt;
-  const auto linear_at = [&](Site site) {
-    return choices.linears[static_cast<size_t>(site)][static_cast<size_t>(found.choices[variable_of(site)])];
-  };
-  const auto at = [&](Variable variable) { return static_cast<size_t>(found.choices[variable]); };
-  ModelSharding layout = axes_;
-  sharding::Layer& layer = layout.layers.front();
-  layer = {choices.stream[at(kStream)],
-           choices.attention[at(kAttention)],
-           choices.hidden[at(kHidden)],
-           {linear_at(Site::qkv), linear_at(Site::out), linear_at(Site::up), linear_at(Site::down)},
-           config_.model.n_layer};
-  layout.head = layer.stream;
-  double least = kInfinity;
-  sharding::VocabSpread table;
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_.axes.size(), 4)) {
-    layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1], .keep = config_.parallel.cache_layers > 0};
-    const double seconds = vocabulary(layout.head, layout.table) * std::max(1.0, 1e3 * (bytes(layout) / cap - 1));
-    if (seconds >= least || first_violation(layout, config::extents_of(config_))) continue;
-    least = seconds;
-    table = layout.table;
-  }
-  layout.table = table;
-  return least < kInfinity ? std::optional(layout) : std::nullopt;
-}
 
 }  // namespace trainer::plan

@@ -4,7 +4,8 @@
 // with exact bytes and overlap.
 //
 //   variable                 choices                           node                                  edges to
-//   stream                   Spread                            norms and residuals of both branches  qkv, out, up, down
+//   stream                   Spread                            norms and residuals of both           qkv, out, up, down
+//                                                              branches, tables' share of one layer
 //   qkv, out, up, down       LinearSharding                    three GEMMs; matrix gathered and      its two spreads
 //                                                              gradients scattered over flat axes,
 //                                                              all-reduced over other axes of rows
@@ -61,9 +62,9 @@ class LayerCosts {
   double micro_seconds(const ModelSharding& layout);
   /// Returns the seconds of an update beyond its share of the micro-steps: Muon's orthogonalization.
   double update() const;
-  /// Returns the cheapest legal layout, the same in all layers, whose layers and tables need at most `cap` bytes;
-  /// empty if no layout does.
-  std::optional<ModelSharding> best(double cap);
+  /// Returns the cheapest legal layout, the same in all layers, whose layers and tables need at most `cap` bytes, and
+  /// the cheapest ones with other spreads, `most` in all; empty if no layout does.
+  std::vector<ModelSharding> best(double cap, size_t most = 1);
   /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the activations saved by
   /// all layers for the backward pass, and the temporary tensors of one layer.
   double bytes(const ModelSharding& layout) const;
@@ -84,7 +85,8 @@ class LayerCosts {
     std::vector<Spread> stream, attention, hidden;       // choices
     std::array<std::vector<LinearSharding>, 4> linears;  // choices, by Site
     SearchProblem problem;
-    std::vector<Assignment> free;  // see search()
+    std::vector<Assignment> free;              // see search()
+    std::vector<std::vector<int>> by_spreads;  // the cheapest choices for different spreads, ignoring memory
   };
   /// Returns the search with the memory of config_'s ZeRO stage and offload. Costs depend on recomputation only, and
   /// are computed once for each.
@@ -128,6 +130,12 @@ class LayerCosts {
   double attention(const Spread& spread);
   double hidden(const Spread& spread);
   double vocabulary(const Spread& stream, const sharding::VocabSpread& table);
+  /// Returns the seconds of head and embedding without redistributions to and from the stream; `near`: the axes that
+  /// split rows next to the table.
+  double next_to_table(AxisSet near, const sharding::VocabSpread& table);
+  /// Returns the cheapest legal placement of a layout's tables and its seconds, which grow fast above `cap` bytes;
+  /// infinity: none is legal.
+  std::pair<sharding::VocabSpread, double> best_table(ModelSharding layout, double cap);
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
@@ -153,6 +161,8 @@ class LayerCosts {
   RouteShares& routes_;
   std::map<double, std::unordered_map<uint64_t, double>> moves_;  // seconds by elements and placements
   std::unordered_map<uint64_t, Products> products_;
+  std::unordered_map<uint64_t, double> tables_at_;  // see next_to_table()
+  std::vector<double> at_stream_;                   // seconds of the best tables per layer, by choice of the stream
   std::map<config::Recompute, LayerSearch> searches_;
 };
 

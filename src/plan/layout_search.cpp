@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
@@ -28,6 +29,10 @@ void put(sharding::VocabSpread& table, AxisSet axis, int choice) {
   for (AxisSet* set : {&table.vocab, &table.hidden, &table.flat}) *set &= ~axis;
   if (choice < 3) (choice == 0 ? table.vocab : choice == 1 ? table.hidden : table.flat) |= axis;
 }
+/// The additive model is too coarse to choose between spreads, and moves of one axis do not always lead from one to the
+/// other. So searches of at most kMostLists lists of axes add kMostSpecs specs with different spreads in all, others
+/// only the best spec of each list.
+constexpr size_t kMostSpecs = 48, kMostLists = 12, kMostOfList = 12;
 constexpr int kSpreadChoices = 3, kLinearChoices = 5, kTableChoices = 4;
 
 }  // namespace
@@ -71,36 +76,56 @@ double LayoutSearch::seconds_per_state_byte() const {
   return 1 / (cluster_.host.updates * each + cluster_.host.to_device);
 }
 
-void LayoutSearch::find_specs(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
+void LayoutSearch::find_specs(const Config& config, size_t most_axes, size_t searches, std::vector<PlannedRun>& runs) {
   const int64_t ranks = config::ranks_of_replica(config);
   std::vector<std::vector<int64_t>> lists = {config.parallel.axes};
   if (!config::is_given(config, "parallel.axes")) {
     lists = config::axis_lists(ranks, cluster_.devices_per_node);
     std::erase_if(lists, [&](const auto& extents) { return extents.size() > most_axes; });
   }
-  for (const std::vector<int64_t>& extents : lists) {
-    Config trial = config;
-    trial.parallel.axes = extents;
-    LayerCosts costs = costs_of(trial, config::sharding_of(trial));
-    std::optional<PlannedRun> best;
-    for (const Choice& choice : choices(config, cluster_)) {
-      choice.set(trial);
-      std::optional<ModelSharding> found = costs.best(std::numeric_limits<double>::infinity());
-      const bool fits = found && costs.bytes(*found) <= memory_limit_;
-      // The memory limit makes no layout faster.
-      if (!fits && found && best && costs.step_seconds(*found) > best->estimate) continue;
-      if (!fits) found = costs.best(memory_limit_);
-      if (!found) continue;
-      Config tagged = config;
-      config::set_tables(tagged, *found);
-      if (!config::layout_fits(tagged)) continue;
-      PlannedRun run = planned(std::move(tagged));
-      estimate(run, trial, costs, *found);
-      if (!best || run.estimate < best->estimate) best = std::move(run);
-      if (fits) break;  // other choices only save memory
+  searches *= lists.size();
+  const size_t most = searches > kMostLists ? 1 : std::min(kMostOfList, kMostSpecs / std::max<size_t>(1, searches));
+  const bool caches = most > 1 && !config::is_given(config, "parallel.cache_layers");
+  for (const std::vector<int64_t>& extents : lists)
+    for (const bool cached : {false, true}) {
+      if (cached && !caches) continue;
+      Config trial = config;
+      trial.parallel.axes = extents;
+      if (cached) trial.parallel.cache_layers = config.model.n_layer;
+      find_specs_over_axes(std::move(trial), most, runs);
     }
-    if (best) runs.push_back(std::move(*best));
+}
+
+void LayoutSearch::find_specs_over_axes(Config config, size_t most, std::vector<PlannedRun>& runs) {
+  const Config open = config;
+  LayerCosts costs = costs_of(config, config::sharding_of(config));
+  std::vector<PlannedRun> found;
+  double best = std::numeric_limits<double>::infinity();
+  for (const Choice& choice : choices(open, cluster_)) {
+    choice.set(config);
+    std::vector<ModelSharding> layouts = costs.best(std::numeric_limits<double>::infinity(), most);
+    const bool fits = !layouts.empty() && costs.bytes(layouts.front()) <= memory_limit_;
+    // The memory limit makes no layout faster.
+    if (!fits && !layouts.empty() && costs.step_seconds(layouts.front()) > best) continue;
+    if (!fits) layouts = costs.best(memory_limit_, most);
+    for (const ModelSharding& layout : layouts) {
+      if (open.parallel.cache_layers > 0 && !config::is_given(open, "parallel.cache_layers") &&
+          !layout.gathers_weights())
+        continue;  // as without a cache
+      Config tagged = open;
+      config::set_tables(tagged, layout);
+      if (!config::layout_fits(tagged)) continue;
+      found.push_back(planned(std::move(tagged)));
+      estimate(found.back(), config, costs, layout);
+      best = std::min(best, found.back().estimate);
+    }
+    if (fits) break;  // other choices only save memory
   }
+  std::ranges::stable_sort(found, {}, &PlannedRun::estimate);
+  std::set<std::string> seen;  // different choices may lead to the same spec
+  std::erase_if(
+      found, [&](const PlannedRun& run) { return seen.size() == most || !seen.insert(identity(run.config)).second; });
+  std::ranges::move(found, std::back_inserter(runs));
 }
 
 std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
@@ -143,6 +168,10 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
       l.schedule =
           l.schedule == sharding::GemmSchedule::ring ? sharding::GemmSchedule::at_once : sharding::GemmSchedule::ring;
   add(std::move(other));
+  for (Config& kept : config::variants(config, cluster_.devices_per_node)) {
+    runs.push_back(planned(std::move(kept)));
+    estimate(runs.back());
+  }
   std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
   return runs;
 }

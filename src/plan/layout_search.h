@@ -18,14 +18,17 @@ class LayoutSearch {
   void estimate(PlannedRun& run);
 
   /// Adds the best sharding spec for each list of at most `most_axes` axes whose sizes multiply to the ranks of
-  /// config's replica, or for parallel.axes if it is set.
-  void find_specs(const config::Config& config, size_t most_axes, std::vector<PlannedRun>& runs);
+  /// config's replica, or for parallel.axes if it is set; of few lists, also the best with other spreads.
+  /// `searches`: the number of such calls for a plan.
+  void find_specs(const config::Config& config, size_t most_axes, size_t searches, std::vector<PlannedRun>& runs);
 
   /// Returns legal sharding specs that differ from this one in one axis of one variable, or of two variables that
-  /// exchange a tensor, ordered by estimated time.
+  /// exchange a tensor, or only in parallel.cache_layers, ordered by estimated time.
   std::vector<PlannedRun> neighbours(const config::Config& config);
 
  private:
+  /// Adds the best sharding specs over config's axes, `most` with different spreads.
+  void find_specs_over_axes(config::Config config, size_t most, std::vector<PlannedRun>& runs);
   /// `config` must be the configuration that `costs` was created with; its choices are overwritten.
   void estimate(PlannedRun& run, config::Config& config, LayerCosts& costs, const ModelSharding& layout) const;
   /// Returns the seconds of an update per byte of optimizer state on the host.

@@ -174,8 +174,9 @@ class Planning {
     if (!config::is_given(request_.config, "parallel.axes") &&
         std::ranges::any_of(to_search, [](const Config* config) { return prime_factors(*config) > 3; }))
       leave_out("sharding specs over more than 3 mesh axes");
-    for (size_t i = 0; i < to_search.size() && (only_specs || i < kSearched); ++i)
-      search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
+    const size_t searches = only_specs ? to_search.size() : std::min(kSearched, to_search.size());
+    for (size_t i = 0; i < searches; ++i)
+      search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, searches, runs);
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
     if (runs.empty()) {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);

@@ -187,6 +187,10 @@ TEST(ConfirmedPlans, SearchFindsWhatPricingEverySpecOfOneAxisFinds) {
       if (!config::layout_fits(tagged)) continue;
       runs.push_back(planned(tagged));
       search.estimate(runs.back());
+      if (!spec.gathers_weights()) continue;
+      tagged.parallel.cache_layers = config.model.n_layer;
+      runs.push_back(planned(tagged));
+      search.estimate(runs.back());
     }
     ASSERT_GE(runs.size(), 100u) << "seed " << seed;
     const double least = std::ranges::min_element(runs, {}, &PlannedRun::estimate)->estimate;

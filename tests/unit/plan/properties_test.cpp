@@ -86,8 +86,7 @@ TEST(Properties, LayoutsBySpecAreNeverEstimatedSlowerThanNamedOnes) {
     for (const std::vector<int64_t>& extents : config::axis_lists(devices, 1)) {
       config.parallel.axes = extents;
       LayerCosts costs(cluster, config, 1024, DType::f32, config::sharding_of(config), routes);
-      const std::optional<sharding::ModelSharding> found = costs.best(1e18);
-      if (found) tags = std::min(tags, costs.step_seconds(*found));
+      for (const sharding::ModelSharding& found : costs.best(1e18)) tags = std::min(tags, costs.step_seconds(found));
     }
     EXPECT_LE(tags, named * (1 + 1e-9)) << "seed " << seed << ": " << of << " on " << devices << " devices";
     ++compared;

@@ -1,0 +1,226 @@
+// The search of LayerCosts for the best sharding of a layer and of the tables.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "config/layouts.h"
+#include "plan/layer_costs.h"
+
+namespace trainer::plan {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+enum Variable : int { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
+constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
+Variable variable_of(Site site) { return kVariableOf[static_cast<size_t>(site)]; }
+bool is_of_attention(Site site) { return site == Site::qkv || site == Site::out; }
+
+/// Returns every assignment of the axes other than "data" to one of `choices` sets; the last axis varies fastest.
+std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
+  std::vector<std::array<AxisSet, 4>> all = {{}};
+  for (size_t a = 1; a < axes; ++a) {
+    std::vector<std::array<AxisSet, 4>> longer;
+    for (const std::array<AxisSet, 4>& sets : all)
+      for (size_t choice = 0; choice < choices; ++choice) {
+        longer.push_back(sets);
+        longer.back()[choice] |= AxisSet{1} << a;
+      }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+/// The cheapest linears of an attention or an MLP for each choice of the stream and of the spread inside.
+struct Half {
+  struct Pair {
+    double seconds = kInfinity;
+    int first = 0, second = 0;
+  };
+  size_t inside = 0;        // choices of the spread inside
+  std::vector<Pair> pairs;  // [choice of stream · inside + choice of the spread inside]
+};
+
+Half half_of(const SearchProblem& problem, Variable first, Variable inside, Variable second) {
+  const auto edge = [&](int a, int b) -> const std::vector<double>& {
+    return std::ranges::find_if(problem.edges, [&](const auto& e) { return e.a == a && e.b == b; })->costs;
+  };
+  // Returns the cheapest choice of a linear between two spreads, and its seconds.
+  const auto linear = [&](int from, int choice, Variable variable, int to, int next) {
+    const std::vector<double>&arriving = edge(from, variable), &leaving = edge(variable, to);
+    const int n = problem.choices(variable), after = problem.choices(to);
+    std::pair<double, int> least{kInfinity, 0};
+    for (int l = 0; l < n; ++l)
+      least = std::min(
+          least, {arriving[static_cast<size_t>(choice * n + l)] + problem.nodes[variable][static_cast<size_t>(l)] +
+                      leaving[static_cast<size_t>(l * after + next)],
+                  l});
+    return least;
+  };
+  Half half{static_cast<size_t>(problem.choices(inside)), {}};
+  for (int s = 0; s < problem.choices(kStream); ++s)
+    for (int i = 0; i < problem.choices(inside); ++i) {
+      const auto [before, from] = linear(kStream, s, first, inside, i);
+      const auto [after, to] = linear(inside, i, second, kStream, s);
+      half.pairs.push_back({before + problem.nodes[inside][static_cast<size_t>(i)] + after, from, to});
+    }
+  return half;
+}
+
+/// Returns the choices of the cheapest assignment for each choice of the three spreads, ignoring memory; at most
+/// `most`, cheapest first. The linears do not depend on each other once the spreads are fixed.
+std::vector<std::vector<int>> by_spreads(const SearchProblem& problem, size_t most) {
+  const Half attention = half_of(problem, kQkv, kAttention, kOut), mlp = half_of(problem, kUp, kHidden, kDown);
+  struct Spreads {
+    double seconds;
+    size_t stream, attention, hidden;
+  };
+  std::vector<Spreads> all;
+  for (size_t s = 0; s < problem.nodes[kStream].size(); ++s)
+    for (size_t a = 0; a < attention.inside; ++a)
+      for (size_t h = 0; h < mlp.inside; ++h)
+        all.push_back({problem.nodes[kStream][s] + attention.pairs[s * attention.inside + a].seconds +
+                           mlp.pairs[s * mlp.inside + h].seconds,
+                       s, a, h});
+  std::ranges::stable_sort(all, {}, &Spreads::seconds);
+  if (all.size() > most) all.resize(most);
+  std::vector<std::vector<int>> found;
+  for (const Spreads& spreads : all) {
+    const Half::Pair &of_attention = attention.pairs[spreads.stream * attention.inside + spreads.attention],
+                     &of_mlp = mlp.pairs[spreads.stream * mlp.inside + spreads.hidden];
+    found.push_back({static_cast<int>(spreads.stream), of_attention.first, static_cast<int>(spreads.attention),
+                     of_attention.second, of_mlp.first, static_cast<int>(spreads.hidden), of_mlp.second});
+  }
+  return found;
+}
+
+}  // namespace
+
+bool LayerCosts::divides(const Spread& spread, double rows, double cols) const {
+  return std::fmod(rows, ranks(spread.rows)) == 0 && std::fmod(cols, ranks(spread.cols)) == 0;
+}
+
+void LayerCosts::add_choices(LayerSearch& layer) const {
+  const size_t axes = axes_.axes.size();
+  const double sequences = rows_ / static_cast<double>(config_.model.seq_len);
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 3)) {
+    const Spread spread{sets[0], sets[1]};
+    if (divides(spread, rows_, width_)) layer.stream.push_back(spread);
+    if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_)) layer.attention.push_back(spread);
+    if (divides(spread, rows_, wide_)) layer.hidden.push_back(spread);
+  }
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 4)) {
+    const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
+    const auto over = [&](double extent, AxisSet set) { return std::fmod(extent, ranks(set)) == 0; };
+    for (const Site site : sharding::kSites) {
+      const Matrix matrix = matrix_of(site);
+      if (over(rows_, l.rows) && over(matrix.in, l.contraction) &&
+          over(site == Site::up ? wide_ : matrix.out, l.cols) && (site != Site::qkv || over(keys_, l.cols)))
+        layer.linears[static_cast<size_t>(site)].push_back(l);
+    }
+  }
+}
+
+void LayerCosts::add_costs(LayerSearch& layer) {
+  SearchProblem& problem = layer.problem;
+  problem.nodes.resize(kVariables);
+  // The best placement of the tables depends on the stream only, so the stream's node includes its cost.
+  for (size_t i = at_stream_.size(); i < layer.stream.size(); ++i) {
+    ModelSharding only = axes_;
+    only.layers = {{.stream = layer.stream[i], .count = config_.model.n_layer}};
+    only.head = layer.stream[i];
+    at_stream_.push_back(best_table(std::move(only), kInfinity).second / static_cast<double>(config_.model.n_layer));
+  }
+  for (size_t i = 0; i < layer.stream.size(); ++i)
+    problem.nodes[kStream].push_back(stream(layer.stream[i]) + at_stream_[i]);
+  for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread));
+  for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread));
+  for (const Site site : sharding::kSites) {
+    const Variable variable = variable_of(site), inner = is_of_attention(site) ? kAttention : kHidden;
+    const std::vector<Spread>& inside = is_of_attention(site) ? layer.attention : layer.hidden;
+    const std::vector<LinearSharding>& linears = layer.linears[static_cast<size_t>(site)];
+    for (const LinearSharding& l : linears) problem.nodes[variable].push_back(linear(site, l));
+    const bool reads = reads_residual(site);
+    SearchProblem::Edge arriving{reads ? kStream : inner, variable, {}}, leaving{variable, reads ? inner : kStream, {}};
+    for (const Spread& spread : reads ? layer.stream : inside)
+      for (const LinearSharding& l : linears) arriving.costs.push_back(read(site, spread, l));
+    for (const LinearSharding& l : linears)
+      for (const Spread& spread : reads ? inside : layer.stream) leaving.costs.push_back(write(site, l, spread));
+    problem.edges.push_back(std::move(arriving));
+    problem.edges.push_back(std::move(leaving));
+  }
+}
+
+void LayerCosts::set_memory(LayerSearch& layer) const {
+  std::vector<std::vector<double>>& memory = layer.problem.memory;
+  memory.assign(kVariables, {});
+  const bool keeps = config_.train.recompute != config::Recompute::full;
+  for (const Spread& spread : layer.stream) memory[kStream].push_back(stream_bytes(spread));
+  for (const Spread& spread : layer.attention) memory[kAttention].push_back(keeps ? attention_bytes(spread) : 0);
+  for (const Spread& spread : layer.hidden) memory[kHidden].push_back(keeps ? hidden_bytes(spread) : 0);
+  for (const Site site : sharding::kSites)
+    for (const LinearSharding& l : layer.linears[static_cast<size_t>(site)])
+      memory[variable_of(site)].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_));
+}
+
+LayerCosts::LayerSearch& LayerCosts::layer_search() {
+  const auto [found, is_new] = searches_.try_emplace(config_.train.recompute);
+  LayerSearch& layer = found->second;
+  if (is_new) {
+    add_choices(layer);
+    add_costs(layer);
+  }
+  set_memory(layer);
+  return layer;
+}
+
+std::pair<sharding::VocabSpread, double> LayerCosts::best_table(ModelSharding layout, double cap) {
+  std::pair<sharding::VocabSpread, double> least{{}, kInfinity};
+  const sharding::Extents extents = config::extents_of(config_);
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_.axes.size(), 4)) {
+    if ((sets[1] & ~layout.head.rows) != 0) continue;  // illegal
+    layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1], .keep = config_.parallel.cache_layers > 0};
+    double seconds = vocabulary(layout.head, layout.table);
+    if (cap < kInfinity) seconds *= std::max(1.0, 1e3 * (bytes(layout) / cap - 1));
+    if (seconds < least.second && !first_violation(layout, extents)) least = {layout.table, seconds};
+  }
+  return least;
+}
+
+std::vector<ModelSharding> LayerCosts::best(double cap, size_t most) {
+  LayerSearch& choices = layer_search();
+  SearchProblem& problem = choices.problem;
+  for (const std::vector<double>& costs : problem.nodes)
+    if (costs.empty()) return {};
+  // The memory of the tables is not known yet, so the smallest possible one is assumed.
+  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
+  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_)) /
+                static_cast<double>(config_.model.n_layer);
+  std::vector<Assignment> all = {search(problem, kStream, &choices.free)};
+  if (!all.front().found() || all.front().memory > problem.cap) return {};
+  if (most > 1 && choices.by_spreads.empty()) choices.by_spreads = by_spreads(problem, most);
+  for (const std::vector<int>& other : choices.by_spreads) {
+    if (other == all.front().choices || all.size() >= most) continue;
+    Assignment one = evaluate(problem, other);
+    if (one.found() && one.memory <= problem.cap) all.push_back(std::move(one));
+  }
+  std::vector<ModelSharding> layouts;
+  for (const Assignment& one : all) {
+    const auto at = [&](Variable variable) { return static_cast<size_t>(one.choices[variable]); };
+    const auto linear_at = [&](Site site) { return choices.linears[static_cast<size_t>(site)][at(variable_of(site))]; };
+    ModelSharding layout = axes_;
+    layout.layers = {{choices.stream[at(kStream)],
+                      choices.attention[at(kAttention)],
+                      choices.hidden[at(kHidden)],
+                      {linear_at(Site::qkv), linear_at(Site::out), linear_at(Site::up), linear_at(Site::down)},
+                      config_.model.n_layer}};
+    layout.head = layout.layers.front().stream;
+    double seconds = 0;
+    std::tie(layout.table, seconds) = best_table(layout, cap);
+    if (seconds < kInfinity) layouts.push_back(std::move(layout));
+  }
+  return layouts;
+}
+
+}  // namespace trainer::plan
