@@ -17,7 +17,8 @@ constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
 Variable variable_of(Site site) { return kVariableOf[static_cast<size_t>(site)]; }
 bool is_of_attention(Site site) { return site == Site::qkv || site == Site::out; }
 
-/// Returns every assignment of the axes other than "data" to one of `choices` sets; the last axis varies fastest.
+/// Returns every assignment of the axes other than "data" to one of `choices` sets, the fifth of which is "none"; the
+/// last axis varies fastest.
 std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
   std::vector<std::array<AxisSet, 4>> all = {{}};
   for (size_t a = 1; a < axes; ++a) {
@@ -25,7 +26,7 @@ std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
     for (const std::array<AxisSet, 4>& sets : all)
       for (size_t choice = 0; choice < choices; ++choice) {
         longer.push_back(sets);
-        longer.back()[choice] |= AxisSet{1} << a;
+        if (choice < 4) longer.back()[choice] |= AxisSet{1} << a;
       }
     all = std::move(longer);
   }
@@ -110,7 +111,7 @@ void LayerCosts::add_choices(LayerSearch& layer) const {
     if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_)) layer.attention.push_back(spread);
     if (divides(spread, rows_, wide_)) layer.hidden.push_back(spread);
   }
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 4)) {
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 5)) {
     const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
     const auto over = [&](double extent, AxisSet set) { return std::fmod(extent, ranks(set)) == 0; };
     for (const Site site : sharding::kSites) {
