@@ -125,7 +125,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
 
 const std::map<std::string, std::string, std::less<>>& foreign_values() {
   static const std::map<std::string, std::string, std::less<>> values = {
-      {"parallel.strategy", std::string("data parallelism is \"megatron-1d\", the default, without parallel.tensor; ") + kFsdp},
+      {"parallel.strategy",
+       std::string("data parallelism is \"megatron-1d\", the default, without parallel.tensor; ") + kFsdp},
       {"parallel.zero_stage", kFsdp},
   };
   return values;

@@ -47,7 +47,7 @@ class Generator {
   Trainer& trainer_;
   model::Transformer::Cache cache_;
   Buffer ids_;
-  std::vector<std::string> programs_;  // of passes over 1, 2, 4, … tokens
+  std::vector<std::string> programs_;  // names of passes over 1, 2, 4, … tokens
 };
 
 }  // namespace trainer::train

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures generation on this CPU, beside Hugging Face transformers and llama.cpp: tokens/s of GPT-2 124M and of a Llama
+"""Measures generation on this CPU, compared with Hugging Face transformers and llama.cpp: tokens/s of GPT-2 124M and of a Llama
 of 1.2 billion parameters with random weights, and of reading many prompts.
 
 Every program decodes greedily after the same prompt. A turn is one text; the programs take turns, and the time of a token

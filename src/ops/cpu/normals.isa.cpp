@@ -11,9 +11,10 @@ namespace {
 using Double = Vec<double>;
 using Bits = Vec<uint64_t>;
 constexpr int kPairLanes = kLanes<double>;
-// Vectors computed together, operation by operation: one alone would wait for the latency of its chain of operations.
+// Vectors computed together, operation by operation, since a single one would wait for the latency of its chain of
+// operations.
 constexpr int kTogether = 4;
-constexpr int kGroups = kTogether * 2 * kPairLanes / kPhiloxGroup;  // of Philox draws in a call
+constexpr int kGroups = kTogether * 2 * kPairLanes / kPhiloxGroup;  // groups of Philox draws in a call
 static_assert(kGroups * kPhiloxGroup / 4 <= kMostNormalBlocks);
 
 struct Doubles {
