@@ -193,6 +193,14 @@ class Planning {
     add(std::move(runs));
   }
 
+  /// Prices a run as it is. If it does not fit, it takes the fastest of its choices that does.
+  void price_or_save_memory(PlannedRun& run, Depth depth) const {
+    pricer_.price(run, depth);
+    if (run.fits || run.choices.empty()) return;
+    run.config = reopened(run.config);
+    pricer_.price_choices(run, depth);
+  }
+
   void add(std::vector<PlannedRun> runs) {
     plan_.priced += static_cast<int64_t>(runs.size());
     sort_in(std::move(runs));
@@ -203,7 +211,7 @@ class Planning {
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
   }
 
-  /// Records the `most` fastest runs with all layers. One that does not fit takes the fastest of its choices that does.
+  /// Records the `most` fastest runs with all layers.
   void confirm(size_t most) {
     for (;;) {
       const auto end = plan_.runs.begin() + static_cast<std::ptrdiff_t>(std::min(most, plan_.runs.size()));
@@ -212,12 +220,7 @@ class Planning {
       if (begin == end) return;
       std::vector<PlannedRun> runs(std::make_move_iterator(begin), std::make_move_iterator(end));
       plan_.runs.erase(begin, end);
-      for_each(runs.size(), request_.threads, [&](size_t i) {
-        pricer_.price(runs[i], Depth::all);
-        if (runs[i].fits || runs[i].choices.empty()) return;
-        runs[i].config = reopened(runs[i].config);
-        pricer_.price_choices(runs[i], Depth::all);
-      });
+      for_each(runs.size(), request_.threads, [&](size_t i) { price_or_save_memory(runs[i], Depth::all); });
       sort_in(std::move(runs));
     }
   }
@@ -267,11 +270,12 @@ class Planning {
         if (!seen_.insert(identity(config)).second) continue;
         variants.push_back(planned(std::move(config)));
         variants.back().estimate = run.estimate;
+        variants.back().choices = run.choices;
       }
     }
     if (not_varied > 0)
       leave_out("variants of {} beyond the {} fastest of each strategy", counted(not_varied, "layout"), kVaried);
-    for_each(variants.size(), request_.threads, [&](size_t i) { pricer_.price(variants[i]); });
+    for_each(variants.size(), request_.threads, [&](size_t i) { price_or_save_memory(variants[i], Depth::few); });
     add(std::move(variants));
   }
 
