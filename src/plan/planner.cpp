@@ -97,6 +97,15 @@ std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std:
   return chosen;
 }
 
+/// True if all ranks of an axis compute the same GEMMs: fewer ranks would be as fast.
+bool repeats_gemms(const PlannedRun& run) {
+  const sharding::ModelSharding layout = config::sharding_of(run.config);
+  sharding::AxisSet split = layout.data();
+  for (const sharding::Layer& layer : layout.layers)
+    for (const sharding::LinearSharding& l : layer.linears) split |= l.rows | l.cols | l.contraction;
+  return layout.wide(layout.all() & ~split) != 0;
+}
+
 /// The state of planning one run.
 class Planning {
  public:
@@ -178,6 +187,7 @@ class Planning {
     for (size_t i = 0; i < searches; ++i)
       search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, searches, runs);
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
+    if (std::ranges::all_of(runs, repeats_gemms)) runs.clear();
     if (runs.empty()) {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
       throw Error(Code::config,
