@@ -187,7 +187,8 @@ class Planning {
     for (size_t i = 0; i < searches; ++i)
       search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, searches, runs);
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
-    if (std::ranges::all_of(runs, repeats_gemms)) runs.clear();
+    if (searches_specs_ && std::ranges::all_of(runs, repeats_gemms))
+      runs.clear();  // given specs are planned as they are
     if (runs.empty()) {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
       throw Error(Code::config,

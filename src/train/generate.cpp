@@ -24,7 +24,7 @@ Generator::Generator(Trainer& trainer)
       cache_(trainer.device(), trainer.model()),
       programs_(std::bit_width(std::min(kPrefillRows, static_cast<uint64_t>(trainer.model().seq_len())))) {
   ids_ = Buffer(trainer.device(), "data", {int64_t{1} << (programs_.size() - 1)}, DType::i32);
-  Meter nobodys;
+  Meter uncounted;
   // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
   for (size_t i = 0; i < programs_.size(); ++i) {
     programs_[i] = format("{} rows", 1 << i);
@@ -32,7 +32,7 @@ Generator::Generator(Trainer& trainer)
       cache_.used = 0;
       trainer_.model().extend(ex, batch(int64_t{1} << i), cache_);
     };
-    trainer.record(programs_[i], extend, nobodys);
+    trainer.record(programs_[i], extend, uncounted);
   }
   cache_.used = 0;
   trainer.seal();

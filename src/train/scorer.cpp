@@ -25,9 +25,9 @@ Scorer::Scorer(Trainer& trainer, int64_t longest)
   TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(),
                 "expected one value per row, but there are {} values for {} rows", losses_.tensor().count(),
                 rows_.size());
-  Meter nobodys;
+  Meter uncounted;
   trainer.record(
-      key_, [&](Exec& ex) { trainer_.model().loss(ex, batch(), losses_); }, nobodys);
+      key_, [&](Exec& ex) { trainer_.model().loss(ex, batch(), losses_); }, uncounted);
   trainer.arena().seal();
 }
 

@@ -228,8 +228,8 @@ void Trainer::record(const std::string& program, const std::function<void(Exec&)
 void Trainer::record_gathers(const std::string& program, const std::function<void(Exec&)>& body) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   Arena heap(*dry, Arena::Mode::heap);
-  Meter nobodys;
-  Exec ex{*dry, heap, nobodys};
+  Meter uncounted;
+  Exec ex{*dry, heap, uncounted};
   store_.weights().record(program, [&] { body(ex); });
   store_.weights().forget_kept();
 }

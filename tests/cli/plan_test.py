@@ -234,6 +234,13 @@ class Plan(rig.Runs):
             self.assertNotIn("no effect", warnings)
             self.assertIn(f'strategy = "{strategy}"', (self.folder / strategy / "config.toml").read_text())
 
+    def test_a_given_spec_is_planned_even_if_all_ranks_repeat_its_gemms(self):
+        """A search ignores such specs: fewer ranks would be as fast."""
+        spec = ", ".join(f'{name}="-"' for name in ("stream", "attention", "hidden", "qkv", "out", "up", "down"))
+        stdout = self.plan("--devices", "7", "--set", "parallel.strategy=autoddl", "--set", "parallel.axes=[7]", "--set",
+                           f"parallel.layer=[{{{spec}}}]", "--set", "parallel.head=-", "--set", "parallel.table=-")
+        self.assertRegex(stdout, r"\n +1 +autoddl +axes 7, data 1 ")
+
     def test_mistakes_end_with_what_would_fit(self):
         small = ("--set", "model.n_head=2", "--set", "train.global_batch=4")
         self.assertIn("; 4 or 8 devices would fit", self.plan("--devices", "7", *small, status=2, stdout=False))
