@@ -225,8 +225,8 @@ torch() { # NAME CASE ARGUMENT…
 }
 stage_torch_124m() { torch torch-124m gpu-124m; }
 stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
-stage_torch_full_124m() { torch torch-full-124m gpu-124m-full; }
-stage_torch_full_1_5b() { torch torch-full-1.5b gpu-1.5b-full --rounds 1 --steps "$few" --warmup 1; }
+stage_torch_full_124m() { torch torch-full-124m gpu-124m-full --steps 5 --warmup 2; }
+stage_torch_full_1_5b() { torch torch-full-1.5b gpu-1.5b-full --rounds 1 --steps 2 --warmup 1; }
 
 # PyTorch compiles the shapes of the second call while the tests run, for the second call: one step each, whose code stays in the cache.
 start_compiling() {

@@ -40,27 +40,30 @@ struct LossRows {
 
 __device__ inline double not_a_number() { return std::bit_cast<double>(0x7fffffffffffffffull); }
 
-/// Returns exp(logit − top), where top is the largest logit or −inf.
-__device__ inline float relative_exp(float logit, float top) { return gradual_exp2((logit - top) * 1.44269504f); }
+/// Returns exp(logit − top), where top is the largest logit or −inf. Results below 2^-126 are 0.
+__device__ inline float relative_exp(float logit, float top) { return fast_exp2((logit - top) * 1.44269504f); }
 
 /// Largest logit so far, and Σ exp(logit − largest).
 struct Online {
   float largest = -std::numeric_limits<float>::infinity(), sum = 0;
 };
 
-template <int V>
-__device__ inline void add(Online& row, const float (&x)[V], int n) {
+template <int K, int V>
+__device__ inline void add(Online& row, const float (&x)[K][V]) {
   float top = row.largest;
 #pragma unroll
-  for (int i = 0; i < V; ++i) top = i < n && x[i] > top ? x[i] : top;
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int i = 0; i < V; ++i) top = fmaxf(top, x[k][i]);
   if (top > row.largest) {
     row.sum *= relative_exp(row.largest, top);
     row.largest = top;
   }
   const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // so that −inf adds 0, not NaN
 #pragma unroll
-  for (int i = 0; i < V; ++i)
-    if (i < n) row.sum += relative_exp(x[i], shift);
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int i = 0; i < V; ++i) row.sum += relative_exp(x[k][i], shift);
 }
 
 /// Returns the number of columns before `end` in the vector of V columns that starts at c.
@@ -68,6 +71,8 @@ template <int V>
 __device__ inline int columns_at(int c, int end) {
   return end - c < V ? end - c : V;
 }
+
+constexpr int kAhead = 4;  // pieces of a thread in flight
 
 /// The sums of a row over the block; the threads' f32 sums are added in f64. sums_of() keeps the row's first columns.
 struct RowSums {
@@ -78,24 +83,27 @@ template <int V>
 __device__ inline RowSums sums_of(const float* logits, int vocab, float* keep, int kept) {
   __shared__ float tops[kMostWarps];
   __shared__ double sums[kMostWarps];
-  constexpr int kAhead = 4;
   const int step = static_cast<int>(blockDim.x) * V;
   Online row;
-  for (int c = static_cast<int>(threadIdx.x) * V; c < vocab; c += kAhead * step) {
+  int c = static_cast<int>(threadIdx.x) * V;
+  for (; c + (kAhead - 1) * step + V <= vocab; c += kAhead * step) {
     float x[kAhead][V];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int at = c + k * step;
-      if (at < vocab) get(logits + at, columns_at<V>(at, vocab), x[k]);
-    }
+    for (int k = 0; k < kAhead; ++k) get(logits + c + k * step, V, x[k]);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int at = c + k * step;
-      if (at >= vocab) continue;
-      const int n = columns_at<V>(at, vocab);
-      if (at < kept) put(keep + at, n, x[k]);
-      add(row, x[k], n);
-    }
+    for (int k = 0; k < kAhead; ++k)
+      if (c + k * step < kept) put(keep + c + k * step, V, x[k]);
+    add(row, x);
+  }
+  for (; c < vocab; c += step) {
+    const int n = columns_at<V>(c, vocab);
+    float x[1][V];
+    get(logits + c, n, x[0]);
+    if (c < kept) put(keep + c, n, x[0]);
+#pragma unroll
+    for (int i = 1; i < V; ++i)
+      if (i >= n) x[0][i] = -std::numeric_limits<float>::infinity();
+    add(row, x);
   }
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const float largest = block_max(row.largest, tops, warps);
@@ -124,21 +132,48 @@ struct RowGradient {
     scale = static_cast<float>(grown / row.sum);
     whole = static_cast<float>(factor);
   }
-  __device__ float at(int column, float logit) const {
-    float value = column < vocab ? relative_exp(logit, largest) * scale : 0.0f;
-    if (column == target) value -= whole;
-    return steep > 0 && column < vocab ? value * (1 - logit * steep * (logit * steep)) : value;
+  /// Replaces the logits of columns c … c + V − 1 with their gradient.
+  template <int V>
+  __device__ void apply(int c, float (&x)[V]) const {
+    float value[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) value[i] = relative_exp(x[i], largest) * scale;
+    if (c <= target && target < c + V) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) value[i] -= c + i == target ? whole : 0.0f;
+    }
+    if (steep > 0) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) value[i] *= 1 - x[i] * steep * (x[i] * steep);
+    }
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = value[i];
   }
 };
 
 /// Writes columns first … end − 1 of a gradient, 0 in the padding. `from`: the logits of columns first ….
 template <int V, typename T>
 __device__ inline void write_gradient(const RowGradient& row, const float* from, T* dlogits, int first, int end) {
-  for (int c = first + static_cast<int>(threadIdx.x) * V; c < end; c += static_cast<int>(blockDim.x) * V) {
-    float x[V] = {};
-    if (c < row.vocab) get(from + (c - first), columns_at<V>(c, row.vocab), x);
+  const int step = static_cast<int>(blockDim.x) * V, vocab = row.vocab < end ? row.vocab : end;
+  int c = first + static_cast<int>(threadIdx.x) * V;
+  for (; c + (kAhead - 1) * step + V <= vocab; c += kAhead * step) {
+    float x[kAhead][V];
 #pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = row.at(c + i, x[i]);
+    for (int k = 0; k < kAhead; ++k) get(from + (c + k * step - first), V, x[k]);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      row.apply(c + k * step, x[k]);
+      put(dlogits + c + k * step, V, x[k]);
+    }
+  }
+  for (; c < end; c += step) {
+    const int n = columns_at<V>(c, vocab);
+    float x[V] = {};
+    if (n > 0) get(from + (c - first), n, x);
+    row.apply(c, x);
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (i >= n) x[i] = 0;
     put(dlogits + c, columns_at<V>(c, end), x);
   }
 }

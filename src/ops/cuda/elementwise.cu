@@ -1,17 +1,24 @@
 #include "ops/elementwise.h"
 
+#include <type_traits>
+
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/ops.h"
 
 namespace trainer::ops::cuda {
 namespace {
 
-/// draws[i] = draw of element index + i, for V = 1 or 4 elements.
-template <int V>
+/// draws[i] = draw of element index + i, for V = 1 or 4 elements. `kWhole`: pieces of 4 elements are blocks of draws.
+template <bool kWhole, int V>
 __device__ inline void draws_from(PhiloxKey key, uint32_t step, uint64_t index, uint32_t (&draws)[V]) {
   static_assert(V == 1 || V == 4);
-  const auto skip = static_cast<unsigned>(index % 4);
   const Philox4 here = philox_block(key, index / 4, step);
+  if constexpr (kWhole && V == 4) {
+#pragma unroll
+    for (size_t i = 0; i < 4; ++i) draws[i] = here[i];
+    return;
+  }
+  const auto skip = static_cast<unsigned>(index % 4);
   uint32_t all[8] = {here[0], here[1], here[2], here[3]};
   if (V > 1 && skip != 0) {
     const Philox4 next = philox_block(key, index / 4 + 1, step);
@@ -27,7 +34,7 @@ __device__ inline void draws_from(PhiloxKey key, uint32_t step, uint64_t index, 
   for (int i = 0; i < V; ++i) draws[i] = all[i];
 }
 
-template <typename T>
+template <typename T, bool kWhole>
 struct DropoutBody {
   Rows<const T> x, residual, bias;
   Rows<T> y;
@@ -54,7 +61,8 @@ struct DropoutBody {
     }
     if (threshold != 0) {
       uint32_t draws[V];
-      draws_from(key, step, first_index + static_cast<uint64_t>(at.r) * width + static_cast<uint64_t>(at.c), draws);
+      draws_from<kWhole>(key, step, first_index + static_cast<uint64_t>(at.r) * width + static_cast<uint64_t>(at.c),
+                         draws);
 #pragma unroll
       for (int i = 0; i < V; ++i) v.x[i] = draws[i] >= threshold ? v.x[i] * scale : 0.0f;
     }
@@ -200,13 +208,21 @@ void run(Exec& ex, const DropoutAdd& op) {
   for_compute_type(op.x.dtype, "dropout x", [&]<typename T>(T) {
     if (ex.device.dry()) return;
     const DropoutSite& s = op.site;
-    map<4>(ex,
-           DropoutBody<T>{
-               rows_in<T>(op.x), rows_in<T>(op.residual), rows_in<T>(op.bias), rows_of<T>(op.y), s.key, s.step,
-               dropout_threshold(s.p),
-               static_cast<uint64_t>(s.first_row) * static_cast<uint64_t>(s.width) + static_cast<uint64_t>(s.first_col),
-               static_cast<uint64_t>(s.width), static_cast<float>(1.0 / (1.0 - s.p))},
-           op.x.rows(), op.x.cols(), {op.x, op.residual, op.y, op.bias}, false);
+    const uint64_t first = static_cast<uint64_t>(s.first_row * s.width + s.first_col);
+    const auto drop = [&]<bool kWhole>(std::bool_constant<kWhole>) {
+      const DropoutBody<T, kWhole> body{rows_in<T>(op.x),
+                                        rows_in<T>(op.residual),
+                                        rows_in<T>(op.bias),
+                                        rows_of<T>(op.y),
+                                        s.key,
+                                        s.step,
+                                        dropout_threshold(s.p),
+                                        first,
+                                        static_cast<uint64_t>(s.width),
+                                        static_cast<float>(1.0 / (1.0 - s.p))};
+      map<4>(ex, body, op.x.rows(), op.x.cols(), {op.x, op.residual, op.y, op.bias}, false);
+    };
+    first % 4 == 0 && s.width % 4 == 0 ? drop(std::true_type{}) : drop(std::false_type{});
   });
 }
 
@@ -221,7 +237,7 @@ void run(Exec& ex, const Cast& op) {
       if constexpr (sizeof(From) == sizeof(double) || sizeof(To) == sizeof(double)) {
         map_pieces<1>(ex, WideCastBody<From, To>{x.as<From>(), y.as<To>()}, 1, x.count());
       } else {
-        map<wide_of<bf16>()>(ex, CastBody<From, To>{rows_in<From>(x), rows_of<To>(y)}, 1, x.count(), {x, y}, false);
+        map<wide_of<To>()>(ex, CastBody<From, To>{rows_in<From>(x), rows_of<To>(y)}, 1, x.count(), {x, y}, false);
       }
     });
   });

@@ -101,6 +101,14 @@ __device__ inline void values(const Stored<T, V>& piece, float (&x)[V]) {
   }
 }
 
+/// The same for a piece that was unpacked before: the compiler must not keep its values in registers until now.
+template <typename T, int V>
+__device__ inline void unpack_again(Stored<T, V> piece, float (&x)[V]) {
+#pragma unroll
+  for (uint32_t& word : piece.word) asm volatile("" : "+r"(word));
+  values(piece, x);
+}
+
 /// p[i] = x[i], i < n <= V.
 template <int V>
 __device__ inline void put(float* p, int n, const float (&x)[V]) {

@@ -18,11 +18,12 @@ struct BackwardRows {
   bool center;
 };
 
-constexpr int kBackwardThreads = 512;
-/// Resident threads per multiprocessor: 3 blocks with rows of 1600 columns, 8 with rows of 768. Only bf16 leaves enough
-/// registers for that if rows are prefetched.
-template <typename T>
-constexpr int kResidentThreads = std::is_same_v<T, bf16> ? 768 : kBackwardThreads;
+constexpr int kWideThreads = 512;
+/// Threads on a multiprocessor: as many as have registers for their pieces of three operands, and few enough for their
+/// sums in shared memory.
+constexpr int resident_threads(int pieces) { return pieces <= 3 ? 768 : pieces <= 5 ? 512 : 384; }
+/// The pieces per thread for which there are kernels.
+constexpr int kPieces[] = {3, 5, 7};
 
 /// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred.
 struct RowTerms {
@@ -35,97 +36,103 @@ struct RowTerms {
 /// Returns the index of this block's partial sums.
 __device__ inline int64_t block_index() { return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x; }
 
-/// True if rows are prefetched, which takes registers.
-template <int V, int K>
-constexpr bool kAhead = (K * V) <= 8;
+struct alignas(16) Quad {
+  float value[4];
+};
 
-/// A block iterates over its rows; each thread keeps the sums of its K·V columns. The number of columns is a multiple
-/// of V. The loads of the next row are in flight while a row is reduced and stored, if registers allow it. Prefetched
-/// values stay in their storage type, so bf16 takes half the registers.
-template <typename T, int V, int K>
-__global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : kBackwardThreads)
-    norm_backward_kernel(BackwardRows<T> op) {
+/// A team of blockDim.x threads iterates over its rows; threadIdx.y is the team. A thread holds K pieces of a row in
+/// their storage type, and unpacks them twice: before and after the sums over the row. It adds its columns to the
+/// team's sums over rows in shared memory, where no other thread accesses them; registers could hold neither long rows'
+/// sums nor enough rows in flight. At the end the teams' sums are added in order. Blocks of several teams have teams of
+/// one warp, so only blocks of one team have barriers. The number of columns is a multiple of a piece.
+template <typename T, int K>
+__global__ void __launch_bounds__(resident_threads(K)) norm_backward_kernel(BackwardRows<T> op) {
+  constexpr int V = wide_of<T>(), kQuads = V / 4;
   __shared__ float shared[2][2 * kMostWarps];
-  const int threads = static_cast<int>(blockDim.x);
+  const int threads = static_cast<int>(blockDim.x), team = static_cast<int>(threadIdx.y);
+  const int teams = static_cast<int>(blockDim.y), pieces = static_cast<int>(op.cols) / V;
   const int first = static_cast<int>(blockIdx.x * op.block_rows);  // 32 bits, to save registers
   const int last = static_cast<int>(first + op.block_rows < op.rows ? first + op.block_rows : op.rows);
-  const int groups = static_cast<int>(op.groups), start = static_cast<int>(blockIdx.y * op.cols);
-  const float count = static_cast<float>(op.cols);
-  const auto column = [&](int k) { return (static_cast<int>(threadIdx.x) + k * threads) * V; };
-  const auto mine = [&](int k) { return column(k) < static_cast<int>(op.cols); };
-  Stored<T, V> gain[K] = {};
-  float gain_sum[K][V] = {}, bias_sum[K][V] = {};
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (mine(k)) gain[k] = stored<V>(op.gain + column(k));
-  struct Row {
+  const int64_t start = blockIdx.y * op.cols;
+  const bool has_bias = op.bias_sums != nullptr, has_residual = op.residual.data != nullptr;
+  const int of_team = (has_bias ? 2 : 1) * kQuads * pieces;
+  Quad* const sums = dynamic_shared<Quad>() + team * of_team;  // gains' and biases' [kQuads, pieces], for each team
+  const auto piece = [&](int k) { return static_cast<int>(threadIdx.x) + k * threads; };
+  for (int at = static_cast<int>(threadIdx.x); at < of_team; at += threads) sums[at] = {};
+  __syncthreads();
+  for (int r = first + team; r < last; r += teams) {
     Stored<T, V> dy[K], x[K], residual[K];
-    float mean, rstd;
-  };
-  const auto load = [&](Row& row, int r) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!mine(k)) continue;
-      row.dy[k] = stored<V>(op.dy.at(r, start + column(k)));
-      row.x[k] = stored<V>(op.x.at(r, start + column(k)));
-      if (op.residual.data != nullptr) row.residual[k] = stored<V>(op.residual.at(r, start + column(k)));
+      dy[k] = {}, x[k] = {}, residual[k] = {};
+      if (piece(k) >= pieces) continue;
+      dy[k] = stored<V>(op.dy.at(r, start) + piece(k) * V);
+      x[k] = stored<V>(op.x.at(r, start) + piece(k) * V);
+      if (has_residual) residual[k] = stored<V>(op.residual.at(r, start) + piece(k) * V);
     }
-    const int64_t at = static_cast<int64_t>(r) * groups + blockIdx.y;
-    row.mean = op.center ? op.mean[at] : 0.0f;
-    row.rstd = op.rstd[at];
-  };
-  Row row{}, next{};  // columns beyond the end stay 0
-  if (kAhead<V, K> && first < last) load(next, first);
-  for (int r = first; r < last; ++r) {
-    if constexpr (kAhead<V, K>) {
-      row = next;
-      if (r + 1 < last) load(next, r + 1);
-    } else {
-      load(row, r);
-    }
-    float scaled[K][V], normal[K][V], sums[2] = {};
+    const int64_t at = static_cast<int64_t>(r) * op.groups + blockIdx.y;
+    const float mean = op.center ? op.mean[at] : 0.0f, rstd = op.rstd[at];
+    float row_sums[2] = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      float factor[V];
-      values(gain[k], factor);
-      values(row.dy[k], scaled[k]);
-      values(row.x[k], normal[k]);
+      if (piece(k) >= pieces) continue;
+      float d[V], n[V], gain[V];
+      values(dy[k], d);
+      values(x[k], n);
+      get(op.gain + piece(k) * V, V, gain);
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const float d = scaled[k][i], n = (normal[k][i] - row.mean) * row.rstd;
-        gain_sum[k][i] = fmaf(d, n, gain_sum[k][i]);
-        bias_sum[k][i] += d;
-        scaled[k][i] = d * factor[i];
-        normal[k][i] = n;
-        sums[0] += scaled[k][i];
-        sums[1] = fmaf(scaled[k][i], n, sums[1]);
+      for (int q = 0; q < kQuads; ++q) {
+        Quad gains = sums[q * pieces + piece(k)], biases{};
+        if (has_bias) biases = sums[(kQuads + q) * pieces + piece(k)];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float di = d[4 * q + i], ni = (n[4 * q + i] - mean) * rstd, g = di * gain[4 * q + i];
+          gains.value[i] = fmaf(di, ni, gains.value[i]);
+          biases.value[i] += di;
+          row_sums[0] += g;
+          row_sums[1] = fmaf(g, ni, row_sums[1]);
+        }
+        sums[q * pieces + piece(k)] = gains;
+        if (has_bias) sums[(kQuads + q) * pieces + piece(k)] = biases;
       }
     }
-    block_sums(sums, shared[r & 1]);
-    const RowTerms terms(row.rstd, sums, count, op.center);
+    if (threads > kWarp) {
+      block_sums(row_sums, shared[r & 1]);
+    } else {
+      for (float& sum : row_sums) sum = warp_sum(sum);
+    }
+    const RowTerms terms(rstd, row_sums, static_cast<float>(op.cols), op.center);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!mine(k)) continue;
-      float out[V] = {};
-      if (op.residual.data != nullptr) values(row.residual[k], out);
+      if (piece(k) >= pieces) continue;
+      float d[V], n[V], gain[V], out[V];
+      unpack_again(dy[k], d);
+      unpack_again(x[k], n);
+      values(residual[k], out);
+      get(op.gain + piece(k) * V, V, gain);
 #pragma unroll
-      for (int i = 0; i < V; ++i) out[i] += terms.gradient(scaled[k][i], normal[k][i]);
-      put(op.dx.at(r, start + column(k)), V, out);
+      for (int i = 0; i < V; ++i) out[i] += terms.gradient(d[i] * gain[i], (n[i] - mean) * rstd);
+      put(op.dx.at(r, start) + piece(k) * V, V, out);
     }
   }
+  __syncthreads();
+  const Quad* const all = dynamic_shared<Quad>();
+  const int in_block = threads * teams, me = team * threads + static_cast<int>(threadIdx.x);
+  for (int at = me; at < of_team; at += in_block) {
+    Quad total = all[at];
+    for (int t = 1; t < teams; ++t)
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    if (!mine(k)) continue;
-    const int64_t at = block_index() * op.cols + column(k);
-    put(op.gain_sums + at, V, gain_sum[k]);
-    if (op.bias_sums != nullptr) put(op.bias_sums + at, V, bias_sum[k]);
+      for (int i = 0; i < 4; ++i) total.value[i] += all[t * of_team + at].value[i];
+    const int row = at / pieces, p = at - row * pieces;
+    float* const to = row < kQuads ? op.gain_sums : op.bias_sums;
+    put(to + block_index() * op.cols + p * V + row % kQuads * 4, 4, total.value);
   }
 }
 
 /// Processes rows that are too long for the registers of a block. The sums stay in memory (in practice in the caches),
 /// and rows are read twice.
 template <typename T, int V>
-__global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
+__global__ void __launch_bounds__(kWideThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * op.block_rows, step = static_cast<int64_t>(blockDim.x) * V;
   const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
@@ -171,47 +178,59 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
   }
 }
 
-/// Threads per block, and columns per thread, for a row length. 0 columns select the kernel for long rows.
+/// The shape of the blocks for rows of whole pieces. `pieces`: per thread; 0: the kernel for long rows.
 struct BackwardShape {
-  int columns, threads;
+  int pieces = 0, threads = kWideThreads, teams = 1;
+  int resident = 1;  // blocks on a multiprocessor
+  size_t shared_bytes = 0;
 };
-BackwardShape backward_shape(int64_t cols) {
-  for (const int columns : {8, 16})
-    if (cols <= int64_t{columns} * kBackwardThreads)
-      return {columns, static_cast<int>(std::max<int64_t>(kWarp, round_up(divide_up(cols, int64_t{columns}), kWarp)))};
-  return {0, kBackwardThreads};
+template <typename T>
+BackwardShape backward_shape(const device::cuda::Facts& gpu, int64_t cols, bool bias) {
+  constexpr int64_t kBlock = 2048;  // bytes that a block takes besides its sums
+  const int64_t row = cols / wide_of<T>(), sums = std::max<int64_t>(1, (bias ? 2 : 1) * cols) * int64_t{sizeof(float)};
+  const int64_t warps = std::max<int64_t>(1, divide_up(row, int64_t{kWarp} * kPieces[2]));
+  for (const int pieces : kPieces) {
+    if (row > pieces * kWarp * warps) continue;
+    const int64_t most = resident_threads(pieces) / kWarp, fit = (gpu.shared_per_block - kBlock) / sums;
+    const int64_t blocks_fit = gpu.shared_per_block / (sums + kBlock);
+    if (warps > most || fit == 0) break;
+    const int64_t teams = warps == 1 ? std::min(most, fit) : 1;
+    return {pieces, static_cast<int>(warps * kWarp), static_cast<int>(teams),
+            warps == 1 ? 1 : static_cast<int>(std::clamp<int64_t>(most / warps, 1, std::max<int64_t>(1, blocks_fit))),
+            static_cast<size_t>(teams * sums)};
+  }
+  return {};
 }
 
 template <typename T, int V>
 void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& shape, int64_t blocks) {
-  const device::cuda::LaunchConfig grid{dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(op.groups)),
-                                        dim3(static_cast<unsigned>(shape.threads))};
-  const cudaStream_t stream = device::cuda::stream_of(ex.device);
-  if (shape.columns == 8) {
-    device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);
-    return;
+  const auto start = [&](auto kernel) {
+    device::cuda::launch(
+        device::cuda::stream_of(ex.device),
+        {dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(op.groups)),
+         dim3(static_cast<unsigned>(shape.threads), static_cast<unsigned>(shape.teams)), shape.shared_bytes},
+        kernel, op);
+  };
+  if constexpr (V == wide_of<T>()) {
+    if (shape.pieces == kPieces[0]) return start(norm_backward_kernel<T, kPieces[0]>);
+    if (shape.pieces == kPieces[1]) return start(norm_backward_kernel<T, kPieces[1]>);
+    if (shape.pieces == kPieces[2]) return start(norm_backward_kernel<T, kPieces[2]>);
   }
-  if constexpr (V > 1) {  // without vector accesses, the row would not fit the registers
-    if (shape.columns == 16) {
-      device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V>, op);
-      return;
-    }
-  }
-  device::cuda::launch(stream, grid, norm_backward_wide_kernel<T, V>, op);
+  start(norm_backward_wide_kernel<T, V>);
 }
 
 }  // namespace
 
 void run(Exec& ex, const NormBackward& op) {
   for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
-    constexpr int kPiece = wide_of<T>();
     const int64_t rows = op.x.rows(), cols = op.x.cols() / op.groups;
     TRAINER_CHECK(rows < INT32_MAX / 2, "norm backward over {} rows: CUDA kernels support fewer than {}", rows,
                   INT32_MAX / 2);
-    const BackwardShape shape = backward_shape(cols);
-    // The grid is one wave of blocks, whose number is limited by the registers of a multiprocessor.
-    const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
-                         std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
+    const device::cuda::Facts& gpu = device::cuda::facts_of(ex.device);
+    constexpr int kPiece = wide_of<T>();
+    const BackwardShape shape =
+        cols % kPiece == 0 ? backward_shape<T>(gpu, cols, static_cast<bool>(op.dbias)) : BackwardShape{};
+    const int64_t most = int64_t{gpu.multiprocessors} * shape.resident;  // one wave of blocks
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows * op.groups, most)),
                   blocks = divide_up(rows, block_rows), all_blocks = blocks * op.groups;
     const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * all_blocks : all_blocks, cols}, DType::f32);
@@ -232,7 +251,7 @@ void run(Exec& ex, const NormBackward& op) {
                                op.center};
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       const bool whole = whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece);
-      whole ? launch_backward<T, kPiece>(ex, args, shape, blocks) : launch_backward<T, 1>(ex, args, shape, blocks);
+      whole ? launch_backward<T, kPiece>(ex, args, shape, blocks) : launch_backward<T, 1>(ex, args, {}, blocks);
     }
     add_up(ex, partials, {op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias});
   });

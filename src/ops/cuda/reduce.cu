@@ -8,7 +8,7 @@ namespace {
 // A block sums the columns of 32 threads. Each of its warps sums every kRowWarps-th row, and the warps' sums are added
 // in order at the end.
 constexpr int kRowWarps = 8;
-constexpr int64_t kBlocks = 1024;  // target number, several per multiprocessor
+constexpr int kBlocks = 4;  // on a multiprocessor, all at once: a second wave would keep only some of them busy
 constexpr int64_t kLeastRows = 64;
 
 /// Adds the sums of the warps of a block, in order. Warp 0 gets the result.
@@ -25,7 +25,7 @@ __device__ inline void add_warps(float (&sum)[V], float (&shared)[kWarps][kWarp]
 }
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kWarp* kRowWarps)
+__global__ void __launch_bounds__(kWarp* kRowWarps, kBlocks)
     column_sum_kernel(Rows<const T> x, int64_t rows, int64_t cols, int64_t block_rows, float* partials) {
   __shared__ float shared[kRowWarps][kWarp][V];
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x) * V;
@@ -33,20 +33,35 @@ __global__ void __launch_bounds__(kWarp* kRowWarps)
   const int64_t first = static_cast<int64_t>(blockIdx.y) * block_rows;
   const int64_t last = first + block_rows < rows ? first + block_rows : rows;
   float sum[V] = {};
-  if (n > 0) {
+  if (V > 1 && n == V) {  // the loads of the next rows are in flight while rows are added
     constexpr int kAhead = 4;
-    for (int64_t r = first + threadIdx.y; r < last; r += kAhead * kRowWarps) {
-      float next[kAhead][V];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        const int64_t row = r + k * kRowWarps;
-        get(x.at(row < last ? row : r, c), n, next[k]);
-      }
+    Stored<T, V> next[kAhead];
+    const auto load = [&](int64_t r) {
 #pragma unroll
       for (int k = 0; k < kAhead; ++k)
+        if (r + k * kRowWarps < last) next[k] = stored<V>(x.at(r + k * kRowWarps, c));
+    };
+    load(first + threadIdx.y);
+    for (int64_t r = first + threadIdx.y; r < last; r += kAhead * kRowWarps) {
+      Stored<T, V> now[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) now[k] = next[k];
+      load(r + kAhead * kRowWarps);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        float row[V];
+        values(now[k], row);
         if (r + k * kRowWarps < last)
 #pragma unroll
-          for (int i = 0; i < V; ++i) sum[i] += next[k][i];
+          for (int i = 0; i < V; ++i) sum[i] += row[i];
+      }
+    }
+  } else if (n > 0) {
+    for (int64_t r = first + threadIdx.y; r < last; r += kRowWarps) {
+      float row[V];
+      get(x.at(r, c), n, row);
+#pragma unroll
+      for (int i = 0; i < V; ++i) sum[i] += row[i];
     }
   }
   add_warps<kRowWarps>(sum, shared);
@@ -113,7 +128,9 @@ void run(Exec& ex, const ColumnSum& op) {
   for_compute_type(op.x.dtype, "column sum x", [&]<typename T>(T) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const int64_t groups = divide_up(std::max<int64_t>(cols, 1), int64_t{kWarp} * wide_of<T>());
-    const int64_t block_rows = std::max(kLeastRows, divide_up(rows * groups, kBlocks));
+    const int64_t row_blocks =
+        std::max<int64_t>(1, kBlocks * device::cuda::facts_of(ex.device).multiprocessors / groups);
+    const int64_t block_rows = std::max(kLeastRows, divide_up(rows, row_blocks));
     const Scratch partials = ex.take("column_sum.partials", {divide_up(rows, block_rows), cols}, DType::f32);
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       aligned_rows({op.x}, rows, wide_of<T>()) ? launch_column_sum<T, wide_of<T>()>(ex, op, block_rows, partials)
