@@ -24,8 +24,8 @@ struct LaunchConfig {
 /// Launches the kernel on the stream. Throws Code::device if the launch is rejected.
 template <typename... P, typename... A>
 void launch(cudaStream_t stream, const LaunchConfig& grid, void (*kernel)(P...), A&&... args) {
-  constexpr size_t kDefaultLimit = 48 << 10;
-  if (grid.shared_bytes > kDefaultLimit)
+  constexpr size_t kSafe = 32 << 10;  // the default limit of 48 KiB includes the kernel's static shared memory
+  if (grid.shared_bytes > kSafe)
     check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes)),
         "shared memory of a kernel");

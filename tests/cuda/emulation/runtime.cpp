@@ -52,7 +52,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::fu
   const Call lock;
   const dim3 grid = config.gridDim, block = config.blockDim;
   const auto it = machine().shared_limits.find(kernel);
-  const size_t limit = it == machine().shared_limits.end() ? kSharedDefault : it->second;
+  constexpr size_t kStatic = 1 << 10;  // assumed of kernels with dynamic memory; the default limit includes both
+  const size_t limit = it == machine().shared_limits.end() ? kSharedDefault - kStatic : it->second;
   if (grid.count() == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || block.count() == 0 ||
       block.count() > 1024 || block.z > 64)
     return note(cudaErrorInvalidConfiguration);
