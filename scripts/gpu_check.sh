@@ -111,7 +111,8 @@ else
 fi
 # One host whose cores and memory are shared; containers may forbid reading another process's memory.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp \
-  OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+  OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
+  PMIX_MCA_pcompress_base_silence_warning=1
 if [[ $python == */* ]]; then python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python"); fi
 # The libraries above are for the programs of the bundle. Python, whose PyTorch brings its own, gets the caller's, and
 # starts the trainer and mpirun by scripts that set them again.

@@ -40,6 +40,26 @@ def shown(value, form="{:.0f}", scale=1.0):
     return "" if value is None else form.format(scale * value)
 
 
+def operators(document):
+    """Returns a function that maps an operator's name to its cell."""
+    by_name = {each["name"]: each for each in document.get("operators", [])}
+
+    def cell(name):
+        each = by_name.get(name)
+        return f"{each['ms']:.1f} ({100 * each['least_ms'] / each['ms']:.0f} %)" if each else ""
+    return cell
+
+
+def attention(ours, cudnn):
+    """Returns a row for each shape that was measured."""
+    rates = {}
+    for column, document in enumerate((ours, cudnn)):
+        for r in document.get("rates", []):
+            shape = f"{r['batch']} × {r['seq_len']}, {r['heads']} × {r['head_dim']}"
+            rates.setdefault(shape, ["", ""])[column] = f"{r['forward_gflops'] / 1e3:.0f}, {r['backward_gflops'] / 1e3:.0f}"
+    return [[shape, *cells] for shape, cells in rates.items()]
+
+
 def page(results):
     """Returns the page for these JSON documents of gpu_check.sh."""
     stages, measured, runs = {}, {}, []
@@ -69,13 +89,23 @@ def page(results):
     lines += ["", "## Steps", "", "bf16, one GPU. Clock and power are those of samples in which the GPU was busy.", ""]
     lines += table(["step", "ms", "tokens/s", "mfu", "SM MHz", "W", "PyTorch tokens/s", "its variant", "trainer / PyTorch"],
                    (step(name, which) for name, which in STEPS.items()))
+    lines += ["", "## Operators of a step", "", "Milliseconds, and in brackets the share of the least time: at the data sheet's FLOP/s and the rate of a copy.", ""]
+    names = ("gemm", "attention", "loss", "norm", "column_sum", "optimizer")
+    lines += table(["step", *names], ([name, *map(operators(document(stage)), names)] for name, (stage, _) in STEPS.items() if stage != "train"))
+    lines += ["", "## Attention", "", "TFLOP/s of the causal half, forward and backward.", ""]
+    lines += table(["batch × length, heads × size", "built-in", "cuDNN"], attention(document("attention"), document("cudnn")))
+    lines += ["", "## Elementwise operators", "", "bf16; share of the rate of a copy.", ""]
+    lines += table(["operator", "GB/s", "share"], ([r["name"], shown(r["gb_per_s"]), shown(r["share_of_copy"], "{:.0f} %", 100)]
+                                                   for r in document("elementwise").get("rates", [])))
     lines += ["", "## Tests", ""]
     lines += table(["stage", "result"], ([name, (stages.get(name) or {}).get("line", "")] for name in ("tests", "cudnn", "sanitizer", "mpi")))
     return "\n".join(lines) + "\n"
 
 
 def rows_of(text):
-    return re.findall(r"^\| ([^|]+) \|", text, re.M)
+    """Returns the rows that a page without results has too."""
+    measured = re.search(r"^## Attention.*?(?=^## Tests)", text, re.M | re.S)
+    return re.findall(r"^\| ([^|]+) \|", text.replace(measured[0], "") if measured else text, re.M)
 
 
 def main():
