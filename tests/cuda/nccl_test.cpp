@@ -241,6 +241,23 @@ TEST(NcclOrder, StreamsHaveTheHighestPriority) {
     });
 }
 
+TEST(NcclOrder, SeveralLanesStartInProgramOrderIfTheLibraryCan) {
+  constexpr const char* kVariable = "NCCL_LAUNCH_ORDER_IMPLICIT";
+  for (const int lanes : {0, 1, 2, 3})
+    for (const bool old : {false, true}) {
+      unsetenv(kVariable);
+      emulator::set_nccl_faults({.old_version = old});
+      ::testing::internal::CaptureStderr();
+      on_gpus(2, {.lanes = lanes}, [](World&, GpuRank&) {});
+      const std::string said = ::testing::internal::GetCapturedStderr();
+      const char* const value = std::getenv(kVariable);
+      EXPECT_EQ(value == nullptr ? "" : std::string(value), lanes > 1 && !old ? "1" : "") << lanes << old;
+      EXPECT_EQ(said.find("older than 2.26 on 2 ranks") != std::string::npos, lanes > 1 && old) << said;
+    }
+  emulator::set_nccl_faults({});
+  unsetenv(kVariable);
+}
+
 TEST(NcclOrder, OperationsFollowTheComputeStreamAndItWaitsForThem) {
   on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
     const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Purpose::critical);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -28,6 +29,23 @@ ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // a blocking call could not be aborted while it waits for a lost rank
   return config;
+}
+
+/// Makes NCCL start operations of different streams in program order if the library of every rank can do so; warns on
+/// rank 0 if not. NCCL reads the variable when it makes the first communicator. Collective.
+void start_in_program_order(int rank, Control& control) {
+  constexpr int kFirstVersion = 22600;
+  int version = 0;
+  double older[] = {ncclGetVersion(&version) == ncclSuccess && version >= kFirstVersion ? 0.0 : 1.0};
+  control.sum(older);
+  if (older[0] == 0) {
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  } else if (rank == 0) {
+    log::warning(
+        "parallel.lanes > 1: NCCL is older than 2.26 on {} ranks, so that collectives of different lanes may wait for "
+        "each other forever; if a run hangs, set parallel.lanes = 1",
+        older[0]);
+  }
 }
 
 }  // namespace
@@ -55,6 +73,7 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
   for (cudaStream_t& stream : streams_)
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "communication stream");
 
+  if (streams_.size() > 1) start_in_program_order(engine.rank(), control);
   ncclUniqueId id{};
   control.run_on_all_ranks([&] {
     if (engine.rank() != 0) return;

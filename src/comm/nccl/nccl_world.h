@@ -7,9 +7,9 @@
 // The earliest incomplete operation is then the next to run on all its ranks, so there is no deadlock. With several
 // lanes, critical operations, weights and gradients have a stream each. Kernels of different communicators are then on
 // a GPU at once, in orders that may differ between GPUs. That works as long as all of them fit on the GPU at once,
-// which NCCL does not guarantee. So one lane is the default. NCCL 2.26 can launch in program order
-// (NCCL_LAUNCH_ORDER_IMPLICIT), but each rank would decide from its own library and environment whether to, and several
-// lanes need more communicators (kBytesOfCommunicator each): parallel.lanes sets them for all ranks alike.
+// which NCCL does not guarantee. NCCL 2.26 and newer can start them in program order, which several lanes ask of it
+// (NCCL_LAUNCH_ORDER_IMPLICIT). One lane is the default until several have been measured on GPUs: they also need more
+// communicators (kBytesOfCommunicator each).
 //
 // Streams have the highest priority: blocks of a collective start before waiting blocks of GEMMs, so that other ranks
 // do not wait for this rank's GEMM to end.

@@ -216,7 +216,8 @@ int live_nccl_communicators() {
 using namespace emulator;
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_MAJOR * 10000 + NCCL_MINOR * 100 + NCCL_PATCH;
+  const Lock lock(machine().mutex);
+  *version = library().faults.old_version ? 22500 : NCCL_MAJOR * 10000 + NCCL_MINOR * 100 + NCCL_PATCH;
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {

@@ -26,6 +26,7 @@ struct NcclFaults {
   int hang_from = 0;
   int broken_device = -1;  // its communicators report an error
   bool never_connects = false;
+  bool old_version = false;  // 2.25
 };
 void set_nccl_faults(const NcclFaults& faults);
 /// "all_reduce 10 f32 of 2" for every operation started on a device, in order, since the last call.
