@@ -221,7 +221,7 @@ target() { # NAME GOAL MEASURED
   if [ -n "$3" ] && [ -n "$emulated" ]; then
     verdict='an emulated device'
   elif [ -n "$3" ]; then
-    verdict=$(awk -v a="$3" -v b="$2" 'BEGIN { if (a + 0 >= b + 0) print "met"; else printf "missed by %.0f %%", 100 * (1 - a / b) }')
+    verdict=$(awk -v a="$3" -v b="$2" 'BEGIN { if (a + 0 >= b + 0) print "met"; else printf "missed by %.1f %%", 100 * (1 - a / b) }')
   fi
   targets+=("$1|$2|${3:-}|$verdict")
 }

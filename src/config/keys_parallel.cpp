@@ -129,7 +129,7 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integer(
       "lanes", &Parallel::lanes, 0, {.range = between(1, 3), .derived = "3, or 1 with NCCL"},
       "Number of independent communication channels: 3 for activations, weights and gradients; 1 shared by "
-      "all. With NCCL, 3 needs more GPU memory, and may deadlock if NCCL is older than 2.26.");
+      "all. With NCCL, more than 1 needs more GPU memory, and may deadlock if NCCL is older than 2.26.");
   parallel.number("timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
                   "A rank that does not respond for this long is considered lost: the other ranks report it and stop "
                   "with exit status 7.");

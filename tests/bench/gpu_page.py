@@ -86,7 +86,8 @@ def page(results):
     lines += table(["metric", "target", "measured", "verdict"],
                    ([name, goal, shown((measured.get(name) or {}).get("measured"), "{:.4g}"), (measured.get(name) or {}).get("verdict", "")]
                     for name, goal in targets()))
-    lines += ["", "## Steps", "", "bf16, one GPU. Clock and power are those of samples in which the GPU was busy.", ""]
+    lines += ["", "## Steps", "", "bf16, one GPU. Clock and power are those of samples in which the GPU was busy. Ratios are those of alternating runs on one card; the other "
+              "columns may come from different cards.", ""]
     lines += table(["step", "ms", "tokens/s", "mfu", "SM MHz", "W", "PyTorch tokens/s", "its variant", "trainer / PyTorch"],
                    (step(name, which) for name, which in STEPS.items()))
     lines += ["", "## Operators of a step", "", "Milliseconds, and in brackets the share of the least time: at the data sheet's FLOP/s and the rate of a copy.", ""]

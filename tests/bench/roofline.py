@@ -86,12 +86,12 @@ def main():
     measured, gpu = {}, ""
     if args.measured:
         document = json.loads(args.measured.read_text())
-        gpu = document["gpu"]
+        gpu = document["gpu"].split(",")[0]
         measured = {stage["name"]: stage["document"] for stage in document["stages"]}
     commit = subprocess.run(["git", "-C", HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     parts = ["# Roofline of training steps\n", f"Output of `tests/bench/roofline.py` at commit {commit or 'unknown'}: a lower bound on the time of each kind of operator in a step, "
              "from the FLOPs and bytes\nthat the operators report, at the rates in data sheets and at attainable rates. These are bounds, "
-             "not predictions of a run: nothing\nhere was measured with the trainer" + (f", but the column of the {gpu}.\n" if gpu else ".\n"),
+             "not predictions of a run: nothing\nhere was measured with the trainer" + (f", except the last column: one {gpu}.\n" if gpu else ".\n"),
              "| device | bf16 TFLOP/s | attainable | memory TB/s | attainable |\n|---|---|---|---|---|\n" +
              "\n".join(f"| {name} | {sheet[0]:g} | {attainable[0]:g} | {sheet[1]:g} | {attainable[1]:g} |"
                        for name, (sheet, attainable) in DEVICES.items()) + "\n", SOURCES]

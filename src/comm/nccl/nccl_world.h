@@ -7,9 +7,10 @@
 // The earliest incomplete operation is then the next to run on all its ranks, so there is no deadlock. With several
 // lanes, critical operations, weights and gradients have a stream each. Kernels of different communicators are then on
 // a GPU at once, in orders that may differ between GPUs. That works as long as all of them fit on the GPU at once,
-// which NCCL does not guarantee. NCCL 2.26 and newer can start them in program order, which several lanes ask of it
-// (NCCL_LAUNCH_ORDER_IMPLICIT). One lane is the default until several have been measured on GPUs: they also need more
-// communicators (kBytesOfCommunicator each).
+// which NCCL does not guarantee. NCCL 2.26 and newer can start them in program order (one after another with a driver
+// or CUDA runtime before 12.3), which the trainer requests with NCCL_LAUNCH_ORDER_IMPLICIT if there are several lanes.
+// One lane is the default, because several have not been measured, and need more communicators (kBytesOfCommunicator
+// each).
 //
 // Streams have the highest priority: blocks of a collective start before waiting blocks of GEMMs, so that other ranks
 // do not wait for this rank's GEMM to end.

@@ -23,10 +23,10 @@ Tensor transposed_in(const Tensor& memory, const Tensor& x) {
   const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
   return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
 }
-/// The largest alignments that algorithms may rely on. Plans are also used for other tensors of the same shape with the
-/// same alignment up to 16 bytes; measuring tries what the tensor at hand allows, up to the library's default.
-constexpr int64_t kPlanned = 16, kMeasured = 256;
-int64_t alignment(const Tensor& t, int64_t most = kPlanned) {
+/// Returns the alignment that algorithms may rely on: at most 16 bytes, since a tuning table does not record more, and
+/// its entries are also used for other tensors of the same shape.
+int64_t alignment(const Tensor& t) {
+  constexpr int64_t most = 16;
   return t ? int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | static_cast<uintptr_t>(most)) : 0;
 }
 
@@ -139,7 +139,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, 
                                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &op.a},
                                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &op.c},
                                        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &op.d}})
-    set(preference, which, static_cast<uint32_t>(alignment(*operand, measured ? kMeasured : kPlanned)));
+    set(preference, which, static_cast<uint32_t>(alignment(*operand)));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &plan.product, &plan.a, &plan.b, &plan.c,

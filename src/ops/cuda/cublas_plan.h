@@ -44,8 +44,7 @@ void set_addresses(LtPlan& plan, const LtProduct& op);
 
 /// Returns the heuristic's proposals within the workspace, best first; empty if the library does not support the GEMM.
 /// Algorithms that split k add partial sums in f32 in a fixed order: no atomics, no rounding to the result's dtype.
-/// `measured`: for measuring, which also tries algorithms that keep partial sums in an f32 result, and those that rely
-/// on alignments above 16 bytes.
+/// `measured`: for measuring, which finds out whether algorithms that keep partial sums in an f32 result are faster.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
                                                        int64_t workspace, int most, bool measured);
 /// True if the library can run the GEMM with this algorithm within the workspace.

@@ -101,7 +101,7 @@ __device__ inline void values(const Stored<T, V>& piece, float (&x)[V]) {
   }
 }
 
-/// The same for a piece that was unpacked before: the compiler must not keep its values in registers until now.
+/// Unpacks a piece a second time, so that the compiler does not keep its values in registers meanwhile.
 template <typename T, int V>
 __device__ inline void unpack_again(Stored<T, V> piece, float (&x)[V]) {
 #pragma unroll

@@ -1,5 +1,3 @@
-#include <type_traits>
-
 #include "ops/cuda/ops.h"
 #include "ops/cuda/reduce.cuh"
 #include "ops/norm.h"
@@ -178,28 +176,33 @@ __global__ void __launch_bounds__(kWideThreads) norm_backward_wide_kernel(Backwa
   }
 }
 
-/// The shape of the blocks for rows of whole pieces. `pieces`: per thread; 0: the kernel for long rows.
+/// The shape of the blocks for a row length. `pieces`: per thread; 0: the kernel for long rows.
 struct BackwardShape {
   int pieces = 0, threads = kWideThreads, teams = 1;
   int resident = 1;  // blocks on a multiprocessor
   size_t shared_bytes = 0;
 };
+/// For the kernel for long rows, which also takes short ones that do not consist of whole pieces.
+BackwardShape wide_shape(int64_t cols) {
+  const auto threads = static_cast<int>(std::clamp<int64_t>(round_up(cols, int64_t{kWarp}), kWarp, kWideThreads));
+  return {.threads = threads, .resident = kWideThreads / threads};
+}
 template <typename T>
 BackwardShape backward_shape(const device::cuda::Facts& gpu, int64_t cols, bool bias) {
   constexpr int64_t kBlock = 2048;  // bytes that a block takes besides its sums
+  if (cols % wide_of<T>() != 0) return wide_shape(cols);
   const int64_t row = cols / wide_of<T>(), sums = std::max<int64_t>(1, (bias ? 2 : 1) * cols) * int64_t{sizeof(float)};
   const int64_t warps = std::max<int64_t>(1, divide_up(row, int64_t{kWarp} * kPieces[2]));
   for (const int pieces : kPieces) {
     if (row > pieces * kWarp * warps) continue;
     const int64_t most = resident_threads(pieces) / kWarp, fit = (gpu.shared_per_block - kBlock) / sums;
-    const int64_t blocks_fit = gpu.shared_per_block / (sums + kBlock);
     if (warps > most || fit == 0) break;
     const int64_t teams = warps == 1 ? std::min(most, fit) : 1;
-    return {pieces, static_cast<int>(warps * kWarp), static_cast<int>(teams),
-            warps == 1 ? 1 : static_cast<int>(std::clamp<int64_t>(most / warps, 1, std::max<int64_t>(1, blocks_fit))),
+    const int64_t resident = warps == 1 ? 1 : std::min(most / warps, gpu.shared_per_block / (sums + kBlock));
+    return {pieces, static_cast<int>(warps * kWarp), static_cast<int>(teams), static_cast<int>(resident),
             static_cast<size_t>(teams * sums)};
   }
-  return {};
+  return wide_shape(cols);
 }
 
 template <typename T, int V>
@@ -228,10 +231,9 @@ void run(Exec& ex, const NormBackward& op) {
                   INT32_MAX / 2);
     const device::cuda::Facts& gpu = device::cuda::facts_of(ex.device);
     constexpr int kPiece = wide_of<T>();
-    const BackwardShape shape =
-        cols % kPiece == 0 ? backward_shape<T>(gpu, cols, static_cast<bool>(op.dbias)) : BackwardShape{};
+    const BackwardShape shape = backward_shape<T>(gpu, cols, static_cast<bool>(op.dbias));
     const int64_t most = int64_t{gpu.multiprocessors} * shape.resident;  // one wave of blocks
-    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows * op.groups, most)),
+    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, std::max<int64_t>(1, most / op.groups))),
                   blocks = divide_up(rows, block_rows), all_blocks = blocks * op.groups;
     const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * all_blocks : all_blocks, cols}, DType::f32);
     float* const gain_sums = partials.tensor().as<float>();
@@ -251,7 +253,8 @@ void run(Exec& ex, const NormBackward& op) {
                                op.center};
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       const bool whole = whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece);
-      whole ? launch_backward<T, kPiece>(ex, args, shape, blocks) : launch_backward<T, 1>(ex, args, {}, blocks);
+      whole ? launch_backward<T, kPiece>(ex, args, shape, blocks)
+            : launch_backward<T, 1>(ex, args, wide_shape(cols), blocks);
     }
     add_up(ex, partials, {op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias});
   });

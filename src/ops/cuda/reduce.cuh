@@ -1,5 +1,5 @@
 #pragma once
-// Sums whose order depends only on shapes: over the threads of a block, and over rows, with partial sums.
+// Sums whose order depends only on shapes and the GPU: over the threads of a block, and over rows, with partial sums.
 #include "ops/cuda/map.cuh"
 #include "ops/reduce.h"
 

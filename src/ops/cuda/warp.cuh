@@ -52,13 +52,6 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-/// The same with gradual underflow: very small results lose precision instead of being flushed to 0.
-__device__ __forceinline__ float gradual_exp2(float x) {
-  float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// Returns a / b with an error of about 2 ulp; 0 if |b| is above 2^126.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 

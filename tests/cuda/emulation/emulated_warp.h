@@ -60,7 +60,6 @@ inline unsigned ballot(bool predicate) {
 }
 
 inline float fast_exp2(float x) { return std::exp2(x); }
-inline float gradual_exp2(float x) { return std::exp2(x); }
 inline float fast_divide(float a, float b) { return a / b; }
 inline uint32_t bf16_pair(float low, float high) { return bf16(low).bits | uint32_t{bf16(high).bits} << 16; }
 
