@@ -33,7 +33,7 @@ ncclConfig_t configuration() {
 
 /// Makes NCCL start operations of different streams in program order if the library of every rank can do so; warns on
 /// rank 0 if not. NCCL reads the variable once, so it is set before the first communicator; no other thread of this
-/// process changes the environment. Collective.
+/// process changes the environment then. Collective.
 void start_in_program_order(int rank, Control& control) {
   constexpr int kFirstVersion = 22600;
   int version = 0;
@@ -43,9 +43,9 @@ void start_in_program_order(int rank, Control& control) {
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   } else if (rank == 0) {
     log::warning(
-        "parallel.lanes > 1: NCCL is older than 2.26 on {} rank(s), so that collectives of different lanes may wait "
-        "for "
-        "each other forever; if a run hangs, set parallel.lanes = 1",
+        "parallel.lanes > 1: NCCL is older than 2.26 on {} rank(s), so collectives of different lanes may wait for "
+        "each "
+        "other forever; if a run hangs, set parallel.lanes = 1",
         older[0]);
   }
 }
