@@ -274,10 +274,9 @@ class Profile {
       link.slowdown = std::clamp((timer.slowest_median(both) - single) / all_sums, 0.0, 1.0);
       return;
     }
-    // Communication that was still running after compute ended had no competition.
-    const double computing = timer.slowest_median(computed), both_ran = std::min(overlapped, computing);
-    link.slowdown = std::clamp((computing - single) / both_ran, 0.0, 1.0);
-    link.progress = std::clamp((all_sums - (overlapped - both_ran)) / both_ran, 0.01, 1.0);
+    const Interference found = interference(single, all_sums, timer.slowest_median(computed), overlapped);
+    link.slowdown = found.slowdown;
+    link.progress = found.progress;
   }
 
   comm::World& world_;
@@ -296,6 +295,12 @@ class Profile {
 };
 
 }  // namespace
+
+Interference interference(double compute, double communication, double computed, double communicated) {
+  const double both_ran = std::min(communicated, computed);
+  return {.slowdown = std::clamp((computed - compute) / both_ran, 0.0, 1.0),
+          .progress = std::clamp((communication - (communicated - both_ran)) / both_ran, 0.01, 1.0)};
+}
 
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device) {

@@ -30,6 +30,16 @@ plan::Cluster measure_profile(comm::World& world, const config::Config& config, 
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);
 
+/// The slowdown of compute next to communication, and of communication next to compute: members of plan::Link.
+struct Interference {
+  double slowdown = 0, progress = 1;
+};
+
+/// Derives it from four times in seconds: `compute` and `communication` measured separately, then how long after a
+/// common start each of them ended (`computed`, `communicated`). Communication that was still running after compute
+/// ended had no competition.
+Interference interference(double compute, double communication, double computed, double communicated);
+
 /// Returns the groups to measure in a world of `ranks` ranks: the members of this rank's group for each size and each
 /// distance between members.
 std::vector<std::vector<int>> profiled_groups(int ranks, int rank);
