@@ -61,58 +61,181 @@ class Output {
   std::ofstream file_;
 };
 
-/// Returns why a text ended after `written` tokens: "stop" (a --stop text), "length" (--tokens), "eos" (the end-of-text
-/// token) or "signal".
-std::string finish_reason(const GenerateOptions& o, const StopText& stop, int64_t written) {
-  return stop.met() ? "stop" : run::stop_requested() ? "signal" : written < o.tokens ? "eos" : "length";
+/// Passes the pieces of several texts on in the order of the texts: the pieces of a text are held back until all
+/// earlier texts have ended.
+class InOrder {
+ public:
+  InOrder(size_t texts, std::function<void(const std::string&)> write) : texts_(texts), write_(std::move(write)) {}
+  void add(size_t text, const std::string& piece) {
+    if (text == current_) return write_(piece);
+    texts_[text].held += piece;
+  }
+  void end(size_t text) {
+    for (texts_[text].ended = true; current_ < texts_.size() && texts_[current_].ended;)
+      if (++current_ < texts_.size()) write_(std::exchange(texts_[current_].held, {}));
+  }
+
+ private:
+  struct Text {
+    std::string held;
+    bool ended = false;
+  };
+  std::vector<Text> texts_;
+  std::function<void(const std::string&)> write_;
+  size_t current_ = 0;
+};
+
+/// A text in progress, or ended.
+struct Text {
+  Text(const GenerateOptions& o, uint64_t seed) : stop(o.stop), sampling{o.temperature, o.top_k, o.top_p, seed} {}
+  StopText stop;
+  train::Sampling sampling;
+  bool begun = false;
+  std::string text = {};
+  int64_t tokens = 0;
+  std::string reason =
+      {};  // why it ended: by a --stop text, --tokens, the end-of-text token or a signal; empty: it runs
+  void end(int64_t count, const GenerateOptions& o) {
+    tokens = count;
+    reason = stop.met() ? "stop" : tokens == o.tokens ? "length" : run::stop_requested() ? "signal" : "eos";
+  }
+};
+
+/// Returns how many texts to decode together: --batch-size, or else as many as fit in memory and do not change the
+/// tokens. Throws Code::plan if --batch-size does not fit. Collective over the replica's ranks.
+int64_t batch_size(const GenerateOptions& o, const run::LoadedModel& model, size_t texts) {
+  const bool gpu = model.machine.gpu.has_value();
+  const int64_t wanted = o.batch_size > 0 ? o.batch_size : gpu ? 1 : train::Generator::kSequencesOfEqualBits;
+  int64_t free = model.machine.memory_limit;
+  for (const auto& [category, bytes] : model.trainer->memory())
+    if (!gpu || !category.starts_with("host")) free -= bytes;
+  const int64_t each = model.trainer->model().cache_bytes();
+  const int64_t fits = model.trainer->scalars().broadcast_from_first_rank(std::max<int64_t>(1, free / each));
+  const int64_t used = std::min(wanted, static_cast<int64_t>(texts));
+  if (o.batch_size > 0 && used > fits)
+    throw Error(Code::plan, format("--batch-size {}: {} of KV cache per text fit in memory for at most {} texts",
+                                   o.batch_size, format_bytes(static_cast<double>(each)), fits))
+        .on(Scope::all_ranks);
+  return std::min(used, fits);
 }
 
 /// Writes each line of --prompts with its continuation.
-int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& text, run::LoadedModel& model) {
-  const std::vector<Line> lines = data::read_prompts(text, o.prompts);
-  train::Generator generator(*model.trainer);
-  const run::SignalGuard signals;
-  std::optional<Output> output;
-  if (world.first()) output.emplace(o.output);
-  int64_t tokens = 0;
-  const double start = now_seconds();
+int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& prompts, run::LoadedModel& model) {
+  const std::vector<Line> lines = data::read_prompts(prompts, o.prompts);
   const PhiloxKey key = philox_key(o.seed, "prompts");
+  std::vector<Text> texts;
   for (const Line& line : lines) {
     const uint64_t seed = line.contains("seed") ? line["seed"].get<uint64_t>()
                                                 : philox_at(key, static_cast<uint64_t>(&line - lines.data()));
-    for (int64_t i = 0; i < o.samples; ++i) {
-      const train::Sampling sampling{o.temperature, o.top_k, o.top_p, seed + static_cast<uint64_t>(i)};
-      std::string continuation;
-      StopText stop(o.stop);
-      const int64_t written = generator.write(*model.tokenizer, line["prompt"].get<std::string>(), o.tokens, sampling,
-                                              [&](const std::string& piece) {
-                                                continuation += stop.pass(piece);
-                                                return !stop.met() && !run::stop_requested();
-                                              });
-      if (model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0)
-        return stopped(world, "generation");
-      tokens += written;
-      if (!output) continue;
-      Line result = line;
-      result["text"] = continuation + stop.rest();
-      result["tokens"] = written;
-      result["finish_reason"] = finish_reason(o, stop, written);
-      result["seed"] = sampling.seed;
-      output->write(result.dump(-1, ' ', false, Line::error_handler_t::replace) + "\n");
-    }
+    for (int64_t i = 0; i < o.samples; ++i) texts.emplace_back(o, seed + static_cast<uint64_t>(i));
   }
+  std::optional<Output> output;
+  if (world.first()) output.emplace(o.output);
+  InOrder written(texts.size(), [&](const std::string& line) {
+    if (output && !line.empty()) output->write(line);
+  });
+  std::vector<train::TextRequest> requests;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Line& line = lines[i / static_cast<size_t>(o.samples)];
+    Text& text = texts[i];
+    const auto emit = [&text](const std::string& piece) {
+      text.text += text.stop.pass(piece);
+      return !text.stop.met();
+    };
+    const auto ended = [&, i](int64_t count) {
+      text.end(count, o);
+      if (text.reason == "signal") return;  // written only when whole
+      tokens += count;
+      Line result = line;
+      result["text"] = std::exchange(text.text, {}) + text.stop.rest();
+      result["tokens"] = count;
+      result["finish_reason"] = text.reason;
+      result["seed"] = text.sampling.seed;
+      written.add(i, result.dump(-1, ' ', false, Line::error_handler_t::replace) + "\n");
+      written.end(i);
+    };
+    requests.push_back({line["prompt"].get<std::string>(), o.tokens, text.sampling, emit, ended});
+  }
+  train::Generator generator(*model.trainer, batch_size(o, model, texts.size()));
+  const run::SignalGuard signals;
+  const double start = now_seconds();
+  if (!generator.write(*model.tokenizer, requests, run::stop_requested)) return stopped(world, "generation");
   const double seconds = now_seconds() - start;
   log::info("{} tokens for {} prompts in {:.2f} s ({:.0f} tokens/s)", tokens, lines.size(), seconds,
             static_cast<double>(tokens) / seconds);
   return 0;
 }
 
+/// Continues one prompt --samples times; shows the text as it is generated.
+int continue_prompt(comm::World& world, const GenerateOptions& o, const std::string& prompt, run::LoadedModel& model) {
+  const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
+  std::vector<Text> texts;
+  for (int64_t i = 0; i < o.samples; ++i) texts.emplace_back(o, o.seed + static_cast<uint64_t>(i));
+  InOrder written(texts.size(), [=](const std::string& text) {
+    if (shown) print(terminal ? report::printable(text) : text);
+  });
+  std::vector<train::TextRequest> requests;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Text& text = texts[i];
+    const auto show = [&, i](const std::string& piece) {
+      if (!std::exchange(text.begun, true) && i > 0) written.add(i, "---\n" + prompt);
+      text.text += piece;
+      written.add(i, piece);
+    };
+    const auto emit = [&text, show](const std::string& piece) {
+      show(text.stop.pass(piece));
+      return !text.stop.met();
+    };
+    const auto ended = [&, show, i](int64_t count) {
+      show(text.stop.rest());
+      text.end(count, o);
+      written.add(i, "\n");
+      written.end(i);
+    };
+    requests.push_back({prompt, o.tokens, text.sampling, emit, ended});
+  }
+  written.add(0, prompt);
+  train::Generator generator(*model.trainer, batch_size(o, model, texts.size()));
+  const run::SignalGuard signals;
+  const double start = now_seconds();
+  const bool complete = generator.write(*model.tokenizer, requests, run::stop_requested);
+  const double seconds = now_seconds() - start;
+  std::erase_if(texts, [](const Text& text) { return text.reason.empty(); });
+  int64_t tokens = 0;
+  for (const Text& text : texts) tokens += text.tokens;
+  if (world.first() && o.json) {
+    nlohmann::json samples = nlohmann::json::array();
+    for (const Text& text : texts)
+      samples.push_back(
+          {{"text", text.text}, {"tokens", text.tokens}, {"finish_reason", text.reason}, {"seed", text.sampling.seed}});
+    nlohmann::json document{{"prompt", prompt},
+                            {"tokens", tokens},
+                            {"seconds", seconds},
+                            {"step", model.step},
+                            {"checkpoint", model.folder.string()},
+                            {"seed", o.seed}};
+    if (o.samples == 1)
+      for (const char* member : {"text", "finish_reason"}) document[member] = samples.front()[member];
+    if (o.samples > 1) document["samples"] = samples;
+    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  } else if (world.first()) {
+    const auto ended_by = [&](const char* reason, const char* what) {
+      const auto count = std::ranges::count(texts, reason, &Text::reason);
+      if (count == 0) return std::string();
+      return o.samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, o.samples, what);
+    };
+    log::info("{} tokens in {:.2f} s ({:.0f} tokens/s){}{}", tokens, seconds, static_cast<double>(tokens) / seconds,
+              ended_by("eos", "the end-of-text token"), ended_by("stop", "a --stop text"));
+  }
+  return complete ? 0 : stopped(world, "generation");
+}
+
 int generate(comm::World& world, const GenerateOptions& o) {
-  train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
   std::string prompt, path;
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
-    train::validate(sampling);
+    train::validate({o.temperature, o.top_k, o.top_p, o.seed});
     path = checkpoint_path("generate", o.checkpoint, o.config);
     prompt = prompt_text(o);
     if (!o.prompts.empty()) data::read_prompts(prompt, o.prompts);
@@ -129,61 +252,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
                 format("{}: this checkpoint has no tokenizer, so it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
   if (model.trainer->replica() > 0) return 0;  // one replica decodes; other replicas would have no work
-  if (!o.prompts.empty()) return continue_lines(world, o, prompt, model);
-  train::Generator generator(*model.trainer);
-  const run::SignalGuard signals;
-  const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
-  const auto readable = [=](const std::string& text) { return terminal ? report::printable(text) : text; };
-  nlohmann::json samples = nlohmann::json::array();
-  int64_t tokens = 0;
-  bool interrupted = false;
-  const double start = now_seconds();
-  for (int64_t i = 0; i < o.samples && !interrupted; ++i, ++sampling.seed) {
-    if (shown && i > 0) print("---\n");
-    if (shown) print(readable(prompt));
-    std::string text;
-    StopText stop(o.stop);
-    const auto show = [&](const std::string& piece) {
-      text += piece;
-      if (shown) print(readable(piece));
-    };
-    const int64_t written =
-        generator.write(*model.tokenizer, prompt, o.tokens, sampling, [&](const std::string& piece) {
-          show(stop.pass(piece));
-          return !stop.met() && !run::stop_requested();
-        });
-    show(stop.rest());
-    if (shown) print("\n");
-    tokens += written;
-    samples.push_back({{"text", text},
-                       {"tokens", written},
-                       {"finish_reason", finish_reason(o, stop, written)},
-                       {"seed", sampling.seed}});
-    interrupted = model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0;
-  }
-  const double seconds = now_seconds() - start;
-  if (world.first() && o.json) {
-    nlohmann::json document{{"prompt", prompt},
-                            {"tokens", tokens},
-                            {"seconds", seconds},
-                            {"step", model.step},
-                            {"checkpoint", model.folder.string()},
-                            {"seed", o.seed}};
-    if (o.samples == 1)
-      for (const char* member : {"text", "finish_reason"}) document[member] = samples.front()[member];
-    if (o.samples > 1) document["samples"] = samples;
-    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-  } else if (world.first()) {
-    const auto ended_by = [&](const char* reason, const char* what) {
-      const auto count =
-          std::ranges::count_if(samples, [&](const auto& one) { return one["finish_reason"] == reason; });
-      if (count == 0) return std::string();
-      return o.samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, o.samples, what);
-    };
-    log::info("{} tokens in {:.2f} s ({:.0f} tokens/s){}{}", tokens, seconds, static_cast<double>(tokens) / seconds,
-              ended_by("eos", "the end-of-text token"), ended_by("stop", "a --stop text"));
-  }
-  return interrupted ? stopped(world, "generation") : 0;
+  return o.prompts.empty() ? continue_prompt(world, o, prompt, model) : continue_lines(world, o, prompt, model);
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ ops::AttentionMask Block::attention_mask(const Batch& batch) const {
 
 Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   saved.x = std::move(x);
-  Scratch y = run(ex, batch, saved, Pass::train, nullptr);
+  Scratch y = run(ex, batch, saved, Pass::train);
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
@@ -156,22 +156,22 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   return y;
 }
 
-Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
+Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, std::span<const KvCache> caches) {
   Saved passing;
   passing.x = std::move(x);
-  return run(ex, batch, passing, Pass::infer, cache);
+  return run(ex, batch, passing, Pass::infer, caches);
 }
 
 // Runs every kind of forward pass. `infer` frees each tensor right after its use. `recompute` stops before the last
 // GEMM, whose output the backward pass does not need, or post-norm after it.
-Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
+Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, std::span<const KvCache> caches) {
   const bool keep = pass != Pass::infer;
   parallel::NormStats *const stats1 = keep ? &s.stats1 : nullptr, *const stats2 = keep ? &s.stats2 : nullptr;
   if (!post_norm_) s.a = norm1_->forward(ex, s.x, stats1);
   s.qkv = qkv_->forward(ex, batch.rows(), post_norm_ ? s.x : s.a, {});
   if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
   if (q_norm_) s.qk = normed(ex, batch, s, keep);
-  attend(ex, batch, s, cache);
+  attend(ex, batch, s, caches);
   if (!keep) {
     s.qkv.reset();
     s.qk.reset();
@@ -224,7 +224,11 @@ Scratch Block::add_branch(Exec& ex, const Batch& batch, parallel::Linear& linear
 }
 
 void Block::rotate(Exec& ex, const Batch& batch, const Tensor& qk, bool inverse) const {
-  if (rope_) ops::run(ex, ops::Rope{qk, *rope_, head_dim_, batch.seq_len, batch.first_position, inverse});
+  if (!rope_) return;
+  if (batch.starts.empty()) return ops::run(ex, ops::Rope{qk, *rope_, head_dim_, batch.seq_len, 0, inverse});
+  for (size_t i = 0; i < batch.starts.size(); ++i)
+    ops::run(ex, ops::Rope{qk.row_range(static_cast<int64_t>(i) * batch.seq_len, batch.seq_len), *rope_, head_dim_,
+                           batch.seq_len, batch.starts[i], inverse});
 }
 
 Scratch Block::normed(Exec& ex, const Batch& batch, Saved& s, bool keep) {
@@ -236,7 +240,7 @@ Scratch Block::normed(Exec& ex, const Batch& batch, Saved& s, bool keep) {
   return qk;
 }
 
-void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
+void Block::attend(Exec& ex, const Batch& batch, Saved& s, std::span<const KvCache> caches) {
   const Tensor qkv = s.qkv, qk = q_norm_ ? s.qk.tensor() : queries_and_keys(qkv);
   if (!q_norm_) rotate(ex, batch, qk, /*inverse=*/false);
   ops::AttentionForward op{.q = queries(qk),
@@ -246,20 +250,26 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
                            .scale = scale_,
                            .dropout = attention_dropout(batch),
                            .mask = attention_mask(batch)};
-  if (cache != nullptr) {
-    ops::run(ex, ops::Copy{keys(qk), cache->keys.row_range(cache->used, qkv.rows())});
-    ops::run(ex, ops::Copy{values(qkv), cache->values.row_range(cache->used, qkv.rows())});
-    op.k = cache->keys;
-    op.v = cache->values;
-    op.shape.k_len = cache->used + qkv.rows();
-    op.shape.k_capacity = cache->keys.rows();
-  } else {
-    s.lse = ex.take("attention.lse", {op.shape.batch * heads_, batch.seq_len}, accumulator_of(qkv.dtype));
-    op.lse = s.lse;
-  }
   s.context = ex.take("attention.context", {qkv.rows(), heads_ * head_dim_}, qkv.dtype);
   op.out = s.context;
-  ops::run(ex, op);
+  if (caches.empty()) {
+    s.lse = ex.take("attention.lse", {op.shape.batch * heads_, batch.seq_len}, accumulator_of(qkv.dtype));
+    op.lse = s.lse;
+    return ops::run(ex, op);
+  }
+  op.shape.batch = 1;  // the sequences have different numbers of keys
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) * batch.seq_len, rows = batch.seq_len, used = batch.starts[i];
+    ops::run(ex, ops::Copy{keys(qk).row_range(row, rows), caches[i].keys.row_range(used, rows)});
+    ops::run(ex, ops::Copy{values(qkv).row_range(row, rows), caches[i].values.row_range(used, rows)});
+    op.q = queries(qk).row_range(row, rows);
+    op.k = caches[i].keys;
+    op.v = caches[i].values;
+    op.out = s.context.tensor().row_range(row, rows);
+    op.shape.k_len = used + rows;
+    op.shape.k_capacity = caches[i].keys.rows();
+    ops::run(ex, op);
+  }
 }
 
 Scratch Block::branch_gradient(Exec& ex, const Batch& batch, const Tensor& dy, PhiloxKey key, parallel::Norm& norm,
@@ -290,7 +300,7 @@ Scratch Block::stream_gradient(Exec& ex, Scratch d, const Tensor& dy, parallel::
 Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
   if (recompute_ == config::Recompute::full) {
     ex.meter.recomputing = true;
-    run(ex, batch, s, Pass::recompute, nullptr);
+    run(ex, batch, s, Pass::recompute);
     ex.meter.recomputing = false;
   }
   const bool rebuild = recompute_ == config::Recompute::selective, rebuild_norms = rebuild && !post_norm_;

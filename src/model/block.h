@@ -6,6 +6,7 @@
 // GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "ops/attention.h"
@@ -17,7 +18,6 @@ namespace trainer::model {
 /// The keys and values of one sequence so far, for generation.
 struct KvCache {
   Tensor keys, values;  // [capacity, local K·D]
-  int64_t used = 0;     // rows filled before this pass
 };
 
 struct BlockSpec {
@@ -50,9 +50,9 @@ class Block {
 
   /// Maps x [n, H] to [n, H] and fills `saved` for the backward pass.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
-  /// Runs the forward pass without saving activations. `cache` (generation, one sequence) receives the new keys and
-  /// values.
-  Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
+  /// Runs the forward pass without saving activations. In generation, `caches` are those of the sequences: they receive
+  /// the new keys and values, at batch.starts.
+  Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, std::span<const KvCache> caches);
   /// Maps dy [n, H] to dx [n, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
@@ -63,7 +63,7 @@ class Block {
 
  private:
   enum class Pass { train, recompute, infer };
-  Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
+  Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, std::span<const KvCache> caches = {});
   Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
   /// Returns residual + the output of a branch (attention or MLP), whose last linear gets x. `normed` and `stats` are
   /// those of the branch's norm; post-norm: set here.
@@ -78,7 +78,7 @@ class Block {
   /// first linear.
   Scratch stream_gradient(Exec& ex, Scratch d, const Tensor& dy, parallel::Norm& norm, const Tensor& x,
                           parallel::NormStats& stats, parallel::GradSink& grads);
-  void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
+  void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, std::span<const KvCache> caches);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved,
                           parallel::GradSink& grads);
   void rotate(Exec& ex, const parallel::Batch& batch, const Tensor& qk, bool inverse) const;

@@ -116,18 +116,19 @@ void Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, const Ten
   grads.end_micro(ex);
 }
 
-Scratch Transformer::infer(Exec& ex, const Batch& batch, Cache* cache) {
+Scratch Transformer::infer(Exec& ex, const Batch& batch, std::span<Cache* const> caches) {
   Scratch x = embed(ex, batch);
+  std::vector<KvCache> of_block(caches.size());
   for (size_t l = 0; l < blocks_.size(); ++l) {
-    if (cache != nullptr) cache->blocks_[l].used = cache->used;
-    x = blocks_[l].infer(ex, batch, std::move(x), cache == nullptr ? nullptr : &cache->blocks_[l]);
+    for (size_t i = 0; i < caches.size(); ++i) of_block[i] = caches[i]->blocks_[l];
+    x = blocks_[l].infer(ex, batch, std::move(x), of_block);
     x = move(ex, batch, std::move(x), l, l + 1);
   }
   return final_norm_->forward(ex, x, nullptr);
 }
 
 void Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses) {
-  const Scratch features = infer(ex, batch, nullptr);
+  const Scratch features = infer(ex, batch, {});
   head_->loss(ex, batch, features, losses);
 }
 
@@ -135,20 +136,31 @@ Transformer::Cache::Cache(device::Device& device, const Transformer& model) : ca
   for (const Block& block : model.blocks_) {
     for (int i = 0; i < 2; ++i)
       buffers_.emplace_back(device, "kv_cache", Shape{capacity, block.kv_width()}, model.store_.compute_dtype());
-    blocks_.push_back({buffers_[buffers_.size() - 2], buffers_.back(), 0});
+    blocks_.push_back({buffers_[buffers_.size() - 2], buffers_.back()});
   }
 }
 
-Scratch Transformer::extend(Exec& ex, const Batch& all, Cache& cache) {
+int64_t Transformer::cache_bytes() const {
+  int64_t width = 0;
+  for (const Block& block : blocks_) width += block.kv_width();
+  return 2 * model_.seq_len * width * size_of(store_.compute_dtype());
+}
+
+Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> caches) {
   Batch batch = all;
   batch.cut = false;
-  TRAINER_CHECK(
-      batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
-      "{} rows at position {} do not fit in a cache with {} of {} positions in use", batch.seq_len,
-      batch.first_position, cache.used, cache.capacity);
-  const Scratch features = infer(ex, batch, &cache);
-  cache.used += batch.seq_len;
-  return head_->logits(ex, features.tensor().row_range(batch.seq_len - 1, 1));
+  std::vector<int64_t> starts;
+  for (const Cache* cache : caches) {
+    starts.push_back(cache->used);
+    TRAINER_CHECK(cache->used + batch.seq_len <= cache->capacity, "{} rows do not fit after {} of {} in a cache",
+                  batch.seq_len, cache->used, cache->capacity);
+  }
+  batch.starts = starts;
+  TRAINER_CHECK(static_cast<int64_t>(caches.size()) == batch.sequences && (batch.sequences == 1 || batch.seq_len == 1),
+                "{} caches for {} sequences of {} rows", caches.size(), batch.sequences, batch.seq_len);
+  const Scratch features = infer(ex, batch, caches);
+  for (Cache* cache : caches) cache->used += batch.seq_len;
+  return head_->logits(ex, features.tensor().row_range(batch.rows().count - batch.sequences, batch.sequences));
 }
 
 }  // namespace trainer::model

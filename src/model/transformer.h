@@ -43,9 +43,15 @@ class Transformer {
     std::vector<Buffer> buffers_;
     std::vector<KvCache> blocks_;
   };
-  /// Appends the batch (one sequence, batch.first_position = cache.used) and returns the logits of its last row [1,
-  /// padded vocabulary] in the accumulator type.
-  Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache);
+  /// Returns the memory of one Cache.
+  int64_t cache_bytes() const;
+  /// Appends each sequence of the batch to its cache and returns the logits of their last rows [sequences, padded
+  /// vocabulary] in the accumulator type. Several sequences must have one row each.
+  Scratch extend(Exec& ex, const parallel::Batch& batch, std::span<Cache* const> caches);
+  Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache) {
+    Cache* const one = &cache;
+    return extend(ex, batch, {&one, 1});
+  }
 
   /// Returns the axes along which the ranks of a replica compute the losses of different rows, and the number of these
   /// rows on this rank.
@@ -62,7 +68,7 @@ class Transformer {
  private:
   Scratch embed(Exec& ex, const parallel::Batch& batch);
   /// Runs the model up to the input of the head, without saving activations.
-  Scratch infer(Exec& ex, const parallel::Batch& batch, Cache* cache);
+  Scratch infer(Exec& ex, const parallel::Batch& batch, std::span<Cache* const> caches);
   /// Redistributes this rank's part of the residual stream from the spread of one layer to that of another.
   Scratch move(Exec& ex, const parallel::Batch& batch, Scratch x, size_t from, size_t to) const;
   ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;

@@ -1,5 +1,7 @@
 #pragma once
 // The input of the model.
+#include <span>
+
 #include "parallel/ranks.h"
 
 namespace trainer::parallel {
@@ -11,8 +13,8 @@ struct Batch {
   Tensor weights;       // [N] accumulator type: loss weight of each row, 0 = masked
   Tensor first_key;     // [N] i32: the row of its sequence at which a row's document begins; empty: all see all rows
   int64_t sequences = 0, seq_len = 0;
-  int64_t first_sample = 0;    // index of the first sequence in the whole step's batch: selects the dropout masks
-  int64_t first_position = 0;  // position of each sequence's first row (generation with a cache)
+  int64_t first_sample = 0;         // index of the first sequence in the whole step's batch: selects the dropout masks
+  std::span<const int64_t> starts;  // positions of the sequences' first rows (generation with caches); empty: 0
   uint32_t step = 0;
   double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
   double z_loss = 0;      // coefficient of the z-loss, in training

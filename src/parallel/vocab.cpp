@@ -52,25 +52,29 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
   const bool at_once = from == to && near.rows == rows.count;  // then this rank looks up all rows itself
+  const bool fused = at_once && batch.starts.empty();
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.weights().hold(ex, t.slot);
     ops::run(ex, ops::EmbeddingForward{.ids = batch.ids.range(near.first_row, near.rows),
                                        .table = weights,
-                                       .positions = at_once ? positions : Tensor{},
+                                       .positions = fused ? positions : Tensor{},
                                        .y = y,
                                        .rows_per_sequence = batch.seq_len,
-                                       .first_position = batch.first_position,
                                        .shard = {t.first_token(), t.vocab}});
   }
-  if (at_once) return y;
-  y = t.ranks.start_move(ex, from, to, std::move(y)).finish(ex);
-  if (positions)
-    ops::run(ex, ops::AddPositions{.positions = positions,
-                                   .y = y,
-                                   .rows_per_sequence = batch.seq_len,
-                                   .first_position = batch.first_position,
-                                   .first_row = t.ranks.tile(t.stream, rows, t.width).first_row});
+  if (!at_once) y = t.ranks.start_move(ex, from, to, std::move(y)).finish(ex);
+  if (!positions || fused) return y;
+  ops::AddPositions add{.positions = positions,
+                        .y = y,
+                        .rows_per_sequence = batch.seq_len,
+                        .first_row = t.ranks.tile(t.stream, rows, t.width).first_row};
+  if (batch.starts.empty()) ops::run(ex, add);
+  for (size_t i = 0; i < batch.starts.size(); ++i) {
+    add.y = y.tensor().row_range(static_cast<int64_t>(i) * batch.seq_len, batch.seq_len);
+    add.first_position = batch.starts[i];
+    ops::run(ex, add);
+  }
   return y;
 }
 
@@ -113,9 +117,8 @@ void Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Te
 }
 
 Scratch Head::logits(Exec& ex, const Tensor& x) {
-  TRAINER_CHECK(x.rows() == 1, "logits can be gathered for one row only, not {}", x.rows());
-  const Rows row{.count = 1, .cut = false};
-  const Scratch moved = table_.ranks.start_move(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
+  const Rows rows{.count = x.rows(), .cut = false};
+  const Scratch moved = table_.ranks.start_move(ex, table_.stream_layout(rows), table_.near_layout(rows), x).finish(ex);
   Scratch own;
   {
     const auto weights = table_.store.weights().hold(ex, table_.slot);
@@ -123,11 +126,16 @@ Scratch Head::logits(Exec& ex, const Tensor& x) {
   }
   const int64_t shards = table_.ranks.size(table_.spread.vocab), count = own.tensor().count();
   if (shards == 1) return own;
-  Scratch all = ex.take("head.all_logits", {1, shards * count}, own.tensor().dtype);
+  const int64_t cols = own.tensor().cols();
+  Scratch all = ex.take("head.all_logits", {shards * rows.count, cols}, own.tensor().dtype);
   table_.ranks.along(table_.spread.vocab, Purpose::critical)
       .all_gather(ex, own.tensor().reshape({count}), all.tensor().reshape({shards * count}))
       .join(ex);
-  return all;
+  Scratch joined = ex.take("head.joined_logits", {rows.count, shards * cols}, own.tensor().dtype);
+  for (int64_t s = 0; s < shards; ++s)
+    ops::run(ex,
+             ops::Copy{all.tensor().row_range(s * rows.count, rows.count), joined.tensor().col_range(s * cols, cols)});
+  return joined;
 }
 
 Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features) {

@@ -85,8 +85,8 @@ class Head {
   /// sink.
   void loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
                      params::GradSink& grads);
-  /// Returns the logits of one row, [1, padded vocabulary], in the accumulator type, on every rank. x has this rank's
-  /// columns of the row's features.
+  /// Returns the logits of a few rows, [rows, padded vocabulary], in the accumulator type, on every rank. x has this
+  /// rank's columns of the rows' features.
   Scratch logits(Exec& ex, const Tensor& x);
 
  private:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
+#include <utility>
 
 #include "base/log.h"
 #include "tensor/host_copy.h"
@@ -9,6 +11,7 @@
 namespace trainer::train {
 namespace {
 
+const std::vector<bool> kAll;           // for TokenSampler
 constexpr uint64_t kPrefillRows = 256;  // enough for GEMMs at their full rate
 
 std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer) {
@@ -17,123 +20,191 @@ std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer)
   return found;
 }
 
+std::string program_name(size_t sequences, int64_t rows) { return format("{} sequences of {} rows", sequences, rows); }
+
 }  // namespace
 
-Generator::Generator(Trainer& trainer)
+/// A request in progress.
+struct Generator::Sequence {
+  const TokenRequest& request;
+  model::Transformer::Cache& cache;  // contains the first tokens of the text
+  TokenSampler sampler;
+  std::vector<int32_t> text = {};
+  int64_t emitted = 0;
+  int64_t chosen = 0;  // -1: the logits are not finite
+  int64_t left() const { return static_cast<int64_t>(text.size()) - cache.used; }
+};
+
+Generator::Generator(Trainer& trainer, int64_t sequences)
     : trainer_(trainer),
-      cache_(trainer.device(), trainer.model()),
-      programs_(std::bit_width(std::min(kPrefillRows, static_cast<uint64_t>(trainer.model().seq_len())))) {
-  ids_ = Buffer(trainer.device(), "data", {int64_t{1} << (programs_.size() - 1)}, DType::i32);
-  Meter uncounted;
-  // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
-  for (size_t i = 0; i < programs_.size(); ++i) {
-    programs_[i] = format("{} rows", 1 << i);
-    const auto extend = [&](Exec& ex) {
-      cache_.used = 0;
-      trainer_.model().extend(ex, batch(int64_t{1} << i), cache_);
-    };
-    trainer.record(programs_[i], extend, uncounted);
+      most_rows_(static_cast<int64_t>(
+          std::bit_floor(std::min(kPrefillRows, static_cast<uint64_t>(trainer.model().seq_len()))))) {
+  TRAINER_CHECK(sequences > 0, "{} sequences", sequences);
+  for (int64_t i = 0; i < sequences; ++i) caches_.emplace_back(trainer.device(), trainer.model());
+  ids_ = Buffer(trainer.device(), "data", {std::max(most_rows_, sequences)}, DType::i32);
+  std::vector<model::Transformer::Cache*> caches = {&caches_.front()};
+  for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record(caches, rows);
+  for (size_t i = 1; i < caches_.size(); ++i) {
+    caches.push_back(&caches_[i]);
+    record(caches, 1);
   }
-  cache_.used = 0;
+  for (model::Transformer::Cache& cache : caches_) cache.used = 0;
   trainer.seal();
 }
 
-parallel::Batch Generator::batch(int64_t rows) const {
-  const Tensor ids{ids_.tensor().data, {rows}, DType::i32, 0};
-  return {.ids = ids, .sequences = 1, .seq_len = rows, .first_position = cache_.used};
+void Generator::record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows) {
+  Meter uncounted;
+  const auto extend = [&](Exec& ex) {
+    // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
+    for (model::Transformer::Cache* cache : caches) cache->used = 0;
+    trainer_.model().extend(ex, batch(caches.size(), rows), caches);
+  };
+  trainer_.record(program_name(caches.size(), rows), extend, uncounted);
 }
 
-int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position,
-                        const std::vector<bool>& allowed) {
+parallel::Batch Generator::batch(size_t sequences, int64_t rows) const {
+  const auto count = static_cast<int64_t>(sequences);
+  return {.ids = ids_.tensor().range(0, count * rows), .sequences = count, .seq_len = rows};
+}
+
+void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
+  std::vector<int32_t> ids;
+  std::vector<model::Transformer::Cache*> caches;
+  for (Sequence* sequence : sequences) {
+    const auto first = sequence->text.begin() + sequence->cache.used;
+    ids.insert(ids.end(), first, first + rows);
+    caches.push_back(&sequence->cache);
+  }
   Exec ex = trainer_.exec();
-  int32_t chosen = 0;
-  for (size_t at = 0; at < ids.size();) {
-    const size_t left = ids.size() - at, program = std::min<size_t>(std::bit_width(left), programs_.size()) - 1;
-    const int64_t rows = int64_t{1} << program;
-    trainer_.device().copy_to_device(ids_.tensor().data, ids.data() + at, rows * size_of(DType::i32));
-    trainer_.begin(ex, programs_[program]);
-    {
-      const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
-      if (static_cast<size_t>(rows) == left) {
-        const HostCopy scores(ex.device, logits);
-        chosen = static_cast<int32_t>(
-            trainer_.scalars().broadcast_from_first_rank(sampler.choose(scores.tensor(), position, allowed)));
+  trainer_.device().copy_to_device(ids_.tensor().data, ids.data(),
+                                   static_cast<int64_t>(ids.size()) * size_of(DType::i32));
+  trainer_.begin(ex, program_name(sequences.size(), rows));
+  {
+    const Scratch logits = trainer_.model().extend(ex, batch(sequences.size(), rows), caches);
+    if (sequences.front()->left() == 0) {
+      const HostCopy scores(ex.device, logits);
+      for (size_t i = 0; i < sequences.size(); ++i) {
+        Sequence& sequence = *sequences[i];
+        const std::vector<bool>* allowed = sequence.emitted == 0 ? sequence.request.first : sequence.request.later;
+        sequence.chosen = sequence.sampler.choose(scores.tensor().row_range(static_cast<int64_t>(i), 1),
+                                                  sequence.emitted, allowed == nullptr ? kAll : *allowed);
       }
     }
-    trainer_.end();
-    at += static_cast<size_t>(rows);
   }
-  if (chosen < 0) throw Error(Code::nonfinite, "the logits are not finite: the weights diverged").on(Scope::all_ranks);
-  return chosen;
+  trainer_.end();
 }
 
-void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling,
-                    const std::vector<int32_t>& stops, const std::function<bool(int32_t)>& emit,
-                    const std::vector<bool>& first, const std::vector<bool>& later) {
-  TokenSampler sampler(sampling, trainer_.vocab());
-  std::vector<int32_t> text = prompt;
-  if (text.empty()) text.push_back(stops.empty() ? 0 : stops.front());
-  for (const int32_t id : text)
-    if (id < 0 || id >= trainer_.vocab())
-      throw Error(Code::data,
-                  format("token {} of the prompt is not in the model's vocabulary of {} tokens", id, trainer_.vocab()));
-  const int64_t capacity = cache_.capacity;
-  bool noticed = false;
-  const auto keep_last_half = [&] {
-    if (!noticed) log::info("context window of {} tokens exceeded: keeping the last half", capacity);
-    noticed = true;
-    text.erase(text.begin(), text.end() - std::max<int64_t>(1, capacity / 2));
-  };
-  if (static_cast<int64_t>(text.size()) > capacity) keep_last_half();
-  cache_.used = 0;
-  std::vector<int32_t> next = text;
-  for (int64_t i = 0; i < tokens; ++i) {
-    const int32_t id = feed(next, sampler, i, i == 0 ? first : later);
-    const bool proceeds = std::ranges::find(stops, id) == stops.end() && emit(id);
-    if (trainer_.scalars().broadcast_from_first_rank(proceeds) == 0) return;
-    text.push_back(id);
-    next.assign(1, id);
-    if (cache_.used == capacity) {
-      keep_last_half();
-      cache_.used = 0;
-      next = text;
+bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()) {
+  std::vector<int64_t> chosen, proceeds;
+  for (const auto& sequence : slots)
+    if (sequence) chosen.push_back(sequence->chosen);
+  trainer_.scalars().broadcast_from_first_rank(chosen);
+  if (std::ranges::min(chosen) < 0)
+    throw Error(Code::nonfinite, "the logits are not finite: the weights diverged").on(Scope::all_ranks);
+  for (auto& sequence : slots) {
+    if (!sequence) continue;
+    const auto id = static_cast<int32_t>(chosen[proceeds.size()]);
+    const TokenRequest& request = sequence->request;
+    proceeds.push_back(std::ranges::find(request.stops, id) == request.stops.end() && request.emit(id) ? 1 : 0);
+    sequence->text.push_back(id);
+  }
+  proceeds.push_back(stop == nullptr || !stop() ? 1 : 0);
+  trainer_.scalars().broadcast_from_first_rank(proceeds);
+  const bool stopped = proceeds.back() == 0;
+  size_t at = 0;
+  for (auto& sequence : slots) {
+    if (!sequence) continue;
+    const bool proceeds_here = proceeds[at++] != 0 && ++sequence->emitted < sequence->request.tokens;
+    if (proceeds_here && !stopped) continue;
+    if (sequence->request.ended) sequence->request.ended();
+    sequence.reset();
+  }
+  return !stopped;
+}
+
+bool Generator::run(std::span<const TokenRequest> requests, bool (*stop)()) {
+  for (const TokenRequest& request : requests)
+    for (const int32_t id : request.prompt)
+      if (id < 0 || id >= trainer_.vocab())
+        throw Error(Code::data, format("token {} of the prompt is not in the model's vocabulary of {} tokens", id,
+                                       trainer_.vocab()));
+  std::vector<std::optional<Sequence>> slots(caches_.size());
+  for (auto next = requests.begin();;) {
+    std::vector<Sequence*> decoding;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (!slots[i]) {
+        if (next == requests.end()) continue;
+        caches_[i].used = 0;
+        slots[i].emplace(*next, caches_[i], TokenSampler(next->sampling, trainer_.vocab()), next->prompt);
+        if (next->prompt.empty()) slots[i]->text.push_back(next->stops.empty() ? 0 : next->stops.front());
+        ++next;
+      }
+      Sequence* const sequence = &*slots[i];
+      keep_within_context(*sequence);
+      while (sequence->left() > 1)
+        feed({&sequence, 1},
+             std::min(most_rows_, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(sequence->left())))));
+      if (sequence->left() == 1) decoding.push_back(sequence);
     }
+    if (!decoding.empty()) feed(decoding, 1);
+    if (std::ranges::none_of(slots, [](const auto& slot) { return slot.has_value(); })) return true;
+    if (!emit(slots, stop)) return false;
   }
 }
 
-int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
-                         const Sampling& sampling, const std::function<bool(const std::string&)>& emit) {
-  std::vector<bool> first, known;
-  if (prompt.ends_with(' ')) first = tokens_with_a_space_in_front(tokenizer);
-  if (std::ranges::find(first, true) == first.end()) first.clear();
-  const bool spaced = !first.empty();
-  if (spaced) prompt.remove_suffix(1);
+void Generator::keep_within_context(Sequence& sequence) {
+  const int64_t capacity = sequence.cache.capacity;
+  if (static_cast<int64_t>(sequence.text.size()) <= capacity) return;
+  if (!std::exchange(noticed_, true))
+    log::info("context window of {} tokens exceeded: keeping the last half", capacity);
+  sequence.text.erase(sequence.text.begin(), sequence.text.end() - std::max<int64_t>(1, capacity / 2));
+  sequence.cache.used = 0;
+}
+
+bool Generator::write(const data::Tokenizer& tokenizer, std::span<const TextRequest> texts, bool (*stop)()) {
+  const std::vector<bool> spaced_tokens = tokens_with_a_space_in_front(tokenizer);
+  const bool has_spaced = std::ranges::find(spaced_tokens, true) != spaced_tokens.end();
+  std::vector<bool> known;
   if (tokenizer.vocab_size() < trainer_.vocab()) known.assign(static_cast<size_t>(tokenizer.vocab_size()), true);
-  if (!spaced) first = known;
-  std::vector<int32_t> ids = tokenizer.encode(prompt);
-  data::StreamDecoder decoder(tokenizer);
-  for (const int32_t id : ids) decoder.push(id);
-  if (tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
-  int64_t written = 0;
-  run(
-      ids, tokens, sampling, tokenizer.stops(),
-      [&](int32_t id) {
-        std::string text = decoder.push(id);
-        if (written++ == 0 && spaced && text.starts_with(' ')) text.erase(0, 1);  // the prompt has that space
-        return emit(text);
-      },
-      first, known);
-  if (const std::string rest = decoder.finish(); !rest.empty()) emit(rest);
-  return written;
+  std::vector<TokenRequest> requests(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const TextRequest& text = texts[i];
+    TokenRequest& request = requests[i];
+    std::string_view prompt = text.prompt;
+    const bool spaced = has_spaced && prompt.ends_with(' ');
+    if (spaced) prompt.remove_suffix(1);
+    request = {.prompt = tokenizer.encode(prompt),
+               .tokens = text.tokens,
+               .sampling = text.sampling,
+               .stops = tokenizer.stops(),
+               .first = spaced ? &spaced_tokens : &known,
+               .later = &known};
+    const auto decoder = std::make_shared<data::StreamDecoder>(tokenizer);
+    for (const int32_t id : request.prompt) decoder->push(id);
+    if (tokenizer.bos() >= 0) request.prompt.insert(request.prompt.begin(), tokenizer.bos());
+    const auto written = std::make_shared<int64_t>(0);
+    request.emit = [&text, decoder, written, spaced](int32_t id) {
+      std::string piece = decoder->push(id);
+      if ((*written)++ == 0 && spaced && piece.starts_with(' ')) piece.erase(0, 1);  // the prompt has that space
+      return text.emit(piece);
+    };
+    request.ended = [&text, decoder, written] {
+      if (const std::string rest = decoder->finish(); !rest.empty()) text.emit(rest);
+      if (text.ended) text.ended(*written);
+    };
+  }
+  return run(requests, stop);
 }
 
 std::string Generator::complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                                 const Sampling& sampling, bool (*stop)()) {
   std::string text;
-  write(tokenizer, prompt, tokens, sampling, [&](const std::string& piece) {
-    text += piece;
-    return stop == nullptr || !stop();
-  });
+  const TextRequest request{
+      .prompt = std::string(prompt), .tokens = tokens, .sampling = sampling, .emit = [&](const std::string& piece) {
+        text += piece;
+        return stop == nullptr || !stop();
+      }};
+  write(tokenizer, {&request, 1});
   return text;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-// Text generation with a KV cache.
+// Text generation with KV caches.
 #include <functional>
-#include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,42 +13,66 @@
 
 namespace trainer::train {
 
+/// Tokens to continue. `emit` receives each new token as it is chosen; returning false ends the continuation.
+struct TokenRequest {
+  std::vector<int32_t> prompt;  // empty: starts from the first of `stops`, or from token 0
+  int64_t tokens = 0;           // appends at most this many
+  Sampling sampling;
+  std::vector<int32_t> stops;  // ends before each of these tokens
+  std::function<bool(int32_t)> emit;
+  std::function<void()> ended;  // called once, after the last token; may be empty
+  /// The tokens allowed as the first one and after it (TokenSampler); null: all.
+  const std::vector<bool>*first = nullptr, *later = nullptr;
+};
+
+/// Text to continue. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the
+/// space before a word, so a trailing space is removed from the prompt, and the first token must begin with a space.
+struct TextRequest {
+  std::string prompt;
+  int64_t tokens = 0;
+  Sampling sampling;
+  std::function<bool(const std::string&)> emit;  // receives the text that follows, token by token
+  std::function<void(int64_t tokens)> ended;     // may be empty
+};
+
 class Generator {
  public:
-  /// Records the generation programs of `trainer` and allocates their memory (outside any step). Every rank of a
-  /// replica must construct a Generator and call the same functions; the value that `emit` returns counts only on the
-  /// replica's first rank.
-  explicit Generator(Trainer& trainer);
+  /// Records the generation programs of `trainer` and allocates their memory (outside any step) and KV caches for up to
+  /// `sequences` sequences, which are decoded together. Every rank of a replica must construct a Generator and call the
+  /// same functions; the values that `emit` and `stop` return count only on the replica's first rank.
+  explicit Generator(Trainer& trainer, int64_t sequences = 1);
 
-  /// Appends up to `tokens` tokens to the prompt; `emit` receives each token as it is chosen and returns false to stop.
-  /// Stops at each of `stops` (not emitted). An empty prompt starts from the first of them. If the text exceeds the
-  /// context window (seq_len), its last half is kept; this is logged once. `first`, `later`: the tokens allowed as the
-  /// first one and after it (see TokenSampler). Throws Code::nonfinite on all ranks of the replica if the logits are
-  /// not finite.
-  void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling,
-           const std::vector<int32_t>& stops, const std::function<bool(int32_t)>& emit,
-           const std::vector<bool>& first = {}, const std::vector<bool>& later = {});
+  /// Continues all requests; the next one starts when one ends. On a CPU the tokens do not depend on how many sequences
+  /// are decoded together, up to kSequencesOfEqualBits. If a text exceeds the context window (seq_len), its last half
+  /// is kept; this is logged once. `stop` is called after each step; once it returns true, all requests in progress
+  /// end, no other request starts, and run() returns false. Throws Code::nonfinite on all ranks of the replica if the
+  /// logits are not finite.
+  bool run(std::span<const TokenRequest> requests, bool (*stop)() = nullptr);
+  static constexpr int64_t kSequencesOfEqualBits = 8;
 
-  /// Passes the text that follows `prompt` to `emit`, token by token (returning false stops); returns the number of
-  /// tokens. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the space
-  /// before a word, so a trailing space is removed from the prompt, and the first token must begin with a space. Rows
-  /// of the model without a token in the tokenizer are never chosen.
-  int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
-                const std::function<bool(const std::string&)>& emit);
-  /// Returns the same text as one string. `stop` is called after each token; returning true ends the text.
+  /// Does the same for text. Rows of the model without a token in the tokenizer are never chosen.
+  bool write(const data::Tokenizer& tokenizer, std::span<const TextRequest> requests, bool (*stop)() = nullptr);
+  /// Returns the text that follows `prompt`. `stop` is called after each token; returning true ends the text.
   std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                        const Sampling& sampling, bool (*stop)() = nullptr);
 
  private:
-  /// Feeds ids to the model in few passes; returns the token chosen from the last row's logits.
-  int32_t feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position,
-               const std::vector<bool>& allowed);
-  parallel::Batch batch(int64_t rows) const;
+  struct Sequence;
+  void record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows);
+  parallel::Batch batch(size_t sequences, int64_t rows) const;
+  /// Feeds the next `rows` tokens of each sequence to the model in one pass, and chooses the next token if all of their
+  /// tokens are fed.
+  void feed(std::span<Sequence* const> sequences, int64_t rows);
+  /// Emits the chosen tokens and removes the sequences that ended. Returns false if `stop` returned true.
+  bool emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)());
+  /// If the text exceeds the context window, keeps its last half and empties the cache.
+  void keep_within_context(Sequence& sequence);
 
   Trainer& trainer_;
-  model::Transformer::Cache cache_;
+  std::vector<model::Transformer::Cache> caches_;  // of sequences; their passes have one row each
   Buffer ids_;
-  std::vector<std::string> programs_;  // names of passes over 1, 2, 4, … tokens
+  int64_t most_rows_;     // of a pass over one sequence, a power of two
+  bool noticed_ = false;  // a text exceeded the context window
 };
 
 }  // namespace trainer::train

@@ -1,5 +1,8 @@
 #include "train/rank_scalars.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace trainer::train {
 
 RankScalars::RankScalars(device::Device& device, Arena& arena, Meter& meter, mesh::Mesh& mesh, mesh::AxisSet loss_axes)
@@ -60,10 +63,11 @@ void RankScalars::broadcast(mesh::AxisSet axes, std::span<double> values) {
 
 void RankScalars::take_from_first_rank(std::span<double> values) { broadcast(mesh_.shape().all(), values); }
 
-int64_t RankScalars::broadcast_from_first_rank(int64_t value) {
-  auto number = static_cast<double>(value);  // doubles are exact below 2^53
-  broadcast(replica_axes(), {&number, 1});
-  return static_cast<int64_t>(number);
+void RankScalars::broadcast_from_first_rank(std::span<int64_t> values) {
+  std::vector<double> numbers(values.begin(), values.end());  // doubles are exact below 2^53
+  for (size_t at = 0; at < numbers.size(); at += kMost)
+    broadcast(replica_axes(), std::span(numbers).subspan(at, std::min<size_t>(kMost, numbers.size() - at)));
+  std::ranges::copy(numbers, values.begin());
 }
 
 bool RankScalars::is_first_of_replica() const { return mesh_.shape().index(mesh_.rank(), loss_axes_) == 0; }

@@ -24,8 +24,9 @@ class RankScalars {
   void record_loss(Exec& dry, int64_t values) { record(dry, row_axes(), values, comm::Reduce::sum); }
   void record_update(Exec& dry);
 
-  // The following functions are collective and take at most kMost values. On a GPU the host waits for the result.
-  static constexpr int64_t kMost = 5;
+  // The following functions are collective and take at most kMost values unless stated. On a GPU the host waits for the
+  // result.
+  static constexpr int64_t kMost = 16;
   /// values ← Σ over the ranks, of all replicas, that have the losses of different rows; added in rank order.
   void sum_over_rows(std::span<double> values);
   /// values ← the maximum over all ranks, element by element.
@@ -34,8 +35,13 @@ class RankScalars {
   bool is_true_on_any_rank(bool flag);
   /// values ← those of the first rank of all replicas.
   void take_from_first_rank(std::span<double> values);
-  /// Returns, on all ranks of a replica, the value of the replica's first rank; for choices that depend on rounding.
-  int64_t broadcast_from_first_rank(int64_t value);
+  /// values ← those of the replica's first rank, on all of its ranks; any number of values. For choices that depend on
+  /// rounding.
+  void broadcast_from_first_rank(std::span<int64_t> values);
+  int64_t broadcast_from_first_rank(int64_t value) {
+    broadcast_from_first_rank({&value, 1});
+    return value;
+  }
 
   /// True if this is the first among its replica's ranks that have the losses of different rows. That rank contributes
   /// the values that must be counted once per replica. Not collective.

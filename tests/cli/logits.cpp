@@ -32,8 +32,7 @@ void write_logits(comm::World& world, const char* checkpoint, const std::vector<
   model::Transformer::Cache cache(trainer.device(), trainer.model());
   Buffer id(trainer.device(), "data", {1}, DType::i32);
   const auto extend = [&](Exec& ex) {
-    return trainer.model().extend(ex, {.ids = id.tensor(), .sequences = 1, .seq_len = 1, .first_position = cache.used},
-                                  cache);
+    return trainer.model().extend(ex, {.ids = id.tensor(), .sequences = 1, .seq_len = 1}, cache);
   };
   Meter nobodys;
   trainer.record(

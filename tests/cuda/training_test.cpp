@@ -165,13 +165,20 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   const double expected = cpu.trainer.loss_sum(batch);
   EXPECT_NEAR(cuda.trainer.loss_sum(batch), expected, 1e-6 * expected);
   const auto text_of = [](Tiny& run) {
-    train::Generator generator(run.trainer);
-    std::vector<int32_t> text;
-    generator.run({3, 1, 4}, 20, {.temperature = 0.8, .seed = 5}, {}, [&](int32_t id) {
-      text.push_back(id);
-      return true;
-    });
-    return text;
+    train::Generator generator(run.trainer, 3);
+    std::vector<std::vector<int32_t>> texts(4);
+    std::vector<train::TokenRequest> requests;
+    for (auto& text : texts)
+      requests.push_back({{3, 1, 4},
+                          20,
+                          {.temperature = 0.8, .seed = static_cast<uint64_t>(&text - texts.data())},
+                          {},
+                          [&](int32_t id) {
+                            text.push_back(id);
+                            return true;
+                          }});
+    generator.run(requests);
+    return texts;
   };
   EXPECT_EQ(text_of(cuda), text_of(cpu));
   train::check_replicas(cuda.trainer, 1);

@@ -115,22 +115,29 @@ inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
   }
 }
 
-/// Returns the logits after a prompt and after each of two further tokens, which extend the KV cache.
+/// Returns the logits after each of three prompts and after two further tokens each, which extend the KV caches
+/// together.
 inline std::vector<double> logits_of(Tiny& run) {
+  using Cache = model::Transformer::Cache;
   train::Trainer& trainer = run.trainer;
-  model::Transformer::Cache cache(run.device, trainer.model());
+  Cache first(run.device, trainer.model()), second(run.device, trainer.model()), third(run.device, trainer.model());
   Arena heap(run.device, Arena::Mode::heap);
   Meter meter;
   Exec ex{run.device, heap, meter};
   std::vector<double> all;
-  for (const std::vector<int32_t>& ids : {std::vector<int32_t>{3, 1, 4, 1, 5}, {9}, {2}}) {
-    std::vector<int32_t> copy = ids;
-    const auto n = static_cast<int64_t>(ids.size());
-    const Tensor tokens{reinterpret_cast<std::byte*>(copy.data()), {n}, DType::i32};
-    const Scratch out =
-        trainer.model().extend(ex, {.ids = tokens, .sequences = 1, .seq_len = n, .first_position = cache.used}, cache);
-    for (int64_t v = 0; v < kTinyVocab; ++v) all.push_back(out.tensor().as<double>()[v]);
-  }
+  const auto extend = [&](std::vector<int32_t> ids, const std::vector<Cache*>& caches) {
+    const auto rows = static_cast<int64_t>(ids.size()), sequences = static_cast<int64_t>(caches.size());
+    const Tensor tokens{reinterpret_cast<std::byte*>(ids.data()), {rows}, DType::i32};
+    const Scratch out = trainer.model().extend(ex, {.ids = tokens, .sequences = sequences, .seq_len = rows / sequences},
+                                               std::span(caches));
+    for (int64_t row = 0; row < sequences; ++row)
+      for (int64_t v = 0; v < kTinyVocab; ++v) all.push_back(out.tensor().row_range(row, 1).as<double>()[v]);
+  };
+  extend({3, 1, 4, 1, 5}, {&first});
+  extend({2, 7}, {&second});
+  extend({1, 8, 2}, {&third});
+  extend({9, 8, 1}, {&first, &second, &third});
+  extend({2, 8}, {&first, &third});
   return all;
 }
 

@@ -242,7 +242,6 @@ TEST_P(EveryModel, GenerationWithACacheHasTheLogitsOfTheWholeSequence) {
     piece.ids = {whole.ids.begin() + at, whole.ids.begin() + at + n};
     piece.targets.clear();
     Rig::Loaded loaded = rig.load(piece);
-    loaded.batch.first_position = at;
     const Scratch logits = rig.model.extend(rig.ex, loaded.batch, cache);
     for (int64_t v = 0; v < plain.vocab; ++v)
       ASSERT_NEAR(logits.tensor().as<double>()[v], expected[static_cast<size_t>((at + n - 1) * plain.vocab + v)], 1e-11)

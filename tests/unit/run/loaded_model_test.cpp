@@ -220,10 +220,12 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
       if (world.first()) strategy = model.config.parallel.strategy;
       if (model.trainer->replica() > 0) return;
       train::Generator generator(*model.trainer);
-      generator.run({1, 2, 3}, 6, {.temperature = 0}, {}, [&](int32_t id) {
+      const auto emit = [&](int32_t id) {
         if (world.first()) text.push_back(id);
         return true;
-      });
+      };
+      const train::TokenRequest request{{1, 2, 3}, 6, {.temperature = 0}, {}, emit};
+      generator.run({&request, 1});
     });
     return text;
   };

@@ -71,17 +71,28 @@ TEST(TokenSampler, RejectsValuesOutOfRange) {
   EXPECT_THROW(train::validate({.top_p = 1.5}), Error);
 }
 
+/// Returns the tokens that follow one prompt.
+std::vector<int32_t> continued(train::Generator& generator, const std::vector<int32_t>& prompt, int64_t tokens,
+                               const Sampling& sampling, const std::vector<int32_t>& stops = {}) {
+  std::vector<int32_t> out;
+  const auto emit = [&](int32_t id) {
+    out.push_back(id);
+    return true;
+  };
+  const train::TokenRequest request{prompt, tokens, sampling, stops, emit};
+  EXPECT_TRUE(generator.run({&request, 1}));
+  return out;
+}
+
 // Returns the likeliest continuation; for every token it runs the whole prefix through the cache again.
 std::vector<int32_t> greedy(train::Trainer& trainer, const std::vector<int32_t>& prompt, int64_t tokens) {
   std::vector<int32_t> out;
   train::Generator generator(trainer);
   std::vector<int32_t> text = prompt;
-  for (int64_t i = 0; i < tokens; ++i)
-    generator.run(text, 1, {.temperature = 0}, {}, [&](int32_t id) {
-      out.push_back(id);
-      text.push_back(id);
-      return true;
-    });
+  for (int64_t i = 0; i < tokens; ++i) {
+    out.push_back(continued(generator, text, 1, {.temperature = 0}).front());
+    text.push_back(out.back());
+  }
   return out;
 }
 
@@ -91,13 +102,8 @@ TEST(Generator, TheCacheGivesWhatTheWholePrefixGives) {
     Tiny run(c, DType::f64, 2);
     for (int64_t n = 1; n <= 10; ++n) run.step(n, 1e-2);
     const std::vector<int32_t> prompt = {3, 17, 4};
-    std::vector<int32_t> streamed;
     train::Generator generator(run.trainer);
-    generator.run(prompt, 7, {.temperature = 0}, {}, [&](int32_t id) {
-      streamed.push_back(id);
-      return true;
-    });
-    EXPECT_EQ(streamed, greedy(run.trainer, prompt, 7));
+    EXPECT_EQ(continued(generator, prompt, 7, {.temperature = 0}), greedy(run.trainer, prompt, 7));
   }
 }
 
@@ -107,15 +113,61 @@ TEST(Generator, GoesOnPastTheModelsLengthAndTrainingIsUndisturbed) {
   run.step(1);
   other.step(1);
   train::Generator generator(run.trainer);
-  int64_t emitted = 0;
-  generator.run({1, 2}, 40, {.temperature = 1, .seed = 3}, {}, [&](int32_t id) {
+  const std::vector<int32_t> text = continued(generator, {1, 2}, 40, {.temperature = 1, .seed = 3});
+  EXPECT_EQ(text.size(), 40);
+  for (const int32_t id : text) {
     EXPECT_GE(id, 0);
     EXPECT_LT(id, kTinyVocab);
-    ++emitted;
-    return true;
-  });
-  EXPECT_EQ(emitted, 40);
+  }
   EXPECT_EQ(run.step(2).loss, other.step(2).loss);
+}
+
+// Texts of different lengths start and end at different times; one exceeds the context window, one meets a stop token.
+TEST(Generator, TextsDoNotDependOnHowManyAreDecodedTogether) {
+  for (const auto arch : {config::Arch::gpt2, config::Arch::llama})
+    for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+      Tiny run(tiny_config(arch), compute, 2);
+      for (int64_t n = 1; n <= 5; ++n) run.step(n, 1e-2);
+      train::Generator one(run.trainer);
+      std::vector<std::vector<int32_t>> expected, texts(11);
+      std::vector<train::TokenRequest> requests;
+      std::vector<int> ended(texts.size());
+      for (size_t i = 0; i < texts.size(); ++i) {
+        std::vector<int32_t> prompt;
+        for (size_t k = 0; k < i; ++k) prompt.push_back(static_cast<int32_t>((3 * i + k) % kTinyVocab));
+        const Sampling sampling{.temperature = i % 3 == 0 ? 0.0 : 1.0, .seed = i};
+        const auto tokens = static_cast<int64_t>(i == 4 ? 40 : 3 + i % 5);
+        const std::vector<int32_t> stops = {static_cast<int32_t>(i)};
+        expected.push_back(continued(one, prompt, tokens, sampling, stops));
+        const auto emit = [&texts, i](int32_t id) {
+          texts[i].push_back(id);
+          return true;
+        };
+        requests.push_back({prompt, tokens, sampling, stops, emit, [&ended, i] { ++ended[i]; }});
+      }
+      for (const int64_t together : {2, 3, 8}) {
+        texts.assign(texts.size(), {});
+        ended.assign(texts.size(), 0);
+        train::Generator several(run.trainer, together);
+        EXPECT_TRUE(several.run(requests));
+        EXPECT_EQ(texts, expected) << name_of(compute) << ", " << together << " together";
+        EXPECT_EQ(ended, std::vector<int>(texts.size(), 1));
+      }
+    }
+}
+
+TEST(Generator, StopEndsTextsInProgressAndStartsNoOthers) {
+  Tiny run(tiny_config(), DType::f32, 1);
+  train::Generator generator(run.trainer, 2);
+  std::vector<int> emitted(5), ended(5);
+  std::vector<train::TokenRequest> requests;
+  for (size_t i = 0; i < emitted.size(); ++i)
+    requests.push_back({{1}, 9, {.seed = i}, {}, [&, i](int32_t) { return ++emitted[i] > 0; }, [&, i] { ++ended[i]; }});
+  static int steps;
+  steps = 0;
+  EXPECT_FALSE(generator.run(requests, [] { return ++steps == 12; }));
+  EXPECT_EQ(emitted, (std::vector<int>{9, 9, 3, 3, 0}));
+  EXPECT_EQ(ended, (std::vector<int>{1, 1, 1, 1, 0}));
 }
 
 TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
@@ -155,16 +207,13 @@ TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
   trainer.store().initialize(1);
   train::Generator generator(trainer);
   for (const std::string prompt : {"She had", ""}) {
-    std::vector<int32_t> ids = {1}, continued;  // <s>
+    std::vector<int32_t> ids = {1};  // <s>
     for (const int32_t id : tokenizer.encode(prompt)) ids.push_back(id);
     const Sampling sampling{.temperature = 1, .seed = 3};
-    generator.run(ids, 8, sampling, {tokenizer.eos()}, [&](int32_t id) {
-      continued.push_back(id);
-      return true;
-    });
-    EXPECT_EQ(generator.complete(tokenizer, prompt, 8, sampling), tokenizer.decode(continued));
+    const std::string expected = tokenizer.decode(continued(generator, ids, 8, sampling, {tokenizer.eos()}));
+    EXPECT_EQ(generator.complete(tokenizer, prompt, 8, sampling), expected);
     tokenizer.use_bos(-1);
-    EXPECT_NE(generator.complete(tokenizer, prompt, 8, sampling), tokenizer.decode(continued));
+    EXPECT_NE(generator.complete(tokenizer, prompt, 8, sampling), expected);
     tokenizer.use_bos(1);
   }
 }
@@ -180,11 +229,13 @@ TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
   train::Generator generator(trainer);
   const auto write = [&] {
     int64_t calls = 0;
-    const int64_t written =
-        generator.write(tokenizer, "She ", 40, {.temperature = 1, .seed = 3}, [&](const std::string&) {
-          ++calls;
-          return true;
-        });
+    int64_t written = -1;
+    const train::TextRequest text{.prompt = "She ",
+                                  .tokens = 40,
+                                  .sampling = {.temperature = 1, .seed = 3},
+                                  .emit = [&](const std::string&) { return ++calls > 0; },
+                                  .ended = [&](int64_t tokens) { written = tokens; }};
+    EXPECT_TRUE(generator.write(tokenizer, {&text, 1}));
     EXPECT_GE(calls, written);
     return written;
   };
@@ -199,7 +250,7 @@ TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
 TEST(Generator, RejectsTokensOutsideTheVocabulary) {
   Tiny run(tiny_config(), DType::f32, 1);
   train::Generator generator(run.trainer);
-  EXPECT_THROW(generator.run({99}, 1, {}, {}, [](int32_t) { return true; }), Error);
+  EXPECT_THROW(continued(generator, {99}, 1, {}), Error);
 }
 
 }  // namespace
