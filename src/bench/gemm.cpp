@@ -32,7 +32,7 @@ struct Layer {
     forward = {.a = x, .b = w, .c = y};
     dx = {.a = y, .b = w, .c = x, .trans_b = true};
     dw = {.a = x, .b = y, .c = sums, .trans_a = true, .accumulate = true};
-    if (ops::prefers_packed(ex.device, dtype, shape.m, shape.k, kManyUses)) {
+    if (ops::prefers_packed(ex.device, dtype, {.m = shape.m, .k = shape.k, .uses = kManyUses})) {
       forward.packed_b = packed = packed_weight(ex, w, false);
       dx.packed_b = packed_trans = packed_weight(ex, w, true);
     }

@@ -101,22 +101,27 @@ struct Text {
   }
 };
 
-/// Returns how many texts to decode together: --batch-size, or else as many as fit in memory and do not change the
-/// tokens. Throws Code::plan if --batch-size does not fit. Collective over the replica's ranks.
-int64_t batch_size(const GenerateOptions& o, const run::LoadedModel& model, size_t texts) {
+/// Returns a generator that decodes --batch-size texts together, or else as many as fit in memory and do not change the
+/// tokens. If memory is left for them, the weights are packed. Throws Code::plan if --batch-size does not fit.
+/// Collective over the replica's ranks.
+train::Generator generator_for(const GenerateOptions& o, const run::LoadedModel& model, size_t texts) {
+  train::Trainer& trainer = *model.trainer;
   const bool gpu = model.machine.gpu.has_value();
   const int64_t wanted = o.batch_size > 0 ? o.batch_size : gpu ? 1 : train::Generator::kSequencesOfEqualBits;
+  const int64_t each = trainer.model().cache_bytes(), used = std::min(wanted, static_cast<int64_t>(texts));
+  BytesByCategory memory = trainer.memory();
   int64_t free = model.machine.memory_limit;
-  for (const auto& [category, bytes] : model.trainer->memory())
+  for (const auto& [category, bytes] : memory)
     if (!gpu || !category.starts_with("host")) free -= bytes;
-  const int64_t each = model.trainer->model().cache_bytes();
-  const int64_t fits = model.trainer->scalars().broadcast_from_first_rank(std::max<int64_t>(1, free / each));
-  const int64_t used = std::min(wanted, static_cast<int64_t>(texts));
-  if (o.batch_size > 0 && used > fits)
-    throw Error(Code::plan, format("--batch-size {}: {} of KV cache per text fit in memory for at most {} texts",
-                                   o.batch_size, format_bytes(static_cast<double>(each)), fits))
+  int64_t fits = std::clamp<int64_t>(free / each, 1, used), packs = free - fits * each > memory["weights"] ? 1 : 0;
+  int64_t choices[] = {fits, packs};
+  trainer.scalars().broadcast_from_first_rank(choices);
+  if (o.batch_size > 0 && choices[0] < used)
+    throw Error(Code::plan, format("--batch-size {}: the KV cache of a text takes {}, so that memory suffices for {}",
+                                   o.batch_size, format_bytes(static_cast<double>(each)), choices[0]))
         .on(Scope::all_ranks);
-  return std::min(used, fits);
+  if (choices[1] != 0) trainer.store().weights().set_constant();
+  return train::Generator(trainer, choices[0]);
 }
 
 /// Writes each line of --prompts with its continuation.
@@ -157,7 +162,7 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
     };
     requests.push_back({line["prompt"].get<std::string>(), o.tokens, text.sampling, emit, ended});
   }
-  train::Generator generator(*model.trainer, batch_size(o, model, texts.size()));
+  train::Generator generator = generator_for(o, model, texts.size());
   const run::SignalGuard signals;
   const double start = now_seconds();
   if (!generator.write(*model.tokenizer, requests, run::stop_requested)) return stopped(world, "generation");
@@ -196,7 +201,7 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
     requests.push_back({prompt, o.tokens, text.sampling, emit, ended});
   }
   written.add(0, prompt);
-  train::Generator generator(*model.trainer, batch_size(o, model, texts.size()));
+  train::Generator generator = generator_for(o, model, texts.size());
   const run::SignalGuard signals;
   const double start = now_seconds();
   const bool complete = generator.write(*model.tokenizer, requests, run::stop_requested);

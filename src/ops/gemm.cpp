@@ -70,11 +70,12 @@ void run(Exec& ex, const Gemm& op) {
   own_product(ex, op, gemm_table(ex.device.isa()));
 }
 
-bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses) {
+bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use) {
   constexpr int64_t kFewUses = 2;  // writing and rereading the copy costs as much as packing it that many times
-  if (device.kind() != device::DeviceKind::cpu || compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
-    return false;
-  return uses > kFewUses || !packs_strips(m, k);
+  if (device.kind() != device::DeviceKind::cpu) return false;
+  if (compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
+    return use.constant && (use.m > kSmallBatchRows || !use.transposed);
+  return use.uses > kFewUses || !packs_strips(use.m, use.k);
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {

@@ -42,9 +42,15 @@ struct Gemm {
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
 
-/// True if GEMMs with A [m, k] benefit from a packed copy of their weight, which is read `uses` times between two
-/// updates.
-bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses);
+/// How GEMMs of one kind read a weight as their b.
+struct WeightUse {
+  int64_t m = 0, k = 0;  // op(A) is [m, k]
+  bool transposed = false;
+  int64_t uses = 1;       // GEMMs between two changes of the weight
+  bool constant = false;  // the weight never changes, and there is memory for a copy
+};
+/// True if these GEMMs benefit from a packed copy of the weight.
+bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use);
 /// Returns the bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);
 /// packed <- op(b). b as in Gemm.

@@ -87,8 +87,12 @@ void WeightCache::prefetch(Exec& ex) {
 
 bool WeightCache::is_packed(SlotId id, bool transposed, int64_t rows) const {
   const bool stays = entries_[static_cast<size_t>(id)].keep || !store_.is_sharded(id);
-  return stays &&
-         ops::prefers_packed(store_.device(), store_.compute_dtype(), rows, store_.box(id)[transposed ? 1 : 0], uses_);
+  return stays && ops::prefers_packed(store_.device(), store_.compute_dtype(),
+                                      {.m = rows,
+                                       .k = store_.box(id)[transposed ? 1 : 0],
+                                       .transposed = transposed,
+                                       .uses = uses_,
+                                       .constant = constant_});
 }
 
 Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {

@@ -34,6 +34,10 @@ class WeightCache {
   /// pays off.
   void expect_uses(int64_t uses) { uses_ = uses; }
 
+  /// Marks the weights as never changing, so that more of them are packed. The copies take as much memory as the
+  /// weights.
+  void set_constant() { constant_ = true; }
+
   /// Runs `body`, which must use a dry device, and records the order in which it uses slots. Does nothing if the
   /// program is already recorded.
   void record(const std::string& program, const std::function<void()>& body);
@@ -112,6 +116,7 @@ class WeightCache {
   bool started_ = false;  // true if the gather of the next use is in flight
   bool ahead_ = true;
   int64_t uses_ = std::numeric_limits<int64_t>::max();  // GEMMs between two changes of the weights
+  bool constant_ = false;
   int64_t version_ = 0;
 };
 

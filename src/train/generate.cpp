@@ -83,12 +83,17 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
     const Scratch logits = trainer_.model().extend(ex, batch(sequences.size(), rows), caches);
     if (sequences.front()->left() == 0) {
       const HostCopy scores(ex.device, logits);
-      for (size_t i = 0; i < sequences.size(); ++i) {
-        Sequence& sequence = *sequences[i];
+      const auto choose = [&](int64_t i) {
+        Sequence& sequence = *sequences[static_cast<size_t>(i)];
         const std::vector<bool>* allowed = sequence.emitted == 0 ? sequence.request.first : sequence.request.later;
-        sequence.chosen = sequence.sampler.choose(scores.tensor().row_range(static_cast<int64_t>(i), 1),
-                                                  sequence.emitted, allowed == nullptr ? kAll : *allowed);
-      }
+        sequence.chosen = sequence.sampler.choose(scores.tensor().row_range(i, 1), sequence.emitted,
+                                                  allowed == nullptr ? kAll : *allowed);
+      };
+      const auto count = static_cast<int64_t>(sequences.size());
+      if (ex.device.kind() == device::DeviceKind::cpu)
+        device::pool_of(ex.device).parallel_for(count, choose);
+      else
+        for (int64_t i = 0; i < count; ++i) choose(i);
     }
   }
   trainer_.end();

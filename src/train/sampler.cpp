@@ -41,11 +41,14 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   if (kept < vocab_ || sampling_.top_p < 1)
     std::partial_sort(order_.begin(), order_.begin() + kept, order_.end(), likelier);
   const double top = *std::max_element(scores_.begin(), scores_.end());
-  const auto weight = [&](int64_t rank) {
-    return std::exp((scores_[static_cast<size_t>(order_[static_cast<size_t>(rank)])] - top) / sampling_.temperature);
-  };
+  weights_.clear();
   double total = 0;
-  for (int64_t rank = 0; rank < kept; ++rank) total += weight(rank);
+  for (int64_t rank = 0; rank < kept; ++rank) {
+    const auto id = static_cast<size_t>(order_[static_cast<size_t>(rank)]);
+    weights_.push_back(std::exp((scores_[id] - top) / sampling_.temperature));
+    total += weights_.back();
+  }
+  const auto weight = [&](int64_t rank) { return weights_[static_cast<size_t>(rank)]; };
   int64_t last = kept;  // tokens [0, last) in this order may be drawn
   if (sampling_.top_p < 1) {
     double sum = 0;

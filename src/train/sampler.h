@@ -27,7 +27,7 @@ class TokenSampler {
  private:
   Sampling sampling_;
   int64_t vocab_;
-  std::vector<double> scores_;
+  std::vector<double> scores_, weights_;
   std::vector<int32_t> order_;
 };
 

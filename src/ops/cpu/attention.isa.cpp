@@ -207,6 +207,20 @@ template <int NV, typename Storage, typename T>
   }
 }
 
+/// s[i] = q·(row i of k) for N rows, whose loads and sums overlap.
+template <int N, typename Storage, typename T>
+[[gnu::always_inline]] inline void dots(int64_t d, const T* q, const Storage* k, int64_t ldk, T* s) {
+  Vec<T> sum[N] = {};
+  int64_t c = 0;
+  for (; c + kLanes<T> <= d; c += kLanes<T>) {
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) sum[i] = fmadd(load(q + c), load(k + i * ldk + c), sum[i]);
+  }
+  if (c < d)
+    for (int i = 0; i < N; ++i) sum[i] = fmadd(load(q + c), load_n(k + i * ldk + c, d - c), sum[i]);
+  for (int i = 0; i < N; ++i) s[i] = lane_sum<T>(sum[i]);
+}
+
 template <typename Storage, typename T>
 void decode(const AttentionJob& job, int64_t task, int worker) {
   const int64_t sequence = task / job.heads, head = task % job.heads, kv_head = head / job.group, d = job.head_dim;
@@ -217,13 +231,9 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     const int64_t visible = job.k_len - job.q_len + r + 1 - start, key_row = sequence * job.k_capacity + start;
     pack_rows(1, d, at<const Storage>(job, job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
     const Storage* k = at<const Storage>(job, job.k, key_row, kv_head);
-    for (int64_t j = 0; j < visible; ++j, k += job.k.ld) {
-      Vec<T> sum{};
-      int64_t c = 0;
-      for (; c + kLanes<T> <= d; c += kLanes<T>) sum = fmadd(load(q + c), load(k + c), sum);
-      if (c < d) sum = fmadd(load(q + c), load_n(k + c, d - c), sum);
-      s[j] = lane_sum<T>(sum);
-    }
+    int64_t j = 0;
+    for (; j + 4 <= visible; j += 4) dots<4>(d, q, k + j * job.k.ld, job.k.ld, s + j);
+    for (; j < visible; ++j) dots<1>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
     const T denominator = exp_and_sum(s, visible, top);
     const Storage* v = at<const Storage>(job, job.v, key_row, kv_head);

@@ -193,9 +193,10 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   }
 }
 
-/// A GEMM with m <= kSmallBatchRows is bound by reading B, so B is read once and is not packed.
+/// A GEMM with m <= kSmallBatchRows is bound by reading B, so B is read once and not packed for it. `kept`: packed_b
+/// has the layout of these kernels.
 template <typename T, typename C>
-void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
+void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels, bool kept) {
   using P = AccumulatorOf<T>;
   const int64_t m = op.c.shape[0], n = op.c.shape[1], k = op.trans_a ? op.a.shape[0] : op.a.shape[1];
   const int64_t padded = small_batch_pad(m);
@@ -211,12 +212,18 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
   const GemmStore<T, C> store = store_of<T, C>(op);
   const T* const b = op.b.as<T>();
   const int64_t ldb = op.b.ld(), threads = ex.device.threads();
+  const PackedWeight<T> packed{kept ? reinterpret_cast<const T*>(op.packed_b.data) : nullptr, k,
+                               SumBlocks(k, kernels).length, round_up(n, kernels.cols)};
   const int64_t strips = round_up(divide_up(n, kSmallBatchCols), threads);
   const int64_t strip = std::min(kSmallBatchCols, round_up(divide_up(n, strips), int64_t{32}));
   device::pool_of(ex.device).parallel_for(divide_up(n, strip), [&](int64_t task) {
-    const int64_t col = task * strip;
-    (op.trans_b ? kernels.small_batch_trans : kernels.small_batch)(x, m, b, ldb, k, col, std::min(strip, n - col),
-                                                                   store);
+    const int64_t col = task * strip, cols = std::min(strip, n - col);
+    if (op.trans_b)
+      kernels.small_batch_trans(x, m, b, ldb, k, col, cols, store);
+    else if (kept)
+      kernels.small_batch_packed(x, m, packed, col, cols, store);
+    else
+      kernels.small_batch(x, m, b, ldb, k, col, cols, store);
   });
 }
 
@@ -260,15 +267,17 @@ const GemmTable& gemm_table(device::Isa isa) {
   return TRAINER_KERNELS(isa, gemm_table);
 }
 
-/// True if op has so few rows (small-batch) that it is bound by reading B. Such GEMMs do not use packed_b.
-static bool reads_b_unpacked(const Gemm& op) {
+/// True if op has so few rows (small-batch) that it is bound by reading B.
+static bool is_small_batch(const Gemm& op) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
   return op.c.shape[0] <= kSmallBatchRows && k > 0;
 }
 
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
-  if (reads_b_unpacked(op)) {
-    with_vectors(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { small_batch_product(ex, op, kernels); });
+  if (is_small_batch(op)) {
+    const bool kept = op.packed_b && (op.a.dtype != DType::bf16 || table.panels == nullptr);
+    with_vectors(op.a.dtype, op.c.dtype, table,
+                 [&](const auto& kernels) { small_batch_product(ex, op, kernels, kept); });
   } else if (op.a.dtype == DType::bf16 && table.panels != nullptr && !op.packed_b && !op.trans_a &&
              packs_strips(op.c.shape[0], op.a.shape[1])) {
     strip_product(ex, op, *table.panels);

@@ -38,6 +38,14 @@ struct GemmBlock {
   bool first = false, last = false;  // first: sums are not initialised yet; last: elements are finished and stored
 };
 
+/// A whole weight that pack_b_kept has packed for vector kernels: blocks of `block` terms of k, the last one shorter. A
+/// block has panels of `cols` columns each, together `padded_cols`.
+template <typename T>
+struct PackedWeight {
+  const T* data = nullptr;
+  int64_t k = 0, block = 0, padded_cols = 0;
+};
+
 /// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the small-batch kernels is op(A), whose m <=
 /// kSmallBatchRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
@@ -75,6 +83,9 @@ struct GemmKernels {
   /// The same for b [·, k] (trans_b); x [m_pad][k].
   void (*small_batch_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                             const GemmStore<T, C>& store) = nullptr;
+  /// The same as small_batch, bit for bit, for a packed b; col is a multiple of `cols`.
+  void (*small_batch_packed)(const Sum* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
+                             const GemmStore<T, C>& store) = nullptr;
 };
 
 inline constexpr int64_t kSmallBatchRows = 8;

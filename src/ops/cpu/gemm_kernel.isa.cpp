@@ -63,7 +63,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   }
 }
 
-// --- small batches: B is read once and not packed ---
+// --- small batches: B is read once, and packed only if it is a constant weight ---
 
 /// Prefetches what is read kAhead bytes later: in the same row at `at`, of which `left` elements are not read yet, or
 /// else in the row that is read next, `next` elements after the begin of this one. A whole row ahead would be too far:
@@ -110,6 +110,51 @@ void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t 
         store(sum, fmadd(splat(x[t * M + i]), w, load(sum)));
       }
     }
+  }
+  finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
+}
+
+/// Multiplies `terms` terms of M rows of x with one column panel of b. Rows are processed four at a time, so that their
+/// sums stay in registers; b is reread from L1 for the next four.
+template <int M, typename T>
+[[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t terms,
+                                                     AccumulatorOf<T>* sums) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
+#pragma GCC unroll 2
+  for (int row = 0; row < M; row += R) {
+    Vec<P> acc[R][2];
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i)
+      for (int v = 0; v < 2; ++v) acc[i][v] = load(sums + (row + i) * kSmallBatchCols + v * L);
+    for (int64_t t = 0; t < terms; ++t) {
+      const Vec<P> w0 = load(b + t * 2 * L), w1 = load(b + t * 2 * L + L);
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) {
+        const Vec<P> s = splat(x[t * M + row + i]);
+        acc[i][0] = fmadd(s, w0, acc[i][0]);
+        acc[i][1] = fmadd(s, w1, acc[i][1]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i)
+      for (int v = 0; v < 2; ++v) store(sums + (row + i) * kSmallBatchCols + v * L, acc[i][v]);
+  }
+}
+
+/// Reads b in the order in which it is stored. Sums are added in the order of k, as in small_batch_rows.
+template <int M, bool Near, typename T, typename C>
+void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
+                        const GemmStore<T, C>& s) {
+  using P = AccumulatorOf<T>;
+  constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // of b that is read again from L1
+  alignas(64) P sums[M * kSmallBatchCols] = {};
+  for (int64_t first = 0; first < b.k; first += b.block) {
+    const int64_t length = at_most(b.k - first, b.block);
+    const T* panel = b.data + first * b.padded_cols + col * length;
+    for (int64_t j = 0; j < cols; j += kWidth, panel += length * kWidth)
+      for (int64_t t = 0; t < length; t += kTerms)
+        small_batch_panel<M>(x + (first + t) * M, panel + t * kWidth, at_most(length - t, kTerms), sums + j);
   }
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
@@ -169,6 +214,21 @@ void small_batch(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
 }
 
 template <bool Near, typename T, typename C>
+void small_batch_packed(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
+                        const GemmStore<T, C>& s) {
+  switch (small_batch_pad(m)) {
+    case 1:
+      return small_batch_panels<1, Near>(x, m, b, col, cols, s);
+    case 2:
+      return small_batch_panels<2, Near>(x, m, b, col, cols, s);
+    case 4:
+      return small_batch_panels<4, Near>(x, m, b, col, cols, s);
+    default:
+      return small_batch_panels<8, Near>(x, m, b, col, cols, s);
+  }
+}
+
+template <bool Near, typename T, typename C>
 void small_batch_trans(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                        int64_t cols, const GemmStore<T, C>& s) {
   switch (small_batch_pad(m)) {
@@ -199,7 +259,8 @@ constexpr GemmKernels<T, C> kernels() {
           .block = block<R, Near, P, T, C>,
           .block_kept = block<R, Near, T, T, C>,
           .small_batch = small_batch<Near, T, C>,
-          .small_batch_trans = small_batch_trans<Near, T, C>};
+          .small_batch_trans = small_batch_trans<Near, T, C>,
+          .small_batch_packed = small_batch_packed<Near, T, C>};
 }
 
 template <int R, bool Near = false>

@@ -110,7 +110,7 @@ TEST_F(Gemm, IsExactOnSmallIntegers) {
 TEST_F(Gemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
   SKIP_ON_CUDA("weights are packed for CPUs");
   for (const Isa isa : instruction_sets())
-    for_each_case({{6, 600, 90}, {130, 1100, 280}, {40, 20, 600}}, [&](Case c) {
+    for_each_case({{1, 600, 90}, {3, 70, 700}, {6, 4200, 90}, {130, 1100, 280}, {40, 20, 600}}, [&](Case c) {
       Problem problem(c);
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 3, 7})
@@ -132,6 +132,29 @@ TEST_F(Gemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
           EXPECT_EQ(problem.out.memory, first) << text(c) << ", threads " << threads << ", packed " << packed;
         }
     });
+}
+
+// So that a text does not depend on how many others are decoded in the same pass.
+TEST_F(Gemm, RowsOfSmallBatchesHaveTheBitsOfASingleRow) {
+  SKIP_ON_CUDA("cuBLASLt chooses other kernels for other numbers of rows");
+  for (const Isa isa : instruction_sets())
+    for (const auto& [in, out] : types())
+      for (const bool trans_b : {false, true}) {
+        Problem problem(Case{8, 203, 530, in, out, false, trans_b});
+        Machine machine(2, isa);
+        TestExec& ex = machine.ex;
+        run(ex, problem.op);
+        problem.expect_result();
+        for (int64_t rows = 1; rows < 8; ++rows) {
+          Problem part(problem.c);
+          part.op.a = part.op.a.row_range(8 - rows, rows);
+          part.op.c = part.op.c.row_range(8 - rows, rows);
+          run(ex, part.op);
+          for (int64_t i = 8 - rows; i < 8; ++i)
+            for (int64_t j = 0; j < problem.c.n; ++j)
+              ASSERT_EQ(part.out.at(i, j), problem.out.at(i, j)) << text(problem.c) << ", " << rows << " rows";
+        }
+      }
 }
 
 // More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them.
