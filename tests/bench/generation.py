@@ -4,8 +4,8 @@ of 1.2 billion parameters with random weights, and of reading many prompts.
 
 Every program decodes greedily after the same prompt. A turn is one text; the programs take turns, and the time of a token
 is the median over the tokens after the first. The bound is the time to read all weights and the KV cache once, at the
-highest rate of the trainer's read loop (`bench optimizer`) in this call. Reading prompts is compared with the rate of the
-model's GEMMs on as many tokens as a pass reads.
+rate of the trainer's read loop (`bench optimizer`) before and after the turn; the share is the median over the rounds.
+Decoding several texts together, and reading prompts, are compared with the rate of the model's GEMMs on as many rows.
 
     tests/bench/generation.py --trainer build/trainer --python PYTHON     # a Python with torch, transformers, llama.cpp
     tests/bench/generation.py --trainer build/trainer --python PYTHON --folder /tmp/models --only gpt2     # keeps the models
@@ -13,6 +13,7 @@ model's GEMMs on as many tokens as a pass reads.
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -28,6 +29,8 @@ SEQ_LEN, PROMPT = 1024, "The first of them was a small grey house at the end of 
 GPT2 = {"layers": 12, "d": 768, "kv": 768, "ff": 3072, "vocab": 50257, "gates": 1, "tokens": 64, "prompts": 16}
 LLAMA = {"layers": 16, "d": 2048, "kv": 512, "ff": 8192, "vocab": 50257, "gates": 2, "tokens": 24, "prompts": 6}
 MODELS = {"gpt2": GPT2, "llama": LLAMA}
+PARTS = ["one", "together", "prompts"]
+TOGETHER = [1, 8, 32]  # texts
 PROMPT_ROWS = 256  # tokens of a prompt: one pass
 MOST_SECONDS = 8   # of a turn of another program, some of which take seconds for a token of bf16
 
@@ -57,13 +60,13 @@ def make_llama(folder):
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
-def transformers_tokens(path, compute, threads):
+def transformers_tokens(path, compute, threads, texts=1):
     import torch
     import transformers
     torch.set_num_threads(threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[compute]
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    prompt = transformers.AutoTokenizer.from_pretrained(path)(PROMPT, return_tensors="pt").input_ids
+    prompt = transformers.AutoTokenizer.from_pretrained(path)(PROMPT, return_tensors="pt").input_ids.expand(texts, -1)
 
     @torch.inference_mode()
     def decode(count):
@@ -87,11 +90,12 @@ def llama_cpp_tokens(path, compute, threads):
                                             repeat_penalty=1, stream=True)
 
 
-def serve(program, *arguments):
+def serve(program, path, compute, *numbers):
     """Answers every number of tokens on stdin with the times of the tokens after the first."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print
-    tokens = {"transformers": transformers_tokens, "llama.cpp": llama_cpp_tokens}[program](*arguments)
+    programs = {"transformers": transformers_tokens, "llama.cpp": llama_cpp_tokens}
+    tokens = programs[program](path, compute, *map(int, numbers))
     for line in sys.stdin:
         print(json.dumps(timed(tokens(int(line)))), file=answers, flush=True)
 
@@ -159,35 +163,90 @@ def per_second(seconds):
     return f"{1 / statistics.median(seconds):.1f} ({1 / min(seconds):.1f})"
 
 
+def start(args, program, folder, compute, *texts):
+    path = folder / ("hf" if program == "transformers" else f"{compute}.gguf")
+    process = machine.start_served([args.python, __file__, "--serve", program, path, compute, *map(str, (args.threads, *texts))],
+                                   stderr=subprocess.DEVNULL)
+    machine.times_of(process, 2)
+    return process
+
+
 def decoding(args, name, folder, compute):
+    """One text at a time, compared with the bound and with the other programs."""
     model = MODELS[name]
-    tokens, served = model["tokens"], {}
-    for program, path in (("transformers", folder / "hf"), ("llama.cpp", folder / f"{compute}.gguf")):
-        served[program] = machine.start_served([args.python, __file__, "--serve", program, path, compute, str(args.threads)],
-                                               stderr=subprocess.DEVNULL)
-        machine.times_of(served[program], 2)
+    tokens = model["tokens"]
+    served = {program: start(args, program, folder, compute) for program in args.beside}
     # The first writes are the prompt and the first token, the last one ends the line.
     turns = {"trainer": lambda: differences(generate(args, folder / "checkpoint", compute, "--prompt", PROMPT, "--tokens",
                                                      tokens)[1:-1]),
              **{program: lambda process=process: machine.times_of(process, tokens) for program, process in served.items()}}
-    times, rates = {program: [] for program in turns}, []
+    size, context = {"fp32": 4, "bf16": 2}[compute], 16 + tokens / 2
+    read = size * (weights(model) + 2 * context * model["layers"] * model["kv"])
+    times, rates, shares = {program: [] for program in turns}, [], []
     for _ in range(args.rounds):
-        rates.append(read_rate(args))
+        rate = [read_rate(args)]
         for program, turn in turns.items():
             seconds = turn()
             if len(seconds) < 2:
                 sys.exit(f"{program}: no times of tokens: the text ended early, or its tokens have no text")
             times[program] += seconds
+            if program == "trainer":
+                rate.append(read_rate(args))
+                rates.append(statistics.mean(rate))
+                shares.append(read / rates[-1] / statistics.median(seconds))
             print(f"  {name} {compute}, {program}: {per_second(seconds)} tokens/s", file=sys.stderr)
     for process in served.values():
         machine.close_served(process)
-    size, context = {"fp32": 4, "bf16": 2}[compute], 16 + tokens / 2
-    bound = size * (weights(model) + 2 * context * model["layers"] * model["kv"]) / max(rates)
     middle = {program: statistics.median(seconds) for program, seconds in times.items()}
-    print(f"| {name} | {compute} | {per_second(times['trainer'])} | {1 / bound:.1f} at {1e-9 * max(rates):.1f} GB/s | "
-          f"**{bound / middle['trainer']:.2f}** ({bound / min(times['trainer']):.2f}) | " +
+    rate = statistics.median(rates)
+    print(f"| {name} | {compute} | {per_second(times['trainer'])} | {rate / read:.1f} at {1e-9 * rate:.1f} GB/s | "
+          f"**{statistics.median(shares):.2f}** ({min(shares):.2f}–{max(shares):.2f}) | " +
           " | ".join(f"{per_second(times[other])} | **{middle[other] / middle['trainer']:.2f}**" for other in served) + " |")
     sys.stdout.flush()
+
+
+def gemm_rate(args, model, compute, rows):
+    """Returns FLOPs of the model's linears on `rows` rows, and their rate."""
+    d, ff = model["d"], model["ff"]
+    shapes = [(d, d + 2 * model["kv"]), (d, d), (d, model["gates"] * ff), (ff, d)]
+    report = json.loads(run([args.trainer, "bench", "gemm", "--shape", *(f"{rows},{k},{n}" for k, n in shapes),
+                             "--compute", compute, "--threads", args.threads, "--json", "--set", "run.device=cpu"]))
+    each = sum(k * n for k, n in shapes)
+    rate = each / sum(k * n / (1e9 * rate["forward_gflops"]) for (k, n), rate in zip(shapes, report["rates"]))
+    return 2 * rows * model["layers"] * each, rate
+
+
+def seconds_of(args, checkpoint, compute, *more):
+    """Returns the time that `trainer generate --prompts` reports."""
+    command = [args.trainer, "generate", "--checkpoint", checkpoint, "--temperature", 0, *more, "--set", "run.device=cpu",
+               f"precision.compute={compute}", f"run.threads={args.threads}"]
+    report = subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+    return float(re.search(r"prompts in ([0-9.]+) s", report.stderr)[1])
+
+
+def together(args, name, folder, compute):
+    """Several texts in one pass: the time of a step is that of a long run less that of a run over the prompts only."""
+    model = MODELS[name]
+    lines, tokens = folder / "together.jsonl", model["tokens"]
+    for texts in TOGETHER:
+        lines.write_text((json.dumps({"prompt": PROMPT}) + "\n") * texts)
+        other = start(args, "transformers", folder, compute, texts) if compute == "fp32" else None
+        steps, rates, theirs = [], [], []
+        for _ in range(args.rounds):
+            rates.append(gemm_rate(args, model, compute, texts)[1])
+            long, short = (seconds_of(args, folder / "checkpoint", compute, "--prompts", lines, "--tokens", count,
+                                      "--batch-size", texts, "--output", folder / "together.out") for count in (tokens + 1, 1))
+            steps.append((long - short) / tokens)
+            if other:
+                theirs += machine.times_of(other, 8)
+        if other:
+            machine.close_served(other)
+        step, rate = statistics.median(steps), statistics.median(rates)
+        reached = 2 * texts * weights(model) / step
+        ratio = f"{texts / statistics.median(theirs):.0f} | **{statistics.median(theirs) / step:.2f}**" if theirs else "|"
+        print(f"| {name} | {compute} | {texts} | {texts / step:.0f} ({texts / min(steps):.0f}) | {1e-9 * reached:.0f} of "
+              f"{1e-9 * rate:.0f} GFLOP/s | {reached / rate:.2f} | {ratio} |")
+        sys.stdout.flush()
 
 
 def prompts(args, name, folder, compute):
@@ -195,16 +254,12 @@ def prompts(args, name, folder, compute):
     model, word = MODELS[name], " the"  # one token of GPT-2's vocabulary
     lines = folder / "prompts.jsonl"
     lines.write_text((json.dumps({"prompt": word * PROMPT_ROWS}) + "\n") * model["prompts"])
-    d, ff = model["d"], model["ff"]
-    shapes = [(d, d + 2 * model["kv"]), (d, d), (d, model["gates"] * ff), (ff, d)]
     times, rates = [], []
     for _ in range(args.rounds if name == "gpt2" else 1):
-        report = json.loads(run([args.trainer, "bench", "gemm", "--shape", *(f"{PROMPT_ROWS},{k},{n}" for k, n in shapes),
-                                 "--compute", compute, "--threads", args.threads, "--json", "--set", "run.device=cpu"]))
-        rates.append(sum(k * n for k, n in shapes) /
-                     sum(k * n / (1e9 * rate["forward_gflops"]) for (k, n), rate in zip(shapes, report["rates"])))
-        times += differences(generate(args, folder / "checkpoint", compute, "--prompts", lines, "--tokens", 1))
-    flops = 2 * PROMPT_ROWS * model["layers"] * sum(k * n for k, n in shapes)
+        flops, rate = gemm_rate(args, model, compute, PROMPT_ROWS)
+        rates.append(rate)
+        times += differences(generate(args, folder / "checkpoint", compute, "--prompts", lines, "--tokens", 1,
+                                      "--batch-size", 1))
     reached = flops / statistics.median(times)
     print(f"| {name} | {compute} | {PROMPT_ROWS / statistics.median(times):.0f} ({PROMPT_ROWS / min(times):.0f}) | "
           f"{1e-9 * reached:.0f} of {1e-9 * statistics.median(rates):.0f} GFLOP/s | **{reached / statistics.median(rates):.2f}** "
@@ -218,34 +273,43 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has torch, transformers and llama.cpp")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compute", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", nargs="+", default=["transformers", "llama.cpp"], help="the other programs")
     parser.add_argument("--folder", type=Path, help="keep the models here, 15 GB (default: a temporary folder)")
-    parser.add_argument("--only", nargs="+", choices=[*MODELS, "prompts"], default=[*MODELS, "prompts"])
+    parser.add_argument("--only", nargs="+", choices=[*MODELS, *PARTS], default=[*MODELS, *PARTS])
     parser.add_argument("--make", help=argparse.SUPPRESS)
-    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.make:
         return make_llama(args.make)
     if args.serve:
-        return serve(*args.serve[:3], int(args.serve[3]))
+        return serve(*args.serve)
     os.environ["HF_HUB_OFFLINE"] = "1"
     print(run([args.trainer, "--version"]).strip())
     print(f"{', '.join(machine.cpu()[::2])}, {args.threads} threads; {args.rounds} rounds; medians, and the best in brackets")
     with tempfile.TemporaryDirectory(prefix="generation-") as temporary:
         args.folder = args.folder or Path(temporary)
-        names = [name for name in MODELS if name in args.only]
-        for name in dict.fromkeys(["gpt2", *(names or MODELS)]):  # the Llama has GPT-2's tokenizer
+        names = [name for name in MODELS if name in args.only] or list(MODELS)
+        parts = [part for part in PARTS if part in args.only] or PARTS
+        for name in dict.fromkeys(["gpt2", *names]):  # the Llama has GPT-2's tokenizer
             make_model(args, name, args.folder / name)
-        if names:
-            print("| model | precision | trainer tokens/s | bound | share of the bound | transformers tokens/s | ratio | "
-                  "llama.cpp tokens/s | ratio |\n|---|---|---|---|---|---|---|---|---|")
-        for name in names:
-            for compute in args.compute:
-                decoding(args, name, args.folder / name, compute)
-        if "prompts" in args.only:
+        if "one" in parts:
+            print("| model | precision | trainer tokens/s | bound | share of the bound | " +
+                  " | ".join(f"{program} tokens/s | ratio" for program in args.beside) + " |\n|---|---|---|---|---|" +
+                  "---|---|" * len(args.beside))
+            for name in names:
+                for compute in args.compute:
+                    decoding(args, name, args.folder / name, compute)
+        if "together" in parts:
+            print("| model | precision | texts | tokens/s | reached of the GEMM rate | share | transformers tokens/s | ratio |\n"
+                  "|---|---|---|---|---|---|---|---|")
+            for name in names:
+                for compute in args.compute:
+                    together(args, name, args.folder / name, compute)
+        if "prompts" in parts:
             print(f"| prompts of {PROMPT_ROWS} tokens | precision | tokens/s | reached of the GEMM rate | share |\n"
                   "|---|---|---|---|---|")
-            for name in names or MODELS:
+            for name in names:
                 for compute in args.compute:
                     prompts(args, name, args.folder / name, compute)
 
