@@ -20,7 +20,11 @@ void fill_run(const device::Device& device, T* out, const mesh::Run& run, int64_
     const int64_t global = run.global + i, skip = global % 4, n = std::min(4 * kBlocks - skip, end - i);
     ops::fill_normals(device, key, static_cast<uint64_t>(global / 4), divide_up(skip + n, int64_t{4}), draws);
     T* const to = out + run.local + i * run.stride;
-    for (int64_t j = 0; j < n; ++j) to[j * run.stride] = static_cast<T>(init.std * draws[skip + j]);
+    if (run.stride == 1) {  // for vector instructions
+      for (int64_t j = 0; j < n; ++j) to[j] = static_cast<T>(init.std * draws[skip + j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) to[j * run.stride] = static_cast<T>(init.std * draws[skip + j]);
+    }
     i += n;
   }
 }
