@@ -4,8 +4,12 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -65,14 +69,15 @@ class Output {
 /// earlier texts have ended.
 class InOrder {
  public:
-  InOrder(size_t texts, std::function<void(const std::string&)> write) : texts_(texts), write_(std::move(write)) {}
+  explicit InOrder(std::function<void(const std::string&)> write) : write_(std::move(write)) {}
   void add(size_t text, const std::string& piece) {
     if (text == current_) return write_(piece);
-    texts_[text].held += piece;
+    later_[text].held += piece;
   }
   void end(size_t text) {
-    for (texts_[text].ended = true; current_ < texts_.size() && texts_[current_].ended;)
-      if (++current_ < texts_.size()) write_(std::exchange(texts_[current_].held, {}));
+    later_[text].ended = true;
+    for (; later_[current_].ended; later_.erase(current_++)) write_(later_[current_].held);
+    write_(std::exchange(later_[current_].held, {}));
   }
 
  private:
@@ -80,8 +85,8 @@ class InOrder {
     std::string held;
     bool ended = false;
   };
-  std::vector<Text> texts_;
   std::function<void(const std::string&)> write_;
+  std::map<size_t, Text> later_;
   size_t current_ = 0;
 };
 
@@ -90,11 +95,9 @@ struct Text {
   Text(const GenerateOptions& o, uint64_t seed) : stop(o.stop), sampling{o.temperature, o.top_k, o.top_p, seed} {}
   StopText stop;
   train::Sampling sampling;
-  bool begun = false;
   std::string text = {};
   int64_t tokens = 0;
-  std::string reason =
-      {};  // why it ended: by a --stop text, --tokens, the end-of-text token or a signal; empty: it runs
+  const char* reason = "";  // why it ended: by a --stop text, --tokens, the end-of-text token, or a signal
   void end(int64_t count, const GenerateOptions& o) {
     tokens = count;
     reason = stop.met() ? "stop" : tokens == o.tokens ? "length" : run::stop_requested() ? "signal" : "eos";
@@ -127,45 +130,43 @@ train::Generator generator_for(const GenerateOptions& o, const run::LoadedModel&
 /// Writes each line of --prompts with its continuation.
 int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& prompts, run::LoadedModel& model) {
   const std::vector<Line> lines = data::read_prompts(prompts, o.prompts);
+  const auto samples = static_cast<size_t>(o.samples), texts = lines.size() * samples;
   const PhiloxKey key = philox_key(o.seed, "prompts");
-  std::vector<Text> texts;
-  for (const Line& line : lines) {
-    const uint64_t seed = line.contains("seed") ? line["seed"].get<uint64_t>()
-                                                : philox_at(key, static_cast<uint64_t>(&line - lines.data()));
-    for (int64_t i = 0; i < o.samples; ++i) texts.emplace_back(o, seed + static_cast<uint64_t>(i));
-  }
   std::optional<Output> output;
   if (world.first()) output.emplace(o.output);
-  InOrder written(texts.size(), [&](const std::string& line) {
+  InOrder written([&](const std::string& line) {
     if (output && !line.empty()) output->write(line);
   });
-  std::vector<train::TextRequest> requests;
+  size_t begun = 0;
   int64_t tokens = 0;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const Line& line = lines[i / static_cast<size_t>(o.samples)];
-    Text& text = texts[i];
-    const auto emit = [&text](const std::string& piece) {
-      text.text += text.stop.pass(piece);
-      return !text.stop.met();
+  const auto next = [&]() -> std::optional<train::TextRequest> {
+    if (begun == texts) return std::nullopt;
+    const size_t i = begun++, number = i / samples;
+    const Line& line = lines[number];
+    const uint64_t seed = line.contains("seed") ? line["seed"].get<uint64_t>() : philox_at(key, number);
+    const auto text = std::make_shared<Text>(o, seed + i % samples);
+    const auto emit = [text](const std::string& piece) {
+      text->text += text->stop.pass(piece);
+      return !text->stop.met();
     };
-    const auto ended = [&, i](int64_t count) {
-      text.end(count, o);
-      if (text.reason == "signal") return;  // written only when whole
+    const auto ended = [&, text, i](int64_t count) {
+      text->end(count, o);
+      if (std::string_view(text->reason) == "signal") return;  // only whole texts are written
       tokens += count;
       Line result = line;
-      result["text"] = std::exchange(text.text, {}) + text.stop.rest();
+      result["text"] = text->text + text->stop.rest();
       result["tokens"] = count;
-      result["finish_reason"] = text.reason;
-      result["seed"] = text.sampling.seed;
+      result["finish_reason"] = text->reason;
+      result["seed"] = text->sampling.seed;
       written.add(i, result.dump(-1, ' ', false, Line::error_handler_t::replace) + "\n");
       written.end(i);
     };
-    requests.push_back({line["prompt"].get<std::string>(), o.tokens, text.sampling, emit, ended});
-  }
-  train::Generator generator = generator_for(o, model, texts.size());
+    return train::TextRequest{line["prompt"].get<std::string>(), o.tokens, text->sampling, emit, ended};
+  };
+  train::Generator generator = generator_for(o, model, texts);
   const run::SignalGuard signals;
   const double start = now_seconds();
-  if (!generator.write(*model.tokenizer, requests, run::stop_requested)) return stopped(world, "generation");
+  if (!generator.write(*model.tokenizer, next, run::stop_requested)) return stopped(world, "generation");
   const double seconds = now_seconds() - start;
   log::info("{} tokens for {} prompts in {:.2f} s ({:.0f} tokens/s)", tokens, lines.size(), seconds,
             static_cast<double>(tokens) / seconds);
@@ -175,60 +176,62 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
 /// Continues one prompt --samples times; shows the text as it is generated.
 int continue_prompt(comm::World& world, const GenerateOptions& o, const std::string& prompt, run::LoadedModel& model) {
   const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
-  std::vector<Text> texts;
-  for (int64_t i = 0; i < o.samples; ++i) texts.emplace_back(o, o.seed + static_cast<uint64_t>(i));
-  InOrder written(texts.size(), [=](const std::string& text) {
+  InOrder written([=](const std::string& text) {
     if (shown) print(terminal ? report::printable(text) : text);
   });
-  std::vector<train::TextRequest> requests;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    Text& text = texts[i];
-    const auto show = [&, i](const std::string& piece) {
-      if (!std::exchange(text.begun, true) && i > 0) written.add(i, "---\n" + prompt);
-      text.text += piece;
+  const auto samples = static_cast<size_t>(o.samples);
+  std::map<size_t, std::shared_ptr<Text>> texts;
+  const auto next = [&]() -> std::optional<train::TextRequest> {
+    const size_t i = texts.size();
+    if (i == samples) return std::nullopt;
+    const auto text = texts[i] = std::make_shared<Text>(o, o.seed + i);
+    written.add(i, (i == 0 ? "" : "---\n") + prompt);
+    const auto show = [&, text, i](const std::string& piece) {
+      text->text += piece;
       written.add(i, piece);
     };
-    const auto emit = [&text, show](const std::string& piece) {
-      show(text.stop.pass(piece));
-      return !text.stop.met();
+    const auto emit = [text, show](const std::string& piece) {
+      show(text->stop.pass(piece));
+      return !text->stop.met();
     };
-    const auto ended = [&, show, i](int64_t count) {
-      show(text.stop.rest());
-      text.end(count, o);
+    const auto ended = [&, text, show, i](int64_t count) {
+      show(text->stop.rest());
+      text->end(count, o);
       written.add(i, "\n");
       written.end(i);
     };
-    requests.push_back({prompt, o.tokens, text.sampling, emit, ended});
-  }
-  written.add(0, prompt);
-  train::Generator generator = generator_for(o, model, texts.size());
+    return train::TextRequest{prompt, o.tokens, text->sampling, emit, ended};
+  };
+  train::Generator generator = generator_for(o, model, samples);
   const run::SignalGuard signals;
   const double start = now_seconds();
-  const bool complete = generator.write(*model.tokenizer, requests, run::stop_requested);
+  const bool complete = generator.write(*model.tokenizer, next, run::stop_requested);
   const double seconds = now_seconds() - start;
-  std::erase_if(texts, [](const Text& text) { return text.reason.empty(); });
   int64_t tokens = 0;
-  for (const Text& text : texts) tokens += text.tokens;
+  for (const auto& [i, text] : texts) tokens += text->tokens;
   if (world.first() && o.json) {
-    nlohmann::json samples = nlohmann::json::array();
-    for (const Text& text : texts)
-      samples.push_back(
-          {{"text", text.text}, {"tokens", text.tokens}, {"finish_reason", text.reason}, {"seed", text.sampling.seed}});
     nlohmann::json document{{"prompt", prompt},
                             {"tokens", tokens},
                             {"seconds", seconds},
                             {"step", model.step},
                             {"checkpoint", model.folder.string()},
                             {"seed", o.seed}};
-    if (o.samples == 1)
-      for (const char* member : {"text", "finish_reason"}) document[member] = samples.front()[member];
-    if (o.samples > 1) document["samples"] = samples;
+    if (samples == 1) {
+      document["text"] = texts[0]->text;
+      document["finish_reason"] = texts[0]->reason;
+    } else {
+      for (const auto& [i, text] : texts)
+        document["samples"].push_back({{"text", text->text},
+                                       {"tokens", text->tokens},
+                                       {"finish_reason", text->reason},
+                                       {"seed", text->sampling.seed}});
+    }
     print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else if (world.first()) {
-    const auto ended_by = [&](const char* reason, const char* what) {
-      const auto count = std::ranges::count(texts, reason, &Text::reason);
+    const auto ended_by = [&](std::string_view reason, const char* what) {
+      const auto count = std::ranges::count_if(texts, [&](const auto& one) { return one.second->reason == reason; });
       if (count == 0) return std::string();
-      return o.samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, o.samples, what);
+      return samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, samples, what);
     };
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s){}{}", tokens, seconds, static_cast<double>(tokens) / seconds,
               ended_by("eos", "the end-of-text token"), ended_by("stop", "a --stop text"));

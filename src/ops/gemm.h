@@ -42,7 +42,7 @@ struct Gemm {
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
 
-/// How GEMMs of one kind read a weight as their b.
+/// The way in which GEMMs of one kind read a weight, their b.
 struct WeightUse {
   int64_t m = 0, k = 0;  // op(A) is [m, k]
   bool transposed = false;

@@ -26,7 +26,7 @@ std::string program_name(size_t sequences, int64_t rows) { return format("{} seq
 
 /// A request in progress.
 struct Generator::Sequence {
-  const TokenRequest& request;
+  TokenRequest request;
   model::Transformer::Cache& cache;  // contains the first tokens of the text
   TokenSampler sampler;
   std::vector<int32_t> text = {};
@@ -127,28 +127,34 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
   return !stopped;
 }
 
-bool Generator::run(std::span<const TokenRequest> requests, bool (*stop)()) {
-  for (const TokenRequest& request : requests)
-    for (const int32_t id : request.prompt)
-      if (id < 0 || id >= trainer_.vocab())
-        throw Error(Code::data, format("token {} of the prompt is not in the model's vocabulary of {} tokens", id,
-                                       trainer_.vocab()));
+bool Generator::start(std::optional<Sequence>& slot, model::Transformer::Cache& cache, const TokenRequests& next) {
+  std::optional<TokenRequest> request = next();
+  if (!request) return false;
+  std::vector<int32_t> text = request->prompt;
+  if (text.empty()) text.push_back(request->stops.empty() ? 0 : request->stops.front());
+  for (const int32_t id : text)
+    if (id < 0 || id >= trainer_.vocab())
+      throw Error(Code::data,
+                  format("token {} of the prompt is not in the model's vocabulary of {} tokens", id, trainer_.vocab()));
+  TokenSampler sampler(request->sampling, trainer_.vocab());
+  cache.used = 0;
+  slot.emplace(std::move(*request), cache, std::move(sampler), std::move(text));
+  return true;
+}
+
+bool Generator::run(const TokenRequests& next, bool (*stop)()) {
   std::vector<std::optional<Sequence>> slots(caches_.size());
-  for (auto next = requests.begin();;) {
+  for (bool more = true;;) {
     std::vector<Sequence*> decoding;
     for (size_t i = 0; i < slots.size(); ++i) {
-      if (!slots[i]) {
-        if (next == requests.end()) continue;
-        caches_[i].used = 0;
-        slots[i].emplace(*next, caches_[i], TokenSampler(next->sampling, trainer_.vocab()), next->prompt);
-        if (next->prompt.empty()) slots[i]->text.push_back(next->stops.empty() ? 0 : next->stops.front());
-        ++next;
-      }
+      if (!slots[i]) more = more && start(slots[i], caches_[i], next);
+      if (!slots[i]) continue;
       Sequence* const sequence = &*slots[i];
       keep_within_context(*sequence);
-      while (sequence->left() > 1)
-        feed({&sequence, 1},
-             std::min(most_rows_, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(sequence->left())))));
+      while (sequence->left() > 1) {
+        const auto rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(sequence->left())));
+        feed({&sequence, 1}, std::min(most_rows_, rows));
+      }
       if (sequence->left() == 1) decoding.push_back(sequence);
     }
     if (!decoding.empty()) feed(decoding, 1);
@@ -166,50 +172,57 @@ void Generator::keep_within_context(Sequence& sequence) {
   sequence.cache.used = 0;
 }
 
-bool Generator::write(const data::Tokenizer& tokenizer, std::span<const TextRequest> texts, bool (*stop)()) {
+bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next, bool (*stop)()) {
   const std::vector<bool> spaced_tokens = tokens_with_a_space_in_front(tokenizer);
   const bool has_spaced = std::ranges::find(spaced_tokens, true) != spaced_tokens.end();
   std::vector<bool> known;
   if (tokenizer.vocab_size() < trainer_.vocab()) known.assign(static_cast<size_t>(tokenizer.vocab_size()), true);
-  std::vector<TokenRequest> requests(texts.size());
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const TextRequest& text = texts[i];
-    TokenRequest& request = requests[i];
-    std::string_view prompt = text.prompt;
-    const bool spaced = has_spaced && prompt.ends_with(' ');
-    if (spaced) prompt.remove_suffix(1);
-    request = {.prompt = tokenizer.encode(prompt),
-               .tokens = text.tokens,
-               .sampling = text.sampling,
-               .stops = tokenizer.stops(),
-               .first = spaced ? &spaced_tokens : &known,
-               .later = &known};
-    const auto decoder = std::make_shared<data::StreamDecoder>(tokenizer);
-    for (const int32_t id : request.prompt) decoder->push(id);
-    if (tokenizer.bos() >= 0) request.prompt.insert(request.prompt.begin(), tokenizer.bos());
-    const auto written = std::make_shared<int64_t>(0);
-    request.emit = [&text, decoder, written, spaced](int32_t id) {
-      std::string piece = decoder->push(id);
-      if ((*written)++ == 0 && spaced && piece.starts_with(' ')) piece.erase(0, 1);  // the prompt has that space
-      return text.emit(piece);
+  struct Text {
+    TextRequest request;
+    data::StreamDecoder decoder;
+    bool spaced = false;
+    int64_t written = 0;
+  };
+  const auto tokens_of = [&]() -> std::optional<TokenRequest> {
+    std::optional<TextRequest> request = next();
+    if (!request) return std::nullopt;
+    const auto text = std::make_shared<Text>(Text{std::move(*request), data::StreamDecoder(tokenizer)});
+    std::string_view prompt = text->request.prompt;
+    text->spaced = has_spaced && prompt.ends_with(' ');
+    if (text->spaced) prompt.remove_suffix(1);
+    std::vector<int32_t> ids = tokenizer.encode(prompt);
+    for (const int32_t id : ids) text->decoder.push(id);
+    if (tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
+    const auto emit = [text](int32_t id) {
+      std::string piece = text->decoder.push(id);
+      if (text->written++ == 0 && text->spaced && piece.starts_with(' ')) piece.erase(0, 1);  // the prompt has it
+      return text->request.emit(piece);
     };
-    request.ended = [&text, decoder, written] {
-      if (const std::string rest = decoder->finish(); !rest.empty()) text.emit(rest);
-      if (text.ended) text.ended(*written);
+    const auto ended = [text] {
+      if (const std::string rest = text->decoder.finish(); !rest.empty()) text->request.emit(rest);
+      if (text->request.ended) text->request.ended(text->written);
     };
-  }
-  return run(requests, stop);
+    return TokenRequest{std::move(ids),
+                        text->request.tokens,
+                        text->request.sampling,
+                        tokenizer.stops(),
+                        emit,
+                        ended,
+                        text->spaced ? &spaced_tokens : &known,
+                        &known};
+  };
+  return run(tokens_of, stop);
 }
 
 std::string Generator::complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                                 const Sampling& sampling, bool (*stop)()) {
   std::string text;
-  const TextRequest request{
-      .prompt = std::string(prompt), .tokens = tokens, .sampling = sampling, .emit = [&](const std::string& piece) {
-        text += piece;
-        return stop == nullptr || !stop();
-      }};
-  write(tokenizer, {&request, 1});
+  const auto emit = [&](const std::string& piece) {
+    text += piece;
+    return stop == nullptr || !stop();
+  };
+  std::optional<TextRequest> request{{std::string(prompt), tokens, sampling, emit, {}}};
+  write(tokenizer, [&] { return std::exchange(request, std::nullopt); });
   return text;
 }
 

@@ -25,6 +25,9 @@ struct TokenRequest {
   const std::vector<bool>*first = nullptr, *later = nullptr;
 };
 
+/// Returns the next request; empty: there are no more.
+using TokenRequests = std::function<std::optional<TokenRequest>()>;
+
 /// Text to continue. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the
 /// space before a word, so a trailing space is removed from the prompt, and the first token must begin with a space.
 struct TextRequest {
@@ -34,6 +37,7 @@ struct TextRequest {
   std::function<bool(const std::string&)> emit;  // receives the text that follows, token by token
   std::function<void(int64_t tokens)> ended;     // may be empty
 };
+using TextRequests = std::function<std::optional<TextRequest>()>;
 
 class Generator {
  public:
@@ -42,16 +46,16 @@ class Generator {
   /// same functions; the values that `emit` and `stop` return count only on the replica's first rank.
   explicit Generator(Trainer& trainer, int64_t sequences = 1);
 
-  /// Continues all requests; the next one starts when one ends. On a CPU the tokens do not depend on how many sequences
-  /// are decoded together, up to kSequencesOfEqualBits. If a text exceeds the context window (seq_len), its last half
-  /// is kept; this is logged once. `stop` is called after each step; once it returns true, all requests in progress
-  /// end, no other request starts, and run() returns false. Throws Code::nonfinite on all ranks of the replica if the
-  /// logits are not finite.
-  bool run(std::span<const TokenRequest> requests, bool (*stop)() = nullptr);
+  /// Continues all requests; the next one is taken when one ends. On a CPU the tokens do not depend on how many
+  /// sequences are decoded together, up to kSequencesOfEqualBits. If a text exceeds the context window (seq_len), its
+  /// last half is kept; this is logged once. `stop` is called after each step; once it returns true, all requests in
+  /// progress end, no other request starts, and run() returns false. Throws Code::nonfinite on all ranks of the replica
+  /// if the logits are not finite.
+  bool run(const TokenRequests& next, bool (*stop)() = nullptr);
   static constexpr int64_t kSequencesOfEqualBits = 8;
 
   /// Does the same for text. Rows of the model without a token in the tokenizer are never chosen.
-  bool write(const data::Tokenizer& tokenizer, std::span<const TextRequest> requests, bool (*stop)() = nullptr);
+  bool write(const data::Tokenizer& tokenizer, const TextRequests& next, bool (*stop)() = nullptr);
   /// Returns the text that follows `prompt`. `stop` is called after each token; returning true ends the text.
   std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                        const Sampling& sampling, bool (*stop)() = nullptr);
@@ -60,6 +64,8 @@ class Generator {
   struct Sequence;
   void record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows);
   parallel::Batch batch(size_t sequences, int64_t rows) const;
+  /// Takes the next request into `slot`; returns false if there are no more.
+  bool start(std::optional<Sequence>& slot, model::Transformer::Cache& cache, const TokenRequests& next);
   /// Feeds the next `rows` tokens of each sequence to the model in one pass, and chooses the next token if all of their
   /// tokens are fed.
   void feed(std::span<Sequence* const> sequences, int64_t rows);
@@ -69,9 +75,9 @@ class Generator {
   void keep_within_context(Sequence& sequence);
 
   Trainer& trainer_;
-  std::vector<model::Transformer::Cache> caches_;  // of sequences; their passes have one row each
+  std::vector<model::Transformer::Cache> caches_;  // one per sequence that is decoded
   Buffer ids_;
-  int64_t most_rows_;     // of a pass over one sequence, a power of two
+  int64_t most_rows_;     // the most tokens per pass over one sequence; a power of two
   bool noticed_ = false;  // a text exceeded the context window
 };
 

@@ -129,9 +129,12 @@ class Evaluation(rig.Runs):
             self.assertEqual((line["text"], line["tokens"]), (single["text"], single["tokens"]))
             # The line's own fields are kept.
             self.assertEqual({**line, **prompt, "text": line["text"], "seed": line["seed"]}, line)
-        self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl")
-        out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
-        self.assertEqual(out, lines[::2])
+        for batch, ranks in ((1, 1), (3, 1), (3, 2)) if shutil.which("mpirun") else ((1, 1), (3, 1)):
+            self.launcher = [*rig.MPIRUN, "-np", str(ranks)] if ranks > 1 else []
+            self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl", "--batch-size", str(batch))
+            out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+            self.assertEqual(out, lines[::2], (batch, ranks))
+        self.launcher = []
         self.assertIn("--output in.jsonl: this is the file of --prompts", self.trainer(*args, "--prompts", "in.jsonl", "--output", "in.jsonl",
                                                                                status=2))
 

@@ -40,6 +40,7 @@ CASES = [
           "--temperature -1: expected 0 (greedy) or more"),
     usage("stop at nothing", ["generate", "--checkpoint", "c", "--prompt", "x", "--stop", ""], "--stop: an empty text"),
     usage("generate without a prompt", ["generate", "--checkpoint", "c"], "no prompt: use --prompt TEXT, --prompt-file FILE"),
+    usage("batch of no texts", ["generate", "--checkpoint", "c", "--prompt", "x", "--batch-size", "0"], "--batch-size: Value 0"),
     usage("help of the verb in question", ["generate", "--tokns", "3"], 'did you mean "--tokens"?', "`trainer generate --help`"),
     usage("set without a word", ["train", "--config", "x.toml", "--set"], "--set"),
     usage("evaluation of both", ["eval", "--checkpoint", "c", "--config", "x.toml"], "--config excludes --checkpoint"),

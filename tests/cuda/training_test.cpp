@@ -167,17 +167,16 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   const auto text_of = [](Tiny& run) {
     train::Generator generator(run.trainer, 3);
     std::vector<std::vector<int32_t>> texts(4);
-    std::vector<train::TokenRequest> requests;
-    for (auto& text : texts)
-      requests.push_back({{3, 1, 4},
-                          20,
-                          {.temperature = 0.8, .seed = static_cast<uint64_t>(&text - texts.data())},
-                          {},
-                          [&](int32_t id) {
-                            text.push_back(id);
-                            return true;
-                          }});
-    generator.run(requests);
+    size_t begun = 0;
+    generator.run([&]() -> std::optional<train::TokenRequest> {
+      if (begun == texts.size()) return std::nullopt;
+      std::vector<int32_t>& text = texts[begun];
+      const auto emit = [&](int32_t id) {
+        text.push_back(id);
+        return true;
+      };
+      return train::TokenRequest{{3, 1, 4}, 20, {.temperature = 0.8, .seed = begun++}, {}, emit};
+    });
     return texts;
   };
   EXPECT_EQ(text_of(cuda), text_of(cpu));

@@ -16,7 +16,7 @@ constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a ti
 constexpr int64_t kChunkCols = 1024;  // minimum columns per chunk, so that packing A again for each chunk costs little
 constexpr int64_t kPackStrip = 128;   // maximum columns of B per packing task
 constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
-constexpr int64_t kTaskBytes = int64_t{512} << 10;  // of B that a task of a small batch reads, if in stored order
+constexpr int64_t kTaskBytes = int64_t{512} << 10;  // bytes of B per task of a small batch that reads B in stored order
 constexpr int64_t kTaskSums = int64_t{1} << 20;     // maximum bytes of sums that a task keeps in L2 between blocks
 
 /// Blocking of a GEMM. C is divided into tiles of tile_cols columns. A chunk is the part of B that is packed at once:

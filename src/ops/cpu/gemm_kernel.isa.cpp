@@ -147,7 +147,7 @@ template <int M, bool Near, typename T, typename C>
 void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
-  constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // of b that is read again from L1
+  constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
   alignas(64) P sums[M * kSmallBatchCols] = {};
   for (int64_t first = 0; first < b.k; first += b.block) {
     const int64_t length = at_most(b.k - first, b.block);

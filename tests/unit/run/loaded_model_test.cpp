@@ -224,8 +224,8 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
         if (world.first()) text.push_back(id);
         return true;
       };
-      const train::TokenRequest request{{1, 2, 3}, 6, {.temperature = 0}, {}, emit};
-      generator.run({&request, 1});
+      std::optional<train::TokenRequest> request{{{1, 2, 3}, 6, {.temperature = 0}, {}, emit}};
+      generator.run([&] { return std::exchange(request, std::nullopt); });
     });
     return text;
   };

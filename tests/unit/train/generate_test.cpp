@@ -71,6 +71,10 @@ TEST(TokenSampler, RejectsValuesOutOfRange) {
   EXPECT_THROW(train::validate({.top_p = 1.5}), Error);
 }
 
+train::TokenRequests each_of(const std::vector<train::TokenRequest>& requests) {
+  return [&, at = size_t{0}]() mutable { return at == requests.size() ? std::nullopt : std::optional(requests[at++]); };
+}
+
 /// Returns the tokens that follow one prompt.
 std::vector<int32_t> continued(train::Generator& generator, const std::vector<int32_t>& prompt, int64_t tokens,
                                const Sampling& sampling, const std::vector<int32_t>& stops = {}) {
@@ -79,8 +83,7 @@ std::vector<int32_t> continued(train::Generator& generator, const std::vector<in
     out.push_back(id);
     return true;
   };
-  const train::TokenRequest request{prompt, tokens, sampling, stops, emit};
-  EXPECT_TRUE(generator.run({&request, 1}));
+  EXPECT_TRUE(generator.run(each_of({{prompt, tokens, sampling, stops, emit}})));
   return out;
 }
 
@@ -149,7 +152,7 @@ TEST(Generator, TextsDoNotDependOnHowManyAreDecodedTogether) {
         texts.assign(texts.size(), {});
         ended.assign(texts.size(), 0);
         train::Generator several(run.trainer, together);
-        EXPECT_TRUE(several.run(requests));
+        EXPECT_TRUE(several.run(each_of(requests)));
         EXPECT_EQ(texts, expected) << name_of(compute) << ", " << together << " together";
         EXPECT_EQ(ended, std::vector<int>(texts.size(), 1));
       }
@@ -165,7 +168,7 @@ TEST(Generator, StopEndsTextsInProgressAndStartsNoOthers) {
     requests.push_back({{1}, 9, {.seed = i}, {}, [&, i](int32_t) { return ++emitted[i] > 0; }, [&, i] { ++ended[i]; }});
   static int steps;
   steps = 0;
-  EXPECT_FALSE(generator.run(requests, [] { return ++steps == 12; }));
+  EXPECT_FALSE(generator.run(each_of(requests), [] { return ++steps == 12; }));
   EXPECT_EQ(emitted, (std::vector<int>{9, 9, 3, 3, 0}));
   EXPECT_EQ(ended, (std::vector<int>{1, 1, 1, 1, 0}));
 }
@@ -230,12 +233,12 @@ TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
   const auto write = [&] {
     int64_t calls = 0;
     int64_t written = -1;
-    const train::TextRequest text{.prompt = "She ",
-                                  .tokens = 40,
-                                  .sampling = {.temperature = 1, .seed = 3},
-                                  .emit = [&](const std::string&) { return ++calls > 0; },
-                                  .ended = [&](int64_t tokens) { written = tokens; }};
-    EXPECT_TRUE(generator.write(tokenizer, {&text, 1}));
+    std::optional<train::TextRequest> text{{.prompt = "She ",
+                                            .tokens = 40,
+                                            .sampling = {.temperature = 1, .seed = 3},
+                                            .emit = [&](const std::string&) { return ++calls > 0; },
+                                            .ended = [&](int64_t tokens) { written = tokens; }}};
+    EXPECT_TRUE(generator.write(tokenizer, [&] { return std::exchange(text, std::nullopt); }));
     EXPECT_GE(calls, written);
     return written;
   };
