@@ -207,7 +207,11 @@ class NcclWorld final : public World {
 
 std::optional<std::string> version() {
   int code = 0;
-  if (ncclGetVersion(&code) != ncclSuccess) return "NCCL of unknown version";
+  try {
+    if (ncclGetVersion(&code) != ncclSuccess) return "NCCL of unknown version";
+  } catch (const Error&) {  // the library is not on this machine
+    return std::nullopt;
+  }
   return format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100);
 }
 
