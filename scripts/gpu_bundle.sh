@@ -94,6 +94,7 @@ for program in trainer "${programs[@]}"; do
   take "$build/$program"
 done
 printf '%s\n' "${programs[@]}" > "$folder/bin/gpu_programs.txt"
+for library in libcublasLt libnccl; do left_out["$library (loaded)"]=1; done
 
 # Open MPI 4 with the plugins that work on one host. A plugin that needs a library which nothing else here needs is for a
 # fabric or batch system, and is left out.

@@ -99,7 +99,9 @@ else
   export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   # Libraries that the program opens at run time.
   for folder in "${cuda_folders[@]}"; do
-    if [ -e "$folder/libcudnn.so.9" ] || [ -e "$folder/libcudart.so.13" ]; then LD_LIBRARY_PATH+=:$folder; fi
+    for library in "$folder"/lib{cublasLt,cudart}.so.13 "$folder/libnccl.so.2" "$folder/libcudnn.so.9"; do
+      if [ -e "$library" ]; then LD_LIBRARY_PATH+=:$folder && break; fi
+    done
   done
   if [ -d "$bundle/openmpi" ]; then
     mpi=$bundle/openmpi

@@ -149,6 +149,16 @@ if(TRAINER_NCCL STREQUAL "ON" AND NOT TRAINER_HAS_NCCL)
                       "NVIDIA's package libnccl-dev)")
 endif()
 
+# Folders of libraries that the program loads when it first uses them (base/shared_library.h).
+foreach(library IN ITEMS "${CUDA_cublasLt_LIBRARY}" "${TRAINER_nccl_LIBRARY}")
+  get_filename_component(folder "${library}" DIRECTORY)
+  if(EXISTS "${library}" AND NOT folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+    list(APPEND TRAINER_LOADED_FOLDERS "${folder}")
+  endif()
+endforeach()
+list(REMOVE_DUPLICATES TRAINER_LOADED_FOLDERS)
+list(APPEND CMAKE_BUILD_RPATH ${TRAINER_LOADED_FOLDERS})
+
 # cuDNN's fused attention: headers only, the library is opened at its first use. Found by hand: neither has a package
 # description everywhere. The front end is a separate header-only package (cudnn-frontend).
 if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
@@ -322,20 +332,10 @@ if(TRAINER_WERROR)
   list(APPEND TRAINER_CUDA_FLAGS -Werror=all-warnings)
 endif()
 
-# trainer_loads(MODULE LIBRARY): the module loads this shared library when it is first used (base/shared_library.h).
-function(trainer_loads module library)
-  target_link_libraries(trainer_${module} PRIVATE ${CMAKE_DL_LIBS})
-  if(library)
-    get_filename_component(folder "${library}" DIRECTORY)
-    target_link_options(trainer_${module} INTERFACE "LINKER:-rpath,${folder}")
-  endif()
-endfunction()
-
-# trainer_cuda_sources(MODULE [LOADS LIBRARY]): src/MODULE/cuda, or only its no_cuda.cpp where there is no compiler for
+# trainer_cuda_sources(MODULE): src/MODULE/cuda, or only its no_cuda.cpp where there is no compiler for
 # it. The same sources are compiled a second time for the emulator (tests/cuda/CMakeLists.txt), whose programs link one
 # of both: each file remains a separate object in unity builds.
 function(trainer_cuda_sources module)
-  cmake_parse_arguments(arg "" "LOADS" "" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/src/${module}/cuda")
   if(NOT TRAINER_HAS_CUDA)
     target_sources(trainer_${module} PRIVATE "${folder}/no_cuda.cpp")
@@ -356,8 +356,7 @@ function(trainer_cuda_sources module)
   target_sources(trainer_${module} PRIVATE ${sources})
   set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_include_directories(trainer_${module} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(trainer_${module} PRIVATE CUDA::cudart_static)
-  trainer_loads(${module} "${arg_LOADS}")
+  target_link_libraries(trainer_${module} PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
   if(kernels)
     add_library(trainer_${module}_cuda OBJECT ${kernels})
     set_target_properties(trainer_${module}_cuda PROPERTIES UNITY_BUILD OFF)
@@ -382,6 +381,5 @@ function(trainer_nccl_sources module)
   target_sources(trainer_${module} PRIVATE ${sources})
   set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_include_directories(trainer_${module} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} "${TRAINER_nccl_INCLUDE}")
-  target_link_libraries(trainer_${module} PRIVATE CUDA::cudart_static)
-  trainer_loads(${module} "${TRAINER_nccl_LIBRARY}")
+  target_link_libraries(trainer_${module} PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
 endfunction()

@@ -14,7 +14,8 @@ if(TRAINER_PORTABLE)
           PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|pthread|rt)\\.so")
 else()
   # The loader does not search the folders of CUDA's libraries.
-  set_target_properties(trainer PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib/trainer" INSTALL_RPATH_USE_LINK_PATH ON)
+  set_target_properties(trainer PROPERTIES INSTALL_RPATH "\$ORIGIN/../lib/trainer;${TRAINER_LOADED_FOLDERS}"
+                        INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS trainer RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
 foreach(mpi IN LISTS TRAINER_MPI_MODULES)

@@ -12,7 +12,9 @@ void* function_of_library(const char* library, const char* name) {
   void* const function = handle == nullptr ? nullptr : dlsym(handle, name);
   if (function == nullptr) {
     const char* reason = dlerror();
-    throw Error(Code::usage, format("cannot load {} of {}: {}", name, library, reason == nullptr ? "?" : reason));
+    throw Error(Code::usage,
+                format("cannot load {} of {}: {}; install the library, or name its folder in LD_LIBRARY_PATH", name,
+                       library, reason == nullptr ? "unknown error" : reason));
   }
   return function;
 }

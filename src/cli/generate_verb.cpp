@@ -79,6 +79,11 @@ class InOrder {
     for (; later_[current_].ended; later_.erase(current_++)) write_(later_[current_].held);
     write_(std::exchange(later_[current_].held, {}));
   }
+  /// Passes on what is held back of texts that have ended although earlier ones have not.
+  void pass_ended() const {
+    for (const auto& [number, text] : later_)
+      if (text.ended) write_(text.held);
+  }
 
  private:
   struct Text {
@@ -98,38 +103,47 @@ struct Text {
   std::string text = {};
   int64_t tokens = 0;
   const char* reason = "";  // why it ended: by a --stop text, --tokens, the end-of-text token, or a signal
-  void end(int64_t count, const GenerateOptions& o) {
+  void end(int64_t count, bool stopped, const GenerateOptions& o) {
     tokens = count;
-    reason = stop.met() ? "stop" : tokens == o.tokens ? "length" : run::stop_requested() ? "signal" : "eos";
+    reason = stopped ? "signal" : stop.met() ? "stop" : tokens == o.tokens ? "length" : "eos";
   }
 };
 
-/// Returns a generator that decodes --batch-size texts together, or else as many as fit in memory and do not change the
-/// tokens. If memory is left for them, the weights are packed. Throws Code::plan if --batch-size does not fit.
-/// Collective over the replica's ranks.
-train::Generator generator_for(const GenerateOptions& o, const run::LoadedModel& model, size_t texts) {
+/// The choices that are the same on every rank.
+struct Way {
+  int64_t sequences = 1;  // decoded together
+  bool packs = false;     // packs the weights
+};
+
+/// Returns --batch-size, or else the most that does not change the tokens, and whether to pack the weights, as far as
+/// the memory of every rank suffices. Throws Code::plan if it does not suffice for --batch-size. Collective over all
+/// ranks.
+Way way_to_generate(comm::World& world, const GenerateOptions& o, const run::LoadedModel& model, int64_t texts) {
   train::Trainer& trainer = *model.trainer;
-  const bool gpu = model.machine.gpu.has_value();
-  const int64_t wanted = o.batch_size > 0 ? o.batch_size : gpu ? 1 : train::Generator::kSequencesOfEqualBits;
-  const int64_t each = trainer.model().cache_bytes(), used = std::min(wanted, static_cast<int64_t>(texts));
+  const bool gpu = model.machine.gpu.has_value(), single = world.size() == trainer.replicas();
+  const int64_t wanted = o.batch_size > 0 ? o.batch_size : gpu || !single ? 1 : train::Generator::kSequencesOfEqualBits;
+  const int64_t each = trainer.model().cache_bytes(), used = std::min(wanted, texts);
+  constexpr int64_t kReserve = 16;  // a share of the memory: for logits and other tensors of a pass
   BytesByCategory memory = trainer.memory();
-  int64_t free = model.machine.memory_limit;
+  int64_t free = model.machine.memory_limit - model.machine.memory_limit / kReserve;
   for (const auto& [category, bytes] : memory)
     if (!gpu || !category.starts_with("host")) free -= bytes;
-  int64_t fits = std::clamp<int64_t>(free / each, 1, used), packs = free - fits * each > memory["weights"] ? 1 : 0;
-  int64_t choices[] = {fits, packs};
-  trainer.scalars().broadcast_from_first_rank(choices);
-  if (o.batch_size > 0 && choices[0] < used)
-    throw Error(Code::plan, format("--batch-size {}: the KV cache of a text takes {}, so that memory suffices for {}",
-                                   o.batch_size, format_bytes(static_cast<double>(each)), choices[0]))
+  const auto least = [&](int64_t value) {
+    double number[] = {static_cast<double>(-value)};
+    trainer.scalars().max_over_ranks(number);
+    return static_cast<int64_t>(-number[0]);
+  };
+  const int64_t fits = least(std::clamp<int64_t>(free / each, 1, used));
+  if (o.batch_size > 0 && fits < used)
+    throw Error(Code::plan, format("--batch-size {}: each text takes {} of KV cache; use --batch-size {}", o.batch_size,
+                                   format_bytes(static_cast<double>(each)), fits))
         .on(Scope::all_ranks);
-  if (choices[1] != 0) trainer.store().weights().set_constant();
-  return train::Generator(trainer, choices[0]);
+  return {fits, least(free - fits * each > memory["weights"] ? 1 : 0) != 0};
 }
 
 /// Writes each line of --prompts with its continuation.
-int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& prompts, run::LoadedModel& model) {
-  const std::vector<Line> lines = data::read_prompts(prompts, o.prompts);
+int continue_lines(comm::World& world, const GenerateOptions& o, const std::vector<Line>& lines,
+                   run::LoadedModel& model, train::Generator& generator) {
   const auto samples = static_cast<size_t>(o.samples), texts = lines.size() * samples;
   const PhiloxKey key = philox_key(o.seed, "prompts");
   std::optional<Output> output;
@@ -149,9 +163,9 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
       text->text += text->stop.pass(piece);
       return !text->stop.met();
     };
-    const auto ended = [&, text, i](int64_t count) {
-      text->end(count, o);
-      if (std::string_view(text->reason) == "signal") return;  // only whole texts are written
+    const auto ended = [&, text, i](int64_t count, bool stopped) {
+      if (stopped || !output) return;  // only whole texts are written
+      text->end(count, stopped, o);
       tokens += count;
       Line result = line;
       result["text"] = text->text + text->stop.rest();
@@ -163,10 +177,11 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
     };
     return train::TextRequest{line["prompt"].get<std::string>(), o.tokens, text->sampling, emit, ended};
   };
-  train::Generator generator = generator_for(o, model, texts);
   const run::SignalGuard signals;
   const double start = now_seconds();
-  if (!generator.write(*model.tokenizer, next, run::stop_requested)) return stopped(world, "generation");
+  const bool complete = generator.write(*model.tokenizer, next, run::stop_requested);
+  written.pass_ended();
+  if (!complete) return stopped(world, "generation");
   const double seconds = now_seconds() - start;
   log::info("{} tokens for {} prompts in {:.2f} s ({:.0f} tokens/s)", tokens, lines.size(), seconds,
             static_cast<double>(tokens) / seconds);
@@ -174,7 +189,8 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
 }
 
 /// Continues one prompt --samples times; shows the text as it is generated.
-int continue_prompt(comm::World& world, const GenerateOptions& o, const std::string& prompt, run::LoadedModel& model) {
+int continue_prompt(comm::World& world, const GenerateOptions& o, const std::string& prompt, run::LoadedModel& model,
+                    train::Generator& generator) {
   const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
   InOrder written([=](const std::string& text) {
     if (shown) print(terminal ? report::printable(text) : text);
@@ -194,15 +210,15 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
       show(text->stop.pass(piece));
       return !text->stop.met();
     };
-    const auto ended = [&, text, show, i](int64_t count) {
+    const auto ended = [&, text, show, i](int64_t count, bool stopped) {
       show(text->stop.rest());
-      text->end(count, o);
+      text->end(count, stopped, o);
+      if (!o.json) text->text = {};
       written.add(i, "\n");
       written.end(i);
     };
     return train::TextRequest{prompt, o.tokens, text->sampling, emit, ended};
   };
-  train::Generator generator = generator_for(o, model, samples);
   const run::SignalGuard signals;
   const double start = now_seconds();
   const bool complete = generator.write(*model.tokenizer, next, run::stop_requested);
@@ -259,8 +275,15 @@ int generate(comm::World& world, const GenerateOptions& o) {
     throw Error(Code::data,
                 format("{}: this checkpoint has no tokenizer, so it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
+  std::vector<Line> lines;
+  if (!o.prompts.empty()) lines = data::read_prompts(prompt, o.prompts);
+  const auto prompts = std::max<int64_t>(1, static_cast<int64_t>(lines.size()));
+  const Way way = way_to_generate(world, o, model, prompts * o.samples);
   if (model.trainer->replica() > 0) return 0;  // one replica decodes; other replicas would have no work
-  return o.prompts.empty() ? continue_prompt(world, o, prompt, model) : continue_lines(world, o, prompt, model);
+  if (way.packs) model.trainer->store().weights().set_constant();
+  train::Generator generator(*model.trainer, way.sequences);
+  return lines.empty() ? continue_prompt(world, o, prompt, model, generator)
+                       : continue_lines(world, o, lines, model, generator);
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
   add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
   add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");
   add_number(verb, "--batch-size", o.batch_size, 1,
-             "decode up to N texts together (default: 8 on a CPU, which does not change them; 1 on a GPU)");
+             "decode up to N texts together (default: 8 on one CPU rank, else 1)");
   add_text(verb, "--stop", o.stop, "TEXT", "stop before this text; repeat the option for several texts")
       ->allow_extra_args(false);
   verb.add_option("--temperature", o.temperature, "set the sampling temperature; 0: greedy")->capture_default_str();

@@ -28,9 +28,21 @@ std::vector<std::optional<GpuAddress>> gather_gpus(World& world, const std::opti
   return gpus;
 }
 
+/// Returns why the first rank without NCCL has none; empty: all ranks have it. Hosts may have different libraries.
+/// Collective.
+std::string missing_nccl(World& world) {
+  const std::vector<std::string> ranks = world.control().gather(nccl::version().missing);
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    if (!ranks[rank].empty()) return format("rank {}: {}", rank, ranks[rank]);
+  return {};
+}
+
 }  // namespace
 
-std::optional<std::string> nccl_version() { return nccl::version(); }
+std::optional<std::string> nccl_version() {
+  const nccl::Version version = nccl::version();
+  return version.missing.empty() ? std::optional(version.name) : std::nullopt;
+}
 
 std::string obstacle_to_nccl(const std::vector<std::optional<GpuAddress>>& ranks) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -61,7 +73,8 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
   const bool any = std::ranges::any_of(gpus, [](const auto& place) { return place.has_value(); });
   const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(gpus);
   if (requested == "nccl") {
-    if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
+    if (const std::string missing = missing_nccl(world); !missing.empty())
+      throw Error(Code::usage, missing).on(Scope::all_ranks);
     if (!obstacle.empty())
       throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL requires one GPU per rank; start fewer "
                                      "ranks, or set parallel.transport = \"mpi\", which copies through the host",
@@ -75,8 +88,8 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
   };
   if (requested != "auto") return by_host("as requested");
   if (world.transport() == "threads") return by_host("ranks are threads");
-  if (!nccl_version()) return by_host(nccl::kMissing);
   if (!obstacle.empty()) return by_host(obstacle);
+  if (const std::string missing = missing_nccl(world); !missing.empty()) return by_host(missing);
   return {true, format("{}: every rank has its own GPU", *nccl_version())};
 }
 

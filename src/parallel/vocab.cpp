@@ -52,7 +52,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
   const bool at_once = from == to && near.rows == rows.count;  // then this rank looks up all rows itself
-  const bool fused = at_once && batch.starts.empty();
+  const bool fused = at_once && batch.starts.size() <= 1;
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.weights().hold(ex, t.slot);
@@ -61,6 +61,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
                                        .positions = fused ? positions : Tensor{},
                                        .y = y,
                                        .rows_per_sequence = batch.seq_len,
+                                       .first_position = batch.starts.empty() ? 0 : batch.starts.front(),
                                        .shard = {t.first_token(), t.vocab}});
   }
   if (!at_once) y = t.ranks.start_move(ex, from, to, std::move(y)).finish(ex);

@@ -20,7 +20,9 @@ std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer)
   return found;
 }
 
-std::string program_name(size_t sequences, int64_t rows) { return format("{} sequences of {} rows", sequences, rows); }
+std::string program_name(size_t sequences, int64_t rows) {
+  return format("{} x {} rows of generation", sequences, rows);
+}
 
 }  // namespace
 
@@ -44,22 +46,24 @@ Generator::Generator(Trainer& trainer, int64_t sequences)
   ids_ = Buffer(trainer.device(), "data", {std::max(most_rows_, sequences)}, DType::i32);
   std::vector<model::Transformer::Cache*> caches = {&caches_.front()};
   for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record(caches, rows);
-  for (size_t i = 1; i < caches_.size(); ++i) {
-    caches.push_back(&caches_[i]);
-    record(caches, 1);
-  }
-  for (model::Transformer::Cache& cache : caches_) cache.used = 0;
-  trainer.seal();
+  for (size_t i = 1; i < caches_.size(); ++i) caches.push_back(&caches_[i]);
+  record(caches, 1);
 }
 
 void Generator::record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows) {
+  const std::string name = program_name(caches.size(), rows);
+  if (trainer_.arena().is_recorded(name)) return;
   Meter uncounted;
+  std::vector<int64_t> used;
+  for (const model::Transformer::Cache* cache : caches) used.push_back(cache->used);
   const auto extend = [&](Exec& ex) {
     // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
     for (model::Transformer::Cache* cache : caches) cache->used = 0;
     trainer_.model().extend(ex, batch(caches.size(), rows), caches);
   };
-  trainer_.record(program_name(caches.size(), rows), extend, uncounted);
+  trainer_.record(name, extend, uncounted);
+  for (size_t i = 0; i < caches.size(); ++i) caches[i]->used = used[i];
+  trainer_.seal();
 }
 
 parallel::Batch Generator::batch(size_t sequences, int64_t rows) const {
@@ -75,6 +79,7 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
     ids.insert(ids.end(), first, first + rows);
     caches.push_back(&sequence->cache);
   }
+  record(caches, rows);  // a number of sequences that occurs for the first time
   Exec ex = trainer_.exec();
   trainer_.device().copy_to_device(ids_.tensor().data, ids.data(),
                                    static_cast<int64_t>(ids.size()) * size_of(DType::i32));
@@ -117,14 +122,21 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
   trainer_.scalars().broadcast_from_first_rank(proceeds);
   const bool stopped = proceeds.back() == 0;
   size_t at = 0;
-  for (auto& sequence : slots) {
-    if (!sequence) continue;
-    const bool proceeds_here = proceeds[at++] != 0 && ++sequence->emitted < sequence->request.tokens;
-    if (proceeds_here && !stopped) continue;
-    if (sequence->request.ended) sequence->request.ended();
-    sequence.reset();
+  for (auto& slot : slots) {
+    if (!slot) continue;
+    const bool complete = proceeds[at++] == 0 || ++slot->emitted == slot->request.tokens;
+    if (complete || stopped) end(slot, !complete);
   }
   return !stopped;
+}
+
+bool Generator::stops(bool (*stop)()) {
+  return stop != nullptr && trainer_.scalars().broadcast_from_first_rank(stop() ? 1 : 0) != 0;
+}
+
+void Generator::end(std::optional<Sequence>& slot, bool stopped) {
+  if (slot->request.ended) slot->request.ended(stopped);
+  slot.reset();
 }
 
 bool Generator::start(std::optional<Sequence>& slot, model::Transformer::Cache& cache, const TokenRequests& next) {
@@ -147,7 +159,14 @@ bool Generator::run(const TokenRequests& next, bool (*stop)()) {
   for (bool more = true;;) {
     std::vector<Sequence*> decoding;
     for (size_t i = 0; i < slots.size(); ++i) {
-      if (!slots[i]) more = more && start(slots[i], caches_[i], next);
+      if (!slots[i] && more) {
+        if (stops(stop)) {
+          for (auto& slot : slots)
+            if (slot) end(slot, true);
+          return false;
+        }
+        more = start(slots[i], caches_[i], next);
+      }
       if (!slots[i]) continue;
       Sequence* const sequence = &*slots[i];
       keep_within_context(*sequence);
@@ -198,9 +217,9 @@ bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next
       if (text->written++ == 0 && text->spaced && piece.starts_with(' ')) piece.erase(0, 1);  // the prompt has it
       return text->request.emit(piece);
     };
-    const auto ended = [text] {
+    const auto ended = [text](bool stopped) {
       if (const std::string rest = text->decoder.finish(); !rest.empty()) text->request.emit(rest);
-      if (text->request.ended) text->request.ended(text->written);
+      if (text->request.ended) text->request.ended(text->written, stopped);
     };
     return TokenRequest{std::move(ids),
                         text->request.tokens,

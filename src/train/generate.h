@@ -20,7 +20,8 @@ struct TokenRequest {
   Sampling sampling;
   std::vector<int32_t> stops;  // ends before each of these tokens
   std::function<bool(int32_t)> emit;
-  std::function<void()> ended;  // called once, after the last token; may be empty
+  /// Called once, after the last token, with whether stop() ended it; may be empty.
+  std::function<void(bool stopped)> ended;
   /// The tokens allowed as the first one and after it (TokenSampler); null: all.
   const std::vector<bool>*first = nullptr, *later = nullptr;
 };
@@ -34,8 +35,8 @@ struct TextRequest {
   std::string prompt;
   int64_t tokens = 0;
   Sampling sampling;
-  std::function<bool(const std::string&)> emit;  // receives the text that follows, token by token
-  std::function<void(int64_t tokens)> ended;     // may be empty
+  std::function<bool(const std::string&)> emit;             // receives the text that follows, token by token
+  std::function<void(int64_t tokens, bool stopped)> ended;  // as in TokenRequest
 };
 using TextRequests = std::function<std::optional<TextRequest>()>;
 
@@ -46,11 +47,12 @@ class Generator {
   /// same functions; the values that `emit` and `stop` return count only on the replica's first rank.
   explicit Generator(Trainer& trainer, int64_t sequences = 1);
 
-  /// Continues all requests; the next one is taken when one ends. On a CPU the tokens do not depend on how many
-  /// sequences are decoded together, up to kSequencesOfEqualBits. If a text exceeds the context window (seq_len), its
-  /// last half is kept; this is logged once. `stop` is called after each step; once it returns true, all requests in
-  /// progress end, no other request starts, and run() returns false. Throws Code::nonfinite on all ranks of the replica
-  /// if the logits are not finite.
+  /// Continues all requests; the next one is taken when one ends. On one CPU rank the tokens do not depend on how many
+  /// sequences are decoded together, up to kSequencesOfEqualBits. (Sums over ranks and cuBLASLt round differently for
+  /// other numbers of rows.) If a text exceeds the context window (seq_len), its last half is kept; this is logged
+  /// once. `stop` is called after each step and before each request; once it returns true, all requests in progress
+  /// end, no other starts, and run() returns false. Throws Code::nonfinite on all ranks of the replica if the logits
+  /// are not finite.
   bool run(const TokenRequests& next, bool (*stop)() = nullptr);
   static constexpr int64_t kSequencesOfEqualBits = 8;
 
@@ -62,6 +64,7 @@ class Generator {
 
  private:
   struct Sequence;
+  /// Records a pass unless it is recorded, which empties the caches, and allocates its memory.
   void record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows);
   parallel::Batch batch(size_t sequences, int64_t rows) const;
   /// Takes the next request into `slot`; returns false if there are no more.
@@ -69,8 +72,12 @@ class Generator {
   /// Feeds the next `rows` tokens of each sequence to the model in one pass, and chooses the next token if all of their
   /// tokens are fed.
   void feed(std::span<Sequence* const> sequences, int64_t rows);
-  /// Emits the chosen tokens and removes the sequences that ended. Returns false if `stop` returned true.
+  /// Emits the chosen tokens and ends the sequences that are complete, or all of them if `stop` returns true; then it
+  /// returns false.
   bool emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)());
+  /// Returns whether `stop` returned true on the replica's first rank.
+  bool stops(bool (*stop)());
+  static void end(std::optional<Sequence>& slot, bool stopped);
   /// If the text exceeds the context window, keeps its last half and empties the cache.
   void keep_within_context(Sequence& sequence);
 

@@ -205,14 +205,14 @@ class NcclWorld final : public World {
 
 }  // namespace
 
-std::optional<std::string> version() {
+Version version() {
   int code = 0;
   try {
-    if (ncclGetVersion(&code) != ncclSuccess) return "NCCL of unknown version";
-  } catch (const Error&) {  // the library is not on this machine
-    return std::nullopt;
+    if (ncclGetVersion(&code) != ncclSuccess) return {.name = "NCCL of unknown version"};
+  } catch (const Error& error) {
+    return {.missing = error.what()};
   }
-  return format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+  return {.name = format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100)};
 }
 
 std::unique_ptr<World> make_world(World& below, device::Device& device) {

@@ -28,14 +28,12 @@
 
 namespace trainer::comm::nccl {
 
-/// Returns the version of the library, such as "NCCL 2.28.9", which this loads; empty if NCCL is not compiled in, or if
-/// the library was not found.
-std::optional<std::string> version();
-/// The error text in these cases.
-inline constexpr const char* kMissing =
-    "no NCCL: libnccl.so.2 was not found (see LD_LIBRARY_PATH), or this trainer was built without it (configure it "
-    "with "
-    "-DTRAINER_NCCL=ON, which requires nccl.h)";
+/// The version of NCCL, such as "NCCL 2.28.9", or else why this process has no NCCL.
+struct Version {
+  std::string name, missing;
+};
+/// Loads the library.
+Version version();
 
 /// Creates a world over `below` that uses NCCL for operations among its ranks' GPUs. No other rank may use `device`.
 /// `below` and `device` must outlive the world. World::connect() must be called before the first operation. Collective;

@@ -3,8 +3,11 @@
 
 namespace trainer::comm::nccl {
 
-std::optional<std::string> version() { return std::nullopt; }
+Version version() {
+  return {.missing =
+              "this trainer was built without NCCL (configure it with -DTRAINER_NCCL=ON, which requires nccl.h)"};
+}
 
-std::unique_ptr<World> make_world(World&, device::Device&) { throw Error(Code::usage, kMissing); }
+std::unique_ptr<World> make_world(World&, device::Device&) { throw Error(Code::usage, version().missing); }
 
 }  // namespace trainer::comm::nccl

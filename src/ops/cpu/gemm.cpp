@@ -194,8 +194,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   }
 }
 
-/// A GEMM with m <= kSmallBatchRows is bound by reading B, so B is read once and not packed for it. `kept`: packed_b
-/// has the layout of these kernels.
+/// A GEMM with m <= kSmallBatchRows is bound by reading B, which is read once: in place, or if `kept` from packed_b.
 template <typename T, typename C>
 void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels, bool kept) {
   using P = AccumulatorOf<T>;

@@ -83,7 +83,7 @@ struct GemmKernels {
   /// The same for b [·, k] (trans_b); x [m_pad][k].
   void (*small_batch_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                             const GemmStore<T, C>& store) = nullptr;
-  /// The same as small_batch, bit for bit, for a packed b; col is a multiple of `cols`.
+  /// The same as small_batch, bit for bit, for a packed b; col is the first column of a panel.
   void (*small_batch_packed)(const Sum* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                              const GemmStore<T, C>& store) = nullptr;
 };

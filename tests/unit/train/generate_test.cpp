@@ -146,9 +146,11 @@ TEST(Generator, TextsDoNotDependOnHowManyAreDecodedTogether) {
           texts[i].push_back(id);
           return true;
         };
-        requests.push_back({prompt, tokens, sampling, stops, emit, [&ended, i] { ++ended[i]; }});
+        requests.push_back(
+            {prompt, tokens, sampling, stops, emit, [&ended, i](bool stopped) { ended[i] += stopped ? 100 : 1; }});
       }
       for (const int64_t together : {2, 3, 8}) {
+        if (together == 8) run.trainer.store().weights().set_constant();  // packs the weights
         texts.assign(texts.size(), {});
         ended.assign(texts.size(), 0);
         train::Generator several(run.trainer, together);
@@ -165,12 +167,17 @@ TEST(Generator, StopEndsTextsInProgressAndStartsNoOthers) {
   std::vector<int> emitted(5), ended(5);
   std::vector<train::TokenRequest> requests;
   for (size_t i = 0; i < emitted.size(); ++i)
-    requests.push_back({{1}, 9, {.seed = i}, {}, [&, i](int32_t) { return ++emitted[i] > 0; }, [&, i] { ++ended[i]; }});
+    requests.push_back({{1},
+                        9,
+                        {.seed = i},
+                        {},
+                        [&, i](int32_t) { return ++emitted[i] > 0; },
+                        [&, i](bool stopped) { ended[i] += stopped ? 10 : 1; }});
   static int steps;
   steps = 0;
-  EXPECT_FALSE(generator.run(each_of(requests), [] { return ++steps == 12; }));
+  EXPECT_FALSE(generator.run(each_of(requests), [] { return ++steps == 16; }));
   EXPECT_EQ(emitted, (std::vector<int>{9, 9, 3, 3, 0}));
-  EXPECT_EQ(ended, (std::vector<int>{1, 1, 1, 1, 0}));
+  EXPECT_EQ(ended, (std::vector<int>{1, 1, 10, 10, 0}));
 }
 
 TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
@@ -237,7 +244,7 @@ TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
                                             .tokens = 40,
                                             .sampling = {.temperature = 1, .seed = 3},
                                             .emit = [&](const std::string&) { return ++calls > 0; },
-                                            .ended = [&](int64_t tokens) { written = tokens; }}};
+                                            .ended = [&](int64_t tokens, bool) { written = tokens; }}};
     EXPECT_TRUE(generator.write(tokenizer, [&] { return std::exchange(text, std::nullopt); }));
     EXPECT_GE(calls, written);
     return written;
