@@ -114,47 +114,62 @@ void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t 
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
-/// Multiplies `terms` terms of M rows of x with one column panel of b. Rows are processed four at a time, so that their
-/// sums stay in registers; b is reread from L1 for the next four.
-template <int M, typename T>
-[[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t terms,
-                                                     AccumulatorOf<T>* sums) {
+/// Multiplies `terms` terms of M rows of x with G column panels of b, `stride` elements apart. Rows are processed four
+/// at a time, so that their sums stay in registers; b is reread from L1 for the next four.
+template <int M, int G, typename T>
+[[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t stride,
+                                                     int64_t terms, AccumulatorOf<T>* sums) {
   using P = AccumulatorOf<T>;
-  constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
+  constexpr int L = kLanes<P>, R = M < 4 ? M : 4, W = 2 * G;
 #pragma GCC unroll 2
   for (int row = 0; row < M; row += R) {
-    Vec<P> acc[R][2];
+    Vec<P> acc[R][W];
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
-      for (int v = 0; v < 2; ++v) acc[i][v] = load(sums + (row + i) * kSmallBatchCols + v * L);
+      for (int v = 0; v < W; ++v) acc[i][v] = load(sums + (row + i) * kSmallBatchCols + v * L);
     for (int64_t t = 0; t < terms; ++t) {
-      const Vec<P> w0 = load(b + t * 2 * L), w1 = load(b + t * 2 * L + L);
+      Vec<P> w[W];
+#pragma GCC unroll 4
+      for (int v = 0; v < W; ++v) w[v] = load(b + v / 2 * stride + t * 2 * L + v % 2 * L);
 #pragma GCC unroll 4
       for (int i = 0; i < R; ++i) {
         const Vec<P> s = splat(x[t * M + row + i]);
-        acc[i][0] = fmadd(s, w0, acc[i][0]);
-        acc[i][1] = fmadd(s, w1, acc[i][1]);
+#pragma GCC unroll 4
+        for (int v = 0; v < W; ++v) acc[i][v] = fmadd(s, w[v], acc[i][v]);
       }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
-      for (int v = 0; v < 2; ++v) store(sums + (row + i) * kSmallBatchCols + v * L, acc[i][v]);
+      for (int v = 0; v < W; ++v) store(sums + (row + i) * kSmallBatchCols + v * L, acc[i][v]);
   }
 }
 
-/// Reads b in the order in which it is stored. Sums are added in the order of k, as in small_batch_rows.
+/// Reads b in the order in which it is stored, with one or two rows two panels at a time, since the sums of one panel
+/// would wait for the latency of multiply-adds. Sums are added in the order of k, as in small_batch_rows.
 template <int M, bool Near, typename T, typename C>
 void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
+  constexpr int kPanels = M <= 2 ? 2 : 1;
   alignas(64) P sums[M * kSmallBatchCols] = {};
   for (int64_t first = 0; first < b.k; first += b.block) {
-    const int64_t length = at_most(b.k - first, b.block);
+    const int64_t length = at_most(b.k - first, b.block), stride = length * kWidth;
     const T* panel = b.data + first * b.padded_cols + col * length;
-    for (int64_t j = 0; j < cols; j += kWidth, panel += length * kWidth)
-      for (int64_t t = 0; t < length; t += kTerms)
-        small_batch_panel<M>(x + (first + t) * M, panel + t * kWidth, at_most(length - t, kTerms), sums + j);
+    for (int64_t j = 0; j < cols;) {
+      const bool together = cols - j > (kPanels - 1) * kWidth;
+      for (int64_t t = 0; t < length; t += kTerms) {
+        const int64_t terms = at_most(length - t, kTerms);
+        const auto* const rows = x + (first + t) * M;
+        if (together)
+          small_batch_panel<M, kPanels>(rows, panel + t * kWidth, stride, terms, sums + j);
+        else
+          small_batch_panel<M, 1>(rows, panel + t * kWidth, stride, terms, sums + j);
+      }
+      const int64_t panels = together ? kPanels : 1;
+      j += panels * kWidth;
+      panel += panels * stride;
+    }
   }
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
