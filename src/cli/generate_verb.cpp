@@ -101,10 +101,8 @@ struct Text {
   StopText stop;
   train::Sampling sampling;
   std::string text = {};
-  int64_t tokens = 0;
   const char* reason = "";  // why it ended: by a --stop text, --tokens, the end-of-text token, or a signal
-  void end(int64_t count, bool stopped, const GenerateOptions& o) {
-    tokens = count;
+  void end(int64_t tokens, bool stopped, const GenerateOptions& o) {
     reason = stopped ? "signal" : stop.met() ? "stop" : tokens == o.tokens ? "length" : "eos";
   }
 };
@@ -196,11 +194,14 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
     if (shown) print(terminal ? report::printable(text) : text);
   });
   const auto samples = static_cast<size_t>(o.samples);
-  std::map<size_t, std::shared_ptr<Text>> texts;
+  size_t begun = 0;
+  std::map<size_t, nlohmann::json> results;  // for --json
+  std::map<std::string_view, int64_t> endings;
+  int64_t tokens = 0;
   const auto next = [&]() -> std::optional<train::TextRequest> {
-    const size_t i = texts.size();
-    if (i == samples) return std::nullopt;
-    const auto text = texts[i] = std::make_shared<Text>(o, o.seed + i);
+    if (begun == samples) return std::nullopt;
+    const size_t i = begun++;
+    const auto text = std::make_shared<Text>(o, o.seed + i);
     written.add(i, (i == 0 ? "" : "---\n") + prompt);
     const auto show = [&, text, i](const std::string& piece) {
       text->text += piece;
@@ -213,7 +214,11 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
     const auto ended = [&, text, show, i](int64_t count, bool stopped) {
       show(text->stop.rest());
       text->end(count, stopped, o);
-      if (!o.json) text->text = {};
+      tokens += count;
+      ++endings[text->reason];
+      if (o.json)
+        results[i] = {
+            {"text", text->text}, {"tokens", count}, {"finish_reason", text->reason}, {"seed", text->sampling.seed}};
       written.add(i, "\n");
       written.end(i);
     };
@@ -223,8 +228,6 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
   const double start = now_seconds();
   const bool complete = generator.write(*model.tokenizer, next, run::stop_requested);
   const double seconds = now_seconds() - start;
-  int64_t tokens = 0;
-  for (const auto& [i, text] : texts) tokens += text->tokens;
   if (world.first() && o.json) {
     nlohmann::json document{{"prompt", prompt},
                             {"tokens", tokens},
@@ -233,19 +236,14 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
                             {"checkpoint", model.folder.string()},
                             {"seed", o.seed}};
     if (samples == 1) {
-      document["text"] = texts[0]->text;
-      document["finish_reason"] = texts[0]->reason;
+      for (const char* member : {"text", "finish_reason"}) document[member] = results[0][member];
     } else {
-      for (const auto& [i, text] : texts)
-        document["samples"].push_back({{"text", text->text},
-                                       {"tokens", text->tokens},
-                                       {"finish_reason", text->reason},
-                                       {"seed", text->sampling.seed}});
+      for (const auto& [i, result] : results) document["samples"].push_back(result);
     }
     print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else if (world.first()) {
     const auto ended_by = [&](std::string_view reason, const char* what) {
-      const auto count = std::ranges::count_if(texts, [&](const auto& one) { return one.second->reason == reason; });
+      const int64_t count = endings[reason];
       if (count == 0) return std::string();
       return samples == 1 ? format("; ended by {}", what) : format("; {} of {} ended by {}", count, samples, what);
     };

@@ -19,6 +19,7 @@ class StopText {
   /// Returns the part of the text that may be shown so far. A suffix that could be the beginning of a stop text is held
   /// back.
   std::string pass(const std::string& piece) {
+    if (met_) return {};
     kept_ += piece;
     size_t begin = kept_.size(), end = std::string::npos, held = 0;
     for (const std::string& stop : stops_) {
@@ -27,7 +28,7 @@ class StopText {
       for (size_t length = std::min(stop.size() - 1, kept_.size()); length > held; --length)
         if (std::string_view(kept_).ends_with(std::string_view(stop).substr(0, length))) held = length;
     }
-    met_ = met_ || end != std::string::npos;
+    met_ = end != std::string::npos;
     const size_t ready = met_ ? begin : kept_.size() - held;
     std::string out = kept_.substr(0, ready);
     kept_.erase(0, met_ ? kept_.size() : ready);

@@ -39,6 +39,15 @@ TEST(StopText, OfSeveralTheOneThatIsCompleteFirstEndsTheText) {
     }
 }
 
+TEST(StopText, PassesNothingOnAfterTheStopText) {
+  StopText filter({" "});
+  EXPECT_EQ(filter.pass("a b"), "a");
+  EXPECT_TRUE(filter.met());
+  EXPECT_EQ(filter.pass("c"), "") << "such as the rest of a character that spans tokens";
+  EXPECT_EQ(filter.rest(), "");
+  EXPECT_TRUE(filter.met());
+}
+
 TEST(StopText, HoldsBackNoMoreThanItMust) {
   StopText filter({"###"});
   EXPECT_EQ(filter.pass("abc"), "abc");
