@@ -26,7 +26,7 @@ struct TokenRequest {
   const std::vector<bool>*first = nullptr, *later = nullptr;
 };
 
-/// Returns the next request; empty: there are no more.
+/// Returns the next request, or nothing after the last one.
 using TokenRequests = std::function<std::optional<TokenRequest>()>;
 
 /// Text to continue. The prompt begins with the tokenizer's BOS token if the tokenizer uses one. Tokens include the
@@ -54,7 +54,7 @@ class Generator {
   /// end, no other starts, and run() returns false. Throws Code::nonfinite on all ranks of the replica if the logits
   /// are not finite.
   bool run(const TokenRequests& next, bool (*stop)() = nullptr);
-  static constexpr int64_t kSequencesOfEqualBits = 8;
+  static constexpr int64_t kSequencesOfEqualBits = 8;  // kSmallBatchRows of the GEMMs (ops/cpu/gemm_kernel.h)
 
   /// Does the same for text. Rows of the model without a token in the tokenizer are never chosen.
   bool write(const data::Tokenizer& tokenizer, const TextRequests& next, bool (*stop)() = nullptr);
@@ -67,7 +67,7 @@ class Generator {
   /// Records a pass unless it is recorded, which empties the caches, and allocates its memory.
   void record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows);
   parallel::Batch batch(size_t sequences, int64_t rows) const;
-  /// Takes the next request into `slot`; returns false if there are no more.
+  /// Takes the next request into `slot`; returns false after the last one.
   bool start(std::optional<Sequence>& slot, model::Transformer::Cache& cache, const TokenRequests& next);
   /// Feeds the next `rows` tokens of each sequence to the model in one pass, and chooses the next token if all of their
   /// tokens are fed.

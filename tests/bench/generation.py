@@ -175,7 +175,7 @@ def decoding(args, name, folder, compute):
     """One text at a time, compared with the bound and with the other programs."""
     model = MODELS[name]
     tokens = model["tokens"]
-    served = {program: start(args, program, folder, compute) for program in args.beside}
+    served = {program: start(args, program, folder, compute) for program in args.compare}
     # The first writes are the prompt and the first token, the last one ends the line.
     turns = {"trainer": lambda: differences(generate(args, folder / "checkpoint", compute, "--prompt", PROMPT, "--tokens",
                                                      tokens)[1:-1]),
@@ -274,7 +274,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compute", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--beside", nargs="+", default=["transformers", "llama.cpp"], help="the other programs")
+    parser.add_argument("--compare", nargs="+", default=["transformers", "llama.cpp"], help="the other programs")
     parser.add_argument("--folder", type=Path, help="keep the models here, 15 GB (default: a temporary folder)")
     parser.add_argument("--only", nargs="+", choices=[*MODELS, *PARTS], default=[*MODELS, *PARTS])
     parser.add_argument("--make", help=argparse.SUPPRESS)
@@ -295,8 +295,8 @@ def main():
             make_model(args, name, args.folder / name)
         if "one" in parts:
             print("| model | precision | trainer tokens/s | bound | share of the bound | " +
-                  " | ".join(f"{program} tokens/s | ratio" for program in args.beside) + " |\n|---|---|---|---|---|" +
-                  "---|---|" * len(args.beside))
+                  " | ".join(f"{program} tokens/s | ratio" for program in args.compare) + " |\n|---|---|---|---|---|" +
+                  "---|---|" * len(args.compare))
             for name in names:
                 for compute in args.compute:
                     decoding(args, name, args.folder / name, compute)
