@@ -71,7 +71,7 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
   const setup::RunPlan plan = plan_training(world, config, vocab, machine);
-  text = to_text(plan, config, machine) + setup::offload_table(plan, config, machine);
+  text = to_text(plan, config, machine) + setup::offload_table(plan, config, vocab, machine);
   world.control().run_on_all_ranks([&] {
     try {
       setup::require_memory(plan, config, vocab, machine);

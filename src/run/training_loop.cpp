@@ -144,7 +144,7 @@ void TrainingLoop::begin() {
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
   std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
-  notes.push_back(setup::offload_note(trainer_, open_.plan, config_, open_.machine));
+  notes.push_back(setup::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
   notes.push_back(mixture_table_);
   reporter_.start(start, world_.transport(), notes);
   if (!config_.checkpoint.async) return;

@@ -82,9 +82,9 @@ std::string change_that_fits(const RunPlan& plan, const config::Config& config, 
           format_bytes(static_cast<double>(plan.memory.at("kv_cache"))));
   }
   const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
-  std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";
+  std::string change = offloads ? offload_change_that_fits(plan, config, vocab, machine) : "";
   if (change.empty()) change = working_change_that_fits(config, vocab, machine);
-  if (change.empty() && !offloads) change = offload_change_that_fits(plan, config, machine);
+  if (change.empty() && !offloads) change = offload_change_that_fits(plan, config, vocab, machine);
   if (!change.empty()) return change;
   return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller, or split it "
          "over more ranks";
@@ -114,7 +114,6 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   for (const auto& [category, bytes] : plan.memory)
     if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
   if (training && config.checkpoint.async) add_snapshot(plan, trainer, machine);
-  plan.extents = offload::extents_of(trainer.store().groups());
   plan.replicas = trainer.store().replicas().count();
   int64_t largest = -1;
   for (const auto& [key, program] : trainer.arena().programs()) {
@@ -211,7 +210,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   const int64_t on_host = host_total(plan);
   if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
-    const std::string change = advice ? advice() : offload_change_that_fits(plan, config, machine);
+    const std::string change = advice ? advice() : offload_change_that_fits(plan, config, vocab, machine);
     refuse("host memory", on_host, machine.host_limit, "this rank's share of the memory available now", is_of_host,
            !change.empty() ? change
                            : "the optimizer state fits neither on the device nor in host memory: split it over more "

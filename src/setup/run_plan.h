@@ -6,7 +6,7 @@
 
 #include "config/flops.h"
 #include "offload/cost.h"
-#include "offload/footprint.h"
+#include "offload/plan.h"
 #include "setup/machine.h"
 #include "tensor/costs.h"
 #include "train/trainer.h"
@@ -33,7 +33,6 @@ struct RunPlan {
   BytesByCategory memory;  // bytes by category, "host" for memory outside tensors; activations by tag below
   BytesByCategory activations;
   int64_t total = 0;                     // bytes on the device; on a GPU, without the categories "host…"
-  std::vector<offload::Extent> extents;  // the parameters' extents, by group
   int replicas = 1;
   int64_t parameters = 0;
   config::FlopsPerToken flops;
