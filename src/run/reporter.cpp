@@ -99,7 +99,8 @@ void Reporter::show_progress(int64_t step) {
 void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
                     const checkpoint::TrainState& state, train::Trainer& trainer) {
   if (!first_) return;
-  if (steps_ % 100 == 0) memory_.sample();
+  // By the second step all ranks that are threads of this process have updated once, and none has ended.
+  if (steps_ < 2 || steps_ % 100 == 0) memory_.sample();
   step_seconds_ += seconds;
   ++steps_;
 

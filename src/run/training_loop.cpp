@@ -31,6 +31,13 @@ constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 /// True if a stop was requested or a token file was truncated. The trainer polls this between micro-steps.
 bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
 
+/// Returns a probe that starts before any rank allocates tensors: ranks may be threads of this process.
+MemoryProbe probe_before_all(comm::World& world) {
+  const MemoryProbe probe;
+  world.control().barrier();
+  return probe;
+}
+
 }  // namespace
 
 TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
@@ -40,6 +47,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
       options_(options),
       deadline_(deadline),
       open_(std::move(open)),
+      memory_(probe_before_all(world)),
       header_(snapshot_header(config, open_.datasets, open_.machine.compute, open_.tuning_hash)),
       total_steps_(config::total_steps(config)),
       device_(setup::make_device(open_.machine)),
@@ -144,7 +152,7 @@ void TrainingLoop::begin() {
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
   std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
-  notes.push_back(setup::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
+  if (world_.first()) notes.push_back(setup::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
   notes.push_back(mixture_table_);
   reporter_.start(start, world_.transport(), notes);
   if (!config_.checkpoint.async) return;
