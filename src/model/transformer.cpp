@@ -146,7 +146,7 @@ int64_t Transformer::cache_bytes() const {
   return 2 * model_.seq_len * width * size_of(store_.compute_dtype());
 }
 
-Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> caches) {
+Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> caches, bool with_logits) {
   Batch batch = all;
   batch.cut = false;
   std::vector<int64_t> starts;
@@ -160,6 +160,7 @@ Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> 
                 "{} caches for {} sequences of {} rows", caches.size(), batch.sequences, batch.seq_len);
   const Scratch features = infer(ex, batch, caches);
   for (Cache* cache : caches) cache->used += batch.seq_len;
+  if (!with_logits) return {};
   return head_->logits(ex, features.tensor().row_range(batch.rows().count - batch.sequences, batch.sequences));
 }
 

@@ -46,8 +46,9 @@ class Transformer {
   /// Returns the memory of one Cache.
   int64_t cache_bytes() const;
   /// Appends each sequence of the batch to its cache and returns the logits of their last rows [sequences, padded
-  /// vocabulary] in the accumulator type. Several sequences must have one row each.
-  Scratch extend(Exec& ex, const parallel::Batch& batch, std::span<Cache* const> caches);
+  /// vocabulary] in the accumulator type, or nothing if `with_logits` is false. Several sequences must have one row
+  /// each.
+  Scratch extend(Exec& ex, const parallel::Batch& batch, std::span<Cache* const> caches, bool with_logits = true);
   Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache) {
     Cache* const one = &cache;
     return extend(ex, batch, {&one, 1});

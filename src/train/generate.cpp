@@ -20,10 +20,6 @@ std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer)
   return found;
 }
 
-std::string program_name(size_t sequences, int64_t rows) {
-  return format("{} x {} rows of generation", sequences, rows);
-}
-
 }  // namespace
 
 /// A request in progress.
@@ -45,25 +41,27 @@ Generator::Generator(Trainer& trainer, int64_t sequences)
   for (int64_t i = 0; i < sequences; ++i) caches_.emplace_back(trainer.device(), trainer.model());
   ids_ = Buffer(trainer.device(), "data", {std::max(most_rows_, sequences)}, DType::i32);
   std::vector<model::Transformer::Cache*> caches = {&caches_.front()};
-  for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record(caches, rows);
+  // Passes without logits, recorded when they occur, need no more memory.
+  for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record(caches, rows, /*with_logits=*/true);
   for (size_t i = 1; i < caches_.size(); ++i) caches.push_back(&caches_[i]);
-  record(caches, 1);
+  record(caches, 1, /*with_logits=*/true);
 }
 
-void Generator::record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows) {
-  const std::string name = program_name(caches.size(), rows);
-  if (trainer_.arena().is_recorded(name)) return;
+std::string Generator::record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows, bool with_logits) {
+  std::string name = format("{} x {} rows of generation{}", caches.size(), rows, with_logits ? "" : ", without logits");
+  if (trainer_.arena().is_recorded(name)) return name;
   Meter uncounted;
   std::vector<int64_t> used;
   for (const model::Transformer::Cache* cache : caches) used.push_back(cache->used);
   const auto extend = [&](Exec& ex) {
     // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
     for (model::Transformer::Cache* cache : caches) cache->used = 0;
-    trainer_.model().extend(ex, batch(caches.size(), rows), caches);
+    trainer_.model().extend(ex, batch(caches.size(), rows), caches, with_logits);
   };
   trainer_.record(name, extend, uncounted);
   for (size_t i = 0; i < caches.size(); ++i) caches[i]->used = used[i];
   trainer_.seal();
+  return name;
 }
 
 parallel::Batch Generator::batch(size_t sequences, int64_t rows) const {
@@ -79,14 +77,15 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
     ids.insert(ids.end(), first, first + rows);
     caches.push_back(&sequence->cache);
   }
-  record(caches, rows);  // a number of sequences that occurs for the first time
+  const bool chooses = sequences.front()->left() == rows;
+  const std::string program = record(caches, rows, chooses);  // may occur for the first time
   Exec ex = trainer_.exec();
   trainer_.device().copy_to_device(ids_.tensor().data, ids.data(),
                                    static_cast<int64_t>(ids.size()) * size_of(DType::i32));
-  trainer_.begin(ex, program_name(sequences.size(), rows));
+  trainer_.begin(ex, program);
   {
-    const Scratch logits = trainer_.model().extend(ex, batch(sequences.size(), rows), caches);
-    if (sequences.front()->left() == 0) {
+    const Scratch logits = trainer_.model().extend(ex, batch(sequences.size(), rows), caches, chooses);
+    if (chooses) {
       const HostCopy scores(ex.device, logits);
       const auto choose = [&](int64_t i) {
         Sequence& sequence = *sequences[static_cast<size_t>(i)];

@@ -64,8 +64,8 @@ class Generator {
 
  private:
   struct Sequence;
-  /// Records a pass unless it is recorded, which empties the caches, and allocates its memory.
-  void record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows);
+  /// Records a pass unless it is recorded, and allocates its memory; returns its program.
+  std::string record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows, bool with_logits);
   parallel::Batch batch(size_t sequences, int64_t rows) const;
   /// Takes the next request into `slot`; returns false after the last one.
   bool start(std::optional<Sequence>& slot, model::Transformer::Cache& cache, const TokenRequests& next);
