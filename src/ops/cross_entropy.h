@@ -15,8 +15,8 @@ struct LossTerms {
 /// logits [m, V_padded] accumulator dtype (columns >= vocab count as −inf), targets [m] i32, weights [m] accumulator
 /// dtype (0 masks a row; empty: all 1).
 /// loss[r] = weights[r]·(log Σ exp logits[r] − logits[r, target]), [m] f64.
-/// dlogits [m, V_padded] compute dtype or empty: weights[r]·scale·(softmax − onehot), 0 in the padding. May share
-/// memory with logits when the dtypes agree.
+/// dlogits [m, V_padded] compute dtype or empty: weights[r]·scale·(softmax − onehot), 0 in the padding. On a
+/// CPU, rows may begin where those of the logits do; on a GPU only when the dtypes agree.
 struct CrossEntropy {
   Tensor logits, targets, weights, loss, dlogits;
   int64_t vocab = 0;

@@ -187,6 +187,11 @@ std::vector<int64_t> Head::rows_of_losses(const device::Device& device, Rows row
   return found;
 }
 
+/// Returns a matrix of type `type`, which is not wider than that of x, in the first bytes of each row of x.
+static Tensor start_of_rows(const Tensor& x, DType type) {
+  return {x.data, x.shape, type, x.ld() * size_of(x.dtype) / size_of(type)};
+}
+
 /// A chunk of rows that the head processes: the rows' features and logit gradients, and the destination of dx.
 struct Head::Chunk {
   Rows rows;  // the rows of all ranks over which rows are split
@@ -221,8 +226,10 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
                   rows = pick(ex, all, batch.weights, first, count);
     const Scratch scores = own_logits(ex, table, at.features);
     Scratch own;  // memory for dlogits if they cannot overwrite the logits
-    if (grads != nullptr && sums != x.dtype) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
-    if (grads != nullptr) at.dlogits = own ? own.tensor() : scores.tensor();
+    // A CPU writes each row's gradient in order, behind the logits that it reads; a GPU writes a row in any order.
+    const bool overwrites = sums == x.dtype || ex.device.kind() == device::DeviceKind::cpu;
+    if (grads != nullptr && !overwrites) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
+    if (grads != nullptr) at.dlogits = own ? own.tensor() : start_of_rows(scores, x.dtype);
     ops::LossTerms terms{.z = batch.z_loss, .cap = cap_};
     if (batch.z_loss > 0) terms.z_loss = losses.range(rows_here + wide * first, wide * count);
     run(ex, sharers,

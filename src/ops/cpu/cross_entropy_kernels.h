@@ -9,7 +9,7 @@ namespace trainer::ops {
 /// One row. logits have dlogits' accumulator type; dlogits may be null.
 struct CrossEntropyRow {
   const void* logits;
-  void* dlogits;
+  void* dlogits;  // may begin where logits do: every element is written after all logits up to it are read
   int64_t vocab, padded, target;
   double weight, scale;
   double z, cap;   // ops::LossTerms
