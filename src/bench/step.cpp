@@ -69,6 +69,8 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
   setup::require_memory(setup::plan_run(config, vocab, machine, true), config, vocab, machine);
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
+  const double copied = bench::copy_rate(
+      *setup::make_device(machine));  // before the model, so that its memory adds nothing to the process's
   train::Trainer trainer(*device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
@@ -113,7 +115,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.mfu_causal = use.mfu_causal;
   bench.hfu = use.hfu;
   for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
-  const bench::Roofline roofline{peak.flops(), bench::copy_rate(*device)};
+  const bench::Roofline roofline{peak.flops(), copied};
   bench.copy_gb_per_s = roofline.bytes_per_s * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
@@ -142,6 +144,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
 ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machine& machine, int most, int repeats) {
   const int64_t vocab = whole.data.vocab_size;
   config::Config config = whole;
+  config.train.global_batch /= std::max<int64_t>(1, whole.parallel.data);
   config.parallel.data = 1;      // all replicas do the same work
   setup::Machine one = machine;  // one rank of a replica, without the other ranks
   one.ranks = static_cast<int>(config::ranks_of_replica(config));
