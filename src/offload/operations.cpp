@@ -94,7 +94,7 @@ void Engine::perform(const Operation& op, int64_t list) {
       op.stream() == Stream::host ? store_.home() : *stream_devices_[static_cast<size_t>(op.stream())];
   Slot* const slot = op.slot < 0 ? nullptr : &slots_[static_cast<size_t>(op.slot)];
   const Kept home = kept_of(subgroup), there = slot == nullptr ? Kept{} : kept_in(*slot, count);
-  const Tensor gradient = group.grad.tensor().range(subgroup.part.begin, count);
+  const Tensor gradient = group.grad.range(subgroup.part.begin, count);
   const Tensor on_host =
       gradients_[static_cast<size_t>(subgroup.group)].tensor().range(subgroup.part.begin - group.held.begin, count);
   const Tensor compute = group.compute.tensor().range(subgroup.part.begin, count);

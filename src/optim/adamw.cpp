@@ -32,7 +32,7 @@ class AdamWUpdater final : public Updater {
       rule_.update(ex, update, decay,
                    {.p = group.master_of(part),
                     .states = states,
-                    .g = group.grad.tensor().range(part.begin, part.count),
+                    .g = group.grad.range(part.begin, part.count),
                     .compute = group.compute.tensor().range(part.begin, part.count)});
     });
   }

@@ -101,7 +101,7 @@ class MuonUpdater final : public Updater {
       const params::Group& group = store_.groups()[g];
       selection_.each(static_cast<int>(g), group.held, [&](comm::Chunk part, bool) {
         ops::run(ex, ops::MuonMomentum{.m = group.state("momentum", part),
-                                       .g = group.grad.tensor().range(part.begin, part.count),
+                                       .g = group.grad.range(part.begin, part.count),
                                        .momentum = rule_.config().momentum,
                                        .gradient_scale = update.gradient_scale,
                                        .nesterov = rule_.config().nesterov});
@@ -115,7 +115,7 @@ class MuonUpdater final : public Updater {
     const params::Group& group = store_.groups()[static_cast<size_t>(index)];
     selection_.each(index, group.held, [&](comm::Chunk part, bool decay) {
       ops::run(ex, ops::MuonApply{.p = group.master_of(part),
-                                  .o = group.grad.tensor().range(part.begin, part.count),
+                                  .o = group.grad.range(part.begin, part.count),
                                   .compute = group.compute.tensor().range(part.begin, part.count),
                                   .negative_step = -update.lr * rule_.config().lr_ratio,
                                   .negative_decay = decay ? -update.lr * rule_.config().weight_decay : 0.0});
@@ -162,7 +162,7 @@ class MuonUpdater final : public Updater {
     }
   }
 
-  Tensor gradient(size_t group) const { return store_.groups()[group].grad.tensor(); }
+  Tensor gradient(size_t group) const { return store_.groups()[group].grad; }
 
   /// Starts an exchange; its messages are filled by fill(message).
   template <typename Fill>

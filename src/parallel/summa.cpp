@@ -154,7 +154,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
   Panels weights = weight_panels(ex);
   Panels moving = input_stays_ ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
   weights_.add_bias_gradient(ex, dy, grads);  // overlaps with the broadcast of the first blocks
-  const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
+  const GradSlot dweight = weights_.piece_gradient(ex, grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;
   if (input_stays_) {

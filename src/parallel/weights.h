@@ -46,8 +46,8 @@ class Weights {
   /// Returns this rank's shard of a matrix in `pieces` flat shards, each of which must be whole rows.
   Tensor piece(int64_t pieces) const { return rows_of(store_.stored_weight(weight_), pieces); }
   /// Returns the destination of that shard's gradient, which the caller must reduce over the ranks.
-  params::GradSlot piece_gradient(params::GradSink& grads, int64_t pieces) const {
-    params::GradSlot slot = grads.stored_slot(weight_);
+  params::GradSlot piece_gradient(Exec& ex, params::GradSink& grads, int64_t pieces) const {
+    params::GradSlot slot = grads.stored_slot(ex, weight_);
     slot.tensor = rows_of(slot.tensor, pieces);
     return slot;
   }

@@ -25,6 +25,7 @@ int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops
 GradSink::GradSink(ParamStore& store, const Options& options)
     : store_(store),
       written_(static_cast<size_t>(store.slots())),
+      placed_(store.slot_groups().size()),
       outgoing_(static_cast<size_t>(store.slots())),
       sums_(store.slot_groups().size()),
       replica_sums_(store.slot_groups().size()),
@@ -81,11 +82,12 @@ Tensor GradSink::region_of(int group, const Region& region) const {
 void GradSink::begin_step() {
   std::fill(written_.begin(), written_.end(), char{0});
   std::fill(reduced_.begin(), reduced_.end(), char{0});
+  std::fill(placed_.begin(), placed_.end(), char{0});
   completed_ = -1;
 }
 
 GradSlot GradSink::slot(Exec& ex, SlotId id) {
-  if (!store_.is_sharded(id)) return stored_slot(id);
+  if (!store_.is_sharded(id)) return stored_slot(ex, id);
   GradSlot slot;
   Scratch& block = outgoing_[static_cast<size_t>(id)];
   slot.accumulate = static_cast<bool>(block);
@@ -102,6 +104,7 @@ void GradSink::complete(Exec& ex, SlotId id) {
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
   TRAINER_CHECK(block, "complete() of slot {} must follow a write of its gradient", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Purpose::grads);
+  place(ex, id);
   const Tensor home = store_.gradient(id), flat = block.tensor().reshape({block.tensor().count()});
   const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
   while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
@@ -121,7 +124,13 @@ void GradSink::complete(Exec& ex, SlotId id) {
   if (!options_.overlap) join_oldest_flight(ex);
 }
 
-GradSlot GradSink::stored_slot(SlotId id) {
+void GradSink::place(Exec& ex, SlotId id) {
+  const int group = store_.group_of(id);
+  if (std::exchange(placed_[static_cast<size_t>(group)], char{1}) == 0) store_.place_gradient(ex, group);
+}
+
+GradSlot GradSink::stored_slot(Exec& ex, SlotId id) {
+  place(ex, id);
   GradSlot slot;
   slot.tensor = store_.gradient(id);
   slot.accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
@@ -289,7 +298,7 @@ int64_t GradSink::find_first_nonfinite(Exec& ex, comm::Communicator* ranks) {
   for (; first < params; ++first) {
     const Param& param = store_.params()[static_cast<size_t>(first)];
     const Group& group = store_.groups()[static_cast<size_t>(param.group)];
-    const Tensor& owned = on_host_.get(ex.device, group.grad.tensor().range(group.owned.begin, group.owned.count));
+    const Tensor& owned = on_host_.get(ex.device, group.grad.range(group.owned.begin, group.owned.count));
     const auto bad = [&](const mesh::Run& run) {
       return owned.dtype == DType::f64 ? any_nonfinite(owned.as<double>(), run) : any_nonfinite(owned.as<float>(), run);
     };

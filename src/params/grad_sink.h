@@ -49,8 +49,8 @@ class GradSink {
   void begin_step();
   /// Begins a micro-batch. `last`: the last one of the step, after which gradients are complete.
   void begin_micro(bool last) { last_ = last; }
-  /// Marks every gradient as written, after a graph has replayed a micro-step's device work. Only for micro-steps
-  /// without communication.
+  /// Marks every gradient as written, after a graph has replayed a micro-step's device work, in the memory that the
+  /// recorded micro-step placed gradients in. Only for micro-steps without communication.
   void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
   /// Returns the destination of a slot's gradient. For a sharded slot it is memory taken from ex.arena, the same for
   /// all writes in a micro-batch; complete() must follow the last write.
@@ -59,7 +59,7 @@ class GradSink {
   /// other slots.
   void complete(Exec& ex, SlotId id);
   /// Returns the destination of the stored shard's gradient, for callers that reduce it over the flat axes themselves.
-  GradSlot stored_slot(SlotId id);
+  GradSlot stored_slot(Exec& ex, SlotId id);
   /// Takes over such a caller's reduction in flight, and joins it later, like the reduce-scatter of complete().
   void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
   /// Ends a group: this micro-batch's backward pass will write no more gradients of the group. Waits for the previous
@@ -101,6 +101,8 @@ class GradSink {
     Region region;
     int64_t block;
   };
+  /// Before the first write of a step to a group's gradient: gives it memory (ParamStore::place_gradient).
+  void place(Exec& ex, SlotId id);
   /// Computes the block sums of the vectors in norms_, and empties it.
   void sum_squares(Exec& ex);
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
@@ -119,6 +121,7 @@ class GradSink {
 
   ParamStore& store_;
   std::vector<char> written_;               // by slot
+  std::vector<char> placed_;                // by group: its gradient has memory in this step
   std::vector<Scratch> outgoing_;           // by slot: a sharded slot's gradient before its last write
   std::vector<Flight> flights_;             // oldest first
   std::vector<std::vector<Sum>> sums_;      // by group

@@ -37,8 +37,9 @@ Tensor Group::state(std::string_view suffix, comm::Chunk range) const {
   return {};
 }
 
-void ParamStore::allocate(bool training) {
+void ParamStore::allocate(Gradients gradients) {
   const DType state = state_dtype();
+  gradients_ = gradients;
   close();
   weights_.allocate();
   groups_.reserve(slot_groups().size());
@@ -55,14 +56,28 @@ void ParamStore::allocate(bool training) {
     } else {
       group.master = Buffer(device_, "weights", flat, state);
     }
-    if (!training) continue;
-    group.grad = Buffer(device_, "gradients", flat, state);
+    if (gradients == Gradients::none) continue;
+    if (gradients == Gradients::own_memory) group.grad_memory = Buffer(device_, "gradients", flat, state);
+    group.grad = group.grad_memory ? group.grad_memory.tensor() : Tensor{nullptr, flat, state, 0};
     for (const auto& [spec, chunks] : kept_) {
       const std::vector<comm::Chunk>& here = chunks[groups_.size() - 1];
       int64_t elements = 0;
       for (const comm::Chunk chunk : here) elements += overlap(chunk, group.held).count;
       group.states.push_back({spec.suffix, here, Buffer(home(), "optimizer", {elements}, spec.type)});
     }
+  }
+}
+
+void ParamStore::place_gradient(Exec& ex, int index) {
+  if (!gradients_in_arena()) return;
+  Group& group = groups_[static_cast<size_t>(index)];
+  group.grad = ex.arena.keep("gradients", group.grad.shape, group.grad.dtype);
+  // Nothing writes the elements between slots, but the norm counts them.
+  for (size_t i = 0; i < group.slots.size(); ++i) {
+    const Range slot = range_of(group.slots[i]);
+    const int64_t begin = slot.offset + slot.count;
+    const int64_t end = i + 1 < group.slots.size() ? range_of(group.slots[i + 1]).offset : group.elements;
+    if (begin < end) ops::run(ex, ops::Fill{.x = group.grad.range(begin, end - begin), .value = 0});
   }
 }
 

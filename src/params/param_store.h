@@ -2,7 +2,8 @@
 // ParamStore: the memory of the model's parameters (ParamTable).
 //
 // Each group has flat buffers:
-//   - compute weights and gradients of all elements;
+//   - compute weights of all elements;
+//   - gradients of all elements, which may be in the arena (ParamStore::Gradients);
 //   - master weights in the accumulator type; the same buffer as the compute weights if the types agree;
 //   - the states that the optimizer keeps next to the master weights (keep_state), for Adam both moments.
 // With ZeRO-1 (Rajbhandari et al. 2020), master weights and states cover only the chunk that this replica owns.
@@ -54,10 +55,12 @@ struct State {
 
 /// A flat buffer with its memory.
 struct Group : SlotGroup {
-  comm::Chunk owned;     // this replica's chunk: for block sums, checkpoints and ZeRO-1
-  comm::Chunk held;      // elements whose master weights and states are stored here: `owned` with ZeRO-1, else all
-  Buffer compute, grad;  // all elements; `compute` is empty if `master` has the compute weights
-  Buffer master;         // all elements if it has the compute weights, else those of `held`
+  comm::Chunk owned;   // this replica's chunk: for block sums, checkpoints and ZeRO-1
+  comm::Chunk held;    // elements whose master weights and states are stored here: `owned` with ZeRO-1, else all
+  Buffer compute;      // all elements; empty if `master` has the compute weights
+  Tensor grad;         // all elements; in the arena from a step's first write until its update
+  Buffer grad_memory;  // empty if gradients are in the arena
+  Buffer master;       // all elements if it has the compute weights, else those of `held`
   std::vector<State> states;
 
   comm::Chunk master_range() const { return compute ? held : comm::Chunk{0, elements}; }
@@ -109,8 +112,15 @@ class ParamStore : public ParamTable {
     if (state_owner_ != nullptr) state_owner_->forget();
   }
 
-  /// Allocates memory for the parameters added so far; with `training`, for gradients and states too.
-  void allocate(bool training);
+  /// The memory of gradients. `arena`: memory that a step's only micro-step keeps for the update, and that
+  /// activations use before.
+  enum class Gradients { none, own_memory, arena };
+  /// Allocates memory for the parameters added so far; for training, also for gradients and states.
+  void allocate(Gradients gradients);
+  void allocate(bool training) { allocate(training ? Gradients::own_memory : Gradients::none); }
+  bool gradients_in_arena() const { return gradients_ == Gradients::arena; }
+  /// Takes a group's gradient from the arena if it is stored there. Call once per step, before its first write.
+  void place_gradient(Exec& ex, int group);
   /// Sets initial values, which depend on (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
   /// Computes the compute weights from the master weights (after initialize() or loading); packed weights become stale.
@@ -155,6 +165,7 @@ class ParamStore : public ParamTable {
   DType compute_;
   mesh::Mesh* mesh_;
   Replicas replicas_;
+  Gradients gradients_ = Gradients::none;
   std::vector<Group> groups_;
   WeightCache weights_;  // declared last: a gather that an exception leaves in flight reads the groups
 };

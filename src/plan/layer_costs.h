@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "params/param_store.h"
 #include "plan/cluster.h"
 #include "plan/price.h"
 #include "plan/route_shares.h"
@@ -50,6 +51,7 @@ inline AxisSet moved(const MatrixPlacement& from, const MatrixPlacement& to) {
 
 class LayerCosts {
  public:
+  using Gradients = params::ParamStore::Gradients;
   /// `config` must be resolved and have parallel.data; `axes` as in ModelSharding, "data" first. Costs are per
   /// micro-step; work done once per step counts with the share of one micro-step.
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
@@ -67,7 +69,9 @@ class LayerCosts {
   std::vector<ModelSharding> best(double cap, size_t most = 1);
   /// Returns an estimate of the bytes per rank: weights, gradients and optimizer state, the activations saved by
   /// all layers for the backward pass, and the temporary tensors of one layer.
-  double bytes(const ModelSharding& layout) const;
+  double bytes(const ModelSharding& layout) const { return bytes(layout, gradients()); }
+  /// Returns what it would be if gradients were stored as specified.
+  double bytes(const ModelSharding& layout, Gradients stored) const;
 
  private:
   struct Matrix {
@@ -90,10 +94,12 @@ class LayerCosts {
   };
   /// Returns the search with the memory of config_'s ZeRO stage and offload. Costs depend on recomputation only, and
   /// are computed once for each.
-  LayerSearch& layer_search();
+  LayerSearch& layer_search(Gradients stored);
   void add_choices(LayerSearch& layer) const;
   void add_costs(LayerSearch& layer);
-  void set_memory(LayerSearch& layer) const;
+  void set_memory(LayerSearch& layer, Gradients stored) const;
+  /// Returns the layouts of best(); the search counts gradients only if they are stored in memory of their own.
+  std::vector<ModelSharding> best(double cap, size_t most, Gradients stored);
   double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
   GroupShape group(AxisSet axes);
   double collective(AxisSet axes, CommOp op, DType dtype, double elements);
@@ -139,8 +145,10 @@ class LayerCosts {
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
-  /// Returns the bytes of one matrix's weights, gradients and optimizer state.
-  double matrix_bytes(AxisSet cut, double in, double out, const Kept& kept) const;
+  /// Returns where a run with config_ stores its gradients.
+  Gradients gradients() const;
+  /// Returns the bytes of one matrix's weights, optimizer state and, if it has memory of its own, gradient.
+  double matrix_bytes(AxisSet cut, double in, double out, const Kept& kept, Gradients gradients) const;
   /// Returns the bytes that a layer saves for its backward pass with this placement of the activations.
   double stream_bytes(const Spread& spread) const;
   double attention_bytes(const Spread& spread) const;

@@ -6,12 +6,18 @@
 
 namespace trainer::plan {
 
-double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& kept) const {
-  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient
-  const double masters = element_ == sum ? 0 : sum;
+double LayerCosts::matrix_bytes(AxisSet cut, double in, double out, const Kept& kept, Gradients gradients) const {
+  const auto wide = static_cast<double>(size_of(accumulator_of(compute_)));
+  const double masters = element_ == wide ? 0 : wide;
   double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : masters + kept.states;
   if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
-  return in * out / ranks(cut) * (element_ + sum + state);
+  const double gradient = gradients == Gradients::own_memory ? wide : 0;
+  return in * out / ranks(cut) * (element_ + gradient + state);
+}
+
+LayerCosts::Gradients LayerCosts::gradients() const {
+  return accumulation_ == 1 && config_.offload.optimizer == config::OffloadOptimizer::none ? Gradients::arena
+                                                                                           : Gradients::own_memory;
 }
 
 double LayerCosts::stream_bytes(const Spread& spread) const {
@@ -32,20 +38,28 @@ double LayerCosts::hidden_bytes(const Spread& spread) const {
   return kept * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_;
 }
 
-double LayerCosts::bytes(const ModelSharding& layout) const {
+double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   const bool whole = config_.train.recompute == config::Recompute::full;
-  double kept = 0, live = 0;  // saved by all layers; temporary in the current layer
+  const bool shares = stored == Gradients::arena;
+  const auto wide = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient
+  struct Kind {
+    double layers, saved, gradients, live;  // the bytes are those of one layer
+  };
+  std::vector<Kind> kinds;
+  double stays = 0;  // weights and states of all layers, and also gradients that have memory of their own
   for (const sharding::Layer& layer : layout.layers) {
     const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
-    double each = stream_bytes(layer.stream) + (whole ? 0 : inside), moved = 0;
+    const auto count = static_cast<double>(layer.count);
+    double saved = stream_bytes(layer.stream) + (whole ? 0 : inside), written = 0, moved = 0;
     for (const Site site : sharding::kSites) {
       const LinearSharding& l = layer.at(site);
       const Matrix matrix = matrix_of(site);
-      each += matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_);
+      stays += count * matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_, stored);
+      if (shares) written += matrix.in * matrix.out / ranks(cut_of(l)) * wide;
       if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time
       const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
       const bool gathers = ranks(l.flat) > 1;
-      if (gathers && config_.parallel.cache_layers > 0) each += block;
+      if (gathers && config_.parallel.cache_layers > 0) stays += count * block;
       const bool reads = reads_residual(site);
       const Spread& from = reads ? layer.stream : layer.inside(site);
       const Spread& to = reads ? layer.inside(site) : layer.stream;
@@ -54,25 +68,35 @@ double LayerCosts::bytes(const ModelSharding& layout) const {
       if (partial_output_of(l) != placed(to)) now += rows_ * matrix.out / ranks(l.rows | l.cols) * element_;
       moved = std::max(moved, now);
     }
-    kept += static_cast<double>(layer.count) * each;
     const double gradients = rows_ * element_ *
                              (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
                               2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
-    live = std::max(live, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0));
+    kinds.push_back({count, saved, written, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0)});
   }
   const sharding::VocabSpread& t = layout.table;
-  // The head processes chunks of rows (parallel/vocab.h): their logits, and also the gradients of the logits if they
-  // have a different type.
+  // The head processes chunks of rows (parallel/vocab.h): their logits, and on a GPU also the gradients of the logits
+  // if they have a different type.
   const bool mixed = compute_ == DType::bf16;
   const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.hidden);
   const double logits =
       rows_ / ranks(near) * vocab_ / ranks(t.vocab) * static_cast<double>(size_of(accumulator_of(compute_)));
-  const double chunk = (mixed ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
+  const double chunk = (mixed && !cluster_.cpu ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
   const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.hidden) * element_ : 0;
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  const double stays = t.keep ? tables * gathered : 0, passes = t.keep ? 0 : gathered;
-  return kept + stays + std::max(live, passes + chunk) +
-         tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_, tables_);
+  const AxisSet cut = t.vocab | t.hidden | t.flat;
+  stays += tables * ((t.keep ? gathered : 0) + matrix_bytes(cut, width_, vocab_, tables_, stored));
+  const double table = shares ? width_ * vocab_ / ranks(cut) * wide : 0;  // bytes of its gradient
+  // The backward pass: the head, then the last layer of each kind and the first one.
+  double saved = 0, written = table;
+  for (const Kind& kind : kinds) saved += kind.layers * kind.saved;
+  double most = saved + written + (t.keep ? 0 : gathered) + chunk;
+  for (auto kind = kinds.rbegin(); kind != kinds.rend(); ++kind) {
+    most = std::max(most, saved + written + kind->gradients + kind->live);
+    saved -= kind->layers * kind->saved;
+    written += kind->layers * kind->gradients;
+    most = std::max(most, saved + kind->saved + written + kind->live);
+  }
+  return stays + std::max(most, tables * table + written - table);
 }
 
 }  // namespace trainer::plan

@@ -153,7 +153,7 @@ void LayerCosts::add_costs(LayerSearch& layer) {
   }
 }
 
-void LayerCosts::set_memory(LayerSearch& layer) const {
+void LayerCosts::set_memory(LayerSearch& layer, Gradients stored) const {
   std::vector<std::vector<double>>& memory = layer.problem.memory;
   memory.assign(kVariables, {});
   const bool keeps = config_.train.recompute != config::Recompute::full;
@@ -162,17 +162,18 @@ void LayerCosts::set_memory(LayerSearch& layer) const {
   for (const Spread& spread : layer.hidden) memory[kHidden].push_back(keeps ? hidden_bytes(spread) : 0);
   for (const Site site : sharding::kSites)
     for (const LinearSharding& l : layer.linears[static_cast<size_t>(site)])
-      memory[variable_of(site)].push_back(matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_));
+      memory[variable_of(site)].push_back(
+          matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_, stored));
 }
 
-LayerCosts::LayerSearch& LayerCosts::layer_search() {
+LayerCosts::LayerSearch& LayerCosts::layer_search(Gradients stored) {
   const auto [found, is_new] = searches_.try_emplace(config_.train.recompute);
   LayerSearch& layer = found->second;
   if (is_new) {
     add_choices(layer);
     add_costs(layer);
   }
-  set_memory(layer);
+  set_memory(layer, stored);
   return layer;
 }
 
@@ -190,13 +191,21 @@ std::pair<sharding::VocabSpread, double> LayerCosts::best_table(ModelSharding la
 }
 
 std::vector<ModelSharding> LayerCosts::best(double cap, size_t most) {
-  LayerSearch& choices = layer_search();
+  std::vector<ModelSharding> layouts = best(cap, most, gradients());
+  if (gradients() == Gradients::own_memory || cap == kInfinity) return layouts;
+  // Without gradients, the search may miss that they need more memory than the activations that they replace.
+  std::erase_if(layouts, [&](const ModelSharding& layout) { return bytes(layout) > cap; });
+  return layouts.empty() ? best(cap, most, Gradients::own_memory) : layouts;
+}
+
+std::vector<ModelSharding> LayerCosts::best(double cap, size_t most, Gradients stored) {
+  LayerSearch& choices = layer_search(stored);
   SearchProblem& problem = choices.problem;
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return {};
   // The memory of the tables is not known yet, so the smallest possible one is assumed.
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_)) /
+  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_, tables_, stored)) /
                 static_cast<double>(config_.model.n_layer);
   std::vector<Assignment> all = {search(problem, kStream, &choices.free)};
   if (!all.front().found() || all.front().memory > problem.cap) return {};

@@ -57,7 +57,8 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
     choice.seconds = micro->second + costs.update();
     if (choice.offload != config::OffloadOptimizer::none) {
       config.offload.optimizer = config::OffloadOptimizer::none;
-      const double all = costs.bytes(layout);  // an interleaved update keeps as much of this on the device as fits
+      // An interleaved update keeps as much of this on the device as fits.
+      const double all = costs.bytes(layout, params::ParamStore::Gradients::own_memory);
       const double kept = choice.offload == config::OffloadOptimizer::interleaved ? memory_limit_ : choice.bytes;
       choice.seconds += std::max(0.0, all - std::max(kept, choice.bytes)) * seconds_per_state_byte();
     }

@@ -203,6 +203,17 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
     run.plan.comm_bytes = on_line(less.plan.comm_bytes, more.plan.comm_bytes, factor);
     run.plan.parameters = on_line(less.plan.parameters, more.plan.parameters, factor);
     run.plan.total = on_line(less.plan.total, more.plan.total, factor);
+    if (less.plan.backward_peaks && more.plan.backward_peaks) {
+      const auto peak = [&](size_t i) {
+        return on_line((*less.plan.backward_peaks)[i], (*more.plan.backward_peaks)[i], factor);
+      };
+      int64_t& activations = run.plan.memory.at("activations");
+      const double packed =
+          static_cast<double>(more.plan.memory.at("activations")) / static_cast<double>(more.plan.arena_bound);
+      const auto needed = static_cast<int64_t>(packed * static_cast<double>(std::max(peak(0), peak(1))));
+      run.plan.total += std::max<int64_t>(0, needed - activations);
+      activations = std::max(activations, needed);
+    }
     run.plan.offload = deepened(less.plan.offload, more.plan.offload, layers - kFewLayers);
     if (run.plan.offload)
       run.time.offload =

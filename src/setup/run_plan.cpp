@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "base/units.h"
@@ -90,6 +91,23 @@ std::string change_that_fits(const RunPlan& plan, const config::Config& config, 
          "over more ranks";
 }
 
+/// Returns RunPlan::backward_peaks, which is empty unless each layer is one group of parameters.
+std::optional<std::array<int64_t, 2>> backward_peaks(const Arena& arena, const config::Config& config) {
+  for (const auto& [key, program] : arena.programs()) {
+    std::vector<int64_t> placed;  // the times at which the groups' gradients are placed
+    for (const Arena::Interval& item : program.intervals)
+      if (item.kept) placed.push_back(item.first);
+    if (placed.empty()) continue;
+    // A tied table is placed first, the head's other parameters next, an embedding of its own last.
+    const size_t layers = static_cast<size_t>(config.model.n_layer),
+                 last = config.model.tie_embeddings.value_or(true) ? 2 : 1;
+    if (placed.size() != layers + 2 || layers < 2) return std::nullopt;
+    return std::array{arena.most_alive(key, 0, placed[last + 1]),
+                      arena.most_alive(key, placed[last + layers - 2], std::numeric_limits<int64_t>::max())};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool writes_samples(const config::Config& config) {
@@ -122,6 +140,8 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
     plan.arena_bound = program.live_bound;
     plan.activations = trainer.arena().peak_by_tag(key);
   }
+  plan.gradients_in_activations = trainer.store().gradients_in_arena();
+  if (plan.gradients_in_activations) plan.backward_peaks = backward_peaks(trainer.arena(), config);
   plan.parameters = trainer.store().parameter_count();
   plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
@@ -175,7 +195,9 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
         format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), predicted from {}\n",
                plan.step_seconds * 1e3, plan.wait_seconds * 1e3, plan.predicted_by);
   text += "memory per rank\n";
-  for (const auto& [category, bytes] : plan.memory) text += format("  {:<20}{:>12}\n", category, format_bytes(bytes));
+  for (const auto& [category, bytes] : plan.memory)
+    text += format("  {:<20}{:>12}{}\n", category, format_bytes(bytes),
+                   category == "activations" && plan.gradients_in_activations ? "  weight gradients included" : "");
   text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(plan.total),
                  format_bytes(machine.memory_limit));
   text +=

@@ -1,7 +1,9 @@
 #pragma once
 // The costs of a run: memory, FLOPs and communication, obtained by running its own code on a dry device.
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "config/flops.h"
@@ -32,7 +34,11 @@ bool writes_samples(const config::Config& config);
 struct RunPlan {
   BytesByCategory memory;  // bytes by category, "host" for memory outside tensors; activations by tag below
   BytesByCategory activations;
-  int64_t total = 0;                     // bytes on the device; on a GPU, without the categories "host…"
+  bool gradients_in_activations = false;  // in the category "activations"
+  /// Then, the most bytes alive until the backward pass is done with the last layer, and from the second layer on. Both
+  /// are linear in the number of layers; their maximum, which no layer in between exceeds, is not.
+  std::optional<std::array<int64_t, 2>> backward_peaks;
+  int64_t total = 0;  // bytes on the device; on a GPU, without the categories "host…"
   int replicas = 1;
   int64_t parameters = 0;
   config::FlopsPerToken flops;

@@ -1,6 +1,7 @@
 #include "tensor/arena.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "tensor/packing.h"
@@ -36,7 +37,7 @@ void Scratch::reset() noexcept {
   tensor_ = {};
 }
 
-void Arena::record(const std::string& key, const std::function<void()>& body) {
+void Arena::record(const std::string& key, const std::function<void()>& body, const std::string& after) {
   TRAINER_CHECK(state_ == State::idle, "program {} cannot be recorded within program {}", key, current_key_);
   if (is_recorded(key) || mode_ == Mode::heap) return;
   Program program;
@@ -54,6 +55,10 @@ void Arena::record(const std::string& key, const std::function<void()>& body) {
   TRAINER_CHECK(alive_ == 0, "program {1} did not release {0} of its tensors", alive_, key);
   state_ = State::idle;
   current_ = nullptr;
+  for (Interval& item : program.intervals)
+    if (item.kept) item.last = clock_;
+  if (!after.empty())
+    std::ranges::copy_if(programs_.at(after).intervals, std::back_inserter(program.around), &Interval::kept);
   pack(program);
   programs_.emplace(key, std::move(program));
 }
@@ -66,7 +71,13 @@ void Arena::pack(Program& program) {
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a].bytes > all[b].bytes; });
   // Time is counted in takes. An interval is alive from its own take to the last take before its end.
-  Occupancy occupied(static_cast<int64_t>(all.size()));
+  const auto moments = static_cast<int64_t>(all.size());
+  Occupancy occupied(moments);
+  int64_t live = 0;
+  for (const Interval& item : program.around) {
+    live += item.bytes;
+    if (moments > 0) occupied.occupy(0, moments, item.offset, item.bytes);
+  }
   for (const size_t index : order) {
     Interval& item = all[index];
     const auto end = std::lower_bound(all.begin(), all.end(), item.last,
@@ -76,7 +87,6 @@ void Arena::pack(Program& program) {
     occupied.occupy(first, last, item.offset, item.bytes);
     program.peak = std::max(program.peak, item.offset + item.bytes);
   }
-  int64_t live = 0;
   for (const int64_t change : changes(program)) program.live_bound = std::max(program.live_bound, live += change);
 }
 
@@ -116,21 +126,30 @@ void Arena::end() {
 }
 
 Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
+  ++alive_;
+  const auto [tensor, id] = next(tag, shape, dtype);
+  return {this, id, tensor};
+}
+
+Tensor Arena::keep(std::string_view tag, Shape shape, DType dtype) {
+  const auto [tensor, id] = next(tag, shape, dtype);
+  if (state_ == State::recording) current_->intervals[static_cast<size_t>(id)].kept = true;
+  return tensor;
+}
+
+std::pair<Tensor, int64_t> Arena::next(std::string_view tag, Shape shape, DType dtype) {
   Tensor tensor{nullptr, shape, dtype, 0};
-  const int64_t bytes = round_up(tensor.bytes(), device_.alignment());
+  const int64_t bytes = round_up(tensor.bytes(), device_.alignment()), id = next_++;
   if (mode_ == Mode::heap) {
     Buffer memory(device_, "scratch", {std::max(bytes, device_.alignment())}, DType::u8);
     tensor.data = memory.tensor().data;
-    heap_.emplace(next_, std::move(memory));
-    ++alive_;
-    return {this, next_++, tensor};
+    heap_.emplace(id, std::move(memory));
+    return {tensor, id};
   }
   TRAINER_CHECK(state_ != State::idle, "\"{}\" was taken outside any program", tag);
-  const int64_t id = next_++;
-  ++alive_;
   if (state_ == State::recording) {
     current_->intervals.push_back({std::string(tag), bytes, clock_++, 0, 0});
-    return {this, id, tensor};
+    return {tensor, id};
   }
   TRAINER_CHECK(id < static_cast<int64_t>(current_->intervals.size()),
                 "program {} took \"{}\" after the last recorded tensor", current_key_, tag);
@@ -139,7 +158,7 @@ Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
                 "program {}: tensor {} is \"{}\" of {} bytes, but \"{}\" of {} bytes was recorded", current_key_, id,
                 tag, bytes, interval.tag, interval.bytes);
   tensor.data = block_.tensor().data + interval.offset;
-  return {this, id, tensor};
+  return {tensor, id};
 }
 
 void Arena::drop(int64_t id) noexcept {
@@ -149,6 +168,16 @@ void Arena::drop(int64_t id) noexcept {
   } else if (state_ == State::recording) {
     current_->intervals[static_cast<size_t>(id)].last = clock_++;
   }
+}
+
+int64_t Arena::most_alive(const std::string& key, int64_t first, int64_t last) const {
+  const std::vector<int64_t> change = changes(programs_.at(key));
+  int64_t live = 0, most = 0;
+  for (int64_t time = 0; time < std::min(last, std::ssize(change)); ++time) {
+    live += change[static_cast<size_t>(time)];
+    if (time >= first) most = std::max(most, live);
+  }
+  return most;
 }
 
 std::map<std::string, int64_t> Arena::peak_by_tag(const std::string& key) const {
@@ -163,6 +192,7 @@ std::map<std::string, int64_t> Arena::peak_by_tag(const std::string& key) const 
     }
   }
   std::map<std::string, int64_t> tags;
+  for (const Interval& item : program.around) tags[item.tag] += item.bytes;
   for (const Interval& item : program.intervals)
     if (item.first <= peak_time && peak_time < item.last) tags[item.tag] += item.bytes;
   return tags;

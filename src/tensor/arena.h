@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tensor/buffer.h"
@@ -40,15 +41,17 @@ class Scratch {
 
 class Arena {
  public:
-  /// One take of a recorded program, alive during events [first, last).
+  /// One take of a recorded program, alive during events [first, last). `kept`: it stays after the program.
   struct Interval {
     std::string tag;
     int64_t bytes = 0, first = 0, last = 0, offset = 0;
+    bool kept = false;
   };
   struct Program {
     std::vector<Interval> intervals;
-    int64_t peak = 0;        // bytes of the packed block
-    int64_t live_bound = 0;  // the most bytes alive at once: a lower bound for any packing
+    std::vector<Interval> around;  // memory that the previous program keeps, alive throughout
+    int64_t peak = 0;              // bytes of the packed block
+    int64_t live_bound = 0;        // the most bytes alive at once: a lower bound for any packing
   };
 
   /// `planned`: memory can be taken only within programs. `heap`: every take allocates; for tests and tools.
@@ -58,7 +61,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   /// Runs `body`, which must use a dry device, and records it under `key`. Does nothing if `key` is already recorded.
-  void record(const std::string& key, const std::function<void()>& body);
+  /// The program does not use the memory that the program `after` keeps; empty: no program.
+  void record(const std::string& key, const std::function<void()>& body, const std::string& after = {});
   bool is_recorded(const std::string& key) const { return programs_.contains(key); }
   /// Allocates (or grows) the block for all recorded programs; no Scratch may be alive.
   void seal();
@@ -70,17 +74,23 @@ class Arena {
   /// Takes memory, aligned as the device requires, with undefined contents. It is an internal error if tag or size
   /// differ from the record.
   Scratch take(std::string_view tag, Shape shape, DType dtype);
+  /// Takes memory without a handle, which stays after the program: programs recorded to follow it do not use it.
+  Tensor keep(std::string_view tag, Shape shape, DType dtype);
 
   const std::map<std::string, Program>& programs() const { return programs_; }
   int64_t capacity() const { return block_.tensor().bytes(); }
   /// Returns the address of the block; only seal() changes it.
   const std::byte* memory() const { return block_.tensor().data; }
   int64_t largest_program() const;
+  /// Returns the most bytes alive during events [first, last) of a program.
+  int64_t most_alive(const std::string& key, int64_t first, int64_t last) const;
   /// Returns the bytes alive at the peak of a program, by tag.
   std::map<std::string, int64_t> peak_by_tag(const std::string& key) const;
 
  private:
   friend class Scratch;
+  /// Returns memory and its id.
+  std::pair<Tensor, int64_t> next(std::string_view tag, Shape shape, DType dtype);
   void drop(int64_t id) noexcept;
   static void pack(Program& program);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Buffer: memory that outlives a micro-step (weights, gradients, optimizer state, tables), accounted under a category.
+// Buffer: memory that outlives a micro-step (weights, optimizer state, tables), accounted under a category.
 #include <string>
 #include <utility>
 

@@ -66,7 +66,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     rules_ = optim::make_rules(config_, compute);
     optim::keep_states(store_, rules_);
   }
-  store_.allocate(training);
+  // With offload, copies and updates of gradients overlap with the next forward pass.
+  using Gradients = params::ParamStore::Gradients;
+  const bool once = accumulation() == 1 && state_home_ == nullptr;
+  store_.allocate(!training ? Gradients::none : once ? Gradients::arena : Gradients::own_memory);
   const Shape rows{micro_batch_ * config.model.seq_len};
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
@@ -101,6 +104,8 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const bool has_z = config_.train.z_loss > 0;
   double losses[2] = {};  // the sum over rows, and that of the z terms
   VisiblePairs pairs;
+  TRAINER_CHECK(work.micro_batches <= accumulation(), "planned for {} micro-batches per step, not {}", accumulation(),
+                work.micro_batches);
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
@@ -314,7 +319,8 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   grads_->finish(ex);
   scalars(recorders.last, [&](Exec& apart) { scalars_->record_update(apart); });
   const std::map<CommKey, CommCount> before = meter_.comm();
-  arena_.record(update_key_, [&] { optimizer_->step(ex, {.lr = 0, .t = 1}); });
+  arena_.record(
+      update_key_, [&] { optimizer_->step(ex, {.lr = 0, .t = 1}); }, train_key_);
   update_cost_ = cost_of_update(before);
   meter_.recorder = nullptr;
   std::map<CommKey, CommCount> step = meter_.comm();

@@ -72,7 +72,8 @@ class Trainer {
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// Runs one optimizer step over micro_batches · micro_batch sequences per replica. If the gradient is not finite, or
+  /// Runs one optimizer step over micro_batches · micro_batch sequences per replica, with at most accumulation()
+  /// micro-batches. If the gradient is not finite, or
   /// the loss or the gradient norm is a spike, the update is skipped. If `stop` returns true on any rank between
   /// micro-steps, the partial step is discarded and `interrupted` is set.
   struct Outcome {

@@ -93,7 +93,6 @@ struct Course {
 };
 Course course(config::Config c, bool graphs, DType compute) {
   c.train.cuda_graph = graphs;
-  c.train.micro_batch = 1;
   Tiny run(nullptr, c, compute, gpu());
   Course result;
   data::TokenBatch batch;
@@ -123,19 +122,22 @@ INSTANTIATE_TEST_SUITE_P(Models, Graphs, testing::Values(config::Arch::gpt2, con
 TEST_P(Graphs, ChangeNoBitOverAccumulationEvaluationsAndLearningRates) {
   config::Config c = tiny_config(GetParam());
   c.model.dropout = 0;
-  for (const DType compute : {DType::f32, DType::bf16}) {
-    const Course with = course(c, true, compute), without = course(c, false, compute);
-    expect_same(with, without);
-    EXPECT_EQ(with.text, "every micro-step");
-    EXPECT_EQ(without.text, "");
-    // 24 micro-steps: each kind (first, middle and last of a step) runs once without a graph and is recorded once.
-    EXPECT_EQ(with.replays, 24 - 3 * 2);
-    EXPECT_EQ(without.replays, 0);
-  }
+  for (const int64_t micro_batches : {4, 1})  // a single one has its gradients in the arena
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      c.train.micro_batch = c.train.global_batch / micro_batches;
+      const Course with = course(c, true, compute), without = course(c, false, compute);
+      expect_same(with, without);
+      EXPECT_EQ(with.text, "every micro-step");
+      EXPECT_EQ(without.text, "");
+      // Each kind (first, middle and last of a step, or the only one) runs once without a graph and is recorded once.
+      EXPECT_EQ(with.replays, micro_batches == 1 ? 6 - 2 : 24 - 3 * 2);
+      EXPECT_EQ(without.replays, 0);
+    }
 }
 
 TEST(GraphsAreLeftOut, WithDropoutAndOnCpusAndWhenOperatorsAreTimed) {
   config::Config c = tiny_config(config::Arch::gpt2);
+  c.train.micro_batch = 1;
   const Course with = course(c, true, DType::f32);
   expect_same(with, course(c, false, DType::f32));
   EXPECT_TRUE(with.text.starts_with("none: the masks of model.dropout")) << with.text;

@@ -64,7 +64,7 @@ std::string gradient_hash(comm::World& world, Tiny& run) {
   for (const params::Param& param : run.trainer.store().params()) {
     if (!param.primary) continue;
     const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
-    own += hash_of({param.name, param.shape, group.grad.tensor().range(group.owned.begin, group.owned.count),
+    own += hash_of({param.name, param.shape, group.grad.range(group.owned.begin, group.owned.count),
                     mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), nullptr});
   }
   return format("{:016x}", over_ranks(world, own));

@@ -94,9 +94,8 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
         for (const params::Param& param : run.trainer.store().params()) {
           if (!param.primary) continue;
           const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
-          collect(result.gradients,
-                  {param.name, param.shape, group.grad.tensor().range(group.owned.begin, group.owned.count),
-                   mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), &run.device});
+          collect(result.gradients, {param.name, param.shape, group.grad.range(group.owned.begin, group.owned.count),
+                                     mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), &run.device});
         }
       if (static_cast<int64_t>(result.losses.size()) < n) {
         result.losses.push_back(outcome.loss);

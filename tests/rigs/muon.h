@@ -30,8 +30,9 @@ inline void merge(Tensors& all, const checkpoint::TensorSlice& slice) {
 
 /// Updates the weights of a new trainer on this rank, then adds its weights, optimizer states and compute weights to
 /// `all`.
-inline void update_by_formula(comm::World* world, const config::Config& c, DType compute, int64_t updates, Tensors& all,
+inline void update_by_formula(comm::World* world, config::Config c, DType compute, int64_t updates, Tensors& all,
                               std::mutex& mutex) {
+  c.train.global_batch *= 2;  // two micro-batches, so that gradients have memory of their own
   Tiny run(world, c, compute, 1);
   params::ParamStore& store = run.trainer.store();
   const optim::Rules rules = optim::make_rules(run.trainer.config(), compute);

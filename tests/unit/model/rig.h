@@ -73,7 +73,7 @@ class Rig {
     return collect([](const params::Group& group) { return group.master.tensor(); });
   }
   Named gradients() const {
-    return collect([](const params::Group& group) { return group.grad.tensor(); });
+    return collect([](const params::Group& group) { return group.grad; });
   }
 
   /// Runs one step over the micro-batches, with gradients, and returns its mean loss; denominators are the step's.

@@ -244,8 +244,7 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
         if (param.name == "w4") continue;  // not sharded: it needs no reduction over z
         for (const mesh::Run& run : param.runs)
           for (int64_t i = 0; i < run.length; ++i)
-            EXPECT_EQ(rig.store.groups()[0].grad.tensor().as<double>()[run.local + i],
-                      3 * Rig::value(param, run.global + i));
+            EXPECT_EQ(rig.store.groups()[0].grad.as<double>()[run.local + i], 3 * Rig::value(param, run.global + i));
       }
     });
 }
@@ -273,7 +272,7 @@ TEST(GradSink, ReportsWhenAGroupIsReduced) {
           }
           const params::Group& of = store.groups()[static_cast<size_t>(group)];
           for (int64_t i = of.owned.begin; i < std::min(of.owned.begin + of.owned.count, kElements); ++i)
-            EXPECT_EQ(of.grad.tensor().as<double>()[i], replicas * (replicas + 1) / 2 * (group + 1));
+            EXPECT_EQ(of.grad.as<double>()[i], replicas * (replicas + 1) / 2 * (group + 1));
         });
         Arena heap(device, Arena::Mode::heap);
         Meter meter;

@@ -107,7 +107,7 @@ TEST(Freedom, TablesStreamBlocksWhereOperandsDoNotFit) {
       "[model]\nn_layer = 4\nn_head = 16\nd_model = 1024\nd_ff = 4096\nseq_len = 1024\n[data]\nvocab_size = 8192\n"
       "[train]\nglobal_batch = 4\nmicro_batch = 4\n[parallel]\nstrategy = \"autoddl\"\n[offload]\noptimizer = "
       "\"none\"\n";
-  c.cluster.memory_bytes = 0.162e9;
+  c.cluster.memory_bytes = 0.156e9;
   const config::Config config = config::load_text(c.model, "test.toml", {}, {.files = false, .plans = true});
   const Plan plan = plan_layouts({.config = config, .vocab = c.vocab, .devices = c.devices, .threads = 2}, c.cluster);
   ASSERT_FALSE(plan.runs.empty());

@@ -42,6 +42,17 @@ TEST_F(OffloadMemoryOfAGpu, TheTableReportsWhatFits) {
   EXPECT_NE(few.find("does not fit  as configured"), std::string::npos) << few;
 }
 
+TEST(OffloadMemory, TheTableIsOfOptimizersThatCanBeOffloaded) {
+  config::Config c = tiny_config();
+  const setup::Machine machine = machine_of(DType::bf16, 1, false);
+  const auto table = [&] {
+    return setup::offload_table(setup::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine);
+  };
+  EXPECT_NE(table().find("  cpu "), std::string::npos);
+  c.optim.name = config::OptimizerName::muon;
+  EXPECT_EQ(table(), "");
+}
+
 /// Returns the message of a rejection; empty: nothing is rejected.
 std::string refusal(const config::Config& c, const setup::Machine& machine) {
   try {

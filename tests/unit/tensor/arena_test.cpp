@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 using namespace trainer;
@@ -39,6 +40,52 @@ TEST(Arena, PackedIntervalsThatOverlapInTimeAreDisjointInMemory) {
     EXPECT_GE(program.peak, program.live_bound);
     EXPECT_LE(static_cast<double>(program.peak), 1.2 * static_cast<double>(program.live_bound)) << "seed " << seed;
   }
+}
+
+// Kept memory is overwritten neither by later takes of its program nor by those of the next program.
+TEST(Arena, KeptMemoryOutlastsItsProgram) {
+  device::CpuDevice device(1);
+  Arena arena(device);
+  const Shape small{1000}, large{3000};
+  const auto first = [&] {
+    Scratch before = arena.take("before", large, DType::f32);
+    Tensor kept[2] = {arena.keep("kept", small, DType::f32), {}};
+    before.reset();
+    kept[1] = arena.keep("kept", large, DType::f32);
+    const Scratch after = arena.take("after", small, DType::f32);
+    if (after.tensor().data == nullptr) return std::vector<Tensor>();  // recording
+    for (const Tensor& each : kept) std::ranges::fill(each.span<float>(), 1.0F);
+    std::ranges::fill(after.tensor().span<float>(), 2.0F);
+    return std::vector<Tensor>{kept[0], kept[1]};
+  };
+  const auto second = [&] {
+    const Scratch other = arena.take("other", large, DType::f32);
+    if (other.tensor().data != nullptr) std::ranges::fill(other.tensor().span<float>(), 3.0F);
+  };
+  arena.record("first", first);
+  arena.record("second", second, "first");
+  arena.record("apart", second);
+  arena.seal();
+  EXPECT_EQ(arena.programs().at("first").live_bound, 20096);  // 4 bytes × 5000, in units of 64 bytes
+  EXPECT_EQ(arena.programs().at("second").live_bound, 28096);
+  EXPECT_EQ(arena.peak_by_tag("second"), (std::map<std::string, int64_t>{{"kept", 16064}, {"other", 12032}}));
+  EXPECT_EQ(arena.programs().at("apart").peak, 12032);
+  EXPECT_EQ(arena.peak_by_tag("first").at("kept"), 16064);
+  std::vector<float*> addresses;
+  for (int pass = 0; pass < 2; ++pass) {
+    arena.begin("first");
+    const std::vector<Tensor> kept = first();
+    arena.end();
+    arena.begin("second");
+    second();
+    arena.end();
+    for (const Tensor& each : kept) {
+      EXPECT_EQ(std::ranges::count(each.span<float>(), 1.0F), each.count());
+      addresses.push_back(each.as<float>());
+    }
+  }
+  EXPECT_EQ(addresses[0], addresses[2]);
+  EXPECT_EQ(addresses[1], addresses[3]);
 }
 
 TEST(Arena, ReplayRepeatsAddresses) {

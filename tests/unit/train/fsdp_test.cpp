@@ -69,6 +69,7 @@ TEST(Fsdp, OnFourRanksStoresAQuarterOfWeightsAndState) {
     c.model.seq_len = size.length;
     config::Config one = on_one_rank(c);
     one.train.micro_batch = 1;  // a rank's share of the sequences
+    c.train.global_batch *= 2;  // two micro-batches, so that gradients have memory of their own
     BytesByCategory of_four = memory_of(c, 4, size.vocab), of_one = memory_of(one, 1, size.vocab);
     const auto stored = [](BytesByCategory& of) {
       return static_cast<double>(of["weights"] + of["gradients"] + of["optimizer"]);

@@ -128,7 +128,7 @@ void spoil(params::ParamStore& store, bool matrix, float value) {
     if (param.primary && !param.runs.empty() && (matrix ? param.hidden && chosen == nullptr : !param.hidden))
       chosen = &param;
   ASSERT_NE(chosen, nullptr);
-  store.groups()[static_cast<size_t>(chosen->group)].grad.tensor().as<float>()[chosen->runs.back().local] = value;
+  store.groups()[static_cast<size_t>(chosen->group)].grad.as<float>()[chosen->runs.back().local] = value;
 }
 
 TEST_P(MuonLayouts, ChangeNothingInASkippedStep) {

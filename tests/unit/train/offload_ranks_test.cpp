@@ -99,7 +99,7 @@ TEST(OffloadOnRanks, AThousandStepsWithAPlanForEachRankAndLateMessagesKeepOneOrd
 train::BatchSource with_fault(Tiny& run, float value) {
   return
       [&run, value, source = run.batches, calls = 0](int64_t sample, int64_t sequences, data::TokenBatch& out) mutable {
-        if (++calls == 2) run.trainer.store().groups()[1].grad.tensor().as<float>()[3] = value;
+        if (++calls == 2) run.trainer.store().groups()[1].grad.as<float>()[3] = value;
         source(sample, sequences, out);
       };
 }
