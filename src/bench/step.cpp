@@ -69,8 +69,8 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
   setup::require_memory(setup::plan_run(config, vocab, machine, true), config, vocab, machine);
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
-  const double copied = bench::copy_rate(
-      *setup::make_device(machine));  // before the model, so that its memory adds nothing to the process's
+  // The copy rate is measured before the model is allocated, so that its buffers do not add to the peak memory.
+  const double copied = bench::copy_rate(*setup::make_device(machine));
   train::Trainer trainer(*device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));

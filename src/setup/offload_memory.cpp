@@ -16,7 +16,7 @@ std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
 /// Returns the bytes of host memory other than tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
-/// The plan of the run with its optimizer state placed as `offload` specifies.
+/// Returns the plan of the run with the optimizer state where `offload` specifies.
 RunPlan plan_with(const config::Offload& offload, config::Config config, int64_t vocab, const Machine& machine) {
   config.offload = offload;
   return plan_run(config, vocab, machine, true);

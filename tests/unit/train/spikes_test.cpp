@@ -48,8 +48,8 @@ TEST_P(SkippedSpikes, ChangeNothingOnAnyRank) {
   const int ranks = GetParam();
   config::Config c = tests::tiny_config();
   c.parallel.data = ranks;
-  c.train.global_batch =
-      (ranks == 3 ? 1 : 2) * ranks * c.train.micro_batch;  // gradients in the arena; in their own memory
+  // With three replicas, a step has one micro-batch, so gradients are in the arena; otherwise it has two.
+  c.train.global_batch = (ranks == 3 ? 1 : 2) * ranks * c.train.micro_batch;
   c.train.skip_sigma = 6;
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     tests::Tiny run(&world, c, DType::f32, 1);
