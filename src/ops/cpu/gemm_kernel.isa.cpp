@@ -32,6 +32,20 @@ template <int R, typename P>
   }
 }
 
+/// Prefetches a tile of `rows` rows and `cols` columns of everything that its epilogue reads or writes. Each row is a
+/// line or two of its own page, which the hardware does not prefetch.
+template <typename T, typename C>
+[[gnu::always_inline]] inline void prefetch_results(const GemmStore<T, C>& s, int64_t row, int64_t rows, int64_t col,
+                                                    int64_t cols) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(C));
+  for (int64_t i = row; i < row + rows; ++i)
+    for (int64_t j = col; j < col + cols; j += kLine) {
+      if (!s.stream) __builtin_prefetch(s.c + i * s.ldc + j, 1);
+      if (s.pre != nullptr && (s.gradient || !s.stream)) __builtin_prefetch(s.pre + i * s.ld_pre + j, 1);
+      if (s.residual != nullptr) __builtin_prefetch(s.residual + i * s.ld_residual + j);
+    }
+}
+
 /// B is the dtype of the column panels, P or T. Each column panel stays in L1 while all row panels are multiplied with
 /// it.
 template <int R, bool Near, typename B, typename T, typename C>
@@ -56,9 +70,10 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
     const int64_t share = (kWidth * static_cast<int64_t>(sizeof(B)) + row_panels - 1) / row_panels;
     const P* a = g.a;
     for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth, next += share * g.k) {
+      const int64_t rows = at_most(g.rows - i, R), cols = at_most(g.cols - j, kWidth);
+      if (g.last) prefetch_results(s, g.row + i, rows, g.col + j, cols);
       micro_kernel<R>(g.k, a, b, sums, g.first, next, share);
-      if (g.last)
-        finish<Near>(sums, kWidth, g.row + i, g.col + j, at_most(g.rows - i, R), at_most(g.cols - j, kWidth), s);
+      if (g.last) finish<Near>(sums, kWidth, g.row + i, g.col + j, rows, cols, s);
     }
   }
 }

@@ -93,14 +93,16 @@ template <int R, int Group, typename T>
 }
 
 /// Packs panels whose elements at the same k are contiguous in src, and `ld` apart along k. Each such row of src is
-/// read once, for all panels.
+/// read once, for all panels, and prefetched some rows before: it is too short for the hardware to do so.
 template <int R, typename T, typename D>
 void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
+  constexpr int64_t kAhead = 8, kLine = 64 / static_cast<int64_t>(sizeof(T));
   const int64_t panels = (extent + R - 1) / R, whole = extent < kGroups * L ? 0 : (extent - kGroups * L) / R + 1;
   for (int64_t term = 0; term < k; ++term) {
     const T* const row = src + term * ld;
+    for (int64_t i = 0; i < extent; i += kLine) __builtin_prefetch(row + kAhead * ld + i);
     for (int64_t p = 0; p < whole; ++p)
       unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
         store_group<R, g, D, P>(dst + p * stride + term * R, load(row + p * R + g * L));
@@ -112,13 +114,15 @@ void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* 
   }
 }
 
-/// Packs a panel whose rows are `ld` apart and contiguous along k.
+/// Packs a panel whose rows are `ld` apart and contiguous along k, and prefetches the rows of the next panel.
 template <int R, typename T, typename D>
 void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
   using P = AccumulatorOf<T>;
-  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
+  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L, kLine = 64 / static_cast<int>(sizeof(T));
   for (int64_t term = 0; term < k; term += L) {
     const int64_t terms = at_most(k - term, L);
+    if (term % kLine == 0)
+      for (int64_t row = R; row < 2 * R; ++row) __builtin_prefetch(src + row * ld + term);
     unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
       Vec<P> v[L];
 #pragma GCC unroll 16
