@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/philox.h"
@@ -15,14 +16,15 @@ namespace {
 
 // q, k, v of different widths side by side, a padded table, a vector.
 struct Store {
-  explicit Store(device::Device& device, DType compute) : store(device, compute) {
+  Store(device::Device& device, DType compute, ParamStore::Gradients gradients = ParamStore::Gradients::own_memory)
+      : store(device, compute) {
     const int group = store.add_group("block");
     qkv = store.add_slot(group, {{"q", store.replicated({5, 6}), {Init::Kind::normal, 0.02}},
                                  {"k", store.replicated({5, 3}), {Init::Kind::normal, 0.02}},
                                  {"v", store.replicated({5, 3}), {Init::Kind::normal, 0.5}}});
     gain = store.add_slot(group, {{"gain", store.replicated({7}), {Init::Kind::ones, 0}}});
     table = store.add_slot(group, {{"wte", store.replicated({11, 4}).padded(0, 16), {Init::Kind::normal, 0.1}}});
-    store.allocate(true);
+    store.allocate(gradients);
   }
   ParamStore store;
   int qkv, gain, table;
@@ -113,6 +115,39 @@ TEST(GradSink, NormIsOfAllGroupsAndNamesTheFirstBadTensor) {
   norm = sink.finish(ex);
   EXPECT_FALSE(norm.is_finite());
   EXPECT_EQ(norm.bad_tensor, "k");
+}
+
+TEST(GradSink, ClearsOnlyTheElementsBetweenSlotsInMemoryOfTheArena) {
+  device::CpuDevice device(1);
+  device::DryDevice dry(1);
+  Store s(device, DType::f32, ParamStore::Gradients::arena);
+  params::GradSink sink(s.store);
+  sink.prepare(device);
+  Arena arena(device);
+  Meter meter;
+  Exec plan{dry, arena, meter}, ex{device, arena, meter};
+  const auto place = [&](Exec& on) {
+    sink.begin_step();
+    for (const int slot : {s.table, s.gain, s.qkv}) EXPECT_FALSE(sink.slot(on, slot).accumulate);
+  };
+  arena.record("step", [&] { place(plan); });
+  arena.seal();
+  std::vector<char> in_slot(static_cast<size_t>(s.store.groups()[0].elements));
+  for (const int slot : {s.qkv, s.gain, s.table})
+    std::fill_n(in_slot.begin() + s.store.range_of(slot).offset, s.store.range_of(slot).count, char{1});
+  ASSERT_LT(std::count(in_slot.begin(), in_slot.end(), 1), s.store.groups()[0].elements);
+  for (const bool again : {false, true}) {
+    arena.begin("step");
+    place(ex);
+    const auto all = s.store.groups()[0].grad.span<float>();
+    for (size_t i = 0; i < all.size(); ++i)
+      if (in_slot[i] == 0)
+        EXPECT_EQ(all[i], 0) << i;
+      else if (again)
+        EXPECT_TRUE(std::isnan(all[i])) << i << " was written, but the backward pass writes slots";
+    std::fill(all.begin(), all.end(), std::nanf(""));  // activations leave anything there
+    arena.end();
+  }
 }
 
 }  // namespace
