@@ -129,62 +129,93 @@ void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t 
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
+/// Reads the two vectors of a panel's row. Split: its even and its odd columns, which takes the fewest instructions for
+/// bf16.
+template <bool Split, typename T>
+[[gnu::always_inline]] inline void load_row(const T* p, Vec<AccumulatorOf<T>>* row) {
+  if constexpr (Split) {
+    const Halves both = load_halves(p);
+    row[0] = even_elements(both), row[1] = odd_elements(both);
+  } else {
+    row[0] = load(p), row[1] = load(p + kLanes<AccumulatorOf<T>>);
+  }
+}
+/// Reads and writes sums of the columns that load_row returns.
+template <bool Split, typename P>
+[[gnu::always_inline]] inline void load_sums(const P* sums, Vec<P>* acc) {
+  const Vec<P> a = load(sums), b = load(sums + kLanes<P>);
+  acc[0] = Split ? shuffled<[](int i) { return 2 * i; }>(a, b) : a;
+  acc[1] = Split ? shuffled<[](int i) { return 2 * i + 1; }>(a, b) : b;
+}
+template <bool Split, typename P>
+[[gnu::always_inline]] inline void store_sums(P* sums, const Vec<P>* acc) {
+  constexpr int L = kLanes<P>;
+  constexpr auto low = [](int i) { return i / 2 + i % 2 * L; };
+  constexpr auto high = [](int i) { return (L + i) / 2 + i % 2 * L; };
+  store(sums, Split ? shuffled<low>(acc[0], acc[1]) : acc[0]);
+  store(sums + L, Split ? shuffled<high>(acc[0], acc[1]) : acc[1]);
+}
+
 /// Multiplies `terms` terms of M rows of x with G column panels of b, `stride` elements apart. Rows are processed four
 /// at a time, so that their sums stay in registers; b is reread from L1 for the next four.
 template <int M, int G, typename T>
 [[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t stride,
                                                      int64_t terms, AccumulatorOf<T>* sums) {
   using P = AccumulatorOf<T>;
-  constexpr int L = kLanes<P>, R = M < 4 ? M : 4, W = 2 * G;
+  constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
+  constexpr bool kSplit = std::is_same_v<T, bf16> && M <= 4;  // 8 rows load and store their sums too often
 #pragma GCC unroll 2
   for (int row = 0; row < M; row += R) {
-    Vec<P> acc[R][W];
+    Vec<P> acc[R][2 * G];
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
-      for (int v = 0; v < W; ++v) acc[i][v] = load(sums + (row + i) * kSmallBatchCols + v * L);
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) load_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * 2 * L, acc[i] + 2 * g);
     for (int64_t t = 0; t < terms; ++t) {
-      Vec<P> w[W];
+      Vec<P> scale[R];
 #pragma GCC unroll 4
-      for (int v = 0; v < W; ++v) w[v] = load(b + v / 2 * stride + t * 2 * L + v % 2 * L);
+      for (int i = 0; i < R; ++i) scale[i] = splat(x[t * M + row + i]);
 #pragma GCC unroll 4
-      for (int i = 0; i < R; ++i) {
-        const Vec<P> s = splat(x[t * M + row + i]);
+      for (int g = 0; g < G; ++g) {
+        Vec<P> w[2];
+        load_row<kSplit>(b + g * stride + t * 2 * L, w);
 #pragma GCC unroll 4
-        for (int v = 0; v < W; ++v) acc[i][v] = fmadd(s, w[v], acc[i][v]);
+        for (int i = 0; i < R; ++i) {
+          acc[i][2 * g] = fmadd(scale[i], w[0], acc[i][2 * g]);
+          acc[i][2 * g + 1] = fmadd(scale[i], w[1], acc[i][2 * g + 1]);
+        }
       }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
-      for (int v = 0; v < W; ++v) store(sums + (row + i) * kSmallBatchCols + v * L, acc[i][v]);
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) store_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * 2 * L, acc[i] + 2 * g);
   }
 }
 
-/// Reads b in the order in which it is stored, with one or two rows two panels at a time, since the sums of one panel
-/// would wait for the latency of multiply-adds. Sums are added in the order of k, as in small_batch_rows.
+/// Reads b in the order in which it is stored. With one or two rows, several panels are read side by side: the sums of
+/// one panel would wait for the latency of multiply-adds, and short panels (bf16) are read faster four at a time. Sums
+/// are added in the order of k, as in small_batch_rows.
 template <int M, bool Near, typename T, typename C>
 void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
-  constexpr int kPanels = M <= 2 ? 2 : 1;
+  constexpr int kTogether = M > 2 ? 1 : M == 1 && sizeof(T) == 2 ? 4 : 2;
   alignas(64) P sums[M * kSmallBatchCols] = {};
   for (int64_t first = 0; first < b.k; first += b.block) {
     const int64_t length = at_most(b.k - first, b.block), stride = length * kWidth;
     const T* panel = b.data + first * b.padded_cols + col * length;
-    for (int64_t j = 0; j < cols;) {
-      const bool together = cols - j > (kPanels - 1) * kWidth;
-      for (int64_t t = 0; t < length; t += kTerms) {
-        const int64_t terms = at_most(length - t, kTerms);
-        const auto* const rows = x + (first + t) * M;
-        if (together)
-          small_batch_panel<M, kPanels>(rows, panel + t * kWidth, stride, terms, sums + j);
-        else
-          small_batch_panel<M, 1>(rows, panel + t * kWidth, stride, terms, sums + j);
-      }
-      const int64_t panels = together ? kPanels : 1;
-      j += panels * kWidth;
-      panel += panels * stride;
-    }
+    int64_t j = 0;
+    const auto multiply = [&](auto panels) __attribute__((always_inline)) {
+      for (; cols - j > (panels - 1) * kWidth; j += panels * kWidth, panel += panels * stride)
+        for (int64_t t = 0; t < length; t += kTerms)
+          small_batch_panel<M, panels>(x + (first + t) * M, panel + t * kWidth, stride, at_most(length - t, kTerms),
+                                       sums + j);
+    };
+    multiply(std::integral_constant<int, kTogether>());
+    if constexpr (kTogether == 4) multiply(std::integral_constant<int, 2>());
+    if constexpr (kTogether > 1) multiply(std::integral_constant<int, 1>());
   }
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
@@ -219,12 +250,16 @@ template <int M, int W, typename T>
 template <int M, bool Near, typename T, typename C>
 void small_batch_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                           int64_t cols, const GemmStore<T, C>& s) {
-  constexpr int W = M <= 2 ? 4 : M == 4 ? 2 : 1;
+  constexpr int R = M < 4 ? M : 4, W = R < 4 ? 4 : 3;  // sums of R × W products fit in the vector registers
   alignas(64) AccumulatorOf<T> sums[M * kSmallBatchCols];
   b += col * ldb;
+  const auto multiply = [&](int64_t j, auto width) __attribute__((always_inline)) {
+    for (int row = 0; row < M; row += R)
+      small_batch_dots<R, width>(x + row * k, b + j * ldb, ldb, k, sums + row * kSmallBatchCols + j);
+  };
   int64_t j = 0;
-  for (; j + W <= cols; j += W) small_batch_dots<M, W>(x, b + j * ldb, ldb, k, sums + j);
-  for (; j < cols; ++j) small_batch_dots<M, 1>(x, b + j * ldb, ldb, k, sums + j);
+  for (; j + W <= cols; j += W) multiply(j, std::integral_constant<int, W>());
+  for (; j < cols; ++j) multiply(j, std::integral_constant<int, 1>());
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
