@@ -32,18 +32,15 @@ template <int R, typename P>
   }
 }
 
-/// Prefetches a tile of `rows` rows and `cols` columns of everything that its epilogue reads or writes. Each row is a
-/// line or two of its own page, which the hardware does not prefetch.
+/// Prefetches the rows of C, `pre` and `residual` that the epilogue of a tile accesses. The rows are too short and too
+/// far apart for the hardware prefetcher.
 template <typename T, typename C>
-[[gnu::always_inline]] inline void prefetch_results(const GemmStore<T, C>& s, int64_t row, int64_t rows, int64_t col,
-                                                    int64_t cols) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(C));
-  for (int64_t i = row; i < row + rows; ++i)
-    for (int64_t j = col; j < col + cols; j += kLine) {
-      if (!s.stream) __builtin_prefetch(s.c + i * s.ldc + j, 1);
-      if (s.pre != nullptr && (s.gradient || !s.stream)) __builtin_prefetch(s.pre + i * s.ld_pre + j, 1);
-      if (s.residual != nullptr) __builtin_prefetch(s.residual + i * s.ld_residual + j);
-    }
+[[gnu::always_inline]] inline void prefetch_results(const GemmStore<T, C>& s, int64_t row, int64_t rows, int64_t col) {
+  for (int64_t i = row; i < row + rows; ++i) {
+    __builtin_prefetch(s.c + i * s.ldc + col, 1);
+    if (s.pre != nullptr) __builtin_prefetch(s.pre + i * s.ld_pre + col, 1);
+    if (s.residual != nullptr) __builtin_prefetch(s.residual + i * s.ld_residual + col);
+  }
 }
 
 /// B is the dtype of the column panels, P or T. Each column panel stays in L1 while all row panels are multiplied with
@@ -71,7 +68,9 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
     const P* a = g.a;
     for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth, next += share * g.k) {
       const int64_t rows = at_most(g.rows - i, R), cols = at_most(g.cols - j, kWidth);
-      if (g.last) prefetch_results(s, g.row + i, rows, g.col + j, cols);
+      // A tile of few rows has few lines, which may be prefetched all at once.
+      if constexpr (R <= 6)
+        if (g.last) prefetch_results(s, g.row + i, rows, g.col + j);
       micro_kernel<R>(g.k, a, b, sums, g.first, next, share);
       if (g.last) finish<Near>(sums, kWidth, g.row + i, g.col + j, rows, cols, s);
     }
@@ -129,8 +128,8 @@ void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t 
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
-/// Reads the two vectors of a panel's row. Split: its even and its odd columns, which takes the fewest instructions for
-/// bf16.
+/// Loads the two vectors of a panel's row. If Split, they are its even and its odd columns, which takes the fewest
+/// instructions for bf16.
 template <bool Split, typename T>
 [[gnu::always_inline]] inline void load_row(const T* p, Vec<AccumulatorOf<T>>* row) {
   if constexpr (Split) {
@@ -140,13 +139,14 @@ template <bool Split, typename T>
     row[0] = load(p), row[1] = load(p + kLanes<AccumulatorOf<T>>);
   }
 }
-/// Reads and writes sums of the columns that load_row returns.
+/// Loads sums in the column order of load_row.
 template <bool Split, typename P>
 [[gnu::always_inline]] inline void load_sums(const P* sums, Vec<P>* acc) {
   const Vec<P> a = load(sums), b = load(sums + kLanes<P>);
   acc[0] = Split ? shuffled<[](int i) { return 2 * i; }>(a, b) : a;
   acc[1] = Split ? shuffled<[](int i) { return 2 * i + 1; }>(a, b) : b;
 }
+/// Stores sums that are in the column order of load_row.
 template <bool Split, typename P>
 [[gnu::always_inline]] inline void store_sums(P* sums, const Vec<P>* acc) {
   constexpr int L = kLanes<P>;
@@ -163,7 +163,7 @@ template <int M, int G, typename T>
                                                      int64_t terms, AccumulatorOf<T>* sums) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
-  constexpr bool kSplit = std::is_same_v<T, bf16> && M <= 4;  // 8 rows load and store their sums too often
+  constexpr bool kSplit = std::is_same_v<T, bf16> && M <= 4;  // with 8 rows, sums are shuffled every 16 terms
 #pragma GCC unroll 2
   for (int row = 0; row < M; row += R) {
     Vec<P> acc[R][2 * G];
@@ -194,14 +194,14 @@ template <int M, int G, typename T>
 }
 
 /// Reads b in the order in which it is stored. With one or two rows, several panels are read side by side: the sums of
-/// one panel would wait for the latency of multiply-adds, and short panels (bf16) are read faster four at a time. Sums
-/// are added in the order of k, as in small_batch_rows.
+/// one panel would wait for the latency of multiply-adds, and panels of bf16, which have half the bytes, are read
+/// faster four at a time. Sums are added in the order of k, as in small_batch_rows.
 template <int M, bool Near, typename T, typename C>
 void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
-  constexpr int kTogether = M > 2 ? 1 : M == 1 && sizeof(T) == 2 ? 4 : 2;
+  constexpr int kTogether = M > 2 ? 1 : M == 1 && std::is_same_v<T, bf16> ? 4 : 2;
   alignas(64) P sums[M * kSmallBatchCols] = {};
   for (int64_t first = 0; first < b.k; first += b.block) {
     const int64_t length = at_most(b.k - first, b.block), stride = length * kWidth;
@@ -250,7 +250,7 @@ template <int M, int W, typename T>
 template <int M, bool Near, typename T, typename C>
 void small_batch_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                           int64_t cols, const GemmStore<T, C>& s) {
-  constexpr int R = M < 4 ? M : 4, W = R < 4 ? 4 : 3;  // sums of R × W products fit in the vector registers
+  constexpr int R = M < 4 ? M : 4, W = R < 4 ? 4 : 3;  // R × W vectors of sums fit in the registers
   alignas(64) AccumulatorOf<T> sums[M * kSmallBatchCols];
   b += col * ldb;
   const auto multiply = [&](int64_t j, auto width) __attribute__((always_inline)) {
@@ -259,6 +259,7 @@ void small_batch_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int6
   };
   int64_t j = 0;
   for (; j + W <= cols; j += W) multiply(j, std::integral_constant<int, W>());
+  for (; j + 2 <= cols; j += 2) multiply(j, std::integral_constant<int, 2>());
   for (; j < cols; ++j) multiply(j, std::integral_constant<int, 1>());
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }

@@ -93,16 +93,17 @@ template <int R, int Group, typename T>
 }
 
 /// Packs panels whose elements at the same k are contiguous in src, and `ld` apart along k. Each such row of src is
-/// read once, for all panels, and prefetched some rows before: it is too short for the hardware to do so.
+/// read once, for all panels, and prefetched kAhead rows in advance, since rows are too short for the hardware
+/// prefetcher.
 template <int R, typename T, typename D>
 void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
-  constexpr int64_t kAhead = 8, kLine = 64 / static_cast<int64_t>(sizeof(T));
+  constexpr int64_t kAhead = 8, kPerLine = 64 / static_cast<int64_t>(sizeof(T));
   const int64_t panels = (extent + R - 1) / R, whole = extent < kGroups * L ? 0 : (extent - kGroups * L) / R + 1;
   for (int64_t term = 0; term < k; ++term) {
     const T* const row = src + term * ld;
-    for (int64_t i = 0; i < extent; i += kLine) __builtin_prefetch(row + kAhead * ld + i);
+    for (int64_t i = 0; i < extent; i += kPerLine) __builtin_prefetch(row + kAhead * ld + i);
     for (int64_t p = 0; p < whole; ++p)
       unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
         store_group<R, g, D, P>(dst + p * stride + term * R, load(row + p * R + g * L));
@@ -118,11 +119,11 @@ void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* 
 template <int R, typename T, typename D>
 void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
   using P = AccumulatorOf<T>;
-  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L, kLine = 64 / static_cast<int>(sizeof(T));
+  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L, kPerLine = 64 / static_cast<int>(sizeof(T));
   for (int64_t term = 0; term < k; term += L) {
     const int64_t terms = at_most(k - term, L);
-    if (term % kLine == 0)
-      for (int64_t row = R; row < 2 * R; ++row) __builtin_prefetch(src + row * ld + term);
+    if (R <= 16 && term % kPerLine == 0)  // larger panels would not fit in L1 together
+      for (int64_t row = R; row < at_most(extent, 2 * R); ++row) __builtin_prefetch(src + row * ld + term);
     unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
       Vec<P> v[L];
 #pragma GCC unroll 16
