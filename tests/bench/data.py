@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Measures how fast data is opened and tokenized: the start of a run with many sources and files, and tokenization of
-compressed files compared with plain ones. Calls alternate (A B A B); medians and their ratios are printed.
+"""Measures how fast data is opened and tokenized: the start of a run with many sources and files, tokenization of
+compressed files compared with plain ones, and training a tokenizer compared with SentencePiece's own program
+(`spm_train`, on the PATH; only with `--only training`). Calls alternate (A B A B); medians and their ratios are printed.
 
     tests/bench/data.py --trainer build/trainer
 """
@@ -129,16 +130,39 @@ def packed(args, folder):
             print(f"{what}, {name}: {median:.2f} s, {ratio:.3f} of the time of plain text")
 
 
+def training(args, folder):
+    """Times the training of a tokenizer of 32 000 tokens on 60 MB, on one thread. The trainer also tokenizes the text."""
+    if shutil.which("spm_train") is None:
+        raise SystemExit("spm_train was not found: install SentencePiece's programs (Debian: sentencepiece)")
+    text = many_words((ROOT / "data/austen.txt").read_text(), 6_000_000)
+    (folder / "text.txt").write_text((text * 10)[:60_000_000])
+    library = ["spm_train", "--input=text.txt", "--model_prefix=m", "--vocab_size=32000", "--model_type=bpe",
+               "--byte_fallback", "--character_coverage=1.0", "--split_digits", "--normalization_rule_name=identity",
+               "--remove_extra_whitespaces=false", "--add_dummy_prefix=false", "--user_defined_symbols=\n",
+               "--hard_vocab_limit=false", "--num_threads=1", "--minloglevel=2"]
+    ours = [args.trainer, "tokenize", "--input", "text.txt", "--train-vocab", "32000", "--output", "out"]
+
+    def train():
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        return seconds(*ours, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    calls = {"spm_train": lambda: seconds(*library, cwd=folder), "trainer tokenize --train-vocab": train}
+    for name, (median, ratio) in turns(args.turns, calls).items():
+        print(f"60 MB, {name}: {median:.1f} s, {ratio:.2f} of the time of spm_train")
+
+
+PARTS = {"start": start, "packed": packed, "training": training}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(ROOT / "build/trainer"))
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--sources", type=int, default=100)
-    parser.add_argument("--only", nargs="+", choices=["start", "packed"], default=["start", "packed"])
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=["start", "packed"])
     args = parser.parse_args()
     args.trainer = str(Path(args.trainer).resolve())
     print(f"{cpu()[2]}, {len(os.sched_getaffinity(0))} CPUs")
-    for name, part in (("start", start), ("packed", packed)):
+    for name, part in PARTS.items():
         if name in args.only:
             with tempfile.TemporaryDirectory() as folder:
                 part(args, Path(folder))
