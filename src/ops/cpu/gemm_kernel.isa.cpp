@@ -163,7 +163,8 @@ template <int M, int G, typename T>
                                                      int64_t terms, AccumulatorOf<T>* sums) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
-  constexpr bool kSplit = std::is_same_v<T, bf16> && M <= 4;  // with 8 rows, sums are shuffled every 16 terms
+  // With 8 rows, shuffling the sums every few terms costs more than it saves.
+  constexpr bool kSplit = std::is_same_v<T, bf16> && M <= 4;
 #pragma GCC unroll 2
   for (int row = 0; row < M; row += R) {
     Vec<P> acc[R][2 * G];
