@@ -156,11 +156,12 @@ template <bool Split, typename P>
   store(sums + L, Split ? shuffled<high>(acc[0], acc[1]) : acc[1]);
 }
 
-/// Multiplies `terms` terms of M rows of x with G column panels of b, `stride` elements apart. Rows are processed four
-/// at a time, so that their sums stay in registers; b is reread from L1 for the next four.
+/// Multiplies `terms` terms of M rows of x with G column panels of b, which are `stride` elements apart and their sums
+/// `apart`. Rows are processed four at a time, so that their sums stay in registers; b is reread from L1 for the next
+/// four.
 template <int M, int G, typename T>
 [[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t stride,
-                                                     int64_t terms, AccumulatorOf<T>* sums) {
+                                                     int64_t terms, AccumulatorOf<T>* sums, int64_t apart) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
   // With 8 rows, shuffling the sums every few terms costs more than it saves.
@@ -171,7 +172,7 @@ template <int M, int G, typename T>
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) load_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * 2 * L, acc[i] + 2 * g);
+      for (int g = 0; g < G; ++g) load_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * apart, acc[i] + 2 * g);
     for (int64_t t = 0; t < terms; ++t) {
       Vec<P> scale[R];
 #pragma GCC unroll 4
@@ -190,29 +191,33 @@ template <int M, int G, typename T>
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) store_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * 2 * L, acc[i] + 2 * g);
+      for (int g = 0; g < G; ++g) store_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * apart, acc[i] + 2 * g);
   }
 }
 
-/// Reads b in the order in which it is stored. With one or two rows, several panels are read side by side: the sums of
-/// one panel would wait for the latency of multiply-adds, and panels of bf16, which have half the bytes, are read
-/// faster four at a time. Sums are added in the order of k, as in small_batch_rows.
+/// With one or two rows, several panels are multiplied at a time: the sums of one panel would wait for the latency of
+/// multiply-adds, and panels of bf16, which have half the bytes, are read faster four at a time. They are far apart, so
+/// that each is followed by the one read next, and the hardware prefetches a few long streams. Sums are added in the
+/// order of k, as in small_batch_rows.
 template <int M, bool Near, typename T, typename C>
 void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
   constexpr int kTogether = M > 2 ? 1 : M == 1 && std::is_same_v<T, bf16> ? 4 : 2;
+  const int64_t panels = (cols + kWidth - 1) / kWidth;
   alignas(64) P sums[M * kSmallBatchCols] = {};
   for (int64_t first = 0; first < b.k; first += b.block) {
     const int64_t length = at_most(b.k - first, b.block), stride = length * kWidth;
     const T* panel = b.data + first * b.padded_cols + col * length;
-    int64_t j = 0;
-    const auto multiply = [&](auto panels) __attribute__((always_inline)) {
-      for (; cols - j > (panels - 1) * kWidth; j += panels * kWidth, panel += panels * stride)
+    int64_t j = 0;  // panels done
+    const auto multiply = [&](auto together) __attribute__((always_inline)) {
+      const int64_t apart = (panels - j) / together, end = j + apart;
+      for (; j < end; ++j)
         for (int64_t t = 0; t < length; t += kTerms)
-          small_batch_panel<M, panels>(x + (first + t) * M, panel + t * kWidth, stride, at_most(length - t, kTerms),
-                                       sums + j);
+          small_batch_panel<M, together>(x + (first + t) * M, panel + j * stride + t * kWidth, apart * stride,
+                                         at_most(length - t, kTerms), sums + j * kWidth, apart * kWidth);
+      j += apart * (together - 1);
     };
     multiply(std::integral_constant<int, kTogether>());
     if constexpr (kTogether == 4) multiply(std::integral_constant<int, 2>());
@@ -221,22 +226,24 @@ void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
-/// Computes dot products of M rows of x with W rows of b, which share the loads.
+/// Computes dot products of M rows of x with W rows of b, which share the loads. Rows of b are ldb elements apart,
+/// their sums `apart`.
 template <int M, int W, typename T>
 [[gnu::always_inline]] inline void small_batch_dots(const AccumulatorOf<T>* x, const T* b, int64_t ldb, int64_t k,
-                                                    AccumulatorOf<T>* sums) {
+                                                    AccumulatorOf<T>* sums, int64_t apart) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>;
   Vec<P> acc[M][W] = {};
   int64_t term = 0;
   for (; term + L <= k; term += L) {
+    Vec<P> w[W];
 #pragma GCC unroll 4
-    for (int j = 0; j < W; ++j) {
-      const T* const at = b + j * ldb + term;
-      const Vec<P> w = load(at);
-      ask_ahead(at, k - term, k, W * ldb);
-#pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load(x + i * k + term), w, acc[i][j]);
+    for (int j = 0; j < W; ++j) w[j] = load(b + j * ldb + term);
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) {
+      const Vec<P> row = load(x + i * k + term);
+#pragma GCC unroll 4
+      for (int j = 0; j < W; ++j) acc[i][j] = fmadd(row, w[j], acc[i][j]);
     }
   }
   if (term < k)
@@ -245,23 +252,23 @@ template <int M, int W, typename T>
       for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load_n(x + i * k + term, k - term), w, acc[i][j]);
     }
   for (int i = 0; i < M; ++i)
-    for (int j = 0; j < W; ++j) sums[i * kSmallBatchCols + j] = lane_sum<P>(acc[i][j]);
+    for (int j = 0; j < W; ++j) sums[i * kSmallBatchCols + j * apart] = lane_sum<P>(acc[i][j]);
 }
 
+/// Reads b as W long streams, one in each part of the columns, as small_batch_panels does.
 template <int M, bool Near, typename T, typename C>
 void small_batch_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                           int64_t cols, const GemmStore<T, C>& s) {
   constexpr int R = M < 4 ? M : 4, W = R < 4 ? 4 : 3;  // R × W vectors of sums fit in the registers
   alignas(64) AccumulatorOf<T> sums[M * kSmallBatchCols];
   b += col * ldb;
-  const auto multiply = [&](int64_t j, auto width) __attribute__((always_inline)) {
+  const auto multiply = [&](int64_t j, auto width, int64_t apart) __attribute__((always_inline)) {
     for (int row = 0; row < M; row += R)
-      small_batch_dots<R, width>(x + row * k, b + j * ldb, ldb, k, sums + row * kSmallBatchCols + j);
+      small_batch_dots<R, width>(x + row * k, b + j * ldb, apart * ldb, k, sums + row * kSmallBatchCols + j, apart);
   };
-  int64_t j = 0;
-  for (; j + W <= cols; j += W) multiply(j, std::integral_constant<int, W>());
-  for (; j + 2 <= cols; j += 2) multiply(j, std::integral_constant<int, 2>());
-  for (; j < cols; ++j) multiply(j, std::integral_constant<int, 1>());
+  const int64_t apart = cols / W;
+  for (int64_t j = 0; j < apart; ++j) multiply(j, std::integral_constant<int, W>(), apart);
+  for (int64_t j = W * apart; j < cols; ++j) multiply(j, std::integral_constant<int, 1>(), 1);
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
