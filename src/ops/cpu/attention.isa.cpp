@@ -194,6 +194,7 @@ template <int NV, typename Storage, typename T>
   Vec<T> sum[NV] = {};
   const bool whole = columns >= NV * kLanes<T>;
   for (int64_t j = 0; j < keys; ++j, v += ldv) {
+    if (j + kRowsAhead < keys) prefetch_row(v + kRowsAhead * ldv, smaller(NV * kLanes<T>, columns));
 #pragma GCC unroll 4
     for (int i = 0; i < NV; ++i)
       sum[i] = fmadd(splat(p[j]), whole ? load(v + i * kLanes<T>) : load_n(v + i * kLanes<T>, columns), sum[i]);
@@ -232,7 +233,11 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     pack_rows(1, d, at<const Storage>(job, job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
     const Storage* k = at<const Storage>(job, job.k, key_row, kv_head);
     int64_t j = 0;
-    for (; j + 4 <= visible; j += 4) dots<4>(d, q, k + j * job.k.ld, job.k.ld, s + j);
+    for (; j + 4 <= visible; j += 4) {
+      for (int64_t row = j + kRowsAhead; row < smaller(visible, j + kRowsAhead + 4); ++row)
+        prefetch_row(k + row * job.k.ld, d);
+      dots<4>(d, q, k + j * job.k.ld, job.k.ld, s + j);
+    }
     for (; j < visible; ++j) dots<1>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
     const T denominator = exp_and_sum(s, visible, top);

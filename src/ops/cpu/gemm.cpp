@@ -205,9 +205,13 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
 
   P* const x = scratch.tensor().as<P>();
   const Operand<T> a = operand_of<T>(op.a, !op.trans_a);
-  for (int64_t term = 0; term < k; ++term)
-    for (int64_t i = 0; i < padded; ++i)
-      x[op.trans_b ? i * k + term : term * padded + i] = i < m ? static_cast<P>(*a.at(i, term)) : P{0};
+  if (m < padded) std::fill_n(x, padded * k, P{0});
+  for (int64_t i = 0; i < m; ++i) {
+    const T* from = a.at(i, 0);
+    P* to = x + (op.trans_b ? i * k : i);
+    const int64_t from_step = a.at(i, 1) - from, to_step = op.trans_b ? 1 : padded;
+    for (int64_t term = 0; term < k; ++term, from += from_step, to += to_step) *to = static_cast<P>(*from);
+  }
 
   const GemmStore<T, C> store = store_of<T, C>(op);
   const T* const b = op.b.as<T>();
