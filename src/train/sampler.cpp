@@ -24,13 +24,19 @@ TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
 
 int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed) {
   TRAINER_CHECK(logits.cols() >= vocab_, "logits {} do not cover a vocabulary of {} tokens", to_string(logits), vocab_);
-  for (size_t i = 0; i < scores_.size(); ++i)
-    scores_[i] = logits.dtype == DType::f64 ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
-  if (!std::ranges::all_of(scores_, [](double score) { return std::isfinite(score); })) return -1;
+  const bool wide = logits.dtype == DType::f64;
+  bool finite = true;
+  for (size_t i = 0; i < scores_.size(); ++i) {
+    scores_[i] = wide ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
+    finite = finite && std::isfinite(scores_[i]);
+  }
+  if (!finite) return -1;
   for (size_t i = 0; i < scores_.size() && !allowed.empty(); ++i)
     if (i >= allowed.size() || !allowed[i]) scores_[i] = -std::numeric_limits<double>::infinity();
-  if (sampling_.temperature == 0)  // the first of equal scores
-    return static_cast<int32_t>(std::ranges::max_element(scores_) - scores_.begin());
+  size_t best = 0;  // the first of equal scores
+  for (size_t i = 1; i < scores_.size(); ++i)
+    if (scores_[i] > scores_[best]) best = i;
+  if (sampling_.temperature == 0) return static_cast<int32_t>(best);
   const auto likelier = [&](int32_t a, int32_t b) {
     const double x = scores_[static_cast<size_t>(a)], y = scores_[static_cast<size_t>(b)];
     return x > y || (x == y && a < b);
@@ -40,7 +46,7 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   const int64_t kept = sampling_.top_k > 0 ? std::min(sampling_.top_k, vocab_) : vocab_;
   if (kept < vocab_ || sampling_.top_p < 1)
     std::partial_sort(order_.begin(), order_.begin() + kept, order_.end(), likelier);
-  const double top = *std::max_element(scores_.begin(), scores_.end());
+  const double top = scores_[best];
   weights_.clear();
   double total = 0;
   for (int64_t rank = 0; rank < kept; ++rank) {
