@@ -18,7 +18,11 @@ void validate(const Sampling& s) {
 }
 
 TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
-    : sampling_(sampling), vocab_(vocab), scores_(static_cast<size_t>(vocab)), order_(static_cast<size_t>(vocab)) {
+    : sampling_(sampling),
+      vocab_(vocab),
+      scores_(static_cast<size_t>(vocab)),
+      weights_(scores_.size()),
+      order_(scores_.size()) {
   validate(sampling);
 }
 
@@ -42,33 +46,42 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
     return x > y || (x == y && a < b);
   };
   std::iota(order_.begin(), order_.end(), 0);
-
+  int64_t ranked = 0;  // the likeliest tokens, in their order, are the first `ranked` of order_
+  const auto rank = [&](int64_t count) {
+    std::nth_element(order_.begin() + ranked, order_.begin() + count, order_.end(), likelier);
+    std::sort(order_.begin() + ranked, order_.begin() + count, likelier);
+    ranked = count;
+  };
   const int64_t kept = sampling_.top_k > 0 ? std::min(sampling_.top_k, vocab_) : vocab_;
-  if (kept < vocab_ || sampling_.top_p < 1)
-    std::partial_sort(order_.begin(), order_.begin() + kept, order_.end(), likelier);
+  if (kept < vocab_) rank(kept);
+
   const double top = scores_[best];
-  weights_.clear();
+  const auto weight = [&](int64_t i) -> double& {
+    return weights_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+  };
   double total = 0;
-  for (int64_t rank = 0; rank < kept; ++rank) {
-    const auto id = static_cast<size_t>(order_[static_cast<size_t>(rank)]);
-    weights_.push_back(std::exp((scores_[id] - top) / sampling_.temperature));
-    total += weights_.back();
+  for (int64_t i = 0; i < kept; ++i) {
+    const double score = scores_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+    weight(i) = std::exp((score - top) / sampling_.temperature);
+    total += weight(i);
   }
-  const auto weight = [&](int64_t rank) { return weights_[static_cast<size_t>(rank)]; };
   int64_t last = kept;  // tokens [0, last) in this order may be drawn
   if (sampling_.top_p < 1) {
     double sum = 0;
-    for (last = 0; last < kept && sum < sampling_.top_p * total; ++last) sum += weight(last);
+    for (last = 0; last < kept && sum < sampling_.top_p * total; ++last) {
+      if (last == ranked) rank(std::min(kept, std::max<int64_t>(256, 8 * ranked)));
+      sum += weight(last);
+    }
     total = sum;
   }
   const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
   double left = static_cast<double>(draw) * 0x1p-32 * total;
   int64_t chosen = 0;  // if rounding leaves a remainder, the last token with a nonzero probability is chosen
-  for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
-    const double share = weight(rank);
+  for (int64_t i = 0; i < last && left >= 0; ++i) {
+    const double share = weight(i);
     if (!(share > 0)) continue;
     left -= share;
-    chosen = rank;
+    chosen = i;
   }
   return order_[static_cast<size_t>(chosen)];
 }

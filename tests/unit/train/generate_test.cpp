@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <set>
 
 #include "rigs/tiny.h"
@@ -46,6 +49,24 @@ TEST(TokenSampler, TopKAndTopPLeaveTheTailOut) {
     second |= id == 1;
   }
   EXPECT_TRUE(second);
+}
+
+TEST(TokenSampler, TopPDrawsLikeTopKWithTheSameTokens) {
+  std::vector<float> values(5000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>((i * 7919 % 4999) % 1250);  // with ties
+  for (const double temperature : {1.0, 60.0, 900.0})
+    for (const double p : {0.05, 0.6, 0.95}) {
+      std::vector<double> weights;
+      for (const float value : values) weights.push_back(std::exp((value - 1249) / temperature));
+      std::ranges::sort(weights, std::greater<>());
+      const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+      int64_t k = 0;
+      for (double sum = 0; sum < p * all; ++k) sum += weights[static_cast<size_t>(k)];
+      SCOPED_TRACE(format("temperature {}, p {}: {} tokens", temperature, p, k));
+      TokenSampler by_p({.temperature = temperature, .top_p = p, .seed = 4}, 5000);
+      TokenSampler by_k({.temperature = temperature, .top_k = k, .seed = 4}, 5000);
+      for (int i = 0; i < 50; ++i) ASSERT_EQ(by_p.choose(logits_of(values), i), by_k.choose(logits_of(values), i));
+    }
 }
 
 TEST(TokenSampler, DrawsAmongTheAllowedOnly) {
