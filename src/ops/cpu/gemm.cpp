@@ -16,8 +16,9 @@ constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a ti
 constexpr int64_t kChunkCols = 1024;  // minimum columns per chunk, so that packing A again for each chunk costs little
 constexpr int64_t kPackStrip = 128;   // maximum columns of B per packing task
 constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
-constexpr int64_t kTaskBytes = int64_t{512} << 10;  // bytes of B per task of a small batch that reads B in stored order
-constexpr int64_t kTaskSums = int64_t{1} << 20;     // maximum bytes of sums that a task keeps in L2 between blocks
+// A task of a small batch that reads B in stored order: bytes of B, and the minimum of columns, for long streams.
+constexpr int64_t kTaskBytes = int64_t{256} << 10, kTaskCols = 128;
+constexpr int64_t kTaskSums = int64_t{1} << 20;  // maximum bytes of sums that a task keeps in L2 between blocks
 
 /// Blocking of a GEMM. C is divided into tiles of tile_cols columns. A chunk is the part of B that is packed at once:
 /// chunk_tiles tiles by chunk_blocks blocks of k. A task computes task_rows rows by group_tiles tiles of a chunk.
@@ -220,7 +221,7 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
                                SumBlocks(k, kernels).length, round_up(n, kernels.cols)};
   // Whatever is read in stored order is divided into short tasks, since threads wait for the last one.
   const int64_t most =
-      kept || op.trans_b ? std::max<int64_t>(1, kTaskBytes / (k * size_of(op.b.dtype))) : kSmallBatchCols;
+      kept || op.trans_b ? std::max(kTaskCols, kTaskBytes / (k * size_of(op.b.dtype))) : kSmallBatchCols;
   const int64_t strips = round_up(divide_up(n, std::min(most, kSmallBatchCols)), threads);
   const int64_t strip = std::min(kSmallBatchCols, round_up(divide_up(n, strips), int64_t{32}));
   device::pool_of(ex.device).parallel_for(divide_up(n, strip), [&](int64_t task) {
