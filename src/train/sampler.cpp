@@ -30,16 +30,17 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   TRAINER_CHECK(logits.cols() >= vocab_, "logits {} do not cover a vocabulary of {} tokens", to_string(logits), vocab_);
   const bool wide = logits.dtype == DType::f64;
   bool finite = true;
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  double top = kNone;
+  size_t best = 0;  // the first of equal scores
   for (size_t i = 0; i < scores_.size(); ++i) {
-    scores_[i] = wide ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
-    finite = finite && std::isfinite(scores_[i]);
+    const double score = wide ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
+    finite = finite && std::isfinite(score);
+    const bool excluded = !allowed.empty() && (i >= allowed.size() || !allowed[i]);
+    scores_[i] = excluded ? kNone : score;
+    if (scores_[i] > top) top = scores_[i], best = i;
   }
   if (!finite) return -1;
-  for (size_t i = 0; i < scores_.size() && !allowed.empty(); ++i)
-    if (i >= allowed.size() || !allowed[i]) scores_[i] = -std::numeric_limits<double>::infinity();
-  size_t best = 0;  // the first of equal scores
-  for (size_t i = 1; i < scores_.size(); ++i)
-    if (scores_[i] > scores_[best]) best = i;
   if (sampling_.temperature == 0) return static_cast<int32_t>(best);
   const auto likelier = [&](int32_t a, int32_t b) {
     const double x = scores_[static_cast<size_t>(a)], y = scores_[static_cast<size_t>(b)];
@@ -55,7 +56,6 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   const int64_t kept = sampling_.top_k > 0 ? std::min(sampling_.top_k, vocab_) : vocab_;
   if (kept < vocab_) rank(kept);
 
-  const double top = scores_[best];
   const auto weight = [&](int64_t i) -> double& {
     return weights_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
   };
