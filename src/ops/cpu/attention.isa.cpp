@@ -234,8 +234,8 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     const Storage* k = at<const Storage>(job, job.k, key_row, kv_head);
     int64_t j = 0;
     for (; j + 4 <= visible; j += 4) {
-      for (int64_t row = j + kRowsAhead; row < smaller(visible, j + kRowsAhead + 4); ++row)
-        prefetch_row(k + row * job.k.ld, d);
+      for (int64_t next = j + kRowsAhead; next < smaller(visible, j + kRowsAhead + 4); ++next)
+        prefetch_row(k + next * job.k.ld, d);
       dots<4>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     }
     for (; j < visible; ++j) dots<1>(d, q, k + j * job.k.ld, job.k.ld, s + j);

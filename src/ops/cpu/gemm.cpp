@@ -16,9 +16,9 @@ constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a ti
 constexpr int64_t kChunkCols = 1024;  // minimum columns per chunk, so that packing A again for each chunk costs little
 constexpr int64_t kPackStrip = 128;   // maximum columns of B per packing task
 constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
-// A task of a small batch that reads B in stored order: bytes of B, and the minimum of columns, for long streams.
-constexpr int64_t kTaskBytes = int64_t{256} << 10, kTaskCols = 128;
-constexpr int64_t kTaskSums = int64_t{1} << 20;  // maximum bytes of sums that a task keeps in L2 between blocks
+constexpr int64_t kTaskBytes = int64_t{256} << 10;  // bytes of B per task of a small batch that reads B in stored order
+constexpr int64_t kTaskPanels = 8;                  // minimum panels per such task, so that it reads long streams
+constexpr int64_t kTaskSums = int64_t{1} << 20;     // maximum bytes of sums that a task keeps in L2 between blocks
 
 /// Blocking of a GEMM. C is divided into tiles of tile_cols columns. A chunk is the part of B that is packed at once:
 /// chunk_tiles tiles by chunk_blocks blocks of k. A task computes task_rows rows by group_tiles tiles of a chunk.
@@ -207,11 +207,17 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
   P* const x = scratch.tensor().as<P>();
   const Operand<T> a = operand_of<T>(op.a, !op.trans_a);
   if (m < padded) std::fill_n(x, padded * k, P{0});
-  for (int64_t i = 0; i < m; ++i) {
-    const T* from = a.at(i, 0);
-    P* to = x + (op.trans_b ? i * k : i);
-    const int64_t from_step = a.at(i, 1) - from, to_step = op.trans_b ? 1 : padded;
-    for (int64_t term = 0; term < k; ++term, from += from_step, to += to_step) *to = static_cast<P>(*from);
+  const int64_t a_row = a.along_k ? a.ld : 1, a_step = a.along_k ? 1 : a.ld;
+  const int64_t x_row = op.trans_b ? k : 1, x_step = op.trans_b ? 1 : padded;
+  const auto widen = [&](int64_t i, int64_t term) {
+    x[i * x_row + term * x_step] = static_cast<P>(a.data[i * a_row + term * a_step]);
+  };
+  if (a.along_k) {
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t term = 0; term < k; ++term) widen(i, term);
+  } else {
+    for (int64_t term = 0; term < k; ++term)
+      for (int64_t i = 0; i < m; ++i) widen(i, term);
   }
 
   const GemmStore<T, C> store = store_of<T, C>(op);
@@ -219,9 +225,11 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
   const int64_t ldb = op.b.ld(), threads = ex.device.threads();
   const PackedWeight<T> packed{kept ? reinterpret_cast<const T*>(op.packed_b.data) : nullptr, k,
                                SumBlocks(k, kernels).length, round_up(n, kernels.cols)};
-  // Whatever is read in stored order is divided into short tasks, since threads wait for the last one.
+  // Whatever is read in stored order is divided into short tasks, since threads wait for the last one, but not into
+  // so short ones that each begins many streams anew.
+  const int64_t least = std::min(kTaskPanels * kernels.cols, n / (4 * threads));
   const int64_t most =
-      kept || op.trans_b ? std::max(kTaskCols, kTaskBytes / (k * size_of(op.b.dtype))) : kSmallBatchCols;
+      kept || op.trans_b ? std::max({int64_t{1}, least, kTaskBytes / (k * size_of(op.b.dtype))}) : kSmallBatchCols;
   const int64_t strips = round_up(divide_up(n, std::min(most, kSmallBatchCols)), threads);
   const int64_t strip = std::min(kSmallBatchCols, round_up(divide_up(n, strips), int64_t{32}));
   device::pool_of(ex.device).parallel_for(divide_up(n, strip), [&](int64_t task) {

@@ -156,9 +156,9 @@ template <bool Split, typename P>
   store(sums + L, Split ? shuffled<high>(acc[0], acc[1]) : acc[1]);
 }
 
-/// Multiplies `terms` terms of M rows of x with G column panels of b, which are `stride` elements apart and their sums
-/// `apart`. Rows are processed four at a time, so that their sums stay in registers; b is reread from L1 for the next
-/// four.
+/// Multiplies `terms` terms of M rows of x with G column panels of b. The panels are `stride` elements apart, their
+/// sums `apart` elements. Rows are processed four at a time, so that their sums stay in registers; b is reread from L1
+/// for the next four.
 template <int M, int G, typename T>
 [[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t stride,
                                                      int64_t terms, AccumulatorOf<T>* sums, int64_t apart) {
@@ -196,9 +196,9 @@ template <int M, int G, typename T>
 }
 
 /// With one or two rows, several panels are multiplied at a time: the sums of one panel would wait for the latency of
-/// multiply-adds, and panels of bf16, which have half the bytes, are read faster four at a time. They are far apart, so
-/// that each is followed by the one read next, and the hardware prefetches a few long streams. Sums are added in the
-/// order of k, as in small_batch_rows.
+/// multiply-adds, and panels of bf16, which have half the bytes, are read faster four at a time. These panels are far
+/// apart: each stream goes on with the adjacent panel, so that the hardware prefetches a few long streams. Sums are
+/// added in the order of k, as in small_batch_rows.
 template <int M, bool Near, typename T, typename C>
 void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {

@@ -73,7 +73,8 @@ TEST(TokenSampler, DrawsAmongTheAllowedOnly) {
   std::vector<float> values = {9, std::log(1.0f), 8, std::log(3.0f), 9};
   const std::vector<bool> allowed = {false, true, false, true, false};
   EXPECT_EQ(TokenSampler({.temperature = 0}, 5).choose(logits_of(values), 0, allowed), 3);
-  for (const Sampling& sampling : {Sampling{.seed = 2}, Sampling{.top_k = 4, .seed = 2}}) {
+  for (const Sampling& sampling : {Sampling{.seed = 2}, Sampling{.top_k = 4, .seed = 2},
+                                   Sampling{.top_p = 0.9, .seed = 2}, Sampling{.top_k = 3, .top_p = 0.9, .seed = 2}}) {
     TokenSampler sampler(sampling, 5);
     int counts[5] = {};
     for (int i = 0; i < 20000; ++i) ++counts[sampler.choose(logits_of(values), i, allowed)];
@@ -82,6 +83,23 @@ TEST(TokenSampler, DrawsAmongTheAllowedOnly) {
   }
   std::vector<float> rows = {1, 2, 3, 9, 9};  // the last two without tokens
   EXPECT_EQ(TokenSampler({.temperature = 0}, 5).choose(logits_of(rows), 0, std::vector<bool>(3, true)), 2);
+}
+
+TEST(TokenSampler, ReportsLogitsThatAreNotFinite) {
+  for (const float bad : {NAN, HUGE_VALF, -HUGE_VALF}) {
+    std::vector<float> values = {1, bad, 2, NAN};  // the last one is padding
+    for (const double temperature : {0.0, 1.0})
+      EXPECT_EQ(TokenSampler({.temperature = temperature}, 3).choose(logits_of(values), 0, {true, false, true}), -1);
+    values[1] = 3;
+    EXPECT_EQ(TokenSampler({.temperature = 0}, 3).choose(logits_of(values), 0), 1);
+  }
+}
+
+TEST(TokenSampler, ReadsFp64) {
+  double values[] = {1, 1 + 1e-12, 1, 9};  // equal in fp32; the last one is padding
+  const Tensor logits{reinterpret_cast<std::byte*>(values), {1, 4}, DType::f64, 0};
+  EXPECT_EQ(TokenSampler({.temperature = 0}, 3).choose(logits, 0), 1);
+  EXPECT_EQ(TokenSampler({.top_p = 0.1}, 3).choose(logits, 0), 1);
 }
 
 TEST(TokenSampler, RejectsValuesOutOfRange) {
