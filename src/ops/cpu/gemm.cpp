@@ -225,8 +225,8 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
   const int64_t ldb = op.b.ld(), threads = ex.device.threads();
   const PackedWeight<T> packed{kept ? reinterpret_cast<const T*>(op.packed_b.data) : nullptr, k,
                                SumBlocks(k, kernels).length, round_up(n, kernels.cols)};
-  // Whatever is read in stored order is divided into short tasks, since threads wait for the last one, but not into
-  // so short ones that their streams are short.
+  // Whatever is read in stored order is divided into short tasks, since threads wait for the last one, but each task
+  // reads a few long streams.
   const int64_t least = std::min(kTaskPanels * kernels.cols, n / (4 * threads));
   const int64_t most =
       kept || op.trans_b ? std::max({int64_t{1}, least, kTaskBytes / (k * size_of(op.b.dtype))}) : kSmallBatchCols;
