@@ -194,6 +194,20 @@ template <int64_t Width, typename C>
       prefetch_to_write(elements + r * ld + at);
 }
 
+/// Stores a block of sums from memory. Not inlined: GCC would keep constants of the activation in registers, and some
+/// of the sums of multiply() in memory.
+template <Ending Kind, int64_t Width, typename C>
+[[gnu::noinline]] void finish_block(const float* sums, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                                    const GemmStore<bf16, C>& s) {
+  if (cols == Width) {
+    for (int64_t r = 0; r < rows; ++r) finish_row<Kind, Width>(sums + r * Width, row + r, col, s);
+  } else if (Kind != Ending::epilogue) {
+    for (int64_t r = 0; r < rows; ++r) put_part(sums + r * Width, cols, s.c + (row + r) * s.ldc + col, s.accumulate);
+  } else {
+    finish<true>(sums, Width, row, col, rows, cols, s);
+  }
+}
+
 template <Ending Kind, int R, int V, typename C>
 void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   constexpr int64_t kWidth = V * kPairLanes, kSums = R * kWidth;
@@ -241,15 +255,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
           for (int v = 0; v < V; ++v) store(to + r * kWidth + v * kPairLanes, sums[r][v]);
-        if (g.last) {
-          if (cols == kWidth) {
-            for (int64_t r = 0; r < rows; ++r) finish_row<Kind, kWidth>(own + r * kWidth, row + r, col, s);
-          } else if (kBare) {
-            for (int64_t r = 0; r < rows; ++r) put_part(own + r * kWidth, cols, c + r * s.ldc, s.accumulate);
-          } else {
-            finish<true>(own, kWidth, row, col, rows, cols, s);
-          }
-        }
+        if (g.last) finish_block<Kind, kWidth>(own, row, col, rows, cols, s);
       }
       if (!whole) kept += kSums;
     }
