@@ -26,6 +26,12 @@ struct GemmStore {
   bool stream = false;  // write c and pre with non-temporal stores; only for whole lines and results larger than caches
 };
 
+/// Cache lines in memory: `rows` rows of `lines` adjacent ones, `pitch` bytes apart.
+struct Lines {
+  const char* data = nullptr;
+  int64_t pitch = 0, rows = 0, lines = 0;
+};
+
 /// One block of k for one tile of C, which has `rows` × `cols` elements, the first at (row, col) of C.
 template <typename Panel, typename Sum = Panel>
 struct GemmBlock {
@@ -35,6 +41,7 @@ struct GemmBlock {
   int64_t b_stride = 0;
   Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
   int64_t row = 0, col = 0, rows = 0, cols = 0;
+  Lines next{};                      // prefetched meanwhile by kernels for bf16 pairs; empty: the next panel of B
   bool first = false, last = false;  // first: sums are not initialised yet; last: elements are finished and stored
 };
 

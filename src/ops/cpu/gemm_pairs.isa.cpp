@@ -121,32 +121,60 @@ void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_
 template <int R, int V>
 using Sums = Vec<float>[R][V];
 
-/// Prefetches the operands of the next blocks, a share with every pair: dozens of lines from L3 or memory at once would
-/// delay the loads of the multiplications. (The operands of an epilogue are prefetched all at once, but a whole block
-/// ahead of their use.)
-struct Ahead {
-  const char* b;     // the next panel, from L3 or memory
-  const char* sums;  // the next block's sums so far, from L2 or L3
-  int64_t b_share, sums_share;
+/// Prefetches the operands of later blocks, evenly over `steps` pairs: dozens of lines at once would delay the loads of
+/// the multiplications, and Zen 5 ignores prefetches when too many loads are outstanding.
+class Ahead {
+ public:
+  Ahead(const Lines& next, int64_t steps)
+      : at_(next.data), lines_(next.lines), left_(next.lines), rows_(next.rows), skip_(next.pitch - lines_ * kLine) {
+    const int64_t all = next.rows * next.lines;
+    period_ = all == 0 ? kNever : steps < all ? 1 : steps / all;
+    wait_ = period_;
+  }
+  /// The next block's sums so far, from L2 or L3, over `pairs` pairs. `sums` must be valid memory: a prefetch of a null
+  /// pointer is slow.
+  void start_sums(const float* sums, int64_t count, int64_t pairs) {
+    sums_ = reinterpret_cast<const char*>(sums);
+    sums_share_ = count == 0 ? 0 : (count * static_cast<int64_t>(sizeof(float)) + pairs - 1) / pairs;
+  }
+  [[gnu::always_inline]] void step() {
+    __builtin_prefetch(sums_, 1, 3);
+    sums_ += sums_share_;
+    if (--wait_ > 0) return;
+    wait_ = period_;
+    __builtin_prefetch(at_, 0, 2);
+    at_ += kLine;
+    if (--left_ > 0) return;
+    at_ += skip_;
+    left_ = lines_;
+    if (--rows_ == 0) wait_ = kNever;
+  }
+
+ private:
+  static constexpr int64_t kNever = int64_t{1} << 62;
+  const char *at_, *sums_ = nullptr;
+  int64_t lines_, left_, rows_, skip_, period_ = 0, wait_ = 0, sums_share_ = 0;
 };
 
-/// Only the first Used of the R rows of a panel exist.
-template <int Used, int R, int V>
-[[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
-                                            Ahead ahead) {
+/// Only the first Used of the R rows of a panel exist. Calls between(part) before each of `parts` parts of the pairs.
+template <int Used, int R, int V, typename Between>
+[[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums, Ahead& ahead,
+                                            int64_t parts, Between between) {
+  const int64_t most = (pairs + parts - 1) / parts;
+  for (int64_t part = 0; pairs > 0; ++part, pairs -= most) {
+    between(part);
 #pragma GCC unroll 1  // if it is unrolled, GCC keeps some sums in memory
-  for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes) {
-    __builtin_prefetch(ahead.b, 0, 2);
-    __builtin_prefetch(ahead.sums, 1, 3);
-    ahead.b += ahead.b_share, ahead.sums += ahead.sums_share;
-    Pairs columns[V];
+    for (int64_t left = at_most(most, pairs); left > 0; --left, a += 2 * R, b += 2 * V * kPairLanes) {
+      ahead.step();
+      Pairs columns[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) columns[v] = load_pairs(b + 2 * v * kPairLanes);
+      for (int v = 0; v < V; ++v) columns[v] = load_pairs(b + 2 * v * kPairLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < Used; ++r) {
-      const Pairs x = splat_pair(a + 2 * r);
+      for (int r = 0; r < Used; ++r) {
+        const Pairs x = splat_pair(a + 2 * r);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) add_dots(sums[r][v], x, columns[v]);
+        for (int v = 0; v < V; ++v) add_dots(sums[r][v], x, columns[v]);
+      }
     }
   }
 }
@@ -208,6 +236,9 @@ template <Ending Kind, int64_t Width, typename C>
   }
 }
 
+/// Rows of a block whose lines of C and of the epilogue's operands are prefetched together.
+constexpr int64_t kRowsPerPart = 2;
+
 template <Ending Kind, int R, int V, typename C>
 void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   constexpr int64_t kWidth = V * kPairLanes, kSums = R * kWidth;
@@ -215,37 +246,40 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   const bool whole = g.first && g.last;
   alignas(64) float own[kSums];
   float* kept = g.sums;
-  const int64_t row_panels = (g.rows + R - 1) / R;
-  const auto share = [](int64_t bytes, int64_t times) { return (bytes + times - 1) / times; };
+  const int64_t row_panels = (g.rows + R - 1) / R, col_panels = (g.cols + kWidth - 1) / kWidth, pairs = g.k / 2;
+  Ahead ahead(g.next, pairs * row_panels * col_panels);
   for (int64_t j = 0; j < g.cols; j += kWidth) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j / kWidth * g.b_stride;
     const int64_t cols = at_most(g.cols - j, kWidth), col = g.col + j;
-    Ahead ahead{.b = reinterpret_cast<const char*>(b + g.b_stride),
-                .b_share = share(2 * kWidth * static_cast<int64_t>(sizeof(bf16)), row_panels),
-                .sums_share = whole ? 0 : share(2 * kSums * static_cast<int64_t>(sizeof(float)), g.k)};
+    if (g.next.rows == 0)
+      ahead = Ahead({reinterpret_cast<const char*>(b + g.b_stride), 0, 1, V * pairs}, pairs * row_panels);
     const bf16* a = g.a;
-    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, ahead.b += ahead.b_share * g.k / 2) {
+    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R) {
       const int64_t rows = at_most(g.rows - i, R), row = g.row + i;
       C* const c = s.c + row * s.ldc + col;
-      if (g.last) {
-        if constexpr (Kind == Ending::epilogue) EndAhead<Kind, kWidth, C>{s, row, col, rows}.ask(rows);
-        ask_to_write<kWidth>(c, s.ldc, rows);
-        if (s.pre != nullptr && !s.gradient) ask_to_write<kWidth>(s.pre + row * s.ld_pre + col, s.ld_pre, rows);
-      }
       Sums<R, V> sums;
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
-      ahead.sums =
-          whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: there are no sums to prefetch
+      ahead.start_sums(whole ? own : kept + kSums, whole ? 0 : kSums, pairs);
+      EndAhead<Kind, kWidth, C> end{s, row, col, rows};
+      const auto between = [&](int64_t part) __attribute__((always_inline)) {
+        if (!g.last) return;
+        const int64_t first = part * kRowsPerPart, n = at_most(kRowsPerPart, rows - first);
+        if constexpr (Kind == Ending::epilogue) end.ask(n);
+        ask_to_write<kWidth>(c + first * s.ldc, s.ldc, n);
+        if (Kind == Ending::epilogue && s.pre != nullptr && !s.gradient)
+          ask_to_write<kWidth>(s.pre + (row + first) * s.ld_pre + col, s.ld_pre, n);
+      };
+      const int64_t parts = g.last ? R / kRowsPerPart : 1;
       // The last panel may be short, and then requires fewer multiplications.
       if (rows <= 4) {
-        multiply<4>(g.k / 2, a, b, sums, ahead);
+        multiply<4>(pairs, a, b, sums, ahead, parts, between);
       } else if (R > 8 && rows <= 8) {
-        multiply<8>(g.k / 2, a, b, sums, ahead);
+        multiply<8>(pairs, a, b, sums, ahead, parts, between);
       } else {
-        multiply<R>(g.k / 2, a, b, sums, ahead);
+        multiply<R>(pairs, a, b, sums, ahead, parts, between);
       }
       if (g.last && kBare && cols == kWidth) {
         put_block(sums, c, rows, s);

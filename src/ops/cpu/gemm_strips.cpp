@@ -1,5 +1,6 @@
-// Small-batch GEMMs with the kernels for bf16 panels. All of A is packed once. Every task packs a strip of columns of B
-// and multiplies it immediately, so that B is read from memory once, and the strip's panels stay in a core's caches.
+// Small-batch GEMMs with the kernels for bf16 panels. A is packed first, a block of k at a time if it is large. Every
+// task packs a strip of columns of B and multiplies it immediately, so that B is read from memory once, and the strip's
+// panels stay in a core's caches. Meanwhile the kernels prefetch the strip that the same thread probably packs next.
 #include <limits>
 
 #include "ops/cpu/gemm_blocks.h"
@@ -8,10 +9,11 @@ namespace trainer::ops {
 namespace {
 
 constexpr int64_t kStripBytes = int64_t{256} << 10;  // maximum bytes of B that a task packs at once
-constexpr int64_t kStripCols = 128;                  // maximum columns of B per task
+constexpr int64_t kStripCols = 64;                   // maximum columns of B per task
 constexpr int64_t kStripCost = 8;                    // overhead of a task, in columns multiplied in that time
 constexpr int64_t kFewRows = 512;
-constexpr int64_t kFewElements = int64_t{4} << 20;  // maximum elements of A, which is packed as a whole
+constexpr int64_t kWholeElements = int64_t{4} << 20;  // maximum elements of A if all of it is packed at once
+constexpr int64_t kChunkTerms = 1024;                 // the same of k if A is larger
 
 /// Blocking of the GEMM.
 struct Strips {
@@ -27,21 +29,37 @@ struct Strips {
       if (cost <= best) best = cost, cols = candidate;
     }
     const auto aligned = [](int64_t bytes) { return round_up(bytes, int64_t{64}); };
+    count = divide_up(n, cols);
     padded_rows = round_up(m, kernels.rows);
-    a_bytes = aligned(padded_rows * sum.count * sum.length * kSize);
+    chunk_blocks = m * op.a.shape[1] <= kWholeElements ? sum.count : std::max<int64_t>(1, kChunkTerms / sum.length);
+    a_bytes = aligned(padded_rows * chunk_blocks * sum.length * kSize);
     b_bytes = aligned(cols * sum.length * kSize);
-    sums_bytes = sum.count > 1 ? aligned(padded_rows * cols * kSumSize) : 0;  // panel kernels never set whole_sums
+    // Kernels for panels never set whole_sums.
+    sums_bytes = sum.count > 1 ? aligned(padded_rows * cols * kSumSize) : 0;
   }
-  int64_t m, n, cols = 0, padded_rows = 0;
+  bool sums_shared() const { return chunk_blocks < sum.count; }  // the sums of every strip are kept between chunks of k
+  int64_t bytes(int threads) const {
+    return a_bytes + threads * b_bytes + (sums_shared() ? count : threads) * sums_bytes;
+  }
+
+  int64_t m, n, cols = 0, count = 0, padded_rows = 0;  // count: strips
   SumBlocks sum;
-  int64_t a_bytes, b_bytes, sums_bytes;  // b, sums: per thread
+  int64_t chunk_blocks;                  // blocks of k for which A is packed at once
+  int64_t a_bytes, b_bytes, sums_bytes;  // b: per thread; sums: per thread, or per strip if shared
 };
+
+/// The cache lines of elements [col, col + cols) × [term, term + terms) of op(B).
+Lines lines_of(const Operand<bf16>& b, int64_t col, int64_t cols, int64_t term, int64_t terms) {
+  constexpr int64_t kSize = sizeof(bf16), kLine = 64;
+  const int64_t rows = b.along_k ? cols : terms, elements = b.along_k ? terms : cols;
+  return {reinterpret_cast<const char*>(b.at(col, term)), b.ld * kSize, rows, divide_up(elements * kSize, kLine)};
+}
 
 template <typename C>
 void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels) {
-  const Strips plan(op, kernels, ex.device.threads());
-  const int64_t own_bytes = plan.b_bytes + plan.sums_bytes;
-  const Scratch scratch = ex.take("gemm", {plan.a_bytes + ex.device.threads() * own_bytes}, DType::u8);
+  const int threads = ex.device.threads();
+  const Strips plan(op, kernels, threads);
+  const Scratch scratch = ex.take("gemm", {plan.bytes(threads)}, DType::u8);
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
@@ -49,40 +67,56 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
   const GemmStore<bf16, C> store = store_of<bf16, C>(op);
   const SumBlocks& sum = plan.sum;
   bf16* const a_panels = reinterpret_cast<bf16*>(scratch.tensor().data);
-  std::byte* const workers = scratch.tensor().data + plan.a_bytes;
+  std::byte* const b_memory = scratch.tensor().data + plan.a_bytes;
+  std::byte* const sums_memory = b_memory + threads * plan.b_bytes;
 
   const int64_t panels = plan.padded_rows / kernels.rows;
-  pool.parallel_for(panels * sum.count, [&](int64_t task) {
-    const int64_t block = task / panels, row = task % panels * kernels.rows;
-    kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, std::min(kernels.rows, plan.m - row), sum.size(block),
-                   a_panels + plan.padded_rows * sum.first(block) + row * sum.stored(block));
-  });
-  pool.parallel_for(divide_up(plan.n, plan.cols), [&](int64_t task, int worker) {
-    const int64_t col = task * plan.cols, cols = std::min(plan.cols, plan.n - col);
-    std::byte* const own = workers + worker * own_bytes;
-    for (int64_t block = 0; block < sum.count; ++block) {
-      const int64_t length = sum.stored(block);
-      bf16* const b_panels = reinterpret_cast<bf16*>(own);
-      kernels.pack_b(b.at(col, sum.first(block)), b.ld, b.along_k, cols, sum.size(block), b_panels,
-                     length * kernels.cols);
-      kernels.block({.k = length,
-                     .a = a_panels + plan.padded_rows * sum.first(block),
-                     .b = b_panels,
-                     .b_stride = length * kernels.cols,
-                     .sums = reinterpret_cast<float*>(own + plan.b_bytes),
-                     .col = col,
-                     .rows = plan.m,
-                     .cols = cols,
-                     .first = block == 0,
-                     .last = block + 1 == sum.count},
-                    store);
-    }
-  });
+  for (int64_t block0 = 0; block0 < sum.count; block0 += plan.chunk_blocks) {
+    const int64_t blocks = std::min(plan.chunk_blocks, sum.count - block0);
+    const auto a_of = [&](int64_t block) {
+      return a_panels + plan.padded_rows * (sum.first(block) - sum.first(block0));
+    };
+    pool.parallel_for(panels * blocks, [&](int64_t task) {
+      const int64_t block = block0 + task / panels, row = task % panels * kernels.rows;
+      kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, std::min(kernels.rows, plan.m - row),
+                     sum.size(block), a_of(block) + row * sum.stored(block));
+    });
+    // Strips from plan.count on are those of the next chunk.
+    const auto next_lines = [&](int64_t strip, int64_t block) -> Lines {
+      if (strip >= plan.count) strip -= plan.count, block = block0 + blocks;
+      if (strip >= plan.count || block >= sum.count) return {};
+      const int64_t col = strip * plan.cols;
+      return lines_of(b, col, std::min(plan.cols, plan.n - col), sum.first(block), sum.size(block));
+    };
+    pool.parallel_for(plan.count, [&](int64_t strip, int worker) {
+      const int64_t col = strip * plan.cols, cols = std::min(plan.cols, plan.n - col);
+      bf16* const b_panels = reinterpret_cast<bf16*>(b_memory + worker * plan.b_bytes);
+      std::byte* const sums = sums_memory + (plan.sums_shared() ? strip : worker) * plan.sums_bytes;
+      for (int64_t block = block0; block < block0 + blocks; ++block) {
+        const int64_t length = sum.stored(block);
+        kernels.pack_b(b.at(col, sum.first(block)), b.ld, b.along_k, cols, sum.size(block), b_panels,
+                       length * kernels.cols);
+        const bool more = block + 1 < block0 + blocks;
+        kernels.block({.k = length,
+                       .a = a_of(block),
+                       .b = b_panels,
+                       .b_stride = length * kernels.cols,
+                       .sums = reinterpret_cast<float*>(sums),
+                       .col = col,
+                       .rows = plan.m,
+                       .cols = cols,
+                       .next = more ? next_lines(strip, block + 1) : next_lines(strip + threads, block0),
+                       .first = block == 0,
+                       .last = block + 1 == sum.count},
+                      store);
+      }
+    });
+  }
 }
 
 }  // namespace
 
-bool packs_strips(int64_t m, int64_t k) { return m <= kFewRows && k > 0 && m * k <= kFewElements; }
+bool packs_strips(int64_t m, int64_t k) { return m <= kFewRows && k > 0; }
 
 void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table) {
   op.c.dtype == DType::bf16 ? run_strips(ex, op, table.bf16_out) : run_strips(ex, op, table.f32_out_kept);

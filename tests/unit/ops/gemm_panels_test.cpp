@@ -176,24 +176,31 @@ TEST(GemmPanels, WriteLargeResultsWholly) {
 }
 
 // More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them. (For small
-// batches with A not transposed, B is packed in strips, over many blocks of k.)
+// batches with A not transposed, B is packed in strips, over many blocks of k, and a large A is packed block by block.)
 TEST(GemmPanels, CutLargeOperandsIntoChunks) {
   const auto expect = [](Problem problem, std::initializer_list<bool> packed_or_not) {
     const std::vector<std::byte> before = problem.out.memory;
-    for (const bool pairs : {true, false})
+    for (const bool pairs : {true, false}) {
+      std::vector<std::byte> first;
       for (const bool packed : packed_or_not) {
         const Panels set = panels_of(pairs).back();
         Machine machine(2, set.isa);
         problem.out.memory = before;
         multiply(machine, problem, *set.table, packed);
         problem.expect_result();
+        if (first.empty()) first = problem.out.memory;
+        EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", by " << set.name << ", packed " << packed;
       }
+    }
   };
   for (const auto& [m, n, k] :
        std::initializer_list<std::array<int64_t, 3>>{{9, 2100, 5000}, {11, 40, 30000}, {9, 1100, 9000}}) {
     expect(Problem({m, n, k, DType::bf16, DType::bf16, true, true, Ending::residual_in_place}), {false});
     expect(Problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place}), {false, true});
   }
+  for (const bool trans_b : {true, false})
+    expect(Problem({300, 70, 14000, DType::bf16, DType::bf16, false, trans_b, Ending::residual_in_place}),
+           {false, true});
   expect(Problem({11, 500, 17000, DType::bf16, DType::f32, true, false, Ending::accumulate}), {false});
 }
 
