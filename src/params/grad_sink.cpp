@@ -30,6 +30,7 @@ GradSink::GradSink(ParamStore& store, const Options& options)
       sums_(store.slot_groups().size()),
       replica_sums_(store.slot_groups().size()),
       reduced_(store.slot_groups().size()),
+      summed_(store.slot_groups().size()),
       pieces_(store.slot_groups().size()),
       options_(options) {
   flights_.reserve(kMostFlights);
@@ -82,6 +83,7 @@ Tensor GradSink::region_of(int group, const Region& region) const {
 void GradSink::begin_step() {
   std::fill(written_.begin(), written_.end(), char{0});
   std::fill(reduced_.begin(), reduced_.end(), char{0});
+  std::fill(summed_.begin(), summed_.end(), char{0});
   std::fill(placed_.begin(), placed_.end(), char{0});
   completed_ = -1;
 }
@@ -206,6 +208,8 @@ void GradSink::start_replica_sum(Exec& ex) {
         replicas.split_state
             ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
             : replicas.grads->all_reduce(ex, grad);
+  // While the last of it may still be in a CPU's caches.
+  if (replicas.count() == 1 && ex.device.kind() == device::DeviceKind::cpu) sum_group(ex, static_cast<size_t>(index));
   const int before = std::exchange(completed_, index);
   if (!on_reduced_) return;
   if (before >= 0) join_replica_sum(ex, before);
@@ -229,19 +233,7 @@ GradNorm GradSink::finish(Exec& ex) {
   // The groups' reductions end in the order in which they started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
     join_replica_sum(ex, static_cast<int>(g));
-    for (const Piece& piece : pieces_[g]) {
-      Tensor x = region_of(static_cast<int>(g), piece.region);
-      const bool packed = piece.region.rows > 1;
-      if (packed) {
-        const Tensor copy = strided_.tensor().range(0, piece.region.count());
-        ops::run(ex, ops::Copy{x, copy.reshape(x.shape)});
-        x = copy;
-      }
-      norms_.push_back({x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
-      if (packed) sum_squares(ex);  // before the next piece is packed
-    }
-    // A CPU sums while later groups are reduced; a GPU fills better with all groups at once.
-    if (ex.device.kind() == device::DeviceKind::cpu) sum_squares(ex);
+    sum_group(ex, g);
   }
   sum_squares(ex);
   if (!ex.device.dry()) {
@@ -278,6 +270,23 @@ GradNorm GradSink::finish(Exec& ex) {
                             : "the sum of squares (overflow)";
   }
   return result;
+}
+
+void GradSink::sum_group(Exec& ex, size_t g) {
+  if (std::exchange(summed_[g], char{1}) != 0) return;
+  for (const Piece& piece : pieces_[g]) {
+    Tensor x = region_of(static_cast<int>(g), piece.region);
+    const bool packed = piece.region.rows > 1;
+    if (packed) {
+      const Tensor copy = strided_.tensor().range(0, piece.region.count());
+      ops::run(ex, ops::Copy{x, copy.reshape(x.shape)});
+      x = copy;
+    }
+    norms_.push_back({x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
+    if (packed) sum_squares(ex);  // before the next piece is packed
+  }
+  // A CPU sums while later groups are reduced; a GPU fills better with all groups at once.
+  if (ex.device.kind() == device::DeviceKind::cpu) sum_squares(ex);
 }
 
 void GradSink::sum_squares(Exec& ex) {

@@ -103,6 +103,8 @@ class GradSink {
   };
   /// Before the first write of a step to a group's gradient: gives it memory (ParamStore::place_gradient).
   void place(Exec& ex, SlotId id);
+  /// Adds the group's pieces to norms_, once per step; a CPU computes their block sums immediately.
+  void sum_group(Exec& ex, size_t g);
   /// Computes the block sums of the vectors in norms_, and empties it.
   void sum_squares(Exec& ex);
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
@@ -127,6 +129,7 @@ class GradSink {
   std::vector<std::vector<Sum>> sums_;      // by group
   std::vector<comm::Ticket> replica_sums_;  // by group
   std::vector<char> reduced_;               // by group: its gradient for this step is complete
+  std::vector<char> summed_;                // by group: its pieces are in norms_ or summed in this step
   std::function<void(Exec&, int)> on_reduced_;
   int finished_ = -1;                       // the group that waits for start_replica_sum(); -1: none
   int completed_ = -1;                      // the last group whose reduction over the replicas has started
