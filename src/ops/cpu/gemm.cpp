@@ -294,8 +294,8 @@ void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
     const bool kept = op.packed_b && (op.a.dtype != DType::bf16 || table.panels == nullptr);
     with_vectors(op.a.dtype, op.c.dtype, table,
                  [&](const auto& kernels) { small_batch_product(ex, op, kernels, kept); });
-  } else if (op.a.dtype == DType::bf16 && table.panels != nullptr && !op.packed_b && !op.trans_a &&
-             packs_strips(op.c.shape[0], op.a.shape[1])) {
+  } else if (op.a.dtype == DType::bf16 && !op.packed_b && !op.trans_a &&
+             packs_strips(table, op.c.shape[0], op.a.shape[1])) {
     strip_product(ex, op, *table.panels);
   } else {
     const bool kept = static_cast<bool>(op.packed_b);

@@ -41,7 +41,7 @@ struct GemmBlock {
   int64_t b_stride = 0;
   Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
   int64_t row = 0, col = 0, rows = 0, cols = 0;
-  Lines next{};                      // prefetched meanwhile by kernels for bf16 pairs; empty: the next panel of B
+  Lines next{};  // prefetched during the multiplication, only by pair kernels; empty: B's next panel
   bool first = false, last = false;  // first: sums are not initialised yet; last: elements are finished and stored
 };
 
@@ -70,7 +70,9 @@ struct GemmKernels {
   int64_t chunk_terms = 8192;  // maximum k of A that a task packs at once; for longer k, sums are kept between chunks
   bool whole_sums = true;      // false: the kernel needs no memory for sums if k is a single block
   bool by_block = false;       // if k has several blocks: A is packed a block at a time, not for all of k at once
-  bool may_stream = false;     // large results are worth writing with non-temporal stores
+  int64_t strip_cols = 128;    // maximum columns of B that a small batch packs at once (gemm_strips.cpp)
+  int64_t strip_elements = int64_t{4} << 20;  // maximum elements of A of such a batch
+  bool may_stream = false;                    // large results are worth writing with non-temporal stores
 
   /// Packs `extent` rows of op(A) or columns of op(B) into panels. In dst, panels of A are k·rows elements apart (k
   /// rounded up to whole steps), those of B `stride`. along_k: a row (column) is contiguous along k in src; if not, the

@@ -320,7 +320,9 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .block_rows = 126,
                             .whole_rows = 266,
                             .whole_elements = 126 * 3072,
-                            .block_cols = 1024});
+                            .block_cols = 1024,
+                            .strip_cols = 64,
+                            .strip_elements = int64_t{16} << 20});
 }
 /// Wide blocks with a small number of rows write fewer lines of C at a time and read less of A. They are better for
 /// weight gradients, which sum over all tokens and whose A is packed for every GEMM.

@@ -1,6 +1,6 @@
 // Small-batch GEMMs with the kernels for bf16 panels. A is packed first, a block of k at a time if it is large. Every
 // task packs a strip of columns of B and multiplies it immediately, so that B is read from memory once, and the strip's
-// panels stay in a core's caches. Meanwhile the kernels prefetch the strip that the same thread probably packs next.
+// panels stay in a core's caches. Pair kernels prefetch the strip that the same thread probably packs next.
 #include <limits>
 
 #include "ops/cpu/gemm_blocks.h"
@@ -9,11 +9,10 @@ namespace trainer::ops {
 namespace {
 
 constexpr int64_t kStripBytes = int64_t{256} << 10;  // maximum bytes of B that a task packs at once
-constexpr int64_t kStripCols = 64;                   // maximum columns of B per task
 constexpr int64_t kStripCost = 8;                    // overhead of a task, in columns multiplied in that time
 constexpr int64_t kFewRows = 512;
 constexpr int64_t kWholeElements = int64_t{4} << 20;  // maximum elements of A if all of it is packed at once
-constexpr int64_t kChunkTerms = 1024;                 // the same of k if A is larger
+constexpr int64_t kChunkTerms = 1024;                 // maximum terms of k packed at once if A is larger
 
 /// Blocking of the GEMM.
 struct Strips {
@@ -21,7 +20,7 @@ struct Strips {
   Strips(const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels, int threads)
       : m(op.c.shape[0]), n(op.c.shape[1]), sum(op.a.shape[1], kernels) {
     constexpr int64_t kSize = sizeof(bf16), kSumSize = sizeof(float);
-    const int64_t most = std::clamp(kStripBytes / (sum.length * kSize), kernels.cols, kStripCols);
+    const int64_t most = std::clamp(kStripBytes / (sum.length * kSize), kernels.cols, kernels.strip_cols);
     double best = std::numeric_limits<double>::infinity();
     for (int64_t candidate = kernels.cols; candidate <= std::max(most, kernels.cols); candidate += kernels.cols) {
       const double tasks = static_cast<double>(divide_up(divide_up(n, candidate), threads) * threads);
@@ -116,7 +115,9 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
 
 }  // namespace
 
-bool packs_strips(int64_t m, int64_t k) { return m <= kFewRows && k > 0; }
+bool packs_strips(const GemmTable& table, int64_t m, int64_t k) {
+  return table.panels != nullptr && m <= kFewRows && k > 0 && m * k <= table.panels->bf16_out.strip_elements;
+}
 
 void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table) {
   op.c.dtype == DType::bf16 ? run_strips(ex, op, table.bf16_out) : run_strips(ex, op, table.f32_out_kept);

@@ -73,7 +73,7 @@ TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
   for (const Panels& set : panels())
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
              {300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}, {521, 45, 97}}) {
-      EXPECT_EQ(packs_strips(m, k), m < 512);  // both ways to read an unpacked B
+      EXPECT_EQ(packs_strips(*set.table, m, k), m < 512);  // both ways to read an unpacked B
       Problem problem({m, n, k, DType::bf16, DType::bf16, false, true});
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 7})
@@ -184,7 +184,7 @@ TEST(GemmPanels, CutLargeOperandsIntoChunks) {
       std::vector<std::byte> first;
       for (const bool packed : packed_or_not) {
         const Panels set = panels_of(pairs).back();
-        Machine machine(2, set.isa);
+        Machine machine(packed ? 2 : 7, set.isa);
         problem.out.memory = before;
         multiply(machine, problem, *set.table, packed);
         problem.expect_result();
@@ -199,8 +199,9 @@ TEST(GemmPanels, CutLargeOperandsIntoChunks) {
     expect(Problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place}), {false, true});
   }
   for (const bool trans_b : {true, false})
-    expect(Problem({300, 70, 14000, DType::bf16, DType::bf16, false, trans_b, Ending::residual_in_place}),
+    expect(Problem({300, 70, 14001, DType::bf16, DType::bf16, false, trans_b, Ending::residual_in_place}),
            {false, true});
+  expect(Problem({260, 40, 16500, DType::bf16, DType::f32, false, true, Ending::accumulate}), {false, true});
   expect(Problem({11, 500, 17000, DType::bf16, DType::f32, true, false, Ending::accumulate}), {false});
 }
 
@@ -224,7 +225,8 @@ TEST(GemmPanels, NanAndInfinityStayInTheirRowAndColumn) {
 
 TEST(GemmPanels, DryDeviceTakesTheScratchOfTheRealOne) {
   for (const Panels& set : panels())
-    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {12, 700, 2000}})
+    for (const auto& [m, n, k] :
+         std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {12, 700, 2000}, {300, 9, 14000}})
       for (const bool trans_a : {true, false}) {  // chunks and strips of B
         Problem problem({m, n, k, DType::bf16, DType::f32, trans_a, false, Ending::accumulate});
         device::CpuDevice cpu(2, set.isa);
