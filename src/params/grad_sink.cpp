@@ -208,7 +208,7 @@ void GradSink::start_replica_sum(Exec& ex) {
         replicas.split_state
             ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
             : replicas.grads->all_reduce(ex, grad);
-  // While the last of it may still be in a CPU's caches.
+  // The gradient is complete, and a CPU's caches may still hold some of it.
   if (replicas.count() == 1 && ex.device.kind() == device::DeviceKind::cpu) sum_group(ex, static_cast<size_t>(index));
   const int before = std::exchange(completed_, index);
   if (!on_reduced_) return;
