@@ -63,7 +63,8 @@ class GradSink {
   /// Takes over such a caller's reduction in flight, and joins it later, like the reduce-scatter of complete().
   void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
   /// Ends a group: this micro-batch's backward pass will write no more gradients of the group. Waits for the previous
-  /// group's reduce-scatters within the replica.
+  /// group's reduce-scatters within the replica. With one replica, a CPU also sums the squares of complete gradients
+  /// for finish(): in the last micro-batch, they must not change after that.
   void end_group(Exec& ex, int group);
   /// Sets `reduced`, which is called once per step for each group, in the order of the backward pass, when the group's
   /// gradient is complete: summed over all micro-batches, ranks and replicas (with ZeRO-1, for the chunk that this
