@@ -50,14 +50,18 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
 
   chunk_tiles = tiles;
   by_block = kernels.by_block && sum.count > 1;
-  chunk_blocks = by_block ? sum.count : std::min(sum.count, std::max<int64_t>(1, kernels.chunk_terms / sum.length));
+  int64_t chunk_terms = by_block ? sum.count * sum.length : kernels.chunk_terms;
   if (!packed) {
     const int64_t terms = sum.count * sum.length;
     const int64_t cols = std::max(kChunkCols, kPanelBytes / (terms * kSize));
     const int64_t chunks = divide_up(tiles, std::max<int64_t>(1, cols / tile_cols));
     chunk_tiles = divide_up(tiles, chunks);
-    chunk_blocks = std::min(chunk_blocks, std::max<int64_t>(1, kPanelBytes / (chunk_cols() * sum.length * kSize)));
+    chunk_terms = std::min(chunk_terms, kPanelBytes / (chunk_cols() * kSize));
+    // Every chunk reads and writes the sums, so they must be few compared with the operands' elements.
+    if (op.trans_a && !by_block && 2 * m * chunk_cols() <= k * (m + chunk_cols()))
+      chunk_terms = std::min(chunk_terms, kernels.gradient_terms);
   }
+  chunk_blocks = std::clamp<int64_t>(chunk_terms / sum.length, 1, sum.count);
   sums_shared = chunk_blocks < sum.count;
 
   int64_t most_rows = k <= kernels.whole_k ? kernels.whole_rows : kernels.block_rows;

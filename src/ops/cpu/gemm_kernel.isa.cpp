@@ -326,6 +326,7 @@ constexpr GemmKernels<T, C> kernels() {
           .block_rows = kBlockRows / R * R,
           .whole_rows = kBlockRows / R * R,
           .block_cols = kBlockCols / kShare<P>,
+          .gradient_terms = kGradientTerms / kShare<P>,
           .by_block = kByBlock,
           .pack_a = pack_a<R, T>,
           .pack_b = pack_b<T, P>,

@@ -23,6 +23,7 @@ constexpr int kRows = 6;
 constexpr int64_t kBlockK = 256, kBlockRows = 192, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
 constexpr bool kByBlock = false;                                      // no gain was measured
 #endif
+constexpr int64_t kGradientTerms = 512;  // the panels of both operands stay in caches until they are multiplied
 template <typename P>
 constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // the sizes above are for f32
 template <typename P>
