@@ -19,6 +19,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+const std::string kHead = "head.weight", kEmbedding = "wte";  // tensors of the output head and of the embedding
+
 /// Returns the problems as lines: at most ten, then the number of remaining problems.
 std::string listed(const std::vector<std::string>& problems) {
   constexpr size_t kMost = 10;
@@ -120,8 +122,8 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   std::vector<const StoredTensor*> sources;
   for (const TensorSlice& slice : slices) {
     std::string name = slice.name;
-    if (header().tied && !rules.tied && belongs_to(name, rules.head)) {
-      name = rules.embedding + name.substr(rules.head.size());
+    if (header().tied && !rules.tied && belongs_to(name, kHead)) {
+      name = kEmbedding + name.substr(kHead.size());
     }
     const auto found = stored.find(name);
     if (found == stored.end()) {

@@ -12,11 +12,10 @@
 
 namespace trainer::checkpoint {
 
-/// The parts of a checkpoint to load, and the names of the tensors of the head and the embedding.
+/// The parts of a checkpoint to load.
 struct LoadRules {
   bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's output head is tied to its embedding
-  std::string head = "head.weight", embedding = "wte";
 };
 
 /// Returns the tokenizer of a checkpoint, with the run's setting for the BOS token; an empty result if the checkpoint

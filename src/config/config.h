@@ -1,5 +1,5 @@
 #pragma once
-// The run's configuration as typed structs. Every key is declared once, in config/keys.cpp (default, range, unit,
+// The run's configuration as typed structs. Every key is declared once, in config/keys*.cpp (default, range, unit,
 // help); parsing, --set, validation, `config reference|show|check` and --help are driven by those declarations.
 #include <cstdint>
 #include <map>
@@ -214,7 +214,7 @@ struct LayerSpec {
 };
 
 struct Parallel {
-  std::string strategy;  // a name known to parallel/strategy.cpp
+  std::string strategy;  // a name in strategies.cpp
   int64_t tensor = 1;    // megatron-1d
   bool sequence_parallel = true;
   int64_t shards = 0;                     // fsdp; 0: all ranks of a replica

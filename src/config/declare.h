@@ -1,5 +1,5 @@
 #pragma once
-// Helpers for the declarations in keys.cpp and keys_parallel.cpp: each call binds one key to one struct member.
+// Helpers for the declarations in keys*.cpp: each call binds one key to one struct member.
 #include <algorithm>
 #include <initializer_list>
 #include <type_traits>

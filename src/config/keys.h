@@ -1,5 +1,5 @@
 #pragma once
-// The declarations of all keys. Each key is declared once, in keys.cpp or keys_parallel.cpp. The declarations drive the
+// The declarations of all keys. Each key is declared once, in keys*.cpp. The declarations drive the
 // parsing of files and of `--set`, type and range checks, the reference, `config show`, and the TOML of the effective
 // values.
 #include <functional>

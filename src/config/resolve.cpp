@@ -58,12 +58,8 @@ int64_t total_steps(const Config& config, int64_t step, int64_t tokens_seen) {
   return step + divide_up(left, std::max<int64_t>(1, train.global_batch * config.model.seq_len));
 }
 
-void resolve_homes(Config& config) {
-  each_path(config, [](std::string& path) { path = expand_home(path); });
-}
-
 void resolve(Config& config) {
-  resolve_homes(config);
+  each_path(config, [](std::string& path) { path = expand_home(path); });
   resolve_run(config);
   resolve_model(config.model);
   if (config.data.val_fraction < 0)

@@ -66,16 +66,12 @@ std::vector<double> seconds_together(const std::vector<std::function<void()>>& c
   return seconds;
 }
 
-/// Master weights, states and the gradient of some elements, one after the other.
-struct State {
-  Buffer memory;
-};
-
-void update(device::Device& where, const State& state, int64_t elements, DType master, const optim::Rule& rule) {
+/// `state`: master weights, states and the gradient of some elements, one after the other.
+void update(device::Device& where, const Buffer& state, int64_t elements, DType master, const optim::Rule& rule) {
   Arena none(where, Arena::Mode::heap);
   Meter meter;
   Exec ex{where, none, meter};
-  std::byte* at = state.memory.tensor().data;
+  std::byte* at = state.tensor().data;
   const auto next = [&](DType type) {
     return Tensor{std::exchange(at, at + elements * size_of(type)), {elements}, type, 0};
   };
@@ -87,10 +83,10 @@ void update(device::Device& where, const State& state, int64_t elements, DType m
 }
 
 /// Returns the host's memory bandwidth in bytes/s, using all host threads.
-double memory_rate(device::Device& host, const State& state) {
-  const int64_t bytes = state.memory.tensor().bytes();
+double memory_rate(device::Device& host, const Buffer& state) {
+  const int64_t bytes = state.tensor().bytes();
   constexpr int64_t kPiece = 1 << 18;
-  std::byte* const data = state.memory.tensor().data;
+  std::byte* const data = state.tensor().data;
   const double copy =
       static_cast<double>(bytes) / seconds_of([&] {
         host.host_pool().parallel_for(divide_up(bytes / 2, kPiece), [&](int64_t piece) {
@@ -123,38 +119,30 @@ double start_seconds(device::Device& device, device::Device& host) {
 }
 
 /// Returns the bytes/s of blocking copies from a GPU to host memory that is not pinned.
-double pageable_rate(device::Device& device, const State& from) {
-  std::vector<std::byte> memory(static_cast<size_t>(from.memory.tensor().bytes()));
+double pageable_rate(device::Device& device, const Buffer& from) {
+  std::vector<std::byte> memory(static_cast<size_t>(from.tensor().bytes()));
   const double seconds =
-      seconds_of([&] { device.copy_to_host(memory.data(), from.memory.tensor().data, from.memory.tensor().bytes()); });
+      seconds_of([&] { device.copy_to_host(memory.data(), from.tensor().data, from.tensor().bytes()); });
   return static_cast<double>(memory.size()) / seconds;
 }
 
 }  // namespace
 
-int64_t calibration_bytes(int64_t elements, int64_t master, int64_t kept) {
-  return std::min(elements, kMostElements) * (kept + master);
-}
-
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType master,
                     const optim::Rule& rule) {
   const int64_t n = std::min(elements, kMostElements), bytes_each = 2 * size_of(master) + optim::state_bytes(rule);
-  const auto on = [&](device::Device& where) {
-    return State{Buffer(where, "calibration", {n * bytes_each}, DType::u8)};
-  };
-  const State here = on(host), sent = on(host), received = on(host);  // kStatesOnHost
-  const State there = on(device), back = on(device);                  // kStatesOnDevice
+  const auto on = [&](device::Device& where) { return Buffer(where, "calibration", {n * bytes_each}, DType::u8); };
+  const Buffer here = on(host), sent = on(host), received = on(host);
+  const Buffer there = on(device), back = on(device);
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
   device.synchronize();  // the memory must be zeroed before streams write to it
   const std::unique_ptr<device::Device> in = device::make_stream(device), out = device::make_stream(device);
-  const auto count = static_cast<double>(n), bytes = static_cast<double>(here.memory.tensor().bytes());
+  const auto count = static_cast<double>(n), bytes = static_cast<double>(here.tensor().bytes());
   const auto copy_in = [&] {
-    in->copy_to_device(there.memory.tensor().data, sent.memory.tensor().data, sent.memory.tensor().bytes());
+    in->copy_to_device(there.tensor().data, sent.tensor().data, sent.tensor().bytes());
     in->synchronize();
   };
-  const auto copy_out = [&] {
-    out->copy_to_host(received.memory.tensor().data, back.memory.tensor().data, back.memory.tensor().bytes());
-  };
+  const auto copy_out = [&] { out->copy_to_host(received.tensor().data, back.tensor().data, back.tensor().bytes()); };
   Rates rates;
   rates.memory = memory_rate(host, here);
   rates.device = count / seconds_of([&] { update(*in, there, n, master, rule); });

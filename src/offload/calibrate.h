@@ -4,11 +4,6 @@
 
 namespace trainer::offload {
 
-/// Memory for the measurement: the number of states, each with master weights, the optimizer's states and
-/// the gradient of all measured parameters. Bytes per element: `master` of weights, `kept` of weights and states.
-inline constexpr int64_t kStatesOnDevice = 2, kStatesOnHost = 3;
-int64_t calibration_bytes(int64_t elements, int64_t master, int64_t kept);
-
 /// Measures the rates of an update over at most `elements` parameters:
 ///   - copies to and from the device, and updates on the host: all three concurrently, as in an update
 ///   - updates on the device: on their own, since they use neither the link nor the host

@@ -8,7 +8,6 @@ using mesh::Transit;
 
 GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place)
     : ranks_(ranks),
-      store_(store),
       place_(place),
       in_(spec.in),
       parts_(ranks, spec.parts),

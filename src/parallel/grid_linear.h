@@ -47,7 +47,6 @@ class GridLinear final : public Linear {
                                         const Tensor& result, bool transposed) const;
 
   const Ranks ranks_;
-  ParamStore& store_;
   const Place place_;
   const int64_t in_;
   const Parts parts_;

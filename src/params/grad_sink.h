@@ -4,9 +4,8 @@
 //
 // Communication starts as early as possible and overlaps with the backward pass of preceding groups:
 //   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the shards in
-//   which
-//     the slot is stored. The reduce-scatter overlaps with the computation of the next gradient. At most two are in
-//     flight: a third one waits.
+//     which the slot is stored. The reduce-scatter overlaps with the computation of the next gradient. At most two are
+//     in flight: a third one waits.
 //   - In the last micro-batch, partial sums that several ranks of a replica hold are all-reduced (Part::sum_over). One
 //     group later, the group's reduction over the replicas starts.
 #include <algorithm>

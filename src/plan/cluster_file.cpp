@@ -119,9 +119,6 @@ const std::vector<std::pair<std::string, DType>>& computes() {
       {"bf16", DType::bf16}, {"fp32", DType::f32}, {"fp64", DType::f64}};
   return all;
 }
-std::string name_of_compute(DType compute) {
-  return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
-}
 
 /// A number in a table, whose unit in the file may differ from the program's.
 struct Field {
@@ -307,7 +304,7 @@ std::string to_toml(const Cluster& cluster) {
   text("name", c.device);
   text("kind", c.cpu ? "cpu" : "gpu");
   numbers(fields_of_device(c));
-  for (const auto& [compute, peak] : c.peaks) number("tflops_" + name_of_compute(compute), peak / kTera);
+  for (const auto& [compute, peak] : c.peaks) number(format("tflops_{}", name_of(compute)), peak / kTera);
   for (const auto& [name, link] : {std::pair{"intra", &c.intra}, {"inter", &c.inter}}) {
     if (link->gb_per_s == 0) continue;
     out += format("\n[{}]\n", name);
@@ -319,13 +316,13 @@ std::string to_toml(const Cluster& cluster) {
   }
   for (ProductPoint& p : c.products) {
     out += "\n[[product]]\n";
-    text("compute", name_of_compute(p.compute));
+    text("compute", name_of(p.compute));
     text("form", name_of(p.form));
     numbers(fields(p));
   }
   for (AttentionPoint& p : c.attentions) {
     out += "\n[[attention]]\n";
-    text("compute", name_of_compute(p.compute));
+    text("compute", name_of(p.compute));
     text("pass", p.backward ? "backward" : "forward");
     numbers(fields(p));
   }

@@ -71,16 +71,11 @@ std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, cons
   return work;
 }
 
-std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster) {
+std::vector<OffloadOptimizer> offload_choices(const config::Config& config, const Cluster& cluster) {
   if (config.optim.name != config::OptimizerName::adamw || config::is_given(config, "offload.optimizer") ||
       cluster.cpu || !cluster.host.known())
     return {};
-  std::vector<config::Offload> all;
-  for (const OffloadOptimizer optimizer : {OffloadOptimizer::cpu, OffloadOptimizer::interleaved}) {
-    all.push_back(config.offload);
-    all.back().optimizer = optimizer;
-  }
-  return all;
+  return {OffloadOptimizer::cpu, OffloadOptimizer::interleaved};
 }
 
 int64_t residents_within(const OffloadWork& work, double bytes) {

@@ -31,9 +31,9 @@ double offload_seconds(const OffloadWork& work, const Cluster& cluster, double b
 std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, const std::optional<OffloadWork>& more,
                                     int64_t layers);
 
-/// Returns the settings of offload to try in addition to none. Returns an empty list if offload.optimizer is given, on
-/// CPUs, and if the cluster file has no [host] table.
-std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster);
+/// Returns the values of offload.optimizer to try in addition to none. Returns an empty list if offload.optimizer is
+/// given, on CPUs, and if the cluster file has no [host] table.
+std::vector<config::OffloadOptimizer> offload_choices(const config::Config& config, const Cluster& cluster);
 
 /// Returns how many subgroups fit on the device within `bytes` bytes.
 int64_t residents_within(const OffloadWork& work, double bytes);

@@ -23,8 +23,6 @@ int64_t bytes_of(const PlannedRun& run) {
   return sum;
 }
 
-std::string bytes_text(double bytes) { return format_bytes(bytes); }
-
 std::string along(const std::string& axis) {
   return axis == "control" ? "scalars (gradient norm, loss)" : "along " + axis;
 }
@@ -60,7 +58,7 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
   }
   return format(
       "each rank sends {} within its replica; lower bound for the matmuls of linears without replicated operands: {}\n",
-      bytes_text(moved), bytes_text(least));
+      format_bytes(moved), format_bytes(least));
 }
 
 }  // namespace
@@ -86,7 +84,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
       "{}{}: layouts estimated: {}; simulated: {}, the most promising ones and their variants "
       "({:.1f} s); {} of memory per rank, {}\n",
       cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.enumerated, plan.priced, plan.seconds,
-      bytes_text(plan.memory_limit), name_of(plan.compute));
+      format_bytes(plan.memory_limit), name_of(plan.compute));
   if (!plan.left_out.empty()) text += format("not tried: {}\n", fmt::join(plan.left_out, "; "));
   if (plan.spares_bf16_gradients)
     text +=
@@ -109,9 +107,8 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
         format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
                i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config),
                ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
-               ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)),
-               bytes_text(static_cast<double>(bytes_of(run))), format_count(run.tokens_per_s), format_percent(run.mfu),
-               fmt::join(notes, "; "));
+               ms(run.time.optimizer + run.time.offload), format_bytes(run.plan.total), format_bytes(bytes_of(run)),
+               format_count(run.tokens_per_s), format_percent(run.mfu), fmt::join(notes, "; "));
   }
   if (!plan.runs.empty() && !plan.runs.front().plan.offload)
     text += format("update of row 1: {}\n",
@@ -121,7 +118,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
     text +=
         format("simulated layouts that do not fit in memory: {}; the smallest, {} with {}, exceeds the limit by {}\n",
                plan.too_large.size(), run.strategy, run.layout,
-               bytes_text(static_cast<double>(run.plan.total) - plan.memory_limit));
+               format_bytes(static_cast<double>(run.plan.total) - plan.memory_limit));
   }
   return text;
 }
@@ -187,9 +184,9 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
     const auto found = best.plan.comm_bytes.find(axis);
     if (found != best.plan.comm_bytes.end())
       for (const auto& [operation, count] : found->second) bytes += count;
-    text += format("  {:<34}{:>10.4g} ms {:>8} overlapped, {}\n", along(axis), ms(comm.busy),
-                   format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
-                   bytes_text(static_cast<double>(bytes)));
+    text +=
+        format("  {:<34}{:>10.4g} ms {:>8} overlapped, {}\n", along(axis), ms(comm.busy),
+               format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1), format_bytes(bytes));
   }
   text += lower_bound_text(best, plan.compute);
   const std::vector<Sensitivity> all = sensitivities(best, cluster, request.vocab);
@@ -224,7 +221,7 @@ std::string emitted(const PlannedRun& run, const Cluster& cluster) {
       "{:.4g} optimizer), {} per rank. hardware.profile makes a run report its speed relative to it.\n",
       run.strategy, run.layout, cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)",
       ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
-      ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)));
+      ms(run.time.optimizer + run.time.offload), format_bytes(run.plan.total));
   config::Config config = run.config;
   config.hardware.profile = std::filesystem::absolute(expand_home(cluster.path)).lexically_normal().string();
   return text + config::to_toml(config);

@@ -24,7 +24,7 @@ struct StepTime {
     double busy = 0, exposed = 0;  // seconds in flight; seconds not overlapped with compute
   };
   std::map<std::string, Comm> comm;  // by axis
-  /// Seconds of communication (overlapped or not) and of GEMMs that were not interpolated from measurements.
+  /// Seconds of communication (overlapped or not) that were not interpolated from measurements.
   double unmeasured = 0;
 
   double exposed() const;

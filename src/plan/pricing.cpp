@@ -29,7 +29,6 @@ Machine machine_of(const Cluster& cluster, const Config& config, DType compute, 
   // GPUs use no packed weights, so any instruction set will do.
   machine.isa = cluster.cpu && cluster.measured ? own : device::Isa::avx2;
   machine.compute = compute;
-  machine.compute_reason = "the planner";
   machine.ranks = static_cast<int>(ranks);
   const double limit =
       config.hardware.memory_limit > 0 ? config.hardware.memory_limit * (1 << 30) : cluster.memory_bytes;
@@ -146,7 +145,7 @@ void Choice::set(Config& config) const {
 
 std::vector<Choice> choices(const Config& config, const Cluster& cluster) {
   std::vector<config::OffloadOptimizer> offloads = {config.offload.optimizer};
-  for (const config::Offload& offload : offload_choices(config, cluster)) offloads.push_back(offload.optimizer);
+  for (const config::OffloadOptimizer more : offload_choices(config, cluster)) offloads.push_back(more);
   std::vector<Choice> all;
   for (const config::OffloadOptimizer offload : offloads)
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {

@@ -15,7 +15,7 @@ struct MatrixPlacement {
   bool operator==(const MatrixPlacement&) const = default;
 };
 
-/// Returns the placement packed into one number, which is possible since a mesh has at most eight axes.
+/// Returns both placements packed into one number, which is possible since a mesh has at most eight axes.
 constexpr uint64_t pair_key(const MatrixPlacement& a, const MatrixPlacement& b) {
   uint64_t key = 0;
   for (const sharding::AxisSet set : {a.rows, a.cols, a.partial, b.rows, b.cols, b.partial}) key = key << 8 | set;

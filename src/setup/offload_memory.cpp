@@ -11,8 +11,6 @@ namespace {
 
 using config::OffloadOptimizer;
 
-std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
-
 /// Returns the bytes of host memory other than tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
@@ -33,8 +31,8 @@ bool fits(const RunPlan& plan, const Machine& machine) {
 std::string fits_without_offload(const RunPlan& plan, const Machine& machine) {
   const PlacedBytes memory = memory_of(plan);
   const int64_t bytes = machine.gpu ? memory.device : memory.device + memory.host + host_rest(plan);
-  return format("fits without offload: {}, {} of {} per rank", fits(plan, machine) ? "yes" : "no", bytes_text(bytes),
-                bytes_text(machine.memory_limit));
+  return format("fits without offload: {}, {} of {} per rank", fits(plan, machine) ? "yes" : "no", format_bytes(bytes),
+                format_bytes(machine.memory_limit));
 }
 
 }  // namespace
@@ -107,7 +105,7 @@ std::string offload_table(const RunPlan& plan, const config::Config& config, int
     const bool same = optimizer == config.offload.optimizer;
     RunPlan placed = same ? plan : plan_with(tried, config, vocab, machine);
     const PlacedBytes memory = memory_of(placed);
-    text += format("  {:<25}{:>12}{:>12}{}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
+    text += format("  {:<25}{:>12}{:>12}{}{}\n", name, format_bytes(memory.device), format_bytes(memory.host),
                    fits(placed, machine) ? "" : "  does not fit", same ? "  as configured" : "");
     return placed;
   };

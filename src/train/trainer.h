@@ -154,9 +154,9 @@ class Trainer {
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   /// Computes losses and gradients of a micro-batch, with a graph if there is one.
   void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
-  /// Returns why the step is a spike; empty if it is none. The same on every rank.
   /// Returns the step's update with the scalars of the first rank.
   optim::Update agreed_update(const StepWork& work, const params::GradNorm& norm);
+  /// Returns why the step is a spike; empty if it is none. The same on every rank.
   std::optional<Outcome::Spike> spike_of(const StepWork& work, const Outcome& outcome) const;
   /// Launches the micro-step's operators. `clock` is charged with the forward pass; null while a graph is captured.
   void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);

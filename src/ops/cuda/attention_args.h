@@ -1,5 +1,5 @@
 #pragma once
-// Arguments of the kernels of attention.cu: plain data, passed by value.
+// Arguments of the kernels of attention_*.cu: plain data, passed by value.
 #include <cstdint>
 
 #include "base/philox.h"

@@ -223,7 +223,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
   for_compute_type(op.x.dtype, "split norm x", [&]<typename T>(T) {
     constexpr int kPiece = wide_of<T>();
     const int64_t rows = op.x.rows(), cols = op.x.cols();
-    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, int64_t{128}));
+    const int64_t block_rows = reduction_rows(rows);
     const int64_t blocks = divide_up(rows, block_rows);
     const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
     Gradient<T> args = gradient_of<T>(op);
