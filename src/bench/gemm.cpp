@@ -1,7 +1,5 @@
 #include "bench/gemm.h"
 
-#include "tensor/host_copy.h"
-
 namespace trainer::bench {
 namespace {
 

@@ -6,8 +6,6 @@
 #include <set>
 
 #include "base/clock.h"
-#include "base/log.h"
-#include "base/median.h"
 #include "bench/attention.h"
 #include "bench/collectives.h"
 #include "bench/gemm.h"
@@ -18,7 +16,6 @@
 #include "offload/make.h"
 #include "ops/elementwise.h"
 #include "ops/op_timing.h"
-#include "plan/prediction.h"
 #include "setup/peak.h"
 
 namespace trainer::bench {

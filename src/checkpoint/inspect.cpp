@@ -1,7 +1,6 @@
 #include "checkpoint/inspect.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 

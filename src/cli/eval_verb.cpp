@@ -2,7 +2,6 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/join.h"
 #include "base/log.h"

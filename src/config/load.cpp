@@ -1,7 +1,6 @@
 #include "config/load.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "base/files.h"
 #include "base/join.h"

@@ -6,7 +6,6 @@
 #include "base/format.h"
 #include "base/join.h"
 #include "base/shape.h"
-#include "config/layouts.h"
 #include "config/sharding_spec.h"
 
 namespace trainer::config {

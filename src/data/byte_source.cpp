@@ -9,7 +9,6 @@
 #include <cerrno>
 
 #include "base/checksum.h"
-#include "base/files.h"
 #include "config/file_kind.h"
 #include "data/byte_stream.h"
 

@@ -2,7 +2,6 @@
 
 #include "base/error.h"
 #include "config/mistakes.h"
-#include "config/resolve.h"
 
 namespace trainer::data {
 

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 
 #include "base/error.h"

@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 #include <queue>
-#include <tuple>
 
 #include "base/error.h"
 

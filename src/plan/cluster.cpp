@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 
-#include "base/error.h"
 #include "comm/collective.h"
 
 namespace trainer::plan {

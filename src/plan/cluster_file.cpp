@@ -1,7 +1,6 @@
 // Reading and writing cluster files: profiles and descriptions of clusters.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "base/error.h"
 #include "base/files.h"

@@ -1,9 +1,7 @@
 #include "plan/layer_costs.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "base/error.h"
 #include "optim/make.h"
 #include "parallel/strategy.h"
 #include "plan/update_time.h"

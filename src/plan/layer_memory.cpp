@@ -1,7 +1,6 @@
 // The memory of layouts, as LayerCosts estimates it.
 #include <algorithm>
 
-#include "optim/make.h"
 #include "plan/layer_costs.h"
 
 namespace trainer::plan {

@@ -14,7 +14,6 @@
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
-#include "config/text.h"
 #include "plan/layout_search.h"
 #include "plan/update_time.h"
 

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "config/layouts.h"
-#include "config/resolve.h"
 #include "plan/plan_text.h"
 
 namespace trainer::plan {

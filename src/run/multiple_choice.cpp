@@ -1,10 +1,8 @@
 #include "run/multiple_choice.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
-#include "base/error.h"
 #include "train/scorer.h"
 
 namespace trainer::run {

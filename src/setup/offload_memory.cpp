@@ -1,7 +1,5 @@
 #include "setup/offload_memory.h"
 
-#include <algorithm>
-
 #include "base/units.h"
 #include "offload/engine.h"
 #include "offload/make.h"

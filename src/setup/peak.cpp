@@ -1,7 +1,6 @@
 #include "setup/peak.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.h"
 #include "base/median.h"

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <span>
 #include <vector>
 
 #include "base/error.h"

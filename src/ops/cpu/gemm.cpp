@@ -1,13 +1,11 @@
 #include "ops/cpu/gemm.h"
 
 #include <algorithm>
-#include <concepts>
 #include <limits>
 
 #include "ops/cpu/elementwise_kernels.h"
 #include "ops/cpu/gemm_blocks.h"
 #include "ops/operands.h"
-#include "ops/reduce.h"
 
 namespace trainer::ops {
 namespace {

@@ -1,8 +1,6 @@
 // Attention on a CUDA device: chooses the built-in kernels or a library's, and takes their scratch.
 #include "ops/attention.h"
 
-#include <cmath>
-
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/fused_attention.h"
 #include "ops/cuda/ops.h"
