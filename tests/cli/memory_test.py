@@ -51,14 +51,14 @@ class Memory(rig.Runs):
         self.holds(*sets)  # the tokenizer now exists
 
     def seconds_to_plan(self, layers):
-        """Returns CPU seconds, which do not depend on other programs."""
+        """Returns CPU seconds, which depend less on other programs than elapsed time, but may still double."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         self.trainer("train", "--dry-run", "--config", "config.toml", "--set", f"model.n_layer={layers}")
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     def test_planning_takes_a_time_linear_in_depth(self):
         few, many = self.seconds_to_plan(500), self.seconds_to_plan(2000)
-        self.assertLess(many, 2)
+        self.assertLess(many, 10)  # a second on an idle machine
         self.assertLess(many, 8 * few + 0.1)
 
     def test_a_plan_that_does_not_fit_is_shown_too(self):
