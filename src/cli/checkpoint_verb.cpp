@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 void print_result(const CheckpointOptions& o, const json& document, const std::string& text) {
-  print(o.json ? document.dump() + "\n" : text);
+  print(o.json ? document.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : text);
 }
 
 int strip(const CheckpointOptions& o) {
@@ -102,11 +102,13 @@ int checkpoint_command(const CheckpointOptions& o) {
   if (o.what == "import") return import_model(o);
   const std::string path = checkpoint_path("checkpoint " + o.what, o.checkpoint, o.config);
   if (o.what == "inspect") {
-    print(o.json ? checkpoint::inspect_json(path).dump() + "\n" : report::printable(checkpoint::inspect_text(path)));
+    print(o.json ? checkpoint::inspect_json(path).dump(-1, ' ', false, json::error_handler_t::replace) + "\n"
+                 : report::printable(checkpoint::inspect_text(path)));
     return 0;
   }
   const checkpoint::VerifyReport report = checkpoint::verify(path);
-  print(o.json ? checkpoint::to_json(report).dump() + "\n" : report::printable(checkpoint::to_text(report)));
+  print(o.json ? checkpoint::to_json(report).dump(-1, ' ', false, json::error_handler_t::replace) + "\n"
+               : report::printable(checkpoint::to_text(report)));
   return report.problems.empty() ? 0 : exit_status(Code::checkpoint);
 }
 

@@ -80,7 +80,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
         {"checkpoint", model.folder.string()},  {"step", model.step},     {"questions", result.questions},
         {"truncated", result.truncated},        {"accuracy", result.raw}, {"accuracy_per_token", result.per_token},
         {"accuracy_per_byte", result.per_byte}, {"loss", result.loss}};
-    print(document.dump() + "\n");
+    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else {
     const std::string truncated =
         result.truncated == 0 ? ""
@@ -115,7 +115,8 @@ size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::
 
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
-  const run::SignalGuard signals;
+  std::optional<run::SignalGuard> signals;  // one per process: ranks that are threads share the handlers of rank 0
+  if (world.first() || world.transport() != "threads") signals.emplace();
   std::vector<std::string> uses = {"checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"};
   if (o.checkpoint.empty())  // --config locates the run and its data
     uses.insert(uses.end(),
@@ -167,7 +168,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
       if (set.bits_per_byte) one["bits_per_byte"] = *set.bits_per_byte;
     }
     if (!finite) document["reason"] = kNotFinite;
-    print(document.dump() + "\n");
+    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else {
     const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
     const std::string loss =

@@ -96,7 +96,7 @@ int tokenize_command(const TokenizeOptions& o) {
                                   {"vocab_size", tokenizer.vocab_size()},
                                   {"bos", tokenizer.bos() < 0 ? nlohmann::json() : nlohmann::json(tokenizer.bos())},
                                   {"reused", result.reused}};
-    print(document.dump() + "\n");
+    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else {
     print(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
                  result.documents, tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));

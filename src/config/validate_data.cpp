@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/join.h"
+#include "base/utf8.h"
 #include "config/checker.h"
 #include "config/file_kind.h"
 #include "config/suggest.h"
@@ -153,9 +154,14 @@ void check_sources(const Data& data, bool files, const std::filesystem::path& to
 
 std::string bad_characters(const std::string& name) {
   const auto bad = std::ranges::find_if(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-  return bad == name.end() ? ""
-                           : format("{}: names cannot contain control characters, found one at position {}",
-                                    to_toml(Value(name)), bad - name.begin() + 1);
+  if (bad != name.end())
+    return format("{}: names cannot contain control characters, found one at position {}", to_toml(Value(name)),
+                  bad - name.begin() + 1);
+  std::string text = name;  // a checkpoint's copy of the configuration is TOML, which must be UTF-8
+  const Utf8Repair repair = utf8_repair(text);
+  return repair.replaced == 0 ? ""
+                              : format("\"{}\": names must be UTF-8, found another byte at position {}; rename it",
+                                       text, repair.first + 1);
 }
 
 void check_data(const Config& config, bool files, Checker& checker) {

@@ -99,7 +99,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
   replace_file(model, tokenizer.bytes());
   record["key"] = key;
   record["hash"] = tokenizer.hash();
-  replace_file(manifest, record.dump(2) + "\n");
+  replace_file(manifest, record.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   return tokenizer;
 }
 

@@ -88,8 +88,11 @@ Question question_of(const Json& line, const std::string& where, const Tokenizer
   Question question{.choices = {}, .answer = *label};
   std::string context = line["ctx"].get<std::string>();
   while (context.ends_with(' ')) context.pop_back();  // the space belongs to the ending
-  for (const Json& ending : line["endings"])
+  for (const Json& ending : line["endings"]) {
+    if (ending.get_ref<const std::string&>().empty())
+      throw Error(Code::data, format("{}: an ending is empty; expected a text", where));
     question.choices.push_back(choice_of(context, ending.get<std::string>(), tokenizer));
+  }
   return question;
 }
 

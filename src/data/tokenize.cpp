@@ -102,7 +102,8 @@ class WorkFolder {
   void save() {
     tokens_.sync();
     documents_.sync();
-    replace_file(folder_ / "progress.json", json{{"key", key_}, {"done", to_json(done_)}}.dump());
+    replace_file(folder_ / "progress.json",
+                 json{{"key", key_}, {"done", to_json(done_)}}.dump(-1, ' ', false, json::error_handler_t::replace));
   }
 
   /// Completes both files, moves them to their final places and removes the folder.
@@ -299,7 +300,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
                         {"tokenizer", tokenizer.hash()},
                         {"checksums", checksums_of(output)},
                         {"done", to_json(work.done())}};
-  replace_file(manifest_path, written.dump(2) + "\n");
+  replace_file(manifest_path, written.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   work.remove();
   return result(true);
 }

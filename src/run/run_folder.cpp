@@ -30,7 +30,13 @@ void link_checkpoints(const config::Config& config) {
   std::error_code ignored;
   const fs::path target = fs::absolute(config.checkpoint.dir, ignored);
   if (fs::equivalent(link, target, ignored)) return;
-  if (fs::exists(fs::symlink_status(link, ignored)) && !fs::is_symlink(link, ignored)) return;
+  if (fs::exists(fs::symlink_status(link, ignored)) && !fs::is_symlink(link, ignored)) {
+    log::warning(
+        "{} has the checkpoints of an earlier run, which commands use if they are given the run's folder; this "
+        "run's are in {}: pass that folder, or remove the other one",
+        link.string(), target.string());
+    return;
+  }
   fs::remove(temporary, ignored);
   std::error_code failed;
   fs::create_directory_symlink(target, temporary, failed);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/utf8.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/model_keys.h"
 #include "checkpoint/param_slices.h"
@@ -108,7 +109,9 @@ std::string config_for_anywhere(config::Config config) {
   const auto whole = [](std::string& path) {
     std::error_code failed;
     const fs::path absolute = fs::absolute(path, failed);
-    if (!failed) path = absolute.lexically_normal().string();
+    // In a folder whose name TOML cannot contain, the path stays relative.
+    if (std::string text = absolute.lexically_normal().string(); !failed && utf8_repair(text).replaced == 0)
+      path = text;
   };
   for (std::vector<std::string>* files : config::file_lists(config.data))
     for (std::string& path : *files) whole(path);

@@ -223,7 +223,7 @@ bool TrainingLoop::is_evaluation_due() const {
 }
 
 bool TrainingLoop::is_evaluation_missing() {
-  if (!world_.first() || state_.step == 0 || !is_evaluation_due()) return false;
+  if (!world_.first() || open_.datasets.val.empty() || state_.step == 0 || !is_evaluation_due()) return false;
   const std::vector<report::EvalReport> evals =
       report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
   const auto eval = std::ranges::find(evals, state_.step, &report::EvalReport::step);

@@ -2,6 +2,7 @@
 """Evaluation as reported in papers: sliding windows, multiple choice, many prompts."""
 import json
 import math
+import os
 import shutil
 
 import rig
@@ -42,6 +43,33 @@ class Evaluation(rig.Runs):
     def test_any_number_of_groups_is_at_most_all(self):
         self.assertEqual(self.json("eval", "--batches", str(2**60)), self.json("eval"))
         self.train("run.dir=many", "train.eval_batches=1000000000000000000", max_steps=3)
+
+    # --- runs
+
+    def test_ranks_may_be_threads(self):
+        alone = self.json("eval", "--set", "run.threads=1")
+        threads = self.json("eval", "--set", "run.threads=1", "parallel.transport=threads", "parallel.data=2")
+        self.assertAlmostEqual(threads["loss"], alone["loss"], delta=1e-12)
+
+    def test_a_run_without_validation_data_finishes_once(self):
+        sets = ["run.dir=unvalidated", "data.val_fraction=0", "train.steps=3", "optim.warmup_steps=0"]
+        self.train(*sets)
+        events = (self.folder / "unvalidated/metrics.jsonl").read_text()
+        self.assertIn("finished", self.train(*sets))
+        self.assertEqual((self.folder / "unvalidated/metrics.jsonl").read_text(), events)
+
+    def test_names_of_files_are_any_bytes(self):
+        name = os.fsdecode(b"caf\xe9.txt")
+        (self.folder / "odd").mkdir()
+        shutil.copy(self.folder / "text.txt", self.folder / "odd" / name)
+        sets = ["run.dir=odd-run", "data.train=odd/*.txt", "data.tokenizer=train", "data.vocab_size=300"]
+        self.train(*sets, max_steps=2)
+        self.train(*sets, max_steps=1)  # resumes
+        self.assertIn("must be UTF-8", self.train(f"data.train=odd/{name}", "run.dir=odd-name", status=2))
+
+    def test_a_checkpoint_is_averaged_once(self):
+        stderr = self.trainer("checkpoint", "merge", "run", "./run", "-o", "mean", status=5)
+        self.assertIn("named twice", stderr)
 
     # --- windows
 
