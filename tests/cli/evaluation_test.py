@@ -65,7 +65,9 @@ class Evaluation(rig.Runs):
         sets = ["run.dir=odd-run", "data.train=odd/*.txt", "data.tokenizer=train", "data.vocab_size=300"]
         self.train(*sets, max_steps=2)
         self.train(*sets, max_steps=1)  # resumes
-        self.assertIn("must be UTF-8", self.train(f"data.train=odd/{name}", "run.dir=odd-name", status=2))
+        self.assertIn("not UTF-8", self.train(f"data.train=odd/{name}", "run.dir=odd-name", status=2))
+        shutil.copy(self.folder / "config.toml", self.folder / f"{name}.toml")  # the name of the run
+        self.assertIn("must be UTF-8", self.trainer("--config", f"{name}.toml", status=2))
 
     def test_a_checkpoint_is_averaged_once(self):
         stderr = self.trainer("checkpoint", "merge", "run", "./run", "-o", "mean", status=5)
