@@ -73,8 +73,8 @@ void run(Exec& ex, const Gemm& op) {
 bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use) {
   constexpr int64_t kFewUses = 2;  // writing and rereading the copy costs as much as packing it that many times
   if (device.kind() != device::DeviceKind::cpu) return false;
-  if (compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
-    return use.constant && (use.m > kSmallBatchRows || !use.transposed);
+  if (use.m <= kSmallBatchRows) return use.constant && !use.transposed;
+  if (compute != DType::bf16 || device.isa() < device::Isa::avx512bf16) return use.constant;
   return use.uses > kFewUses || !packs_strips(gemm_table(device.isa()), use.m, use.k);
 }
 

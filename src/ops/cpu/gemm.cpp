@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "ops/cpu/elementwise_kernels.h"
 #include "ops/cpu/gemm_blocks.h"
@@ -14,9 +15,7 @@ constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a ti
 constexpr int64_t kChunkCols = 1024;  // minimum columns per chunk, so that packing A again for each chunk costs little
 constexpr int64_t kPackStrip = 128;   // maximum columns of B per packing task
 constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
-constexpr int64_t kTaskBytes = int64_t{256} << 10;  // bytes of B per task of a small batch that reads B in stored order
-constexpr int64_t kTaskPanels = 8;                  // minimum panels per such task, so that it reads long streams
-constexpr int64_t kTaskSums = int64_t{1} << 20;     // maximum bytes of sums that a task keeps in L2 between blocks
+constexpr int64_t kTaskSums = int64_t{1} << 20;  // maximum bytes of sums that a task keeps in L2 between blocks
 
 /// Blocking of a GEMM. C is divided into tiles of tile_cols columns. A chunk is the part of B that is packed at once:
 /// chunk_tiles tiles by chunk_blocks blocks of k. A task computes task_rows rows by group_tiles tiles of a chunk.
@@ -56,7 +55,8 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
     chunk_tiles = divide_up(tiles, chunks);
     chunk_terms = std::min(chunk_terms, kPanelBytes / (chunk_cols() * kSize));
     // Every chunk reads and writes the sums, so they must be few compared with the operands' elements.
-    if (op.trans_a && !by_block && 2 * m * chunk_cols() <= k * (m + chunk_cols()))
+    const int64_t sums = m * chunk_cols();
+    if (op.trans_a && !by_block && 2 * sums <= k * (m + chunk_cols()) && sums * kSumSize <= kPanelBytes)
       chunk_terms = std::min(chunk_terms, kernels.gradient_terms);
   }
   chunk_blocks = std::clamp<int64_t>(chunk_terms / sum.length, 1, sum.count);
@@ -197,9 +197,23 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   }
 }
 
+/// Divides n columns of a small batch into strips, one per task, and returns their ends. If strips are `long_streams`
+/// of memory, the first tasks are the longest, since streams start slowly, and the last ones are short, since threads
+/// wait for them.
+std::vector<int64_t> strip_ends(int64_t n, int64_t threads, bool long_streams) {
+  constexpr int64_t kWidth = 32, kLeast = 64;
+  const int64_t equal = divide_up(n, round_up(divide_up(n, kSmallBatchCols), threads));
+  std::vector<int64_t> ends;
+  for (int64_t col = 0; col < n;) {
+    const int64_t part = long_streams ? std::max(std::min(kLeast, equal), 3 * (n - col) / (4 * threads)) : equal;
+    ends.push_back(col = std::min(n, col + std::min(kSmallBatchCols, round_up(part, kWidth))));
+  }
+  return ends;
+}
+
 /// A GEMM with m <= kSmallBatchRows is bound by reading B, which is read once: in place, or if `kept` from packed_b.
-template <typename T, typename C>
-void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels, bool kept) {
+template <typename T, typename C, typename Panel>
+void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, Panel>& kernels, bool kept) {
   using P = AccumulatorOf<T>;
   const int64_t m = op.c.shape[0], n = op.c.shape[1], k = op.trans_a ? op.a.shape[0] : op.a.shape[1];
   const int64_t padded = small_batch_pad(m);
@@ -226,16 +240,11 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kern
   const T* const b = op.b.as<T>();
   const int64_t ldb = op.b.ld(), threads = ex.device.threads();
   const PackedWeight<T> packed{kept ? reinterpret_cast<const T*>(op.packed_b.data) : nullptr, k,
-                               SumBlocks(k, kernels).length, round_up(n, kernels.cols)};
-  // Whatever is read in stored order is divided into short tasks, since threads wait for the last one, but each task
-  // reads a few long streams.
-  const int64_t least = std::min(kTaskPanels * kernels.cols, n / (4 * threads));
-  const int64_t most =
-      kept || op.trans_b ? std::max({int64_t{1}, least, kTaskBytes / (k * size_of(op.b.dtype))}) : kSmallBatchCols;
-  const int64_t strips = round_up(divide_up(n, std::min(most, kSmallBatchCols)), threads);
-  const int64_t strip = std::min(kSmallBatchCols, round_up(divide_up(n, strips), int64_t{32}));
-  device::pool_of(ex.device).parallel_for(divide_up(n, strip), [&](int64_t task) {
-    const int64_t col = task * strip, cols = std::min(strip, n - col);
+                               SumBlocks(k, kernels).length, kernels.step, round_up(n, kernels.cols)};
+  const std::vector<int64_t> ends = strip_ends(n, threads, kept || op.trans_b);
+  device::pool_of(ex.device).parallel_for(static_cast<int64_t>(ends.size()), [&](int64_t task) {
+    const int64_t col = task == 0 ? 0 : ends[static_cast<size_t>(task) - 1];
+    const int64_t cols = ends[static_cast<size_t>(task)] - col;
     if (op.trans_b)
       kernels.small_batch_trans(x, m, b, ldb, k, col, cols, store);
     else if (kept)
@@ -293,9 +302,10 @@ static bool is_small_batch(const Gemm& op) {
 
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
   if (is_small_batch(op)) {
-    const bool kept = op.packed_b && (op.a.dtype != DType::bf16 || table.panels == nullptr);
-    with_vectors(op.a.dtype, op.c.dtype, table,
-                 [&](const auto& kernels) { small_batch_product(ex, op, kernels, kept); });
+    const bool kept = op.packed_b && !op.trans_b;  // a transposed weight is read in order in place, too
+    const auto multiply = [&](const auto& kernels) { small_batch_product(ex, op, kernels, kept); };
+    if (kept) return with_kernels(op.a.dtype, op.c.dtype, true, table, multiply);
+    with_vectors(op.a.dtype, op.c.dtype, table, multiply);
   } else if (op.a.dtype == DType::bf16 && !op.packed_b && !op.trans_a &&
              packs_strips(table, op.c.shape[0], op.a.shape[1])) {
     strip_product(ex, op, *table.panels);

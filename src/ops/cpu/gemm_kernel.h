@@ -45,12 +45,12 @@ struct GemmBlock {
   bool first = false, last = false;  // first: sums are not initialised yet; last: elements are finished and stored
 };
 
-/// A whole weight that pack_b_kept has packed for vector kernels: blocks of `block` terms of k, the last one shorter. A
-/// block has panels of `cols` columns each, together `padded_cols`.
+/// A whole weight that pack_b_kept has packed: blocks of `block` terms of k, the last one shorter but padded to whole
+/// steps. A block has panels of `cols` columns each, together `padded_cols`.
 template <typename T>
 struct PackedWeight {
   const T* data = nullptr;
-  int64_t k = 0, block = 0, padded_cols = 0;
+  int64_t k = 0, block = 0, step = 0, padded_cols = 0;
 };
 
 /// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the small-batch kernels is op(A), whose m <=
@@ -102,7 +102,7 @@ inline constexpr int64_t kSmallBatchRows = 8;
 inline constexpr int64_t kSmallBatchCols = 2048;  // long enough for the hardware to prefetch a row
 constexpr int64_t small_batch_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels for bf16 panels, with tiles or with pairs: packing and block GEMMs only.
+/// Kernels for bf16 panels, with tiles or with pairs; only packed weights are read by small batches.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
   GemmKernels<bf16, float, bf16> f32_out;       // for operands that are not packed

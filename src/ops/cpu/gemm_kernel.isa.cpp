@@ -1,7 +1,6 @@
 #include "ops/cpu/gemm_kernel.h"
 
-#include "ops/cpu/gemm_finish.h"
-#include "ops/cpu/gemm_pack.h"
+#include "ops/cpu/small_batch_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
@@ -128,104 +127,35 @@ void small_batch_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t 
   finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
 }
 
-/// Loads the two vectors of a panel's row. If Split, they are its even and its odd columns, which takes the fewest
-/// instructions for bf16.
-template <bool Split, typename T>
-[[gnu::always_inline]] inline void load_row(const T* p, Vec<AccumulatorOf<T>>* row) {
-  if constexpr (Split) {
-    const Halves both = load_halves(p);
-    row[0] = even_elements(both), row[1] = odd_elements(both);
-  } else {
-    row[0] = load(p), row[1] = load(p + kLanes<AccumulatorOf<T>>);
-  }
-}
-/// Loads sums in the column order of load_row.
-template <bool Split, typename P>
-[[gnu::always_inline]] inline void load_sums(const P* sums, Vec<P>* acc) {
-  const Vec<P> a = load(sums), b = load(sums + kLanes<P>);
-  acc[0] = Split ? shuffled<[](int i) { return 2 * i; }>(a, b) : a;
-  acc[1] = Split ? shuffled<[](int i) { return 2 * i + 1; }>(a, b) : b;
-}
-/// Stores sums that are in the column order of load_row.
-template <bool Split, typename P>
-[[gnu::always_inline]] inline void store_sums(P* sums, const Vec<P>* acc) {
-  constexpr int L = kLanes<P>;
-  constexpr auto low = [](int i) { return i / 2 + i % 2 * L; };
-  constexpr auto high = [](int i) { return (L + i) / 2 + i % 2 * L; };
-  store(sums, Split ? shuffled<low>(acc[0], acc[1]) : acc[0]);
-  store(sums + L, Split ? shuffled<high>(acc[0], acc[1]) : acc[1]);
-}
-
-/// Multiplies `terms` terms of M rows of x with G column panels of b. The panels are `stride` elements apart, their
-/// sums `apart` elements. Rows are processed four at a time, so that their sums stay in registers; b is reread from L1
-/// for the next four.
-template <int M, int G, typename T>
-[[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t stride,
-                                                     int64_t terms, AccumulatorOf<T>* sums, int64_t apart) {
+/// Panels of [k][two vectors of columns]. If Split, the vectors are the even and the odd columns, which takes the
+/// fewest instructions for bf16; with 8 rows, shuffling the sums every few terms costs more than it saves.
+template <typename T, bool Split>
+struct RowPanels {
   using P = AccumulatorOf<T>;
-  constexpr int L = kLanes<P>, R = M < 4 ? M : 4;
-  // With 8 rows, shuffling the sums every few terms costs more than it saves.
-  constexpr bool kSplit = std::is_same_v<T, bf16> && M <= 4;
-#pragma GCC unroll 2
-  for (int row = 0; row < M; row += R) {
-    Vec<P> acc[R][2 * G];
-#pragma GCC unroll 4
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) load_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * apart, acc[i] + 2 * g);
-    for (int64_t t = 0; t < terms; ++t) {
-      Vec<P> scale[R];
-#pragma GCC unroll 4
-      for (int i = 0; i < R; ++i) scale[i] = splat(x[t * M + row + i]);
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) {
-        Vec<P> w[2];
-        load_row<kSplit>(b + g * stride + t * 2 * L, w);
-#pragma GCC unroll 4
-        for (int i = 0; i < R; ++i) {
-          acc[i][2 * g] = fmadd(scale[i], w[0], acc[i][2 * g]);
-          acc[i][2 * g + 1] = fmadd(scale[i], w[1], acc[i][2 * g + 1]);
-        }
-      }
+  static constexpr int kVectors = 2, kStep = 1, L = kLanes<P>;
+  static constexpr int kTogether = std::is_same_v<T, bf16> ? 4 : 2;  // bf16 has half the bytes
+
+  [[gnu::always_inline]] static void load_terms(const T* panel, int64_t term, Vec<P> (&w)[kStep][kVectors]) {
+    const T* const at = panel + term * 2 * L;
+    if constexpr (Split) {
+      const Halves both = load_halves(at);
+      w[0][0] = even_elements(both), w[0][1] = odd_elements(both);
+    } else {
+      w[0][0] = load(at), w[0][1] = load(at + L);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) store_sums<kSplit>(sums + (row + i) * kSmallBatchCols + g * apart, acc[i] + 2 * g);
   }
-}
-
-/// With one or two rows, several panels are multiplied at a time: the sums of one panel would wait for the latency of
-/// multiply-adds, and panels of bf16, which have half the bytes, are read faster four at a time. These panels are far
-/// apart: each stream goes on with the adjacent panel, so that the hardware prefetches a few long streams. Sums are
-/// added in the order of k, as in small_batch_rows.
-template <int M, bool Near, typename T, typename C>
-void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
-                        const GemmStore<T, C>& s) {
-  using P = AccumulatorOf<T>;
-  constexpr int64_t kWidth = kCols<P>, kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
-  constexpr int kTogether = M > 2 ? 1 : M == 1 && std::is_same_v<T, bf16> ? 4 : 2;
-  const int64_t panels = (cols + kWidth - 1) / kWidth;
-  alignas(64) P sums[M * kSmallBatchCols] = {};
-  for (int64_t first = 0; first < b.k; first += b.block) {
-    const int64_t length = at_most(b.k - first, b.block), stride = length * kWidth;
-    const T* panel = b.data + first * b.padded_cols + col * length;
-    int64_t j = 0;  // panels done
-    const auto multiply = [&](auto together) __attribute__((always_inline)) {
-      const int64_t apart = (panels - j) / together, end = j + apart;
-      for (; j < end; ++j)
-        for (int64_t t = 0; t < length; t += kTerms)
-          small_batch_panel<M, together>(x + (first + t) * M, panel + j * stride + t * kWidth, apart * stride,
-                                         at_most(length - t, kTerms), sums + j * kWidth, apart * kWidth);
-      j += apart * (together - 1);
-    };
-    multiply(std::integral_constant<int, kTogether>());
-    if constexpr (kTogether == 4) multiply(std::integral_constant<int, 2>());
-    if constexpr (kTogether > 1) multiply(std::integral_constant<int, 1>());
+  [[gnu::always_inline]] static void load_sums(const P* sums, Vec<P>* acc) {
+    const Vec<P> a = load(sums), b = load(sums + L);
+    acc[0] = Split ? shuffled<[](int i) { return 2 * i; }>(a, b) : a;
+    acc[1] = Split ? shuffled<[](int i) { return 2 * i + 1; }>(a, b) : b;
   }
-  finish<Near>(sums, kSmallBatchCols, 0, col, m, cols, s);
-}
-
+  [[gnu::always_inline]] static void store_sums(P* sums, const Vec<P>* acc) {
+    constexpr auto low = [](int i) { return i / 2 + i % 2 * L; };
+    constexpr auto high = [](int i) { return (L + i) / 2 + i % 2 * L; };
+    store(sums, Split ? shuffled<low>(acc[0], acc[1]) : acc[0]);
+    store(sums + L, Split ? shuffled<high>(acc[0], acc[1]) : acc[1]);
+  }
+};
 /// Computes dot products of M rows of x with W rows of b, which share the loads. Rows of b are ldb elements apart,
 /// their sums `apart`.
 template <int M, int W, typename T>
@@ -275,46 +205,12 @@ void small_batch_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int6
 template <bool Near, typename T, typename C>
 void small_batch(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                  const GemmStore<T, C>& s) {
-  switch (small_batch_pad(m)) {
-    case 1:
-      return small_batch_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
-    case 2:
-      return small_batch_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
-    case 4:
-      return small_batch_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
-    default:
-      return small_batch_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
-  }
+  with_small_batch(m, [&](auto rows) { small_batch_rows<rows, Near>(x, m, b, ldb, k, col, cols, s); });
 }
-
-template <bool Near, typename T, typename C>
-void small_batch_packed(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
-                        const GemmStore<T, C>& s) {
-  switch (small_batch_pad(m)) {
-    case 1:
-      return small_batch_panels<1, Near>(x, m, b, col, cols, s);
-    case 2:
-      return small_batch_panels<2, Near>(x, m, b, col, cols, s);
-    case 4:
-      return small_batch_panels<4, Near>(x, m, b, col, cols, s);
-    default:
-      return small_batch_panels<8, Near>(x, m, b, col, cols, s);
-  }
-}
-
 template <bool Near, typename T, typename C>
 void small_batch_trans(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                        int64_t cols, const GemmStore<T, C>& s) {
-  switch (small_batch_pad(m)) {
-    case 1:
-      return small_batch_dot_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
-    case 2:
-      return small_batch_dot_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
-    case 4:
-      return small_batch_dot_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
-    default:
-      return small_batch_dot_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
-  }
+  with_small_batch(m, [&](auto rows) { small_batch_dot_rows<rows, Near>(x, m, b, ldb, k, col, cols, s); });
 }
 
 template <int R, typename T, typename C, bool Near = false>
@@ -335,7 +231,7 @@ constexpr GemmKernels<T, C> kernels() {
           .block_kept = block<R, Near, T, T, C>,
           .small_batch = small_batch<Near, T, C>,
           .small_batch_trans = small_batch_trans<Near, T, C>,
-          .small_batch_packed = small_batch_packed<Near, T, C>};
+          .small_batch_packed = small_batch_packed<Near, RowPanels<T, std::is_same_v<T, bf16>>, RowPanels<T, false>>};
 }
 
 template <int R, bool Near = false>

@@ -6,6 +6,7 @@
 // result is bitwise identical for all block lengths. Results without an epilogue are stored from registers into C.
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/panel_finish.h"
+#include "ops/cpu/small_batch_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
 
@@ -302,7 +303,8 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 
 template <int R, int V, typename C>
 constexpr GemmKernels<bf16, C, bf16> kernels(GemmKernels<bf16, C, bf16> sizes) {
-  constexpr int kWidth = V * static_cast<int>(kPairLanes);
+  constexpr int64_t kWidth = V * kPairLanes;
+  using Panels = PairPanels<kWidth, [](int64_t pair, int64_t column) { return 2 * (pair * kWidth + column); }>;
   sizes.rows = R;
   sizes.cols = kWidth;
   sizes.step = 2;
@@ -310,6 +312,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels(GemmKernels<bf16, C, bf16> sizes) {
   sizes.pack_a = pack_left<R>;
   sizes.pack_b = sizes.pack_b_kept = pack_pairs<kWidth>;
   sizes.block = sizes.block_kept = block<R, V, C>;
+  sizes.small_batch_packed = small_batch_packed<true, Panels, Panels>;
   return sizes;
 }
 /// Tall blocks: a row is one cache line of bf16.

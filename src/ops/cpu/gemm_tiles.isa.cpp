@@ -5,6 +5,7 @@
 // epilogue of finished sums processes a few rows at a time between the multiplications of the next block, so the vector
 // units work while the matrix unit does.
 #include "ops/cpu/panel_finish.h"
+#include "ops/cpu/small_batch_panels.h"
 #include "ops/cpu/tile_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -101,6 +102,8 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   with_ending(s, [&](auto kind) { block_as<kind()>(g, s); });
 }
 
+using PanelsOfB = PairPanels<kTilePanel, pair_offset>;
+
 /// Blocks for 48 KiB of L1 and 2 MiB of L2. For k up to 1024, a task's rows of A (1 MiB) stay in L2. For larger k, 256
 /// × 512 sums and 512 elements along k of 256 rows do (768 KiB).
 template <typename C>
@@ -120,7 +123,8 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
           .pack_b = pack_b,
           .pack_b_kept = pack_b,
           .block = block<C>,
-          .block_kept = block<C>};
+          .block_kept = block<C>,
+          .small_batch_packed = small_batch_packed<true, PanelsOfB, PanelsOfB>};
 }
 
 }  // namespace

@@ -83,10 +83,13 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
     }
 }
 
-/// Returns the address in a panel of B of pair `pair` along k, column `column`.
-[[gnu::always_inline]] inline bf16* pair_of(bf16* panel, int64_t pair, int64_t column) {
-  return panel + pair / kPairs * kStepElements + column / kTileRows * kTileElements + pair % kPairs * kTileTerms +
+/// Returns the position in a panel of B of pair `pair` along k, column `column`.
+[[gnu::always_inline]] constexpr int64_t pair_offset(int64_t pair, int64_t column) {
+  return pair / kPairs * kStepElements + column / kTileRows * kTileElements + pair % kPairs * kTileTerms +
          column % kTileRows * 2;
+}
+[[gnu::always_inline]] inline bf16* pair_of(bf16* panel, int64_t pair, int64_t column) {
+  return panel + pair_offset(pair, column);
 }
 /// Packs a non-transposed B: two rows of B make a row of pairs. Each row of pairs is written to all panels before the
 /// next one, so that src is read in order.

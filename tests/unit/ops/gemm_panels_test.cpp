@@ -89,6 +89,30 @@ TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
     }
 }
 
+// Small batches read packed weights without the unit, so tiles of AVX-512 are tested on CPUs without AMX, too.
+TEST(GemmPanels, SmallBatchesHaveTheSameBitsForPackedWeights) {
+  std::vector<Panels> sets = panels_of(true);
+  for (const Panels& set : panels_of(false)) sets.push_back(set);
+  if (device::available(Isa::avx512) && device::detect_isa() >= Isa::avx512)
+    sets.push_back({Isa::avx512, &avx512::gemm_table_tiles, "tiles"});
+  for (const Panels& set : sets)
+    for (const int64_t m : {1, 2, 3, 8})
+      for (const auto& [n, k] :
+           std::initializer_list<std::array<int64_t, 2>>{{1, 1}, {200, 37}, {417, 96}, {70, 1101}, {33, 3140}})
+        for (const DType out : {DType::bf16, DType::f32})
+          for (const bool trans_b : {false, true}) {
+            Problem problem({m, n, k, DType::bf16, out, false, trans_b, Ending::all, n % 3});
+            Machine machine(3, set.isa);
+            multiply(machine, problem, *set.table, false);
+            problem.expect_result();
+            const std::vector<std::byte> unpacked = problem.out.memory;
+            problem.out.fill([] { return 7; });
+            multiply(machine, problem, *set.table, true);
+            EXPECT_EQ(problem.out.memory, unpacked)
+                << text(problem.c) << ", " << set.name << " of " << device::name_of(set.isa);
+          }
+}
+
 // Tiles and pairs in plain C++ define their units' results, also where subnormals, which are flushed to zero, appear as
 // operands (rows at 2^−130), as products and as sums (columns of smaller powers).
 TEST(GemmPanels, HaveTheSameBitsOnEveryInstructionSet) {
