@@ -141,8 +141,9 @@ Merged merge(std::span<const fs::path> paths, const fs::path& output, SystemCall
   for (const auto& [time, folder] : folders) readers.emplace_back(folder, calls);
   for (size_t i = 1; i < readers.size(); ++i) {
     require_same_model(readers.front(), readers[i]);
-    if (std::error_code none; fs::equivalent(readers[i].folder(), readers[i - 1].folder(), none))
-      throw Error(Code::checkpoint, format("{}: named twice", readers[i].folder().string()));
+    for (size_t j = 0; j < i; ++j)
+      if (std::error_code none; fs::equivalent(readers[i].folder(), readers[j].folder(), none))
+        throw Error(Code::checkpoint, format("{}: named twice", readers[i].folder().string()));
   }
   Merged done;
   for (const Reader& reader : readers) done.sources.push_back(reader.folder());

@@ -39,11 +39,12 @@ void write_new_file(SystemCalls& calls, const fs::path& output, const std::funct
   const std::string prefix = format(".writing-{}-", target.filename().string());
   const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
   make_folders(calls, parent);
-  for (const std::string& name : names_in(parent)) {  // remains of a killed process; in a container all have number 1
+  for (const std::string& name : names_in(parent)) {  // remains of a killed process
     if (!name.starts_with(prefix)) continue;
     char* end = nullptr;
     const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), &end, 16));
     const bool same_target = *end == '\0';  // folders for "gpt2-2" also begin with the prefix for "gpt2"
+    // In containers every process has number 1, so this removes what another container is writing to the same target.
     const bool ended = writer == ::getpid() || (writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH);
     if (same_target && ended) remove_tree(calls, parent / name);
   }

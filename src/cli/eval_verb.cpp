@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/join.h"
 #include "base/log.h"

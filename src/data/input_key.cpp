@@ -39,7 +39,9 @@ KnownInputs by_path(const json& known) {
 /// Returns the entry of a file, or null. A missing file may also match the only missing file with the same name: then
 /// the folder was moved together with its tokens.
 json known_input(const KnownInputs& known, const std::string& path) {
-  if (const auto found = known.find(path); found != known.end()) return *found->second;
+  // The stored names of files are UTF-8.
+  const std::string stored = json::parse(json(path).dump(-1, ' ', false, json::error_handler_t::replace));
+  if (const auto found = known.find(stored); found != known.end()) return *found->second;
   json moved;
   if (is_there(path)) return moved;
   for (const auto& [before, old] : known) {

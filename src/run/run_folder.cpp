@@ -30,9 +30,10 @@ void link_checkpoints(const config::Config& config) {
   std::error_code ignored;
   const fs::path target = fs::absolute(config.checkpoint.dir, ignored);
   if (fs::equivalent(link, target, ignored)) return;
+  if (fs::is_directory(fs::symlink_status(link, ignored))) fs::remove(link, ignored);  // only if it is empty
   if (fs::exists(fs::symlink_status(link, ignored)) && !fs::is_symlink(link, ignored)) {
     log::warning(
-        "{} has the checkpoints of an earlier run, which commands use if they are given the run's folder; this "
+        "{} has checkpoints of an earlier run, which commands use if they are given the run's folder; this "
         "run's are in {}: pass that folder, or remove the other one",
         link.string(), target.string());
     return;

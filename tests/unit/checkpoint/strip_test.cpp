@@ -1,6 +1,7 @@
 #include "checkpoint/strip.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "checkpoint/inspect.h"
 #include "fixture.h"
@@ -54,12 +55,13 @@ TEST(Strip, IsNothingThatARunCanGoOnFrom) {
 TEST(Strip, RemovesWhatAKilledProcessLeft) {
   TempFolder folder;
   saved(folder / "run");
-  // Only the first of the folders made here is removed: no process has its number. Process 1 of the second is alive,
-  // and the names of the last two have a different form.
+  // Only the first two of the folders made here are removed: no process has the first one's number, and this process
+  // has not begun to write. Process 1 of the third is alive, and the names of the last two have a different form.
   const std::vector<std::string> kept = {".writing-weight-7fffffff", ".writing-weights-1",
                                          ".writing-weights-7fffffff-1", "run", "weights"};
-  for (const char* name :
-       {".writing-weights-7fffffff", ".writing-weights-1", ".writing-weight-7fffffff", ".writing-weights-7fffffff-1"})
+  for (const std::string& name : {std::string(".writing-weights-7fffffff"), format(".writing-weights-{:x}", ::getpid()),
+                                  std::string(".writing-weights-1"), std::string(".writing-weight-7fffffff"),
+                                  std::string(".writing-weights-7fffffff-1")})
     fs::create_directories(folder / name / "half");
   strip(folder / "run", folder / "weights");
   EXPECT_EQ(names_in(folder), kept);
