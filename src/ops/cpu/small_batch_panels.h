@@ -26,19 +26,22 @@ void with_small_batch(int64_t m, F fn) {
   }
 }
 
+/// Rows that are multiplied together with a panel: their sums stay in registers. b is reread from L1 for the next rows.
+constexpr int kRowsTogether = kRows < 12 ? 4 : 8;
+
 /// Multiplies terms [first, last) of M rows of x with G panels of b. The panels are `stride` elements apart, their sums
-/// `apart` elements. Rows are processed four at a time, so that their sums stay in registers; b is reread from L1 for
-/// the next four.
+/// `apart` elements.
 template <typename Layout, int M, int G, typename T>
 [[gnu::always_inline]] inline void small_batch_panel(const AccumulatorOf<T>* x, const T* b, int64_t stride,
                                                      int64_t first, int64_t last, AccumulatorOf<T>* sums,
                                                      int64_t apart) {
   using P = AccumulatorOf<T>;
-  constexpr int R = M < 4 ? M : 4, V = Layout::kVectors, S = Layout::kStep;
+  constexpr int R = M < kRowsTogether ? M : kRowsTogether, V = Layout::kVectors, S = Layout::kStep;
+  constexpr int64_t kAhead = 4096, kStepBytes = S * V * kLanes<P> * static_cast<int64_t>(sizeof(T));
 #pragma GCC unroll 2
   for (int row = 0; row < M; row += R) {
     Vec<P> acc[R][G][V];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) Layout::load_sums(sums + (row + i) * kSmallBatchCols + g * apart, acc[i][g]);
@@ -47,8 +50,13 @@ template <typename Layout, int M, int G, typename T>
       for (int g = 0; g < G; ++g) {
         Vec<P> w[S][V];
         Layout::load_terms(b + g * stride, term, w);
-        unrolled<terms>([&](auto t) __attribute__((always_inline)) {
+        if constexpr (M > 2) {  // the multiplications take as long as reading: neither may wait for the other
+          const char* const next = reinterpret_cast<const char*>(b + g * stride + term * V * kLanes<P>) + kAhead;
 #pragma GCC unroll 4
+          for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(next + line);
+        }
+        unrolled<terms>([&](auto t) __attribute__((always_inline)) {
+#pragma GCC unroll 8
           for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) acc[i][g][v] = fmadd(splat(x[(term + t) * M + row + i]), w[t][v], acc[i][g][v]);
@@ -58,14 +66,14 @@ template <typename Layout, int M, int G, typename T>
     int64_t term = first;
     for (; term + S <= last; term += S) add(term, std::integral_constant<int, S>());
     if (term < last) add(term, std::integral_constant<int, 1>());  // the padding of an odd k is not added
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) Layout::store_sums(sums + (row + i) * kSmallBatchCols + g * apart, acc[i][g]);
   }
 }
 
-/// With one or two rows, several panels are multiplied at a time, since the sums of one panel would wait for the
+/// With few rows, several panels are multiplied at a time, since the sums of one panel would wait for the
 /// latency of multiply-adds. These panels are far apart: each stream goes on with the adjacent panel, so that the
 /// hardware prefetches a few long streams.
 template <typename Layout, int M, bool Near, typename T, typename C>
@@ -73,8 +81,8 @@ void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight
                         const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int64_t kWidth = Layout::kVectors * kLanes<P>,
-                    kTerms = M <= 4 ? kBlockK : 16;  // rereads b while it is in L1
-  constexpr int kTogether = M > 2 ? 1 : M == 1 ? Layout::kTogether : 2;
+                    kTerms = M <= kRowsTogether ? kBlockK : 16;  // rereads b while it is in L1
+  constexpr int kTogether = 2 * M > kRowsTogether ? 1 : M == 1 ? Layout::kTogether : 2;
   const int64_t panels = (cols + kWidth - 1) / kWidth;
   alignas(64) P sums[M * kSmallBatchCols] = {};
   for (int64_t first = 0; first < b.k; first += b.block) {
