@@ -29,6 +29,12 @@ class GzipFile final : public ByteStream {
         stream_.avail_in = static_cast<uInt>(block_.size());
       }
       if (between_ && stream_.avail_in == 0) break;
+      // Like gzip(1), ignores the zeros with which tools for tapes pad a file. total_in is 0 before the first member.
+      if (between_ && stream_.total_in > 0 && *stream_.next_in == 0) {
+        ++stream_.next_in;
+        --stream_.avail_in;
+        continue;
+      }
       if (between_) inflateReset(&stream_);
       const int status = inflate(&stream_, Z_NO_FLUSH);
       between_ = status == Z_STREAM_END;

@@ -168,6 +168,12 @@ class Tokenize(rig.Runs):
         (self.folder / "long.txt.gz").write_bytes(gzip.compress(text[:1 << 20]) + gzip.compress(text[1 << 20:]))
         self.tokenize("long.txt.gz", output="gz", document="line")
         self.assert_same_tokens("gz", "plain")
+        with open(self.folder / "long.txt.gz", "ab") as file:  # padding, as on tapes; longer than a block of the reader
+            file.write(bytes(300_001))
+        self.tokenize("long.txt.gz", output="padded", document="line")
+        self.assert_same_tokens("padded", "plain")
+        (self.folder / "zeros.txt.gz").write_bytes(bytes(1024))
+        self.assertIn("not gzip data", self.tokenize("zeros.txt.gz", output="zeros", status=4))
         if zstd := shutil.which("zstd"):
             subprocess.run([zstd, "-q", name], cwd=self.folder, check=True)
             self.tokenize("long.txt.zst", output="zst", document="line")
