@@ -72,6 +72,12 @@ class WorkFolder {
     tokens_.truncate(token_bytes());
     documents_.truncate(document_bytes());
   }
+  /// Removes the folder, also after an error, unless it has progress from which a later call can resume.
+  ~WorkFolder() {
+    std::error_code failed;
+    const bool resumable = fs::exists(folder_ / "progress.json", failed);
+    if (!resumable && !failed) fs::remove_all(folder_, failed);
+  }
 
   const Progress& done() const { return done_; }
 
@@ -106,7 +112,7 @@ class WorkFolder {
                  json{{"key", key_}, {"done", to_json(done_)}}.dump(-1, ' ', false, json::error_handler_t::replace));
   }
 
-  /// Completes both files, moves them to their final places and removes the folder.
+  /// Completes both files and moves them to their final places.
   void finish(const TokenFileInfo& info, const fs::path& output) {
     tokens_.write_at(0, token_header(info));
     tokens_.sync();
@@ -269,7 +275,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
     int64_t saved_at = work.done().raw_bytes;
     for (;;) {
       if (options.stop && options.stop()) {
-        piped ? work.remove() : work.save();
+        if (!piped) work.save();
         return result(false);
       }
       const auto state = pipeline.next(piece);

@@ -62,7 +62,7 @@ std::string text_of_document(const std::filesystem::path& token_file, int64_t do
 /// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() finds it. If there is a
 /// single file, it may be a pipe (is_pipe): it is read once, always tokenized again, and the work is not kept when it
 /// stops. Throws Code::data for bad input (see text.h) or when there is no text at all. Throws Code::io when writing
-/// fails or a different process works on the same output.
+/// fails or a different process works on the same output. After an error, work up to the last sync point is kept.
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                               const std::filesystem::path& output, const TokenizeOptions& options);
 

@@ -199,6 +199,16 @@ class Tokenize(rig.Runs):
         self.assertIn("cannot be resumed", reported)
         self.assertEqual(list(self.folder.glob("out/tokens*")), [])
 
+    def test_an_error_leaves_nothing_that_cannot_be_resumed(self):
+        (self.folder / "empty.txt").touch()
+        (self.folder / "long.txt.gz").write_bytes(gzip.compress((self.folder / self.long_text(300)).read_bytes())[:-9])
+        for text, message in (("-", "the file is empty"), ("empty.txt", "the file is empty"), ("long.txt.gz", "truncated")):
+            args = ["tokenize", "--input", text, "--format", "text", "--output", "out", "--tokenizer", "tokens/tokenizer.model"]
+            result = subprocess.run([rig.TRAINER, *args], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            self.assertIn(message, result.stderr)
+            self.assertEqual(result.returncode, 4)
+            self.assertEqual(list(self.folder.glob("out/tokens*")), [], text)
+
     def test_the_readme_reads_parquet(self):
         """Runs the README's commands whose library this Python has."""
         readme = (pathlib.Path(rig.__file__).parents[2] / "configs/README.md").read_text()
