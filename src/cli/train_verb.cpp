@@ -16,7 +16,8 @@ int train_command(const TrainOptions& o) {
                 "no configuration: `trainer --config FILE` (configs/ has examples; `trainer --help` lists the verbs)");
   run::SessionOptions session;
   session.max_steps = o.max_steps;
-  if (!o.max_time.empty()) session.max_seconds = run::parse_duration(o.max_time);
+  // Counted from here, since the configuration, MPI and the planner may take a considerable part of a short job.
+  if (!o.max_time.empty()) session.deadline = run::Deadline(run::parse_duration(o.max_time));
   session.dry_run = o.dry_run;
   session.version = version();
   session.commit = commit();

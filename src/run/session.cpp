@@ -126,7 +126,6 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   if (world.first())
     if (const std::string obstacle = huggingface::export_obstacle(config.model); !obstacle.empty())
       log::warning("{}; the run is not affected", obstacle);
-  const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // one per process: ranks that are threads share the handlers of rank 0
   if (world.first() || world.transport() != "threads") signals.emplace();
   // A run is planned as soon as its vocabulary size is known, so that a run that does not fit in memory is rejected
@@ -137,7 +136,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;
   const Locks locks(world, config);
-  data::Datasets datasets = open_run_data(world, config, machine, deadline);
+  data::Datasets datasets = open_run_data(world, config, machine, options.deadline);
   if (!datasets.train) {
     log::info("stopped while tokenizing; run the same command again to resume");
     return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
@@ -149,7 +148,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
     log::warning(
         "parallel.panels = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
         "results will round differently");
-  return TrainingLoop(world, config, options, deadline,
+  return TrainingLoop(world, config, options,
                       {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();
 }

@@ -6,12 +6,13 @@
 
 #include "comm/world.h"
 #include "config/config.h"
+#include "run/deadline.h"
 
 namespace trainer::run {
 
 struct SessionOptions {
-  int64_t max_steps = 0;   // stops after this many further steps; 0: no limit
-  double max_seconds = 0;  // stops after this many seconds, data preparation included; 0: no limit
+  int64_t max_steps = 0;  // stops after this many further steps; 0: no limit
+  Deadline deadline;      // stops once it has passed
   bool dry_run = false;
   std::string version, commit;  // for the report
 };

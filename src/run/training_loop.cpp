@@ -41,11 +41,10 @@ MemoryProbe probe_before_all(comm::World& world) {
 }  // namespace
 
 TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
-                           const Deadline& deadline, OpenRun open)
+                           OpenRun open)
     : world_(world),
       config_(config),
       options_(options),
-      deadline_(deadline),
       open_(std::move(open)),
       memory_(probe_before_all(world)),
       header_(snapshot_header(config, open_.datasets, open_.machine.compute, open_.tuning_hash)),
@@ -210,8 +209,9 @@ void TrainingLoop::note_proof(double loss) {
 }
 
 TrainingLoop::Requests TrainingLoop::exchange_requests() {
-  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.has_passed() ? 1.0 : 0.0,
-                    world_.first() && peak_.is_due() ? 1.0 : 0.0, store_.is_writing() ? 1.0 : 0.0};
+  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0,
+                    options_.deadline.has_passed() ? 1.0 : 0.0, world_.first() && peak_.is_due() ? 1.0 : 0.0,
+                    store_.is_writing() ? 1.0 : 0.0};
   trainer_.scalars().max_over_ranks(flags);
   return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0, flags[4] > 0};
 }
@@ -240,7 +240,7 @@ bool TrainingLoop::evaluate_now() {
       trainer_, open_.datasets.val, open_.datasets.followed, {.groups = config_.train.eval_batches},
       open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
         reporter_.status(format("evaluating {}/{}", done, windows));
-        return !stop_requested() && !deadline_.has_passed();
+        return !stop_requested() && !options_.deadline.has_passed();
       });
   if (result.interrupted) {
     if (!stop_requested_on_any())

@@ -10,7 +10,6 @@
 #include "checkpoint/store.h"
 #include "comm/gpu_transport.h"
 #include "data/source.h"
-#include "run/deadline.h"
 #include "run/reporter.h"
 #include "run/session.h"
 #include "run/tracer.h"
@@ -31,8 +30,7 @@ struct OpenRun {
 class TrainingLoop {
  public:
   /// Allocates the memory of the run. `world` must outlive the loop. Every rank constructs a loop.
-  TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
-               const Deadline& deadline, OpenRun open);
+  TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options, OpenRun open);
 
   /// Runs all steps. Returns the exit status; see run_session().
   int run();
@@ -99,7 +97,6 @@ class TrainingLoop {
   comm::World& world_;
   config::Config config_;
   SessionOptions options_;
-  Deadline deadline_;
   OpenRun open_;
   MemoryProbe memory_;
   const checkpoint::Snapshot header_;  // the part that all checkpoints of the run have in common

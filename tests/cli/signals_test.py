@@ -218,6 +218,19 @@ class Signals(rig.Runs):
         self.train("run.dir=whole", *sets, max_steps=2)
         self.assert_same_run(2, "run", "whole")
 
+    def test_max_time_counts_from_the_start_of_the_program(self):
+        """The time is over before the program has its configuration, so it makes a single step."""
+        args = [rig.TRAINER, "--config", "-", "--max-time", "1s"]
+        for key_value in LONG:
+            args += ["--set", key_value]
+        process = subprocess.Popen(args, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        time.sleep(3)
+        _, stderr = process.communicate((self.folder / "config.toml").read_text(), timeout=rig.TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, 0, stderr)
+        self.assertIn("stopped at --max-time", stderr)
+        self.assertEqual(self.last_step(), 1)
+
 
 if __name__ == "__main__":
     rig.main()
