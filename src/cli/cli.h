@@ -17,6 +17,7 @@ struct ConfigOptions {
   std::vector<std::string> sets;  // "section.key=value"; the last value of a key wins
   std::string resume;             // overrides checkpoint.resume when not empty
   comm::Facts requested;          // the verb and its options, compared across ranks
+  bool any_ranks = false;         // the verb chooses the layout, so the number of ranks is not checked
 };
 /// Loads the file with the overrides, and resolves and checks the result for one rank. Without a file, returns the
 /// defaults with the overrides, without checking the number of ranks. Throws Code::config with all errors.
@@ -31,7 +32,7 @@ struct TrainOptions {
 int train_command(const TrainOptions& options);
 
 struct EvalOptions {
-  ConfigOptions config;
+  ConfigOptions config{.any_ranks = true};
   std::string checkpoint;
   std::vector<std::string> data;
   std::string format = "auto";       // the format of `data`

@@ -38,6 +38,13 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
+/// Returns the options for loading a configuration that this number of ranks uses.
+config::LoadOptions load_options(const ConfigOptions& options, int64_t ranks) {
+  config::LoadOptions load{.resume = options.resume};
+  if (!options.any_ranks) load.world = ranks;
+  return reading_models(std::move(load));
+}
+
 /// Returns the effective value of every key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
@@ -60,8 +67,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
     if (options.file.empty()) config = load_configuration(options);
     if (options.file.empty() || !world.first()) return;
     text = config::read_text(options.file);
-    config = config::load_text(text, config::name_of(options.file), options.sets,
-                               reading_models({.world = world.size(), .resume = options.resume}));
+    config = config::load_text(text, config::name_of(options.file), options.sets, load_options(options, world.size()));
   });
   if (!options.file.empty()) {
     world.control().broadcast(text);
@@ -69,8 +75,9 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
     world.control().run_on_all_ranks([&] {
       if (world.first()) return;
       const std::string own = path == options.file ? text : config::read_text(options.file);
-      config = config::load_text(own, config::name_of(options.file), options.sets,
-                                 reading_models({.world = world.size(), .files = false, .resume = options.resume}));
+      config::LoadOptions load = load_options(options, world.size());
+      load.files = false;
+      config = config::load_text(own, config::name_of(options.file), options.sets, load);
     });
   }
   comm::require_same(world, facts_of(config), Code::config, kOneCommand);
@@ -107,7 +114,7 @@ config::LoadOptions reading_models(config::LoadOptions options) {
 
 config::Config load_configuration(const ConfigOptions& options) {
   if (options.file.empty()) return config::load_text("", "", options.sets, {.files = false});
-  return config::load(options.file, options.sets, reading_models({.world = 1, .resume = options.resume}));
+  return config::load(options.file, options.sets, load_options(options, 1));
 }
 
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb) {

@@ -51,6 +51,14 @@ class Evaluation(rig.Runs):
         threads = self.json("eval", "--set", "run.threads=1", "parallel.transport=threads", "parallel.data=2")
         self.assertAlmostEqual(threads["loss"], alone["loss"], delta=1e-12)
 
+    def test_a_configuration_of_more_ranks_names_its_run(self):
+        config = (self.folder / "config.toml").read_text() + "[parallel]\ntensor = 2\n"
+        (self.folder / "tensor.toml").write_text(config)
+        self.trainer("--config", "tensor.toml", "--set", "parallel.transport=threads", "run.dir=tensor")
+        args = ["eval", "--json", "--set", "run.threads=1"]
+        named = self.trainer(*args, "run.dir=tensor", "--config", "tensor.toml", stdout=True)
+        self.assertEqual(named, self.trainer(*args, "--checkpoint", "tensor", stdout=True))
+
     def test_a_run_without_validation_data_finishes_once(self):
         sets = ["run.dir=unvalidated", "data.val_fraction=0", "train.steps=3", "optim.warmup_steps=0"]
         self.train(*sets)
