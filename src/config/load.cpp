@@ -1,6 +1,9 @@
 #include "config/load.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "base/files.h"
 #include "base/join.h"
@@ -322,14 +325,39 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
+/// Returns the keys of the model in a file, in the form of --set; empty if there is no such file.
+StringList model_settings_in(const std::string& file) try {
+  StringList settings;
+  std::ifstream in(file);
+  for (const TomlNode& node : read_toml(std::string(std::istreambuf_iterator<char>(in), {})))
+    if (const std::string key = node.section + "." + node.name;
+        !node.name.empty() && (node.section == "model" || key == "data.vocab_size"))
+      settings.push_back(key + "=" + to_toml(node.value));
+  return settings;
+} catch (const TomlMistake&) {
+  return {};
+}
+
 void Loader::take_settings_of_weights() {
   if (!options_.settings_of || config_.model.init_from.empty()) return;
-  const std::string folder = expand_home(config_.model.init_from);
-  for (const std::string& text : options_.settings_of(folder)) {
+  Config resolved = config_;  // only its paths are used
+  resolve(resolved);
+  std::string source = resolved.model.init_from;
+  StringList settings = options_.settings_of(source);
+  if (std::error_code failed; !std::filesystem::exists(source, failed) && resolved.checkpoint.resume != "never") {
+    // A run that has checkpoints resumes without the weights from which it started.
+    const std::filesystem::path folder = checkpoint_folder(resolved);
+    std::string step;
+    if (std::ifstream(folder / "latest") >> step) {
+      source = (folder / step / "config.toml").string();
+      settings = model_settings_in(source);
+    }
+  }
+  for (const std::string& text : settings) {
     const std::string key = text.substr(0, text.find('='));
     if (config_.origins.contains(key)) continue;
-    set(text, "model.init_from = " + to_toml(Value(folder)) + ": " + text);
-    config_.origins[key] = {.file = folder, .line = 0, .column = 0, .set = {}};
+    set(text, "model.init_from = " + to_toml(Value(source)) + ": " + text);
+    config_.origins[key] = {.file = source, .line = 0, .column = 0, .set = {}};
   }
 }
 

@@ -72,6 +72,11 @@ void resolve(Config& config) {
   if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);
 }
 
+std::filesystem::path checkpoint_folder(const Config& config) {
+  return config.checkpoint.dir.empty() ? std::filesystem::path(config.run.dir) / "checkpoints"
+                                       : std::filesystem::path(config.checkpoint.dir);
+}
+
 std::vector<std::vector<std::string>*> file_lists(Data& data) {
   std::vector<std::vector<std::string>*> lists = {&data.train, &data.val};
   for (auto* sets : {&data.source, &data.validation})

@@ -1,5 +1,6 @@
 #pragma once
 // Values that are derived from other values.
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@ namespace trainer::config {
 /// Replaces {name} in paths and fills in keys that were not set: run.name, n_kv_head, d_ff, tie_embeddings, bias,
 /// val_fraction, steps, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
+
+/// Returns checkpoint.dir, or RUN_DIR/checkpoints.
+std::filesystem::path checkpoint_folder(const Config& config);
 
 /// Returns the type that a value of precision.compute or muon.compute names; empty for "auto".
 std::optional<DType> type_of(Compute compute);

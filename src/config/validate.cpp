@@ -161,10 +161,9 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                      "checkpoint \"{}\" not found; expected auto, must, never or a path{}", resume,
                      did_you_mean(resume, {"auto", "must", "never"}));
   // A run that has checkpoints resumes from them.
-  const std::string own = config.checkpoint.dir.empty() ? config.run.dir + "/checkpoints" : config.checkpoint.dir;
   checker.require_as(Code::checkpoint,
                      config.model.init_from.empty() || exists(config.model.init_from) ||
-                         (resume != "never" && exists(own + "/latest")),
+                         (resume != "never" && exists(checkpoint_folder(config) / "latest")),
                      {"model.init_from"}, "checkpoint \"{}\" not found; expected a checkpoint or a Hugging Face folder",
                      config.model.init_from);
 }

@@ -11,10 +11,6 @@ namespace trainer::run {
 
 namespace fs = std::filesystem;
 
-fs::path checkpoint_folder(const config::Config& config) {
-  return config.checkpoint.dir.empty() ? fs::path(config.run.dir) / "checkpoints" : fs::path(config.checkpoint.dir);
-}
-
 namespace {
 
 /// Writes a file unless it already has this content, so that a resumed run can start on a full disk.

@@ -123,6 +123,8 @@ TEST(Load, WeightsGiveTheKeysThatNobodySets) {
   EXPECT_EQ(config.model.d_model, 32);
   EXPECT_EQ(config.model.n_layer, 3);
   EXPECT_NE(show(config).find("# hf\n"), std::string::npos) << show(config);
+  load_text("[model]\ninit_from = \"models/{name}\"\n", "x.toml", {}, options);
+  EXPECT_EQ(requested, "models/x");
   requested.clear();
   load_text("[model]\nn_layer = 3\n", "x.toml", {}, options);
   EXPECT_EQ(requested, "");
