@@ -201,7 +201,8 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
       const auto* tables = std::get_if<config::TableList>(&node.value);
       const auto name_of = [](const config::Table& table) {
         const auto name = std::ranges::find(table.members, "name", &config::TableMember::name);
-        return name == table.members.end() ? "" : std::get<std::string>(name->value);
+        const auto* text = name == table.members.end() ? nullptr : std::get_if<std::string>(&name->value);
+        return text == nullptr ? std::string() : *text;
       };
       if (tables == nullptr ||
           std::ranges::any_of(*tables, [&](const auto& table) { return name_of(table).empty(); })) {
@@ -235,7 +236,14 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
 }
 
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
-  for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml)) {
+  std::vector<std::string> changes;
+  try {
+    changes = changed_lines(resumed.config_toml, present.config_toml);
+  } catch (const config::TomlMistake& mistake) {  // only this comparison reads the file
+    log::warning("{}:{}:{}: {}; the keys that have changed since the checkpoint are unknown",
+                 (resumed.folder / "config.toml").string(), mistake.line, mistake.column, mistake.text);
+  }
+  for (const std::string& change : changes) {
     const bool weights = (change.starts_with("data.source.") && change.find(".weight: ") != std::string::npos) ||
                          change.starts_with("data.phase: ");
     log::info("changed since the checkpoint: {}{}", change,

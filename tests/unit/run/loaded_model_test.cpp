@@ -244,5 +244,21 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
     });
 }
 
+TEST(LoadedModel, ReportsAConfigurationThatCannotBeCompared) {
+  checkpoint::Snapshot present;
+  present.config_toml = "[optim]\nlr = 0.1\n";
+  run::Resumed resumed{.folder = "step-00000004", .state = {}};
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[optim\nlr = 0.1\n", "step-00000004/config.toml:1:"},
+      {"[data]\nsource = [{ name = 5 }]\n", "optim.lr: 0.1 (new)"}};
+  for (const auto& [text, expected] : cases) {
+    resumed.config_toml = text;
+    Warnings warnings;
+    run::log_changes(resumed, present);
+    ASSERT_FALSE(warnings.lines.empty());
+    expect_parts(warnings.lines.front(), {expected, "since the checkpoint"});
+  }
+}
+
 }  // namespace
 }  // namespace trainer::tests
