@@ -118,6 +118,7 @@ json to_json(const TrainState& state) {
               {"origin", state.origin},
               {"skipped_in_row", state.skipped_in_row},
               {"finite_weights", state.finite_weights}};
+  if (std::isfinite(state.val_loss)) out["val_loss"] = state.val_loss;
   if (!state.best_set.empty()) out["best_set"] = state.best_set;
   if (!state.losses.empty() || !state.norms.empty())
     out["history"] = {{"losses", state.losses}, {"norms", state.norms}};

@@ -162,6 +162,7 @@ Snapshot header_of(const Value& root) {
   if (const auto set = state.if_there("best_set")) header.state.best_set = set->text();
   if (const auto proven = state.if_there("proven_step")) header.state.proven_step = proven->integer(-1, kMost);
   if (const auto loss = state.if_there("loss")) header.state.loss = loss->number_or_nan();
+  if (const auto loss = state.if_there("val_loss")) header.state.val_loss = loss->number_or_nan();
   if (const auto origin = state.if_there("origin")) header.state.origin = origin->integer(0, kMost);
   if (const auto skipped = state.if_there("skipped_in_row")) header.state.skipped_in_row = skipped->integer(0, kMost);
   if (const auto finite = state.if_there("finite_weights")) header.state.finite_weights = finite->flag();

@@ -87,7 +87,7 @@ void average(const StoredTensor& tensor, std::vector<Source>& sources, std::vect
 
 Snapshot header_of(const std::vector<Reader>& readers) {
   Snapshot header = readers.back().header();
-  header.state.best_val_loss = header.state.loss = std::numeric_limits<double>::quiet_NaN();
+  header.state.best_val_loss = header.state.val_loss = header.state.loss = std::numeric_limits<double>::quiet_NaN();
   header.state.best_step = header.state.proven_step = -1;
   header.state.best_set.clear();
   header.state.origin = header.state.skipped_in_row = 0;

@@ -32,7 +32,8 @@ struct TrainState {
   int64_t best_step = -1;
   std::string best_set;      // the validation set of best_val_loss; empty: the only set, which has no name
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
-  double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
+  double loss = std::numeric_limits<double>::quiet_NaN();      // training loss of the last update; NaN: unknown
+  double val_loss = std::numeric_limits<double>::quiet_NaN();  // at this step; NaN: not evaluated, or not finite
   /// The sequence number (manifest.h) of the checkpoint from which the run was last resumed by path, to branch from a
   /// different run or to go back to an earlier step. 0: none, or saved by a version that did not record it.
   int64_t origin = 0;

@@ -120,6 +120,7 @@ void TrainingLoop::prepare() {
   if (const auto resumed = fill_model(trainer_, checkpoint_folder(config_), header_)) {
     phases = resumed->phases;
     state_ = resumed->state;
+    loss_of_last_ = state_.val_loss;
     saved_step_ = state_.step;
     saved_ = resumed->folder;
     if (state_.proven_step >= 0) proven_ = saved_.parent_path() / checkpoint::step_name(state_.proven_step);
@@ -224,6 +225,7 @@ bool TrainingLoop::is_evaluation_due() const {
 
 bool TrainingLoop::is_evaluation_missing() {
   if (!world_.first() || open_.datasets.val.empty() || state_.step == 0 || !is_evaluation_due()) return false;
+  if (!config_.log.jsonl) return std::isnan(loss_of_last_);
   const std::vector<report::EvalReport> evals =
       report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
   const auto eval = std::ranges::find(evals, state_.step, &report::EvalReport::step);

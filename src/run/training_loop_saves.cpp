@@ -27,6 +27,7 @@ void TrainingLoop::save(bool background) {
   if (const data::Mixture* mixture = open_.datasets.train->mixture()) snapshot.mixture.phases = mixture->phases();
   snapshot.state.finite_weights = train::weights_are_finite(trainer_);
   note_best(snapshot.state);
+  snapshot.state.val_loss = loss_of_last_;
   snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*states=*/true);
   save_.report = {.step = state_.step, .path = (store_.folder() / checkpoint::step_name(state_.step)).string()};
   for (const checkpoint::TensorSlice& slice : snapshot.tensors)

@@ -66,6 +66,13 @@ class Evaluation(rig.Runs):
         self.assertIn("finished", self.train(*sets))
         self.assertEqual((self.folder / "unvalidated/metrics.jsonl").read_text(), events)
 
+    def test_a_run_without_a_log_is_evaluated_once(self):
+        sets = ["run.dir=unlogged", "log.jsonl=false", "train.steps=4", "optim.warmup_steps=0"]
+        self.train(*sets)
+        self.assertIn("the run is finished", self.train(*sets))
+        self.train(*sets, "train.steps=5", max_steps=1)  # a new last step has its own evaluation
+        self.assertIn("the run is finished", self.train(*sets, "train.steps=5"))
+
     def test_names_of_files_are_any_bytes(self):
         name = os.fsdecode(b"caf\xe9.txt")
         (self.folder / "odd").mkdir()

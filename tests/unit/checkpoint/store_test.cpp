@@ -42,6 +42,7 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   saved.state.best_val_loss = 1.0 / 3;
   saved.state.proven_step = 5;
   saved.state.loss = 2.0 / 3;
+  saved.state.val_loss = 4.0 / 3;
   saved.optimizer = "muon";
   saved.state.losses = {10.0 / 3, 3.25};
   saved.state.norms = {1.0 / 7};
@@ -56,6 +57,7 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   EXPECT_EQ(header.state.best_step, 6);
   EXPECT_EQ(header.state.proven_step, 5);
   EXPECT_EQ(header.state.loss, 2.0 / 3);
+  EXPECT_EQ(header.state.val_loss, 4.0 / 3);
   EXPECT_EQ(header.optimizer, "muon");
   EXPECT_EQ(header.state.losses, saved.state.losses);
   EXPECT_EQ(header.state.norms, saved.state.norms);
