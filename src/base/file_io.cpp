@@ -62,7 +62,7 @@ void write_all(const fs::path& path, size_t bytes, Call call) {
 
 }  // namespace
 
-File File::create(SystemCalls& calls, const fs::path& path) {
+File File::create(const fs::path& path, SystemCalls& calls) {
   const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
   if (fd < 0) fail_to("create", path, errno);
   return File(calls, path, fd);
@@ -80,7 +80,7 @@ File File::overwrite(const fs::path& path, const fs::path& shown) {
   return File(system_calls(), shown, fd);
 }
 
-File File::open(SystemCalls& calls, const fs::path& path) {
+File File::open(const fs::path& path, SystemCalls& calls) {
   const int fd = uninterrupted([&] { return calls.open(path.c_str(), kToRead, 0); });
   if (fd < 0) fail_to("open", path, errno, errno == ENOENT ? Code::checkpoint : Code::io);
   return File(calls, path, fd);
@@ -155,15 +155,15 @@ void File::close() {
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_to("close", path_, errno);
 }
 
-void write_file(SystemCalls& calls, const fs::path& path, std::string_view bytes) {
-  File file = File::create(calls, path);
+void write_file(const fs::path& path, std::string_view bytes, SystemCalls& calls) {
+  File file = File::create(path, calls);
   file.write(std::as_bytes(std::span(bytes)));
   file.sync();
   file.close();
 }
 
-std::string read_file(SystemCalls& calls, const fs::path& path, int64_t limit) {
-  const File file = File::open(calls, path);
+std::string read_file(const fs::path& path, int64_t limit, SystemCalls& calls) {
+  const File file = File::open(path, calls);
   const int64_t size = file.size();
   if (size > limit) {
     throw Error(Code::checkpoint, format("{}: the file has {} bytes; expected at most {}", path.string(), size, limit));
@@ -173,7 +173,7 @@ std::string read_file(SystemCalls& calls, const fs::path& path, int64_t limit) {
   return bytes;
 }
 
-void sync_folder(SystemCalls& calls, const fs::path& path) {
+void sync_folder(const fs::path& path, SystemCalls& calls) {
   const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
   if (fd < 0) fail_to("open", path, errno, errno == ENOENT ? Code::checkpoint : Code::io);
   const int result = uninterrupted([&] { return calls.fsync(fd); });
@@ -183,32 +183,32 @@ void sync_folder(SystemCalls& calls, const fs::path& path) {
   if (result != 0 && error != EINVAL && error != ENOTSUP) fail_to("sync", path, error);
 }
 
-bool make_folder(SystemCalls& calls, const fs::path& path) {
+bool make_folder(const fs::path& path, SystemCalls& calls) {
   if (uninterrupted([&] { return calls.mkdir(path.c_str(), 0777); }) == 0) return true;
   if (errno != EEXIST) fail_to("make folder", path, errno);
   return false;
 }
 
-void make_folders(SystemCalls& calls, const fs::path& path) {
+void make_folders(const fs::path& path, SystemCalls& calls) {
   std::error_code ignored;
   if (path.empty() || fs::is_directory(path, ignored)) return;
   const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
-  make_folders(calls, parent);
-  if (make_folder(calls, path)) sync_folder(calls, parent.empty() ? "." : parent);
+  make_folders(parent, calls);
+  if (make_folder(path, calls)) sync_folder(parent.empty() ? "." : parent, calls);
   if (!fs::is_directory(path, ignored)) fail_to("make folder", path, ENOTDIR);
 }
 
-void rename(SystemCalls& calls, const fs::path& from, const fs::path& to) {
+void rename(const fs::path& from, const fs::path& to, SystemCalls& calls) {
   if (uninterrupted([&] { return calls.rename(from.c_str(), to.c_str()); }) != 0) fail_to("rename", from, errno);
 }
 
-bool exchange(SystemCalls& calls, const fs::path& one, const fs::path& other) {
+bool exchange(const fs::path& one, const fs::path& other, SystemCalls& calls) {
   if (uninterrupted([&] { return calls.exchange(one.c_str(), other.c_str()); }) == 0) return true;
   if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
   fail_to("rename", one, errno);
 }
 
-void remove_tree(SystemCalls& calls, const fs::path& path) {
+void remove_tree(const fs::path& path, SystemCalls& calls) {
   std::error_code ignored;
   const fs::file_type type = fs::symlink_status(path, ignored).type();
   if (type == fs::file_type::not_found) return;
@@ -217,7 +217,7 @@ void remove_tree(SystemCalls& calls, const fs::path& path) {
       fail_to("remove", path, errno);
     return;
   }
-  for (const std::string& name : names_in(path)) remove_tree(calls, path / name);
+  for (const std::string& name : names_in(path)) remove_tree(path / name, calls);
   if (uninterrupted([&] { return calls.rmdir(path.c_str()); }) != 0 && errno != ENOENT) fail_to("remove", path, errno);
 }
 

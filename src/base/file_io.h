@@ -52,13 +52,13 @@ SystemCalls& system_calls();
 class File {
  public:
   /// Creates a file for writing; the name must not exist.
-  static File create(SystemCalls& calls, const std::filesystem::path& path);
+  static File create(const std::filesystem::path& path, SystemCalls& calls = system_calls());
   /// Opens a file for reading and writing. Creates it if it is missing; otherwise keeps its content.
   static File open_to_write(const std::filesystem::path& path);
   /// Creates or empties a file for writing; its errors name `shown`.
   static File overwrite(const std::filesystem::path& path, const std::filesystem::path& shown);
   /// Opens an existing file for reading.
-  static File open(SystemCalls& calls, const std::filesystem::path& path);
+  static File open(const std::filesystem::path& path, SystemCalls& calls = system_calls());
   /// Opens an existing regular file for reading. Throws Code::data.
   static File open_input(const std::filesystem::path& path);
   ~File();
@@ -91,21 +91,21 @@ class File {
 };
 
 /// Writes a new file with these bytes and syncs it.
-void write_file(SystemCalls& calls, const std::filesystem::path& path, std::string_view bytes);
+void write_file(const std::filesystem::path& path, std::string_view bytes, SystemCalls& calls = system_calls());
 /// Returns all bytes of a file of at most `limit` bytes.
-std::string read_file(SystemCalls& calls, const std::filesystem::path& path, int64_t limit);
+std::string read_file(const std::filesystem::path& path, int64_t limit, SystemCalls& calls = system_calls());
 /// Makes the creation, renaming and removal of names in the folder durable.
-void sync_folder(SystemCalls& calls, const std::filesystem::path& path);
+void sync_folder(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 /// Makes a folder; returns false if the name exists already.
-bool make_folder(SystemCalls& calls, const std::filesystem::path& path);
+bool make_folder(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 /// Makes a folder and its missing parents; each new name is synced.
-void make_folders(SystemCalls& calls, const std::filesystem::path& path);
-void rename(SystemCalls& calls, const std::filesystem::path& from, const std::filesystem::path& to);
+void make_folders(const std::filesystem::path& path, SystemCalls& calls = system_calls());
+void rename(const std::filesystem::path& from, const std::filesystem::path& to, SystemCalls& calls);
 /// Exchanges two paths atomically; returns false if the file system cannot.
-bool exchange(SystemCalls& calls, const std::filesystem::path& one, const std::filesystem::path& other);
+bool exchange(const std::filesystem::path& one, const std::filesystem::path& other, SystemCalls& calls);
 /// Removes a file, or a folder with everything in it; does nothing if `path` does not exist. Links are removed, not
 /// followed.
-void remove_tree(SystemCalls& calls, const std::filesystem::path& path);
+void remove_tree(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 /// Returns the names in a folder, sorted; none if the folder does not exist.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 

@@ -50,10 +50,10 @@ std::optional<fs::path> checkpoints_of(const fs::path& path) {
 
 std::string step_name(int64_t step) { return format("{}{:08}", kStepPrefix, step); }
 
-std::string read_latest(const fs::path& checkpoints, SystemCalls& calls) {
+std::string read_latest(const fs::path& checkpoints) {
   constexpr int64_t kLongestName = 255;
   try {
-    std::string name = read_file(calls, checkpoints / kLatestFile, kLongestName + 1);
+    std::string name = read_file(checkpoints / kLatestFile, kLongestName + 1);
     if (name.ends_with('\n')) name.pop_back();
     return name;
   } catch (const Error&) {
@@ -67,7 +67,7 @@ Listing list_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
     if (!is_step_name(name) && !name.starts_with(kReplacedPrefix)) continue;
     const fs::path folder = checkpoints / name;
     try {
-      const Manifest manifest = read_manifest(calls, folder);
+      const Manifest manifest = read_manifest(folder, calls);
       listing.complete.push_back({folder, manifest.sequence, manifest.header.state});
     } catch (const Error& error) {
       listing.damaged.push_back(error.what());
@@ -94,8 +94,8 @@ std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t s
   return found;
 }
 
-std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCalls& calls, bool aloud) {
-  const Listing listing = list_checkpoints(checkpoints, calls);
+std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, bool aloud) {
+  const Listing listing = list_checkpoints(checkpoints);
   if (aloud)
     for (const std::string& problem : listing.damaged) log::warning("checkpoint skipped: {}", problem);
   if (listing.complete.empty()) {
@@ -105,7 +105,7 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCa
                        checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
   }
   const fs::path& newest = listing.complete.front().folder;
-  const std::string latest = read_latest(checkpoints, calls);
+  const std::string latest = read_latest(checkpoints);
   if (aloud && latest != newest.filename()) {
     log::warning("{} {}; using the newest complete checkpoint, {} (to use a different one, specify its folder)",
                  (checkpoints / kLatestFile).string(),
@@ -117,10 +117,10 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCa
   return folders;
 }
 
-std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool aloud) {
+std::vector<fs::path> candidates(const fs::path& path, bool aloud) {
   if (is_step_folder(path)) return {path.has_filename() ? path : path.parent_path()};  // "step-00000004/"
   if (const auto checkpoints = checkpoints_of(path)) {
-    if (const auto folders = complete_checkpoints(*checkpoints, calls, aloud); !folders.empty()) return folders;
+    if (const auto folders = complete_checkpoints(*checkpoints, aloud); !folders.empty()) return folders;
   }
   std::error_code error;
   const bool foreign = fs::exists(path / "config.json", error);
@@ -130,6 +130,6 @@ std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool 
                      foreign ? "; convert a Hugging Face model with `trainer checkpoint import`" : ""));
 }
 
-fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }
+fs::path resolve(const fs::path& path) { return candidates(path).front(); }
 
 }  // namespace trainer::checkpoint

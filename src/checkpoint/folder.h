@@ -38,18 +38,16 @@ std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t s
 /// Returns the complete step folders in a `checkpoints` folder, newest first; possibly none. Throws
 /// Code::checkpoint if all step folders are corrupted. Of the shards, only the sizes are checked: reading them may
 /// still throw Damage. With `aloud`, warns about each corrupted folder, and if `latest` does not name the newest.
-std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,
-                                                        SystemCalls& calls = system_calls(), bool aloud = true);
+std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints, bool aloud = true);
 
 /// Returns the step folders to which PATH refers. PATH is a step folder with any name, or a `checkpoints` folder, its
 /// file `latest`, or a run folder; for the latter three the complete step folders are returned, newest first. Throws
 /// Code::checkpoint if there is none.
-std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, SystemCalls& calls = system_calls(),
-                                              bool aloud = true);
+std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, bool aloud = true);
 /// Returns the first of the candidates.
-std::filesystem::path resolve(const std::filesystem::path& path, SystemCalls& calls = system_calls());
+std::filesystem::path resolve(const std::filesystem::path& path);
 
 /// Returns the name in `latest`; empty if the file is missing or unreadable.
-std::string read_latest(const std::filesystem::path& checkpoints, SystemCalls& calls = system_calls());
+std::string read_latest(const std::filesystem::path& checkpoints);
 
 }  // namespace trainer::checkpoint

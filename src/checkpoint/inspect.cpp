@@ -26,23 +26,23 @@ int64_t parameters_of(const Manifest& manifest) {
 }
 
 /// Returns the step folder to verify, complete or not.
-fs::path folder_to_verify(const fs::path& path, SystemCalls& calls) {
+fs::path folder_to_verify(const fs::path& path) {
   std::error_code error;
   for (const fs::path& checkpoints : {path / "checkpoints", path, path.parent_path()}) {
     if (checkpoints == path.parent_path() && path.filename() != kLatestFile) continue;
-    const std::string latest = read_latest(checkpoints, calls);
+    const std::string latest = read_latest(checkpoints);
     if (!latest.empty() && fs::is_directory(checkpoints / latest, error)) return checkpoints / latest;
   }
   // An unfinished step folder has neither manifest nor COMPLETE, but is a folder with a step's name.
   if (fs::is_directory(path, error) && path.filename().string().starts_with("step-")) return path;
-  return resolve(path, calls);
+  return resolve(path);
 }
 
 }  // namespace
 
-json inspect_json(const fs::path& path, SystemCalls& calls) {
-  const fs::path folder = resolve(path, calls);
-  const Manifest manifest = read_manifest(calls, folder);
+json inspect_json(const fs::path& path) {
+  const fs::path folder = resolve(path);
+  const Manifest manifest = read_manifest(folder);
   const Snapshot& header = manifest.header;
   json tensors = json::array(), files = json::array();
   for (const StoredTensor& tensor : manifest.tensors) {
@@ -82,8 +82,8 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
   return info;
 }
 
-std::string inspect_text(const fs::path& path, SystemCalls& calls) {
-  const json info = inspect_json(path, calls);
+std::string inspect_text(const fs::path& path) {
+  const json info = inspect_json(path);
   const auto text_of = [](const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   std::string out = info["folder"].get<std::string>() + "\n";
   for (const char* key : {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step",
@@ -119,8 +119,8 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
   return out;
 }
 
-VerifyReport verify(const fs::path& path, SystemCalls& calls) {
-  VerifyReport report{folder_to_verify(path, calls), 0, 0, {}};
+VerifyReport verify(const fs::path& path) {
+  VerifyReport report{folder_to_verify(path), 0, 0, {}};
   const auto guarded = [&](auto&& check) {
     try {
       check();
@@ -130,13 +130,13 @@ VerifyReport verify(const fs::path& path, SystemCalls& calls) {
   };
   const auto note = [&](const std::string& problem) { report.problems.push_back(problem); };
   guarded([&] {
-    const Manifest manifest = read_manifest(calls, report.folder);
+    const Manifest manifest = read_manifest(report.folder);
     std::set<std::string> known{kManifestFile, kCompleteFile};
     for (const StoredFile& shard : manifest.shards) known.insert(shard.name);
     for (const StoredFile& file : manifest.files) {
       known.insert(file.name);
       guarded([&] {
-        if (checksum_of(read_file(calls, report.folder / file.name, file.bytes)) != file.checksum) {
+        if (checksum_of(read_file(report.folder / file.name, file.bytes)) != file.checksum) {
           note(format("{}: the checksum differs from the manifest's", (report.folder / file.name).string()));
         }
       });
@@ -144,7 +144,7 @@ VerifyReport verify(const fs::path& path, SystemCalls& calls) {
     for (const std::string& name : names_in(report.folder)) {
       if (!known.contains(name)) note(format("{}: unexpected file", (report.folder / name).string()));
     }
-    ShardReader reader(calls, report.folder, manifest);
+    ShardReader reader(report.folder, manifest);
     for (const StoredTensor& tensor : manifest.tensors) guarded([&] { reader.verify(tensor, note); });
     guarded([&] { reader.verify_padding(note); });
     report.tensors = static_cast<int64_t>(manifest.tensors.size());

@@ -182,7 +182,7 @@ std::string completion_mark(std::string_view manifest_json) {
                 to_string(checksum_of(manifest_json)));
 }
 
-Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
+Manifest read_manifest(const fs::path& step_folder, SystemCalls& calls) {
   constexpr int64_t kLargestManifest = int64_t{1} << 30, kLargestMark = 4096;
   std::error_code error;
   const fs::path mark = step_folder / kCompleteFile, path = step_folder / kManifestFile;
@@ -190,8 +190,8 @@ Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
     throw Error(Code::checkpoint,
                 format("{}: {} not found; the save was interrupted", step_folder.string(), kCompleteFile));
   }
-  const std::string text = read_file(calls, path, kLargestManifest);
-  if (read_file(calls, mark, kLargestMark) != completion_mark(text)) {
+  const std::string text = read_file(path, kLargestManifest, calls);
+  if (read_file(mark, kLargestMark, calls) != completion_mark(text)) {
     throw Error(Code::checkpoint, format("{}: does not match {}; one of the files is corrupted, from a different "
                                          "checkpoint or from a different version (this program reads format {})",
                                          path.string(), kCompleteFile, kFormat));

@@ -97,6 +97,6 @@ std::string completion_mark(std::string_view manifest_json);
 
 /// Reads and parses the manifest of a step folder. Throws Code::checkpoint unless the manifest's checksum matches
 /// COMPLETE and every file named in the manifest has the recorded size.
-Manifest read_manifest(SystemCalls& calls, const std::filesystem::path& step_folder);
+Manifest read_manifest(const std::filesystem::path& step_folder, SystemCalls& calls = system_calls());
 
 }  // namespace trainer::checkpoint

@@ -58,8 +58,7 @@ void require_same_model(const Reader& one, const Reader& other) {
 /// Reads one tensor of a checkpoint at a time.
 class Source {
  public:
-  Source(SystemCalls& calls, const Reader& reader)
-      : shards_(calls, reader.folder(), reader.manifest()), weights_(weights_of(reader)) {}
+  explicit Source(const Reader& reader) : shards_(reader.folder(), reader.manifest()), weights_(weights_of(reader)) {}
 
   /// Fills `values`, which has elements of the stored type.
   void read(const StoredTensor& tensor, std::vector<std::byte>& values) {
@@ -99,10 +98,10 @@ Snapshot header_of(const std::vector<Reader>& readers) {
   return header;
 }
 
-void write_step(SystemCalls& calls, const std::vector<Reader>& readers, const fs::path& folder, Merged& done) {
+void write_step(const std::vector<Reader>& readers, const fs::path& folder, Merged& done) {
   std::vector<Source> sources;
-  for (const Reader& reader : readers) sources.emplace_back(calls, reader);
-  ShardWriter shard(calls, folder / "weights-00000.shard", 0);
+  for (const Reader& reader : readers) sources.emplace_back(reader);
+  ShardWriter shard(folder / "weights-00000.shard", 0);
   std::vector<std::byte> values;
   for (const auto& [name, tensor] : weights_of(readers.back())) {
     values.resize(static_cast<size_t>(tensor->bytes()));
@@ -123,22 +122,22 @@ void write_step(SystemCalls& calls, const std::vector<Reader>& readers, const fs
   manifest.sequence = std::max<int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count(),
                                         readers.back().manifest().sequence + 1);
   manifest.header = header_of(readers);
-  complete_step_folder(calls, folder, std::move(manifest));
+  complete_step_folder(folder, std::move(manifest));
 }
 
 }  // namespace
 
-Merged merge(std::span<const fs::path> paths, const fs::path& output, SystemCalls& calls) {
+Merged merge(std::span<const fs::path> paths, const fs::path& output) {
   TRAINER_CHECK(!paths.empty(), "merge() requires checkpoints");
   std::vector<std::pair<int64_t, fs::path>> folders;  // with their times
   for (const fs::path& path : paths) {
-    fs::path folder = resolve(path, calls);
-    folders.emplace_back(read_manifest(calls, folder).sequence, std::move(folder));
+    fs::path folder = resolve(path);
+    folders.emplace_back(read_manifest(folder).sequence, std::move(folder));
   }
   std::ranges::sort(folders);
   std::vector<Reader> readers;
   readers.reserve(folders.size());
-  for (const auto& [time, folder] : folders) readers.emplace_back(folder, calls);
+  for (const auto& [time, folder] : folders) readers.emplace_back(folder);
   for (size_t i = 1; i < readers.size(); ++i) {
     require_same_model(readers.front(), readers[i]);
     for (size_t j = 0; j < i; ++j)
@@ -147,7 +146,7 @@ Merged merge(std::span<const fs::path> paths, const fs::path& output, SystemCall
   }
   Merged done;
   for (const Reader& reader : readers) done.sources.push_back(reader.folder());
-  write_new_folder(calls, output, [&](const fs::path& folder) { write_step(calls, readers, folder, done); });
+  write_new_folder(output, [&](const fs::path& folder) { write_step(readers, folder, done); });
   return done;
 }
 

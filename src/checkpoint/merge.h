@@ -3,8 +3,6 @@
 #include <span>
 #include <vector>
 
-#include "base/file_io.h"
-
 namespace trainer::checkpoint {
 
 struct Merged {
@@ -16,7 +14,6 @@ struct Merged {
 /// newest source; the manifest lists all of them. Paths as in resolve(). `output` must not exist; it is created
 /// completely or not at all. Memory use is bounded by the largest tensor. Throws Code::checkpoint if a checkpoint is
 /// corrupted, or has a different model or tokenizer, Code::io if writing fails.
-Merged merge(std::span<const std::filesystem::path> paths, const std::filesystem::path& output,
-             SystemCalls& calls = system_calls());
+Merged merge(std::span<const std::filesystem::path> paths, const std::filesystem::path& output);
 
 }  // namespace trainer::checkpoint

@@ -39,12 +39,11 @@ bool belongs_to(const std::string& name, const std::string& weight) {
 
 }  // namespace
 
-Reader::Reader(const fs::path& path, SystemCalls& calls)
-    : folder_(resolve(path, calls)), calls_(calls), manifest_(read_manifest(calls, folder_)) {
+Reader::Reader(const fs::path& path) : folder_(resolve(path)), manifest_(read_manifest(folder_)) {
   const auto content = [&](const char* name) -> std::string {
     const StoredFile* file = manifest_.file(name);
     if (file == nullptr) return {};
-    std::string bytes = read_file(calls_, folder_ / name, file->bytes);
+    std::string bytes = read_file(folder_ / name, file->bytes);
     if (checksum_of(bytes) != file->checksum) {
       throw Damage(format("{}: the checksum differs from the manifest's; the file is corrupted or was edited",
                           (folder_ / name).string()));
@@ -156,7 +155,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
     throw Error(Code::checkpoint,
                 format("{}: the tensors differ from the run's:{}", folder_.string(), listed(problems)));
   }
-  ShardReader reader(calls_, folder_, manifest_);
+  ShardReader reader(folder_, manifest_);
   for (size_t i = 0; i < slices.size(); ++i) {
     if (widens(*sources[i], slices[i]))
       fill_wider(reader, slices[i], *sources[i]);

@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 
-#include "base/file_io.h"
 #include "checkpoint/manifest.h"
 #include "data/tokenizer.h"
 
@@ -26,7 +25,7 @@ class Reader {
  public:
   /// Resolves `path` (see resolve) and reads manifest, config and tokenizer. Throws Code::checkpoint with the name of
   /// the file that is missing or corrupted.
-  explicit Reader(const std::filesystem::path& path, SystemCalls& calls = system_calls());
+  explicit Reader(const std::filesystem::path& path);
 
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
@@ -45,7 +44,6 @@ class Reader {
 
  private:
   std::filesystem::path folder_;
-  SystemCalls& calls_;
   Manifest manifest_;
 };
 

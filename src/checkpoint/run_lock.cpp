@@ -51,7 +51,7 @@ bool is_named(int fd, const fs::path& path) {
 }  // namespace
 
 RunLock::RunLock(const fs::path& folder, const Kind& kind) {
-  make_folders(system_calls(), folder);
+  make_folders(folder);
   const fs::path path = folder / kind.file;
   int refused = 0;
   for (;;) {

@@ -172,8 +172,8 @@ class Intersection {
 
 }  // namespace
 
-ShardWriter::ShardWriter(SystemCalls& calls, const fs::path& path, int64_t shard)
-    : file_(File::create(calls, path)), shard_(shard), written_{{path.filename().string(), 0, {}}, {}} {}
+ShardWriter::ShardWriter(const fs::path& path, int64_t shard, SystemCalls& calls)
+    : file_(File::create(path, calls)), shard_(shard), written_{{path.filename().string(), 0, {}}, {}} {}
 
 void ShardWriter::add(const TensorSlice& slice) {
   static constexpr std::array<std::byte, kAlignment> kZeros{};
@@ -201,8 +201,8 @@ WrittenShard ShardWriter::finish() {
   return std::move(written_);
 }
 
-WrittenShard write_shard(SystemCalls& calls, const fs::path& path, int64_t shard, std::span<const TensorSlice> slices) {
-  ShardWriter writer(calls, path, shard);
+WrittenShard write_shard(const fs::path& path, int64_t shard, std::span<const TensorSlice> slices, SystemCalls& calls) {
+  ShardWriter writer(path, shard, calls);
   for (const TensorSlice& slice : slices) writer.add(slice);
   return writer.finish();
 }
@@ -251,14 +251,13 @@ int64_t bytes_of_copies(std::span<const TensorSlice> slices) {
   return bytes;
 }
 
-ShardReader::ShardReader(SystemCalls& calls, const fs::path& folder, const Manifest& manifest)
-    : calls_(calls), folder_(folder), manifest_(manifest) {
+ShardReader::ShardReader(const fs::path& folder, const Manifest& manifest) : folder_(folder), manifest_(manifest) {
   files_.resize(manifest.shards.size());
 }
 
 const File& ShardReader::file(int64_t shard) {
   std::optional<File>& file = files_[static_cast<size_t>(shard)];
-  if (!file) file.emplace(File::open(calls_, folder_ / manifest_.shards[static_cast<size_t>(shard)].name));
+  if (!file) file.emplace(File::open(folder_ / manifest_.shards[static_cast<size_t>(shard)].name));
   return *file;
 }
 

@@ -20,7 +20,7 @@ struct WrittenShard {
 /// be disjoint and within the local and the global tensor.
 class ShardWriter {
  public:
-  ShardWriter(SystemCalls& calls, const std::filesystem::path& path, int64_t shard);
+  ShardWriter(const std::filesystem::path& path, int64_t shard, SystemCalls& calls = system_calls());
   /// Writes a slice, whose memory may be reused afterwards.
   void add(const TensorSlice& slice);
   /// Syncs and closes the file.
@@ -33,8 +33,8 @@ class ShardWriter {
   std::vector<std::byte> buffer_;
 };
 /// Writes all slices into one shard.
-WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, int64_t shard,
-                         std::span<const TensorSlice> slices);
+WrittenShard write_shard(const std::filesystem::path& path, int64_t shard, std::span<const TensorSlice> slices,
+                         SystemCalls& calls = system_calls());
 
 /// Copies the elements of slices into `memory`, which grows as needed, and returns slices of the copies. A shard
 /// written from them has the same bytes. Each task of the pool copies a slice, unless a GPU
@@ -47,7 +47,7 @@ int64_t bytes_of_copies(std::span<const TensorSlice> slices);
 /// Reads from the shards of one step folder; files are opened on first use.
 class ShardReader {
  public:
-  ShardReader(SystemCalls& calls, const std::filesystem::path& folder, const Manifest& manifest);
+  ShardReader(const std::filesystem::path& folder, const Manifest& manifest);
 
   /// Fills the runs of `slice` from `stored` (same shape and dtype). Every chunk is verified before its bytes are
   /// copied; if a checksum differs, throws Damage with file, tensor and offset.
@@ -65,7 +65,6 @@ class ShardReader {
   std::optional<std::span<const std::byte>> chunk(const Piece& piece, int64_t bytes, int64_t index);
   std::string damage(const StoredTensor& stored, const Piece& piece, int64_t index) const;
 
-  SystemCalls& calls_;
   std::filesystem::path folder_;
   const Manifest& manifest_;
   std::vector<std::optional<File>> files_;

@@ -13,9 +13,9 @@ namespace trainer::checkpoint {
 
 namespace fs = std::filesystem;
 
-void complete_step_folder(SystemCalls& calls, const fs::path& folder, Manifest manifest) {
+void complete_step_folder(const fs::path& folder, Manifest manifest, SystemCalls& calls) {
   const auto add_file = [&](const std::string& name, const std::string& bytes) {
-    write_file(calls, folder / name, bytes);
+    write_file(folder / name, bytes, calls);
     manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
   };
   add_file(kConfigFile, manifest.header.config_toml);
@@ -24,12 +24,12 @@ void complete_step_folder(SystemCalls& calls, const fs::path& folder, Manifest m
 
   const std::string json = to_json(manifest);
   parse_manifest(json, kManifestFile);  // throws if the shards do not cover the tensors
-  write_file(calls, folder / kManifestFile, json);
-  write_file(calls, folder / kCompleteFile, completion_mark(json));
-  sync_folder(calls, folder);
+  write_file(folder / kManifestFile, json, calls);
+  write_file(folder / kCompleteFile, completion_mark(json), calls);
+  sync_folder(folder, calls);
 }
 
-void write_new_file(SystemCalls& calls, const fs::path& output, const std::function<void(const fs::path&)>& write) {
+void write_new_file(const fs::path& output, const std::function<void(const fs::path&)>& write) {
   fs::path target = output;
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
   std::error_code ignored;
@@ -38,7 +38,7 @@ void write_new_file(SystemCalls& calls, const fs::path& output, const std::funct
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const std::string prefix = format(".writing-{}-", target.filename().string());
   const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
-  make_folders(calls, parent);
+  make_folders(parent);
   for (const std::string& name : names_in(parent)) {  // remains of a killed process
     if (!name.starts_with(prefix)) continue;
     char* end = nullptr;
@@ -46,21 +46,21 @@ void write_new_file(SystemCalls& calls, const fs::path& output, const std::funct
     const bool same_target = *end == '\0';  // folders for "gpt2-2" also begin with the prefix for "gpt2"
     // In containers every process has number 1, so this removes what another container is writing to the same target.
     const bool ended = writer == ::getpid() || (writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH);
-    if (same_target && ended) remove_tree(calls, parent / name);
+    if (same_target && ended) remove_tree(parent / name);
   }
   try {
     write(temporary);
-    rename(calls, temporary, target);
-    sync_folder(calls, parent);
+    rename(temporary, target, system_calls());
+    sync_folder(parent);
   } catch (...) {
     fs::remove_all(temporary, ignored);
     throw;
   }
 }
 
-void write_new_folder(SystemCalls& calls, const fs::path& output, const std::function<void(const fs::path&)>& write) {
-  write_new_file(calls, output, [&](const fs::path& folder) {
-    make_folder(calls, folder);
+void write_new_folder(const fs::path& output, const std::function<void(const fs::path&)>& write) {
+  write_new_file(output, [&](const fs::path& folder) {
+    make_folder(folder);
     write(folder);
   });
 }

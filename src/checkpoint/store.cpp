@@ -32,7 +32,7 @@ CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCal
       solo_(world == nullptr ? comm::solo_world() : nullptr),
       world_(world == nullptr ? *solo_ : *world) {
   run_on_first_rank([&] {
-    make_folders(calls_, folder_);
+    make_folders(folder_, calls_);
     remove_left_overs();
   });
 }
@@ -58,9 +58,9 @@ void CheckpointStore::begin(const Snapshot& snapshot, bool background) {
   attempt([&] {
     std::string temporary;
     run_on_first_rank([&] {
-      make_folders(calls_, folder_);  // if it was removed meanwhile
+      make_folders(folder_, calls_);  // if it was removed meanwhile
       temporary = fresh(kSaving, step_name(snapshot.state.step)).string();
-      if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: already exists", temporary));
+      if (!make_folder(temporary, calls_)) throw Error(Code::io, format("{}: already exists", temporary));
     });
     world_.control().broadcast(temporary);
     saving_->temporary = temporary;
@@ -113,7 +113,7 @@ void CheckpointStore::attempt(const std::function<void()>& part) {
 
 void CheckpointStore::write_shard_of_rank() {
   const fs::path file = saving_->temporary / format("rank-{:05d}.shard", world_.rank());
-  WrittenShard shard = write_shard(calls_, file, 0, saving_->snapshot.tensors);
+  WrittenShard shard = write_shard(file, 0, saving_->snapshot.tensors, calls_);
   saving_->manifest.shards.push_back(std::move(shard.file));
   saving_->manifest.tensors = std::move(shard.tensors);
 }
@@ -144,31 +144,31 @@ void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot
   }
   manifest.header = snapshot;
   manifest.header.tensors.clear();
-  complete_step_folder(calls_, temporary, std::move(manifest));
+  complete_step_folder(temporary, std::move(manifest), calls_);
 }
 
 void CheckpointStore::publish(const fs::path& temporary, const std::string& name) {
   const fs::path target = folder_ / name;
   std::error_code error;
   if (!fs::exists(fs::symlink_status(target, error))) {
-    rename(calls_, temporary, target);  // synced together with `latest`
+    rename(temporary, target, calls_);  // synced together with `latest`
     return;
   }
   fs::path replaced = temporary;
-  if (!exchange(calls_, temporary, target)) {
+  if (!exchange(temporary, target, calls_)) {
     replaced = fresh(kReplacedPrefix, name);
-    rename(calls_, target, replaced);
-    rename(calls_, temporary, target);
+    rename(target, replaced, calls_);
+    rename(temporary, target, calls_);
   }
-  sync_folder(calls_, folder_);
-  remove_tree(calls_, replaced);
+  sync_folder(folder_, calls_);
+  remove_tree(replaced, calls_);
 }
 
 void CheckpointStore::point_latest_to(const std::string& name) {
   const fs::path next = fresh(kNextLatest, name);
-  write_file(calls_, next, name + "\n");
-  rename(calls_, next, folder_ / kLatestFile);
-  sync_folder(calls_, folder_);
+  write_file(next, name + "\n", calls_);
+  rename(next, folder_ / kLatestFile, calls_);
+  sync_folder(folder_, calls_);
 }
 
 void CheckpointStore::remove_left_overs() {
@@ -178,14 +178,14 @@ void CheckpointStore::remove_left_overs() {
       const std::string step = name.substr(prefix.size(), name.rfind('-') - prefix.size());
       std::error_code error;
       if (!fs::exists(fs::symlink_status(folder_ / step, error))) {  // a save was stopped between two renames
-        rename(calls_, folder_ / name, folder_ / step);
-        sync_folder(calls_, folder_);
+        rename(folder_ / name, folder_ / step, calls_);
+        sync_folder(folder_, calls_);
         continue;
       }
     } else if (!name.starts_with(kSaving) && !name.starts_with(kDeleting) && !name.starts_with(kNextLatest)) {
       continue;
     }
-    remove_tree(calls_, folder_ / name);
+    remove_tree(folder_ / name, calls_);
   }
 }
 
@@ -203,9 +203,9 @@ void CheckpointStore::apply_retention(int64_t proven) try {
     newer += sound;
     if (kept) continue;
     const fs::path deleting = fresh(kDeleting, entries[i].folder.filename().string());
-    rename(calls_, entries[i].folder, deleting);
-    sync_folder(calls_, folder_);
-    remove_tree(calls_, deleting);
+    rename(entries[i].folder, deleting, calls_);
+    sync_folder(folder_, calls_);
+    remove_tree(deleting, calls_);
   }
 } catch (const Error& error) {
   log::warning("removing old checkpoints: {}", error.what());

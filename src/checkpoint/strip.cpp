@@ -22,8 +22,8 @@ bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
 /// Reads tensors and writes them as shards of at most kShardBytes.
 class Copier {
  public:
-  Copier(SystemCalls& calls, const Reader& reader, fs::path folder)
-      : calls_(calls), reader_(calls, reader.folder(), reader.manifest()), folder_(std::move(folder)) {}
+  Copier(const Reader& reader, fs::path folder)
+      : reader_(reader.folder(), reader.manifest()), folder_(std::move(folder)) {}
 
   void add(const StoredTensor& tensor) {
     if (!slices_.empty() && held_ + tensor.bytes() > kShardBytes) flush();
@@ -36,7 +36,7 @@ class Copier {
   void flush() {
     if (slices_.empty()) return;
     const auto index = static_cast<int64_t>(manifest_.shards.size());
-    WrittenShard shard = write_shard(calls_, folder_ / format("weights-{:05d}.shard", index), index, slices_);
+    WrittenShard shard = write_shard(folder_ / format("weights-{:05d}.shard", index), index, slices_);
     manifest_.shards.push_back(std::move(shard.file));
     for (StoredTensor& tensor : shard.tensors) manifest_.tensors.push_back(std::move(tensor));
     slices_.clear();
@@ -46,7 +46,6 @@ class Copier {
   Manifest& manifest() { return manifest_; }
 
  private:
-  SystemCalls& calls_;
   ShardReader reader_;
   fs::path folder_;
   Manifest manifest_;
@@ -55,8 +54,8 @@ class Copier {
   int64_t held_ = 0;
 };
 
-void write_step(SystemCalls& calls, const Reader& reader, const fs::path& folder, Stripped& done) {
-  Copier copier(calls, reader, folder);
+void write_step(const Reader& reader, const fs::path& folder, Stripped& done) {
+  Copier copier(reader, folder);
   for (const StoredTensor& tensor : reader.manifest().tensors) {
     if (is_moment(tensor.name)) continue;
     copier.add(tensor);
@@ -67,15 +66,15 @@ void write_step(SystemCalls& calls, const Reader& reader, const fs::path& folder
   Manifest& manifest = copier.manifest();
   manifest.sequence = reader.manifest().sequence;
   manifest.header = reader.header();
-  complete_step_folder(calls, folder, std::move(manifest));
+  complete_step_folder(folder, std::move(manifest));
 }
 
 }  // namespace
 
-Stripped strip(const fs::path& path, const fs::path& output, SystemCalls& calls) {
-  const Reader reader(path, calls);
+Stripped strip(const fs::path& path, const fs::path& output) {
+  const Reader reader(path);
   Stripped done{reader.folder(), 0, 0};
-  write_new_folder(calls, output, [&](const fs::path& folder) { write_step(calls, reader, folder, done); });
+  write_new_folder(output, [&](const fs::path& folder) { write_step(reader, folder, done); });
   return done;
 }
 

@@ -1,8 +1,6 @@
 #pragma once
 #include <filesystem>
 
-#include "base/file_io.h"
-
 namespace trainer::checkpoint {
 
 struct Stripped {
@@ -13,7 +11,6 @@ struct Stripped {
 /// used to evaluate, to generate and to initialize a run (model.init_from), but not to resume a run. PATH as in
 /// resolve(). `output` must not exist; it is created completely or not at all. Every byte that is copied is verified.
 /// Throws Code::checkpoint if the checkpoint is corrupted, Code::io if writing fails.
-Stripped strip(const std::filesystem::path& path, const std::filesystem::path& output,
-               SystemCalls& calls = system_calls());
+Stripped strip(const std::filesystem::path& path, const std::filesystem::path& output);
 
 }  // namespace trainer::checkpoint

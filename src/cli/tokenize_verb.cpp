@@ -63,7 +63,7 @@ int tokenize_command(const TokenizeOptions& o) {
                     : o.bos == "off" ? config::Bos::off
                                      : config::Bos::automatic,
                     o.tokenizer.empty() ? "the trained tokenizer" : o.tokenizer);
-  make_folders(system_calls(), o.output);
+  make_folders(o.output);
   for (const char* other : data::kTokenizerFiles)
     if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
       throw Error(

@@ -57,8 +57,8 @@ void write_tensor(const MappedTensor& tensor, FloatType type, TensorSource& sour
   }
 }
 
-void write_weights(SystemCalls& calls, const fs::path& folder, const std::vector<MappedTensor>& all,
-                   const ExportOptions& options, TensorSource& source, Exported& done) {
+void write_weights(const fs::path& folder, const std::vector<MappedTensor>& all, const ExportOptions& options,
+                   TensorSource& source, Exported& done) {
   const std::vector<std::span<const MappedTensor>> files = cut_into_files(all, options.type, options.shard_bytes);
   WeightIndex index;
   std::vector<std::byte> buffer;
@@ -66,7 +66,7 @@ void write_weights(SystemCalls& calls, const fs::path& folder, const std::vector
     const std::string name = weights_file(i, files.size());
     std::vector<TensorEntry> entries;
     for (const MappedTensor& tensor : files[i]) entries.push_back(entry_of(tensor, options.type));
-    SafetensorsWriter writer(calls, folder / name, entries);
+    SafetensorsWriter writer(folder / name, entries);
     for (const MappedTensor& tensor : files[i]) {
       write_tensor(tensor, options.type, source, writer, buffer);
       index.emplace_back(tensor.name, name);
@@ -76,13 +76,13 @@ void write_weights(SystemCalls& calls, const fs::path& folder, const std::vector
     writer.finish();
     done.files.push_back(name);
   }
-  if (files.size() > 1) write_file(calls, folder / kIndexFile, to_index_json(index, done.bytes));
+  if (files.size() > 1) write_file(folder / kIndexFile, to_index_json(index, done.bytes));
 }
 
 }  // namespace
 
-Exported export_model(const fs::path& path, const fs::path& output, const ExportOptions& options, SystemCalls& calls) {
-  ExportSource source(path, options.allow_nonfinite, calls);
+Exported export_model(const fs::path& path, const fs::path& output, const ExportOptions& options) {
+  ExportSource source(path, options.allow_nonfinite);
   const config::Model& m = source.config.model;
   std::vector<NamedFile> files{{"config.json", to_config_json(m, source.vocab, source.special, options.type)},
                                {"generation_config.json", to_generation_config_json(source.special)}};
@@ -93,10 +93,10 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   if (m.arch == config::Arch::gpt2 && !all_biases)
     log::info("model.bias = false: Hugging Face's GPT-2 always has biases, so zeros are written for them");
   Exported done{source.reader.folder(), {}, 0, 0};
-  checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {
-    write_weights(calls, folder, source.tensors, options, source.weights, done);
-    for (const NamedFile& file : files) write_file(calls, folder / file.name, file.bytes);
-    sync_folder(calls, folder);
+  checkpoint::write_new_folder(output, [&](const fs::path& folder) {
+    write_weights(folder, source.tensors, options, source.weights, done);
+    for (const NamedFile& file : files) write_file(folder / file.name, file.bytes);
+    sync_folder(folder);
   });
   return done;
 }

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/file_io.h"
 #include "huggingface/float_types.h"
 
 namespace trainer::huggingface {
@@ -27,6 +26,6 @@ struct Exported {
 /// Memory use is bounded by the largest tensor; every byte read is verified. Throws Code::checkpoint for corrupt data
 /// and for models that Hugging Face cannot represent, Code::io when writing fails.
 Exported export_model(const std::filesystem::path& path, const std::filesystem::path& output,
-                      const ExportOptions& options = {}, SystemCalls& calls = system_calls());
+                      const ExportOptions& options = {});
 
 }  // namespace trainer::huggingface

@@ -10,8 +10,8 @@ namespace trainer::huggingface {
 
 namespace fs = std::filesystem;
 
-TensorSource::TensorSource(SystemCalls& calls, const checkpoint::Reader& reader)
-    : folder_(reader.folder()), shards_(calls, reader.folder(), reader.manifest()) {
+TensorSource::TensorSource(const checkpoint::Reader& reader)
+    : folder_(reader.folder()), shards_(reader.folder(), reader.manifest()) {
   for (const checkpoint::StoredTensor& tensor : reader.manifest().tensors)
     if (tensor.name.find('#') == tensor.name.npos) stored_[tensor.name] = &tensor;  // no moments
 }
@@ -70,15 +70,15 @@ data::SpecialTokens special_tokens_of(const checkpoint::Snapshot& header,
 
 }  // namespace
 
-ExportSource::ExportSource(const fs::path& path, bool allow_nonfinite, SystemCalls& calls)
-    : reader(path, calls),
+ExportSource::ExportSource(const fs::path& path, bool allow_nonfinite)
+    : reader(path),
       config(config::load_text(reader.header().config_toml, (reader.folder() / "config.toml").string(), {},
                                {.files = false})),
       vocab(reader.vocab_size()),
       tokenizer(checkpoint::tokenizer_of(reader.header(), reader.folder())),
       special(special_tokens_of(reader.header(), tokenizer)),
       tensors(tensor_map(config.model, vocab)),
-      weights(calls, reader) {
+      weights(reader) {
   if (!reader.header().state.finite_weights && !allow_nonfinite)
     throw Error(Code::nonfinite, format("{}: some weights are not finite; export an earlier checkpoint, or use "
                                         "--allow-nonfinite to export it anyway",

@@ -18,7 +18,7 @@ namespace trainer::huggingface {
 /// Reads a checkpoint's tensors and returns them in Hugging Face's layout.
 class TensorSource {
  public:
-  TensorSource(SystemCalls& calls, const checkpoint::Reader& reader);
+  explicit TensorSource(const checkpoint::Reader& reader);
 
   /// Throws unless the checkpoint has exactly the tensors that make up `all`.
   void require_parts(const std::vector<MappedTensor>& all) const;
@@ -37,7 +37,7 @@ class TensorSource {
 
 struct ExportSource {
   /// Throws Code::checkpoint for corrupt data, Code::nonfinite for weights that are not finite unless allowed.
-  ExportSource(const std::filesystem::path& path, bool allow_nonfinite, SystemCalls& calls);
+  ExportSource(const std::filesystem::path& path, bool allow_nonfinite);
 
   checkpoint::Reader reader;
   config::Config config;

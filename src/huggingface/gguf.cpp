@@ -219,8 +219,8 @@ std::vector<float> frequency_divisors(const config::Model& m) {
 
 }  // namespace
 
-Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOptions& options, SystemCalls& calls) {
-  ExportSource source(path, options.allow_nonfinite, calls);
+Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOptions& options) {
+  ExportSource source(path, options.allow_nonfinite);
   require_runnable(source);
   source.weights.require_parts(source.tensors);
   const GgufMetadata metadata = metadata_of(source, options.type);
@@ -232,8 +232,8 @@ Exported export_gguf(const fs::path& path, const fs::path& output, const GgufOpt
   for (const Item& item : items) tensors.push_back(item.tensor);
   Exported done{source.reader.folder(), {output.filename().string()}, static_cast<int64_t>(tensors.size()), 0};
   for (const GgufTensor& tensor : tensors) done.bytes += gguf_bytes(tensor.type, tensor.shape.count());
-  checkpoint::write_new_file(calls, output, [&](const fs::path& file) {
-    GgufWriter writer(calls, file, metadata, tensors);
+  checkpoint::write_new_file(output, [&](const fs::path& file) {
+    GgufWriter writer(file, metadata, tensors);
     if (!divisors.empty()) writer.write(std::as_bytes(std::span(divisors)));
     std::vector<std::byte> bytes;
     std::vector<float> memory;

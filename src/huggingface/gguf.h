@@ -16,6 +16,6 @@ struct GgufOptions {
 /// at all. `path` as in checkpoint::resolve(). Memory use is bounded by the largest tensor. Throws Code::checkpoint for
 /// corrupt data and for models and tokenizers that llama.cpp cannot run, naming the key and its value.
 Exported export_gguf(const std::filesystem::path& path, const std::filesystem::path& output,
-                     const GgufOptions& options = {}, SystemCalls& calls = system_calls());
+                     const GgufOptions& options = {});
 
 }  // namespace trainer::huggingface

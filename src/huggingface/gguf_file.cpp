@@ -105,9 +105,8 @@ size_t gguf_convert(std::span<const float> values, GgufType type, std::vector<st
   return values.size();
 }
 
-GgufWriter::GgufWriter(SystemCalls& calls, const fs::path& path, const GgufMetadata& metadata,
-                       std::vector<GgufTensor> tensors)
-    : file_(File::create(calls, path)), tensors_(std::move(tensors)) {
+GgufWriter::GgufWriter(const fs::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors)
+    : file_(File::create(path)), tensors_(std::move(tensors)) {
   Encoder header;
   header.out() = "GGUF";
   header.number(kVersion);

@@ -39,8 +39,7 @@ size_t gguf_convert(std::span<const float> values, GgufType type, std::vector<st
 
 class GgufWriter {
  public:
-  GgufWriter(SystemCalls& calls, const std::filesystem::path& path, const GgufMetadata& metadata,
-             std::vector<GgufTensor> tensors);
+  GgufWriter(const std::filesystem::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors);
   /// Appends bytes of the tensors, in order; the writer adds the padding between tensors.
   void write(std::span<const std::byte> bytes);
   /// Syncs and closes the file; every byte of the tensors must have been written.

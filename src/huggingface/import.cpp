@@ -153,34 +153,33 @@ bool is_model_folder(const fs::path& folder) {
 std::vector<std::string> settings_of(const fs::path& folder) {
   if (!is_model_folder(folder)) return {};
   const fs::path file = folder / kConfigFile;
-  ModelConfig model = parse_config_json(read_file(system_calls(), file, kLargestConfig), file.string());
+  ModelConfig model = parse_config_json(read_file(file, kLargestConfig), file.string());
   std::erase_if(model.settings, [](const std::string& set) { return set.starts_with("model.dropout="); });
   model.settings.push_back(format("data.vocab_size={}", model.vocab));
   return std::move(model.settings);
 }
 
-Imported import_model(const fs::path& input, const fs::path& output, int64_t seq_len, SystemCalls& calls) {
+Imported import_model(const fs::path& input, const fs::path& output, int64_t seq_len) {
   const fs::path config_file = input / kConfigFile;
   if (!is_model_folder(input))
     throw Error(Code::checkpoint, format("{}: {}; expected a folder with config.json, model.safetensors and the "
                                          "tokenizer's files, as `hf download` writes it",
                                          input.string(), fs::exists(input) ? "has no config.json" : "not found"));
-  const ModelConfig model =
-      parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string(), seq_len);
+  const ModelConfig model = parse_config_json(read_file(config_file, kLargestConfig), config_file.string(), seq_len);
   std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer) tokenizer->use_bos(config::Bos::automatic, input.string());
   if (tokenizer && tokenizer->vocab_size() > model.vocab)
     throw Error(Code::checkpoint, format("{}: vocab_size: {}, but the tokenizer next to it has {} tokens; remove the "
                                          "tokenizer's files to import the model for training on .bin files",
                                          config_file.string(), model.vocab, tokenizer->vocab_size()));
-  const WeightFiles files(calls, input);
+  const WeightFiles files(input);
   const std::vector<MappedTensor> tensors = tensor_map(model.config.model, model.vocab);
   TensorReader reader(files, model.config.model);
   reader.require_tensors(tensors, model.config.model.tie_embeddings.value());
   Imported done;
   done.tokenizer = tokenizer.has_value();
-  checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {
-    checkpoint::ShardWriter shard(calls, folder / "weights-00000.shard", 0);
+  checkpoint::write_new_folder(output, [&](const fs::path& folder) {
+    checkpoint::ShardWriter shard(folder / "weights-00000.shard", 0);
     checkpoint::Manifest manifest;
     manifest.header = header_of(model, tokenizer, input);
     write_tensors(shard, tensors, reader, done, manifest.header.state.finite_weights);
@@ -192,7 +191,7 @@ Imported import_model(const fs::path& input, const fs::path& output, int64_t seq
     manifest.tensors = std::move(written.tensors);
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
-    checkpoint::complete_step_folder(calls, folder, std::move(manifest));
+    checkpoint::complete_step_folder(folder, std::move(manifest));
   });
   if (!done.tokenizer)
     log::warning(

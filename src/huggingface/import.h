@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/file_io.h"
-
 namespace trainer::huggingface {
 
 struct Imported {
@@ -29,7 +27,6 @@ std::vector<std::string> settings_of(const std::filesystem::path& folder);
 /// that this program cannot represent is rejected by name. Throws Code::checkpoint for this and for corrupt files,
 /// Code::data for a damaged tokenizer, Code::io when writing fails.
 /// `seq_len` is as in parse_config_json().
-Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output, int64_t seq_len = 0,
-                      SystemCalls& calls = system_calls());
+Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output, int64_t seq_len = 0);
 
 }  // namespace trainer::huggingface

@@ -130,7 +130,7 @@ std::vector<TensorEntry> parse_safetensors_header(std::string_view text, int64_t
   return HeaderReader(origin, data_bytes).read(text);
 }
 
-SafetensorsFile::SafetensorsFile(SystemCalls& calls, const fs::path& path) : file_(File::open(calls, path)) {
+SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(File::open(path)) {
   const auto refuse = [&](const std::string& reason) {
     throw Error(Code::checkpoint, format("{}: {}", path.string(), reason));
   };
@@ -171,8 +171,8 @@ std::string start_of_file(const std::vector<TensorEntry>& tensors) {
 
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(SystemCalls& calls, const fs::path& path, std::vector<TensorEntry> tensors)
-    : file_(File::create(calls, path)) {
+SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorEntry> tensors)
+    : file_(File::create(path)) {
   for (TensorEntry& tensor : tensors) {
     tensor.begin = left_;
     int64_t bytes = element_bytes(tensor.dtype);

@@ -28,7 +28,7 @@ class SafetensorsFile {
  public:
   /// Reads and checks the header. Throws Code::checkpoint naming the file and the problem, Code::io if the system
   /// fails.
-  SafetensorsFile(SystemCalls& calls, const std::filesystem::path& path);
+  explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
@@ -45,7 +45,7 @@ class SafetensorsFile {
 /// and `end` of the entries.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(SystemCalls& calls, const std::filesystem::path& path, std::vector<TensorEntry> tensors);
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorEntry> tensors);
   /// Appends bytes of the tensors.
   void write(std::span<const std::byte> bytes);
   /// Syncs and closes the file; every byte of the tensors must have been written.

@@ -14,10 +14,10 @@ namespace {
 constexpr int64_t kLargestIndex = int64_t{16} << 20;
 
 /// Returns the files to open, each once, and for each tensor of an index its file.
-std::vector<std::string> files_of(SystemCalls& calls, const fs::path& folder, WeightIndex& index) {
+std::vector<std::string> files_of(const fs::path& folder, WeightIndex& index) {
   std::error_code none;
   if (fs::exists(folder / kIndexFile, none)) {
-    index = parse_index_json(read_file(calls, folder / kIndexFile, kLargestIndex), (folder / kIndexFile).string());
+    index = parse_index_json(read_file(folder / kIndexFile, kLargestIndex), (folder / kIndexFile).string());
     std::vector<std::string> files;
     for (const auto& [tensor, file] : index) files.push_back(file);
     std::ranges::sort(files);
@@ -37,12 +37,12 @@ std::vector<std::string> files_of(SystemCalls& calls, const fs::path& folder, We
 
 }  // namespace
 
-WeightFiles::WeightFiles(SystemCalls& calls, const fs::path& folder) {
+WeightFiles::WeightFiles(const fs::path& folder) {
   WeightIndex index;
-  const std::vector<std::string> names = files_of(calls, folder, index);
+  const std::vector<std::string> names = files_of(folder, index);
   path_ = folder / (index.empty() ? kWeightsFile : kIndexFile);
   files_.reserve(names.size());
-  for (const std::string& name : names) files_.emplace_back(calls, folder / name);
+  for (const std::string& name : names) files_.emplace_back(folder / name);
   for (const SafetensorsFile& file : files_)
     for (const TensorEntry& entry : file.tensors())
       if (!tensors_.emplace(entry.name, Place{&file, &entry}).second)

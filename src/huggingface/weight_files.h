@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/file_io.h"
 #include "huggingface/safetensors.h"
 
 namespace trainer::huggingface {
@@ -14,7 +13,7 @@ class WeightFiles {
  public:
   /// Opens model.safetensors, or the files that the index names. Throws Code::checkpoint when the folder has neither,
   /// or when a file is corrupt or is missing a tensor that the index lists.
-  WeightFiles(SystemCalls& calls, const std::filesystem::path& folder);
+  explicit WeightFiles(const std::filesystem::path& folder);
 
   struct Place {
     const SafetensorsFile* file;

@@ -47,7 +47,7 @@ std::string no_branch(const fs::path& folder, const checkpoint::Entry& newest, c
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder, bool aloud) {
   if (checkpoint.resume == "never") return {};
   if (!is_path(checkpoint.resume)) {
-    const std::vector<fs::path> all = checkpoint::complete_checkpoints(folder, system_calls(), aloud);
+    const std::vector<fs::path> all = checkpoint::complete_checkpoints(folder, aloud);
     if (checkpoint.resume == "auto") return all;
     if (all.empty())
       throw Error(
@@ -56,7 +56,7 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
                  folder.string()));
     return {all.front()};
   }
-  const std::vector<fs::path> given = checkpoint::candidates(checkpoint.resume, system_calls(), aloud);
+  const std::vector<fs::path> given = checkpoint::candidates(checkpoint.resume, aloud);
   const std::vector<checkpoint::Entry> own = checkpoint::list_checkpoints(folder).complete;
   const bool inside = is_in(folder, given.front());
   if (own.empty() || (inside && given.size() > 1)) return {given.front()};

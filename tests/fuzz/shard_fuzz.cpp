@@ -49,7 +49,7 @@ std::string by_hand(const StoredTensor& tensor, std::string_view shard) {
 }
 
 void read(const Manifest& manifest, const std::filesystem::path& folder, std::string_view shard, bool right) {
-  ShardReader reader(system_calls(), folder, manifest);
+  ShardReader reader(folder, manifest);
   for (const StoredTensor& tensor : manifest.tensors) {
     if (tensor.shape.count() > kMostElements) continue;
     int problems = 0;

@@ -31,39 +31,39 @@ TEST(FileIo, ContinuesInterruptedAndShortTransfers) {
   TempFolder folder;
   SlowCalls calls;
   const std::string text = "sixteen bytes ok";
-  write_file(calls, folder / "f", text);
+  write_file(folder / "f", text, calls);
   EXPECT_EQ(content_of(folder / "f"), text);
-  EXPECT_EQ(read_file(calls, folder / "f", 100), text);
+  EXPECT_EQ(read_file(folder / "f", 100, calls), text);
 }
 
 TEST(FileIo, ReportsPathOperationReasonAndRemedy) {
   TempFolder folder;
   FaultyCalls calls(FaultyCalls::Fault::error, 1, ENOSPC);
   expect_error(Code::io, {folder / "f", "cannot write", "No space left on device", "the disk is full"},
-               [&] { write_file(calls, folder / "f", "text"); });
+               [&] { write_file(folder / "f", "text", calls); });
 }
 
 TEST(FileIo, DoesNotOverwriteOrReadTooMuchOrTooLittle) {
   TempFolder folder;
   const fs::path path = folder / "f";
-  write_file(system_calls(), path, "1234");
-  EXPECT_THROW(write_file(system_calls(), path, "5"), Error);
-  EXPECT_THROW(read_file(system_calls(), path, 3), Error);
-  const File file = File::open(system_calls(), path);
+  write_file(path, "1234");
+  EXPECT_THROW(write_file(path, "5"), Error);
+  EXPECT_THROW(read_file(path, 3), Error);
+  const File file = File::open(path);
   std::byte bytes[4];
   EXPECT_THROW(file.read(1, bytes), Error);
-  EXPECT_THROW(File::open(system_calls(), folder / "absent"), Error);
+  EXPECT_THROW(File::open(folder / "absent"), Error);
 }
 
 TEST(FileIo, RemovesTreesButNotWhatLinksPointTo) {
   TempFolder folder;
   fs::create_directories(folder / "keep");
   write(folder / "keep/file", "x");
-  make_folders(system_calls(), folder / "go/a/b");
+  make_folders(folder / "go/a/b");
   write(folder / "go/a/file", "x");
   fs::create_directory_symlink(folder / "keep", folder / "go/a/link");
-  remove_tree(system_calls(), folder / "go");
-  remove_tree(system_calls(), folder / "absent");
+  remove_tree(folder / "go");
+  remove_tree(folder / "absent");
   EXPECT_EQ(names_in(folder), (std::vector<std::string>{"keep"}));
   EXPECT_TRUE(fs::exists(folder / "keep/file"));
 }
@@ -71,8 +71,8 @@ TEST(FileIo, RemovesTreesButNotWhatLinksPointTo) {
 TEST(FileIo, ReportsThatAFolderIsInTheWay) {
   TempFolder folder;
   write(folder / "file", "x");
-  EXPECT_THROW(make_folders(system_calls(), folder / "file"), Error);
-  EXPECT_THROW(make_folders(system_calls(), folder / "file/below"), Error);
+  EXPECT_THROW(make_folders(folder / "file"), Error);
+  EXPECT_THROW(make_folders(folder / "file/below"), Error);
 }
 
 TEST(Checksum, ReadsItsOwnTextOnly) {

@@ -110,7 +110,7 @@ TEST(Reader, JoinsThePiecesOfSeveralWriters) {
       Random same_cuts(seed + 1000);  // the ranks agree on the cuts
       Tensors part(specs, same_cuts, rank, ranks);
       part.fill(9);
-      WrittenShard shard = write_shard(system_calls(), folder / format("rank-{:05}.shard", rank), rank, part.slices);
+      WrittenShard shard = write_shard(folder / format("rank-{:05}.shard", rank), rank, part.slices);
       manifest.shards.push_back(shard.file);
       for (StoredTensor& tensor : shard.tensors) {
         StoredTensor& joined =

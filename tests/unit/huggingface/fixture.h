@@ -118,7 +118,7 @@ inline std::map<std::string, Exported32> read_all(const fs::path& folder) {
   std::map<std::string, Exported32> all;
   for (const fs::directory_entry& each : fs::directory_iterator(folder)) {
     if (each.path().extension() != ".safetensors") continue;
-    const SafetensorsFile file(system_calls(), each.path());
+    const SafetensorsFile file(each.path());
     for (const TensorEntry& entry : file.tensors()) {
       std::vector<std::byte> bytes(static_cast<size_t>(entry.end - entry.begin));
       file.read(entry, 0, bytes);
@@ -147,7 +147,7 @@ inline void rewrite(const fs::path& from, const fs::path& to, const Edit& edit) 
   fs::copy_file(from / "config.json", to / "config.json");
   std::vector<TensorEntry> entries;
   for (const auto& [name, tensor] : all) entries.push_back({name, "F32", tensor.shape, 0, 0});
-  SafetensorsWriter writer(system_calls(), to / "model.safetensors", entries);
+  SafetensorsWriter writer(to / "model.safetensors", entries);
   for (const auto& [name, tensor] : all) writer.write(std::as_bytes(std::span(tensor.values)));
   writer.finish();
 }

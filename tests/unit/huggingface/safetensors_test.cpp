@@ -40,7 +40,7 @@ TEST(Safetensors, AreWrittenInTheFormat) {
   const fs::path path = folder / "a.safetensors";
   const float one[] = {1, 2, 3};
   const uint16_t other[] = {4, 5};
-  SafetensorsWriter writer(system_calls(), path, {{"b", "F32", {3}, 0, 0}, {"a", "BF16", {2, 1}, 0, 0}});
+  SafetensorsWriter writer(path, {{"b", "F32", {3}, 0, 0}, {"a", "BF16", {2, 1}, 0, 0}});
   writer.write(std::as_bytes(std::span(one)));
   writer.write(std::as_bytes(std::span(other)));
   writer.finish();
@@ -51,7 +51,7 @@ TEST(Safetensors, AreWrittenInTheFormat) {
       std::string(reinterpret_cast<const char*>(one), 12) + std::string(reinterpret_cast<const char*>(other), 4);
   EXPECT_EQ(content_of(path), with_length(padded, data));
 
-  const SafetensorsFile file(system_calls(), path);
+  const SafetensorsFile file(path);
   ASSERT_EQ(file.tensors().size(), 2u);
   EXPECT_EQ(file.tensors()[1].name, "a");
   EXPECT_EQ(file.tensors()[1].shape, (std::vector<int64_t>{2, 1}));
@@ -113,13 +113,13 @@ TEST(Safetensors, AreRejectedIfTheFileIsShortOrItsHeaderHuge) {
   const std::string whole = with_length(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
   for (size_t size = 0; size <= whole.size(); ++size) {
     write(path, whole.substr(0, size));
-    const std::string message = refusal([&] { SafetensorsFile file(system_calls(), path); });
+    const std::string message = refusal([&] { SafetensorsFile file(path); });
     EXPECT_EQ(message.empty(), size == whole.size()) << size << message;
     if (!message.empty()) expect_parts(message, {"x.safetensors: "});
   }
   write(path, std::string(7, '\xff') + "\x7f" + whole);
-  expect_parts(refusal([&] { SafetensorsFile file(system_calls(), path); }), {"its header would have"});
-  expect_parts(refusal([&] { SafetensorsFile file(system_calls(), folder / "none"); }), {"none"});
+  expect_parts(refusal([&] { SafetensorsFile file(path); }), {"its header would have"});
+  expect_parts(refusal([&] { SafetensorsFile file(folder / "none"); }), {"none"});
 }
 
 TEST(WeightIndex, ReportsWhichFileHasATensor) {
@@ -149,7 +149,7 @@ TEST(WeightFiles, AreRejectedIfIndexAndFilesDisagree) {
     write(folder / file,
           with_length(R"({")" + tensor + R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234"));
   };
-  const auto read = [&] { return refusal([&] { WeightFiles files(system_calls(), folder.path()); }); };
+  const auto read = [&] { return refusal([&] { WeightFiles files(folder.path()); }); };
   const auto index = [&](const std::string& map) { write(folder / kIndexFile, R"({"weight_map":)" + map + "}"); };
   expect_parts(read(), {"neither model.safetensors nor"});
   put("1.safetensors", "a");
