@@ -98,11 +98,9 @@ comm::Ticket CollectiveTimer::start(comm::Communicator& ranks, CommOp op, int64_
     case CommOp::reduce:
       return ranks.reduce(ex_, in, 0);
     case CommOp::all_to_all:
-      return ranks.all_to_all(ex_, in, out);
-    case CommOp::send_recv:
       break;
   }
-  return ranks.send_recv(ex_, in, out, 1);
+  return ranks.all_to_all(ex_, in, out);
 }
 
 double CollectiveTimer::slowest_median(std::vector<double> times) {

@@ -13,18 +13,11 @@ inline constexpr int64_t kDirectElements = 4096;
 /// Returns the number of elements that one operation sends, summed over the g ranks of its group. The payload n counts
 ///   - for all_reduce, broadcast and reduce the elements of the tensor;
 ///   - for all_gather the elements of the gathered tensor;
-///   - for reduce_scatter, all_to_all and send_recv the elements that each rank passes in.
-/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  send_recv g·n;  all others (g−1)·n.  g = 1: 0.
+///   - for reduce_scatter and all_to_all the elements that each rank passes in.
+/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  all others (g−1)·n.
 constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
-  if (g <= 1) return 0;
-  switch (op) {
-    case CommOp::all_reduce:
-      return (n <= kDirectElements ? g : 2) * int64_t{g - 1} * n;
-    case CommOp::send_recv:
-      return g * n;
-    default:
-      return (g - 1) * n;
-  }
+  const int64_t sent = (g - 1) * n;
+  return op != CommOp::all_reduce ? sent : n <= kDirectElements ? g * sent : 2 * sent;
 }
 
 /// The elements [begin, begin + count) of n that belong to member i of g: [⌊n·i/g⌋, ⌊n·(i+1)/g⌋).

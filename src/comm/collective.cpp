@@ -24,7 +24,6 @@ Path path_of(const Collective& c) {
     case CommOp::broadcast:
       return little ? Path::exchange : Path::chain;
     case CommOp::all_to_all:
-    case CommOp::send_recv:
       break;
   }
   return Path::exchange;
@@ -191,10 +190,8 @@ bool exchange(Flow& flow, PointToPoint& peers) {
         return v.cut(c.in, Chunk{0, v.chunk(c.rank).count});
       case CommOp::all_to_all:
         return v.cut(c.in, v.piece(c.counts.send, to));
-      case CommOp::broadcast:
+      default:  // broadcast
         return v.cut(c.in, Chunk{0, c.rank == c.root ? c.n : 0});
-      default:
-        return v.cut(c.in, Chunk{0, to == v.at(c.rank + c.root) ? c.n : 0});
     }
   };
   const auto incoming = [&](int from) -> Piece<std::byte> {
@@ -203,10 +200,8 @@ bool exchange(Flow& flow, PointToPoint& peers) {
         return v.cut(c.out, v.chunk(from));
       case CommOp::all_to_all:
         return v.cut(c.out, v.piece(c.counts.receive, from));
-      case CommOp::broadcast:
-        return v.cut(c.out, Chunk{0, from == c.root ? c.n : 0});
       default:
-        return v.cut(c.out, Chunk{0, from == v.at(c.rank - c.root) ? c.n : 0});
+        return v.cut(c.out, Chunk{0, from == c.root ? c.n : 0});
     }
   };
   for (int distance = 1; distance < c.size; ++distance)

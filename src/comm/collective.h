@@ -4,7 +4,7 @@
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: ranks send to the right neighbour
 //   chain           broadcast from the root, reduce from the rank after the root, towards the root
 //   direct_reduce   small all_reduce, reduce_scatter and reduce: ranks exchange inputs and add them in rank order
-//   exchange        all_to_all, send_recv, and small all_gather and broadcast: directly between ranks
+//   exchange        all_to_all, and small all_gather and broadcast: directly between ranks
 #include <cstddef>
 #include <cstdint>
 
@@ -28,7 +28,7 @@ struct Collective {
   DType dtype = DType::f32;
   int size = 2, rank = 0;  // within the group
   int64_t n = 0;           // number of elements: the payload of comm/bytes.h
-  int root = 0;            // send_recv: the shift, in [1, size)
+  int root = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::byte* staging = nullptr;  // kStagingBytes

@@ -88,13 +88,6 @@ Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out, c
   return submit(ex, {.op = CommOp::all_to_all, .in = in, .out = out, .counts = counts}, payload, counts.wire);
 }
 
-Ticket Communicator::send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift) {
-  TRAINER_CHECK(send.count() == recv.count(), "send_recv of {} into {} requires equal counts", to_string(send),
-                to_string(recv));
-  TRAINER_CHECK(!overlap(send, recv), "the input and output of send_recv must not overlap");
-  return submit(ex, {CommOp::send_recv, Reduce::sum, send, recv, ((shift % size()) + size()) % size()}, send.count());
-}
-
 Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t wire) {
   const bool reduces = r.op == CommOp::all_reduce || r.op == CommOp::reduce_scatter || r.op == CommOp::reduce;
   TRAINER_CHECK(r.in && r.out && r.in.dtype == r.out.dtype && r.in.packed() && r.out.packed(),
@@ -102,8 +95,8 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
                 to_string(r.in), to_string(r.out));
   TRAINER_CHECK(!reduces || is_reduced(r.in.dtype), "{} along {} of {}: elements of this type cannot be reduced",
                 name_of(r.op), group_.name, to_string(r.in));
-  TRAINER_CHECK(r.op == CommOp::send_recv || (r.root >= 0 && r.root < size()), "{} with root {} in a group of {} ranks",
-                name_of(r.op), r.root, size());
+  TRAINER_CHECK(r.root >= 0 && r.root < size(), "{} with root {} in a group of {} ranks", name_of(r.op), r.root,
+                size());
 
   if (const Chunk window = r.window; window.count > 0) {
     const int64_t n = r.op == CommOp::all_gather ? r.out.count() : r.in.count();
@@ -116,7 +109,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
   }
 
   const CommKey key{group_.control ? kControlGroup : group_.axes, r.op, r.in.dtype};
-  if (size() == 1 || (r.op == CommOp::send_recv && r.root == 0)) {
+  if (size() == 1) {
     if (r.in.data != r.out.data) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return Ticket(nullptr, key);
   }

@@ -146,16 +146,13 @@ class Communicator {
   /// all members. A rank's piece for itself is copied. The payload is that of an equal all_to_all with as many elements
   /// on the wire, rounded up.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out, const PeerCounts& counts);
-  /// Sends send [n] to rank() + shift and receives recv [n] from rank() − shift (modulo the group size). The two must
-  /// not overlap. A shift by a multiple of the group size only copies, and is not counted.
-  Ticket send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift);
 
  protected:
   struct Request {
     CommOp op;
     Reduce reduce = Reduce::sum;
-    Tensor in, out;                            // the same tensor for in-place operations
-    int root = 0;                              // root, or the shift of send_recv
+    Tensor in, out;  // the same tensor for in-place operations
+    int root = 0;
     const device::Mirror* arriving = nullptr;  // `in` is ready when this has been fetched
     PeerCounts counts = {};                    // all_to_all with pieces of different lengths; else empty
     Chunk window = {};                         // window of every rank's chunk; empty: whole chunks

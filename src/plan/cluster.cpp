@@ -148,14 +148,12 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
                     cluster.inter.gb_per_s * 1e9 * group.per_node / std::max(cluster.devices_per_node, group.per_node));
   const bool reduces = op == CommOp::all_reduce || op == CommOp::reduce_scatter || op == CommOp::reduce;
   const bool gathers = op == CommOp::all_gather || op == CommOp::broadcast;
-  const bool direct = (reduces && payload <= comm::kDirectElements) || (gathers && bytes <= comm::kExchangeBytes) ||
-                      op == CommOp::send_recv;
+  const bool direct = (reduces && payload <= comm::kDirectElements) || (gathers && bytes <= comm::kExchangeBytes);
   const int nodes = (g + group.per_node - 1) / group.per_node, rounds = op == CommOp::all_reduce ? 2 : 1;
   const auto levels = [](int ranks) { return static_cast<int>(std::ceil(std::log2(ranks))); };
   int steps = rounds * (g - 1), crossings = std::min(steps, rounds * nodes);  // steps of a ring or a chain
-  if (op == CommOp::send_recv) steps = crossings = 1;
   if (op == CommOp::all_to_all) crossings = g - group.per_node;
-  if (direct && op != CommOp::send_recv) steps = levels(g), crossings = std::min(steps, levels(nodes));
+  if (direct) steps = levels(g), crossings = std::min(steps, levels(nodes));
   if (!group.spans_nodes()) crossings = 0;
   const auto latency = [&](int inner, int outer) {
     return (link.start_us + inner * cluster.intra.hop_us + outer * cluster.inter.hop_us) * 1e-6;

@@ -114,13 +114,6 @@ class Cases {
     EXPECT_TRUE(same_bits(gained.get(),
                           pieces.expected<T>(c.rank(), [&](int rank, int64_t i) { return value<T>(rank, i, salt); })))
         << "uneven all_to_all of about " << k << " among " << g_;
-    for (const int shift : {1, -1, g_ / 2}) {
-      OnGpu<T> sent(rank_, values<T>(c.rank(), n, salt)), received(rank_, std::vector<T>(static_cast<size_t>(n)));
-      check(CommOp::send_recv, shift % g_ == 0 ? 0 : n, sizeof(T),
-            [&] { return c.send_recv(rank_.ex, sent.all(), received.all(), shift); });
-      EXPECT_TRUE(same_bits(received.get(), values<T>((c.rank() - shift + g_) % g_, n, salt)))
-          << "send_recv of " << n << " by " << shift << " among " << g_;
-    }
   }
 
   /// Requires the byte counts that every transport has.
@@ -194,7 +187,7 @@ void cross(GpuRank& rank) {
   const int me = rank.world->rank(), row = me / 2, column = me % 2;
   struct Line {
     std::unique_ptr<Communicator> comm;
-    OnGpu<int32_t> sum, all, shifted;
+    OnGpu<int32_t> sum, all, exchanged;
     std::vector<Ticket> tickets;
   };
   std::vector<Line> lines;
@@ -214,7 +207,7 @@ void cross(GpuRank& rank) {
     const Chunk own = line.comm->chunk(7);
     line.tickets.push_back(line.comm->all_reduce(rank.ex, line.sum.all()));
     line.tickets.push_back(line.comm->all_gather(rank.ex, line.all.part(own), line.all.all()));
-    line.tickets.push_back(line.comm->send_recv(rank.ex, line.sum.all(), line.shifted.all(), 1));
+    line.tickets.push_back(line.comm->all_to_all(rank.ex, line.sum.all(), line.exchanged.all()));
   }
   for (auto line = lines.rbegin(); line != lines.rend(); ++line)
     for (Ticket& ticket : line->tickets) ticket.join(rank.ex);
@@ -222,7 +215,7 @@ void cross(GpuRank& rank) {
     const std::vector<int>& members = line.comm->group().members;
     const int32_t sum = (1 << members[0]) + (1 << members[1]);
     EXPECT_EQ(line.sum.get(), std::vector<int32_t>(500, sum));
-    EXPECT_EQ(line.shifted.get(), std::vector<int32_t>(500, sum)) << "sent after the sum was there";
+    EXPECT_EQ(line.exchanged.get(), std::vector<int32_t>(500, sum)) << "sent after the sum was there";
     EXPECT_EQ(line.all.get(), (std::vector<int32_t>{members[0], members[0], members[0], members[1], members[1],
                                                     members[1], members[1]}));
   }

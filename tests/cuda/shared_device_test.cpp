@@ -47,15 +47,16 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
           joined.insert(joined.end(), x.begin() + piece.begin, x.begin() + piece.begin + piece.count);
         }
         const std::vector<int32_t> mine = comm::values<int32_t>(world.rank(), n);
-        Buffer a = rig.put(mine), b = rig.put(mine), c = rig.put(mine), d = rig.put(mine), e = rig.put(mine),
-               f = rig.put(mine);
+        const std::vector<int32_t> equal(static_cast<size_t>(ranks) * 100, world.rank());
+        Buffer a = rig.put(mine), b = rig.put(mine), c = rig.put(mine), d = rig.put(mine), e = rig.put(equal),
+               f = rig.put(equal);
         // All in flight at once.
         comm::Ticket tickets[] = {
             all->all_reduce(rig.ex, a),
             all->reduce_scatter(rig.ex, b, b.tensor().range(own.begin, own.count)),
             all->all_gather(rig.ex, c.tensor().range(own.begin, own.count), c),
             all->broadcast(rig.ex, d, ranks - 1),
-            all->send_recv(rig.ex, f, e, 1),
+            all->all_to_all(rig.ex, f, e),
         };
         for (comm::Ticket& ticket : tickets) ticket.join(rig.ex);
         EXPECT_EQ(rig.get(a), sum);
@@ -63,7 +64,8 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
                   std::vector<int32_t>(sum.begin() + own.begin, sum.begin() + own.begin + own.count));
         EXPECT_EQ(rig.get(c), joined);
         EXPECT_EQ(rig.get(d), comm::values<int32_t>(ranks - 1, n));
-        EXPECT_EQ(rig.get(e), comm::values<int32_t>((world.rank() + ranks - 1) % ranks, n));
+        for (int rank = 0; rank < ranks; ++rank)
+          EXPECT_EQ(rig.get(e.tensor().range(rank * 100, 100)), std::vector<int32_t>(100, rank));
       }
     });
 }

@@ -90,14 +90,9 @@ class NcclCommunicator final : public Communicator {
         if (r.out.count() % size() == 0) return ncclAllGather(r.in.data, r.out.data, bytes, ncclInt8, comm, stream);
         return gather_unevenly(r, stream);
       case CommOp::all_to_all:
-        return exchange(r, stream);
-      case CommOp::send_recv:
         break;
     }
-    Calls group;
-    group.add(ncclSend(r.in.data, bytes, ncclInt8, (rank() + r.root) % size(), comm, stream));
-    group.add(ncclRecv(r.out.data, bytes, ncclInt8, (rank() - r.root + size()) % size(), comm, stream));
-    return group.end();
+    return exchange(r, stream);
   }
 
   // NCCL does not support chunks of different lengths, so each chunk is one operation, and all of them form an NCCL

@@ -132,14 +132,6 @@ class Cases {
                            pieces.expected<T>(c.rank(), [&](int rank, int64_t i) { return value<T>(rank, i, salt); }));
         },
         pieces.wire());
-    for (const int shift : {1, -1, g_ / 2}) {
-      const bool moves = shift % g_ != 0;
-      check("send_recv", CommOp::send_recv, moves ? n : 0, sizeof(T), [&](Communicator& c) {
-        std::vector<T> x = values<T>(c.rank(), n, salt), y(x.size());
-        c.send_recv(rig_.ex, tensor_of(x), tensor_of(y), shift).join(rig_.ex);
-        return same_bits(y, values<T>((c.rank() - shift + g_) % g_, n, salt));
-      });
-    }
   }
 
   /// Operations on a window of each chunk of k elements change only the window's elements, to the values that the

@@ -58,11 +58,11 @@ void busy_step(World& world, Results& results) {
     line.reduced = values<float>(world.rank(), n, static_cast<uint64_t>(++number));
     line.gathered.resize(static_cast<size_t>(n));
     line.scattered = values<float>(world.rank(), mine.count, 99);
-    line.sent = values<float>(world.rank(), 33, 7);
+    line.sent = values<float>(world.rank(), 36, 7);
     line.received.resize(line.sent.size());
     line.tickets[0] = line.comm->all_reduce(rig.ex, tensor_of(line.reduced));
     line.tickets[1] = line.comm->all_gather(rig.ex, tensor_of(line.scattered), tensor_of(line.gathered));
-    line.tickets[2] = line.comm->send_recv(rig.ex, tensor_of(line.sent), tensor_of(line.received), 1);
+    line.tickets[2] = line.comm->all_to_all(rig.ex, tensor_of(line.sent), tensor_of(line.received));
   }
   for (auto line = lines.rbegin(); line != lines.rend(); ++line)  // joined in a different order than started
     for (Ticket& ticket : line->tickets) ticket.join(rig.ex);

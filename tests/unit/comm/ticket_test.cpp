@@ -102,7 +102,6 @@ TEST(Communicator, RejectsWhatDoesNotFit) {
   EXPECT_THROW(static_cast<void>(comm->all_gather(rig.ex, tensor_of(x), tensor_of(y))), Error);
   EXPECT_THROW(static_cast<void>(comm->all_to_all(rig.ex, tensor_of(x), tensor_of(z))), Error);
   EXPECT_THROW(static_cast<void>(comm->all_to_all(rig.ex, tensor_of(x), tensor_of(x))), Error);
-  EXPECT_THROW(static_cast<void>(comm->send_recv(rig.ex, tensor_of(x), tensor_of(x), 1)), Error);
   EXPECT_THROW(static_cast<void>(comm->all_reduce(rig.ex, tensor_of(bytes))), Error);
   EXPECT_THROW(static_cast<void>(comm->broadcast(rig.ex, tensor_of(x), 1)), Error);
   const Tensor apart{reinterpret_cast<std::byte*>(x.data()), {2, 2}, DType::f32, 5};
