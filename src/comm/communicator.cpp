@@ -108,7 +108,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
                   payload);
   }
 
-  const CommKey key{group_.control ? kControlGroup : group_.axes, r.op, r.in.dtype};
+  const CommKey key{group_.purpose == Purpose::control ? kControlGroup : group_.axes, r.op, r.in.dtype};
   if (size() == 1) {
     if (r.in.data != r.out.data) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return Ticket(nullptr, key);

@@ -39,8 +39,7 @@ struct Group {
   std::string name;   // "tensor", "data", "control", for messages
   std::vector<int> members;
   int index = 0;
-  bool control = false;  // scalars and agreement: counted under kControlGroup
-  Purpose purpose = Purpose::critical;
+  Purpose purpose = Purpose::critical;  // control: counted under kControlGroup
 };
 
 /// The number of elements that a rank sends to and receives from each member of its group, in group order. All ranks

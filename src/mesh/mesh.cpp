@@ -13,12 +13,7 @@ Mesh::Mesh(comm::World& world, device::Device& device, MeshShape shape)
 comm::Communicator& Mesh::along(AxisSet axes, comm::Purpose purpose) {
   auto& communicator = communicators_[{axes, purpose}];
   if (communicator == nullptr) {
-    comm::Group group{axes,
-                      shape_.name_of(axes),
-                      shape_.members(rank(), axes),
-                      shape_.index(rank(), axes),
-                      purpose == comm::Purpose::control,
-                      purpose};
+    comm::Group group{axes, shape_.name_of(axes), shape_.members(rank(), axes), shape_.index(rank(), axes), purpose};
     communicator = world_.communicator(device_, std::move(group), purpose);
   }
   return *communicator;

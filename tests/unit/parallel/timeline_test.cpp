@@ -56,7 +56,7 @@ class NotingWorld final : public comm::World {
   comm::Control& control() override { return inner_->control(); }
   std::unique_ptr<comm::Communicator> communicator(device::Device& device, comm::Group group,
                                                    comm::Purpose purpose) override {
-    if (group.control) return inner_->communicator(device, std::move(group), purpose);
+    if (purpose == comm::Purpose::control) return inner_->communicator(device, std::move(group), purpose);
     return std::make_unique<Noting>(std::move(group), meter_, product_, timeline_);
   }
 
