@@ -79,38 +79,33 @@ TEST_P(EmulatorTest, BarriersOrderSharedMemory) {
   }
 }
 
-__global__ void sums(const float* x, float* block_sums, unsigned* votes, float* previous) {
+__global__ void sums(const float* x, float* block_sums, float* other) {
   float* shared = ops::cuda::dynamic_shared<float>();
   const unsigned t = threadIdx.x, warps = blockDim.x / 32;
   const float mine = x[blockIdx.x * blockDim.x + t];
   const float sum = ops::cuda::block_sum(mine, shared, static_cast<int>(warps));
   const float largest = ops::cuda::block_max(mine, shared, static_cast<int>(warps));
-  const unsigned odd = ops::cuda::ballot((static_cast<int>(mine) & 1) != 0);
-  previous[blockIdx.x * blockDim.x + t] = ops::cuda::shuffle_up(mine, 1);
+  other[blockIdx.x * blockDim.x + t] = ops::cuda::shuffle_xor(mine, 5);
   if (t == 0) {
     block_sums[2 * blockIdx.x] = sum;
     block_sums[2 * blockIdx.x + 1] = largest;
   }
-  if (t % 32 == 0) votes[blockIdx.x * warps + t / 32] = odd;
 }
 
 TEST_P(EmulatorTest, WarpsExchangeValues) {
   constexpr unsigned kThreads = 96, kBlocks = 4;
   std::vector<float> values(kBlocks * kThreads);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 37 % 101);
-  float *x = upload(values), *out = upload(std::vector<float>(2 * kBlocks)), *previous = upload(values);
-  unsigned* votes = upload(std::vector<unsigned>(kBlocks * 3));
-  launch(stream, {dim3(kBlocks), dim3(kThreads), 3 * sizeof(float)}, sums, x, out, votes, previous);
-  const std::vector<float> got = download(out, 2 * kBlocks), before = download(previous, values.size());
-  const std::vector<unsigned> odd = download(votes, kBlocks * 3);
+  float *x = upload(values), *out = upload(std::vector<float>(2 * kBlocks)), *other = upload(values);
+  launch(stream, {dim3(kBlocks), dim3(kThreads), 3 * sizeof(float)}, sums, x, out, other);
+  const std::vector<float> got = download(out, 2 * kBlocks), exchanged = download(other, values.size());
   for (unsigned b = 0; b < kBlocks; ++b) {
     float sum = 0, largest = 0;
     for (unsigned i = 0; i < kThreads; ++i) {
       const float value = values[b * kThreads + i];
       sum += value;
       largest = std::max(largest, value);
-      EXPECT_EQ(before[b * kThreads + i], i % 32 == 0 ? value : values[b * kThreads + i - 1]);
-      EXPECT_EQ(odd[b * 3 + i / 32] >> i % 32 & 1u, static_cast<unsigned>(value) & 1u);
+      EXPECT_EQ(exchanged[b * kThreads + i], values[b * kThreads + (i ^ 5)]);
     }
     EXPECT_EQ(got[2 * b], sum);
     EXPECT_EQ(got[2 * b + 1], largest);
@@ -155,11 +150,15 @@ __global__ void half_reach_the_barrier(int* x) {
   x[0] = 1;
 }
 __global__ void lanes_disagree(int* x) {
-  x[threadIdx.x] = threadIdx.x < 16 ? ops::cuda::shuffle(1, 0) : static_cast<int>(ops::cuda::ballot(true));
+  if (threadIdx.x < 16) {
+    x[threadIdx.x] = ops::cuda::shuffle_xor(1, 1);
+  } else {
+    ops::cuda::sync_warp();
+  }
 }
 __global__ void a_lane_is_missing(int* x) {
   if (threadIdx.x == 31) return;
-  x[threadIdx.x] = ops::cuda::shuffle(static_cast<int>(threadIdx.x), 0);
+  x[threadIdx.x] = ops::cuda::shuffle_xor(static_cast<int>(threadIdx.x), 1);
 }
 __global__ void write_at(char* x, int64_t at) { x[at] = 0; }
 __global__ void shared_at(int64_t at) { ops::cuda::dynamic_shared<char>()[at] = 0; }
@@ -182,7 +181,8 @@ TEST(EmulatorDeath, BarriersThatNotAllReach) {
                "deadlock in block .* 16 wait in __sync");
 }
 TEST(EmulatorDeath, LanesThatDisagreeOrAreMissing) {
-  EXPECT_DEATH(run_single(32, lanes_disagree, some_memory<int>(4096)), "in (ballot|shuffle).*others of its warp in");
+  EXPECT_DEATH(run_single(32, lanes_disagree, some_memory<int>(4096)),
+               "in (sync_warp|shuffle_xor).*others of its warp in");
   EXPECT_DEATH(run_single(32, a_lane_is_missing, some_memory<int>(4096)), "lane 31 ended|waits for lanes 80000000");
   EXPECT_DEATH(run_single(31, a_lane_is_missing, some_memory<int>(4096)), "the last warp has 31 lanes");
 }

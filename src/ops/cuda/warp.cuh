@@ -28,22 +28,11 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 __device__ __forceinline__ void sync_warp() { __syncwarp(kWarpMask); }
 
-/// Return the value of lane `source`, of the lane whose number differs in `bits`, or of the lane `delta` below. A lane
-/// for which that lane does not exist gets its own value. All 32 lanes must call these, as all collectives here.
-template <typename T>
-__device__ __forceinline__ T shuffle(T value, int source) {
-  return __shfl_sync(kWarpMask, value, source);
-}
+/// Returns the value of the lane whose number differs in `bits`. All 32 lanes must call this, as all collectives here.
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, int bits) {
   return __shfl_xor_sync(kWarpMask, value, bits);
 }
-template <typename T>
-__device__ __forceinline__ T shuffle_up(T value, int delta) {
-  return __shfl_up_sync(kWarpMask, value, static_cast<unsigned>(delta));
-}
-/// Returns a mask: bit i is lane i's predicate.
-__device__ __forceinline__ unsigned ballot(bool predicate) { return __ballot_sync(kWarpMask, predicate); }
 
 /// Returns 2^x with an error of about 2 ulp; 0 for −inf.
 __device__ __forceinline__ float fast_exp2(float x) {

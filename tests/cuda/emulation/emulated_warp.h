@@ -24,37 +24,13 @@ inline void sync_warp() {
 template <typename T>
 struct Shuffled {
   T value, result;
-  int source;
+  int bits;
 };
-/// Returns the value of lane `source`.
-template <typename T>
-T shuffle(T value, int source) {
-  Shuffled<T> mine{value, value, source & 31};
-  emulator::collective(kWarpMask, "shuffle", mine, [](Shuffled<T>* const* lanes) {
-    for (int i = 0; i < 32; ++i) lanes[i]->result = lanes[lanes[i]->source]->value;
-  });
-  return mine.result;
-}
 template <typename T>
 T shuffle_xor(T value, int bits) {
-  return shuffle(value, emulator::lane() ^ bits);
-}
-/// Returns the value of the lane `delta` below; lanes without such a lane return their own value.
-template <typename T>
-T shuffle_up(T value, int delta) {
-  const int lane = emulator::lane();
-  return shuffle(value, lane >= delta ? lane - delta : lane);
-}
-/// Returns a mask whose bit i is lane i's predicate.
-inline unsigned ballot(bool predicate) {
-  struct Vote {
-    bool predicate;
-    unsigned result;
-  } mine{predicate, 0};
-  emulator::collective(kWarpMask, "ballot", mine, [](Vote* const* lanes) {
-    unsigned bits = 0;
-    for (int i = 0; i < 32; ++i) bits |= lanes[i]->predicate ? 1u << i : 0u;
-    for (int i = 0; i < 32; ++i) lanes[i]->result = bits;
+  Shuffled<T> mine{value, value, bits & 31};
+  emulator::collective(kWarpMask, "shuffle_xor", mine, [](Shuffled<T>* const* lanes) {
+    for (int i = 0; i < 32; ++i) lanes[i]->result = lanes[i ^ lanes[i]->bits]->value;
   });
   return mine.result;
 }
