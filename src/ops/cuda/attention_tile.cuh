@@ -84,10 +84,10 @@ __device__ __forceinline__ Weights<kM, kN / 2> as_weights(const float (&sums)[kM
     for (int j = 0; j < kN / 2; ++j) {
       const float(&low)[4] = sums[i][2 * j];
       const float(&high)[4] = sums[i][2 * j + 1];
-      weights.at[i][j][0] = pack_bf16(low[0], low[1]);
-      weights.at[i][j][1] = pack_bf16(low[2], low[3]);
-      weights.at[i][j][2] = pack_bf16(high[0], high[1]);
-      weights.at[i][j][3] = pack_bf16(high[2], high[3]);
+      weights.at[i][j][0] = bf16_pair(low[0], low[1]);
+      weights.at[i][j][1] = bf16_pair(low[2], low[3]);
+      weights.at[i][j][2] = bf16_pair(high[0], high[1]);
+      weights.at[i][j][3] = bf16_pair(high[2], high[3]);
     }
   }
   return weights;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void put_block(bf16* tile, const float (&sums)[kM][kN
       for (int j = 0; j < kN; ++j) {
         bf16* const to = tile + TileLayout<kCols>::offset(row, 2 * first_block + j) + lane % 4 * 2;
         *reinterpret_cast<uint32_t*>(to) =
-            pack_bf16(sums[i][j][2 * half] * factors[i][half], sums[i][j][2 * half + 1] * factors[i][half]);
+            bf16_pair(sums[i][j][2 * half] * factors[i][half], sums[i][j][2 * half + 1] * factors[i][half]);
       }
     }
   }

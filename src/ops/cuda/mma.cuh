@@ -42,13 +42,6 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Rounds two values to bf16 (nearest even), `low` in the lower half.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 /// shared <- 16 (4) bytes of global memory, or zeros if not valid; complete after copies_wait(). Both addresses must be
 /// aligned to 16 (4) bytes; `global` must be readable even if not valid.
 __device__ __forceinline__ void copy_16_async(void* shared, const void* global, bool valid) {

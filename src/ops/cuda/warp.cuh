@@ -44,7 +44,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
 /// Returns a / b with an error of about 2 ulp; 0 if |b| is above 2^126.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 
-/// Rounds two values to bf16, `low` in the lower half.
+/// Rounds two values to bf16 (nearest even), `low` in the lower half.
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

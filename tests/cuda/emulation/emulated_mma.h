@@ -95,10 +95,6 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
   });
 }
 
-inline uint32_t pack_bf16(float low, float high) {
-  return static_cast<uint32_t>(bf16(low).bits) | static_cast<uint32_t>(bf16(high).bits) << 16;
-}
-
 inline void copy_16_async(void* shared, const void* global, bool valid) {
   emulated_mma::copy(shared, global, 16, valid);
 }
