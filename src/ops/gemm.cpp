@@ -96,7 +96,7 @@ void run(Exec& ex, const PackB& op) {
 }
 
 std::string product_path(const device::Device& device, DType compute) {
-  if (device.kind() == device::DeviceKind::cuda) return cuda::product_path(device, compute);
+  if (device.kind() == device::DeviceKind::cuda) return cuda::library_name();
   const bool other = compute != DType::bf16 && device.isa() > device::Isa::avx512;  // pairs and tiles are for bf16
   return format("built-in {} kernels", name_of(other ? device::Isa::avx512 : device.isa()));
 }

@@ -103,7 +103,7 @@ void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) {
 std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning) {
   if (device.kind() != device::DeviceKind::cuda) return "GEMMs on a CPU use the built-in kernels";
   const std::string& here = device.gpu().name;
-  const std::string library = cuda::product_path(device, DType::bf16);
+  const std::string library = cuda::library_name();
   if (tuning.device == here && tuning.made_with == library) return std::nullopt;
   return format("the tuning table was measured on {} with {}; this is {} with {}", tuning.device, tuning.made_with,
                 here, library);

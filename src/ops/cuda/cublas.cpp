@@ -246,6 +246,4 @@ MeasuredGemms measured_gemms(const device::Device& device) {
   return measured;
 }
 
-std::string product_path(const device::Device&, DType) { return library_name(); }
-
 }  // namespace trainer::ops::cuda

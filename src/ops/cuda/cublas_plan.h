@@ -13,8 +13,6 @@ namespace trainer::ops::cuda {
 /// Throws Code::device with the status's name unless the status is success.
 void check(cublasStatus_t status, const char* what);
 
-std::string library_name();  // "cuBLASLt 13.1.0"
-
 /// Returns the bytes of a transposed copy of an operand, with rows aligned to 16 bytes, the library's fastest case.
 int64_t transposed_bytes(const Tensor& x);
 /// Returns the same GEMM in a different form. `copy`: memory for the operand that is transposed first.

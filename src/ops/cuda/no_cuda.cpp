@@ -14,7 +14,7 @@ namespace {
   void run(Exec&, const Operator&) { refuse(); }
 TRAINER_CUDA_OPERATORS(TRAINER_REFUSE)
 
-std::string product_path(const device::Device&, DType) { refuse(); }
+std::string library_name() { refuse(); }
 void use_gemm_tuning(const device::Device&, const GemmTuning&) { refuse(); }
 void measure_gemms(const device::Device&, int, int, bool) { refuse(); }
 MeasuredGemms measured_gemms(const device::Device&) { refuse(); }

@@ -35,8 +35,8 @@ namespace trainer::ops::cuda {
 TRAINER_CUDA_OPERATORS(TRAINER_DECLARE_RUN)
 #undef TRAINER_DECLARE_RUN
 
-/// Returns the library that computes GEMMs of this dtype, with its version: "cuBLASLt 13.1.0".
-std::string product_path(const device::Device& device, DType compute);
+/// Returns the library that computes GEMMs, with its version: "cuBLASLt 13.1.0".
+std::string library_name();
 /// y[c, r] = x[r, c]: rows become columns. f32 or bf16, any pitch; x and y do not overlap.
 struct Transpose {
   Tensor x, y;
