@@ -13,8 +13,6 @@ void check(cudaError_t status, const char* what);
 
 /// Returns the compute stream of a CUDA device; an internal error on any other device.
 cudaStream_t stream_of(Device& device);
-/// Returns the properties of the GPU that the device is or represents.
-inline const Facts& facts_of(const Device& device) { return device.gpu(); }
 
 struct LaunchConfig {
   dim3 blocks, threads;

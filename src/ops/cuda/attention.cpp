@@ -134,8 +134,7 @@ void run(Exec& ex, const AttentionForward& op) {
     return dtype == DType::bf16 ? decode<bf16>(stream, args, s.batch) : decode<float>(stream, args, s.batch);
   }
   if (dtype == DType::f32) return plain_forward<float>(stream, args, s.batch);
-  if (s.head_dim <= kTensorHeadDim &&
-      tensor_forward_shared_bytes(s.head_dim) <= device::cuda::facts_of(ex.device).shared_per_block)
+  if (s.head_dim <= kTensorHeadDim && tensor_forward_shared_bytes(s.head_dim) <= ex.device.gpu().shared_per_block)
     return tensor_forward(stream, args, s.batch);
   plain_forward<bf16>(stream, args, s.batch);
 }
@@ -178,8 +177,7 @@ void run(Exec& ex, const AttentionBackward& op) {
     return plain_backward<float>(stream, args, s.batch);
   }
   row_products<bf16>(stream, args, s.batch);
-  if (s.head_dim <= kTensorHeadDim &&
-      tensor_backward_shared_bytes(s.head_dim) <= device::cuda::facts_of(ex.device).shared_per_block)
+  if (s.head_dim <= kTensorHeadDim && tensor_backward_shared_bytes(s.head_dim) <= ex.device.gpu().shared_per_block)
     return tensor_backward(stream, args, s.batch);
   plain_backward<bf16>(stream, args, s.batch);
 }

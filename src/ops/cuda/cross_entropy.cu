@@ -316,7 +316,7 @@ void run(Exec& ex, const CrossEntropy& op) {
     LossRows<T> rows = rows_for<T>(op.logits, op.targets, op.weights, op.dlogits, op.vocab, op.scale);
     rows.loss = op.loss.as<double>();
     set_terms(rows, op.terms);
-    if (op.dlogits) rows.kept = kept_columns(device::cuda::facts_of(ex.device), op.vocab);
+    if (op.dlogits) rows.kept = kept_columns(ex.device.gpu(), op.vocab);
     with_piece(op.logits, op.dlogits, [&](auto piece) {
       device::cuda::LaunchConfig grid = row_grid(rows.rows, divide_up(op.vocab, int64_t{piece}));
       grid.shared_bytes = static_cast<size_t>(rows.kept) * sizeof(float);

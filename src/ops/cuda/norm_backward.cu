@@ -229,7 +229,7 @@ void run(Exec& ex, const NormBackward& op) {
     const int64_t rows = op.x.rows(), cols = op.x.cols() / op.groups;
     TRAINER_CHECK(rows < INT32_MAX / 2, "norm backward over {} rows: CUDA kernels support fewer than {}", rows,
                   INT32_MAX / 2);
-    const device::cuda::Facts& gpu = device::cuda::facts_of(ex.device);
+    const device::cuda::Facts& gpu = ex.device.gpu();
     constexpr int kPiece = wide_of<T>();
     const BackwardShape shape = backward_shape<T>(gpu, cols, static_cast<bool>(op.dbias));
     const int64_t most = int64_t{gpu.multiprocessors} * shape.resident;  // one wave of blocks

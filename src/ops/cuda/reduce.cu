@@ -128,8 +128,7 @@ void run(Exec& ex, const ColumnSum& op) {
   for_compute_type(op.x.dtype, "column sum x", [&]<typename T>(T) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const int64_t groups = divide_up(std::max<int64_t>(cols, 1), int64_t{kWarp} * wide_of<T>());
-    const int64_t row_blocks =
-        std::max<int64_t>(1, kBlocks * device::cuda::facts_of(ex.device).multiprocessors / groups);
+    const int64_t row_blocks = std::max<int64_t>(1, kBlocks * ex.device.gpu().multiprocessors / groups);
     const int64_t block_rows = std::max(kLeastRows, divide_up(rows, row_blocks));
     const Scratch partials = ex.take("column_sum.partials", {divide_up(rows, block_rows), cols}, DType::f32);
     if (!ex.device.dry() && rows > 0 && cols > 0) {
