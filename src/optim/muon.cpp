@@ -297,14 +297,4 @@ std::unique_ptr<Updater> Muon::make(params::ParamStore& store, Selection selecti
   return std::make_unique<MuonUpdater>(*this, store, std::move(selection));
 }
 
-NewtonSchulz Muon::iterations() const {
-  using Coefficients = NewtonSchulz::Coefficients;
-  const bool polar = muon_.coefficients == config::MuonCoefficients::polar;
-  return {.coefficients = polar ? Coefficients::polar : Coefficients::jordan, .steps = static_cast<int>(muon_.steps)};
-}
-
-double Muon::scale_of(const Shape& shape) const {
-  return update_scale(muon_.scale == config::MuonScale::rms ? UpdateScale::rms : UpdateScale::spectral, shape);
-}
-
 }  // namespace trainer::optim

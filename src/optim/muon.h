@@ -20,8 +20,8 @@ class Muon final : public Rule {
   std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const override;
 
   const config::Muon& config() const { return muon_; }
-  NewtonSchulz iterations() const;
-  double scale_of(const Shape& shape) const;
+  NewtonSchulz iterations() const { return {muon_.coefficients, static_cast<int>(muon_.steps)}; }
+  double scale_of(const Shape& shape) const { return update_scale(muon_.scale, shape); }
   /// The type of the matrices while they are sent and orthogonalized.
   DType type() const { return type_; }
   bool overlaps() const { return overlaps_; }

@@ -59,7 +59,7 @@ void step(Exec& ex, const Tensor& x, const Triple& triple) {
 }  // namespace
 
 void orthogonalize(Exec& ex, const Tensor& x, const NewtonSchulz& how) {
-  const bool polar = how.coefficients == NewtonSchulz::Coefficients::polar;
+  const bool polar = how.coefficients == config::MuonCoefficients::polar;
   {
     const Scratch blocks = ex.take("muon.norm", {divide_up(x.shape.count(), ops::kNormBlock)}, DType::f64);
     ops::run(ex, ops::MuonNormalize{.x = x, .blocks = blocks, .room = polar ? kPolarRoom : 1});
@@ -73,9 +73,9 @@ int64_t orthogonalize_flops(const Shape& shape, int steps) {
   return steps * (4 * k * k * n + 2 * k * k * k);
 }
 
-double update_scale(UpdateScale scale, const Shape& shape) {
+double update_scale(config::MuonScale scale, const Shape& shape) {
   const auto in = static_cast<double>(shape[0]), out = static_cast<double>(shape[1]);
-  return scale == UpdateScale::rms ? 0.2 * std::sqrt(std::max(in, out)) : std::sqrt(std::max(1.0, out / in));
+  return scale == config::MuonScale::rms ? 0.2 * std::sqrt(std::max(in, out)) : std::sqrt(std::max(1.0, out / in));
 }
 
 }  // namespace trainer::optim

@@ -1,6 +1,7 @@
 #pragma once
 // Orthogonalization of a matrix by Newton-Schulz iterations, X <- a·X + (b·A + c·A·A)·X with A = X·Xᵀ. The order of
 // summation in its GEMMs depends only on shape, type and instruction set, so that every rank computes the same bits.
+#include "config/config.h"
 #include "tensor/exec.h"
 
 namespace trainer::optim {
@@ -8,8 +9,7 @@ namespace trainer::optim {
 struct NewtonSchulz {
   /// jordan: the triple of Jordan 2024 in every step. polar: the triples of Polar Express (arXiv 2505.16932), the last
   /// one in all further steps.
-  enum class Coefficients : uint8_t { jordan, polar };
-  Coefficients coefficients = Coefficients::jordan;
+  config::MuonCoefficients coefficients = config::MuonCoefficients::jordan;
   int steps = 5;
 };
 
@@ -23,7 +23,6 @@ int64_t orthogonalize_flops(const Shape& shape, int steps);
 /// The factor of an orthogonalized update of a matrix [in, out].
 ///   rms       0.2·sqrt(max(in, out)): entries as large as AdamW's (Moonlight, arXiv 2502.16982)
 ///   spectral  sqrt(max(1, out/in))
-enum class UpdateScale : uint8_t { rms, spectral };
-double update_scale(UpdateScale scale, const Shape& shape);
+double update_scale(config::MuonScale scale, const Shape& shape);
 
 }  // namespace trainer::optim

@@ -13,8 +13,8 @@
 
 using namespace trainer;
 using optim::NewtonSchulz;
-using optim::UpdateScale;
-using Coefficients = NewtonSchulz::Coefficients;
+using Coefficients = config::MuonCoefficients;
+using config::MuonScale;
 
 namespace {
 
@@ -233,7 +233,7 @@ TEST(Orthogonalize, TakesThePredictedMemoryBesideThatOfProducts) {
 struct Case {
   int64_t rows, cols;
   bool nesterov = true;
-  UpdateScale scale = UpdateScale::rms;
+  MuonScale scale = MuonScale::rms;
   Coefficients coefficients = Coefficients::jordan;
   Values clip = {1, 1, 1};
   bool zero = false;  // gradients
@@ -306,12 +306,12 @@ std::vector<Golden> goldens() {
       {{6, 4}, 3, 0.0778972419313558, 0.089510727802412, 0.0904790981495288},
       {{5, 5}, 1, 0.0928184153565644, 0.0990262932100162, -0.0705356789456809},
       {{5, 5}, 3, 0.078882883490287, 0.0903437085117373, -0.0709300336334594},
-      {{.rows = 4, .cols = 6, .scale = UpdateScale::spectral},
+      {{.rows = 4, .cols = 6, .scale = MuonScale::spectral},
        3,
        0.0437204558473303,
        0.0822496922131493,
        0.0370408105186825},
-      {{.rows = 6, .cols = 4, .scale = UpdateScale::spectral},
+      {{.rows = 6, .cols = 4, .scale = MuonScale::spectral},
        3,
        0.0555064302343402,
        0.0792123590002647,
