@@ -21,23 +21,24 @@ void RankScalars::make_communicators() {
     mesh_.along(axes, comm::Purpose::control);
 }
 
-void RankScalars::reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how) {
-  comm::Communicator& ranks = mesh_.along(axes, comm::Purpose::control);
-  if (ranks.size() == 1) return;
+void RankScalars::exchange(mesh::AxisSet axes, std::span<double> values, std::optional<comm::Reduce> how) {
+  if (mesh_.along(axes, comm::Purpose::control).size() == 1) return;
   const Tensor scalars = values_.tensor().range(0, static_cast<int64_t>(values.size()));
   device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
   Exec ex{device_, arena_, meter_};
-  ranks.all_reduce(ex, scalars, how).join(ex);
+  run(ex, axes, scalars.count(), how);
   device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
 }
 
-void RankScalars::record(Exec& dry, mesh::AxisSet axes, int64_t values, comm::Reduce how) {
-  mesh_.along(axes, comm::Purpose::control).all_reduce(dry, values_.tensor().range(0, values), how).join(dry);
+void RankScalars::run(Exec& ex, mesh::AxisSet axes, int64_t values, std::optional<comm::Reduce> how) {
+  comm::Communicator& ranks = mesh_.along(axes, comm::Purpose::control);
+  const Tensor scalars = values_.tensor().range(0, values);
+  (how ? ranks.all_reduce(ex, scalars, *how) : ranks.broadcast(ex, scalars, 0)).join(ex);
 }
 
-void RankScalars::sum_over_rows(std::span<double> values) { reduce(row_axes(), values, comm::Reduce::sum); }
+void RankScalars::sum_over_rows(std::span<double> values) { exchange(row_axes(), values, comm::Reduce::sum); }
 
-void RankScalars::max_over_ranks(std::span<double> values) { reduce(mesh_.shape().all(), values, comm::Reduce::max); }
+void RankScalars::max_over_ranks(std::span<double> values) { exchange(mesh_.shape().all(), values, comm::Reduce::max); }
 
 bool RankScalars::is_true_on_any_rank(bool flag) {
   double value = flag;
@@ -45,28 +46,12 @@ bool RankScalars::is_true_on_any_rank(bool flag) {
   return value > 0;
 }
 
-void RankScalars::record_update(Exec& dry) {
-  constexpr int64_t kScalars = 4;
-  comm::Communicator& ranks = mesh_.along(mesh_.shape().all(), comm::Purpose::control);
-  if (ranks.size() > 1) ranks.broadcast(dry, values_.tensor().range(0, kScalars), 0).join(dry);
-}
-
-void RankScalars::broadcast(mesh::AxisSet axes, std::span<double> values) {
-  comm::Communicator& ranks = mesh_.along(axes, comm::Purpose::control);
-  if (ranks.size() == 1) return;
-  const Tensor scalars = values_.tensor().range(0, static_cast<int64_t>(values.size()));
-  device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
-  Exec ex{device_, arena_, meter_};
-  ranks.broadcast(ex, scalars, 0).join(ex);
-  device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
-}
-
-void RankScalars::take_from_first_rank(std::span<double> values) { broadcast(mesh_.shape().all(), values); }
+void RankScalars::take_from_first_rank(std::span<double> values) { exchange(mesh_.shape().all(), values, {}); }
 
 void RankScalars::broadcast_from_first_rank(std::span<int64_t> values) {
   std::vector<double> numbers(values.begin(), values.end());  // doubles are exact below 2^53
   for (size_t at = 0; at < numbers.size(); at += kMost)
-    broadcast(replica_axes(), std::span(numbers).subspan(at, std::min<size_t>(kMost, numbers.size() - at)));
+    exchange(replica_axes(), std::span(numbers).subspan(at, std::min<size_t>(kMost, numbers.size() - at)), {});
   std::ranges::copy(numbers, values.begin());
 }
 

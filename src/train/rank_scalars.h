@@ -2,6 +2,7 @@
 // RankScalars: the numbers that ranks exchange between micro-steps: sums of losses, requests to stop, choices that must
 // be the same on all ranks.
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "mesh/mesh.h"
@@ -20,9 +21,9 @@ class RankScalars {
 
   /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, the
   /// sums of the step's losses (`values`: how many sums), and the scalars of the update.
-  void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), 1, comm::Reduce::max); }
-  void record_loss(Exec& dry, int64_t values) { record(dry, row_axes(), values, comm::Reduce::sum); }
-  void record_update(Exec& dry);
+  void record_stop(Exec& dry) { run(dry, mesh_.shape().all(), 1, comm::Reduce::max); }
+  void record_loss(Exec& dry, int64_t values) { run(dry, row_axes(), values, comm::Reduce::sum); }
+  void record_update(Exec& dry) { run(dry, mesh_.shape().all(), 4, {}); }
 
   // The following functions are collective and take at most kMost values unless stated. On a GPU the host waits for the
   // result.
@@ -50,9 +51,9 @@ class RankScalars {
  private:
   mesh::AxisSet row_axes() const;
   mesh::AxisSet replica_axes() const;
-  void broadcast(mesh::AxisSet axes, std::span<double> values);
-  void reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how);
-  void record(Exec& dry, mesh::AxisSet axes, int64_t values, comm::Reduce how);
+  // Without `how`, values are those of the first rank.
+  void exchange(mesh::AxisSet axes, std::span<double> values, std::optional<comm::Reduce> how);
+  void run(Exec& ex, mesh::AxisSet axes, int64_t values, std::optional<comm::Reduce> how);
 
   device::Device& device_;
   Arena& arena_;
