@@ -60,7 +60,7 @@ std::string Generator::record(const std::vector<model::Transformer::Cache*>& cac
   };
   trainer_.record(name, extend, uncounted);
   for (size_t i = 0; i < caches.size(); ++i) caches[i]->used = used[i];
-  trainer_.seal();
+  trainer_.arena().seal();
   return name;
 }
 

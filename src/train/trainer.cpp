@@ -249,8 +249,6 @@ void Trainer::record_memory(const std::string& program, const std::function<void
   });
 }
 
-void Trainer::seal() { arena_.seal(); }
-
 void Trainer::begin(Exec& ex, const std::string& program) {
   arena_.begin(program);
   store_.weights().begin(ex, program);
@@ -275,7 +273,7 @@ void Trainer::plan(const StepRecorders& recorders) {
   Meter evaluation;
   record(
       eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses()); }, evaluation);
-  seal();
+  arena_.seal();
   store_.weights().forget_kept();
   mesh_.world().connect();
 }

@@ -64,10 +64,8 @@ class Trainer {
   void plan(const StepRecorders& recorders = {});
 
   /// Runs a program on a dry device, to record the order of its gathers and then its memory, and adds its costs to
-  /// `meter`. The caller then calls seal(). Does nothing if the program is already recorded.
+  /// `meter`. The caller then seals arena(). Does nothing if the program is already recorded.
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
-  /// Allocates the memory of all recorded programs.
-  void seal();
   /// Begin and end a recorded program; the operators in between must be those of the program.
   void begin(Exec& ex, const std::string& program);
   void end();
