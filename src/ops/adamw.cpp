@@ -12,10 +12,6 @@ namespace trainer::ops {
 namespace {
 
 const AdamWKernels& adamw_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), adamw_kernels); }
-size_t state_index(DType dtype, const char* name) {
-  TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32, "{} is {}, expected fp64 or fp32", name, name_of(dtype));
-  return static_cast<size_t>(dtype);
-}
 
 }  // namespace
 

@@ -12,11 +12,6 @@ namespace trainer::ops {
 namespace {
 
 const MuonKernels& muon_kernels_of(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), muon_kernels); }
-size_t state_type(const Tensor& t, const char* name) {
-  TRAINER_CHECK(t.dtype == DType::f64 || t.dtype == DType::f32, "{} is {}, expected fp64 or fp32", name,
-                name_of(t.dtype));
-  return static_cast<size_t>(t.dtype);
-}
 void check_strips(const Tensor& flat, const Tensor& strips, const Tensor& packed) {
   TRAINER_CHECK(
       strips.dtype == DType::i64 && strips.packed() && strips.count() % 4 == 0 && flat.packed() && packed.packed(),
@@ -38,7 +33,7 @@ void for_strips(Exec& ex, const Tensor& strips, const Tensor& packed, F&& fn) {
 
 void run(Exec& ex, const MuonMomentum& op) {
   const int64_t n = op.m.count();
-  const size_t type = state_type(op.m, "muon m");
+  const size_t type = state_index(op.m.dtype, "muon m");
   expect_count(op.m, n, op.m.dtype, "muon m");
   expect_count(op.g, n, op.m.dtype, "muon g");
   const OpTimer timer(ex.meter, OpKind::optimizer,
@@ -55,7 +50,7 @@ void run(Exec& ex, const MuonMomentum& op) {
 
 void run(Exec& ex, const MuonApply& op) {
   const int64_t n = op.p.count();
-  const size_t type = state_type(op.p, "muon p");
+  const size_t type = state_index(op.p.dtype, "muon p");
   expect_count(op.p, n, op.p.dtype, "muon p");
   expect_count(op.o, n, op.p.dtype, "muon o");
   if (op.compute) {

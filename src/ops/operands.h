@@ -29,6 +29,11 @@ inline size_t kernel_index(DType dtype, const char* name) {
                 "{} has dtype {}, expected fp64, fp32 or bf16", name, name_of(dtype));
   return static_cast<size_t>(dtype);
 }
+/// The same for a type of weights and optimizer state (f64, f32).
+inline size_t state_index(DType dtype, const char* name) {
+  TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32, "{} is {}, expected fp64 or fp32", name, name_of(dtype));
+  return static_cast<size_t>(dtype);
+}
 static_assert(static_cast<size_t>(DType::f64) == 0 && static_cast<size_t>(DType::f32) == 1 &&
               static_cast<size_t>(DType::bf16) == 2);
 
