@@ -22,7 +22,7 @@ struct CrossEntropySums {
 struct CrossEntropyKernels {
   double (*row[3])(const CrossEntropyRow& op);  // returns the loss
   /// Returns the sums; requires at least one logit.
-  CrossEntropySums (*sums[3])(const void* logits, int64_t vocab);
+  CrossEntropySums (*sums[2])(const void* logits, int64_t vocab);
   /// Writes dlogits of a row whose sums are known; target < 0: the target is not among these columns.
   void (*gradient[3])(const CrossEntropyRow& op, const CrossEntropySums& sums);
 };
