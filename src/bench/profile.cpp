@@ -225,7 +225,7 @@ class Profile {
         if (least == nullptr) least = &point;
         most = &point;
       }
-    const double rate = plan::fit_ring(*least, *most).rate * 1e-9;
+    const double rate = plan::fitted_rate(*least, *most) * 1e-9;
     // The groups of a node share its link to other nodes.
     link.gb_per_s = per_node < ranks ? rate * cluster_.devices_per_node / per_node : rate;
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;

@@ -16,7 +16,6 @@ struct OwnedMatrix {
   int64_t slot_count = 0;      // elements of the slot's matrix, which flat axes shard
   int64_t slot_offset = 0;     // offset of the slot in the group's flat buffer
   int64_t group_elements = 0;  // size of that buffer, which ZeRO-1 divides
-  int64_t count() const { return layout.shape().count(); }
 };
 
 class Ownership {

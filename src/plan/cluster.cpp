@@ -169,14 +169,11 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
   return tree.total() < ring.total() ? tree : ring;
 }
 
-RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more) {
+double fitted_rate(const CollectivePoint& less, const CollectivePoint& more) {
   constexpr int64_t kMany = 1 << 24;  // fewer elements would not use a ring
   const double sent = static_cast<double>(comm::wire_elements(less.op, less.ranks, kMany)) /
                       static_cast<double>(less.ranks * kMany);  // bytes that a rank sends per byte of payload
-  RingFit fit;
-  fit.rate = sent * (more.bytes - less.bytes) / std::max(more.seconds - less.seconds, 1e-9);
-  fit.start = less.seconds - sent * less.bytes / fit.rate;
-  return fit;
+  return sent * (more.bytes - less.bytes) / std::max(more.seconds - less.seconds, 1e-9);
 }
 
 }  // namespace trainer::plan

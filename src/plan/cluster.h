@@ -141,11 +141,8 @@ struct CollectiveTime {
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
                                int64_t payload);
 
-/// The line through two measurements of a ring collective: start-up seconds, and bytes per second sent by each rank.
-struct RingFit {
-  double start = 0, rate = 0;
-};
-RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more);
+/// Returns the bytes per second that each rank sends, from two measurements of a ring collective.
+double fitted_rate(const CollectivePoint& less, const CollectivePoint& more);
 
 /// Reads a file. Throws Code::config with file, line, key and the expected value.
 Cluster read_cluster(const std::string& path);

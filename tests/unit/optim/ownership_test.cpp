@@ -130,7 +130,7 @@ void check_work(const Ownership& o) {
 void check_pieces(const Slots& slots, const Ownership& o, bool split_state) {
   const AxisSet data = slots.mesh.set("data");
   std::vector<std::vector<int>> senders;  // by matrix and element
-  for (const OwnedMatrix& m : o.matrices()) senders.emplace_back(static_cast<size_t>(m.count()));
+  for (const OwnedMatrix& m : o.matrices()) senders.emplace_back(static_cast<size_t>(m.layout.shape().count()));
   for (int rank = 0; rank < o.ranks(); ++rank) {  // one replica, or all: group ranks are world ranks
     const params::ParamTable table = slots.table(rank);
     std::set<std::pair<int, int64_t>> taken;
@@ -180,7 +180,7 @@ void check_counts(const Ownership& o) {
         const int own = o.matrix_of(a, round);
         if (!back && own >= 0) {  // with its own pieces, the owner has the whole matrix
           const int64_t received = std::accumulate(mine.receive.begin(), mine.receive.end(), int64_t{0});
-          EXPECT_EQ(received + o.count(own, a), o.matrices()[static_cast<size_t>(own)].count());
+          EXPECT_EQ(received + o.count(own, a), o.matrices()[static_cast<size_t>(own)].layout.shape().count());
         }
       }
       for (int rank = 0; rank < o.ranks(); ++rank) {
