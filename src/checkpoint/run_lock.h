@@ -1,7 +1,6 @@
 #pragma once
 // RunLock: only one process (job) at a time writes into a folder.
 #include <filesystem>
-#include <string>
 
 namespace trainer::checkpoint {
 

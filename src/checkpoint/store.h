@@ -16,7 +16,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/file_io.h"
 #include "checkpoint/manifest.h"

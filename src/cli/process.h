@@ -1,6 +1,5 @@
 #pragma once
 // Process set-up, and output of results.
-#include <string>
 #include <string_view>
 
 namespace trainer::cli {

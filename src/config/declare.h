@@ -1,7 +1,6 @@
 #pragma once
 // Helpers for the declarations in keys*.cpp: each call binds one key to one struct member.
 #include <algorithm>
-#include <initializer_list>
 #include <type_traits>
 #include <utility>
 

@@ -1,5 +1,4 @@
 // The keys of [optim] and [muon].
-#include "base/format.h"
 #include "config/declare.h"
 
 namespace trainer::config {

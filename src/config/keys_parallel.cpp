@@ -1,5 +1,4 @@
 // The keys of [parallel] and [offload], which distribute the work over ranks and between device and host.
-#include "base/format.h"
 #include "config/declare.h"
 #include "config/sharding_spec.h"
 

@@ -1,7 +1,6 @@
 #pragma once
 // Configurations as text.
 #include <string>
-#include <string_view>
 
 #include "config/keys.h"
 

@@ -1,6 +1,5 @@
 #pragma once
 // Checks values against each other, against the files that they name and against the number of ranks.
-#include <cstdint>
 #include <optional>
 #include <string_view>
 

@@ -6,7 +6,6 @@
 #include <string>
 #include <unordered_map>
 
-#include "base/error.h"
 #include "base/utf8.h"
 #include "data/bpe_file.h"
 #include "data/nfc.h"

@@ -1,6 +1,5 @@
 #pragma once
 // Input key: the inputs of a derived file, stored as JSON next to it, to decide whether the file can be reused.
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 #pragma once
 // The few properties of a SentencePiece model that its library does not expose, read from the protocol buffer itself.
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 

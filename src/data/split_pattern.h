@@ -1,7 +1,5 @@
 #pragma once
 // Splits text into the words within which BPE joins symbols, by regular expressions as in tokenizer.json (PCRE2).
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>

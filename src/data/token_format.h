@@ -2,7 +2,6 @@
 // The formats of token files: the positions of tokens and document ends in a file.
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "data/files.h"

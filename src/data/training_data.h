@@ -1,7 +1,6 @@
 #pragma once
 // TrainingData: the training sequences of a run, from one set of files, or from several according to a mixture.
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "data/dataset.h"

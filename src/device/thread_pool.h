@@ -2,7 +2,6 @@
 // The thread pool of a rank. Waiting threads spin for some microseconds and then sleep on a futex, so that ranks that
 // share cores do not starve each other. Libraries called from a task must use one thread.
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <type_traits>
 

@@ -1,7 +1,6 @@
 #pragma once
 // Runs map a rank's local storage of a parameter to the global tensor. Initialization, checkpoints and the gradient
 // norm all use runs, so none of them depends on how a strategy splits or places a tensor.
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

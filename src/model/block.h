@@ -5,9 +5,7 @@
 // With qk_norm, queries and keys pass through RMS norms before RoPE: of each head, or of all heads together.
 // GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"

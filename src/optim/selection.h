@@ -1,6 +1,5 @@
 #pragma once
 // Selection: the parameters that one rule updates, as ranges of each group's flat buffer.
-#include <algorithm>
 #include <functional>
 #include <vector>
 

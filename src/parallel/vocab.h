@@ -8,7 +8,6 @@
 //     head        x is gathered; logits reduced over H; cross-entropy over V (loss.h); dx reduced over V; → [R, C]
 //   Gradients of the table are partial sums along these row axes. They are reduce-scattered over F, and
 //   all-reduced over the other axes once per step. At the head, F must be within R.
-#include <memory>
 
 #include "parallel/batch.h"
 #include "params/grad_sink.h"

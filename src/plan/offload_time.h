@@ -2,7 +2,6 @@
 // The time of an optimizer update on the host, from a cluster's [host] table, and the offload settings that a plan
 // tries. The closed form and the choice of the share are those of the engine (offload/cost.h).
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "plan/cluster.h"

@@ -9,7 +9,6 @@
 //                  x choices of one variable               graph that consists of chains without this variable
 //   capped DP      256 times chain DP                      the optimum within the cap, with memory in parts of 1/256
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <vector>
 

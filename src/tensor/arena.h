@@ -5,7 +5,6 @@
 // starts.
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -2,7 +2,6 @@
 // CUDA forbids is detected.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <numeric>
 #include <vector>
 

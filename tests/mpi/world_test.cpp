@@ -2,8 +2,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <numeric>
-
 #include "base/clock.h"
 #include "base/futex.h"
 #include "mpi/mpi_main.h"

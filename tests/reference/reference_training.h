@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
-#include <string>
 
 #include "reference/reference_model.h"
 

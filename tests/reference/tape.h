@@ -3,7 +3,6 @@
 // tape gives the derivative of the loss with respect to every input. Scalar, slow and plain on purpose; one tape per
 // thread.
 #include <cmath>
-#include <complex>
 #include <cstdint>
 #include <vector>
 

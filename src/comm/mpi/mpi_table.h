@@ -5,7 +5,6 @@
 // library as a shared library (TRAINER_MPI=MODULE); when mpirun starts the program, it loads the one that matches this
 // mpirun.
 #include <cstdint>
-#include <string>
 
 namespace trainer::comm {
 

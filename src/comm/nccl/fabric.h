@@ -3,12 +3,9 @@
 // shutdown.
 #include <nccl.h>
 
-#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>

@@ -21,7 +21,6 @@
 // the other transports. bf16 is rounded after each addition, or accumulated in higher precision if NVLink switches do
 // the reduction.
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "comm/world.h"

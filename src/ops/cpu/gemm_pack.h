@@ -1,7 +1,6 @@
 #pragma once
 // Panels of GEMMs: block sizes and packing (see gemm_kernel.h). Compiled per instruction set.
 #include <type_traits>
-#include <utility>
 
 #include "ops/cpu/math.h"
 #include "ops/cpu/simd.h"

@@ -2,7 +2,6 @@
 // The operators on a CUDA device. For an operator x, ops/x.cpp has checked the operands and counted the cost. x.cu
 // takes scratch memory (whose size depends on shapes and the device's facts), returns on a dry device, and launches the
 // kernels. Compute types are f32 and bf16. Without a CUDA compiler, no_cuda.cpp rejects all operators.
-#include <span>
 #include <string>
 
 #include "ops/activation.h"

@@ -1,7 +1,6 @@
 #pragma once
 // The warp collectives of ops/cuda/warp.cuh, computed lane by lane.
 #include <cmath>
-#include <cstring>
 
 #include "emulator.h"
 

@@ -4,7 +4,6 @@
 // and threads, which CUDA does not define, and require equal results. What CUDA forbids (barriers that some threads do
 // not reach, collectives with different arguments, accesses out of bounds) ends the program with a message.
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>

@@ -2,7 +2,6 @@
 // Helpers of the checkpoint tests: tensors in random layouts, system calls that fail on demand.
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <random>

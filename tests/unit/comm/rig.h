@@ -2,7 +2,6 @@
 // A rank's device for tests of communicators, and values whose sums depend on the order of addition.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <numeric>
 #include <vector>
 

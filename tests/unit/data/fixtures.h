@@ -1,6 +1,5 @@
 #pragma once
 // Helpers of the tests of data/: random text, a tokenizer trained once.
-#include <cstring>
 #include <random>
 
 #include "data/files.h"

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <numeric>
 #include <random>
-#include <sstream>
 
 #include "data/dataset.h"
 

@@ -2,7 +2,6 @@
 // A whole model on one rank, to compare with the reference: takes the same weights and returns gradients by name.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 
 #include "model/transformer.h"

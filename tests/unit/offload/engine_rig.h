@@ -1,8 +1,6 @@
 #pragma once
 // A store of uneven groups whose gradients are functions of step and index, and its optimizer: with an Engine of any
 // plan, or without offload.
-#include <cmath>
-#include <functional>
 #include <memory>
 #include <vector>
 

@@ -2,7 +2,6 @@
 #include <malloc.h>
 
 #include <atomic>
-#include <cmath>
 #include <thread>
 
 #include "unit/offload/engine_rig.h"

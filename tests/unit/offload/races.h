@@ -1,6 +1,5 @@
 #pragma once
 // Finds missing and redundant waits in a list of operations by analysis, without running it.
-#include <set>
 #include <string>
 #include <vector>
 

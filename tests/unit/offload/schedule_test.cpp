@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <random>
 
 #include "unit/offload/races.h"
 

@@ -2,7 +2,6 @@
 // Helpers of the tests of row-wise operators: tensors in their own memory, and runs on every instruction set of this
 // machine and several numbers of threads, whose results must agree in every bit.
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>

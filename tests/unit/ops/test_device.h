@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <cstring>
-#include <initializer_list>
 #include <memory>
 #include <string_view>
 #include <vector>

@@ -3,7 +3,6 @@
 // cases (tests/bench/RESULTS.md).
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdlib>
 
 #include "base/error.h"

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "base/philox.h"
 #include "comm/bytes.h"
 #include "plan/layer_costs.h"

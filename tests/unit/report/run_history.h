@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
-#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "base/format.h"
 #include "report/events_json.h"
 
 namespace trainer::report {

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "base/format.h"
 #include "rigs/draws.h"
 
 namespace trainer::sharding {
