@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/philox.h"
+#include "base/units.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
 #include "cli/process.h"
