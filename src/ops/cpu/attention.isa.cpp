@@ -187,6 +187,8 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
+constexpr int64_t kKeysAhead = 32;  // distance of prefetching while decoding, in rows of keys or values
+
 /// Computes NV vectors of columns of out = factor·Σ_j p[j]·v[j] in one pass over the rows of v.
 template <int NV, typename Storage, typename T>
 [[gnu::always_inline]] inline void weighted_sum(int64_t keys, const T* p, const Storage* v, int64_t ldv,
@@ -194,7 +196,7 @@ template <int NV, typename Storage, typename T>
   Vec<T> sum[NV] = {};
   const bool whole = columns >= NV * kLanes<T>;
   for (int64_t j = 0; j < keys; ++j, v += ldv) {
-    if (j + kRowsAhead < keys) prefetch_row(v + kRowsAhead * ldv, smaller(NV * kLanes<T>, columns));
+    if (j + kKeysAhead < keys) prefetch_row(v + kKeysAhead * ldv, smaller(NV * kLanes<T>, columns));
 #pragma GCC unroll 4
     for (int i = 0; i < NV; ++i)
       sum[i] = fmadd(splat(p[j]), whole ? load(v + i * kLanes<T>) : load_n(v + i * kLanes<T>, columns), sum[i]);
@@ -232,16 +234,21 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     const int64_t visible = job.k_len - job.q_len + r + 1 - start, key_row = sequence * job.k_capacity + start;
     pack_rows(1, d, at<const Storage>(job, job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
     const Storage* k = at<const Storage>(job, job.k, key_row, kv_head);
+    const Storage* v = at<const Storage>(job, job.v, key_row, kv_head);
     int64_t j = 0;
     for (; j + 4 <= visible; j += 4) {
-      for (int64_t next = j + kRowsAhead; next < smaller(visible, j + kRowsAhead + 4); ++next)
-        prefetch_row(k + next * job.k.ld, d);
+      for (int64_t next = j + kKeysAhead; next < j + kKeysAhead + 4; ++next) {  // the values follow the keys
+        if (next < visible) {
+          prefetch_row(k + next * job.k.ld, d);
+        } else if (next < 2 * visible) {
+          prefetch_row(v + (next - visible) * job.v.ld, d);
+        }
+      }
       dots<4>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     }
     for (; j < visible; ++j) dots<1>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
     const T denominator = exp_and_sum(s, visible, top);
-    const Storage* v = at<const Storage>(job, job.v, key_row, kv_head);
     Storage* out = at<Storage>(job, job.out, row, head);
     int64_t c = 0;
     for (; c + 4 * kLanes<T> <= d; c += 4 * kLanes<T>)
