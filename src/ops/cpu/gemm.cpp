@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "ops/cpu/elementwise_kernels.h"
 #include "ops/cpu/gemm_blocks.h"
@@ -197,19 +196,28 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   }
 }
 
-/// Divides n columns of a small batch into strips, one per task, and returns their ends. If strips are `long_streams`
-/// of memory, the first tasks are the longest, since streams start slowly, and the last ones are short, since threads
-/// wait for them.
-std::vector<int64_t> strip_ends(int64_t n, int64_t threads, bool long_streams) {
-  constexpr int64_t kWidth = 32, kLeast = 64;
-  const int64_t equal = divide_up(n, round_up(divide_up(n, kSmallBatchCols), threads));
-  std::vector<int64_t> ends;
-  for (int64_t col = 0; col < n;) {
-    const int64_t part = long_streams ? std::max(std::min(kLeast, equal), 3 * (n - col) / (4 * threads)) : equal;
-    ends.push_back(col = std::min(n, col + std::min(kSmallBatchCols, round_up(part, kWidth))));
+/// Divides n columns of a small batch into strips, one per task. If strips are long streams of memory, there are three
+/// rounds of them, the first two with 3/4 of the remaining columns: streams start slowly, and threads wait for the last
+/// strip.
+class ColumnStrips {
+ public:
+  ColumnStrips(int64_t n, int64_t threads, bool long_streams)
+      : n_(n),
+        rounds_(long_streams ? 3 : 1),
+        per_round_(round_up(divide_up(long_streams ? 3 * n : 4 * n, 4 * (kSmallBatchCols - kWidth)), threads)) {}
+  int64_t count() const { return rounds_ * per_round_; }
+  /// The first column of a strip, which ends where the next one begins. It may be empty.
+  int64_t begin(int64_t strip) const {
+    if (strip == count()) return n_;
+    const int64_t done = strip % per_round_, round = strip / per_round_, quarters = round + 1 < rounds_ ? 3 : 4;
+    const int64_t left = n_ * (4 * per_round_ - quarters * done) / (4 * per_round_) >> 2 * round;
+    return std::min(n_, round_up(n_ - left, kWidth));
   }
-  return ends;
-}
+
+ private:
+  static constexpr int64_t kWidth = 32;
+  int64_t n_, rounds_, per_round_;
+};
 
 /// A GEMM with m <= kSmallBatchRows is bound by reading B, which is read once: in place, or if `kept` from packed_b.
 template <typename T, typename C, typename Panel>
@@ -241,10 +249,10 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, Panel
   const int64_t ldb = op.b.ld(), threads = ex.device.threads();
   const PackedWeight<T> packed{kept ? reinterpret_cast<const T*>(op.packed_b.data) : nullptr, k,
                                SumBlocks(k, kernels).length, kernels.step, round_up(n, kernels.cols)};
-  const std::vector<int64_t> ends = strip_ends(n, threads, kept || op.trans_b);
-  device::pool_of(ex.device).parallel_for(static_cast<int64_t>(ends.size()), [&](int64_t task) {
-    const int64_t col = task == 0 ? 0 : ends[static_cast<size_t>(task) - 1];
-    const int64_t cols = ends[static_cast<size_t>(task)] - col;
+  const ColumnStrips strips(n, threads, kept || op.trans_b);
+  device::pool_of(ex.device).parallel_for(strips.count(), [&](int64_t strip) {
+    const int64_t col = strips.begin(strip), cols = strips.begin(strip + 1) - col;
+    if (cols == 0) return;
     if (op.trans_b)
       kernels.small_batch_trans(x, m, b, ldb, k, col, cols, store);
     else if (kept)

@@ -142,11 +142,13 @@ TEST(GradSink, ClearsOnlyTheElementsBetweenSlotsInMemoryOfTheArena) {
     place(ex);
     const auto all = s.store.groups()[0].grad.span<float>();
     ASSERT_EQ(all.size(), in_slot.size());
-    for (size_t i = 0; i < all.size(); ++i)
-      if (in_slot[i] == 0)
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (in_slot[i] == 0) {
         EXPECT_EQ(all[i], 0) << i;
-      else if (again)
+      } else if (again) {
         EXPECT_TRUE(std::isnan(all[i])) << i << " belongs to a slot, but was cleared";
+      }
+    }
     std::fill(all.begin(), all.end(), std::nanf(""));  // activations leave anything there
     arena.end();
   }
