@@ -15,7 +15,7 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   return packed;
 }
 
-constexpr int64_t kManyUses = 1000;  // large enough that prefers_packed() packs the weight; the packing is not timed
+constexpr int64_t kManyUses = 1000;  // so that prefers_packed() packs a weight, unless there are few rows; not timed
 
 /// The GEMMs of a linear layer and their operands.
 struct Layer {

@@ -19,6 +19,9 @@
 #include "config/validate.h"
 
 namespace trainer::config {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 class Loader {
@@ -325,13 +328,14 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
-/// Returns the keys of the model in a file, in the form of --set; empty if there is no such file.
+/// Returns the keys of the model in a file, in the form of --set, but not dropout, which is a choice of training. Empty
+/// if there is no such file.
 StringList model_settings_in(const std::string& file) try {
   StringList settings;
   std::ifstream in(file);
   for (const TomlNode& node : read_toml(std::string(std::istreambuf_iterator<char>(in), {})))
     if (const std::string key = node.section + "." + node.name;
-        !node.name.empty() && (node.section == "model" || key == "data.vocab_size"))
+        !node.name.empty() && key != "model.dropout" && (node.section == "model" || key == "data.vocab_size"))
       settings.push_back(key + "=" + to_toml(node.value));
   return settings;
 } catch (const TomlMistake&) {
@@ -344,14 +348,12 @@ void Loader::take_settings_of_weights() {
   resolve(resolved);
   std::string source = resolved.model.init_from;
   StringList settings = options_.settings_of(source);
-  if (std::error_code failed; !std::filesystem::exists(source, failed) && resolved.checkpoint.resume != "never") {
-    // A run that has checkpoints resumes without the weights from which it started.
-    const std::filesystem::path folder = checkpoint_folder(resolved);
-    std::string step;
-    if (std::ifstream(folder / "latest") >> step) {
-      source = (folder / step / "config.toml").string();
-      settings = model_settings_in(source);
-    }
+  if (std::error_code failed; !fs::exists(source, failed) && resolved.checkpoint.resume != "never") {
+    // A run that has checkpoints, which all have the same model, resumes without the weights from which it started.
+    fs::path newest;
+    for (const auto& step : fs::directory_iterator(checkpoint_folder(resolved), failed))
+      if (fs::exists(step.path() / "config.toml", failed)) newest = std::max(newest, step.path());
+    if (!newest.empty()) settings = model_settings_in(source = (newest / "config.toml").string());
   }
   for (const std::string& text : settings) {
     const std::string key = text.substr(0, text.find('='));

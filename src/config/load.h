@@ -21,7 +21,8 @@ struct LoadOptions {
   /// The planner has yet to choose the layout, so the rules for layouts are not checked.
   bool plans = false;
   /// Returns the settings, in the form of --set, that follow from the model in model.init_from; keys that the user set
-  /// take precedence. An empty function: the model's shape comes from the configuration only.
+  /// take precedence. If it is gone, they come from the run's newest checkpoint. An empty function: the model's shape
+  /// comes from the configuration only.
   std::function<std::vector<std::string>(const std::string& init_from)> settings_of = {};
 };
 

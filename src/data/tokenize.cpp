@@ -121,7 +121,8 @@ class WorkFolder {
     publish(folder_ / "documents", document_index_path(output));
     publish(folder_ / "tokens", output);
   }
-  void remove() { fs::remove_all(folder_); }
+  /// The destructor then removes the folder.
+  void forget() { fs::remove(folder_ / "progress.json"); }
 
  private:
   static fs::path create(const fs::path& folder) {
@@ -307,7 +308,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
                         {"checksums", checksums_of(output)},
                         {"done", to_json(work.done())}};
   replace_file(manifest_path, written.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
-  work.remove();
+  work.forget();
   return result(true);
 }
 

@@ -31,7 +31,7 @@ struct TunedProduct {
 
 struct GemmTuning {
   std::string device;                            // name of the GPU
-  std::string made_with;                         // name of the library, as product_path() returns it
+  std::string made_with;                         // name of the library, as library_name() returns it
   std::map<std::string, TunedProduct> products;  // by library call: shapes, dtypes, row strides, epilogue
   bool operator==(const GemmTuning&) const = default;
 };

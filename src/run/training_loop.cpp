@@ -307,7 +307,7 @@ void TrainingLoop::give_up(const std::string& reason) {
 }
 
 void TrainingLoop::require_convergence() {
-  // After a resume only rank 0 knows the result of an earlier evaluation.
+  // After a resume, only rank 0 may know the result of an earlier evaluation.
   const bool evaluated = trainer_.scalars().is_true_on_any_rank(!std::isnan(loss_of_last_));
   const bool bad_loss = evaluated ? loss_of_last_ == kNotFinite : state_.skipped_in_row > 0 && !last_was_spike_;
   if (state_.step > 0 && state_.adam_step == 0)

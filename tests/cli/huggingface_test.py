@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -95,6 +96,8 @@ class HuggingFace(rig.Runs):
         self.assertFalse((self.folder / "next/imported").exists())
         self.assertIn("resumed step 3", run(4))
         (self.folder / "hf").rename(self.folder / "gone")
+        self.assertIn("resumed step 4", run(5))
+        shutil.rmtree(self.folder / "next/checkpoints/step-00000005")  # a user goes back to an earlier step
         self.assertIn("resumed step 4", run(5))
         stderr = self.trainer("--config", "bare.toml", "--set", "run.dir=other", status=CHECKPOINT)
         self.assertIn('model.init_from: checkpoint "hf" not found; expected a checkpoint or a Hugging Face folder', stderr)

@@ -204,18 +204,17 @@ class ColumnStrips {
   ColumnStrips(int64_t n, int64_t threads, bool long_streams)
       : n_(n),
         rounds_(long_streams ? 3 : 1),
-        per_round_(round_up(divide_up(long_streams ? 3 * n : 4 * n, 4 * (kSmallBatchCols - kWidth)), threads)) {}
+        per_round_(round_up(divide_up(long_streams ? 3 * n : 4 * n, 4 * (kSmallBatchCols - kStripWidth)), threads)) {}
   int64_t count() const { return rounds_ * per_round_; }
   /// The first column of a strip, which ends where the next one begins. It may be empty.
   int64_t begin(int64_t strip) const {
     if (strip == count()) return n_;
     const int64_t done = strip % per_round_, round = strip / per_round_, quarters = round + 1 < rounds_ ? 3 : 4;
     const int64_t left = n_ * (4 * per_round_ - quarters * done) / (4 * per_round_) >> 2 * round;
-    return std::min(n_, round_up(n_ - left, kWidth));
+    return std::min(n_, round_up(n_ - left, kStripWidth));
   }
 
  private:
-  static constexpr int64_t kWidth = 32;
   int64_t n_, rounds_, per_round_;
 };
 

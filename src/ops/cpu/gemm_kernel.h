@@ -100,6 +100,7 @@ struct GemmKernels {
 
 inline constexpr int64_t kSmallBatchRows = 8;
 inline constexpr int64_t kSmallBatchCols = 2048;  // long enough for the hardware to prefetch a row
+inline constexpr int64_t kStripWidth = 32;        // strips of columns begin at multiples of it
 constexpr int64_t small_batch_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
 /// Kernels for bf16 panels, with tiles or with pairs; only packed weights are read by small batches.

@@ -303,8 +303,7 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 
 template <int R, int V, typename C>
 constexpr GemmKernels<bf16, C, bf16> kernels(GemmKernels<bf16, C, bf16> sizes) {
-  constexpr int64_t kWidth = V * kPairLanes;
-  using Panels = PairPanels<kWidth, [](int64_t pair, int64_t column) { return 2 * (pair * kWidth + column); }>;
+  constexpr int kWidth = V * static_cast<int>(kPairLanes);
   sizes.rows = R;
   sizes.cols = kWidth;
   sizes.step = 2;
@@ -312,12 +311,13 @@ constexpr GemmKernels<bf16, C, bf16> kernels(GemmKernels<bf16, C, bf16> sizes) {
   sizes.pack_a = pack_left<R>;
   sizes.pack_b = sizes.pack_b_kept = pack_pairs<kWidth>;
   sizes.block = sizes.block_kept = block<R, V, C>;
-  sizes.small_batch_packed = small_batch_packed<true, Panels, Panels>;
   return sizes;
 }
 /// Tall blocks: a row is one cache line of bf16.
 template <typename C>
 constexpr GemmKernels<bf16, C, bf16> tall() {
+  using Panels =
+      PairPanels<2 * kPairLanes, [](int64_t pair, int64_t column) { return 2 * (pair * 2 * kPairLanes + column); }>;
   return kernels<14, 2, C>({.block_k = 1024,
                             .whole_k = 3072,
                             .block_rows = 126,
@@ -325,7 +325,8 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .whole_elements = 126 * 3072,
                             .block_cols = 1024,
                             .strip_cols = 64,
-                            .strip_elements = int64_t{16} << 20});
+                            .strip_elements = int64_t{16} << 20,
+                            .small_batch_packed = small_batch_packed<true, Panels, Panels>});
 }
 /// Wide blocks with a small number of rows write fewer lines of C at a time and read less of A. They are better for
 /// weight gradients, which sum over all tokens and whose A is packed for every GEMM.

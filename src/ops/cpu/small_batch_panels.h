@@ -82,6 +82,7 @@ void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight
   using P = AccumulatorOf<T>;
   constexpr int64_t kWidth = Layout::kVectors * kLanes<P>,
                     kTerms = M <= kRowsTogether ? kBlockK : 16;  // rereads b while it is in L1
+  static_assert(kSmallBatchCols % kWidth == 0 && kStripWidth % kWidth == 0);
   constexpr int kTogether = 2 * M > kRowsTogether ? 1 : M == 1 ? Layout::kTogether : 2;
   const int64_t panels = (cols + kWidth - 1) / kWidth;
   alignas(64) P sums[M * kSmallBatchCols] = {};
