@@ -240,7 +240,7 @@ std::vector<TensorSlice> copy_to_host(device::ThreadPool& pool, std::span<const 
   } else {  // only this thread has chosen the GPU
     for (int64_t i = 0; i < tasks; ++i) copy(i);
   }
-  std::erase_if(copies, [](const TensorSlice& copy) { return copy.runs.empty(); });
+  std::erase_if(copies, [](const TensorSlice& slice) { return slice.runs.empty(); });
   return copies;
 }
 
