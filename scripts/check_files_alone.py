@@ -26,7 +26,7 @@ def compiles(entry):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at a time (default: one per core)")
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-alone", help="build folder")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-alone", help="build folder, whose configuration is changed")
     arguments = parser.parse_args()
     subprocess.run(["cmake", "-S", ROOT, "-B", arguments.build, "-G", "Ninja", "-DCMAKE_UNITY_BUILD=OFF", "-DTRAINER_CUDA=OFF",
                     "-DTRAINER_WERROR=ON", "-DCMAKE_CXX_COMPILER_LAUNCHER="], check=True, stdout=subprocess.DEVNULL)
