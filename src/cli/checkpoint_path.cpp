@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/ranks.h"
 #include "config/load.h"
+#include "config/resolve.h"
 #include "run/run_folder.h"
 #include "run/signals.h"
 
@@ -40,7 +41,7 @@ void require_source(const std::string& verb, const std::string& checkpoint, cons
 std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
   require_source(verb, checkpoint, config);
   if (!checkpoint.empty()) return checkpoint;
-  return run::checkpoint_folder(config::load(config.file, config.sets, reading_models({.files = false}))).string();
+  return config::checkpoint_folder(config::load(config.file, config.sets, reading_models({.files = false}))).string();
 }
 
 int stopped(const comm::World& world, const char* what) {

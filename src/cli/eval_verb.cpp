@@ -12,6 +12,7 @@
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
 #include "config/layouts.h"
+#include "config/resolve.h"
 #include "data/questions.h"
 #include "data/source.h"
 #include "report/status_line.h"
@@ -115,7 +116,7 @@ size_t keep_named(std::vector<data::NamedDataset>& sets, const std::vector<std::
 }
 
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
-  const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
+  const fs::path path = o.checkpoint.empty() ? config::checkpoint_folder(config) : fs::path(o.checkpoint);
   std::optional<run::SignalGuard> signals;  // one per process: ranks that are threads share the handlers of rank 0
   if (world.first() || world.transport() != "threads") signals.emplace();
   std::vector<std::string> uses = {"checkpoint.allow_other_data", "parallel.transport", "parallel.timeout"};

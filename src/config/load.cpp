@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "base/files.h"
 #include "base/join.h"
@@ -13,14 +11,13 @@
 #include "config/keys.h"
 #include "config/mistakes.h"
 #include "config/resolve.h"
+#include "config/stored_settings.h"
 #include "config/suggest.h"
 #include "config/text.h"
 #include "config/toml_reader.h"
 #include "config/validate.h"
 
 namespace trainer::config {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -328,33 +325,15 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
-/// Returns the keys of the model in a file, in the form of --set, but not dropout, which is a choice of training. Empty
-/// if there is no such file.
-StringList model_settings_in(const std::string& file) try {
-  StringList settings;
-  std::ifstream in(file);
-  for (const TomlNode& node : read_toml(std::string(std::istreambuf_iterator<char>(in), {})))
-    if (const std::string key = node.section + "." + node.name;
-        !node.name.empty() && key != "model.dropout" && (node.section == "model" || key == "data.vocab_size"))
-      settings.push_back(key + "=" + to_toml(node.value));
-  return settings;
-} catch (const TomlMistake&) {
-  return {};
-}
-
 void Loader::take_settings_of_weights() {
   if (!options_.settings_of || config_.model.init_from.empty()) return;
   Config resolved = config_;  // only its paths are used
   resolve(resolved);
   std::string source = resolved.model.init_from;
   StringList settings = options_.settings_of(source);
-  if (std::error_code failed; !fs::exists(source, failed) && resolved.checkpoint.resume != "never") {
-    // A run that has checkpoints, which all have the same model, resumes without the weights from which it started.
-    fs::path newest;
-    for (const auto& step : fs::directory_iterator(checkpoint_folder(resolved), failed))
-      if (fs::exists(step.path() / "config.toml", failed)) newest = std::max(newest, step.path());
-    if (!newest.empty()) settings = model_settings_in(source = (newest / "config.toml").string());
-  }
+  if (std::error_code failed; !std::filesystem::exists(source, failed))
+    if (std::optional<StoredSettings> stored = model_settings_of_run(resolved))
+      source = std::move(stored->file), settings = std::move(stored->settings);
   for (const std::string& text : settings) {
     const std::string key = text.substr(0, text.find('='));
     if (config_.origins.contains(key)) continue;

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/agreement.h"
+#include "config/resolve.h"
 #include "data/overlap.h"
 #include "huggingface/import.h"
 #include "run/run_folder.h"

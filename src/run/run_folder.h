@@ -4,13 +4,11 @@
 #include <string>
 
 #include "config/config.h"
-#include "config/resolve.h"
 #include "data/source.h"
 #include "report/html.h"
 
 namespace trainer::run {
 
-using config::checkpoint_folder;
 /// Writes config.toml (the effective values) and the tokenizer, if there is one; each file is replaced atomically. If
 /// checkpoint.dir is set, `checkpoints` in the run folder becomes a link to that folder, so that the run folder can be
 /// given wherever a checkpoint is expected. No link is made if a folder with that name exists or the file system does

@@ -6,6 +6,7 @@
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
 #include "config/layouts.h"
+#include "config/resolve.h"
 #include "huggingface/model_config.h"
 #include "plan/prediction.h"
 #include "run/planning.h"

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folder.h"
+#include "config/resolve.h"
 #include "data/mapping_guard.h"
 #include "report/history.h"
 #include "run/divergence.h"

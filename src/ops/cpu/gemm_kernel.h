@@ -103,7 +103,7 @@ inline constexpr int64_t kSmallBatchCols = 2048;  // long enough for the hardwar
 inline constexpr int64_t kStripWidth = 32;        // strips of columns begin at multiples of it
 constexpr int64_t small_batch_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels for bf16 panels, with tiles or with pairs; only packed weights are read by small batches.
+/// Kernels for bf16 panels, with tiles or with pairs. Their small_batch_packed is the only kernel for small batches.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
   GemmKernels<bf16, float, bf16> f32_out;       // for operands that are not packed

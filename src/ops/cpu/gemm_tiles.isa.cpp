@@ -124,7 +124,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
           .pack_b_kept = pack_b,
           .block = block<C>,
           .block_kept = block<C>,
-          .small_batch_packed = small_batch_packed<true, PanelsOfB, PanelsOfB>};
+          .small_batch_packed = small_batch_packed<true, PanelsOfB>};
 }
 
 }  // namespace

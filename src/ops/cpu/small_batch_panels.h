@@ -50,7 +50,7 @@ template <typename Layout, int M, int G, typename T>
       for (int g = 0; g < G; ++g) {
         Vec<P> w[S][V];
         Layout::load_terms(b + g * stride, term, w);
-        if constexpr (M > 2) {  // the multiplications take as long as reading: neither may wait for the other
+        if constexpr (M > 2) {  // multiplying takes as long as reading, which therefore starts early
           const char* const next = reinterpret_cast<const char*>(b + g * stride + term * V * kLanes<P>) + kAhead;
 #pragma GCC unroll 4
           for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(next + line);
@@ -107,7 +107,7 @@ void small_batch_panels(const AccumulatorOf<T>* x, int64_t m, const PackedWeight
 }
 
 /// The kernel of GemmKernels::small_batch_packed.
-template <bool Near, typename Layout, typename LayoutForEightRows, typename T, typename C>
+template <bool Near, typename Layout, typename LayoutForEightRows = Layout, typename T, typename C>
 void small_batch_packed(const AccumulatorOf<T>* x, int64_t m, const PackedWeight<T>& b, int64_t col, int64_t cols,
                         const GemmStore<T, C>& s) {
   with_small_batch(m, [&](auto rows) {
