@@ -57,7 +57,12 @@ struct ThreadPool::State {
   Call call = nullptr;
   void* context = nullptr;
   int64_t tasks = 0;
-  std::atomic<int64_t> next{0};
+  /// The tasks of one thread that no thread has claimed yet.
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  std::vector<Share> shares;  // by worker
   std::mutex error_mutex;
   std::exception_ptr error;
 
@@ -66,17 +71,33 @@ struct ThreadPool::State {
   alignas(64) std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 
+  void divide() {
+    for (int worker = 0; worker < threads; ++worker) {
+      Share& share = shares[static_cast<size_t>(worker)];
+      share.next.store(first_task(tasks, worker, threads), std::memory_order_relaxed);
+      share.end = first_task(tasks, worker + 1, threads);
+    }
+  }
+
+  /// Claims a task of the share; returns false if none is left.
+  static bool claim(Share& share, int64_t& task) {
+    if (share.next.load(std::memory_order_relaxed) >= share.end) return false;  // does not take the line from its owner
+    task = share.next.fetch_add(1, std::memory_order_relaxed);
+    return task < share.end;
+  }
+
   void work(int worker) {
     inside_task = true;
-    for (;;) {
-      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks) break;
-      try {
-        call(context, task, worker);
-      } catch (...) {
-        const std::lock_guard lock(error_mutex);
-        if (!error) error = std::current_exception();
-        next.store(tasks, std::memory_order_relaxed);
+    for (int i = 0; i < threads; ++i) {
+      Share& share = shares[static_cast<size_t>((worker + i) % threads)];
+      for (int64_t task = 0; claim(share, task);) {
+        try {
+          call(context, task, worker);
+        } catch (...) {
+          const std::lock_guard lock(error_mutex);
+          if (!error) error = std::current_exception();
+          for (Share& each : shares) each.next.store(tasks, std::memory_order_relaxed);
+        }
       }
     }
     inside_task = false;
@@ -102,6 +123,7 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   TRAINER_CHECK(threads >= 1, "{} threads", threads);
   state_->threads = threads;
+  state_->shares = std::vector<State::Share>(static_cast<size_t>(threads));
   try {
     for (int worker = 1; worker < threads; ++worker)
       state_->workers.push_back(start_thread<std::thread>(format("thread {} of {} (run.threads)", worker + 1, threads),
@@ -126,7 +148,7 @@ void ThreadPool::run(int64_t tasks, Call call, void* context) {
   s.call = call;
   s.context = context;
   s.tasks = tasks;
-  s.next.store(0, std::memory_order_relaxed);
+  s.divide();
   s.error = nullptr;
   s.busy.store(s.threads - 1);
   const uint32_t before = s.finished.load();

@@ -17,9 +17,11 @@ class ThreadPool {
 
   int threads() const;
 
-  /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). Threads claim tasks as
-  /// they become free, so the result of a task must not depend on which worker runs it. Returns when all tasks are
-  /// done, and rethrows the first exception. A call from inside a task runs serially as worker 0.
+  /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). A worker first runs its
+  /// own share of consecutive tasks, in order, so the rows that it handles in one operator are in its caches for the
+  /// next one. Then it takes over tasks of other workers, so the result of a task must not depend on which worker runs
+  /// it. Returns when all tasks are done, and rethrows the first exception. A call from inside a task runs serially as
+  /// worker 0.
   template <typename F>
   void parallel_for(int64_t tasks, F&& fn) {
     auto call = [](void* context, int64_t task, int worker) {
@@ -32,6 +34,9 @@ class ThreadPool {
     };
     run(tasks, call, const_cast<void*>(static_cast<const void*>(&fn)));
   }
+
+  /// Returns the first task of a worker's own share.
+  static int64_t first_task(int64_t tasks, int worker, int threads) { return tasks * worker / threads; }
 
  private:
   using Call = void (*)(void* context, int64_t task, int worker);

@@ -77,11 +77,11 @@ struct AttentionKernels {
   /// task = pair·query_blocks + query block: packs the backward pass's operands that belong to the queries of one head
   /// of each group. Null: nothing is packed.
   void (*pack_queries)(const AttentionJob& job, int64_t task) = nullptr;
-  /// task: one of query_blocks · pairs · group.
+  /// task = (pair·group + head in group)·query_blocks + query block, counted from the last one.
   void (*forward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = sequence·heads + head: for a small number of queries; reads keys and values in place.
   void (*decode)(const AttentionJob& job, int64_t task, int worker) = nullptr;
-  /// task = chunk·pairs + pair: dk, dv of a chunk of keys and its part of dq, for one query head of each group.
+  /// task = pair·chunks + chunk: dk, dv of a chunk of keys and its part of dq, for one query head of each group.
   void (*backward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = pair·query_blocks + query block: dq from its parts.
   void (*sum_dq)(const AttentionJob& job, int64_t task) = nullptr;

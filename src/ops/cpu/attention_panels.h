@@ -133,11 +133,12 @@ void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const 
 template <typename Unit>
 void forward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  // The longest rows come first, so that the last tasks are short.
-  const int64_t heads = job.pairs * job.group, in_wave = task % heads, slot = in_wave / job.group;
+  // The longest rows of a head come first, so that the last tasks of a share are short.
+  const int64_t in_wave = task / job.query_blocks, slot = in_wave / job.group;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads;
   const int64_t head = pair % job.kv_heads * job.group + in_wave % job.group;
-  const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock, row = sequence * job.q_len + query;
+  const int64_t query = (job.query_blocks - 1 - task % job.query_blocks) * kQueryBlock;
+  const int64_t row = sequence * job.q_len + query;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
   const int64_t position = job.k_len - job.q_len + query;  // position of row 0
 
@@ -275,8 +276,8 @@ void differentiate_bounded(const AttentionJob& job, BackwardBlock& b, int64_t ke
 template <typename Unit>
 void backward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  // Every query attends to the first chunk, so the longest tasks come first.
-  const int64_t chunk = task / job.pairs, slot = task % job.pairs;
+  // Every query attends to the first chunk, so it takes longest.
+  const int64_t chunk = task % job.chunks, slot = task / job.chunks;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads, kv_head = pair % job.kv_heads;
   const int64_t head = kv_head * job.group + job.head_in_group;
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);

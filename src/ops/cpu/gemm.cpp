@@ -196,26 +196,29 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   }
 }
 
-/// Divides n columns of a small batch into strips, one per task. If strips are long streams of memory, there are three
-/// rounds of them, the first two with 3/4 of the remaining columns: streams start slowly, and threads wait for the last
-/// strip.
+/// Divides n columns of a small batch into strips, one per task. If strips are long streams of memory, each thread's
+/// share has three rounds of them, the first two with 3/4 of its remaining columns: streams start slowly, and threads
+/// wait for the last strip.
 class ColumnStrips {
  public:
-  ColumnStrips(int64_t n, int64_t threads, bool long_streams)
+  ColumnStrips(int64_t n, int threads, bool long_streams)
       : n_(n),
+        threads_(threads),
         rounds_(long_streams ? 3 : 1),
-        per_round_(round_up(divide_up(long_streams ? 3 * n : 4 * n, 4 * (kSmallBatchCols - kStripWidth)), threads)) {}
-  int64_t count() const { return rounds_ * per_round_; }
+        per_round_(
+            divide_up((long_streams ? 3 : 4) * divide_up(n, threads_), 4 * (kSmallBatchCols - 2 * kStripWidth))) {}
+  int64_t count() const { return threads_ * rounds_ * per_round_; }
   /// The first column of a strip, which ends where the next one begins. It may be empty.
   int64_t begin(int64_t strip) const {
-    if (strip == count()) return n_;
-    const int64_t done = strip % per_round_, round = strip / per_round_, quarters = round + 1 < rounds_ ? 3 : 4;
-    const int64_t left = n_ * (4 * per_round_ - quarters * done) / (4 * per_round_) >> 2 * round;
-    return std::min(n_, round_up(n_ - left, kStripWidth));
+    const int64_t each = rounds_ * per_round_, share = strip / each, inside = strip % each;
+    const int64_t first = n_ * share / threads_, end = n_ * (share + 1) / threads_;
+    const int64_t done = inside % per_round_, round = inside / per_round_, quarters = round + 1 < rounds_ ? 3 : 4;
+    const int64_t left = (end - first) * (4 * per_round_ - quarters * done) / (4 * per_round_) >> 2 * round;
+    return std::min(n_, round_up(strip == count() ? n_ : end - left, kStripWidth));
   }
 
  private:
-  int64_t n_, rounds_, per_round_;
+  int64_t n_, threads_, rounds_, per_round_;
 };
 
 /// A GEMM with m <= kSmallBatchRows is bound by reading B, which is read once: in place, or if `kept` from packed_b.
@@ -245,10 +248,10 @@ void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, Panel
 
   const GemmStore<T, C> store = store_of<T, C>(op);
   const T* const b = op.b.as<T>();
-  const int64_t ldb = op.b.ld(), threads = ex.device.threads();
+  const int64_t ldb = op.b.ld();
   const PackedWeight<T> packed{kept ? reinterpret_cast<const T*>(op.packed_b.data) : nullptr, k,
                                SumBlocks(k, kernels).length, kernels.step, round_up(n, kernels.cols)};
-  const ColumnStrips strips(n, threads, kept || op.trans_b);
+  const ColumnStrips strips(n, ex.device.threads(), kept || op.trans_b);
   device::pool_of(ex.device).parallel_for(strips.count(), [&](int64_t strip) {
     const int64_t col = strips.begin(strip), cols = strips.begin(strip + 1) - col;
     if (cols == 0) return;

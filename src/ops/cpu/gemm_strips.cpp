@@ -80,12 +80,15 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
       kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, std::min(kernels.rows, plan.m - row),
                      sum.size(block), a_of(block) + row * sum.stored(block));
     });
-    // Strips from plan.count on are those of the next chunk.
-    const auto next_lines = [&](int64_t strip, int64_t block) -> Lines {
-      if (strip >= plan.count) strip -= plan.count, block = block0 + blocks;
+    const auto lines_at = [&](int64_t strip, int64_t block) -> Lines {
       if (strip >= plan.count || block >= sum.count) return {};
       const int64_t col = strip * plan.cols;
       return lines_of(b, col, std::min(plan.cols, plan.n - col), sum.first(block), sum.size(block));
+    };
+    // The first lines of the next strip in the worker's share, or of its first strip in the next chunk.
+    const auto next_strip = [&](int64_t strip, int worker) {
+      const auto first = [&](int of) { return device::ThreadPool::first_task(plan.count, of, threads); };
+      return strip + 1 == first(worker + 1) ? lines_at(first(worker), block0 + blocks) : lines_at(strip + 1, block0);
     };
     pool.parallel_for(plan.count, [&](int64_t strip, int worker) {
       const int64_t col = strip * plan.cols, cols = std::min(plan.cols, plan.n - col);
@@ -104,7 +107,7 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
                        .col = col,
                        .rows = plan.m,
                        .cols = cols,
-                       .next = more ? next_lines(strip, block + 1) : next_lines(strip + threads, block0),
+                       .next = more ? lines_at(strip, block + 1) : next_strip(strip, worker),
                        .first = block == 0,
                        .last = block + 1 == sum.count},
                       store);

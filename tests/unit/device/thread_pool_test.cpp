@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 using trainer::device::ThreadPool;
@@ -20,6 +21,41 @@ TEST(ThreadPool, RunsEveryTaskExactlyOnce) {
       });
       for (auto& hit : hits) ASSERT_EQ(hit, 1);
     }
+  }
+}
+
+TEST(ThreadPool, WorkersBeginWithTheirOwnSharesInOrder) {
+  const int threads = 3;
+  for (const int64_t tasks : {3, 4, 8, 100}) {
+    ThreadPool pool(threads);
+    std::atomic<int> arrived{0};
+    std::vector<int64_t> latest(threads, -1);  // by worker: the latest task of its own share
+    pool.parallel_for(tasks, [&](int64_t task, int worker) {
+      const int64_t first = ThreadPool::first_task(tasks, worker, threads);
+      int64_t& own = latest[static_cast<size_t>(worker)];
+      if (own < 0) {
+        EXPECT_EQ(task, first) << tasks << " tasks, worker " << worker;
+        ++arrived;
+        while (arrived.load() < threads) std::this_thread::yield();
+      }
+      if (task < first || task >= ThreadPool::first_task(tasks, worker + 1, threads)) return;
+      EXPECT_GT(task, own) << tasks << " tasks, worker " << worker;
+      own = task;
+    });
+  }
+}
+
+TEST(ThreadPool, WorkersTakeOverTheTasksOfABusyWorker) {
+  const int64_t tasks = 64;
+  ThreadPool pool(2);
+  for (const int64_t stuck : {int64_t{0}, tasks / 2}) {  // the first task of each worker
+    std::atomic<int64_t> done{0};
+    pool.parallel_for(tasks, [&](int64_t task) {
+      if (task == stuck)
+        while (done.load() < tasks - 1) std::this_thread::yield();
+      ++done;
+    });
+    EXPECT_EQ(done, tasks);
   }
 }
 
