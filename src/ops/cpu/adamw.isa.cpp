@@ -33,7 +33,7 @@ constexpr int64_t kAhead = 256;
 /// bf16 first.
 template <typename A, typename M = A, typename G = A, bool rounds = false>
 void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, const void* g_data, bf16* compute,
-            int64_t n) {
+            bool streams, int64_t n) {
   A* p = static_cast<A*>(p_data);
   M *m = static_cast<M*>(m_data), *v = static_cast<M*>(v_data);
   const G* g = static_cast<const G*>(g_data);
@@ -68,10 +68,12 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
     return next;
   };
   if constexpr (sizeof(A) == 4) {
-    if (compute != nullptr) {
-      each_vector<A>(n, [&](int64_t i, auto tag) { put(compute + i, element(i, tag), tag); });
-      return;
+    if (compute != nullptr && streams) {
+      each_vector<A>(n, [&](int64_t i, auto tag) { stream(compute + i, element(i, tag), tag); });
+      return stream_fence();
     }
+    if (compute != nullptr)
+      return each_vector<A>(n, [&](int64_t i, auto tag) { put(compute + i, element(i, tag), tag); });
   }
   each_vector<A>(n, [&](int64_t i, auto tag) { element(i, tag); });
 }

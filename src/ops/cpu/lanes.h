@@ -30,6 +30,15 @@ template <typename T>
 [[gnu::always_inline]] inline void put(T* p, Vec<AccumulatorOf<T>> v, Part part) {
   store_n(p, v, part.n);
 }
+/// Non-temporal store of a whole vector (simd.h); the last lanes of a row are stored as by put().
+template <typename T>
+[[gnu::always_inline]] inline void stream(T* p, Vec<AccumulatorOf<T>> v, Whole) {
+  stream(p, v);
+}
+template <typename T>
+[[gnu::always_inline]] inline void stream(T* p, Vec<AccumulatorOf<T>> v, Part part) {
+  put(p, v, part);
+}
 /// Stores the upper halves of 32-bit lanes.
 [[gnu::always_inline]] inline void put_upper(bf16* p, Vec<uint32_t> v, Whole) { store_upper(p, v); }
 [[gnu::always_inline]] inline void put_upper(bf16* p, Vec<uint32_t> v, Part part) {

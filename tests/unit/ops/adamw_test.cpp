@@ -249,6 +249,27 @@ TEST_F(AdamBf16, AGradientRoundedHereOrSentAsBf16GivesTheSameBits) {
     }
 }
 
+TEST_F(AdamBf16, ALargeCopyIsTheSameWithinAndPastTheCaches) {
+  const int64_t n = (int64_t{1} << 19) + 77;  // more than a core's own caches
+  const AdamWScalars s = scalars(3, 0.1);
+  const State<float> initial(n, 76);
+  for (const Isa isa : instruction_sets())
+    for (const int64_t offset : {0, 1}) {  // only whole cache lines are written past the caches
+      SCOPED_TRACE(format("{}, {} elements past a line", device::name_of(isa), offset));
+      Machine machine(2, isa);
+      State<float> x = initial;
+      const Buffer copy(machine.ex.device, "test", {n + offset + 1}, DType::bf16);
+      copy.tensor().as<bf16>()[offset + n] = bf16(3.0f);
+      run(machine.ex,
+          AdamW{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), copy.tensor().range(offset, n), s});
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < n; ++i)
+        wrong += copy.tensor().as<bf16>()[offset + i].bits != bf16(x.p[static_cast<size_t>(i)]).bits;
+      EXPECT_EQ(wrong, 0);
+      EXPECT_EQ(copy.tensor().as<bf16>()[offset + n].bits, bf16(3.0f).bits) << "the element behind the copy";
+    }
+}
+
 uint32_t mixed(uint32_t h) {
   h = (h ^ h >> 16) * 0x7feb352du;
   h = (h ^ h >> 15) * 0x846ca68bu;
