@@ -34,7 +34,7 @@ void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
     ops::run(ex, ops::Copy{arrays.p.tensor().range(0, parameters / 2), arrays.m.tensor().range(0, parameters / 2)});
     return;
   }
-  ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
+  ops::for_elements(ex, parameters, [&](int64_t first, int64_t n) {
     ops::peak_loops(ex.device.isa())
         .traffic(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
   });
@@ -43,11 +43,9 @@ void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
 /// Reads the 16 bytes per parameter that an update reads.
 void read(Exec& ex, const Arrays& arrays, int64_t parameters) {
   if (ex.device.kind() == device::DeviceKind::cuda) return;
-  std::vector<float> sums(static_cast<size_t>(divide_up(parameters, ops::kTaskElements)));
-  ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
-    sums[static_cast<size_t>(first / ops::kTaskElements)] =
-        ops::peak_loops(ex.device.isa())
-            .read(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
+  ops::for_elements(ex, parameters, [&](int64_t first, int64_t n) {
+    ops::peak_loops(ex.device.isa())
+        .read(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
   });
 }
 

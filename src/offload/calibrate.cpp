@@ -101,7 +101,7 @@ double memory_rate(device::Device& host, const Buffer& state) {
   const int64_t floats = bytes / 16;  // elements of each of four arrays
   const auto array = [&](int64_t which) { return reinterpret_cast<float*>(data) + which * floats; };
   const double loop = 28.0 * static_cast<double>(floats) / seconds_of([&] {
-                        ops::for_row_blocks(ex, floats, ops::kTaskElements, [&](int64_t first, int64_t n) {
+                        ops::for_elements(ex, floats, [&](int64_t first, int64_t n) {
                           traffic(array(0) + first, array(1) + first, array(2) + first, array(3) + first, n);
                         });
                       });

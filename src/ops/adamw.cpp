@@ -13,14 +13,6 @@ namespace {
 
 const AdamWKernels& adamw_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), adamw_kernels); }
 
-/// Returns the number of elements that a task updates: whole lines of the copy, and equal parts for all threads. The
-/// tasks are long, since a task's streams of memory start slowly.
-int64_t elements_per_task(int64_t n, int threads) {
-  constexpr int64_t kMost = 65536, kLine = 64;
-  const int64_t tasks = n <= kTaskElements ? 1 : round_up(divide_up(n, kMost), int64_t{threads});
-  return round_up(divide_up(n, tasks), kLine);
-}
-
 /// True if the bf16 copy is written with non-temporal stores: it is larger than a core's own caches, so its next reader
 /// would not find it there, and lines that are written whole need not be read first.
 bool bypasses_caches(const Tensor& copy) {
@@ -73,7 +65,7 @@ void run(Exec& ex, const AdamW& op) {
   const AdamWKernels& table = adamw_kernels(ex);
   const auto kernel = type == 0 ? table.f64 : table.f32[small ? 1 : 0][narrow ? 2 : op.round_gradient ? 1 : 0];
   const bool streams = op.compute && bypasses_caches(op.compute);
-  for_row_blocks(ex, n, elements_per_task(n, ex.device.threads()), [&](int64_t first, int64_t count) {
+  for_elements(ex, n, [&](int64_t first, int64_t count) {
     require_usual_rounding();
     const int64_t at = first * size_of(dtype);
     const int64_t moment = first * size_of(op.m.dtype);

@@ -18,7 +18,7 @@ const ElementwiseKernels& elementwise_kernels(const Exec& ex) {
 template <typename T>
 void fill(Exec& ex, const Tensor& x, T value) {
   T* data = x.as<T>();
-  for_row_blocks(ex, x.count(), kTaskElements, [&](int64_t first, int64_t n) { std::fill_n(data + first, n, value); });
+  for_elements(ex, x.count(), [&](int64_t first, int64_t n) { std::fill_n(data + first, n, value); });
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ void run(Exec& ex, const Cast& op) {
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = elementwise_kernels(ex).cast[from][to];
-  for_row_blocks(ex, op.x.count(), kTaskElements, [&](int64_t first, int64_t n) {
+  for_elements(ex, op.x.count(), [&](int64_t first, int64_t n) {
     kernel(op.x.data + first * size_of(op.x.dtype), op.y.data + first * size_of(op.y.dtype), n);
   });
 }

@@ -41,7 +41,7 @@ void run(Exec& ex, const MuonMomentum& op) {
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).momentum[type];
-  for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
+  for_elements(ex, n, [&](int64_t first, int64_t count) {
     require_usual_rounding();
     const int64_t at = first * size_of(op.m.dtype);
     kernel(op.momentum, op.gradient_scale, op.nesterov, op.m.data + at, op.g.data + at, count);
@@ -62,7 +62,7 @@ void run(Exec& ex, const MuonApply& op) {
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).apply[type];
-  for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
+  for_elements(ex, n, [&](int64_t first, int64_t count) {
     require_usual_rounding();
     const int64_t at = first * size_of(op.p.dtype);
     kernel(op.negative_step, op.negative_decay, op.p.data + at, op.o.data + at,
@@ -113,7 +113,7 @@ void run(Exec& ex, const MuonNormalize& op) {
   for (const double block : op.blocks.span<double>()) sum += block;
   const double factor = 1 / std::max(std::sqrt(sum) * op.room, op.floor);
   const auto kernel = muon_kernels_of(ex).multiply[type];
-  for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
+  for_elements(ex, n, [&](int64_t first, int64_t count) {
     require_usual_rounding();
     kernel(op.x.data + first * size_of(op.x.dtype), factor, count);
   });
@@ -131,7 +131,7 @@ void run(Exec& ex, const MuonCombine& op) {
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = muon_kernels_of(ex).combine[type];
-  for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
+  for_elements(ex, n, [&](int64_t first, int64_t count) {
     const int64_t at = first * size_of(dtype);
     kernel(op.product.data + first * size_of(op.product.dtype), op.x.data + at, op.y.data + at, op.alpha, op.beta,
            count);

@@ -48,6 +48,16 @@ void for_row_blocks(Exec& ex, int64_t rows, int64_t rows_per_task, F&& fn) {
 
 /// Elements that one task of an elementwise operator handles: enough to amortise the cost of a task.
 inline constexpr int64_t kTaskElements = 16384;
+
+/// Calls fn(first element, elements) for blocks of n contiguous elements, in parallel. Blocks begin at multiples of 64
+/// elements. They are long, since streams of memory start slowly, and divide evenly over the threads.
+template <typename F>
+void for_elements(Exec& ex, int64_t n, F&& fn) {
+  constexpr int64_t kLong = 4 * kTaskElements;
+  const int64_t tasks = n <= kTaskElements ? 1 : round_up(divide_up(n, kLong), int64_t{ex.device.threads()});
+  for_row_blocks(ex, n, std::max<int64_t>(1, round_up(divide_up(n, tasks), int64_t{64})), fn);
+}
+
 inline int64_t rows_per_task(int64_t cols) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, cols)); }
 
 /// Calls fn(first row, rows, first column, columns) for the tiles of an elementwise operator, in parallel. `packed`:
@@ -57,8 +67,7 @@ void for_tiles(Exec& ex, int64_t rows, int64_t cols, bool packed, F&& fn) {
   if (!packed) {
     for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) { fn(first, n, int64_t{0}, cols); });
   } else {
-    for_row_blocks(ex, rows * cols, kTaskElements,
-                   [&](int64_t first, int64_t n) { fn(int64_t{0}, int64_t{1}, first, n); });
+    for_elements(ex, rows * cols, [&](int64_t first, int64_t n) { fn(int64_t{0}, int64_t{1}, first, n); });
   }
 }
 

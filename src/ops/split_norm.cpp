@@ -24,7 +24,7 @@ void merge(Exec& ex, const NormMerge& op) {
   const int64_t rows = op.rstd.count(), planes = norm_planes(op.center), ranks = op.all.count() / (planes * rows);
   const A *all = op.all.as<A>(), width = static_cast<A>(op.width), count = static_cast<A>(ranks * op.width);
   A *means = op.center ? op.mean.as<A>() : nullptr, *rstds = op.rstd.as<A>();
-  for_row_blocks(ex, rows, kTaskElements, [&](int64_t first, int64_t n) {
+  for_elements(ex, rows, [&](int64_t first, int64_t n) {
     for (int64_t r = first; r < first + n; ++r) {
       A mean = 0, squares = 0;
       if (op.center) {
