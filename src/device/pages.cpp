@@ -29,7 +29,8 @@ std::byte* map_pages(int64_t bytes) {
 }
 
 void touch_pages(ThreadPool& pool, std::byte* memory, int64_t bytes) {
-  pool.parallel_for(divide_up(bytes, kHugePage), [&](int64_t block) {
+  // In turn, so that a buffer's pages are spread over the NUMA nodes of all threads.
+  pool.deal(divide_up(bytes, kHugePage), [&](int64_t block, int) {
     const int64_t begin = block * kHugePage, end = std::min(bytes, begin + kHugePage);
     for (int64_t at = begin; at < end; at += kPage) reinterpret_cast<volatile char*>(memory)[at] = 0;
   });

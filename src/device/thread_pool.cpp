@@ -81,7 +81,7 @@ struct ThreadPool::State {
 
   /// Claims a task of the share; returns false if none is left.
   static bool claim(Share& share, int64_t& task) {
-    if (share.next.load(std::memory_order_relaxed) >= share.end) return false;  // does not take the line from its owner
+    if (share.next.load(std::memory_order_relaxed) >= share.end) return false;  // without taking the cache line
     task = share.next.fetch_add(1, std::memory_order_relaxed);
     return task < share.end;
   }

@@ -35,8 +35,16 @@ class ThreadPool {
     run(tasks, call, const_cast<void*>(static_cast<const void*>(&fn)));
   }
 
-  /// Returns the first task of a worker's own share.
-  static int64_t first_task(int64_t tasks, int worker, int threads) { return tasks * worker / threads; }
+  /// The same, but a worker's own share is every threads()-th task, from task `worker` on.
+  template <typename F>
+  void deal(int64_t tasks, F&& fn) {
+    const int64_t all = threads(), each = (tasks + all - 1) / all;
+    parallel_for(each * all, [&](int64_t card, int worker) {
+      if (const int64_t task = card % each * all + card / each; task < tasks) fn(task, worker);
+    });
+  }
+  /// Returns the first task of a worker's own share in parallel_for; for worker = threads, the number of tasks.
+  static int64_t first_task(int64_t tasks, int worker, int threads) { return (tasks * worker + threads - 1) / threads; }
 
  private:
   using Call = void (*)(void* context, int64_t task, int worker);

@@ -13,11 +13,13 @@ namespace {
 
 const AdamWKernels& adamw_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), adamw_kernels); }
 
-/// True if the bf16 copy is written with non-temporal stores: it is larger than a core's own caches, so its next reader
-/// would not find it there, and lines that are written whole need not be read first.
-bool bypasses_caches(const Tensor& copy) {
-  constexpr int64_t kLine = 64, kCache = int64_t{1} << 20;
-  return copy.bytes() > kCache && reinterpret_cast<uintptr_t>(copy.data) % kLine == 0;
+/// True if the bf16 copy is written with non-temporal stores: a thread's part of the update is larger than its caches,
+/// so they would not keep the copy, and lines that are written whole need not be read first.
+bool streams_copy(const Exec& ex, const AdamW& op) {
+  constexpr int64_t kLine = 64;
+  const int64_t bytes = op.p.bytes() + op.m.bytes() + op.v.bytes() + op.g.bytes() + op.compute.bytes();
+  return op.compute && bytes > ex.device.threads() * kCoreCaches &&
+         reinterpret_cast<uintptr_t>(op.compute.data) % kLine == 0;
 }
 
 }  // namespace
@@ -64,7 +66,7 @@ void run(Exec& ex, const AdamW& op) {
                                  s.eps,   s.negative_step, s.negative_decay, s.gradient_scale, rounding_salt(s)};
   const AdamWKernels& table = adamw_kernels(ex);
   const auto kernel = type == 0 ? table.f64 : table.f32[small ? 1 : 0][narrow ? 2 : op.round_gradient ? 1 : 0];
-  const bool streams = op.compute && bypasses_caches(op.compute);
+  const bool streams = streams_copy(ex, op);
   for_elements(ex, n, [&](int64_t first, int64_t count) {
     require_usual_rounding();
     const int64_t at = first * size_of(dtype);

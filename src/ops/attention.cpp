@@ -154,6 +154,15 @@ int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) 
   return std::min(s.batch * s.kv_heads, divide_up(tasks, tasks_per_pair));
 }
 
+/// Calls work(task, worker) for the blocks of each head, task = head·blocks + block, whose first block takes longest.
+/// If all threads can have the same number of heads, each works on its own heads, whose operands stay in its caches.
+/// Otherwise they are dealt the blocks of all heads, the longest first.
+template <typename F>
+void for_blocks(device::ThreadPool& pool, int64_t heads, int64_t blocks, F&& work) {
+  if (heads % pool.threads() == 0) return pool.parallel_for(heads * blocks, work);
+  pool.deal(heads * blocks, [&](int64_t nth, int worker) { work(nth % heads * blocks + nth / heads, worker); });
+}
+
 void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const AttentionKernels& kernels) {
   const DType accumulator = accumulator_of(op.q.dtype);
   const int64_t elements = round_up(job.row_ld + round_up(job.k_capacity, 16), 16);
@@ -219,8 +228,8 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
     job.pairs = std::min(wave, pairs - job.first_pair);
     pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
-    pool.parallel_for(job.pairs * job.group * job.query_blocks,
-                      [&](int64_t task, int worker) { kernels.forward(job, task, worker); });
+    for_blocks(pool, job.pairs * job.group, job.query_blocks,
+               [&](int64_t task, int worker) { kernels.forward(job, task, worker); });
   }
 }
 
@@ -276,7 +285,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
     for (job.head_in_group = 0; job.head_in_group < job.group; ++job.head_in_group) {
       if (kernels.pack_queries != nullptr)
         pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.pack_queries(job, task); });
-      pool.parallel_for(job.pairs * job.chunks, [&](int64_t task, int worker) { kernels.backward(job, task, worker); });
+      for_blocks(pool, job.pairs, job.chunks, [&](int64_t task, int worker) { kernels.backward(job, task, worker); });
       pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.sum_dq(job, task); });
     }
   }

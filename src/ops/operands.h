@@ -46,11 +46,11 @@ void for_row_blocks(Exec& ex, int64_t rows, int64_t rows_per_task, F&& fn) {
   });
 }
 
-/// Elements that one task of an elementwise operator handles: enough to amortise the cost of a task.
+/// Elements that are enough to amortise the cost of a task of an elementwise operator.
 inline constexpr int64_t kTaskElements = 16384;
 
 /// Calls fn(first element, elements) for blocks of n contiguous elements, in parallel. Blocks begin at multiples of 64
-/// elements. They are long, since streams of memory start slowly, and divide evenly over the threads.
+/// elements. They are long, since streams of memory start slowly, and each thread gets about the same number.
 template <typename F>
 void for_elements(Exec& ex, int64_t n, F&& fn) {
   constexpr int64_t kLong = 4 * kTaskElements;
@@ -59,6 +59,9 @@ void for_elements(Exec& ex, int64_t n, F&& fn) {
 }
 
 inline int64_t rows_per_task(int64_t cols) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, cols)); }
+
+/// The most bytes that a core's own caches are expected to keep. Larger results are written past the caches.
+inline constexpr int64_t kCoreCaches = int64_t{2} << 20;
 
 /// Calls fn(first row, rows, first column, columns) for the tiles of an elementwise operator, in parallel. `packed`:
 /// the operands are treated as one long row; if not, tiles are whole rows.

@@ -13,10 +13,10 @@ struct AdamWConstants {
   uint32_t rounding_salt;
 };
 struct AdamWKernels {
-  /// Updates n elements. `compute` may be null. `stream`: it is written with non-temporal stores, and is aligned to the
-  /// size of a cache line.
-  using Update = void (*)(const AdamWConstants& k, void* p, void* m, void* v, const void* g, bf16* compute, bool stream,
-                          int64_t n);
+  /// Updates n elements. `compute` may be null. `streams`: it is written with non-temporal stores, and is aligned to
+  /// the size of a cache line.
+  using Update = void (*)(const AdamWConstants& k, void* p, void* m, void* v, const void* g, bf16* compute,
+                          bool streams, int64_t n);
   Update f64;
   Update f32[2][3];  // [moments: f32, bf16][gradient: f32, f32 rounded to bf16 first, bf16]
   /// Returns Σ x² of at most kNormBlock elements.

@@ -110,9 +110,9 @@ void pack(const AttentionJob& job, int64_t task) {
 
 template <typename Storage, typename T>
 void forward(const AttentionJob& job, int64_t task, int worker) {
-  // The longest rows of a head come first, so that the last tasks of a share are short.
-  const int64_t in_wave = task / job.query_blocks;
-  const HeadTask where = head_task(job, in_wave / job.group, in_wave % job.group);
+  // The longest rows of a head come first.
+  const int64_t head_in_wave = task / job.query_blocks;
+  const HeadTask where = head_task(job, head_in_wave / job.group, head_in_wave % job.group);
   const int64_t query = (job.query_blocks - 1 - task % job.query_blocks) * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
   const int64_t position = job.k_len - job.q_len + query;  // position of row 0
@@ -262,7 +262,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
 
 template <typename Storage, typename T>
 void backward(const AttentionJob& job, int64_t task, int worker) {
-  const int64_t chunk = task % job.chunks;  // every query attends to the first chunk, so it takes longest
+  const int64_t chunk = task % job.chunks;  // without a window, every query attends to the first chunk
   const HeadTask where = head_task(job, task / job.chunks, job.head_in_group);
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
   const int64_t d = job.head_dim, ld = job.row_ld;

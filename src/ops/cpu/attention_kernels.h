@@ -77,7 +77,7 @@ struct AttentionKernels {
   /// task = pair·query_blocks + query block: packs the backward pass's operands that belong to the queries of one head
   /// of each group. Null: nothing is packed.
   void (*pack_queries)(const AttentionJob& job, int64_t task) = nullptr;
-  /// task = (pair·group + head in group)·query_blocks + query block, counted from the last one.
+  /// task = (pair·group + head in group)·query_blocks + query_blocks − 1 − query block.
   void (*forward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = sequence·heads + head: for a small number of queries; reads keys and values in place.
   void (*decode)(const AttentionJob& job, int64_t task, int worker) = nullptr;

@@ -133,10 +133,10 @@ void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const 
 template <typename Unit>
 void forward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  // The longest rows of a head come first, so that the last tasks of a share are short.
-  const int64_t in_wave = task / job.query_blocks, slot = in_wave / job.group;
+  // The longest rows of a head come first.
+  const int64_t head_in_wave = task / job.query_blocks, slot = head_in_wave / job.group;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads;
-  const int64_t head = pair % job.kv_heads * job.group + in_wave % job.group;
+  const int64_t head = pair % job.kv_heads * job.group + head_in_wave % job.group;
   const int64_t query = (job.query_blocks - 1 - task % job.query_blocks) * kQueryBlock;
   const int64_t row = sequence * job.q_len + query;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
@@ -276,7 +276,7 @@ void differentiate_bounded(const AttentionJob& job, BackwardBlock& b, int64_t ke
 template <typename Unit>
 void backward(const AttentionJob& job, int64_t task, int worker) {
   Unit::begin();
-  // Every query attends to the first chunk, so it takes longest.
+  // Without a window, every query attends to the first chunk.
   const int64_t chunk = task % job.chunks, slot = task / job.chunks;
   const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads, kv_head = pair % job.kv_heads;
   const int64_t head = kv_head * job.group + job.head_in_group;

@@ -109,8 +109,8 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
 /// True if C can be written with non-temporal stores: it has whole cache lines, and is larger than a core's own caches.
 template <typename C>
 bool streams(const Tensor& c) {
-  constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
-  return c.bytes() > kCache && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
+  constexpr int64_t kLine = 64;
+  return c.bytes() > kCoreCaches && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
          c.ld() * static_cast<int64_t>(sizeof(C)) % kLine == 0;
 }
 
@@ -205,8 +205,7 @@ class ColumnStrips {
       : n_(n),
         threads_(threads),
         rounds_(long_streams ? 3 : 1),
-        per_round_(
-            divide_up((long_streams ? 3 : 4) * divide_up(n, threads_), 4 * (kSmallBatchCols - 2 * kStripWidth))) {}
+        per_round_(divide_up((long_streams ? 3 : 4) * divide_up(n, threads_), 4 * kSmallBatchCols)) {}
   int64_t count() const { return threads_ * rounds_ * per_round_; }
   /// The first column of a strip, which ends where the next one begins. It may be empty.
   int64_t begin(int64_t strip) const {

@@ -81,14 +81,16 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
                      sum.size(block), a_of(block) + row * sum.stored(block));
     });
     const auto lines_at = [&](int64_t strip, int64_t block) -> Lines {
-      if (strip >= plan.count || block >= sum.count) return {};
+      if (block >= sum.count) return {};
       const int64_t col = strip * plan.cols;
       return lines_of(b, col, std::min(plan.cols, plan.n - col), sum.first(block), sum.size(block));
     };
-    // The first lines of the next strip in the worker's share, or of its first strip in the next chunk.
+    // The first lines of the next strip in the worker's own share, or of its first strip in the next chunk.
     const auto next_strip = [&](int64_t strip, int worker) {
-      const auto first = [&](int of) { return device::ThreadPool::first_task(plan.count, of, threads); };
-      return strip + 1 == first(worker + 1) ? lines_at(first(worker), block0 + blocks) : lines_at(strip + 1, block0);
+      const int64_t first = device::ThreadPool::first_task(plan.count, worker, threads);
+      const int64_t end = device::ThreadPool::first_task(plan.count, worker + 1, threads);
+      if (first <= strip && strip + 1 < end) return lines_at(strip + 1, block0);
+      return first < end ? lines_at(first, block0 + blocks) : Lines{};
     };
     pool.parallel_for(plan.count, [&](int64_t strip, int worker) {
       const int64_t col = strip * plan.cols, cols = std::min(plan.cols, plan.n - col);

@@ -30,7 +30,8 @@ template <typename T>
 [[gnu::always_inline]] inline void put(T* p, Vec<AccumulatorOf<T>> v, Part part) {
   store_n(p, v, part.n);
 }
-/// Non-temporal store of a whole vector (simd.h); the last lanes of a row are stored as by put().
+/// Non-temporal store of a whole vector, with the alignment that stream() in simd.h requires. The last lanes of a row
+/// are stored as by put().
 template <typename T>
 [[gnu::always_inline]] inline void stream(T* p, Vec<AccumulatorOf<T>> v, Whole) {
   stream(p, v);

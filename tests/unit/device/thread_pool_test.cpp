@@ -15,11 +15,14 @@ TEST(ThreadPool, RunsEveryTaskExactlyOnce) {
     for (int repeat = 0; repeat < 200; ++repeat) {
       const int64_t tasks = repeat % 37;
       std::vector<std::atomic<int>> hits(static_cast<size_t>(tasks));
-      pool.parallel_for(tasks, [&](int64_t task, int worker) {
+      const auto hit = [&](int64_t task, int worker) {
         ASSERT_LT(worker, threads);
         hits[static_cast<size_t>(task)]++;
-      });
-      for (auto& hit : hits) ASSERT_EQ(hit, 1);
+      };
+      pool.parallel_for(tasks, hit);
+      for (auto& each : hits) ASSERT_EQ(each, 1);
+      pool.deal(tasks, hit);
+      for (auto& each : hits) ASSERT_EQ(each, 2);
     }
   }
 }
@@ -43,6 +46,21 @@ TEST(ThreadPool, WorkersBeginWithTheirOwnSharesInOrder) {
       own = task;
     });
   }
+}
+
+TEST(ThreadPool, WorkersAreDealtTasksInTurn) {
+  const int threads = 3;
+  ThreadPool pool(threads);
+  std::atomic<int> arrived{0};
+  std::vector<int64_t> firsts(threads, -1);
+  pool.deal(10, [&](int64_t task, int worker) {
+    int64_t& first = firsts[static_cast<size_t>(worker)];
+    if (first >= 0) return;
+    first = task;
+    ++arrived;
+    while (arrived.load() < threads) std::this_thread::yield();
+  });
+  EXPECT_EQ(firsts, (std::vector<int64_t>{0, 1, 2}));
 }
 
 TEST(ThreadPool, WorkersTakeOverTheTasksOfABusyWorker) {
