@@ -155,6 +155,13 @@ void File::close() {
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_to("close", path_, errno);
 }
 
+bool is_named(int fd, const fs::path& path) {
+  struct stat open {
+  }, named{};
+  return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_ino == named.st_ino &&
+         open.st_dev == named.st_dev;
+}
+
 void write_file(const fs::path& path, std::string_view bytes, SystemCalls& calls) {
   File file = File::create(path, calls);
   file.write(std::as_bytes(std::span(bytes)));

@@ -90,6 +90,9 @@ class File {
   int fd_;
 };
 
+/// True if `path` names the open file `fd`. Check it after a lock was taken: the holder before may have removed the
+/// name.
+bool is_named(int fd, const std::filesystem::path& path);
 /// Writes a new file with these bytes and syncs it.
 void write_file(const std::filesystem::path& path, std::string_view bytes, SystemCalls& calls = system_calls());
 /// Returns all bytes of a file of at most `limit` bytes.

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -38,14 +37,6 @@ std::string owner_in(int fd) {
 /// Tries to take the lock without waiting. Returns 0, or the errno of the failure.
 int try_lock(int fd) {
   return uninterrupted([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
-}
-
-/// True if `path` still names the open file; the previous holder may have unlinked it.
-bool is_named(int fd, const fs::path& path) {
-  struct stat open {
-  }, named{};
-  return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_ino == named.st_ino &&
-         open.st_dev == named.st_dev;
 }
 
 }  // namespace

@@ -50,17 +50,12 @@ Progress progress_from(const json& j) {
 class WorkFolder {
  public:
   WorkFolder(const fs::path& folder, std::string key, int width)
-      : folder_(create(folder)),
+      : folder_(folder),
         key_(std::move(key)),
         width_(width),
-        lock_(File::open_to_write(folder / "lock")),
+        lock_(lock(folder)),
         tokens_(File::open_to_write(folder / "tokens")),
         documents_(File::open_to_write(folder / "documents")) {
-    if (!lock_.try_lock()) {
-      throw Error(Code::io,
-                  fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
-                              folder.string()));
-    }
     try {
       const json saved = read_json_or_null(folder_ / "progress.json");
       if (saved.is_object() && saved.at("key") == key_) done_ = progress_from(saved.at("done"));
@@ -75,8 +70,11 @@ class WorkFolder {
   /// Removes the folder, also after an error, unless it has progress from which a later call can resume.
   ~WorkFolder() {
     std::error_code failed;
-    const bool resumable = fs::exists(folder_ / "progress.json", failed);
-    if (!resumable && !failed) fs::remove_all(folder_, failed);
+    if (fs::exists(folder_ / "progress.json", failed) || failed) return;
+    for (fs::directory_iterator each(folder_, failed), end; !failed && each != end; each.increment(failed))
+      if (each->path() != lock_.path()) fs::remove(each->path(), failed);
+    fs::remove(lock_.path(), failed);  // last, since another process may then begin here
+    fs::remove(folder_, failed);       // fails if it did
   }
 
   const Progress& done() const { return done_; }
@@ -125,12 +123,24 @@ class WorkFolder {
   void forget() { fs::remove(folder_ / "progress.json"); }
 
  private:
-  static fs::path create(const fs::path& folder) {
-    std::error_code failed;
-    fs::create_directories(folder, failed);
-    if (failed)
-      throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", folder.string(), failed.message()));
-    return folder;
+  /// Creates the folder and takes its lock. Starts again if the holder before has removed one of them meanwhile.
+  static File lock(const fs::path& folder) {
+    for (;;) {
+      std::error_code failed;
+      fs::create_directories(folder, failed);
+      if (failed)
+        throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", folder.string(), failed.message()));
+      try {
+        File file = File::open_to_write(folder / "lock");
+        if (!file.try_lock()) break;
+        if (is_named(file.descriptor(), file.path())) return file;
+      } catch (const Error&) {
+        if (fs::exists(folder)) throw;
+      }
+    }
+    throw Error(Code::io,
+                fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
+                            folder.string()));
   }
   int64_t token_bytes() const { return kTokenHeaderBytes + done_.tokens * width_; }
   int64_t document_bytes() const {  // position 0 follows the header
@@ -141,7 +151,7 @@ class WorkFolder {
   fs::path folder_;
   std::string key_;
   int width_;
-  File lock_, tokens_, documents_;
+  File lock_, tokens_, documents_;  // in this order: only the holder of the lock opens the others
   Progress done_;
 };
 

@@ -14,6 +14,7 @@
 #include <set>
 #include <thread>
 
+#include "base/file_io.h"
 #include "rigs/files.h"
 #include "rigs/messages.h"
 
@@ -84,6 +85,16 @@ TEST_F(Files, KeepTheOldContentForThoseWhoHaveThemOpen) {
   std::string text;
   reader >> text;
   EXPECT_EQ(text, "old");
+}
+
+TEST_F(Files, AreNamedUntilTheirNameIsRemovedOrGivenAway) {
+  const File first = File::open_to_write(at("lock"));
+  EXPECT_TRUE(is_named(first.descriptor(), first.path()));
+  fs::remove(at("lock"));
+  EXPECT_FALSE(is_named(first.descriptor(), first.path()));
+  const File second = File::open_to_write(at("lock"));
+  EXPECT_FALSE(is_named(first.descriptor(), first.path()));
+  EXPECT_TRUE(is_named(second.descriptor(), second.path()));
 }
 
 TEST_F(Files, SurviveAFullDisk) {
