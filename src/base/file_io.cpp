@@ -144,8 +144,6 @@ void File::truncate(int64_t bytes) {
   if (::ftruncate(fd_, bytes) != 0) fail_to("set its size", path_, errno);
 }
 
-bool File::try_lock() { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
-
 void File::sync() {
   if (uninterrupted([&] { return calls_.fsync(fd_); }) != 0) fail_to("sync", path_, errno);
 }
@@ -153,6 +151,15 @@ void File::sync() {
 void File::close() {
   // close() frees the descriptor whatever it returns, even with EINTR.
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_to("close", path_, errno);
+}
+
+std::optional<File> lock_file(const fs::path& path) {
+  for (;;) {
+    File file = File::open_to_write(path);
+    if (uninterrupted([&] { return ::flock(file.descriptor(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
+      return std::nullopt;
+    if (is_named(file.descriptor(), path)) return file;
+  }
 }
 
 bool is_named(int fd, const fs::path& path) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -74,8 +75,6 @@ class File {
   size_t read_at(int64_t offset, void* out, size_t bytes) const;
   int64_t size() const;
   void truncate(int64_t bytes);
-  /// Takes the exclusive advisory lock; returns false if another process holds it.
-  bool try_lock();
   /// Makes data and size durable.
   void sync();
   void close();
@@ -90,6 +89,10 @@ class File {
   int fd_;
 };
 
+/// Opens `path`, which is created if it is missing, and takes its lock until the file is closed. Empty if another
+/// process holds the lock; it may remove the name before it closes the file. Without effect on file systems without
+/// locks.
+std::optional<File> lock_file(const std::filesystem::path& path);
 /// True if `path` names the open file `fd`. Check it after a lock was taken: the holder before may have removed the
 /// name.
 bool is_named(int fd, const std::filesystem::path& path);

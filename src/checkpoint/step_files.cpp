@@ -1,10 +1,7 @@
 #include "checkpoint/step_files.h"
 
-#include <signal.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdlib>
+#include <optional>
+#include <system_error>
 
 #include "base/error.h"
 #include "data/tokenizer.h"
@@ -32,30 +29,27 @@ void complete_step_folder(const fs::path& folder, Manifest manifest, SystemCalls
 void write_new_file(const fs::path& output, const std::function<void(const fs::path&)>& write) {
   fs::path target = output;
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
-  std::error_code ignored;
-  if (fs::exists(fs::symlink_status(target, ignored)))
-    throw Error(Code::io, format("{}: already exists; choose a name that does not exist", target.string()));
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
-  const std::string prefix = format(".writing-{}-", target.filename().string());
-  const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
+  const std::string name = target.filename().string();
+  const fs::path temporary = parent / (".writing-" + name);
   make_folders(parent);
-  for (const std::string& name : names_in(parent)) {  // remains of a killed process
-    if (!name.starts_with(prefix)) continue;
-    char* end = nullptr;
-    const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), &end, 16));
-    const bool same_target = *end == '\0';  // folders for "gpt2-2" also begin with the prefix for "gpt2"
-    // In containers every process has number 1, so this removes what another container is writing to the same target.
-    const bool ended = writer == ::getpid() || (writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH);
-    if (same_target && ended) remove_tree(parent / name);
-  }
+  const std::optional<File> lock = lock_file(parent / (".lock-" + name));
+  if (!lock)
+    throw Error(Code::io, format("{}: another process is writing it; choose a different name", target.string()));
+  std::error_code ignored;
   try {
+    if (fs::exists(fs::symlink_status(target, ignored)))
+      throw Error(Code::io, format("{}: already exists; choose a name that does not exist", target.string()));
+    remove_tree(temporary);  // remains of a killed process
     write(temporary);
     rename(temporary, target, system_calls());
     sync_folder(parent);
   } catch (...) {
     fs::remove_all(temporary, ignored);
+    fs::remove(lock->path(), ignored);
     throw;
   }
+  fs::remove(lock->path(), ignored);  // before the lock is released: lock_file() checks the name
 }
 
 void write_new_folder(const fs::path& output, const std::function<void(const fs::path&)>& write) {

@@ -123,7 +123,7 @@ class WorkFolder {
   void forget() { fs::remove(folder_ / "progress.json"); }
 
  private:
-  /// Creates the folder and takes its lock. Starts again if the holder before has removed one of them meanwhile.
+  /// Creates the folder and takes its lock. Starts again if the holder before has removed the folder meanwhile.
   static File lock(const fs::path& folder) {
     for (;;) {
       std::error_code failed;
@@ -131,16 +131,15 @@ class WorkFolder {
       if (failed)
         throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", folder.string(), failed.message()));
       try {
-        File file = File::open_to_write(folder / "lock");
-        if (!file.try_lock()) break;
-        if (is_named(file.descriptor(), file.path())) return file;
+        std::optional<File> file = lock_file(folder / "lock");
+        if (file) return std::move(*file);
+        throw Error(Code::io,
+                    fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
+                                folder.string()));
       } catch (const Error&) {
         if (fs::exists(folder)) throw;
       }
     }
-    throw Error(Code::io,
-                fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
-                            folder.string()));
   }
   int64_t token_bytes() const { return kTokenHeaderBytes + done_.tokens * width_; }
   int64_t document_bytes() const {  // position 0 follows the header

@@ -87,14 +87,17 @@ TEST_F(Files, KeepTheOldContentForThoseWhoHaveThemOpen) {
   EXPECT_EQ(text, "old");
 }
 
-TEST_F(Files, AreNamedUntilTheirNameIsRemovedOrGivenAway) {
-  const File first = File::open_to_write(at("lock"));
-  EXPECT_TRUE(is_named(first.descriptor(), first.path()));
+TEST_F(Files, AreLockedByOneHolderAtATime) {
+  std::optional<File> first = lock_file(at("lock"));
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(lock_file(at("lock")));
+  EXPECT_TRUE(is_named(first->descriptor(), first->path()));
   fs::remove(at("lock"));
-  EXPECT_FALSE(is_named(first.descriptor(), first.path()));
-  const File second = File::open_to_write(at("lock"));
-  EXPECT_FALSE(is_named(first.descriptor(), first.path()));
-  EXPECT_TRUE(is_named(second.descriptor(), second.path()));
+  EXPECT_FALSE(is_named(first->descriptor(), first->path()));
+  const std::optional<File> second = lock_file(at("lock"));
+  ASSERT_TRUE(second) << "the name is free";
+  EXPECT_FALSE(is_named(first->descriptor(), first->path()));
+  EXPECT_TRUE(is_named(second->descriptor(), second->path()));
 }
 
 TEST_F(Files, SurviveAFullDisk) {

@@ -328,8 +328,8 @@ TEST(Tokenize, OneProcessAtATimeWritesAnOutput) {
   TempFolder folder;
   const auto files = corpus(folder, 1, 1000);
   fs::create_directories(folder / "out.work");
-  File lock = File::open_to_write(folder / "out.work" / "lock");
-  ASSERT_TRUE(lock.try_lock());
+  const std::optional<File> lock = lock_file(folder / "out.work" / "lock");
+  ASSERT_TRUE(lock);
   expect_error(Code::io, {"out.work", "another process"},
                [&] { tokenize_files(files, small_tokenizer(), folder / "out.bin", {}); });
 }
