@@ -1,7 +1,6 @@
 #include "base/file_io.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -151,22 +150,6 @@ void File::sync() {
 void File::close() {
   // close() frees the descriptor whatever it returns, even with EINTR.
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_to("close", path_, errno);
-}
-
-std::optional<File> lock_file(const fs::path& path) {
-  for (;;) {
-    File file = File::open_to_write(path);
-    if (uninterrupted([&] { return ::flock(file.descriptor(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
-      return std::nullopt;
-    if (is_named(file.descriptor(), path)) return file;
-  }
-}
-
-bool is_named(int fd, const fs::path& path) {
-  struct stat open {
-  }, named{};
-  return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_ino == named.st_ino &&
-         open.st_dev == named.st_dev;
 }
 
 void write_file(const fs::path& path, std::string_view bytes, SystemCalls& calls) {

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -89,13 +88,6 @@ class File {
   int fd_;
 };
 
-/// Opens `path`, which is created if it is missing, and takes its lock until the file is closed. Empty if another
-/// process holds the lock; it may remove the name before it closes the file. Without effect on file systems without
-/// locks.
-std::optional<File> lock_file(const std::filesystem::path& path);
-/// True if `path` names the open file `fd`. Check it after a lock was taken: the holder before may have removed the
-/// name.
-bool is_named(int fd, const std::filesystem::path& path);
 /// Writes a new file with these bytes and syncs it.
 void write_file(const std::filesystem::path& path, std::string_view bytes, SystemCalls& calls = system_calls());
 /// Returns all bytes of a file of at most `limit` bytes.

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file_io.h"
 #include "base/log.h"
+#include "base/name_lock.h"
 
 namespace trainer::checkpoint {
 

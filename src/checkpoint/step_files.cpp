@@ -1,9 +1,12 @@
 #include "checkpoint/step_files.h"
 
+#include <unistd.h>
+
 #include <optional>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/name_lock.h"
 #include "data/tokenizer.h"
 
 namespace trainer::checkpoint {
@@ -27,29 +30,37 @@ void complete_step_folder(const fs::path& folder, Manifest manifest, SystemCalls
 }
 
 void write_new_file(const fs::path& output, const std::function<void(const fs::path&)>& write) {
-  fs::path target = output;
+  fs::path target = output.lexically_normal();
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
-  const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
-  const std::string name = target.filename().string();
-  const fs::path temporary = parent / (".writing-" + name);
-  make_folders(parent);
-  const std::optional<File> lock = lock_file(parent / (".lock-" + name));
-  if (!lock)
-    throw Error(Code::io, format("{}: another process is writing it; choose a different name", target.string()));
+  if (target.empty()) throw Error(Code::usage, "the name of the output is empty; choose a name that does not exist");
   std::error_code ignored;
-  try {
+  const auto require_new = [&] {
     if (fs::exists(fs::symlink_status(target, ignored)))
       throw Error(Code::io, format("{}: already exists; choose a name that does not exist", target.string()));
-    remove_tree(temporary);  // remains of a killed process
+  };
+  require_new();
+  const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
+  const std::string name = target.filename().string(), prefix = format(".writing-{}-", name);
+  make_folders(parent);
+  const std::optional<NameLock> lock = NameLock::take(parent / (".lock-" + name));
+  if (!lock)
+    throw Error(Code::io, format("{}: another process is writing it; choose a different name", target.string()));
+  require_new();                                          // the holder before may have written it
+  const auto is_remains = [&](const std::string& each) {  // of a killed process
+    return each.starts_with(prefix) && each.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
+  };
+  if (lock->is_exclusive())
+    for (const std::string& each : names_in(parent))
+      if (is_remains(each)) remove_tree(parent / each);
+  const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
+  try {
     write(temporary);
     rename(temporary, target, system_calls());
     sync_folder(parent);
   } catch (...) {
     fs::remove_all(temporary, ignored);
-    fs::remove(lock->path(), ignored);
     throw;
   }
-  fs::remove(lock->path(), ignored);  // before the lock is released: lock_file() checks the name
 }
 
 void write_new_folder(const fs::path& output, const std::function<void(const fs::path&)>& write) {

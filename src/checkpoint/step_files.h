@@ -14,7 +14,8 @@ namespace trainer::checkpoint {
 void complete_step_folder(const std::filesystem::path& folder, Manifest manifest, SystemCalls& calls = system_calls());
 
 /// Creates the folder `output`, which must not exist: `write` fills a hidden folder next to `output`, which is then
-/// renamed, or removed if `write` throws. Throws Code::io if `output` exists or writing fails.
+/// renamed, or removed if `write` throws. Throws Code::io if `output` exists, another process is writing it (which
+/// holds a lock on a hidden file next to it), or writing fails.
 void write_new_folder(const std::filesystem::path& output,
                       const std::function<void(const std::filesystem::path&)>& write);
 /// Creates a file likewise: `write` creates a hidden file next to `output`.

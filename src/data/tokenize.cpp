@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/name_lock.h"
 #include "data/input_key.h"
 #include "data/piece_pipeline.h"
 #include "data/token_file.h"
@@ -69,12 +70,12 @@ class WorkFolder {
   }
   /// Removes the folder, also after an error, unless it has progress from which a later call can resume.
   ~WorkFolder() {
-    std::error_code failed;
+    std::error_code failed, ignored;
     if (fs::exists(folder_ / "progress.json", failed) || failed) return;
     for (fs::directory_iterator each(folder_, failed), end; !failed && each != end; each.increment(failed))
-      if (each->path() != lock_.path()) fs::remove(each->path(), failed);
-    fs::remove(lock_.path(), failed);  // last, since another process may then begin here
-    fs::remove(folder_, failed);       // fails if it did
+      if (each->path() != lock_->path()) fs::remove(each->path(), ignored);
+    lock_.reset();                 // last, since another process may then begin here
+    fs::remove(folder_, ignored);  // fails if it did
   }
 
   const Progress& done() const { return done_; }
@@ -123,23 +124,24 @@ class WorkFolder {
   void forget() { fs::remove(folder_ / "progress.json"); }
 
  private:
-  /// Creates the folder and takes its lock. Starts again if the holder before has removed the folder meanwhile.
-  static File lock(const fs::path& folder) {
-    for (;;) {
+  /// Creates the folder and takes its lock.
+  static NameLock lock(const fs::path& folder) {
+    for (int tries = 1;; ++tries) {
       std::error_code failed;
       fs::create_directories(folder, failed);
       if (failed)
         throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", folder.string(), failed.message()));
       try {
-        std::optional<File> file = lock_file(folder / "lock");
-        if (file) return std::move(*file);
-        throw Error(Code::io,
-                    fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
-                                folder.string()));
+        std::optional<NameLock> lock = NameLock::take(folder / "lock");
+        if (lock) return std::move(*lock);
+        break;
       } catch (const Error&) {
-        if (fs::exists(folder)) throw;
+        if (tries == 10) throw;  // or else the holder before may have removed the folder
       }
     }
+    throw Error(Code::io,
+                fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
+                            folder.string()));
   }
   int64_t token_bytes() const { return kTokenHeaderBytes + done_.tokens * width_; }
   int64_t document_bytes() const {  // position 0 follows the header
@@ -150,7 +152,8 @@ class WorkFolder {
   fs::path folder_;
   std::string key_;
   int width_;
-  File lock_, tokens_, documents_;  // in this order: only the holder of the lock opens the others
+  std::optional<NameLock> lock_;
+  File tokens_, documents_;  // opened by the holder of the lock only
   Progress done_;
 };
 
@@ -273,6 +276,11 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   std::vector<int64_t> sizes(1);  // total size before each file, and of all files
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
   WorkFolder work(with_extension(output, ".work"), key, token_width(tokenizer.vocab_size()));
+  // Another process may have made them meanwhile.
+  if (auto result = options.from_scratch || piped
+                        ? std::nullopt
+                        : finished_before(output, read_json_or_null(manifest_path), {inputs, gone, key}))
+    return *result;
   if (options.begin) options.begin();
   const auto result = [&](bool finished) {
     const Progress& done = work.done();

@@ -38,6 +38,7 @@ class ThreadPool {
   /// The same, but a worker's own share is every threads()-th task, from task `worker` on.
   template <typename F>
   void deal(int64_t tasks, F&& fn) {
+    if (tasks <= 1) return parallel_for(tasks, fn);
     const int64_t all = threads(), each = (tasks + all - 1) / all;
     parallel_for(each * all, [&](int64_t card, int worker) {
       if (const int64_t task = card % each * all + card / each; task < tasks) fn(task, worker);

@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-#include "base/file_io.h"
+#include "base/name_lock.h"
 #include "rigs/files.h"
 #include "rigs/messages.h"
 
@@ -88,16 +88,23 @@ TEST_F(Files, KeepTheOldContentForThoseWhoHaveThemOpen) {
 }
 
 TEST_F(Files, AreLockedByOneHolderAtATime) {
-  std::optional<File> first = lock_file(at("lock"));
+  std::optional<NameLock> first = NameLock::take(at("lock"));
   ASSERT_TRUE(first);
-  EXPECT_FALSE(lock_file(at("lock")));
-  EXPECT_TRUE(is_named(first->descriptor(), first->path()));
+  EXPECT_TRUE(first->is_exclusive());
+  EXPECT_FALSE(NameLock::take(at("lock")));
+  first.reset();
+  EXPECT_EQ(names(), std::set<std::string>{});
+  EXPECT_TRUE(NameLock::take(at("lock")));
+}
+
+TEST_F(Files, AreNamedUntilTheirNameIsRemovedOrGivenAway) {
+  const File first = File::open_to_write(at("lock"));
+  EXPECT_TRUE(is_named(first.descriptor(), first.path()));
   fs::remove(at("lock"));
-  EXPECT_FALSE(is_named(first->descriptor(), first->path()));
-  const std::optional<File> second = lock_file(at("lock"));
-  ASSERT_TRUE(second) << "the name is free";
-  EXPECT_FALSE(is_named(first->descriptor(), first->path()));
-  EXPECT_TRUE(is_named(second->descriptor(), second->path()));
+  EXPECT_FALSE(is_named(first.descriptor(), first.path()));
+  const File second = File::open_to_write(at("lock"));
+  EXPECT_FALSE(is_named(first.descriptor(), first.path()));
+  EXPECT_TRUE(is_named(second.descriptor(), second.path()));
 }
 
 TEST_F(Files, SurviveAFullDisk) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/name_lock.h"
 #include "base/utf8.h"
 #include "data/input_key.h"
 #include "data/token_file.h"
@@ -328,7 +329,7 @@ TEST(Tokenize, OneProcessAtATimeWritesAnOutput) {
   TempFolder folder;
   const auto files = corpus(folder, 1, 1000);
   fs::create_directories(folder / "out.work");
-  const std::optional<File> lock = lock_file(folder / "out.work" / "lock");
+  const std::optional<NameLock> lock = NameLock::take(folder / "out.work" / "lock");
   ASSERT_TRUE(lock);
   expect_error(Code::io, {"out.work", "another process"},
                [&] { tokenize_files(files, small_tokenizer(), folder / "out.bin", {}); });
