@@ -45,8 +45,9 @@ void write_new_file(const fs::path& output, const std::function<void(const fs::p
   const std::optional<NameLock> lock = NameLock::take(parent / (".lock-" + name));
   if (!lock)
     throw Error(Code::io, format("{}: another process is writing it; choose a different name", target.string()));
-  require_new();                                          // the holder before may have written it
-  const auto is_remains = [&](const std::string& each) {  // of a killed process
+  require_new();  // the holder before may have written it
+  // A killed process leaves a name of this form.
+  const auto is_remains = [&](const std::string& each) {
     return each.starts_with(prefix) && each.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
   };
   if (lock->is_exclusive())
