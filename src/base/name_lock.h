@@ -27,7 +27,8 @@ class NameLock {
   bool exclusive_;
 };
 
-/// True if `path` names the open file `fd`. Check it after taking a lock: the holder before may have removed the name.
+/// True if `path` names the open file `fd`. Check it after taking a lock: the previous holder may have removed the
+/// name.
 bool is_named(int fd, const std::filesystem::path& path);
 
 }  // namespace trainer

@@ -30,8 +30,9 @@ void complete_step_folder(const fs::path& folder, Manifest manifest, SystemCalls
 }
 
 void write_new_file(const fs::path& output, const std::function<void(const fs::path&)>& write) {
-  fs::path target = output.lexically_normal();
-  if (!target.has_filename()) target = target.parent_path();  // "folder/"
+  fs::path target = output;
+  while (target.has_parent_path() && target.has_relative_path() && (!target.has_filename() || target.filename() == "."))
+    target = target.parent_path();  // "folder/", "folder/."
   if (target.empty()) throw Error(Code::usage, "the name of the output is empty; choose a name that does not exist");
   std::error_code ignored;
   const auto require_new = [&] {
@@ -45,7 +46,7 @@ void write_new_file(const fs::path& output, const std::function<void(const fs::p
   const std::optional<NameLock> lock = NameLock::take(parent / (".lock-" + name));
   if (!lock)
     throw Error(Code::io, format("{}: another process is writing it; choose a different name", target.string()));
-  require_new();  // the holder before may have written it
+  require_new();  // the previous holder may have written it
   // A killed process leaves a name of this form.
   const auto is_remains = [&](const std::string& each) {
     return each.starts_with(prefix) && each.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;

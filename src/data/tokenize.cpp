@@ -74,7 +74,7 @@ class WorkFolder {
     if (fs::exists(folder_ / "progress.json", failed) || failed) return;
     for (fs::directory_iterator each(folder_, failed), end; !failed && each != end; each.increment(failed))
       if (each->path() != lock_->path()) fs::remove(each->path(), ignored);
-    lock_.reset();                 // last, since another process may then begin here
+    lock_.reset();                 // last: then a different process may begin here
     fs::remove(folder_, ignored);  // fails if it did
   }
 
@@ -136,7 +136,7 @@ class WorkFolder {
         if (lock) return std::move(*lock);
         break;
       } catch (const Error&) {
-        if (tries == 10) throw;  // or else the holder before may have removed the folder
+        if (tries == 10) throw;  // earlier, the previous holder may have removed the folder
       }
     }
     throw Error(Code::io,
@@ -266,9 +266,9 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   const bool piped = is_pipe(files.front());
   TRAINER_CHECK(!piped || files.size() == 1, "a pipe must be the only input");
   auto [inputs, gone, key] = piped ? Request{} : request_of(files, tokenizer, manifest, options.text);
-  if (auto result =
-          options.from_scratch || piped ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
-    return *result;
+  const bool reuses = !options.from_scratch && !piped;
+  const Request request{inputs, gone, key};
+  if (auto result = reuses ? finished_before(output, manifest, request) : std::nullopt) return *result;
   if (!gone.empty())
     throw Error(Code::data, fmt::format("{0} not found, and {1} does not contain all of its tokens; restore {0}",
                                         gone.front(), output.string()));
@@ -276,10 +276,8 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   std::vector<int64_t> sizes(1);  // total size before each file, and of all files
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
   WorkFolder work(with_extension(output, ".work"), key, token_width(tokenizer.vocab_size()));
-  // Another process may have made them meanwhile.
-  if (auto result = options.from_scratch || piped
-                        ? std::nullopt
-                        : finished_before(output, read_json_or_null(manifest_path), {inputs, gone, key}))
+  // A different process may have finished before this one took the lock.
+  if (auto result = reuses ? finished_before(output, read_json_or_null(manifest_path), request) : std::nullopt)
     return *result;
   if (options.begin) options.begin();
   const auto result = [&](bool finished) {

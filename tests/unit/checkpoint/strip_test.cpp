@@ -55,7 +55,7 @@ TEST(Strip, IsNothingThatARunCanGoOnFrom) {
 TEST(Strip, RemovesWhatAKilledProcessLeft) {
   TempFolder folder;
   saved(folder / "run");
-  // Only those of the first two names: the others are of different targets, or have a different form.
+  // Only the first two names are removed. The rest belong to different targets, or have a different form.
   const std::vector<std::string> kept = {".writing-weight-7fff", ".writing-weights", ".writing-weights-2-1", "run",
                                          "weights"};
   for (const char* name : {".writing-weights-7fff", ".writing-weights-1", ".writing-weight-7fff", ".writing-weights",
@@ -75,7 +75,7 @@ TEST(Strip, LeavesTheFolderThatAnotherProcessIsWriting) {
                  [&] { strip(folder / "run", folder / "weights"); });
     EXPECT_TRUE(fs::exists(folder / ".writing-weights-1/half"));
   }
-  strip(folder / "run", folder / "weights");
+  strip(folder / "run", folder / "weights/.");
   EXPECT_EQ(names_in(folder), (std::vector<std::string>{"run", "weights"}));
 }
 
