@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kPanelBytes = int64_t{16} << 20;  // bytes of B packed at a time: in L3 while all rows of A use them
 constexpr int64_t kChunkCols = 1024;  // minimum columns per chunk, so that packing A again for each chunk costs little
+constexpr int64_t kMostTerms = 8192;  // maximum k that is packed at once; for longer k, sums are kept between chunks
 constexpr int64_t kPackStrip = 128;   // maximum columns of B per packing task
 constexpr int64_t kPackCost = 12;     // cost of packing one element of A, in columns multiplied in that time
 constexpr int64_t kTaskSums = int64_t{1} << 20;  // maximum bytes of sums that a task keeps in L2 between blocks
@@ -46,7 +47,7 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
 
   chunk_tiles = tiles;
   by_block = kernels.by_block && sum.count > 1;
-  int64_t chunk_terms = by_block ? sum.count * sum.length : kernels.chunk_terms;
+  int64_t chunk_terms = by_block ? sum.count * sum.length : kMostTerms;
   if (!packed) {
     const int64_t terms = sum.count * sum.length;
     const int64_t cols = std::max(kChunkCols, kPanelBytes / (terms * kSize));

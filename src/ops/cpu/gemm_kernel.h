@@ -67,11 +67,12 @@ struct GemmKernels {
   int64_t whole_rows = 0;      // the same if k <= whole_k
   int64_t whole_elements = 0;  // maximum elements in those rows; 0: any number
   int64_t block_cols = 0;      // maximum columns of a tile of C, a multiple of cols
-  int64_t chunk_terms = 8192;  // maximum k of A that a task packs at once; for longer k, sums are kept between chunks
-  int64_t gradient_terms = 8192;  // the same for weight gradients, whose operands are both packed for one use
-  bool whole_sums = true;         // false: the kernel needs no memory for sums if k is a single block
-  bool by_block = false;          // if k has several blocks: A is packed a block at a time, not for all of k at once
-  int64_t strip_cols = 128;       // maximum columns of B that a small batch packs at once (gemm_strips.cpp)
+  // Maximum k that a chunk has for weight gradients, whose operands are both packed for one use; sums are kept between
+  // chunks.
+  int64_t gradient_terms = 8192;
+  bool whole_sums = true;    // false: the kernel needs no memory for sums if k is a single block
+  bool by_block = false;     // if k has several blocks: A is packed a block at a time, not for all of k at once
+  int64_t strip_cols = 128;  // maximum columns of B that a small batch packs at once (gemm_strips.cpp)
   int64_t strip_elements = int64_t{4} << 20;  // maximum elements of A of such a batch
   bool may_stream = false;                    // large results are worth writing with non-temporal stores
 

@@ -332,7 +332,7 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
 /// weight gradients, which sum over all tokens and whose A is packed for every GEMM.
 constexpr GemmKernels<bf16, float, bf16> wide() {
   return kernels<8, 3, float>(
-      {.block_k = 512, .whole_k = 512, .block_rows = 256, .whole_rows = 256, .block_cols = 768, .chunk_terms = 1024});
+      {.block_k = 512, .whole_k = 512, .block_rows = 256, .whole_rows = 256, .block_cols = 768, .by_block = true});
 }
 
 }  // namespace
