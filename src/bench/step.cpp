@@ -25,7 +25,7 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   train::Trainer trainer(*dry, *world, config, vocab, machine.compute, true);
-  trainer.store().weights().expect_uses(micro_steps);
+  trainer.store().weights().expect_micro_batches(micro_steps);
   trainer.plan();
   StepCount count{.parameters = trainer.store().parameter_count(),
                   .tokens = whole.train.global_batch * config.model.seq_len,
@@ -36,8 +36,9 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
     const auto kind = static_cast<OpKind>(i);
     const Meter::Entry& entry = trainer.meter().of(kind);
     if (entry.calls == 0) continue;
+    const bool keeps_packed = kind == OpKind::pack && micro_steps > ops::kFewUses;
     const bool once =
-        kind == OpKind::grad_norm || kind == OpKind::optimizer || kind == OpKind::orthogonalize || kind == OpKind::pack;
+        kind == OpKind::grad_norm || kind == OpKind::optimizer || kind == OpKind::orthogonalize || keeps_packed;
     const int64_t times = once ? 1 : micro_steps;
     const auto scale = static_cast<double>(times) * 1e-9;
     count.operators.push_back({.name = std::string(name_of(kind)),

@@ -71,7 +71,6 @@ void run(Exec& ex, const Gemm& op) {
 }
 
 bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use) {
-  constexpr int64_t kFewUses = 2;  // writing and rereading the copy costs as much as packing it that many times
   if (device.kind() != device::DeviceKind::cpu) return false;
   if (use.m <= kSmallBatchRows) return use.constant && !use.transposed;
   if (compute != DType::bf16 || device.isa() < device::Isa::avx512bf16) return use.constant;

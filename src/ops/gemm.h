@@ -49,6 +49,8 @@ struct WeightUse {
   int64_t uses = 1;       // GEMMs between two changes of the weight
   bool constant = false;  // the weight never changes, and there is memory for a copy
 };
+/// Packing B in this number of GEMMs costs as much as writing a copy to memory and reading it again.
+inline constexpr int64_t kFewUses = 2;
 /// True if these GEMMs benefit from a packed copy of the weight.
 bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use);
 /// Returns the bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.

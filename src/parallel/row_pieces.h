@@ -6,7 +6,7 @@
 // all-reduce the rows whose sum the ring completes there. A piece is the first or the second half of the rows of every
 // chunk (comm::Communicator's windows). So sums have the same order as in one collective over all rows, results are
 // received in place. All pieces use one packed copy of the weights; where it would be larger than the panels of a GEMM
-// of all rows, the collective stays whole.
+// of all rows and not make GEMMs faster, the collective stays whole.
 //
 //   all_gather → GEMM                    GEMM → reduce_scatter or all_reduce
 //   gather    piece 0   piece 1          GEMM      piece 0   piece 1

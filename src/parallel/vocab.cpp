@@ -107,6 +107,9 @@ Head::Head(const Table& table, bool tied, double cap) : table_(table), tied_(tie
                 "a head's table can be in flat shards only over ranks that have different rows");
 }
 
+/// Maximum bytes of each of the two packed copies of the table that are kept because a micro-batch has several chunks.
+constexpr int64_t kTableCopy = int64_t{128} << 20;
+
 void Head::loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses) {
   run_in_chunks(ex, batch, x, losses, {}, nullptr);
 }
@@ -123,7 +126,8 @@ Scratch Head::logits(Exec& ex, const Tensor& x) {
   Scratch own;
   {
     const auto weights = table_.store.weights().hold(ex, table_.slot);
-    own = own_logits(ex, weights, moved ? moved.tensor() : x);
+    own = own_logits(ex, weights, moved ? moved.tensor() : x,
+                     table_.store.weights().packed(ex, table_.slot, true, x.rows()));
   }
   const int64_t shards = table_.ranks.size(table_.spread.vocab), count = own.tensor().count();
   if (shards == 1) return own;
@@ -139,13 +143,9 @@ Scratch Head::logits(Exec& ex, const Tensor& x) {
   return joined;
 }
 
-Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features) {
+Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features, const Tensor& packed) const {
   Scratch out = ex.take("head.logits", {features.rows(), weights.rows()}, accumulator_of(features.dtype));
-  ops::run(ex, ops::Gemm{.a = features,
-                         .b = weights,
-                         .c = out,
-                         .trans_b = true,
-                         .packed_b = table_.store.weights().packed(ex, table_.slot, true, features.rows())});
+  ops::run(ex, ops::Gemm{.a = features, .b = weights, .c = out, .trans_b = true, .packed_b = packed});
   if (table_.ranks.size(table_.spread.hidden) > 1)
     table_.ranks.along(table_.spread.hidden, Purpose::critical).all_reduce(ex, out).join(ex);
   if (cap_ > 0) ops::run(ex, ops::SoftCap{out, cap_});
@@ -192,10 +192,13 @@ static Tensor start_of_rows(const Tensor& x, DType type) {
   return {x.data, x.shape, type, x.ld() * size_of(x.dtype) / size_of(type)};
 }
 
-/// A chunk of rows that the head processes: the rows' features and logit gradients, and the destination of dx.
+/// A chunk of rows that the head processes: the rows' features, targets and weights, the destinations of their losses,
+/// z terms (empty: none) and dx, and the logit gradients.
 struct Head::Chunk {
   Rows rows;  // the rows of all ranks over which rows are split
-  Tensor features, dlogits, dx;
+  Tensor features, targets, weights, losses, z_losses, dlogits, dx;
+  Scratch memory;     // the memory of dlogits
+  int64_t gemms = 1;  // number of GEMMs per micro-batch that can share a packed table
   bool last = false;
 };
 
@@ -206,47 +209,66 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const AxisSet cut = row_axes(all);
   // Held for all chunks. The next matrix is gathered later, since a small model needs the most memory here.
   auto weights = table_.store.weights().hold(ex, table_.slot, params::WeightCache::Next::later);
-  const Tensor table = weights;
-  const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
-  comm::Communicator* const sharers =
-      ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Purpose::critical);
   const int64_t rows_here = loss_rows(all);
+  const Shape box = table_.store.box(table_.slot);
+  const bool shares_copies = ops::packed_bytes(ex.device, x.dtype, box[1], box[0]) <= kTableCopy;
   TRAINER_CHECK(losses.count() == (batch.z_loss > 0 ? 2 : 1) * rows_here,
                 "expected one value per row, or two with z_loss, but there are {} values for {} rows", losses.count(),
                 rows_here);
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
+    if (shares_copies) at.gemms = divide_up(x.rows(), chunk);
     const Tensor stream = x.row_range(first, count);
     const Scratch moved =
         ranks.start_move(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
     at.features = moved ? moved.tensor() : stream;
     const Scratch targets = pick(ex, all, batch.targets, first, count),
                   rows = pick(ex, all, batch.weights, first, count);
-    const Scratch scores = own_logits(ex, table, at.features);
-    Scratch own;  // memory for dlogits if they cannot overwrite the logits
-    // A CPU writes each row's gradient in order, behind the logits that it reads; a GPU writes a row in any order.
-    const bool overwrites = sums == x.dtype || ex.device.kind() == device::DeviceKind::cpu;
-    if (grads != nullptr && !overwrites) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
-    if (grads != nullptr) at.dlogits = own ? own.tensor() : start_of_rows(scores, x.dtype);
-    ops::LossTerms terms{.z = batch.z_loss, .cap = cap_};
-    if (batch.z_loss > 0) terms.z_loss = losses.range(rows_here + wide * first, wide * count);
-    run(ex, sharers,
-        ShardedLoss{.shard = {.logits = scores,
-                              .targets = targets ? targets.tensor() : batch.targets.range(first, count),
-                              .first = table_.first_token(),
-                              .vocab = std::clamp<int64_t>(table_.vocab - table_.first_token(), 0, table.rows())},
-                    .weights = rows ? rows.tensor() : batch.weights.range(first, count),
-                    .loss = losses.range(wide * first, wide * count),
-                    .dlogits = at.dlogits,
-                    .vocabulary = table_.vocab,
-                    .scale = batch.loss_scale,
-                    .terms = terms});
+    at.targets = targets ? targets.tensor() : batch.targets.range(first, count);
+    at.weights = rows ? rows.tensor() : batch.weights.range(first, count);
+    at.losses = losses.range(wide * first, wide * count);
+    if (batch.z_loss > 0) at.z_losses = losses.range(rows_here + wide * first, wide * count);
+    compute_losses(ex, batch, weights, at, grads != nullptr);
     if (grads == nullptr) continue;
     at.dx = dx.row_range(first, count);
     at.last = first + count == x.rows();
     backward(ex, weights, at, *grads);
+  }
+}
+
+/// Computes the chunk's losses, and if `gradients` its dlogits.
+void Head::compute_losses(Exec& ex, const Batch& batch, const Tensor& table, Chunk& chunk, bool gradients) const {
+  const DType compute = chunk.features.dtype;
+  const int64_t rows = chunk.features.rows(),
+                part = head_part(ex.device, rows, table.rows(), compute, table_.ranks.size(table_.cut()) == 1);
+  // A CPU writes each row's gradient in order, behind the logits that it reads; a GPU writes a row in any order.
+  const bool overwrites =
+      accumulator_of(compute) == compute || (ex.device.kind() == device::DeviceKind::cpu && part == rows);
+  comm::Communicator* const sharers = table_.ranks.size(table_.spread.vocab) == 1
+                                          ? nullptr
+                                          : &table_.ranks.along(table_.spread.vocab, Purpose::critical);
+  if (gradients && !overwrites) chunk.dlogits = chunk.memory = ex.take("head.dlogits", {rows, table.rows()}, compute);
+  const Tensor packed = table_.store.weights().packed(ex, table_.slot, true, part, chunk.gemms);
+  for (int64_t row = 0; row < rows; row += part) {
+    const int64_t n = std::min(part, rows - row);
+    Scratch logits = own_logits(ex, table, chunk.features.row_range(row, n), packed);
+    if (gradients && overwrites) chunk.dlogits = start_of_rows(logits, compute);
+    ops::LossTerms terms{.z = batch.z_loss, .cap = cap_};
+    if (chunk.z_losses) terms.z_loss = chunk.z_losses.range(row, n);
+    run(ex, sharers,
+        ShardedLoss{.shard = {.logits = logits,
+                              .targets = chunk.targets.range(row, n),
+                              .first = table_.first_token(),
+                              .vocab = std::clamp<int64_t>(table_.vocab - table_.first_token(), 0, table.rows())},
+                    .weights = chunk.weights.range(row, n),
+                    .loss = chunk.losses.range(row, n),
+                    .dlogits = gradients ? chunk.dlogits.row_range(row, n) : Tensor{},
+                    .vocabulary = table_.vocab,
+                    .scale = batch.loss_scale,
+                    .terms = terms});
+    if (gradients && overwrites) chunk.memory = std::move(logits);
   }
 }
 
@@ -262,7 +284,8 @@ void Head::backward(Exec& ex, params::WeightCache::Held& weights, const Chunk& c
   ops::run(ex, ops::Gemm{.a = chunk.dlogits,
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
-                         .packed_b = table_.store.weights().packed(ex, table_.slot, false, chunk.dlogits.rows())});
+                         .packed_b =
+                             table_.store.weights().packed(ex, table_.slot, false, chunk.dlogits.rows(), chunk.gemms)});
   Transit sum = in_place ? table_.ranks.start_move_in_place(ex, partial, home, chunk.dx)
                          : table_.ranks.start_move(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
   if (chunk.last) {  // the table's memory is free for its gradient, if this is the only chunk
@@ -279,13 +302,22 @@ void Head::backward(Exec& ex, params::WeightCache::Held& weights, const Chunk& c
   if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // the embedding completes a tied table's gradient
 }
 
+int64_t head_part(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared) {
+  constexpr int64_t kLeastRows = 256, kBytes = int64_t{48} << 20;
+  const bool cpu = device.kind() == device::DeviceKind::cpu && device.isa() == device::Isa::avx512bf16;
+  if (!cpu || accumulator_of(compute) == compute || !unshared) return rows;
+  const int64_t most = std::max(kLeastRows, kBytes / (padded * size_of(accumulator_of(compute))));
+  if (rows <= 2 * most) return rows;              // two parts would save nothing
+  return divide_up(rows, divide_up(rows, most));  // no part is so short that kernels for small batches multiply it
+}
+
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared) {
   constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
   const bool gpu = device.kind() == device::DeviceKind::cuda;
-  // Each chunk reads the table twice, and reads and writes the table's gradient once. The faster GEMMs are, the more
-  // rows must share that traffic; a GPU also requires thousands of rows to be fully busy. The chunk does not depend on
-  // the instruction set. It depends on a GPU's memory only if the rank does not share its table: ranks that share one
-  // exchange chunks, and their GPUs may differ.
+  // Each chunk reads the table at least twice, and reads and writes the table's gradient once. The faster GEMMs are,
+  // the more rows must share that traffic; a GPU also requires thousands of rows to be fully busy. The chunk does not
+  // depend on the instruction set. It depends on a GPU's memory only if the rank does not share its table: ranks that
+  // share one exchange chunks, and their GPUs may differ.
   int64_t bytes = (gpu ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
   if (gpu && unshared) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
   const int64_t most = std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / kStep * kStep);

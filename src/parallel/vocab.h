@@ -92,7 +92,9 @@ class Head {
   struct Chunk;
   void run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, const Tensor& dx,
                      params::GradSink* grads);
-  Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
+  void compute_losses(Exec& ex, const Batch& batch, const Tensor& table, Chunk& chunk, bool gradients) const;
+  /// `packed`: the table as packed by WeightCache, or empty.
+  Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features, const Tensor& packed) const;
   /// Returns the number of rows that each rank contributes to a chunk.
   int64_t chunk_rows(const device::Device& device, Rows rows) const;
   /// Return the axes that split the rows, and those among them along which ranks contribute to the same chunk.
@@ -105,10 +107,16 @@ class Head {
   const double cap_;
 };
 
-/// Returns the number of rows of logits (of `rows`, with `padded` columns) that a head computes at a time: enough to
-/// amortise reading the table in a GEMM, but few enough to take only a small part of memory. The number is the same on
-/// all devices of a kind, except for a rank that does not share its table (`unshared`), which may use 1/32 of its GPU's
+/// Returns the number of rows (of `rows`, with `padded` columns) that a head processes at a time: enough to amortise
+/// reading the table in a GEMM, but few enough to take only a small part of memory. The number is the same on all
+/// devices of a kind, except for a rank that does not share its table (`unshared`), which may use 1/32 of its GPU's
 /// memory.
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared);
+/// Returns the number of rows of a chunk whose logits are in memory at the same time. Gradients in bf16 take half as
+/// much memory as logits in fp32. So on a CPU with AVX512-BF16, the gradients of the whole chunk are kept, and logits
+/// are computed for a few rows at a time. Results are the same. A chunk is one part for ranks that share a table, since
+/// there would be more and smaller collectives. It is one part with other instruction sets, too: AMX multiplies faster
+/// than memory delivers the table, and vector kernels would pack the table for every part.
+int64_t head_part(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared);
 
 }  // namespace trainer::parallel

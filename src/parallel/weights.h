@@ -59,12 +59,12 @@ class Weights {
     const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
     run_gemm(ex, a, weight, c, epilogue, transposed, store_.weights().packed(ex, weight_, transposed, a.rows()));
   }
-  /// Returns whether a GEMM in pieces of rows needs no larger packed copy of the matrix than a GEMM of all rows, which
-  /// packs one panel at a time.
+  /// Returns whether a GEMM in pieces of rows may pack the whole matrix first: a small matrix, or any that gains from
+  /// packing. A GEMM of all rows packs one panel at a time.
   static constexpr int64_t kPanelBytes = int64_t{16} << 20;
   bool can_multiply_in_pieces(const Exec& ex, int64_t rows, DType dtype, bool transposed) const {
     const int64_t k = transposed ? out() : in(), n = transposed ? in() : out();
-    return store_.weights().is_packed(weight_, transposed, rows) ||
+    return store_.weights().gains_from_packing(weight_, transposed, rows) ||
            ops::packed_bytes(ex.device, dtype, k, n) <= kPanelBytes;
   }
   /// The same GEMM, a few rows at a time. The matrix stays gathered, and on a CPU it is packed once for all rows.

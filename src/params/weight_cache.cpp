@@ -1,5 +1,7 @@
 #include "params/weight_cache.h"
 
+#include <algorithm>
+
 #include "ops/gemm.h"
 #include "params/param_store.h"
 
@@ -85,33 +87,68 @@ void WeightCache::prefetch(Exec& ex) {
   if (started_) start(ex, (*order_)[next_]);
 }
 
-bool WeightCache::is_packed(SlotId id, bool transposed, int64_t rows) const {
-  const bool stays = entries_[static_cast<size_t>(id)].keep || !store_.is_sharded(id);
-  return stays && ops::prefers_packed(store_.device(), store_.compute_dtype(),
-                                      {.m = rows,
-                                       .k = store_.box(id)[transposed ? 1 : 0],
-                                       .transposed = transposed,
-                                       .uses = uses_,
-                                       .constant = constant_});
+bool WeightCache::stays_in_memory(SlotId id) const {
+  return entries_[static_cast<size_t>(id)].keep || !store_.is_sharded(id);
 }
 
-Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {
-  if (!is_packed(id, transposed, rows)) return {};
+bool WeightCache::prefers_packed(SlotId id, bool transposed, int64_t rows, int64_t uses) const {
+  return stays_in_memory(id) && ops::prefers_packed(store_.device(), store_.compute_dtype(),
+                                                    {.m = rows,
+                                                     .k = store_.box(id)[transposed ? 1 : 0],
+                                                     .transposed = transposed,
+                                                     .uses = uses,
+                                                     .constant = constant_});
+}
+
+bool WeightCache::gains_from_packing(SlotId id, bool transposed, int64_t rows) const {
+  return prefers_packed(id, transposed, rows, micro_batches_);
+}
+
+Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows, int64_t gemms) {
+  const int64_t uses = gemms * micro_batches_;
+  if (!(copies_ || constant_) || !prefers_packed(id, transposed, rows, uses)) return {};
   Entry& entry = entries_[static_cast<size_t>(id)];
-  const DType compute = store_.compute_dtype();
-  const Shape box = store_.box(id);
-  const int64_t k = box[transposed ? 1 : 0], n = box[transposed ? 0 : 1];
-  Packed& packed = entry.packed[transposed ? 1 : 0];
-  if (!packed.buffer) {
-    const int64_t bytes = ops::packed_bytes(store_.device(), compute, k, n);
-    packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
+  const int64_t bytes = packed_bytes(id, transposed);
+  const auto pack = [&](const Tensor& to) {
+    ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), to, transposed});
+  };
+  if (!constant_ && uses <= ops::kFewUses) {
+    const Tensor once = next_in_ring(bytes);
+    if (once) pack(once);
+    return once;
   }
+  Packed& packed = entry.packed[transposed ? 1 : 0];
+  if (!packed.buffer) packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
   // A dry pass counts the cost of packing without packing.
   int64_t& version = ex.device.dry() ? packed.counted : packed.version;
-  if (version != version_)
-    ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});
+  if (version != version_) pack(packed.buffer);
   version = version_;
   return packed.buffer;
+}
+
+int64_t WeightCache::packed_bytes(SlotId id, bool transposed) const {
+  const Shape box = store_.box(id);
+  return ops::packed_bytes(store_.device(), store_.compute_dtype(), box[transposed ? 1 : 0], box[transposed ? 0 : 1]);
+}
+
+// This is a ring because memory that another core has just read takes longer to overwrite where cores have separate L3
+// caches.
+Tensor WeightCache::next_in_ring(int64_t bytes) {
+  constexpr int64_t kBytes = int64_t{64} << 20, kMost = kBytes / 2, kAlign = 4096;
+  if (bytes > kMost) return {};
+  if (!ring_) {
+    int64_t all = 0;
+    for (SlotId id = 0; id < store_.slots(); ++id) {
+      if (store_.box(id).dims() != 2 || !stays_in_memory(id)) continue;
+      for (const bool transposed : {false, true})
+        if (const int64_t each = packed_bytes(id, transposed); each <= kMost) all += round_up(each, kAlign);
+    }
+    ring_ = Buffer(store_.device(), "packed_weights", {std::min(all, kBytes)}, DType::u8);
+  }
+  if (ring_at_ + bytes > ring_.tensor().bytes()) ring_at_ = 0;
+  const Tensor part = ring_.tensor().range(ring_at_, bytes);
+  ring_at_ += round_up(bytes, kAlign);
+  return part;
 }
 
 void WeightCache::forget_kept() {

@@ -6,7 +6,6 @@
 // prefetch until it is released, so at most two are in memory if one is held at a time. A matrix that is held or in
 // flight is not gathered again.
 #include <functional>
-#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -30,9 +29,10 @@ class WeightCache {
   /// Sets whether matrices are prefetched. If not, each gather blocks, which shows its cost; the gathers are the same.
   void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
-  /// Sets the number of GEMMs of one kind that read a weight between two updates. It decides whether packing the weight
-  /// pays off.
-  void expect_uses(int64_t uses) { uses_ = uses; }
+  /// Sets the number of micro-batches between two updates. It decides whether packing the weights pays off.
+  void expect_micro_batches(int64_t number) { micro_batches_ = number; }
+  /// Keeps no packed copies, which take up to twice the memory of the weights in bf16: GEMMs pack weights each time.
+  void keep_no_copies() { copies_ = false; }
 
   /// Marks the weights as never changing, so that more of them are packed. The copies take as much memory as the
   /// weights.
@@ -72,12 +72,13 @@ class WeightCache {
   Held hold(Exec& ex, SlotId id, Next next = Next::now);
   /// Starts the gather of the next matrix of a recorded program, unless it is in flight. Collective like hold().
   void prefetch(Exec& ex);
-  /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. It is
-  /// packed on first use after each change of the weights. Empty if packing does not pay off, and for slots that are
-  /// gathered for each use.
-  Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows);
-  /// Returns whether packed() returns a matrix.
-  bool is_packed(SlotId id, bool transposed, int64_t rows) const;
+  /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. Empty
+  /// if packing does not pay off, and for slots that are gathered for each use. `gemms`: how many such GEMMs a
+  /// micro-batch has. If there are many until the weights change, the copy is kept; if not, it is valid only until the
+  /// next call.
+  Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows, int64_t gemms = 1);
+  /// Returns whether such GEMMs are faster with a packed matrix, even if no copy is kept.
+  bool gains_from_packing(SlotId id, bool transposed, int64_t rows) const;
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
@@ -87,6 +88,7 @@ class WeightCache {
 
  private:
   friend class ParamStore;
+  static constexpr int64_t kMany = int64_t{1} << 30;
   struct Packed {
     Buffer buffer;
     int64_t version = -1;  // version of the packed weights
@@ -104,6 +106,11 @@ class WeightCache {
   /// Creates the entries of all slots, and allocates the memory of kept matrices.
   void allocate();
   void start(Exec& ex, SlotId id);
+  bool prefers_packed(SlotId id, bool transposed, int64_t rows, int64_t uses) const;
+  bool stays_in_memory(SlotId id) const;
+  int64_t packed_bytes(SlotId id, bool transposed) const;
+  /// Returns the next `bytes` bytes of ring_; empty for large matrices, which GEMMs pack in panels.
+  Tensor next_in_ring(int64_t bytes);
   Tensor gathered(const Entry& entry) const { return entry.keep ? entry.kept.tensor() : entry.memory.tensor(); }
 
   ParamStore& store_;
@@ -115,7 +122,10 @@ class WeightCache {
   size_t next_ = 0;
   bool started_ = false;  // true if the gather of the next use is in flight
   bool ahead_ = true;
-  int64_t uses_ = std::numeric_limits<int64_t>::max();  // GEMMs between two changes of the weights
+  int64_t micro_batches_ = kMany;  // between two changes of the weights
+  bool copies_ = true;
+  Buffer ring_;  // packed forms of the weights used last
+  int64_t ring_at_ = 0;
   bool constant_ = false;
   int64_t version_ = 0;
 };

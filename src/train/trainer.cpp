@@ -79,7 +79,8 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (config.data.separate_documents) first_key_ = Buffer(device, "data", rows, DType::i32);
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
-  store_.weights().expect_uses(accumulation());
+  store_.weights().expect_micro_batches(accumulation());
+  if (config.train.recompute != config::Recompute::none) store_.weights().keep_no_copies();
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;

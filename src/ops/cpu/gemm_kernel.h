@@ -67,8 +67,8 @@ struct GemmKernels {
   int64_t whole_rows = 0;      // the same if k <= whole_k
   int64_t whole_elements = 0;  // maximum elements in those rows; 0: any number
   int64_t block_cols = 0;      // maximum columns of a tile of C, a multiple of cols
-  // Maximum k that a chunk has for weight gradients, whose operands are both packed for one use; sums are kept between
-  // chunks.
+  // Maximum k of a chunk of a weight gradient, whose operands are both packed for one use. Sums are kept between
+  // chunks. Ignored if by_block.
   int64_t gradient_terms = 8192;
   bool whole_sums = true;    // false: the kernel needs no memory for sums if k is a single block
   bool by_block = false;     // if k has several blocks: A is packed a block at a time, not for all of k at once

@@ -72,20 +72,22 @@ TEST(GemmPanels, AreExactOnSmallIntegers) {
 TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
   for (const Panels& set : panels())
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
-             {300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}, {521, 45, 97}}) {
+             {300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}, {521, 45, 97}, {521, 45, 1100}}) {
       EXPECT_EQ(packs_strips(*set.table, m, k), m < 512);  // both ways to read an unpacked B
-      Problem problem({m, n, k, DType::bf16, DType::bf16, false, true});
-      std::vector<std::byte> first;
-      for (const int threads : {1, 2, 7})
-        for (const bool packed : {false, true}) {
-          Machine machine(threads, set.isa);
-          multiply(machine, problem, *set.table, packed);
-          if (first.empty()) {
-            problem.expect_result();
-            first = problem.out.memory;
+      for (const DType out : {DType::bf16, DType::f32}) {
+        Problem problem({m, n, k, DType::bf16, out, false, true});
+        std::vector<std::byte> first;
+        for (const int threads : {1, 2, 7})
+          for (const bool packed : {false, true}) {
+            Machine machine(threads, set.isa);
+            multiply(machine, problem, *set.table, packed);
+            if (first.empty()) {
+              problem.expect_result();
+              first = problem.out.memory;
+            }
+            EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", threads " << threads << ", packed " << packed;
           }
-          EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", threads " << threads << ", packed " << packed;
-        }
+      }
     }
 }
 

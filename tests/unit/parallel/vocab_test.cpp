@@ -1,6 +1,8 @@
 // Embedding, head and norm for any sets of axes, compared with those of one rank.
 #include "parallel/vocab.h"
 
+#include <cstring>
+
 #include "parallel/loss.h"
 #include "unit/parallel/pieces_rig.h"
 
@@ -207,6 +209,94 @@ TEST(Norms, OverColumnsThatRanksShareEqualThoseOfWholeRows) {
       expect_same(norm(layout, center, DType::f32), dense, 2e-6);
     }
   }
+}
+
+/// The results of a head in bf16 on one rank.
+struct HeadResults {
+  std::vector<std::byte> losses, z_terms, dx;
+  Values dtable;
+};
+/// Passes 602 rows to a head, `rows` at a time, with a vocabulary of which logits of 256 rows are computed at a time.
+HeadResults head_in_bf16(int64_t rows, bool copies) {
+  constexpr int64_t kAll = 602, kTokens = 50000, kFeatures = 16;
+  HeadResults results;
+  on_ranks(1, [&](comm::World& world, Named& all, std::mutex&) {
+    Rig rig = rig_of(world, {}, DType::bf16);
+    const auto head = rig.strategy->head(3, rig.store.add_group("head"),
+                                         {.vocab = kTokens, .d_model = kFeatures, .logit_softcap = 3}, /*tied=*/false);
+    rig.store.allocate(true);
+    if (!copies) rig.store.weights().keep_no_copies();
+    fill_weights(rig.store, false);
+    rig.store.refresh_compute();
+    rig.sink = std::make_unique<GradSink>(rig.store);
+    rig.sink->prepare(rig.device);
+    rig.sink->begin_step();
+    std::vector<bf16> features(kAll * kFeatures);
+    std::vector<int32_t> targets(kAll);
+    for (size_t i = 0; i < features.size(); ++i) features[i] = bf16(draw("features", static_cast<int64_t>(i), false));
+    for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<int32_t>(i * 7919 % kTokens);
+    const Scratch weights = rig.ex.take("weights", {kAll}, DType::f32);
+    for (int64_t r = 0; r < kAll; ++r) set(weights, r, r % 5 == 2 ? 0 : 1);
+    const Tensor x{reinterpret_cast<std::byte*>(features.data()), {kAll, kFeatures}, DType::bf16};
+    const Tensor all_targets{reinterpret_cast<std::byte*>(targets.data()), {kAll}, DType::i32};
+    const auto append = [](std::vector<std::byte>& to, const Tensor& t) {
+      to.insert(to.end(), t.data, t.data + t.bytes());
+    };
+    rig.batch.seq_len = 2;
+    rig.batch.sequences = rows / rig.batch.seq_len;
+    rig.batch.z_loss = 1e-3;
+    rig.batch.loss_scale = 0.25;
+    for (int64_t first = 0; first < kAll; first += rows) {
+      rig.sink->begin_micro(first + rows == kAll);
+      rig.batch.targets = all_targets.range(first, rows);
+      rig.batch.weights = weights.tensor().range(first, rows);
+      const Scratch losses = rig.ex.take("losses", {2 * rows}, DType::f64),
+                    again = rig.ex.take("losses", {2 * rows}, DType::f64);
+      Scratch dx;
+      head->loss_backward(rig.ex, rig.batch, x.row_range(first, rows), losses, dx, *rig.sink);
+      rig.sink->end_group(rig.ex, 0);
+      rig.sink->end_micro(rig.ex);
+      head->loss(rig.ex, rig.batch, x.row_range(first, rows), again);
+      EXPECT_EQ(std::memcmp(losses.tensor().data, again.tensor().data, static_cast<size_t>(losses.tensor().bytes())),
+                0);
+      append(results.losses, losses.tensor().range(0, rows));
+      append(results.z_terms, losses.tensor().range(rows, rows));
+      append(results.dx, dx);
+    }
+    rig.sink->finish(rig.ex);
+    collect_gradients(all, rig.store);
+    results.dtable = all.begin()->second;
+  });
+  return results;
+}
+
+TEST(Head, LogitsOfAFewRowsAtATimeGiveTheBitsOfAllRows) {
+  const HeadResults apart = head_in_bf16(86, true);
+  for (const bool copies : {true, false}) {
+    const HeadResults parts = head_in_bf16(602, copies);  // parts of 201, 201 and 200 rows
+    EXPECT_EQ(parts.losses, apart.losses);
+    EXPECT_EQ(parts.z_terms, apart.z_terms);
+    EXPECT_EQ(parts.dx, apart.dx);
+    EXPECT_LE(difference(parts.dtable, apart.dtable), 1e-5) << "only the order of its sums in f32 differs";
+  }
+}
+
+TEST(Head, ComputesLogitsInEqualPartsOnlyWhereThatSavesMemory) {
+  using device::Isa;
+  const auto part = [](Isa isa, int64_t rows, int64_t padded, DType compute = DType::bf16, bool unshared = true) {
+    return parallel::head_part(device::DryDevice(1, isa), rows, padded, compute, unshared);
+  };
+  EXPECT_EQ(part(Isa::avx512bf16, 1280, 50304), 256);  // 48 MiB hold 250 rows
+  EXPECT_EQ(part(Isa::avx512bf16, 513, 50304), 171);
+  EXPECT_EQ(part(Isa::avx512bf16, 512, 50304), 512) << "two parts and the gradients take as much as all logits";
+  EXPECT_EQ(part(Isa::avx512bf16, 4096, 4096), 4096);
+  EXPECT_EQ(part(Isa::avx512bf16, 16384, 4096), 2731);  // 48 MiB hold 3072 rows
+  EXPECT_EQ(part(Isa::avx512bf16, 1280, 50304, DType::f32), 1280);
+  EXPECT_EQ(part(Isa::avx512bf16, 1280, 50304, DType::bf16, false), 1280);
+  for (const Isa other : {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx}) EXPECT_EQ(part(other, 1280, 50304), 1280);
+  device::cuda::Facts facts;
+  facts.memory_bytes = int64_t{80} << 30;
+  EXPECT_EQ(parallel::head_part(device::DryDevice(facts, 1), 1280, 50304, DType::bf16, true), 1280);
 }
 
 TEST(HeadChunks, AreEqualAndGrowWithTheMemoryOfASingleGpu) {

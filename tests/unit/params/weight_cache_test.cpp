@@ -1,7 +1,6 @@
 // Prefetched all-gathers: which are in flight at which time, which matrices are in memory, and the bytes sent.
 #include <gtest/gtest.h>
 
-#include "ops/gemm.h"
 #include "params/grad_sink.h"
 
 using namespace trainer;
@@ -302,44 +301,6 @@ TEST(GradSink, ReportsWhenAGroupIsReduced) {
           EXPECT_EQ(reduced, (std::vector<int>{3, 2, 1, 0}));
         }
       });
-}
-
-// Packing writes a copy to memory and reads it again, which does not pay off for one or two small-batch GEMMs. Weights
-// that never change are packed for vector kernels too, which read matrices that are not transposed in stored order.
-TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
-  constexpr int64_t kMany = 4096, kFew = 256;
-  const auto packs = [&](device::Isa isa, DType compute, int64_t uses, int64_t rows, bool transposed = true,
-                         bool constant = false) {
-    device::DryDevice device(1, isa);
-    ParamStore store(device, compute);
-    const SlotId slot = store.add_slot(store.add_group("group"), {{"w", store.replicated({96, 64}), {}}});
-    store.allocate(true);
-    store.weights().expect_uses(uses);
-    if (constant) store.weights().set_constant();
-    Arena arena(device, Arena::Mode::heap);
-    Meter meter;
-    Exec ex{device, arena, meter};
-    const WeightCache::Held held = store.weights().hold(ex, slot);
-    const Tensor packed = store.weights().packed(ex, slot, transposed, rows);
-    if (packed) {
-      EXPECT_EQ(packed.bytes(), ops::packed_bytes(device, compute, transposed ? 64 : 96, transposed ? 96 : 64));
-    }
-    return static_cast<bool>(packed);
-  };
-  using device::Isa;
-  for (const Isa isa : {Isa::avx512bf16, Isa::amx}) {
-    EXPECT_TRUE(packs(isa, DType::bf16, 1, kMany));
-    EXPECT_TRUE(packs(isa, DType::bf16, 3, kFew));
-    EXPECT_FALSE(packs(isa, DType::bf16, 2, kFew));
-    EXPECT_FALSE(packs(isa, DType::f32, 3, kMany)) << "fp32 is never packed";
-  }
-  EXPECT_FALSE(packs(Isa::avx512, DType::bf16, 3, kMany)) << "no panels of bf16";
-  for (const DType compute : {DType::bf16, DType::f32}) {
-    EXPECT_TRUE(packs(Isa::avx2, compute, 1, 1, false, true));
-    EXPECT_TRUE(packs(Isa::avx2, compute, 1, 16, true, true));
-    EXPECT_FALSE(packs(Isa::avx2, compute, 1, 8, true, true)) << "rows of the matrix are dot products' operands";
-    EXPECT_FALSE(packs(Isa::avx2, compute, 1000, 1, false, false));
-  }
 }
 
 }  // namespace

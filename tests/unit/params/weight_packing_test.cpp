@@ -1,0 +1,130 @@
+// Which weights are packed for GEMMs, in which memory, and with which results.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "ops/gemm.h"
+#include "ops/op_timing.h"
+#include "params/param_store.h"
+
+using namespace trainer;
+using params::ParamStore;
+using params::SlotId;
+using params::WeightCache;
+
+namespace {
+
+// Packing writes a copy to memory and reads it again, which does not pay off for one or two small-batch GEMMs. Weights
+// that never change are packed for vector kernels too, which read matrices that are not transposed in stored order.
+TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
+  constexpr int64_t kMany = 4096, kFew = 256;
+  const auto packs = [&](device::Isa isa, DType compute, int64_t uses, int64_t rows, bool transposed = true,
+                         bool constant = false) {
+    device::DryDevice device(1, isa);
+    ParamStore store(device, compute);
+    const SlotId slot = store.add_slot(store.add_group("group"), {{"w", store.replicated({96, 64}), {}}});
+    store.allocate(true);
+    store.weights().expect_micro_batches(uses);
+    if (constant) store.weights().set_constant();
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    const WeightCache::Held held = store.weights().hold(ex, slot);
+    const Tensor packed = store.weights().packed(ex, slot, transposed, rows);
+    if (packed) {
+      EXPECT_EQ(packed.bytes(), ops::packed_bytes(device, compute, transposed ? 64 : 96, transposed ? 96 : 64));
+    }
+    return static_cast<bool>(packed);
+  };
+  using device::Isa;
+  for (const Isa isa : {Isa::avx512bf16, Isa::amx}) {
+    EXPECT_TRUE(packs(isa, DType::bf16, 1, kMany));
+    EXPECT_TRUE(packs(isa, DType::bf16, 3, kFew));
+    EXPECT_FALSE(packs(isa, DType::bf16, 2, kFew));
+    EXPECT_FALSE(packs(isa, DType::f32, 3, kMany)) << "fp32 is never packed";
+  }
+  EXPECT_FALSE(packs(Isa::avx512, DType::bf16, 3, kMany)) << "no panels of bf16";
+  for (const DType compute : {DType::bf16, DType::f32}) {
+    EXPECT_TRUE(packs(Isa::avx2, compute, 1, 1, false, true));
+    EXPECT_TRUE(packs(Isa::avx2, compute, 1, 16, true, true));
+    EXPECT_FALSE(packs(Isa::avx2, compute, 1, 8, true, true)) << "rows of the matrix are dot products' operands";
+    EXPECT_FALSE(packs(Isa::avx2, compute, 1000, 1, false, false));
+  }
+}
+
+TEST(WeightCache, KeepsCopiesOnlyOfWhatIsPackedForMoreThanTwoGemms) {
+  // Six weights of 16 MiB, more than the ring holds, each used in both directions.
+  constexpr int64_t kSide = 2880, kWeights = 6, kRing = int64_t{64} << 20;
+  const auto bytes_after_two_passes = [&](int64_t micro_batches, int64_t gemms, bool keep_no_copies) {
+    device::DryDevice device(1, device::Isa::avx512bf16);
+    ParamStore store(device, DType::bf16);
+    std::vector<SlotId> slots;
+    for (int64_t i = 0; i < kWeights; ++i)
+      slots.push_back(
+          store.add_slot(store.add_group("group"), {{format("w{}", i), store.replicated({kSide, kSide}), {}}}));
+    store.allocate(true);
+    store.weights().expect_micro_batches(micro_batches);
+    if (keep_no_copies) store.weights().keep_no_copies();
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    for (int pass = 0; pass < 2; ++pass)
+      for (const SlotId slot : slots)
+        for (const bool transposed : {false, true}) {
+          const WeightCache::Held held = store.weights().hold(ex, slot);
+          const Tensor packed = store.weights().packed(ex, slot, transposed, 4096, gemms);
+          EXPECT_EQ(static_cast<bool>(packed), !keep_no_copies);
+        }
+    const double per_pass = static_cast<double>(kWeights * 2 * 2 * 2 * kSide * kSide);  // read and written in bf16
+    const double packed_bytes = meter.of(OpKind::pack).bytes;
+    EXPECT_EQ(packed_bytes, keep_no_copies ? 0 : micro_batches * gemms > 2 ? per_pass : 2 * per_pass);
+    const std::map<std::string, device::MemoryUse> used = device.memory();
+    return used.contains("packed_weights") ? used.at("packed_weights").current : 0;
+  };
+  const int64_t all = kWeights * 2 * 2 * kSide * kSide;
+  EXPECT_EQ(bytes_after_two_passes(1, 1, false), kRing);
+  EXPECT_EQ(bytes_after_two_passes(2, 1, false), kRing);
+  EXPECT_EQ(bytes_after_two_passes(3, 1, false), all);
+  EXPECT_EQ(bytes_after_two_passes(1, 3, false), all);
+  EXPECT_EQ(bytes_after_two_passes(3, 3, true), 0);
+}
+
+// Ten packed matrices of 8 MiB in a ring of 64 MiB, which begins again before the pass ends.
+TEST(WeightCache, MatricesPackedInTheRingGiveTheBitsOfUnpackedOnes) {
+  if (device::detect_isa() < device::Isa::avx512bf16) GTEST_SKIP() << "no kernels that pack weights for training";
+  constexpr int64_t kSide = 2048, kRows = 520;
+  device::CpuDevice device(2);
+  ParamStore store(device, DType::bf16);
+  std::vector<SlotId> slots;
+  for (int i = 0; i < 5; ++i)
+    slots.push_back(
+        store.add_slot(store.add_group("group"), {{format("w{}", i), store.replicated({kSide, kSide}), {}}}));
+  store.allocate(true);
+  store.weights().expect_micro_batches(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const Buffer x(device, "x", {kRows, kSide}, DType::bf16), y(device, "y", {kRows, kSide}, DType::bf16),
+      expected(device, "y", {kRows, kSide}, DType::bf16);
+  ops::fill_normal(device, x, "x");
+  for (const SlotId slot : slots) ops::fill_normal(device, store.stored_weight(slot), format("w{}", slot));
+  std::set<const std::byte*> places;
+  for (int pass = 0; pass < 2; ++pass)
+    for (const SlotId slot : slots)
+      for (const bool transposed : {false, true}) {
+        const WeightCache::Held weight = store.weights().hold(ex, slot);
+        const Tensor packed = store.weights().packed(ex, slot, transposed, kRows);
+        ASSERT_TRUE(packed);
+        places.insert(packed.data);
+        ops::Gemm gemm{.a = x, .b = weight, .c = y, .trans_b = transposed, .packed_b = packed};
+        ops::run(ex, gemm);
+        gemm.c = expected;
+        gemm.packed_b = {};
+        ops::run(ex, gemm);
+        EXPECT_EQ(std::memcmp(y.tensor().data, expected.tensor().data, static_cast<size_t>(y.tensor().bytes())), 0);
+      }
+  EXPECT_EQ(places.size(), 8u);
+}
+
+}  // namespace
