@@ -107,9 +107,6 @@ Head::Head(const Table& table, bool tied, double cap) : table_(table), tied_(tie
                 "a head's table can be in flat shards only over ranks that have different rows");
 }
 
-/// Maximum bytes of each of the two packed copies of the table that are kept because a micro-batch has several chunks.
-constexpr int64_t kTableCopy = int64_t{128} << 20;
-
 void Head::loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses) {
   run_in_chunks(ex, batch, x, losses, {}, nullptr);
 }
@@ -192,6 +189,9 @@ static Tensor start_of_rows(const Tensor& x, DType type) {
   return {x.data, x.shape, type, x.ld() * size_of(x.dtype) / size_of(type)};
 }
 
+/// Maximum bytes of each of the two packed copies of the table that are kept because a micro-batch has several chunks.
+constexpr int64_t kTableCopy = int64_t{128} << 20;
+
 /// A chunk of rows that the head processes: the rows' features, targets and weights, the destinations of their losses,
 /// z terms (empty: none) and dx, and the logit gradients.
 struct Head::Chunk {
@@ -212,14 +212,14 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
   const int64_t rows_here = loss_rows(all);
   const Shape box = table_.store.box(table_.slot);
-  const bool shares_copies = ops::packed_bytes(ex.device, x.dtype, box[1], box[0]) <= kTableCopy;
+  const bool small = ops::packed_bytes(ex.device, x.dtype, box[1], box[0]) <= kTableCopy;
   TRAINER_CHECK(losses.count() == (batch.z_loss > 0 ? 2 : 1) * rows_here,
                 "expected one value per row, or two with z_loss, but there are {} values for {} rows", losses.count(),
                 rows_here);
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
-    Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
-    if (shares_copies) at.gemms = divide_up(x.rows(), chunk);
+    Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut},
+             .gemms = small ? divide_up(x.rows(), chunk) : 1};
     const Tensor stream = x.row_range(first, count);
     const Scratch moved =
         ranks.start_move(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
@@ -241,8 +241,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
 /// Computes the chunk's losses, and if `gradients` its dlogits.
 void Head::compute_losses(Exec& ex, const Batch& batch, const Tensor& table, Chunk& chunk, bool gradients) const {
   const DType compute = chunk.features.dtype;
-  const int64_t rows = chunk.features.rows(),
-                part = head_part(ex.device, rows, table.rows(), compute, table_.ranks.size(table_.cut()) == 1);
+  const bool whole = table_.ranks.size(table_.cut() | table_.spread.flat) == 1;  // this rank stores the whole table
+  const int64_t rows = chunk.features.rows(), part = head_part(ex.device, rows, table.rows(), compute, whole);
   // A CPU writes each row's gradient in order, behind the logits that it reads; a GPU writes a row in any order.
   const bool overwrites =
       accumulator_of(compute) == compute || (ex.device.kind() == device::DeviceKind::cpu && part == rows);
@@ -302,10 +302,10 @@ void Head::backward(Exec& ex, params::WeightCache::Held& weights, const Chunk& c
   if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // the embedding completes a tied table's gradient
 }
 
-int64_t head_part(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared) {
+int64_t head_part(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool whole_table) {
   constexpr int64_t kLeastRows = 256, kBytes = int64_t{48} << 20;
   const bool cpu = device.kind() == device::DeviceKind::cpu && device.isa() == device::Isa::avx512bf16;
-  if (!cpu || accumulator_of(compute) == compute || !unshared) return rows;
+  if (!cpu || accumulator_of(compute) == compute || !whole_table) return rows;
   const int64_t most = std::max(kLeastRows, kBytes / (padded * size_of(accumulator_of(compute))));
   if (rows <= 2 * most) return rows;              // two parts would save nothing
   return divide_up(rows, divide_up(rows, most));  // no part is so short that kernels for small batches multiply it

@@ -114,9 +114,10 @@ class Head {
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared);
 /// Returns the number of rows of a chunk whose logits are in memory at the same time. Gradients in bf16 take half as
 /// much memory as logits in fp32. So on a CPU with AVX512-BF16, the gradients of the whole chunk are kept, and logits
-/// are computed for a few rows at a time. Results are the same. A chunk is one part for ranks that share a table, since
-/// there would be more and smaller collectives. It is one part with other instruction sets, too: AMX multiplies faster
-/// than memory delivers the table, and vector kernels would pack the table for every part.
-int64_t head_part(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool unshared);
+/// are computed for a few rows at a time. Results are the same. A chunk is one part unless the rank stores the
+/// `whole_table`: ranks that split the vocabulary would have more and smaller collectives, and a gathered table would
+/// be packed for every part. It is one part with other instruction sets, too: AMX multiplies faster than memory
+/// delivers the table, and vector kernels would pack the table for every part.
+int64_t head_part(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool whole_table);
 
 }  // namespace trainer::parallel

@@ -106,7 +106,8 @@ bool WeightCache::gains_from_packing(SlotId id, bool transposed, int64_t rows) c
 
 Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows, int64_t gemms) {
   const int64_t uses = gemms * micro_batches_;
-  if (!(copies_ || constant_) || !prefers_packed(id, transposed, rows, uses)) return {};
+  if (saves_memory_ && micro_batches_ <= ops::kFewUses) return {};
+  if (!prefers_packed(id, transposed, rows, uses)) return {};
   Entry& entry = entries_[static_cast<size_t>(id)];
   const int64_t bytes = packed_bytes(id, transposed);
   const auto pack = [&](const Tensor& to) {

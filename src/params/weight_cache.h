@@ -31,8 +31,9 @@ class WeightCache {
 
   /// Sets the number of micro-batches between two updates. It decides whether packing the weights pays off.
   void expect_micro_batches(int64_t number) { micro_batches_ = number; }
-  /// Keeps no packed copies, which take up to twice the memory of the weights in bf16: GEMMs pack weights each time.
-  void keep_no_copies() { copies_ = false; }
+  /// With one or two micro-batches, keeps no packed copies, which take up to twice the memory of the weights in bf16.
+  /// GEMMs then pack weights each time.
+  void save_memory_if_few() { saves_memory_ = true; }
 
   /// Marks the weights as never changing, so that more of them are packed. The copies take as much memory as the
   /// weights.
@@ -88,7 +89,6 @@ class WeightCache {
 
  private:
   friend class ParamStore;
-  static constexpr int64_t kMany = int64_t{1} << 30;
   struct Packed {
     Buffer buffer;
     int64_t version = -1;  // version of the packed weights
@@ -122,8 +122,8 @@ class WeightCache {
   size_t next_ = 0;
   bool started_ = false;  // true if the gather of the next use is in flight
   bool ahead_ = true;
-  int64_t micro_batches_ = kMany;  // between two changes of the weights
-  bool copies_ = true;
+  int64_t micro_batches_ = int64_t{1} << 30;  // between two changes of the weights; many unless set
+  bool saves_memory_ = false;
   Buffer ring_;  // packed forms of the weights used last
   int64_t ring_at_ = 0;
   bool constant_ = false;

@@ -225,7 +225,8 @@ HeadResults head_in_bf16(int64_t rows, bool copies) {
     const auto head = rig.strategy->head(3, rig.store.add_group("head"),
                                          {.vocab = kTokens, .d_model = kFeatures, .logit_softcap = 3}, /*tied=*/false);
     rig.store.allocate(true);
-    if (!copies) rig.store.weights().keep_no_copies();
+    rig.store.weights().expect_micro_batches(copies ? 3 : 1);
+    if (!copies) rig.store.weights().save_memory_if_few();
     fill_weights(rig.store, false);
     rig.store.refresh_compute();
     rig.sink = std::make_unique<GradSink>(rig.store);

@@ -15,6 +15,22 @@ using params::WeightCache;
 
 namespace {
 
+/// `weights` matrices on a device, each in a group of its own.
+struct Rig {
+  Rig(device::Device& on, DType compute, const Shape& shape, int weights = 1) : device(on), store(on, compute) {
+    for (int i = 0; i < weights; ++i)
+      slots.push_back(store.add_slot(store.add_group("group"), {{format("w{}", i), store.replicated(shape), {}}}));
+    store.allocate(true);
+  }
+  WeightCache& weights() { return store.weights(); }
+  device::Device& device;
+  ParamStore store;
+  std::vector<SlotId> slots;
+  Arena arena{device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{device, arena, meter};
+};
+
 // Packing writes a copy to memory and reads it again, which does not pay off for one or two small-batch GEMMs. Weights
 // that never change are packed for vector kernels too, which read matrices that are not transposed in stored order.
 TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
@@ -22,16 +38,11 @@ TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
   const auto packs = [&](device::Isa isa, DType compute, int64_t uses, int64_t rows, bool transposed = true,
                          bool constant = false) {
     device::DryDevice device(1, isa);
-    ParamStore store(device, compute);
-    const SlotId slot = store.add_slot(store.add_group("group"), {{"w", store.replicated({96, 64}), {}}});
-    store.allocate(true);
-    store.weights().expect_micro_batches(uses);
-    if (constant) store.weights().set_constant();
-    Arena arena(device, Arena::Mode::heap);
-    Meter meter;
-    Exec ex{device, arena, meter};
-    const WeightCache::Held held = store.weights().hold(ex, slot);
-    const Tensor packed = store.weights().packed(ex, slot, transposed, rows);
+    Rig rig(device, compute, {96, 64});
+    rig.weights().expect_micro_batches(uses);
+    if (constant) rig.weights().set_constant();
+    const WeightCache::Held held = rig.weights().hold(rig.ex, rig.slots[0]);
+    const Tensor packed = rig.weights().packed(rig.ex, rig.slots[0], transposed, rows);
     if (packed) {
       EXPECT_EQ(packed.bytes(), ops::packed_bytes(device, compute, transposed ? 64 : 96, transposed ? 96 : 64));
     }
@@ -55,39 +66,33 @@ TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
 
 TEST(WeightCache, KeepsCopiesOnlyOfWhatIsPackedForMoreThanTwoGemms) {
   // Six weights of 16 MiB, more than the ring holds, each used in both directions.
-  constexpr int64_t kSide = 2880, kWeights = 6, kRing = int64_t{64} << 20;
-  const auto bytes_after_two_passes = [&](int64_t micro_batches, int64_t gemms, bool keep_no_copies) {
+  constexpr int kWeights = 6;
+  constexpr int64_t kSide = 2880, kRing = int64_t{64} << 20;
+  const auto bytes_after_two_passes = [&](int64_t micro_batches, int64_t gemms, bool save_memory = false) {
     device::DryDevice device(1, device::Isa::avx512bf16);
-    ParamStore store(device, DType::bf16);
-    std::vector<SlotId> slots;
-    for (int64_t i = 0; i < kWeights; ++i)
-      slots.push_back(
-          store.add_slot(store.add_group("group"), {{format("w{}", i), store.replicated({kSide, kSide}), {}}}));
-    store.allocate(true);
-    store.weights().expect_micro_batches(micro_batches);
-    if (keep_no_copies) store.weights().keep_no_copies();
-    Arena arena(device, Arena::Mode::heap);
-    Meter meter;
-    Exec ex{device, arena, meter};
+    Rig rig(device, DType::bf16, {kSide, kSide}, kWeights);
+    rig.weights().expect_micro_batches(micro_batches);
+    if (save_memory) rig.weights().save_memory_if_few();
+    const bool packs = !save_memory || micro_batches > 2, keeps = micro_batches * gemms > 2;
     for (int pass = 0; pass < 2; ++pass)
-      for (const SlotId slot : slots)
+      for (const SlotId slot : rig.slots)
         for (const bool transposed : {false, true}) {
-          const WeightCache::Held held = store.weights().hold(ex, slot);
-          const Tensor packed = store.weights().packed(ex, slot, transposed, 4096, gemms);
-          EXPECT_EQ(static_cast<bool>(packed), !keep_no_copies);
+          const WeightCache::Held held = rig.weights().hold(rig.ex, slot);
+          EXPECT_EQ(static_cast<bool>(rig.weights().packed(rig.ex, slot, transposed, 4096, gemms)), packs);
         }
-    const double per_pass = static_cast<double>(kWeights * 2 * 2 * 2 * kSide * kSide);  // read and written in bf16
-    const double packed_bytes = meter.of(OpKind::pack).bytes;
-    EXPECT_EQ(packed_bytes, keep_no_copies ? 0 : micro_batches * gemms > 2 ? per_pass : 2 * per_pass);
+    const double pass_bytes = static_cast<double>(kWeights * 2 * 2 * 2 * kSide * kSide);  // read and written in bf16
+    EXPECT_EQ(rig.meter.of(OpKind::pack).bytes, !packs ? 0 : keeps ? pass_bytes : 2 * pass_bytes);
     const std::map<std::string, device::MemoryUse> used = device.memory();
     return used.contains("packed_weights") ? used.at("packed_weights").current : 0;
   };
   const int64_t all = kWeights * 2 * 2 * kSide * kSide;
-  EXPECT_EQ(bytes_after_two_passes(1, 1, false), kRing);
-  EXPECT_EQ(bytes_after_two_passes(2, 1, false), kRing);
-  EXPECT_EQ(bytes_after_two_passes(3, 1, false), all);
-  EXPECT_EQ(bytes_after_two_passes(1, 3, false), all);
-  EXPECT_EQ(bytes_after_two_passes(3, 3, true), 0);
+  EXPECT_EQ(bytes_after_two_passes(1, 1), kRing);
+  EXPECT_EQ(bytes_after_two_passes(2, 1), kRing);
+  EXPECT_EQ(bytes_after_two_passes(3, 1), all);
+  EXPECT_EQ(bytes_after_two_passes(1, 3), all);
+  EXPECT_EQ(bytes_after_two_passes(1, 3, true), 0);
+  EXPECT_EQ(bytes_after_two_passes(2, 3, true), 0);
+  EXPECT_EQ(bytes_after_two_passes(3, 1, true), all) << "many micro-batches share the copies";
 }
 
 // Ten packed matrices of 8 MiB in a ring of 64 MiB, which begins again before the pass ends.
@@ -95,33 +100,25 @@ TEST(WeightCache, MatricesPackedInTheRingGiveTheBitsOfUnpackedOnes) {
   if (device::detect_isa() < device::Isa::avx512bf16) GTEST_SKIP() << "no kernels that pack weights for training";
   constexpr int64_t kSide = 2048, kRows = 520;
   device::CpuDevice device(2);
-  ParamStore store(device, DType::bf16);
-  std::vector<SlotId> slots;
-  for (int i = 0; i < 5; ++i)
-    slots.push_back(
-        store.add_slot(store.add_group("group"), {{format("w{}", i), store.replicated({kSide, kSide}), {}}}));
-  store.allocate(true);
-  store.weights().expect_micro_batches(1);
-  Arena arena(device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{device, arena, meter};
+  Rig rig(device, DType::bf16, {kSide, kSide}, 5);
+  rig.weights().expect_micro_batches(1);
   const Buffer x(device, "x", {kRows, kSide}, DType::bf16), y(device, "y", {kRows, kSide}, DType::bf16),
       expected(device, "y", {kRows, kSide}, DType::bf16);
   ops::fill_normal(device, x, "x");
-  for (const SlotId slot : slots) ops::fill_normal(device, store.stored_weight(slot), format("w{}", slot));
+  for (const SlotId slot : rig.slots) ops::fill_normal(device, rig.store.stored_weight(slot), format("w{}", slot));
   std::set<const std::byte*> places;
   for (int pass = 0; pass < 2; ++pass)
-    for (const SlotId slot : slots)
+    for (const SlotId slot : rig.slots)
       for (const bool transposed : {false, true}) {
-        const WeightCache::Held weight = store.weights().hold(ex, slot);
-        const Tensor packed = store.weights().packed(ex, slot, transposed, kRows);
+        const WeightCache::Held weight = rig.weights().hold(rig.ex, slot);
+        const Tensor packed = rig.weights().packed(rig.ex, slot, transposed, kRows);
         ASSERT_TRUE(packed);
         places.insert(packed.data);
         ops::Gemm gemm{.a = x, .b = weight, .c = y, .trans_b = transposed, .packed_b = packed};
-        ops::run(ex, gemm);
+        ops::run(rig.ex, gemm);
         gemm.c = expected;
         gemm.packed_b = {};
-        ops::run(ex, gemm);
+        ops::run(rig.ex, gemm);
         EXPECT_EQ(std::memcmp(y.tensor().data, expected.tensor().data, static_cast<size_t>(y.tensor().bytes())), 0);
       }
   EXPECT_EQ(places.size(), 8u);
