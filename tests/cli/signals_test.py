@@ -12,6 +12,9 @@ import unittest
 import rig
 
 LONG = ["train.steps=100000", "train.eval_interval=0"]
+# The deepest model: planning it takes seconds and, with data.vocab_size, comes before all other work.
+DEEP = ["train.eval_interval=0", "model.n_layer=10000", "model.n_head=1", "model.d_model=4", "train.micro_batch=1", "run.threads=1",
+        "data.vocab_size=320"]
 
 
 class Signals(rig.Runs):
@@ -143,18 +146,27 @@ class Signals(rig.Runs):
         self.stop(process)
         self.goes_on_identically(*LONG)
 
-    def planning(self, *sets, **options):
-        """Starts a run of the deepest model, whose planning takes seconds, and waits until it logs that."""
-        deep = ["train.eval_interval=0", "model.n_layer=10000", "model.n_head=1", "model.d_model=4", "train.micro_batch=1", "run.threads=1"]
-        process = self.start_train(*deep, *sets, **options)
-        self.assertEqual(process.stderr.readline(), "planning memory and communication of 10000 layers\n")
+    @staticmethod
+    def catches_signals(pid):
+        """True once the program has installed its handlers, of which that of SIGUSR2 is the last."""
+        try:
+            status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        except FileNotFoundError:
+            return False
+        return status.startswith("Name:\ttrainer\n") and int(status.split("SigCgt:")[1].split()[0], 16) >> signal.SIGUSR2 - 1 & 1
+
+    def planning(self, *sets):
+        """Starts to plan the deepest model."""
+        process = self.start_train(*DEEP, *sets)
+        ranks = lambda: rig.children(process.pid) if self.launcher else [process.pid]
+        self.wait_until(lambda: ranks() and all(self.catches_signals(rank) for rank in ranks()), process, "its planning")
         return process
 
     def test_a_stop_while_a_deep_model_is_planned(self):
         for which, sets in ((signal.SIGTERM, []), (signal.SIGINT, ["parallel.data=2", "parallel.transport=threads"]), (signal.SIGHUP, [])):
             process = self.planning(*sets)
             begin = time.monotonic()
-            self.assertEqual(self.stop(process, which), f"stopped by {which.name} while planning; no step was trained\n")
+            self.assertTrue(self.stop(process, which).endswith(f"stopped by {which.name} while planning; no step was trained\n"))
             self.assertLess(time.monotonic() - begin, 5)
         self.goes_on_identically(*LONG)
 
@@ -171,7 +183,8 @@ class Signals(rig.Runs):
         self.assertEqual(self.last_step(), 0)
 
     def test_a_dry_run_of_a_deep_model_ends_at_the_first_signal(self):
-        process = self.planning(dry_run=True)
+        process = self.start_train(*DEEP, dry_run=True)
+        self.assertEqual(process.stderr.readline(), "planning memory and communication of 10000 layers\n")
         process.send_signal(signal.SIGINT)
         self.assertEqual(self.ended(process, -signal.SIGINT), "")
 
@@ -182,9 +195,7 @@ class Signals(rig.Runs):
         for args in (["eval", "--checkpoint", "run", "--data", "long.txt"],
                      ["generate", "--checkpoint", "run", "--prompt", "the", "--samples", "1000000"]):
             process = self.start(*args)
-            status = pathlib.Path(f"/proc/{process.pid}/status")
-            # The program catches SIGTERM (bit 14) once it has started its work.
-            self.wait_until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> 14 & 1, process, "its work")
+            self.wait_until(lambda: self.catches_signals(process.pid), process, "its work")
             self.assertIn("stopped by SIGTERM", self.stop(process))
 
     def test_max_time_saves_and_ends_well(self):
