@@ -27,11 +27,12 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
   train::Trainer trainer(*dry, *world, config, vocab, machine.compute, true);
   trainer.store().weights().expect_micro_batches(micro_steps);
   trainer.plan();
-  StepCount count{.parameters = trainer.store().parameter_count(),
-                  .tokens = whole.train.global_batch * config.model.seq_len,
-                  .compute = std::string(name_of(machine.compute)),
-                  .model_flops_per_token = config::flops_per_token(config.model, vocab, config.train.recompute).full(),
-                  .operators = {}};
+  StepCount count{
+      .parameters = trainer.store().parameter_count(),
+      .tokens = whole.train.global_batch * config.model.seq_len,
+      .compute = std::string(name_of(machine.compute)),
+      .model_flops_per_token = config::flops_per_token(config.model, vocab, recomputed_layers(config)).full(),
+      .operators = {}};
   for (int i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);
     const Meter::Entry& entry = trainer.meter().of(kind);
@@ -97,7 +98,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.compute = name_of(machine.compute);
   bench.product_path = ops::product_path(*device, machine.compute);
   bench.tokens_per_s = static_cast<double>(bench.tokens) / bench.median_ms * 1e3;
-  const config::FlopsPerToken flops = config::flops_per_token(config.model, vocab, config.train.recompute);
+  const config::FlopsPerToken flops = config::flops_per_token(config.model, vocab, recomputed_layers(config));
   bench.model_tflops = flops.full() * bench.tokens_per_s * 1e-12;
   const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
   std::vector<std::pair<double, const char*>> rates = {

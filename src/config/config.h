@@ -165,6 +165,7 @@ struct Train {
   int64_t steps = 0, tokens = 0;  // only one is set; total_steps() converts either to steps
   int64_t global_batch = 0, micro_batch = 0;
   Recompute recompute = Recompute::none;
+  int64_t recompute_layers = 0;  // the first layers, which are recomputed fully whatever `recompute` is
   int64_t eval_interval = 0, eval_batches = 0, sample_interval = 0;
   std::string sample_prompt;
   int64_t sample_tokens = 0;
@@ -174,6 +175,10 @@ struct Train {
   double z_loss = 0;  // coefficient; 0: none
   bool cuda_graph = false;
 };
+/// Returns what is recomputed of a layer, counted from 0.
+inline Recompute recompute_of(const Train& train, int64_t layer) {
+  return layer < train.recompute_layers ? Recompute::full : train.recompute;
+}
 
 struct Optim {
   OptimizerName name = OptimizerName::adamw;
@@ -327,6 +332,12 @@ struct Config {
   std::string path;                       // the file it was loaded from, empty when built in memory
   std::map<std::string, Origin> origins;  // by "section.key", for every value that was set; all others are defaults
 };
+
+/// Returns the number of layers, counted from the first, whose whole forward pass is recomputed.
+inline int64_t recomputed_layers(const Config& config) {
+  if (config.train.recompute == Recompute::full) return config.model.n_layer;
+  return config.train.recompute_layers;
+}
 
 /// Returns the number of optimizer steps of the whole run: train.steps, or enough for train.tokens, rounded up.
 int64_t total_steps(const Config& config);

@@ -16,7 +16,19 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
   return {.blocks = model.n_layer * (attention + mlp), .head = model.d_model * vocab};
 }
 
-FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config::Recompute recompute) {
+/// Returns the mean number of keys that a query sees in a layer, summed over the first `layers` layers.
+static double visible_keys(const config::Model& model, int64_t layers) {
+  const auto length = static_cast<double>(model.seq_len);
+  double sum = 0;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const int64_t window = window_of(model, layer);
+    const double keys = window > 0 ? static_cast<double>(window) : length;
+    sum += keys - keys * keys / (2 * length);
+  }
+  return sum;
+}
+
+FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, int64_t recomputed_layers) {
   const MatmulWeights weights = matmul_weights(model, vocab);
   FlopsPerToken flops;
   flops.matmul = 6.0 * static_cast<double>(weights.total());
@@ -28,30 +40,23 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config:
   const auto width = static_cast<double>(attention_width(model));
   flops.attention = 12.0 * static_cast<double>(keys * attention_width(model));
   flops.attention_causal = 12.0 * width * static_cast<double>(model.n_layer) * mean_visible_keys(model);
-  // Full recomputation repeats each block's forward pass, a third of its training work. Selective recomputation repeats
+  // Full recomputation repeats a block's forward pass, a third of its training work. Selective recomputation repeats
   // no GEMM. Attention's backward pass always recomputes scores from the log-sum-exp; those FLOPs do not count.
-  if (recompute == config::Recompute::full) {
-    flops.recomputed = 2.0 * static_cast<double>(weights.blocks) + flops.attention_causal / 3;
-  }
+  flops.recomputed_attention = 4.0 * width * visible_keys(model, recomputed_layers);
+  flops.recomputed =
+      2.0 * static_cast<double>(weights.blocks / model.n_layer * recomputed_layers) + flops.recomputed_attention;
   return flops;
 }
 
-FlopsPerToken with_visible_share(FlopsPerToken flops, double share, config::Recompute recompute) {
-  const double hidden = (1 - share) * flops.attention_causal;
-  if (recompute == config::Recompute::full) flops.recomputed -= hidden / 3;
-  flops.attention_causal -= hidden;
+FlopsPerToken with_visible_share(FlopsPerToken flops, double share) {
+  flops.recomputed -= (1 - share) * flops.recomputed_attention;
+  flops.recomputed_attention *= share;
+  flops.attention_causal *= share;
   return flops;
 }
 
 double mean_visible_keys(const config::Model& model) {
-  const auto length = static_cast<double>(model.seq_len);
-  double sum = 0;
-  for (int64_t layer = 0; layer < model.n_layer; ++layer) {
-    const int64_t window = window_of(model, layer);
-    const double keys = window > 0 ? static_cast<double>(window) : length;
-    sum += keys - keys * keys / (2 * length);
-  }
-  return sum / static_cast<double>(model.n_layer);
+  return visible_keys(model, model.n_layer) / static_cast<double>(model.n_layer);
 }
 
 Utilisation utilisation(const FlopsPerToken& flops, double tokens_per_s, double peak_flops) {

@@ -24,14 +24,16 @@ struct FlopsPerToken {
                                 // causal; min(window, seq_len) keys in layers with a window
   double attention_causal = 0;  // only the keys that a query sees: half of `attention` without windows
   double recomputed = 0;        // causal work that the chosen recomputation repeats
+  double recomputed_attention = 0;  // the part of `recomputed` that attention does
   double full() const { return matmul + attention; }
   double causal() const { return matmul + attention_causal; }
   double hardware() const { return causal() + recomputed; }
 };
-FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config::Recompute recompute);
+/// `recomputed_layers`: recomputed_layers() of the configuration.
+FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, int64_t recomputed_layers);
 /// Returns the same for data of whose causal pairs of query and key only this share is visible, since documents are
 /// separate. The full count does not change.
-FlopsPerToken with_visible_share(FlopsPerToken flops, double share, config::Recompute recompute);
+FlopsPerToken with_visible_share(FlopsPerToken flops, double share);
 /// Returns the mean number of keys that a query sees, over all positions of a sequence and all layers: w − w²/(2·S)
 /// with a window of w <= S keys, S/2 without.
 double mean_visible_keys(const config::Model& model);

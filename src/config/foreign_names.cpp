@@ -28,6 +28,7 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"activation_checkpointing", "train.recompute"},
       {"gradient_checkpointing", "train.recompute"},
       {"recompute_granularity", "train.recompute"},
+      {"recompute_num_layers", "train.recompute_layers"},
       {"block_size", "model.seq_len"},
       {"context_length", "model.seq_len"},
       {"seq_length", "model.seq_len"},

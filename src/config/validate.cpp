@@ -122,6 +122,9 @@ void check_batches(const Config& config, Checker& checker) {
       train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
       "global_batch = {} is not a multiple of micro_batch = {}; change one of them, such as global_batch = {}",
       train.global_batch, train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+  checker.require(train.recompute_layers <= config.model.n_layer, {"train.recompute_layers", "model.n_layer"},
+                  "recompute_layers = {} is more than n_layer = {}; lower it, or set recompute = \"full\"",
+                  train.recompute_layers, config.model.n_layer);
 }
 
 void check_schedule(const Config& config, Checker& checker) {

@@ -26,7 +26,7 @@ ops::RopeScaling rope_scaling(const config::Model& m) {
 }  // namespace
 
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
-                         const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
+                         const config::Model& model, int64_t vocab, const config::Train& train, uint64_t dropout_seed)
     : model_(model),
       vocab_(vocab),
       embedding_site_(philox_key(dropout_seed, "dropout.embedding")),
@@ -52,7 +52,8 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   blocks_.reserve(static_cast<size_t>(model.n_layer));
   for (int layer = 0; layer < model.n_layer; ++layer) {
     const int group = store.add_group(format("blocks.{}", layer));
-    blocks_.emplace_back(BlockSpec{layer, group, model.n_layer, model, dropout_seed}, strategy, recompute);
+    blocks_.emplace_back(BlockSpec{layer, group, model.n_layer, model, dropout_seed}, strategy,
+                         recompute_of(train, layer));
     if (has_rope(model, layer)) blocks_.back().set_rope(rope);
   }
   head_group_ = store.add_group("head");

@@ -11,7 +11,7 @@ class Transformer {
  public:
   /// `model` must be resolved (config::resolve). Declares its parameters in `store`, which the caller then allocates.
   Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
-              const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed);
+              const config::Model& model, int64_t vocab, const config::Train& train, uint64_t dropout_seed);
 
   /// Everything that the backward pass of a micro-batch needs; allocated once and reused.
   struct Saved {

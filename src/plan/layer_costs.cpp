@@ -94,7 +94,7 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
   const Matrix matrix = matrix_of(site);
   const Products& time = products(site, linear);
   double seconds = time.forward + time.dx + time.dw;
-  if (config_.train.recompute == config::Recompute::full) seconds += time.forward;
+  seconds += repeated() * time.forward;
   const DType sums = accumulator_of(compute_);
   const AxisSet flat = linear.flat, rows = linear.rows & ~flat;
   const double block = matrix.in * matrix.out / ranks(linear.contraction | linear.cols);
@@ -120,12 +120,11 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
 double LayerCosts::read(Site site, const Spread& spread, const LinearSharding& linear) {
   const double elements = rows_ * matrix_of(site).in;
   const Products& time = products(site, linear);
-  const double again = config_.train.recompute == config::Recompute::full ? 1 : 0;
   const MatrixPlacement at = placed(spread), input = input_of(linear);
   const double arriving = move(at, input, elements);
   const double forward =
       linear.contraction == 0 ? gather_before(site, linear, at, input, elements, time.forward) : arriving;
-  return forward * (1 + again) + added(moved(at, input), arriving, time.dx) +
+  return forward * (1 + repeated()) + added(moved(at, input), arriving, time.dx) +
          reduce_after(site, linear, input_gradient_of(linear), at, elements, time.dx, time.dw);
 }
 
@@ -133,7 +132,7 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
   const double elements = rows_ * matrix_of(site).out;
   // Recomputation of a block ends before the block's last reduction, unless a norm follows it.
   const bool ends = site == Site::down && !has_post_norms(config_.model);
-  const double again = config_.train.recompute == config::Recompute::full && !ends ? 1 : 0;
+  const double again = ends ? 0 : repeated();
   const Products& time = products(site, linear);
   const MatrixPlacement at = placed(spread), output = output_of(linear);
   return reduce_after(site, linear, partial_output_of(linear), at, elements, time.forward, 0) * (1 + again) +
@@ -143,7 +142,7 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
 double LayerCosts::stream(const Spread& spread) {
   const double rows = rows_ / ranks(spread.rows);
   const double part = rows * width_ / ranks(spread.cols) * element_;
-  const double forward = config_.train.recompute == config::Recompute::none ? 1 : 2;
+  const double forward = config_.train.recompute == config::Recompute::none ? 1 + repeated() : 2;
   double seconds = 2 * (forward * traffic(OpKind::norm, 2 * part) + traffic(OpKind::norm, 5 * part)) +
                    2 * traffic(OpKind::elementwise, 3 * part);
   if (ranks(spread.cols) > 1) {
@@ -159,7 +158,6 @@ double LayerCosts::attention(const Spread& spread) {
   const double shares = ranks(spread.rows | spread.cols);
   // Counts only visible keys: without windows half of 4 s² n_head head_dim.
   const double forward = 4 * rows_ * config::mean_visible_keys(config_.model) * queries_ / shares;
-  const double times = config_.train.recompute == config::Recompute::full ? 2 : 1;
   const auto seconds = [&](double flops, bool backward) {
     return cluster_.seconds_of(
         compute_,
@@ -171,8 +169,9 @@ double LayerCosts::attention(const Spread& spread) {
   double norms = 0;
   if (query_key_norm(config_.model) != config::QkNorm::none) {
     const double part = rows_ * (queries_ + keys_) / shares * element_;
-    norms = (config_.train.recompute == config::Recompute::none ? 1 : 2) * traffic(OpKind::norm, 2 * part) +
-            traffic(OpKind::norm, 3 * part);
+    norms =
+        (config_.train.recompute == config::Recompute::none ? 1 + repeated() : 2) * traffic(OpKind::norm, 2 * part) +
+        traffic(OpKind::norm, 3 * part);
   }
   if (query_key_norm(config_.model) == config::QkNorm::full && ranks(spread.cols) > 1) {  // for queries and keys
     const DType sums = accumulator_of(compute_);
@@ -180,11 +179,11 @@ double LayerCosts::attention(const Spread& spread) {
     norms += 2 * (collective(spread.cols, CommOp::all_gather, sums, rows * ranks(spread.cols)) +
                   collective(spread.cols, CommOp::all_reduce, sums, rows));
   }
-  return norms + seconds(times * forward, false) + seconds(2.5 * forward, true);
+  return norms + seconds((1 + repeated()) * forward, false) + seconds(2.5 * forward, true);
 }
 
 double LayerCosts::hidden(const Spread& spread) {
-  const double matrices = config_.train.recompute == config::Recompute::none ? 4 : 6;
+  const double matrices = config_.train.recompute == config::Recompute::none ? 4 + 2 * repeated() : 6;
   return traffic(OpKind::activation, matrices * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_);
 }
 

@@ -145,6 +145,10 @@ class LayerCosts {
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
+  /// Returns the share of the layers whose whole forward pass is recomputed. Costs are means over all layers.
+  double repeated() const {
+    return static_cast<double>(recomputed_layers(config_)) / static_cast<double>(config_.model.n_layer);
+  }
   /// Returns where a run with config_ stores its gradients.
   Gradients gradients() const;
   /// Returns the bytes of one matrix's weights, optimizer state and, if it has memory of its own, gradient.

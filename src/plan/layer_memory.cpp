@@ -20,11 +20,9 @@ LayerCosts::Gradients LayerCosts::gradients() const {
 }
 
 double LayerCosts::stream_bytes(const Spread& spread) const {
-  using config::Recompute;
-  const Recompute mode = config_.train.recompute;
-  const bool rebuilds_norms = mode == Recompute::selective && !has_post_norms(config_.model);
-  const double kept = mode == Recompute::full ? 1 : rebuilds_norms ? 2 : 4;
-  return kept * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
+  const bool rebuilds_norms = config_.train.recompute == config::Recompute::selective && !has_post_norms(config_.model);
+  const double kept = rebuilds_norms ? 2 : 4;
+  return (repeated() + (1 - repeated()) * kept) * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
 double LayerCosts::attention_bytes(const Spread& spread) const {
   // q, k, v and the context; with qk_norm also q and k before their norms.
@@ -38,7 +36,6 @@ double LayerCosts::hidden_bytes(const Spread& spread) const {
 }
 
 double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
-  const bool whole = config_.train.recompute == config::Recompute::full;
   const bool shares = stored == Gradients::arena;
   const auto wide = static_cast<double>(size_of(accumulator_of(compute_)));  // bytes per element of a gradient
   struct Kind {
@@ -49,7 +46,7 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   for (const sharding::Layer& layer : layout.layers) {
     const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
     const auto count = static_cast<double>(layer.count);
-    double saved = stream_bytes(layer.stream) + (whole ? 0 : inside), written = 0, moved = 0;
+    double saved = stream_bytes(layer.stream) + (1 - repeated()) * inside, written = 0, moved = 0;
     for (const Site site : sharding::kSites) {
       const LinearSharding& l = layer.at(site);
       const Matrix matrix = matrix_of(site);
@@ -70,7 +67,8 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
     const double gradients = rows_ * element_ *
                              (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
                               2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
-    kinds.push_back({count, saved, written, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0)});
+    kinds.push_back(
+        {count, saved, written, gradients + moved + (repeated() > 0 ? inside + 3 * stream_bytes(layer.stream) : 0)});
   }
   const sharding::VocabSpread& t = layout.table;
   // The head processes chunks of rows (parallel/vocab.h): their logits, and on a GPU also the gradients of the logits

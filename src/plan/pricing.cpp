@@ -39,7 +39,8 @@ Machine machine_of(const Cluster& cluster, const Config& config, DType compute, 
 bool has_equal_layers(const Config& config) {
   const int64_t kept = config.parallel.cache_layers;
   return (kept == 0 || kept >= config.model.n_layer) && config.parallel.layer.size() <= 1 &&
-         config.offload.resident == 0 && config.model.window_full_every == 0 && nope_interval(config.model) <= 1;
+         config.offload.resident == 0 && config.model.window_full_every == 0 && nope_interval(config.model) <= 1 &&
+         config::recomputed_layers(config) % config.model.n_layer == 0;
 }
 
 /// Returns true if a run fits in device memory and its host data fits in host memory.
@@ -218,7 +219,7 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
       run.time.offload =
           offload_seconds(*run.plan.offload, cluster_,
                           last_backward_seconds(run.time.compute() / static_cast<double>(more.accumulation)));
-    run.plan.flops = config::flops_per_token(run.config.model, vocab_, run.config.train.recompute);
+    run.plan.flops = config::flops_per_token(run.config.model, vocab_, recomputed_layers(run.config));
   }
   if (!cluster_.cpu) run.plan.total = memory_of(run.plan).device;
   run.fits = fits(run.plan, cluster_, machine_.memory_limit);

@@ -42,7 +42,7 @@ std::string setup_of(const Json& start) {
   take(start.value("environment", Json::object()), {"device", "isa", "product_path", "ranks", "threads"});
   const Json config = start.value("config", Json::object());
   take(config, {"parallel", "offload"});
-  take(config.value("train", Json::object()), {"recompute"});
+  take(config.value("train", Json::object()), {"recompute", "recompute_layers"});
   return setup.dump();
 }
 

@@ -117,8 +117,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.tokens_per_s = static_cast<double>(start_.global_batch * start_.model.seq_len) / seconds;
   const double tokens_per_device = r.tokens_per_s / machine_.ranks;
   r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
-  const config::FlopsPerToken flops =
-      config::with_visible_share(plan_.flops, outcome.visible_share, config_.train.recompute);
+  const config::FlopsPerToken flops = config::with_visible_share(plan_.flops, outcome.visible_share);
   judge_peak(r.step, flops.hardware() * tokens_per_device, trainer.meter());
   const config::Utilisation use = config::utilisation(flops, tokens_per_device, peak_.flops());
   r.mfu = use.mfu;

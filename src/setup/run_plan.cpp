@@ -143,7 +143,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.gradients_in_activations = trainer.store().gradients_in_arena();
   if (plan.gradients_in_activations) plan.backward_peaks = backward_peaks(trainer.arena(), config);
   plan.parameters = trainer.store().parameter_count();
-  plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
+  plan.flops = config::flops_per_token(config.model, vocab, recomputed_layers(config));
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
   if (trainer.offload() == nullptr) plan.update = trainer.update_cost();

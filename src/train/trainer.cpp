@@ -56,7 +56,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1),
       strategy_(mesh_, store_, sharding_, config.debug.overlap) {
   store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
-  model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train.recompute,
+  model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
                                                 static_cast<uint64_t>(config.run.seed));
   if (training && config.offload.optimizer != config::OffloadOptimizer::none) {
     state_home_ = device::make_host(device, config.offload.pinned);
@@ -80,7 +80,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
   store_.weights().expect_micro_batches(accumulation());
-  if (config.train.recompute != config::Recompute::none) store_.weights().save_memory_if_few();
+  if (recompute_of(config.train, 0) != config::Recompute::none) store_.weights().save_memory_if_few();
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;

@@ -38,7 +38,7 @@ TEST(Flops, Gpt2SmallByHand) {
   EXPECT_EQ(weights.blocks, 84'934'656);
   EXPECT_EQ(weights.head, 38'597'376);
   EXPECT_EQ(weights.total(), 123'532'032);
-  const FlopsPerToken flops = flops_per_token(gpt2_124m(), 50257, config::Recompute::none);
+  const FlopsPerToken flops = flops_per_token(gpt2_124m(), 50257, 0);
   EXPECT_EQ(flops.matmul, 741'192'192.0);
   EXPECT_EQ(flops.attention, 113'246'208.0);  // 12·12·768·1024
   EXPECT_EQ(flops.full(), 854'438'400.0);
@@ -63,7 +63,7 @@ TEST(Flops, HeadsOfASizeOfTheirOwnByHand) {
   const MatmulWeights weights = matmul_weights(model, 131072);
   EXPECT_EQ(weights.total(), 11'576'279'040);
   EXPECT_EQ(weights.total() + 5120 * int64_t{131072} + 81 * 5120, 12'247'782'400);  // with the embedding and 81 gains
-  EXPECT_EQ(flops_per_token(model, 131072, config::Recompute::none).attention, 12.0 * 40 * 4096 * 8192);
+  EXPECT_EQ(flops_per_token(model, 131072, 0).attention, 12.0 * 40 * 4096 * 8192);
   model.n_layer = 28;  // Qwen3 0.6B
   model.n_head = 16;
   model.d_model = 1024;
@@ -93,7 +93,7 @@ TEST(Flops, WindowsByHand) {
   config::Model model = gpt2_124m();
   model.seq_len = 8;
   model.window = 3;
-  const auto attention = [&] { return flops_per_token(model, 50257, config::Recompute::full); };
+  const auto attention = [&] { return flops_per_token(model, 50257, 12); };
   // Row t sees min(t, 3) keys; the integral of this over 8 rows is 3·8 − 3²/2: 3 − 9/16 keys per row.
   EXPECT_EQ(attention().attention, 12.0 * 12 * 768 * 3);
   EXPECT_EQ(attention().attention_causal, 12.0 * 12 * 768 * (3 - 9.0 / 16));
@@ -101,10 +101,14 @@ TEST(Flops, WindowsByHand) {
   model.window_full_every = 4;  // layers 3, 7 and 11, counted from 0
   EXPECT_EQ(attention().attention, 12.0 * 768 * (9 * 3 + 3 * 8));
   EXPECT_EQ(attention().attention_causal, 12.0 * 768 * (9 * (3 - 9.0 / 16) + 3 * 4));
+  const FlopsPerToken some = flops_per_token(model, 50257, 4);
+  EXPECT_EQ(some.recomputed, 169'869'312.0 / 3 + 4.0 * 768 * (3 * (3 - 9.0 / 16) + 4));
+  const FlopsPerToken shown = with_visible_share(some, 0.25);
+  EXPECT_EQ(shown.recomputed, 169'869'312.0 / 3 + 768 * (3 * (3 - 9.0 / 16) + 4));
   model.window = 8;  // as long as the sequence: no effect
   EXPECT_EQ(attention().attention, 12.0 * 12 * 768 * 8);
   EXPECT_EQ(attention().attention_causal, 12.0 * 12 * 768 * 4);
-  const FlopsPerToken half = with_visible_share(attention(), 0.5, config::Recompute::full);
+  const FlopsPerToken half = with_visible_share(attention(), 0.5);
   EXPECT_EQ(half.full(), attention().full());
   EXPECT_EQ(half.attention_causal, 12.0 * 12 * 768 * 2);
   EXPECT_EQ(half.recomputed, 169'869'312.0 + 4.0 * 12 * 768 * 2);
@@ -112,10 +116,11 @@ TEST(Flops, WindowsByHand) {
 
 TEST(Flops, RecomputationCountsForHardwareUtilisationOnly) {
   const config::Model model = gpt2_124m();
-  const FlopsPerToken none = flops_per_token(model, 50257, config::Recompute::none);
-  const FlopsPerToken selective = flops_per_token(model, 50257, config::Recompute::selective);
-  const FlopsPerToken full = flops_per_token(model, 50257, config::Recompute::full);
-  EXPECT_EQ(selective.recomputed, 0.0);
+  const FlopsPerToken none = flops_per_token(model, 50257, 0);
+  const FlopsPerToken some = flops_per_token(model, 50257, 5);
+  const FlopsPerToken full = flops_per_token(model, 50257, 12);
+  EXPECT_EQ(none.recomputed, 0.0);
+  EXPECT_EQ(some.recomputed, full.recomputed / 12 * 5);
   EXPECT_EQ(full.full(), none.full());
   // The forward pass of the blocks again: 2·84 934 656, and 2·L·d·s for causal scores and their GEMM with v.
   EXPECT_EQ(full.recomputed, 169'869'312.0 + 2.0 * 12 * 768 * 1024);
@@ -123,7 +128,7 @@ TEST(Flops, RecomputationCountsForHardwareUtilisationOnly) {
 }
 
 TEST(Flops, UtilisationIsAShareOfThePeak) {
-  const FlopsPerToken flops = flops_per_token(gpt2_124m(), 50257, config::Recompute::none);
+  const FlopsPerToken flops = flops_per_token(gpt2_124m(), 50257, 0);
   const Utilisation share = utilisation(flops, 1000.0, 2e12);
   EXPECT_DOUBLE_EQ(share.mfu, 854'438'400.0 * 1000 / 2e12);
   EXPECT_DOUBLE_EQ(share.mfu_causal, 797'815'296.0 * 1000 / 2e12);

@@ -134,6 +134,7 @@ const Case kCases[] = {
      "6:18: model.rope_beta_slow: ",
      {"33", "rope_beta_fast = 32"}},
     {"[model]\nnope_every = 4", "2:14: model.nope_every: ", {"4", "arch = \"gpt2\"", "arch = \"llama\""}},
+    {"[model]\nn_layer = 4\n[train]\nrecompute_layers = 5", "4:20: train.recompute_layers: ", {"5", "n_layer = 4"}},
     {"[model]\nwindow_full_every = 4", "2:21: model.window_full_every: ", {"4", "set window"}},
     {"[model]\nrope_type = 'dynamic'", "2:13: model.rope_type: ", {"default, linear, llama3, yarn", "dynamic"}},
     {"[model]\nn_kv_head = 5", "2:13: model.n_kv_head: ", {"n_head = 12", "n_kv_head = 5"}},

@@ -220,7 +220,7 @@ TEST_P(Families, ComputeTheLossesAndGradientsOfTheReference) {
     std::vector<std::string> sets;
     for (const std::string& set : family.sets) sets.push_back("model." + set);
     const config::Model model = config::load_text("", "x", sets, {.files = false}).model;
-    Rig rig(model, family.vocab, 1, {.recompute = GetParam()});
+    Rig rig(model, family.vocab, 1, {.train = {.recompute = GetParam()}});
     std::map<std::string, params::Param> params;
     for (const params::Param& param : rig.store.params()) params.emplace(param.name, param);
     Named weights;

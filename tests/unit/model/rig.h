@@ -36,7 +36,7 @@ inline config::Model to_config(const ModelSpec& spec) {
 
 struct RigOptions {
   DType compute = DType::f64;
-  config::Recompute recompute = config::Recompute::none;
+  config::Train train = {};  // recomputation
   int threads = 2;
   const optim::Rules* rules = nullptr;  // the store keeps their optimizer states; null: none
 };
@@ -50,7 +50,7 @@ class Rig {
         arena(device, Arena::Mode::heap),
         store(device, options.compute),
         strategy(store, config.n_layer),
-        model(device, store, strategy, config, vocab, options.recompute, seed),
+        model(device, store, strategy, config, vocab, options.train, seed),
         sink(store),
         has_dropout_(config.dropout > 0) {
     if (options.rules != nullptr) optim::keep_states(store, *options.rules);

@@ -133,22 +133,24 @@ TEST_P(EveryModel, RecomputationAndThreadsChangeNoBit) {
   const Case& c = GetParam();
   for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
     const Named weights = reference::random_weights(c.spec, kWeightSeed);
-    const auto run = [&](config::Recompute recompute, int threads) {
-      Rig rig(c.spec, {.compute = compute, .recompute = recompute, .threads = threads});
+    const auto run = [&](config::Recompute recompute, int64_t layers, int threads) {
+      Rig rig(c.spec,
+              {.compute = compute, .train = {.recompute = recompute, .recompute_layers = layers}, .threads = threads});
       rig.set_weights(weights);
       const double loss = rig.step({batch_of(c)});
       return std::pair{loss, rig.gradients()};
     };
-    const auto [loss, gradients] = run(config::Recompute::none, 1);
-    const auto expect_same = [&](config::Recompute recompute, int threads, const char* what) {
-      const auto [other_loss, other] = run(recompute, threads);
+    const auto [loss, gradients] = run(config::Recompute::none, 0, 1);
+    const auto expect_same = [&](config::Recompute recompute, int64_t layers, int threads, const char* what) {
+      const auto [other_loss, other] = run(recompute, layers, threads);
       EXPECT_EQ(other_loss, loss) << name_of(compute) << ", " << what;
       for (const auto& [name, values] : gradients)
         EXPECT_TRUE(other.at(name) == values) << name_of(compute) << ", " << what << ": " << name << " differs";
     };
-    expect_same(config::Recompute::none, 3, "three threads");
-    expect_same(config::Recompute::selective, 2, "selective recomputation");
-    expect_same(config::Recompute::full, 2, "full recomputation");
+    expect_same(config::Recompute::none, 0, 3, "three threads");
+    expect_same(config::Recompute::selective, 0, 2, "selective recomputation");
+    expect_same(config::Recompute::full, 0, 2, "full recomputation");
+    expect_same(config::Recompute::selective, 1, 2, "full recomputation of the first layer");
   }
 }
 

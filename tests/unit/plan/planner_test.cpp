@@ -161,9 +161,11 @@ TEST(Planner, RecomputationTradesTimeForMemory) {
   Config config = small({"parallel.tensor=4", "parallel.data=2", "train.micro_batch=8"});
   const Cluster cluster = cluster_file("frontera-rtx");
   double time = 0, memory = 1e30;
-  for (const config::Recompute recompute :
-       {config::Recompute::none, config::Recompute::selective, config::Recompute::full}) {
+  using config::Recompute;
+  for (const auto& [recompute, layers] :
+       {std::pair{Recompute::none, 0}, {Recompute::selective, 0}, {Recompute::selective, 1}, {Recompute::full, 0}}) {
     config.train.recompute = recompute;
+    config.train.recompute_layers = layers;
     const PlannedRun run = price_config(config, 1000, cluster);
     EXPECT_GE(run.time.total(), time);
     EXPECT_LE(static_cast<double>(run.plan.total), memory);

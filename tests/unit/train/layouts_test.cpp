@@ -55,6 +55,7 @@ TEST_P(Schedules, ChangeNoBit) {
     same("late messages", [](Config&) {}, {.threads = 2, .delay = 0.001});
     same("late messages and recomputation", [](Config& o) { o.train.recompute = Recompute::full; }, {.delay = 0.001});
     same("selective recomputation", [](Config& o) { o.train.recompute = Recompute::selective; });
+    same("full recomputation of the first layer", [](Config& o) { o.train.recompute_layers = 1; });
     same("split optimizer state", [](Config& o) { o.parallel.zero_stage = 1; });
     if (compute != DType::f64 && c.parallel.data > 1) {
       SCOPED_TRACE("moments in bf16");
