@@ -47,6 +47,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
           {"data", run.config.parallel.data},
           {"micro_batch", run.config.train.micro_batch},
           {"recompute", config::recompute_text(run.config)},
+          {"recompute_layers", run.config.train.recompute_layers},
           {"zero_stage", run.config.parallel.zero_stage},
           {"step_seconds", run.time.total()},
           {"parts", parts},
@@ -74,7 +75,8 @@ constexpr const char* kLegend =
 
 /// Marks the keys given by --free as not set, so that the planner searches over them.
 void free_keys(config::Config& config, std::vector<std::string> free) {
-  if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
+  if (std::ranges::count(free, "all") > 0)
+    free = {"parallel", "train.micro_batch", "train.recompute", "train.recompute_layers"};
   for (const std::string& word : free) {
     const bool known = std::ranges::any_of(
         config::keys(), [&](const config::Key& key) { return key.path() == word || key.section == word; });
@@ -83,6 +85,7 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
     std::erase_if(config.origins,
                   [&](const auto& given) { return given.first == word || given.first.starts_with(word + "."); });
   }
+  if (!config::is_given(config, "train.recompute_layers")) config.train.recompute_layers = 0;
 }
 
 /// Returns the vocabulary size. The data need not be on the planning machine if data.vocab_size is set.

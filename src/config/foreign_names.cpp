@@ -28,7 +28,6 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"activation_checkpointing", "train.recompute"},
       {"gradient_checkpointing", "train.recompute"},
       {"recompute_granularity", "train.recompute"},
-      {"recompute_num_layers", "train.recompute_layers"},
       {"block_size", "model.seq_len"},
       {"context_length", "model.seq_len"},
       {"seq_length", "model.seq_len"},
@@ -88,6 +87,10 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
       {"grad_accum", accumulation},
       {"gradient_accumulation", accumulation},
       {"gradient_accumulation_steps", accumulation},
+      {"recompute_num_layers",
+       "train.recompute_layers is the number of layers with recompute_method = block; for uniform, set train.recompute "
+       "= "
+       "\"full\""},
       {"epochs", length},
       {"num_train_epochs", length},
       {"fsdp", kFsdp},

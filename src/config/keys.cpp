@@ -207,9 +207,10 @@ void declare_train(std::vector<Key>& keys) {
   train.choice("recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"},
                "Activation recomputation (checkpointing) in backward, to save memory: none; selective: norms and "
                "activation functions; full: whole blocks.");
-  train.integer("recompute_layers", &Train::recompute_layers, 0, {.range = at_least(0), .unit = "layers"},
-                "Number of layers, counted from the first, that are recomputed as with \"full\"; recompute is for the "
-                "other layers. Each such layer saves memory and takes time.");
+  train.integer(
+      "recompute_layers", &Train::recompute_layers, 0, {.range = at_least(0), .unit = "layers"},
+      "Number of layers, counted from the first, that are recomputed as with \"full\"; recompute applies to the "
+      "remaining layers. Each of the former saves memory and takes time.");
   train.number("z_loss", &Train::z_loss, 0, {.range = between(0, 1)},
                "Coefficient of the z-loss, the mean square of the logarithm of the softmax denominator, which keeps "
                "logits small (PaLM: 1e-4); 0: none. Reported losses do not include it.");

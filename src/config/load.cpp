@@ -314,6 +314,8 @@ void Loader::warn_of_switched_off_keys() const {
       {!validates && c.train.eval_interval != 0, "train", "eval_interval",
        "there is no validation data (data.val, data.val_fraction)"},
       {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},
+      {c.train.recompute == Recompute::full, "train", "recompute_layers",
+       "train.recompute = \"full\" recomputes all layers"},
       {c.data.tokenizer.empty() && c.train.sample_interval != 0, "train", "sample_interval",
        "generating text requires data.tokenizer"},
   };

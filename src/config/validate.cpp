@@ -123,7 +123,7 @@ void check_batches(const Config& config, Checker& checker) {
       "global_batch = {} is not a multiple of micro_batch = {}; change one of them, such as global_batch = {}",
       train.global_batch, train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   checker.require(train.recompute_layers <= config.model.n_layer, {"train.recompute_layers", "model.n_layer"},
-                  "recompute_layers = {} is more than n_layer = {}; lower it, or set recompute = \"full\"",
+                  "recompute_layers = {} is more than n_layer = {}; lower it, or replace it with recompute = \"full\"",
                   train.recompute_layers, config.model.n_layer);
 }
 

@@ -153,10 +153,15 @@ class LayerCosts {
   Gradients gradients() const;
   /// Returns the bytes of one matrix's weights, optimizer state and, if it has memory of its own, gradient.
   double matrix_bytes(AxisSet cut, double in, double out, const Kept& kept, Gradients gradients) const;
-  /// Returns the bytes that a layer saves for its backward pass with this placement of the activations.
+  bool rebuilds() const { return config_.train.recompute == config::Recompute::selective; }
+  /// Returns the bytes of the residual stream, and how many tensors of its shape a layer saves for its backward pass
+  /// unless all of it is recomputed.
   double stream_bytes(const Spread& spread) const;
-  double attention_bytes(const Spread& spread) const;
-  double hidden_bytes(const Spread& spread) const;
+  double kept_streams() const;
+  /// Return the bytes that such a layer saves of attention and between up and down. `rebuilds`: backward rebuilds
+  /// outputs of norms and activation functions.
+  double attention_bytes(const Spread& spread, bool rebuilds) const;
+  double hidden_bytes(const Spread& spread, bool rebuilds) const;
   bool divides(const Spread& spread, double rows, double cols) const;
 
   const Cluster& cluster_;

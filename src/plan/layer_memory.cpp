@@ -20,18 +20,16 @@ LayerCosts::Gradients LayerCosts::gradients() const {
 }
 
 double LayerCosts::stream_bytes(const Spread& spread) const {
-  const bool rebuilds_norms = config_.train.recompute == config::Recompute::selective && !has_post_norms(config_.model);
-  const double kept = rebuilds_norms ? 2 : 4;
-  return (repeated() + (1 - repeated()) * kept) * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
+  return rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
 }
-double LayerCosts::attention_bytes(const Spread& spread) const {
+double LayerCosts::kept_streams() const { return rebuilds() && !has_post_norms(config_.model) ? 2 : 4; }
+double LayerCosts::attention_bytes(const Spread& spread, bool rebuilds) const {
   // q, k, v and the context; with qk_norm also q and k before their norms.
-  const bool keeps_both =
-      query_key_norm(config_.model) != config::QkNorm::none && config_.train.recompute != config::Recompute::selective;
+  const bool keeps_both = query_key_norm(config_.model) != config::QkNorm::none && !rebuilds;
   return (keeps_both ? 3 : 2) * rows_ * (queries_ + keys_) / ranks(spread.rows | spread.cols) * element_;
 }
-double LayerCosts::hidden_bytes(const Spread& spread) const {
-  const double kept = (gated_ ? 2 : 1) + (config_.train.recompute == config::Recompute::selective ? 0 : 1);
+double LayerCosts::hidden_bytes(const Spread& spread, bool rebuilds) const {
+  const double kept = (gated_ ? 2 : 1) + (rebuilds ? 0 : 1);
   return kept * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_;
 }
 
@@ -43,10 +41,14 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   };
   std::vector<Kind> kinds;
   double stays = 0;  // weights and states of all layers, and also gradients that have memory of their own
+  int64_t repeated = recomputed_layers(config_);  // the first ones
   for (const sharding::Layer& layer : layout.layers) {
-    const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
+    const double stream = stream_bytes(layer.stream);
+    const auto inside = [&](bool rebuilds) {
+      return attention_bytes(layer.attention, rebuilds) + hidden_bytes(layer.hidden, rebuilds);
+    };
     const auto count = static_cast<double>(layer.count);
-    double saved = stream_bytes(layer.stream) + (1 - repeated()) * inside, written = 0, moved = 0;
+    double written = 0, moved = 0;
     for (const Site site : sharding::kSites) {
       const LinearSharding& l = layer.at(site);
       const Matrix matrix = matrix_of(site);
@@ -67,8 +69,13 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
     const double gradients = rows_ * element_ *
                              (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
                               2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
-    kinds.push_back(
-        {count, saved, written, gradients + moved + (repeated() > 0 ? inside + 3 * stream_bytes(layer.stream) : 0)});
+    const double live = gradients + moved;
+    const int64_t whole = std::min(repeated, layer.count);
+    repeated -= whole;
+    if (whole > 0) kinds.push_back({static_cast<double>(whole), stream, written, live + inside(false) + 3 * stream});
+    if (whole < layer.count)
+      kinds.push_back(
+          {count - static_cast<double>(whole), kept_streams() * stream + inside(rebuilds()), written, live});
   }
   const sharding::VocabSpread& t = layout.table;
   // The head processes chunks of rows (parallel/vocab.h): their logits, and on a GPU also the gradients of the logits

@@ -155,10 +155,10 @@ void LayerCosts::add_costs(LayerSearch& layer) {
 void LayerCosts::set_memory(LayerSearch& layer, Gradients stored) const {
   std::vector<std::vector<double>>& memory = layer.problem.memory;
   memory.assign(kVariables, {});
-  const double kept = 1 - repeated();
-  for (const Spread& spread : layer.stream) memory[kStream].push_back(stream_bytes(spread));
-  for (const Spread& spread : layer.attention) memory[kAttention].push_back(kept * attention_bytes(spread));
-  for (const Spread& spread : layer.hidden) memory[kHidden].push_back(kept * hidden_bytes(spread));
+  const double kept = 1 - repeated(), streams = repeated() + kept * kept_streams();
+  for (const Spread& spread : layer.stream) memory[kStream].push_back(streams * stream_bytes(spread));
+  for (const Spread& spread : layer.attention) memory[kAttention].push_back(kept * attention_bytes(spread, rebuilds()));
+  for (const Spread& spread : layer.hidden) memory[kHidden].push_back(kept * hidden_bytes(spread, rebuilds()));
   for (const Site site : sharding::kSites)
     for (const LinearSharding& l : layer.linears[static_cast<size_t>(site)])
       memory[variable_of(site)].push_back(

@@ -42,7 +42,9 @@ std::string setup_of(const Json& start) {
   take(start.value("environment", Json::object()), {"device", "isa", "product_path", "ranks", "threads"});
   const Json config = start.value("config", Json::object());
   take(config, {"parallel", "offload"});
-  take(config.value("train", Json::object()), {"recompute", "recompute_layers"});
+  const Json train = config.value("train", Json::object());
+  take(train, {"recompute"});
+  setup["recompute_layers"] = train.value("recompute_layers", 0);  // older versions did not have it
   return setup.dump();
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures the largest resident memory of steps of GPT-2 124M at 4x1024 with each setting of recomputation, compared with
-PyTorch, and their price in time, in alternating runs. Prints Markdown.
+PyTorch, and their price in time, in alternating runs. Prints Markdown. PyTorch makes three steps: it
+allocates the moments at the end of the first, so that the second takes more memory; the trainer has them from the start.
 
     tests/bench/memory.py --trainer build/trainer --python build/torch-python/bin/python
 """
@@ -30,7 +31,7 @@ def trainer_step(args, compute, mode, layers):
 
 def torch_peak(args, variant):
     command = [args.python, HERE / "torch_gpt.py", "--config", CONFIG, "--dtype", variant, "--threads", str(args.threads),
-               "--warmup", "0", "--steps", "1"]
+               "--warmup", "0", "--steps", "3"]
     return machine.run_with_peak(command + [part for each in SETS for part in ("--set", each)])[1]
 
 
@@ -45,11 +46,11 @@ def main():
     parser.add_argument("--steps", type=int, default=2, help="steps of a run")
     args = parser.parse_args()
     settings = [("none", 0), ("selective", 0), *(("selective", layers) for layers in args.layers), ("full", 0)]
-    print(machine.cpu())
+    print(*machine.cpu())
     for compute in args.compute:
         peaks = {variant: torch_peak(args, variant) for variant in TORCH[compute] if args.python}
         runs = [{s: trainer_step(args, compute, *s) for s in settings} for _ in range(args.rounds)]
-        print(f"\n{compute}; PyTorch: " + ", ".join(f"{name} {peak / 2**30:.2f} GiB" for name, peak in peaks.items()))
+        print("\n" + ", ".join([compute, *(f"PyTorch ({name}) {peak / 2**30:.2f} GiB" for name, peak in peaks.items())]))
         print("| `train.recompute` | " + "".join(f"of {name} | " for name in peaks) + "GiB | time | of none |")
         print("|---" * (4 + len(peaks)) + "|")
         for setting in settings:

@@ -37,6 +37,9 @@ class Memory(rig.Runs):
     def test_full_recomputation(self):
         self.holds("model.n_layer=4", "model.d_model=128", "model.n_head=4", "model.seq_len=64", "train.recompute=full")
 
+    def test_full_recomputation_of_some_layers(self):
+        self.holds("model.n_layer=6", "model.d_model=128", "model.n_head=4", "model.seq_len=64", "train.recompute_layers=4")
+
     def test_optimizer_offload_on_a_cpu(self):
         sets = ["model.n_layer=4", "model.d_model=128", "model.n_head=4", "model.seq_len=64", "offload.subgroup=65536"]
         self.holds(*sets, "offload.optimizer=cpu")
