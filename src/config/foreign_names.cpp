@@ -88,9 +88,8 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
       {"gradient_accumulation", accumulation},
       {"gradient_accumulation_steps", accumulation},
       {"recompute_num_layers",
-       "train.recompute_layers is the number of layers with recompute_method = block; for uniform, set train.recompute "
-       "= "
-       "\"full\""},
+       "train.recompute_layers is the number of layers with recompute_method = block; for uniform, set "
+       "train.recompute = \"full\""},
       {"epochs", length},
       {"num_train_epochs", length},
       {"fsdp", kFsdp},

@@ -210,7 +210,7 @@ void declare_train(std::vector<Key>& keys) {
   train.integer(
       "recompute_layers", &Train::recompute_layers, 0, {.range = at_least(0), .unit = "layers"},
       "Number of layers, counted from the first, that are recomputed as with \"full\"; recompute applies to the "
-      "remaining layers. Each of the former saves memory and takes time.");
+      "remaining layers. A larger number takes more time and saves memory, up to a number that depends on the model.");
   train.number("z_loss", &Train::z_loss, 0, {.range = between(0, 1)},
                "Coefficient of the z-loss, the mean square of the logarithm of the softmax denominator, which keeps "
                "logits small (PaLM: 1e-4); 0: none. Reported losses do not include it.");

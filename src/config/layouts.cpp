@@ -382,7 +382,9 @@ void drop_other_strategies(Config& config) {
 }
 
 std::string recompute_text(const Config& config) {
-  return std::get<std::string>(find_key("train", "recompute")->get(config));
+  std::string text = std::get<std::string>(find_key("train", "recompute")->get(config));
+  if (config.train.recompute_layers > 0) text += format("+{}", config.train.recompute_layers);
+  return text;
 }
 
 std::string layout_text(const Config& config) {

@@ -94,7 +94,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   const size_t shown = std::min(top, plan.runs.size());
   size_t width = 26;  // width of the layout column
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
-  text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
+  text += format("{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "row",
                  "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "exposed", "optimizer",
                  "memory", "wire bytes", "tokens/s", "mfu", "slower by");
   for (size_t i = 0; i < shown; ++i) {
@@ -104,7 +104,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
       notes.push_back(std::move(slower));
     for (const std::string& name : other_names(run.config)) notes.push_back("also " + name);
     text +=
-        format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
+        format("{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
                i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config),
                ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
                ms(run.time.optimizer + run.time.offload), format_bytes(run.plan.total), format_bytes(bytes_of(run)),

@@ -140,6 +140,7 @@ std::vector<std::string> other_names(const Config& config) {
 
 void Choice::set(Config& config) const {
   config.train.recompute = recompute;
+  config.train.recompute_layers = recompute_layers;
   config.parallel.zero_stage = zero_stage;
   config.offload.optimizer = offload;
 }
@@ -151,10 +152,11 @@ std::vector<Choice> choices(const Config& config, const Cluster& cluster) {
   for (const config::OffloadOptimizer offload : offloads)
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       if (config::is_given(config, "train.recompute") && recompute != config.train.recompute) continue;
+      const int64_t layers = recompute == Recompute::full ? 0 : config.train.recompute_layers;
       for (const int64_t zero : {0, 1})
         if (config::is_given(config, "parallel.zero_stage") ? zero == config.parallel.zero_stage
                                                             : zero == 0 || config.parallel.data > 1)
-          all.push_back({recompute, zero, offload});
+          all.push_back({recompute, layers, zero, offload});
     }
   return all;
 }

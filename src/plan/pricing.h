@@ -15,6 +15,7 @@ namespace trainer::plan {
 /// (ZeRO-1), and where that state is stored; with the additive model's estimates of time and memory.
 struct Choice {
   config::Recompute recompute = config::Recompute::none;
+  int64_t recompute_layers = 0;
   int64_t zero_stage = 0;
   config::OffloadOptimizer offload = config::OffloadOptimizer::none;
   double seconds = 0, bytes = 0;

@@ -68,7 +68,7 @@ std::string to_text(const std::vector<ScalingPoint>& points, const Cluster& clus
   size_t width = 26;  // width of the layout column
   for (const ScalingPoint& point : points)
     if (point.run) width = std::max(width, point.run->layout.size());
-  std::string text = format("{:>7} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>10} {:>7} {:>10} {:>9} {:>9} {:>10} {:>9}\n",
+  std::string text = format("{:>7} {:<12} {:<{}} {:>5} {:<12} {:>10} {:>10} {:>7} {:>10} {:>9} {:>9} {:>10} {:>9}\n",
                             "devices", "strategy", "layout", width, "batch", "recompute", "ms/step", "tokens/s", "mfu",
                             "efficiency", "memory", "time", hours_name(cluster), "price");
   for (const ScalingPoint& point : points) {
@@ -78,7 +78,7 @@ std::string to_text(const std::vector<ScalingPoint>& points, const Cluster& clus
     }
     const PlannedRun& run = *point.run;
     const RunCost cost = cost_of(run, cluster);
-    text += format("{:>7} {:<12} {:<{}} {:>5} {:<9} {:>10.4g} {:>10} {:>7} {:>10} {:>9} {:>9} {:>10} {:>9}\n",
+    text += format("{:>7} {:<12} {:<{}} {:>5} {:<12} {:>10.4g} {:>10} {:>7} {:>10} {:>9} {:>9} {:>10} {:>9}\n",
                    point.devices, run.strategy, run.layout, width, run.config.train.micro_batch,
                    config::recompute_text(run.config), run.time.total() * 1e3, format_count(run.tokens_per_s),
                    format_percent(run.mfu), format_percent(efficiency(points, point)),

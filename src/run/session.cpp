@@ -40,7 +40,7 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
   std::string reasons;
   config::Config chosen = plan::choose_strategy(world, config, data::planned_vocab(config), machine, reasons);
   if (world.first())
-    log::info("strategy \"auto\" chose {} with {}, micro_batch = {} and recompute = \"{}\":\n{}",
+    log::info("strategy \"auto\" chose {} with {}, micro_batch = {} and recomputation {}:\n{}",
               chosen.parallel.strategy, config::layout_text(chosen), chosen.train.micro_batch,
               config::recompute_text(chosen), reasons);
   return chosen;

@@ -174,6 +174,14 @@ TEST(Planner, RecomputationTradesTimeForMemory) {
   }
 }
 
+TEST(Planner, KeepsTheNumberOfRecomputedLayersWhereItHasAnEffect) {
+  const std::vector<plan::Choice> all =
+      plan::choices(small({"train.recompute_layers=1"}), cluster_file("frontera-rtx"));
+  EXPECT_GE(all.size(), 6u);
+  for (const Choice& choice : all)
+    EXPECT_EQ(choice.recompute_layers, choice.recompute == config::Recompute::full ? 0 : 1);
+}
+
 // If offload.optimizer is not set, less memory may list more layouts: offload is tried where memory is short. It may
 // also list more sharding specs, those found for each size, so only named layouts are counted.
 TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
