@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 
@@ -49,6 +50,20 @@ void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine
   if (!machine.gpu) plan.total += bytes;
 }
 
+/// Returns the smallest number of layers whose full recomputation makes the run fit, if that of all layers does.
+int64_t fewest_layers(config::Config config, const std::function<bool(const config::Config&)>& fits) {
+  int64_t least = 1, most = config.model.n_layer;
+  config.train.recompute = config::Recompute::selective;
+  while (least < most) {
+    const int64_t layers = config.train.recompute_layers = (least + most) / 2;
+    if (fits(config))
+      most = layers;
+    else
+      least = layers + 1;
+  }
+  return most;
+}
+
 /// Returns the smallest change to the micro-batch and recomputation that makes the run fit; empty: there is none.
 std::string working_change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
   const auto fits = [&](const config::Config& changed) {
@@ -64,7 +79,13 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
                                      {config::Recompute::full, "full"}}) {
       if (mode < config.train.recompute) continue;
       changed.train.recompute = mode;
-      if (fits(changed)) return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
+      if (!fits(changed)) continue;
+      const bool whole = mode != config::Recompute::full || config.train.recompute == mode;
+      const int64_t layers = whole ? config.model.n_layer : fewest_layers(changed, fits);
+      if (layers == config.model.n_layer)
+        return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
+      return format("train.micro_batch = {} with train.recompute = \"selective\" and train.recompute_layers = {} fits",
+                    micro, layers);
     }
   }
   return {};

@@ -54,7 +54,16 @@ TEST(RunPlan, MemoryThatDoesNotFitIsRejectedWithAChangeThatDoes) {
   const auto require = [&] {
     setup::require_memory(setup::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine);
   };
-  expect_error(Code::plan, {"train.micro_batch = 1", "train.recompute = \"full\""}, require);
+  c.train.recompute = config::Recompute::full;
+  expect_error(Code::plan, {"train.micro_batch = 1 with train.recompute = \"full\" fits"}, require);
+  c.train.recompute = config::Recompute::none;
+  c.model.n_layer = 8;
+  small = c;
+  small.train.recompute = config::Recompute::selective;
+  small.train.recompute_layers = 3;
+  machine.memory_limit = setup::plan_run(small, kTinyVocab, machine, true).total;
+  expect_error(Code::plan, {"micro_batch = 4", "train.recompute = \"selective\" and train.recompute_layers = 3 fits"},
+               require);
   machine.memory_limit = 1000;
   EXPECT_THROW(require(), Error);
 }
