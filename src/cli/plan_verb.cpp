@@ -46,7 +46,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
           {"other_names", plan::other_names(run.config)},
           {"data", run.config.parallel.data},
           {"micro_batch", run.config.train.micro_batch},
-          {"recompute", std::get<std::string>(config::find_key("train", "recompute")->get(run.config))},
+          {"recompute", config::kRecomputeNames[static_cast<size_t>(run.config.train.recompute)]},
           {"recompute_layers", run.config.train.recompute_layers},
           {"zero_stage", run.config.parallel.zero_stage},
           {"step_seconds", run.time.total()},

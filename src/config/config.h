@@ -175,6 +175,8 @@ struct Train {
   double z_loss = 0;  // coefficient; 0: none
   bool cuda_graph = false;
 };
+/// The names of Recompute, in order.
+inline constexpr const char* kRecomputeNames[] = {"none", "selective", "full"};
 /// Returns what is recomputed of a layer, counted from 0.
 inline Recompute recompute_of(const Train& train, int64_t layer) {
   return layer < train.recompute_layers ? Recompute::full : train.recompute;

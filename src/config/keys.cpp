@@ -191,57 +191,6 @@ void declare_data(std::vector<Key>& keys) {
                "Documents that share a sequence do not see each other in attention, in training and validation.");
 }
 
-void declare_train(std::vector<Key>& keys) {
-  Declare<Train> train(keys, "train", &Config::train);
-  train.integer(
-      "steps", &Train::steps, 0,
-      {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or as many as train.tokens needs"},
-      "Length of the run; give either steps or tokens.");
-  train.integer(
-      "tokens", &Train::tokens, 0, {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
-      "Length of the run in training tokens, rounded up to whole steps; tokens trained before a resume are included.");
-  train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
-                "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
-  train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
-                "Sequences per replica in one forward and backward pass; raise it for speed, lower it to save memory.");
-  train.choice("recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"},
-               "Activation recomputation (checkpointing) in backward, to save memory: none; selective: norms and "
-               "activation functions; full: whole blocks.");
-  train.integer(
-      "recompute_layers", &Train::recompute_layers, 0, {.range = at_least(0), .unit = "layers"},
-      "Number of layers, counted from the first, that are recomputed as with \"full\"; recompute applies to the "
-      "remaining layers. A larger number takes more time and saves memory, up to a number that depends on the model.");
-  train.number("z_loss", &Train::z_loss, 0, {.range = between(0, 1)},
-               "Coefficient of the z-loss, the mean square of the logarithm of the softmax denominator, which keeps "
-               "logits small (PaLM: 1e-4); 0: none. Reported losses do not include it.");
-  train.integer("eval_interval", &Train::eval_interval, 250, {.range = at_least(0), .unit = "steps"},
-                "Steps between evaluations; 0: only after the last step.");
-  train.integer("eval_batches", &Train::eval_batches, 16,
-                {.range = at_least(0), .unit = "groups of global_batch windows"},
-                "Amount of validation data per evaluation, taken from its start; 0: all of it.");
-  train.integer("sample_interval", &Train::sample_interval, -1,
-                {.range = at_least(0), .unit = "steps", .derived = "a single sample, after the last step"},
-                "Steps between generated samples; 0: no samples.");
-  train.string("sample_prompt", &Train::sample_prompt, "\n", {},
-               "Prompt of the samples; empty: no samples unless sample_interval is set.");
-  train.integer("sample_tokens", &Train::sample_tokens, 100, {.range = between(1, 1e6), .unit = "tokens"},
-                "Length of a sample.");
-  train.integer(
-      "max_skipped_steps", &Train::max_skipped_steps, 10, {.range = at_least(0), .unit = "steps"},
-      "Consecutive steps with a non-finite loss or gradient that are skipped before the run ends with status 6.");
-  train.number(
-      "skip_sigma", &Train::skip_sigma, 0, {.range = at_least(0)},
-      "Skip the update of a step whose loss or gradient norm exceeds the mean of the last skip_window steps by "
-      "more than this number of standard deviations, such as 6; 0: never. Needs 64 earlier steps; skipped steps "
-      "count for max_skipped_steps.");
-  train.integer("skip_window", &Train::skip_window, 128, {.range = between(64, 1e5), .unit = "steps"},
-                "Earlier steps, skipped ones included, that skip_sigma compares a step with.");
-  train.boolean(
-      "cuda_graph", &Train::cuda_graph, false,
-      "Capture micro-steps on a GPU as CUDA graphs and replay them, which saves work on the host; results are bitwise "
-      "identical. Ignored, with a note in the log, with dropout or if ranks communicate within a micro-step.");
-}
-
 void declare_precision(std::vector<Key>& keys) {
   Declare<Precision> precision(keys, "precision", &Config::precision);
   precision.choice(

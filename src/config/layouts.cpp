@@ -381,12 +381,6 @@ void drop_other_strategies(Config& config) {
   }
 }
 
-std::string recompute_text(const Config& config) {
-  std::string text = std::get<std::string>(find_key("train", "recompute")->get(config));
-  if (config.train.recompute_layers > 0) text += format("+{}", config.train.recompute_layers);
-  return text;
-}
-
 std::string layout_text(const Config& config) {
   const Parallel& p = config.parallel;
   std::string text = format("{} {}", extents_key(config).name, fmt::join(extents(config), " x "));

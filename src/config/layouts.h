@@ -74,8 +74,6 @@ bool needs_spec(const Config& config);
 /// Resets the keys of all other strategies to their defaults.
 void drop_other_strategies(Config& config);
 
-/// Returns "none", "selective" or "full"; with recompute_layers = 3, "none+3" or "selective+3".
-std::string recompute_text(const Config& config);
 /// Returns "tensor 4, data 2", "grid 2 x 2 x 1, data 4".
 std::string layout_text(const Config& config);
 

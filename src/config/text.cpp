@@ -167,6 +167,12 @@ std::string show(const Config& config) {
   return out;
 }
 
+std::string recompute_text(const Train& train) {
+  std::string text = kRecomputeNames[static_cast<size_t>(train.recompute)];
+  if (train.recompute_layers > 0) text += format("+{}", train.recompute_layers);
+  return text;
+}
+
 std::string reference() {
   std::string out =
       "# Every key of a configuration with its meaning, choices, range, unit and default. Written by\n"

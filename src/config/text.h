@@ -16,6 +16,9 @@ std::string to_toml(const Config& config);
 /// --set).
 std::string show(const Config& config);
 
+/// Returns "none", "selective" or "full"; with recompute_layers = 3, "none+3" or "selective+3".
+std::string recompute_text(const Train& train);
+
 /// Returns all keys with default, range, unit and meaning: configs/reference.toml.
 std::string reference();
 

@@ -41,7 +41,7 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   };
   std::vector<Kind> kinds;
   double stays = 0;  // weights and states of all layers, and also gradients that have memory of their own
-  int64_t repeated = recomputed_layers(config_);  // the first ones
+  int64_t whole_left = recomputed_layers(config_);  // the first ones; not yet in `kinds`
   for (const sharding::Layer& layer : layout.layers) {
     const double stream = stream_bytes(layer.stream);
     const auto inside = [&](bool rebuilds) {
@@ -70,8 +70,8 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
                              (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
                               2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
     const double live = gradients + moved;
-    const int64_t whole = std::min(repeated, layer.count);
-    repeated -= whole;
+    const int64_t whole = std::min(whole_left, layer.count);
+    whole_left -= whole;
     if (whole > 0) kinds.push_back({static_cast<double>(whole), stream, written, live + inside(false) + 3 * stream});
     if (whole < layer.count)
       kinds.push_back(

@@ -103,12 +103,12 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
     if (std::string slower = i == 0 ? "" : what_is_slower(run, plan.runs.front()); !slower.empty())
       notes.push_back(std::move(slower));
     for (const std::string& name : other_names(run.config)) notes.push_back("also " + name);
-    text +=
-        format("{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
-               i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config),
-               ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
-               ms(run.time.optimizer + run.time.offload), format_bytes(run.plan.total), format_bytes(bytes_of(run)),
-               format_count(run.tokens_per_s), format_percent(run.mfu), fmt::join(notes, "; "));
+    text += format(
+        "{:>4} {:<12} {:<{}} {:>5} {:<12} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n", i + 1,
+        run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config.train),
+        ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
+        ms(run.time.optimizer + run.time.offload), format_bytes(run.plan.total), format_bytes(bytes_of(run)),
+        format_count(run.tokens_per_s), format_percent(run.mfu), fmt::join(notes, "; "));
   }
   if (!plan.runs.empty() && !plan.runs.front().plan.offload)
     text += format("update of row 1: {}\n",

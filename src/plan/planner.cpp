@@ -14,6 +14,7 @@
 #include "config/keys.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
+#include "config/text.h"
 #include "plan/layout_search.h"
 #include "plan/update_time.h"
 
@@ -344,7 +345,7 @@ class Planning {
     std::erase_if(plan_.runs, [&](const PlannedRun& run) {
       if (!config::has_spec(run.config)) return false;
       const std::string text =
-          format("{}, {}, {}", run.layout, run.config.train.micro_batch, config::recompute_text(run.config));
+          format("{}, {}, {}", run.layout, run.config.train.micro_batch, config::recompute_text(run.config.train));
       return !shown.insert(text).second;
     });
   }
@@ -388,7 +389,7 @@ std::string why_nothing_fits(const Plan& plan) {
   return format(
       "no layout fits into {} of memory per rank: the smallest, {} with {}, recomputation {} and micro_batch = {}, "
       "needs {}, of which {} takes {}; use devices with at least {} of memory, or more devices",
-      format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config),
+      format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config.train),
       run.config.train.micro_batch, format_bytes(run.plan.total), largest->first, format_bytes(largest->second),
       format_bytes(run.plan.total));
 }

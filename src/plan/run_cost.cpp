@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "config/layouts.h"
+#include "config/text.h"
 #include "plan/plan_text.h"
 
 namespace trainer::plan {
@@ -80,7 +81,7 @@ std::string to_text(const std::vector<ScalingPoint>& points, const Cluster& clus
     const RunCost cost = cost_of(run, cluster);
     text += format("{:>7} {:<12} {:<{}} {:>5} {:<12} {:>10.4g} {:>10} {:>7} {:>10} {:>9} {:>9} {:>10} {:>9}\n",
                    point.devices, run.strategy, run.layout, width, run.config.train.micro_batch,
-                   config::recompute_text(run.config), run.time.total() * 1e3, format_count(run.tokens_per_s),
+                   config::recompute_text(run.config.train), run.time.total() * 1e3, format_count(run.tokens_per_s),
                    format_percent(run.mfu), format_percent(efficiency(points, point)),
                    format_bytes(static_cast<double>(run.plan.total)), format_duration(cost.seconds),
                    format_count(cost.device_hours), price_text(cost.price));

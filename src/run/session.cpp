@@ -7,6 +7,7 @@
 #include "comm/gpu_transport.h"
 #include "config/layouts.h"
 #include "config/resolve.h"
+#include "config/text.h"
 #include "huggingface/model_config.h"
 #include "plan/prediction.h"
 #include "run/planning.h"
@@ -42,7 +43,7 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
   if (world.first())
     log::info("strategy \"auto\" chose {} with {}, micro_batch = {} and recomputation {}:\n{}",
               chosen.parallel.strategy, config::layout_text(chosen), chosen.train.micro_batch,
-              config::recompute_text(chosen), reasons);
+              config::recompute_text(chosen.train), reasons);
   return chosen;
 }
 

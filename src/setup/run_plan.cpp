@@ -50,7 +50,8 @@ void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine
   if (!machine.gpu) plan.total += bytes;
 }
 
-/// Returns the smallest number of layers whose full recomputation makes the run fit, if that of all layers does.
+/// Returns the smallest number of layers whose full recomputation, next to selective recomputation of the remaining
+/// ones, makes the run fit, if full recomputation of all layers does.
 int64_t fewest_layers(config::Config config, const std::function<bool(const config::Config&)>& fits) {
   int64_t least = 1, most = config.model.n_layer;
   config.train.recompute = config::Recompute::selective;
@@ -74,16 +75,15 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
     if (config.train.global_batch % (micro * std::max<int64_t>(1, config.parallel.data)) != 0) continue;
     changed.train.micro_batch = micro;
     if (!config::layout_fits(changed)) continue;
-    for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"},
-                                     {config::Recompute::selective, "selective"},
-                                     {config::Recompute::full, "full"}}) {
+    for (const auto mode : {config::Recompute::none, config::Recompute::selective, config::Recompute::full}) {
       if (mode < config.train.recompute) continue;
       changed.train.recompute = mode;
       if (!fits(changed)) continue;
       const bool whole = mode != config::Recompute::full || config.train.recompute == mode;
       const int64_t layers = whole ? config.model.n_layer : fewest_layers(changed, fits);
       if (layers == config.model.n_layer)
-        return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
+        return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro,
+                      config::kRecomputeNames[static_cast<size_t>(mode)]);
       return format("train.micro_batch = {} with train.recompute = \"selective\" and train.recompute_layers = {} fits",
                     micro, layers);
     }

@@ -80,7 +80,9 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
   store_.weights().expect_micro_batches(accumulation());
-  if (recompute_of(config.train, 0) != config::Recompute::none) store_.weights().save_memory_if_few();
+  // If any layer is recomputed, the first one is.
+  const bool recomputes = recompute_of(config.train, 0) != config::Recompute::none;
+  if (recomputes) store_.weights().save_memory_if_few();
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
