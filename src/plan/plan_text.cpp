@@ -227,4 +227,15 @@ std::string emitted(const PlannedRun& run, const Cluster& cluster) {
   return text + config::to_toml(config);
 }
 
+std::string why_nothing_fits(const Plan& plan) {
+  const PlannedRun& run = plan.too_large.front();
+  const auto largest = std::ranges::max_element(run.plan.memory, {}, [](const auto& part) { return part.second; });
+  return format(
+      "no layout fits into {} of memory per rank: the smallest, {} with {}, recomputation {} and micro_batch = {}, "
+      "needs {}, of which {} takes {}; use devices with at least {} of memory, or more devices",
+      format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config.train),
+      run.config.train.micro_batch, format_bytes(run.plan.total), largest->first, format_bytes(largest->second),
+      format_bytes(run.plan.total));
+}
+
 }  // namespace trainer::plan

@@ -36,4 +36,7 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
 /// hardware.profile, so that the run can predict its step time.
 std::string emitted(const PlannedRun& run, const Cluster& cluster);
 
+/// Explains why nothing fits: the smallest layout, its largest category of memory, and the memory that it needs.
+std::string why_nothing_fits(const Plan& plan);
+
 }  // namespace trainer::plan

@@ -139,6 +139,7 @@ class Planning {
     if (as_specs_) write_as_specs();
     keep_fastest_specs();
     confirm(request_.shown);
+    recompute_less();
     plan_.spares_bf16_gradients = !plan_.runs.empty() && !request_.bf16_gradients &&
                                   !config::is_given(request_.config, "parallel.rs_dtype") &&
                                   scatters_in_fp32(plan_.runs.front());
@@ -236,6 +237,13 @@ class Planning {
     }
   }
 
+  /// Makes the runs that are shown recompute no more layers than necessary.
+  void recompute_less() {
+    for_each(std::min(request_.shown, plan_.runs.size()), request_.threads,
+             [&](size_t i) { pricer_.recompute_less(plan_.runs[i], Depth::all); });
+    sort_in({});
+  }
+
   template <typename... Args>
   void leave_out(fmt::format_string<Args...> text, Args&&... args) {
     plan_.left_out.push_back(format(text, std::forward<Args>(args)...));
@@ -290,9 +298,10 @@ class Planning {
     add(std::move(variants));
   }
 
-  /// Resets the offload settings of a priced layout to those of the request.
+  /// Resets the offload settings and the number of recomputed layers of a priced layout to those of the request.
   Config reopened(Config config) const {
     config.offload = request_.config.offload;
+    config.train.recompute_layers = request_.config.train.recompute_layers;
     return config;
   }
 
@@ -381,17 +390,6 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
   Plan plan = Planning(open, cluster, as_specs).run();
   plan.seconds = now_seconds() - begin;
   return plan;
-}
-
-std::string why_nothing_fits(const Plan& plan) {
-  const PlannedRun& run = plan.too_large.front();
-  const auto largest = std::ranges::max_element(run.plan.memory, {}, [](const auto& part) { return part.second; });
-  return format(
-      "no layout fits into {} of memory per rank: the smallest, {} with {}, recomputation {} and micro_batch = {}, "
-      "needs {}, of which {} takes {}; use devices with at least {} of memory, or more devices",
-      format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config.train),
-      run.config.train.micro_batch, format_bytes(run.plan.total), largest->first, format_bytes(largest->second),
-      format_bytes(run.plan.total));
 }
 
 }  // namespace trainer::plan

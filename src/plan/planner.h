@@ -10,7 +10,8 @@
 //   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
 //   5. refine      the fastest layout as a sharding spec by moving to faster neighbours
 //                  (Plan::left_out lists what steps 2 to 5 did not try)
-//   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory is exact
+//   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory is exact; those that
+//                  recompute all layers then recompute only as many as they need to fit
 #include <string>
 #include <vector>
 
@@ -44,8 +45,5 @@ struct Plan {
 /// Plans a run. Throws Code::config when no layout of this many devices fits the model, naming the rule that the
 /// nearest layout violates, and when the cluster file lacks a required table. A plan in which nothing fits has no runs.
 Plan plan_layouts(const PlanRequest& request, const Cluster& cluster);
-
-/// Explains why nothing fits: the smallest layout, its largest category of memory, and the memory that it needs.
-std::string why_nothing_fits(const Plan& plan);
 
 }  // namespace trainer::plan

@@ -3,6 +3,7 @@
 #include "plan/offload_time.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "base/error.h"
@@ -50,9 +51,9 @@ bool fits(const RunPlan& plan, const Cluster& cluster, int64_t limit) {
 }
 
 /// Returns a + factor · (b − a).
-int64_t on_line(int64_t a, int64_t b, int64_t factor) { return a + factor * (b - a); }
+int64_t on_line(int64_t a, int64_t b, double factor) { return a + std::llround(factor * static_cast<double>(b - a)); }
 template <typename Map>
-Map on_line(const Map& a, const Map& b, int64_t factor) {
+Map on_line(const Map& a, const Map& b, double factor) {
   Map line = a;
   for (const auto& [key, value] : b) line.try_emplace(key);
   for (auto& [key, value] : line) {
@@ -62,8 +63,17 @@ Map on_line(const Map& a, const Map& b, int64_t factor) {
   return line;
 }
 
+RunPlan on_line(const RunPlan& a, const RunPlan& b, double factor) {
+  RunPlan line = b;
+  line.memory = on_line(a.memory, b.memory, factor);
+  line.comm_bytes = on_line(a.comm_bytes, b.comm_bytes, factor);
+  line.parameters = on_line(a.parameters, b.parameters, factor);
+  line.total = on_line(a.total, b.total, factor);
+  return line;
+}
+
 /// Sets the payload of scalar exchanges to that of a deeper model: their time is not linear in it.
-void deepen_scalars(Program& less, Program& more, int64_t factor) {
+void deepen_scalars(Program& less, Program& more, double factor) {
   auto before = less.begin();
   for (Event& event : more) {
     if (!is_scalar_exchange(event)) continue;
@@ -186,11 +196,11 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
     run.plan = step.plan;
   } else {
     StepProgram less = record(kFewLayers - 1), more = record(kFewLayers);
-    const int64_t factor = layers - kFewLayers + 1;
+    const auto factor = static_cast<double>(layers - kFewLayers + 1);
     for (Program StepProgram::*const program : {&StepProgram::first, &StepProgram::middle, &StepProgram::last})
       deepen_scalars(less.*program, more.*program, factor);
     run.time = extrapolate(plan::price(less, cluster_, machine_.compute), plan::price(more, cluster_, machine_.compute),
-                           static_cast<double>(factor));
+                           factor);
     // The matrices of the busiest rank are not proportional to the layers.
     const auto orthogonalization = [&](int64_t recorded) {
       Config config = run.config;
@@ -198,13 +208,8 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
       return cluster_.skew * orthogonalization_seconds(cluster_, config, machine_.compute);
     };
     const double less_of_it = orthogonalization(kFewLayers - 1), more_of_it = orthogonalization(kFewLayers);
-    run.time.optimizer +=
-        orthogonalization(layers) - less_of_it - static_cast<double>(factor) * (more_of_it - less_of_it);
-    run.plan = more.plan;
-    run.plan.memory = on_line(less.plan.memory, more.plan.memory, factor);
-    run.plan.comm_bytes = on_line(less.plan.comm_bytes, more.plan.comm_bytes, factor);
-    run.plan.parameters = on_line(less.plan.parameters, more.plan.parameters, factor);
-    run.plan.total = on_line(less.plan.total, more.plan.total, factor);
+    run.time.optimizer += orthogonalization(layers) - less_of_it - factor * (more_of_it - less_of_it);
+    run.plan = on_line(less.plan, more.plan, factor);
     if (less.plan.backward_peaks && more.plan.backward_peaks) {
       const auto peak = [&](size_t i) {
         return on_line((*less.plan.backward_peaks)[i], (*more.plan.backward_peaks)[i], factor);
@@ -223,6 +228,10 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
                           last_backward_seconds(run.time.compute() / static_cast<double>(more.accumulation)));
     run.plan.flops = config::flops_per_token(run.config.model, vocab_, recomputed_layers(run.config));
   }
+  conclude(run);
+}
+
+void Pricer::conclude(PlannedRun& run) const {
   if (!cluster_.cpu) run.plan.total = memory_of(run.plan).device;
   run.fits = fits(run.plan, cluster_, machine_.memory_limit);
   const double tokens = static_cast<double>(run.config.train.global_batch * run.config.model.seq_len);
@@ -234,19 +243,24 @@ void Pricer::price_choices(PlannedRun& run, Depth depth) const {
   constexpr double kEqual = 1.02;  // estimates closer than this factor count as equal
   constexpr auto kOnDevice = config::OffloadOptimizer::none;
   std::optional<PlannedRun> fastest, smallest;
-  double least = 0;  // estimate of the first choice that fits
+  double least = 0;           // estimate of the first choice that fits
+  Recompute recomputed = {};  // recomputation of the fastest choice
   for (const Choice& choice : run.choices) {
     // If everything fits on the device, saving more memory is never faster.
-    const bool saves_more = fastest && !fastest->plan.offload &&
-                            (choice.recompute > fastest->config.train.recompute || choice.offload != kOnDevice);
+    const bool saves_more =
+        fastest && !fastest->plan.offload && (choice.recompute > recomputed || choice.offload != kOnDevice);
     if (fastest && (saves_more || choice.seconds > kEqual * least)) continue;
     PlannedRun tried = run;
     choice.set(tried.config);
     tried.layout = config::layout_text(tried.config);
     price(tried, depth);
     if (choice.offload == config::OffloadOptimizer::interleaved) price_interleaved(tried, depth);
+    if (choice.recompute == Recompute::full) recompute_less(tried, depth);
     if (tried.fits && !fastest) least = choice.seconds;
-    if (tried.fits && (!fastest || tried.time.total() < fastest->time.total())) fastest = tried;
+    if (tried.fits && (!fastest || tried.time.total() < fastest->time.total())) {
+      fastest = tried;
+      recomputed = choice.recompute;
+    }
     if (!smallest || tried.plan.total < smallest->plan.total) smallest = std::move(tried);
   }
   run = fastest ? std::move(*fastest) : std::move(*smallest);
@@ -263,6 +277,39 @@ void Pricer::price_interleaved(PlannedRun& run, Depth depth) const {
   tried.layout = config::layout_text(tried.config);
   price(tried, depth);
   if (tried.fits && tried.time.total() < run.time.total()) run = std::move(tried);
+}
+
+void Pricer::recompute_less(PlannedRun& run, Depth depth) const {
+  const bool given = is_given(run.config, "train.recompute") || is_given(run.config, "train.recompute_layers");
+  const int64_t all = recomputed_layers(run.config);
+  if (given || !run.fits || all == 0) return;
+  PlannedRun least = run;
+  if (depth == Depth::all) {
+    const int64_t fewest = setup::fewest_recomputed_layers(run.config, [&](const Config& config) {
+      PlannedRun tried = run;
+      tried.config = config;
+      price(tried, depth);
+      if (tried.fits) least = tried;
+      return tried.fits;
+    });
+    if (fewest >= all) return;
+  } else {
+    least.config.train.recompute = Recompute::selective;
+    price(least, depth);
+    const auto total = static_cast<double>(least.plan.total), saved = total - static_cast<double>(run.plan.total);
+    if (total > memory_limit()) {
+      const auto layers = static_cast<int64_t>(std::ceil((total - memory_limit()) / saved * static_cast<double>(all)));
+      if (layers >= all) return;
+      const double factor = static_cast<double>(layers) / static_cast<double>(all);
+      least.config.train.recompute_layers = layers;
+      least.time = extrapolate(least.time, run.time, factor);
+      least.plan = on_line(least.plan, run.plan, factor);
+      least.plan.flops = config::flops_per_token(least.config.model, vocab_, layers);
+      least.whole = false;
+      conclude(least);
+    }
+  }
+  if (least.fits && least.time.total() < run.time.total()) run = std::move(least);
 }
 
 PlannedRun price_config(const Config& config, int64_t vocab, const Cluster& cluster) {

@@ -67,11 +67,18 @@ class Pricer {
   /// Prices the choices of a run in order and keeps the fastest that fits, or the smallest if none does.
   void price_choices(PlannedRun& run, Depth depth = Depth::few) const;
 
+  /// Makes a run that fits with full recomputation of some or all layers recompute only as many as it needs to fit, if
+  /// its keys leave that open and it is faster. With Depth::few, time and memory are interpolated between selective
+  /// and full recomputation.
+  void recompute_less(PlannedRun& run, Depth depth) const;
+
   DType compute() const { return machine_.compute; }
   /// Returns the memory limit in bytes per rank.
   double memory_limit() const { return static_cast<double>(machine_.memory_limit); }
 
  private:
+  /// Fills in what follows from a run's time and memory.
+  void conclude(PlannedRun& run) const;
   /// Prices an interleaved update with the device share that minimises its time, and with as much of the state
   /// resident on the device as fits if that is faster.
   void price_interleaved(PlannedRun& run, Depth depth) const;

@@ -50,21 +50,6 @@ void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine
   if (!machine.gpu) plan.total += bytes;
 }
 
-/// Returns the smallest number of layers whose full recomputation, next to selective recomputation of the remaining
-/// ones, makes the run fit, if full recomputation of all layers does.
-int64_t fewest_layers(config::Config config, const std::function<bool(const config::Config&)>& fits) {
-  int64_t least = 1, most = config.model.n_layer;
-  config.train.recompute = config::Recompute::selective;
-  while (least < most) {
-    const int64_t layers = config.train.recompute_layers = (least + most) / 2;
-    if (fits(config))
-      most = layers;
-    else
-      least = layers + 1;
-  }
-  return most;
-}
-
 /// Returns the smallest change to the micro-batch and recomputation that makes the run fit; empty: there is none.
 std::string working_change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
   const auto fits = [&](const config::Config& changed) {
@@ -80,7 +65,7 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
       changed.train.recompute = mode;
       if (!fits(changed)) continue;
       const bool whole = mode != config::Recompute::full || config.train.recompute == mode;
-      const int64_t layers = whole ? config.model.n_layer : fewest_layers(changed, fits);
+      const int64_t layers = whole ? config.model.n_layer : fewest_recomputed_layers(changed, fits);
       if (layers == config.model.n_layer)
         return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro,
                       config::kRecomputeNames[static_cast<size_t>(mode)]);
@@ -130,6 +115,19 @@ std::optional<std::array<int64_t, 2>> backward_peaks(const Arena& arena, const c
 }
 
 }  // namespace
+
+int64_t fewest_recomputed_layers(config::Config config, const std::function<bool(const config::Config&)>& fits) {
+  int64_t least = 1, most = config.model.n_layer;
+  config.train.recompute = config::Recompute::selective;
+  while (least < most) {
+    const int64_t layers = config.train.recompute_layers = (least + most) / 2;
+    if (fits(config))
+      most = layers;
+    else
+      least = layers + 1;
+  }
+  return most;
+}
 
 bool writes_samples(const config::Config& config) {
   const config::Train& train = config.train;

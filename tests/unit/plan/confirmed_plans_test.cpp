@@ -64,6 +64,34 @@ TEST(ConfirmedPlans, RowsOfADeepModelWithALargeVocabularyFit) {
   }
 }
 
+TEST(ConfirmedPlans, RecomputeNoMoreLayersThanNecessary) {
+  const Cluster cluster = tests::cluster_file("a100-80gb");
+  const std::string gpt2 = model_text("gpt2", 48, 25, 25, 1600, 6400, 1024, 50257, 512);
+  const Sets small = {"hardware.memory_limit=8", "offload.optimizer=none", "parallel.strategy=fsdp"};
+  const auto best_with = [&](const std::string& set) {
+    Sets sets = small;
+    if (!set.empty()) sets.push_back(set);
+    Plan plan = plan_of(gpt2, sets, 8, cluster, 3);
+    EXPECT_FALSE(plan.runs.empty()) << set;
+    for (size_t i = 0; i < std::min<size_t>(3, plan.runs.size()); ++i) expect_exact(plan.runs[i], plan, 8, set);
+    return plan.runs.at(0);
+  };
+  const PlannedRun best = best_with("");
+  const auto [recompute, layers] = std::pair{best.config.train.recompute, best.config.train.recompute_layers};
+  EXPECT_EQ(recompute, config::Recompute::selective);
+  ASSERT_GT(layers, 1);
+  ASSERT_LT(layers, 48);
+  Config fewer = best.config;
+  --fewer.train.recompute_layers;
+  EXPECT_FALSE(price_config(fewer, 50257, cluster).fits);
+  // A key that is given stays.
+  for (const std::string& set : {"train.recompute=full", "train.recompute_layers=0"}) {
+    const PlannedRun full = best_with(set);
+    EXPECT_EQ(full.config.train.recompute, config::Recompute::full) << set;
+    EXPECT_GT(full.time.total(), best.time.total()) << set;
+  }
+}
+
 struct Case {
   std::string model, cluster;
   int64_t devices = 1;
