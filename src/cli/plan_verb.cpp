@@ -75,15 +75,16 @@ constexpr const char* kLegend =
 
 /// Marks the keys given by --free as not set, so that the planner searches over them.
 void free_keys(config::Config& config, std::vector<std::string> free) {
-  if (std::ranges::count(free, "all") > 0)
-    free = {"parallel", "train.micro_batch", "train.recompute", "train.recompute_layers"};
+  if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
   for (const std::string& word : free) {
     const bool known = std::ranges::any_of(
         config::keys(), [&](const config::Key& key) { return key.path() == word || key.section == word; });
     if (!known)
       throw Error(Code::usage, format("--free {}: expected a key such as train.micro_batch, a section or all", word));
-    std::erase_if(config.origins,
-                  [&](const auto& given) { return given.first == word || given.first.starts_with(word + "."); });
+    std::erase_if(config.origins, [&](const auto& given) {
+      return given.first == word || given.first.starts_with(word + ".") ||
+             (word == "train.recompute" && given.first == "train.recompute_layers");
+    });
   }
   if (!config::is_given(config, "train.recompute_layers")) config.train.recompute_layers = 0;
 }

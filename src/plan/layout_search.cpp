@@ -1,6 +1,7 @@
 #include "plan/layout_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <set>
@@ -62,8 +63,17 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
       const double kept = choice.offload == config::OffloadOptimizer::interleaved ? memory_limit_ : choice.bytes;
       choice.seconds += std::max(0.0, all - std::max(kept, choice.bytes)) * seconds_per_state_byte();
     }
-    choice.seconds *= std::max(1.0, choice.bytes / memory_limit_);
   }
+  if (may_choose_layers(run.config))
+    for (Choice& full : run.choices)
+      for (const Choice& selective : run.choices) {
+        if (full.recompute != config::Recompute::full || selective.recompute != config::Recompute::selective) continue;
+        if (full.zero_stage != selective.zero_stage || full.offload != selective.offload) continue;
+        if (selective.bytes <= full.bytes) continue;
+        const double part = (selective.bytes - memory_limit_) / (selective.bytes - full.bytes);
+        full.seconds = std::lerp(selective.seconds, full.seconds, std::clamp(part, 0.0, 1.0));
+      }
+  for (Choice& choice : run.choices) choice.seconds *= std::max(1.0, choice.bytes / memory_limit_);
   const Choice smallest = *std::ranges::min_element(run.choices, {}, &Choice::bytes);
   std::erase_if(run.choices, [&](const Choice& choice) { return choice.bytes > kMayFit * memory_limit_; });
   std::ranges::stable_sort(run.choices, {}, &Choice::seconds);

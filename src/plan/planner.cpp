@@ -1,11 +1,9 @@
 #include "plan/planner.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
-#include <mutex>
 #include <set>
-#include <thread>
+#include <span>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -15,6 +13,7 @@
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
 #include "config/text.h"
+#include "device/thread_pool.h"
 #include "plan/layout_search.h"
 #include "plan/update_time.h"
 
@@ -22,30 +21,6 @@ namespace trainer::plan {
 namespace {
 
 using config::Config;
-
-/// Runs work(i) for all i < n on several threads. Stops at the first exception and rethrows it.
-void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr problem;
-  const auto run = [&] {
-    for (size_t i = next++; i < n; i = next++) {
-      try {
-        work(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (problem == nullptr) problem = std::current_exception();
-        next = n;
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> helpers;
-    for (int t = 1; t < threads; ++t) helpers.emplace_back(run);
-    run();
-  }
-  if (problem != nullptr) std::rethrow_exception(problem);
-}
 
 /// Returns the largest number of mesh axes that a replica's ranks can be factored into.
 int prime_factors(const Config& config) {
@@ -115,6 +90,7 @@ class Planning {
         as_specs_(as_specs),
         cluster_(cluster),
         pricer_(cluster, request.config, request.vocab, request.devices, request.isa),
+        pool_(std::max(1, request.threads)),
         search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
     plan_.compute = pricer_.compute();
     plan_.memory_limit = pricer_.memory_limit();
@@ -201,13 +177,17 @@ class Planning {
   }
 
   void price(std::vector<PlannedRun> runs) {
-    for_each(runs.size(), request_.threads, [&](size_t i) { pricer_.price_choices(runs[i]); });
+    for_each(runs, [&](PlannedRun& run) { pricer_.price_choices(run); });
     add(std::move(runs));
   }
 
   /// Prices a run as it is. If it does not fit, it takes the fastest of its choices that does.
   void price_or_save_memory(PlannedRun& run, Depth depth) const {
     pricer_.price(run, depth);
+    for (int64_t& layers = run.config.train.recompute_layers; !run.fits && may_choose_layers(run.config);) {
+      if (layers == 0 || ++layers == run.config.model.n_layer) break;  // an interpolated number may be too small
+      pricer_.price(run, depth);
+    }
     if (run.fits || run.choices.empty()) return;
     run.config = reopened(run.config);
     pricer_.price_choices(run, depth);
@@ -232,16 +212,22 @@ class Planning {
       if (begin == end) return;
       std::vector<PlannedRun> runs(std::make_move_iterator(begin), std::make_move_iterator(end));
       plan_.runs.erase(begin, end);
-      for_each(runs.size(), request_.threads, [&](size_t i) { price_or_save_memory(runs[i], Depth::all); });
+      for_each(runs, [&](PlannedRun& run) { price_or_save_memory(run, Depth::all); });
       sort_in(std::move(runs));
     }
   }
 
-  /// Makes the runs that are shown recompute no more layers than necessary.
+  /// Makes the runs that are shown recompute as few layers as fit, which were interpolated so far.
   void recompute_less() {
-    for_each(std::min(request_.shown, plan_.runs.size()), request_.threads,
-             [&](size_t i) { pricer_.recompute_less(plan_.runs[i], Depth::all); });
+    const size_t shown = std::min(request_.shown, plan_.runs.size());
+    for_each(std::span(plan_.runs).first(shown), [&](PlannedRun& run) { pricer_.recompute_less(run, Depth::all); });
     sort_in({});
+  }
+
+  /// Calls work(run) for each run, on several threads.
+  template <typename F>
+  void for_each(std::span<PlannedRun> runs, F&& work) {
+    pool_.parallel_for(std::ssize(runs), [&](int64_t i) { work(runs[static_cast<size_t>(i)]); });
   }
 
   template <typename... Args>
@@ -286,6 +272,10 @@ class Planning {
         continue;
       }
       for (Config& config : others) {
+        if (may_choose_layers(config) && config.train.recompute_layers > 0) {  // a variant may need more or fewer
+          config.train.recompute = config::Recompute::full;
+          config.train.recompute_layers = 0;
+        }
         if (!seen_.insert(identity(config)).second) continue;
         variants.push_back(planned(std::move(config)));
         variants.back().estimate = run.estimate;
@@ -294,7 +284,10 @@ class Planning {
     }
     if (not_varied > 0)
       leave_out("variants of {} beyond the {} fastest of each strategy", counted(not_varied, "layout"), kVaried);
-    for_each(variants.size(), request_.threads, [&](size_t i) { price_or_save_memory(variants[i], Depth::few); });
+    for_each(variants, [&](PlannedRun& run) {
+      price_or_save_memory(run, Depth::few);
+      pricer_.recompute_less(run, Depth::few);
+    });
     add(std::move(variants));
   }
 
@@ -305,19 +298,27 @@ class Planning {
     return config;
   }
 
-  /// Moves from the fastest layout, as a sharding spec, to its neighbours as long as one of them is faster. The
-  /// additive model proposes neighbours; their simulated times decide.
+  /// Moves from the fastest layout, as a sharding spec, to its neighbours as long as one of them is faster. Before it
+  /// ends, tries the neighbours of the next layout that is nearly as fast, too. The additive model proposes neighbours;
+  /// their simulated times decide.
   void refine_specs() {
+    constexpr double kNearly = 1.05;
+    constexpr int kMostInVain = 2;
     bool complete = true;
-    for (int round = 0; !plan_.runs.empty(); ++round) {
+    std::set<std::string> walked;
+    for (int round = 0, in_vain = 0; in_vain < kMostInVain; ++round) {
       if (round == kMostRounds) return leave_out("further changes of axes, after {} rounds", kMostRounds);
-      Config fastest = reopened(plan_.runs.front().config);
-      const double best = plan_.runs.front().time.total();
-      if (config::ranks_of_replica(fastest) == 1) break;
-      config::set_tables(fastest, config::sharding_of(fastest));
+      const double best = plan_.runs.empty() ? 0 : plan_.runs.front().time.total();
+      const auto start = std::ranges::find_if(plan_.runs, [&](const PlannedRun& run) {
+        return run.time.total() <= kNearly * best && !walked.contains(identity(run.config));
+      });
+      if (start == plan_.runs.end() || config::ranks_of_replica(start->config) == 1) break;
+      walked.insert(identity(start->config));
+      Config fast = reopened(start->config);
+      config::set_tables(fast, config::sharding_of(fast));
       std::vector<PlannedRun> next;
       complete = true;
-      for (PlannedRun& run : search_.neighbours(fastest)) {
+      for (PlannedRun& run : search_.neighbours(fast)) {
         if (seen_.contains(identity(run.config))) continue;
         complete = next.size() < request_.most_priced / 2;
         if (!complete) break;
@@ -326,7 +327,7 @@ class Planning {
       }
       price(std::move(next));
       confirm(1);
-      if (plan_.runs.empty() || plan_.runs.front().time.total() >= best) break;
+      in_vain = plan_.runs.empty() || plan_.runs.front().time.total() >= best ? in_vain + 1 : 0;
     }
     if (!complete) leave_out("all but the {} most promising changes of an axis", request_.most_priced / 2);
   }
@@ -353,8 +354,8 @@ class Planning {
     std::set<std::string> shown;
     std::erase_if(plan_.runs, [&](const PlannedRun& run) {
       if (!config::has_spec(run.config)) return false;
-      const std::string text =
-          format("{}, {}, {}", run.layout, run.config.train.micro_batch, config::recompute_text(run.config.train));
+      const std::string text = format("{}, {}, {}", run.layout, run.config.train.micro_batch,
+                                      config::kRecomputeNames[static_cast<size_t>(run.config.train.recompute)]);
       return !shown.insert(text).second;
     });
   }
@@ -363,6 +364,7 @@ class Planning {
   const bool as_specs_;
   const Cluster& cluster_;
   const Pricer pricer_;
+  device::ThreadPool pool_;
   LayoutSearch search_;
   Plan plan_;
   std::set<std::string> seen_;

@@ -10,8 +10,8 @@
 //   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
 //   5. refine      the fastest layout as a sharding spec by moving to faster neighbours
 //                  (Plan::left_out lists what steps 2 to 5 did not try)
-//   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory is exact; those that
-//                  recompute all layers then recompute only as many as they need to fit
+//   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory and the number of
+//                  recomputed layers, which step 3 interpolates, are exact
 #include <string>
 #include <vector>
 

@@ -1,5 +1,7 @@
 #include "plan/prediction.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "config/layouts.h"
@@ -40,18 +42,32 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
 
 config::Config choose_strategy(comm::World& world, const config::Config& config, int64_t vocab, const Machine& machine,
                                std::string& reasons) {
+  constexpr size_t kShown = 3;
   std::string text;
   world.control().run_on_all_ranks([&] {
     if (world.first()) text = cluster_text(config.hardware.profile);
   });
   world.control().broadcast(text);
+  std::vector<double> limits(static_cast<size_t>(world.size()));
+  limits[static_cast<size_t>(world.rank())] = static_cast<double>(machine.memory_limit);
+  world.control().sum(limits);
   config::Config chosen = config;
   world.control().run_on_all_ranks([&] {
     const Cluster cluster = parse_cluster(text, config.hardware.profile);
     require_own_profile(cluster, machine);
-    PlanRequest request{
-        .config = config, .vocab = vocab, .devices = world.size(), .isa = machine.isa, .threads = 1, .most_priced = 24};
+    PlanRequest request{.config = config,
+                        .vocab = vocab,
+                        .devices = world.size(),
+                        .isa = machine.isa,
+                        .threads = 1,
+                        .most_priced = 24,
+                        .shown = kShown};
     request.config.origins.erase("parallel.strategy");
+    // The run must fit in the memory that is free now. The plan may fill it, and ranks need slightly different amounts.
+    constexpr double kFilled = 0.99;
+    double limit = kFilled * std::ranges::min(limits) / memory_share(cluster);
+    if (config.hardware.memory_limit == 0) limit = std::min(limit, cluster.memory_bytes);
+    request.config.hardware.memory_limit = limit / (1 << 30);
     if (!config::is_given(config, "precision.compute"))
       request.config.precision.compute = machine.compute == DType::bf16  ? config::Compute::bf16
                                          : machine.compute == DType::f64 ? config::Compute::fp64
@@ -60,7 +76,8 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
     if (plan.runs.empty()) throw Error(Code::plan, why_nothing_fits(plan));
     chosen = plan.runs.front().config;
     chosen.precision = config.precision;
-    reasons = to_text(plan, cluster, 3);
+    chosen.hardware = config.hardware;
+    reasons = to_text(plan, cluster, kShown);
   });
   return chosen;
 }

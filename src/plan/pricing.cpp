@@ -20,8 +20,7 @@ namespace {
 using config::Config;
 using config::Recompute;
 
-constexpr double kGpuMemoryShare = 0.92;  // the CUDA or HIP context and libraries use the rest
-constexpr int64_t kFewLayers = 3;         // layers of the deeper recorded model; the other has one fewer
+constexpr int64_t kFewLayers = 3;  // layers of the deeper recorded model; the other has one fewer
 
 /// Returns a machine that represents one rank of the cluster in dry runs.
 Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks, device::Isa own) {
@@ -33,7 +32,7 @@ Machine machine_of(const Cluster& cluster, const Config& config, DType compute, 
   machine.ranks = static_cast<int>(ranks);
   const double limit =
       config.hardware.memory_limit > 0 ? config.hardware.memory_limit * (1 << 30) : cluster.memory_bytes;
-  machine.memory_limit = static_cast<int64_t>(cluster.cpu ? limit : kGpuMemoryShare * limit);
+  machine.memory_limit = static_cast<int64_t>(memory_share(cluster) * limit);
   return machine;
 }
 
@@ -155,6 +154,10 @@ void Choice::set(Config& config) const {
   config.offload.optimizer = offload;
 }
 
+bool may_choose_layers(const Config& config) {
+  return !config::is_given(config, "train.recompute") && !config::is_given(config, "train.recompute_layers");
+}
+
 std::vector<Choice> choices(const Config& config, const Cluster& cluster) {
   std::vector<config::OffloadOptimizer> offloads = {config.offload.optimizer};
   for (const config::OffloadOptimizer more : offload_choices(config, cluster)) offloads.push_back(more);
@@ -254,8 +257,11 @@ void Pricer::price_choices(PlannedRun& run, Depth depth) const {
     choice.set(tried.config);
     tried.layout = config::layout_text(tried.config);
     price(tried, depth);
+    PlannedRun less = tried;
+    if (choice.recompute == Recompute::full) recompute_less(less, depth);
+    // Memory that full recomputation saves may be better used for fewer recomputed layers than for residents.
     if (choice.offload == config::OffloadOptimizer::interleaved) price_interleaved(tried, depth);
-    if (choice.recompute == Recompute::full) recompute_less(tried, depth);
+    if (less.fits && less.time.total() < tried.time.total()) tried = std::move(less);
     if (tried.fits && !fastest) least = choice.seconds;
     if (tried.fits && (!fastest || tried.time.total() < fastest->time.total())) {
       fastest = tried;
@@ -280,21 +286,23 @@ void Pricer::price_interleaved(PlannedRun& run, Depth depth) const {
 }
 
 void Pricer::recompute_less(PlannedRun& run, Depth depth) const {
-  const bool given = is_given(run.config, "train.recompute") || is_given(run.config, "train.recompute_layers");
   const int64_t all = recomputed_layers(run.config);
-  if (given || !run.fits || all == 0) return;
+  if (!may_choose_layers(run.config) || !run.fits || all == 0) return;
   PlannedRun least = run;
   if (depth == Depth::all) {
-    const int64_t fewest = setup::fewest_recomputed_layers(run.config, [&](const Config& config) {
+    const int64_t fewest = setup::fewest_recomputed_layers(run.config, 0, all, all - 1, [&](const Config& config) {
       PlannedRun tried = run;
       tried.config = config;
       price(tried, depth);
-      if (tried.fits) least = tried;
-      return tried.fits;
+      const bool saves_as_before =
+          tried.plan.memory.contains(setup::kSnapshotMemory) == run.plan.memory.contains(setup::kSnapshotMemory);
+      if (tried.fits && saves_as_before) least = tried;
+      return tried.fits && saves_as_before;
     });
     if (fewest >= all) return;
   } else {
     least.config.train.recompute = Recompute::selective;
+    least.config.train.recompute_layers = 0;
     price(least, depth);
     const auto total = static_cast<double>(least.plan.total), saved = total - static_cast<double>(run.plan.total);
     if (total > memory_limit()) {

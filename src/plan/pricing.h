@@ -21,7 +21,9 @@ struct Choice {
   double seconds = 0, bytes = 0;
   void set(config::Config& config) const;
 };
-/// Returns all choices that the given keys leave open.
+/// True if the planner may choose how many layers are recomputed.
+bool may_choose_layers(const config::Config& config);
+/// Returns all choices that the given keys leave open; they recompute all layers alike.
 std::vector<Choice> choices(const config::Config& config, const Cluster& cluster);
 
 /// A layout of a run with its predicted time and memory.
@@ -45,6 +47,8 @@ PlannedRun planned(config::Config config);
 std::string identity(config::Config config);
 /// Returns other strategies that express the same layout: "axonn-4d grid 4 x 1 x 1".
 std::vector<std::string> other_names(const config::Config& config);
+/// Returns the share of a rank's memory that a run may use: a GPU's context and libraries use the rest.
+inline double memory_share(const Cluster& cluster) { return cluster.cpu ? 1 : 0.92; }
 /// Returns the type that a run would compute in on this cluster.
 DType choose_compute(const config::Config& config, const Cluster& cluster);
 
@@ -67,9 +71,9 @@ class Pricer {
   /// Prices the choices of a run in order and keeps the fastest that fits, or the smallest if none does.
   void price_choices(PlannedRun& run, Depth depth = Depth::few) const;
 
-  /// Makes a run that fits with full recomputation of some or all layers recompute only as many as it needs to fit, if
-  /// its keys leave that open and it is faster. With Depth::few, time and memory are interpolated between selective
-  /// and full recomputation.
+  /// Makes a run that fits with recomputed layers recompute only as many as it needs to fit, if may_choose_layers() and
+  /// that is faster. With Depth::few, time and memory are interpolated between no recomputed layer and those of the
+  /// run.
   void recompute_less(PlannedRun& run, Depth depth) const;
 
   DType compute() const { return machine_.compute; }

@@ -65,8 +65,9 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
       changed.train.recompute = mode;
       if (!fits(changed)) continue;
       const bool whole = mode != config::Recompute::full || config.train.recompute == mode;
-      const int64_t layers = whole ? config.model.n_layer : fewest_recomputed_layers(changed, fits);
-      if (layers == config.model.n_layer)
+      const int64_t all = config.model.n_layer,
+                    layers = whole ? all : fewest_recomputed_layers(changed, 1, all, all / 2, fits);
+      if (layers == all)
         return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro,
                       config::kRecomputeNames[static_cast<size_t>(mode)]);
       return format("train.micro_batch = {} with train.recompute = \"selective\" and train.recompute_layers = {} fits",
@@ -116,15 +117,15 @@ std::optional<std::array<int64_t, 2>> backward_peaks(const Arena& arena, const c
 
 }  // namespace
 
-int64_t fewest_recomputed_layers(config::Config config, const std::function<bool(const config::Config&)>& fits) {
-  int64_t least = 1, most = config.model.n_layer;
+int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t most, int64_t guess,
+                                 const std::function<bool(const config::Config&)>& fits) {
   config.train.recompute = config::Recompute::selective;
-  while (least < most) {
-    const int64_t layers = config.train.recompute_layers = (least + most) / 2;
-    if (fits(config))
-      most = layers;
-    else
-      least = layers + 1;
+  for (int64_t layers = guess, step = 1; least < most; step *= 2) {
+    config.train.recompute_layers = layers = std::clamp(layers, least, most - 1);
+    const bool enough = fits(config);
+    (enough ? most : least) = enough ? layers : layers + 1;
+    const int64_t next = std::min(step, (most - least + 1) / 2);
+    layers = enough ? most - next : least + next - 1;
   }
   return most;
 }

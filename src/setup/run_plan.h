@@ -55,10 +55,12 @@ struct RunPlan {
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
                  const train::StepRecorders& recorders = {});
-/// Returns the smallest number of layers whose full recomputation, next to selective recomputation of the remaining
-/// ones, makes the run fit, if full recomputation of all layers does. `fits` prices a configuration; of those that fit,
-/// the last one that it is given has this number, unless that is all layers.
-int64_t fewest_recomputed_layers(config::Config config, const std::function<bool(const config::Config&)>& fits);
+/// Returns the smallest number of layers, in [least, most], whose full recomputation, next to selective recomputation
+/// of the remaining ones, makes the run fit; `most` layers do. The search, in larger and larger steps from `guess`,
+/// assumes that more layers need less memory. `fits` tries a configuration; of those that fit, it is given the one with
+/// this number last, unless that is `most`.
+int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t most, int64_t guess,
+                                 const std::function<bool(const config::Config&)>& fits);
 /// Returns "6.54G FLOPs in GEMMs, 52.1 MiB of memory traffic and 3.1 MiB sent per rank, 12.3 ms predicted".
 std::string update_text(const train::UpdateCost& update, double seconds);
 /// Returns the table for `train --dry-run`.

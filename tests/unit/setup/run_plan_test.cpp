@@ -125,5 +125,24 @@ TEST(RunPlan, AllRanksRejectWhenOneOfThemIsShortOfMemory) {
   });
 }
 
+TEST(RunPlan, FewestRecomputedLayersAreFoundFromAnyGuess) {
+  for (int64_t all = 1; all <= 20; ++all)
+    for (int64_t guess = 0; guess <= all; ++guess)
+      for (int64_t enough = 0; enough <= all; ++enough) {
+        int64_t tried = 0, last = all;
+        const auto fits = [&](const config::Config& c) {
+          EXPECT_EQ(c.train.recompute, config::Recompute::selective);
+          ++tried;
+          if (c.train.recompute_layers < enough) return false;
+          last = c.train.recompute_layers;
+          return true;
+        };
+        EXPECT_EQ(setup::fewest_recomputed_layers({}, 0, all, guess, fits), enough) << all << " " << guess;
+        EXPECT_EQ(last, enough) << "the last one that fits";
+        EXPECT_LE(tried, 9) << all << " " << guess << " " << enough;
+        if (guess == enough) EXPECT_LE(tried, 2);
+      }
+}
+
 }  // namespace
 }  // namespace trainer::tests
