@@ -85,7 +85,7 @@ TEST(ConfirmedPlans, RecomputeNoMoreLayersThanNecessary) {
   --fewer.train.recompute_layers;
   EXPECT_FALSE(price_config(fewer, 50257, cluster).fits);
   // A key that is given stays.
-  for (const std::string& set : {"train.recompute=full", "train.recompute_layers=0"}) {
+  for (const char* set : {"train.recompute=full", "train.recompute_layers=0"}) {
     const PlannedRun full = best_with(set);
     EXPECT_EQ(full.config.train.recompute, config::Recompute::full) << set;
     EXPECT_GT(full.time.total(), best.time.total()) << set;
