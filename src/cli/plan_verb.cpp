@@ -187,7 +187,7 @@ int plan_command(const PlanOptions& o) {
                     : cluster.measured
                         ? cluster.ranks
                         : std::max<int64_t>(cluster.devices_per_node, config::ranks_of_replica(request.config));
-  request.shown = static_cast<size_t>(o.top);
+  request.shown = static_cast<size_t>(std::max(o.top, o.row));
   const plan::Plan plan = plan::plan_layouts(request, cluster);
   if (plan.runs.empty()) throw Error(Code::plan, plan::why_nothing_fits(plan));
   if (!o.emit.empty()) {

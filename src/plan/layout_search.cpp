@@ -71,7 +71,7 @@ void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, 
         if (full.zero_stage != selective.zero_stage || full.offload != selective.offload) continue;
         if (selective.bytes <= full.bytes) continue;
         const double part = (selective.bytes - memory_limit_) / (selective.bytes - full.bytes);
-        full.seconds = std::lerp(selective.seconds, full.seconds, std::clamp(part, 0.0, 1.0));
+        full.seconds = std::min(full.seconds, std::lerp(selective.seconds, full.seconds, std::clamp(part, 0.0, 1.0)));
       }
   for (Choice& choice : run.choices) choice.seconds *= std::max(1.0, choice.bytes / memory_limit_);
   const Choice smallest = *std::ranges::min_element(run.choices, {}, &Choice::bytes);
@@ -116,8 +116,9 @@ void LayoutSearch::find_specs_over_axes(Config config, size_t most, std::vector<
     choice.set(config);
     std::vector<ModelSharding> layouts = costs.best(std::numeric_limits<double>::infinity(), most);
     const bool fits = !layouts.empty() && costs.bytes(layouts.front()) <= memory_limit_;
-    // The memory limit makes no layout faster.
-    if (!fits && !layouts.empty() && costs.step_seconds(layouts.front()) > best) continue;
+    // The memory limit makes no layout faster, unless that leaves fewer layers to recompute.
+    const bool fixed = choice.recompute != config::Recompute::full || !may_choose_layers(open);
+    if (fixed && !fits && !layouts.empty() && costs.step_seconds(layouts.front()) > best) continue;
     if (!fits) layouts = costs.best(memory_limit_, most);
     for (const ModelSharding& layout : layouts) {
       if (open.parallel.cache_layers > 0 && !config::is_given(open, "parallel.cache_layers") &&

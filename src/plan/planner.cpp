@@ -306,22 +306,26 @@ class Planning {
     constexpr int kMostInVain = 2;
     bool complete = true;
     std::set<std::string> walked;
+    confirm(1);
     for (int round = 0, in_vain = 0; in_vain < kMostInVain; ++round) {
-      if (round == kMostRounds) return leave_out("further changes of axes, after {} rounds", kMostRounds);
       const double best = plan_.runs.empty() ? 0 : plan_.runs.front().time.total();
       const auto start = std::ranges::find_if(plan_.runs, [&](const PlannedRun& run) {
-        return run.time.total() <= kNearly * best && !walked.contains(identity(run.config));
+        return run.time.total() <= kNearly * best && config::ranks_of_replica(run.config) > 1 &&
+               !walked.contains(identity(run.config));
       });
-      if (start == plan_.runs.end() || config::ranks_of_replica(start->config) == 1) break;
+      if (start == plan_.runs.end()) break;
+      if (round == kMostRounds) return leave_out("further changes of axes, after {} rounds", kMostRounds);
       walked.insert(identity(start->config));
       Config fast = reopened(start->config);
       config::set_tables(fast, config::sharding_of(fast));
       std::vector<PlannedRun> next;
-      complete = true;
+      complete |= in_vain == 0;
       for (PlannedRun& run : search_.neighbours(fast)) {
         if (seen_.contains(identity(run.config))) continue;
-        complete = next.size() < request_.most_priced / 2;
-        if (!complete) break;
+        if (next.size() == request_.most_priced / 2) {
+          complete = false;
+          break;
+        }
         seen_.insert(identity(run.config));
         next.push_back(std::move(run));
       }
@@ -348,8 +352,8 @@ class Planning {
     }
   }
 
-  /// Drops layouts that differ from a faster one only in their sharding spec: lists show only axes, so such layouts
-  /// would look the same.
+  /// Drops layouts that differ from a faster one only in their sharding spec or in the number of recomputed layers:
+  /// lists show only axes, so such layouts would look almost the same.
   void keep_fastest_specs() {
     std::set<std::string> shown;
     std::erase_if(plan_.runs, [&](const PlannedRun& run) {

@@ -8,7 +8,7 @@
 //   3. price       the most promising by simulating the trainer's own program, recorded on a dry device, with the
 //                  choices in the order of their estimates (plan/pricing.h)
 //   4. vary        the fastest of each strategy: other placements of its ranks, matrices that stay gathered
-//   5. refine      the fastest layout as a sharding spec by moving to faster neighbours
+//   5. refine      the fastest layouts as sharding specs by moving to faster neighbours
 //                  (Plan::left_out lists what steps 2 to 5 did not try)
 //   6. confirm     the fastest, which are shown, by recording them with all layers, so that memory and the number of
 //                  recomputed layers, which step 3 interpolates, are exact

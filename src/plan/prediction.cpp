@@ -63,11 +63,11 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
                         .most_priced = 24,
                         .shown = kShown};
     request.config.origins.erase("parallel.strategy");
-    // The run must fit in the memory that is free now. The plan may fill it, and ranks need slightly different amounts.
-    constexpr double kFilled = 0.99;
-    double limit = kFilled * std::ranges::min(limits) / memory_share(cluster);
+    // The run must also fit in the memory that is free now. The plan may fill it, and ranks of CPUs need slightly
+    // different amounts.
+    double limit = std::ranges::min(limits) * (cluster.cpu ? 0.99 : 1);
     if (config.hardware.memory_limit == 0) limit = std::min(limit, cluster.memory_bytes);
-    request.config.hardware.memory_limit = limit / (1 << 30);
+    request.config.hardware.memory_limit = std::max(1.0, limit) / (1 << 30);
     if (!config::is_given(config, "precision.compute"))
       request.config.precision.compute = machine.compute == DType::bf16  ? config::Compute::bf16
                                          : machine.compute == DType::f64 ? config::Compute::fp64

@@ -257,11 +257,14 @@ void Pricer::price_choices(PlannedRun& run, Depth depth) const {
     choice.set(tried.config);
     tried.layout = config::layout_text(tried.config);
     price(tried, depth);
-    PlannedRun less = tried;
-    if (choice.recompute == Recompute::full) recompute_less(less, depth);
+    std::optional<PlannedRun> less;
+    if (choice.recompute == Recompute::full) recompute_less(less.emplace(tried), depth);
     // Memory that full recomputation saves may be better used for fewer recomputed layers than for residents.
-    if (choice.offload == config::OffloadOptimizer::interleaved) price_interleaved(tried, depth);
-    if (less.fits && less.time.total() < tried.time.total()) tried = std::move(less);
+    if (choice.offload == config::OffloadOptimizer::interleaved) {
+      price_interleaved(tried, depth);
+      if (less) price_interleaved(*less, depth);
+    }
+    if (less && less->fits && less->time.total() < tried.time.total()) tried = std::move(*less);
     if (tried.fits && !fastest) least = choice.seconds;
     if (tried.fits && (!fastest || tried.time.total() < fastest->time.total())) {
       fastest = tried;
@@ -294,8 +297,8 @@ void Pricer::recompute_less(PlannedRun& run, Depth depth) const {
       PlannedRun tried = run;
       tried.config = config;
       price(tried, depth);
-      const bool saves_as_before =
-          tried.plan.memory.contains(setup::kSnapshotMemory) == run.plan.memory.contains(setup::kSnapshotMemory);
+      const bool saves_as_before = !cluster_.cpu || tried.plan.memory.contains(setup::kSnapshotMemory) ==
+                                                        run.plan.memory.contains(setup::kSnapshotMemory);
       if (tried.fits && saves_as_before) least = tried;
       return tried.fits && saves_as_before;
     });
