@@ -81,6 +81,7 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
         config::keys(), [&](const config::Key& key) { return key.path() == word || key.section == word; });
     if (!known)
       throw Error(Code::usage, format("--free {}: expected a key such as train.micro_batch, a section or all", word));
+    // A file that --emit wrote sets both keys of recomputation.
     std::erase_if(config.origins, [&](const auto& given) {
       return given.first == word || given.first.starts_with(word + ".") ||
              (word == "train.recompute" && given.first == "train.recompute_layers");

@@ -181,11 +181,14 @@ class Planning {
     add(std::move(runs));
   }
 
-  /// Prices a run as it is. If it does not fit, it takes the fastest of its choices that does.
+  /// Prices a run as it is. If it does not fit, it takes more recomputed layers, of which it may have interpolated too
+  /// few, or the fastest of its choices that fits.
   void price_or_save_memory(PlannedRun& run, Depth depth) const {
     pricer_.price(run, depth);
-    for (int64_t& layers = run.config.train.recompute_layers; !run.fits && may_choose_layers(run.config);) {
-      if (layers == 0 || ++layers == run.config.model.n_layer) break;  // an interpolated number may be too small
+    int64_t& layers = run.config.train.recompute_layers;
+    const int64_t most = may_choose_layers(run.config) && layers > 0 ? run.config.model.n_layer - 1 : 0;
+    while (static_cast<double>(run.plan.total) > pricer_.memory_limit() && layers < most) {
+      ++layers;
       pricer_.price(run, depth);
     }
     if (run.fits || run.choices.empty()) return;

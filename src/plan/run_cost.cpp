@@ -41,7 +41,7 @@ std::vector<ScalingPoint> plan_scaling(PlanRequest request, const Cluster& clust
                                        const std::vector<int64_t>& devices) {
   std::vector<ScalingPoint> points;
   std::optional<Error> first;
-  request.shown = 3;
+  request.shown = 3;  // only the fastest is used
   for (const int64_t count : devices) {
     request.devices = count;
     ScalingPoint& point = points.emplace_back(ScalingPoint{.devices = count, .run = {}, .problem = {}});
