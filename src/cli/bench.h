@@ -6,7 +6,7 @@
 
 #include "cli/cli.h"
 #include "cli/process.h"
-#include "config/layouts.h"
+#include "config/layout_choices.h"
 #include "report/events_json.h"
 #include "setup/gpu_peak.h"
 #include "setup/machine.h"

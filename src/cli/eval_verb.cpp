@@ -11,7 +11,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
-#include "config/layouts.h"
+#include "config/layout_choices.h"
 #include "config/resolve.h"
 #include "data/questions.h"
 #include "data/source.h"

@@ -20,7 +20,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/stop_text.h"
-#include "config/layouts.h"
+#include "config/layout_choices.h"
 #include "data/prompts.h"
 #include "report/printable.h"
 #include "run/loaded_model.h"

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
 #include "config/strategies.h"
 
 namespace trainer::config {
@@ -45,24 +44,6 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
 /// Returns variants of this layout: other rank placements if replicas span nodes, and gathered weights kept in all
 /// layers. Keys that the user set keep their values.
 std::vector<Config> variants(const Config& config, int64_t devices_per_node);
-
-/// Returns layouts in which `world` ranks can evaluate the model of a resolved configuration, in order of preference:
-///   - one replica per rank;
-///   - for models that do not fit on one rank, the configuration's own layout;
-///   - replicas shared by as few ranks as possible.
-std::vector<Parallel> replica_layouts(const Config& config, int world);
-/// Returns layouts for generating one sequence token by token, in order of preference: tensor parallelism over as many
-/// ranks as possible, then the configuration's own layout, for models that do not fit otherwise.
-std::vector<Parallel> generation_layouts(const Config& config, int world);
-
-/// Returns the settings of [parallel] among which the available memory decides, in order of preference: the first that
-/// fits is to be used. Usually the configuration's own; with parallel.panels = "auto", "gather" and "ring".
-std::vector<Parallel> choices_by_memory(const Config& config);
-
-/// True if parallel.vocab_axes = "auto" leaves a choice: AxoNN-4D with an axis y of several ranks.
-bool chooses_vocab_axes(const Config& config);
-/// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
-void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
 /// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);

@@ -10,6 +10,7 @@
 #include "base/join.h"
 #include "base/units.h"
 #include "config/keys.h"
+#include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
 #include "config/text.h"

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/join.h"
 #include "config/keys.h"
+#include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
 #include "plan/update_time.h"

@@ -6,7 +6,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/model_keys.h"
 #include "comm/gpu_transport.h"
-#include "config/layouts.h"
+#include "config/layout_choices.h"
 #include "config/load.h"
 #include "run/fallback.h"
 #include "run/planning.h"

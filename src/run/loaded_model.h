@@ -25,7 +25,7 @@ struct LoadedModel {
   std::unique_ptr<train::Trainer> trainer;  // weights only
 };
 
-/// Returns the candidate layouts for a number of ranks (config::replica_layouts or config::generation_layouts). The
+/// Returns the candidate layouts for a number of ranks (config/layout_choices.h). The
 /// first layout that fits in the memory of all ranks is used.
 using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 

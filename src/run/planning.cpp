@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "plan/prediction.h"
 

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
+#include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/resolve.h"
 #include "config/text.h"

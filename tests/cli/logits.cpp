@@ -11,7 +11,7 @@
 #include "comm/world.h"
 #include "run/loaded_model.h"
 
-#include "config/layouts.h"
+#include "config/layout_choices.h"
 #include "tensor/host_copy.h"
 
 using namespace trainer;

@@ -9,6 +9,7 @@
 #include "base/join.h"
 #include "base/philox.h"
 #include "config/keys.h"
+#include "config/layout_choices.h"
 #include "config/load.h"
 #include "config/sharding_spec.h"
 

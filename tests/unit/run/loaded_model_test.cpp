@@ -1,7 +1,7 @@
 // A trained model on any number of ranks: a copy per rank if it fits, shared if one rank cannot hold it.
 #include "run/loaded_model.h"
 
-#include "config/layouts.h"
+#include "config/layout_choices.h"
 
 #include "checkpoint/store.h"
 #include "config/load.h"

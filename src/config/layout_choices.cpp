@@ -1,0 +1,74 @@
+#include "config/layout_choices.h"
+
+#include <algorithm>
+
+#include "config/keys.h"
+#include "config/layouts.h"
+
+namespace trainer::config {
+
+std::vector<Parallel> replica_layouts(const Config& config, int world) {
+  Config trial = config;
+  trial.parallel.strategy = strategies().front().name;
+  const bool own_strategy = config.parallel.strategy == trial.parallel.strategy;
+  const int64_t own = ranks_of_replica(config), own_tensor = own_strategy ? config.parallel.tensor : 1;
+  std::vector<Parallel> layouts;
+  const auto add = [&](int64_t tensor) {
+    trial.parallel.tensor = tensor;
+    trial.parallel.data = world / tensor;
+    trial.parallel.sequence_parallel = config.parallel.sequence_parallel;
+    if (!layout_fits(trial)) trial.parallel.sequence_parallel = false;
+    if (world % tensor == 0 && layout_fits(trial)) layouts.push_back(trial.parallel);
+  };
+  add(1);
+  if (own_tensor > 1) add(own_tensor);
+  if (!own_strategy && own > 1 && world % own == 0 && layout_fits(config)) {
+    layouts.push_back(config.parallel);
+    layouts.back().data = world / own;
+  }
+  for (int64_t tensor = 2; tensor <= world; ++tensor)
+    if (world % own_tensor != 0 || tensor > own_tensor) add(tensor);
+  return layouts;
+}
+
+std::vector<Parallel> generation_layouts(const Config& config, int world) {
+  Config one_by_one = config;
+  one_by_one.parallel.sequence_parallel = false;  // generation computes one row at a time, which cannot be split
+  std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
+  const auto others = std::ranges::stable_partition(
+      layouts, [](const Parallel& layout) { return layout.strategy == strategies().front().name; });
+  std::vector<Parallel> chosen = {*std::ranges::max_element(layouts.begin(), others.begin(), {}, &Parallel::tensor)};
+  chosen.insert(chosen.end(), others.begin(), others.end());
+  return chosen;
+}
+
+std::vector<Parallel> choices_by_memory(const Config& config) {
+  Parallel chosen = config.parallel;
+  if (find_key("parallel", "panels")->belongs(chosen.strategy) && chosen.panels == "auto") {
+    std::vector<Parallel> all(2, chosen);
+    all[0].panels = "gather";
+    all[1].panels = "ring";
+    return all;
+  }
+  return {std::move(chosen)};
+}
+
+bool chooses_vocab_axes(const Config& config) {
+  const Parallel& p = config.parallel;
+  return find_key("parallel", "vocab_axes")->belongs(p.strategy) && p.vocab_axes == "auto" && layout_fits(config) &&
+         p.grid[1] > 1;
+}
+
+void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
+  if (!chooses_vocab_axes(config)) return;
+  Parallel& p = config.parallel;
+  // In units of (y - 1) / y bytes per token row: an all-reduce of the logits, or all-gathers of the head's input and of
+  // the embedding's output gradient and reduce-scatters of the embedding's output and of the head's input gradient,
+  // which is in the accumulator type. The all-reduces over x that follow are the same.
+  const int64_t element = size_of(compute), sum = size_of(accumulator_of(compute));
+  const int64_t logits = 2 * sum * (vocab / p.grid[0]), features = (3 * element + sum) * config.model.d_model;
+  p.vocab_axes = "xy";
+  if (features >= logits || !layout_fits(config)) p.vocab_axes = "x";
+}
+
+}  // namespace trainer::config

@@ -1,0 +1,29 @@
+#pragma once
+// Layouts that the program chooses itself, without the planner: for evaluation and generation, by the memory that is
+// available, by the bytes that are sent.
+#include <vector>
+
+#include "base/dtype.h"
+#include "config/config.h"
+
+namespace trainer::config {
+
+/// Returns layouts in which `world` ranks can evaluate the model of a resolved configuration, in order of preference:
+///   - one replica per rank;
+///   - for models that do not fit on one rank, the configuration's own layout;
+///   - replicas shared by as few ranks as possible.
+std::vector<Parallel> replica_layouts(const Config& config, int world);
+/// Returns layouts for generating one sequence token by token, in order of preference: tensor parallelism over as many
+/// ranks as possible, then the configuration's own layout, for models that do not fit otherwise.
+std::vector<Parallel> generation_layouts(const Config& config, int world);
+
+/// Returns the settings of [parallel] among which the available memory decides, in order of preference: the first that
+/// fits is to be used. Usually the configuration's own; with parallel.panels = "auto", "gather" and "ring".
+std::vector<Parallel> choices_by_memory(const Config& config);
+
+/// True if parallel.vocab_axes = "auto" leaves a choice: AxoNN-4D with an axis y of several ranks.
+bool chooses_vocab_axes(const Config& config);
+/// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
+void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
+
+}  // namespace trainer::config
