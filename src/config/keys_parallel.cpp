@@ -15,7 +15,7 @@ void declare_parallel(std::vector<Key>& keys) {
       "optimus-2d: 2D tensor parallelism on a square mesh, whose rows split the sequences; axonn-4d: tensor "
       "parallelism over two axes, and a third that splits sequences and shards weights; autoddl: a sharding "
       "spec for each layer; auto: the fastest layout predicted with hardware.profile, within the keys that "
-      "are set.");
+      "are set; a resumed run keeps its layout if it fits.");
   parallel.integer("data", &Parallel::data, 0,
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / ranks of one replica"},
                    "Data parallelism: replicas of the model, each with its own sequences.");

@@ -71,4 +71,22 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
   if (features >= logits || !layout_fits(config)) p.vocab_axes = "x";
 }
 
+std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks) {
+  if (!is_automatic(config) && config.parallel.strategy != trained.parallel.strategy) return std::nullopt;
+  const auto keep = [&](const Key& key) {
+    if (key.name != "strategy" && (is_given(config, key.path().c_str()) || key.get(config) == Value("auto"))) return;
+    key.set(config, key.get(trained));
+    config.origins[key.path()] = {};
+  };
+  keep(*find_key("train", "micro_batch"));
+  keep(*find_key("parallel", "strategy"));
+  keep(*find_key("parallel", "data"));
+  for (const Key& key : keys())
+    if (key.section == "parallel" && key.belongs(trained.parallel.strategy)) keep(key);
+  const int64_t replicas = config.parallel.data;
+  if (ranks != ranks_of_replica(config) * replicas || !layout_fits(config)) return std::nullopt;
+  if (config.train.global_batch % (replicas * config.train.micro_batch) != 0) return std::nullopt;
+  return config;
+}
+
 }  // namespace trainer::config

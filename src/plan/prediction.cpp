@@ -4,7 +4,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "config/layout_choices.h"
 #include "config/layouts.h"
+#include "config/text.h"
 #include "plan/plan_text.h"
 #include "plan/update_time.h"
 
@@ -40,8 +42,8 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
   return plan;
 }
 
-config::Config choose_strategy(comm::World& world, const config::Config& config, int64_t vocab, const Machine& machine,
-                               std::string& reasons) {
+config::Config choose_strategy(comm::World& world, const config::Config& config,
+                               const std::optional<config::Config>& trained, int64_t vocab, const Machine& machine) {
   constexpr size_t kShown = 3;
   std::string text;
   world.control().run_on_all_ranks([&] {
@@ -72,12 +74,29 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
       request.config.precision.compute = machine.compute == DType::bf16  ? config::Compute::bf16
                                          : machine.compute == DType::f64 ? config::Compute::fp64
                                                                          : config::Compute::fp32;
-    const Plan plan = plan_layouts(request, cluster);
+    Plan plan;
+    std::optional<config::Config> kept;
+    if (trained) kept = config::with_layout_of(*trained, request.config, request.devices);
+    if (kept) {
+      PlanRequest same = request;
+      same.config = *kept;
+      plan = plan_layouts(same, cluster);
+      if (plan.runs.empty() && world.first())
+        log::warning(
+            "{} with micro_batch = {}, with which the run was trained until now, does not fit in memory; "
+            "results will round differently with another layout",
+            config::layout_text(*kept), kept->train.micro_batch);
+    }
+    const bool keeps = !plan.runs.empty();
+    if (!keeps) plan = plan_layouts(request, cluster);
     if (plan.runs.empty()) throw Error(Code::plan, why_nothing_fits(plan));
     chosen = plan.runs.front().config;
     chosen.precision = config.precision;
     chosen.hardware = config.hardware;
-    reasons = to_text(plan, cluster, kShown);
+    if (world.first())
+      log::info("strategy \"auto\" {} {} with {}, micro_batch = {} and recomputation {}:\n{}",
+                keeps ? "keeps the run's layout," : "chose", chosen.parallel.strategy, config::layout_text(chosen),
+                chosen.train.micro_batch, config::recompute_text(chosen.train), to_text(plan, cluster, kShown));
   });
   return chosen;
 }

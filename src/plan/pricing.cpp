@@ -138,9 +138,10 @@ std::vector<std::string> other_names(const Config& config) {
       const bool chooses = config::chooses_vocab_axes(named);
       for (const char* axes : {"x", "xy"}) {
         if (chooses) named.parallel.vocab_axes = axes;
-        if (config::layout_fits(named) && identity(named) == own)
-          names.push_back(format("{} {}{}", strategy.name, config::replica_text(named),
-                                 chooses ? format(", vocab_axes = {}", axes) : ""));
+        const std::string name = format("{} {}{}", strategy.name, config::replica_text(named),
+                                        chooses ? format(", vocab_axes = {}", axes) : "");
+        if (config::layout_fits(named) && identity(named) == own && std::ranges::count(names, name) == 0)
+          names.push_back(name);
         if (!chooses) break;
       }
     });

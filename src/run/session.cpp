@@ -7,6 +7,7 @@
 #include "comm/gpu_transport.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
+#include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"
 #include "huggingface/model_config.h"
@@ -36,37 +37,21 @@ struct Locks {
   std::optional<checkpoint::RunLock> run, checkpoints;
 };
 
-/// Returns the configuration with the planner's choice in place of strategy "auto"; rank 0 logs the reason.
-config::Config with_chosen_strategy(comm::World& world, const config::Config& config, const setup::Machine& machine) {
-  if (!config::is_automatic(config)) return config;
-  std::string reasons;
-  config::Config chosen = plan::choose_strategy(world, config, data::planned_vocab(config), machine, reasons);
-  if (world.first())
-    log::info("strategy \"auto\" chose {} with {}, micro_batch = {} and recomputation {}:\n{}",
-              chosen.parallel.strategy, config::layout_text(chosen), chosen.train.micro_batch,
-              config::recompute_text(chosen.train), reasons);
-  return chosen;
-}
-
-/// Returns parallel.KEY of the run that will be resumed if its value is one of `values`, else "". Runs of the same
-/// strategy that were saved before the key existed return `before`. Where "auto" chooses, a resumed run keeps its
-/// choice, since results round differently with others.
-std::string kept_choice(comm::World& world, const config::Config& config, const char* key,
-                        std::initializer_list<const char*> values, const char* before = "") {
-  std::string kept;
+/// Returns the configuration of the checkpoint from which the run will resume, if `config` leaves something to "auto"
+/// that a resumed run keeps; else an empty result. Collective.
+std::optional<config::Config> config_to_resume(comm::World& world, const config::Config& config) {
+  const bool chooses = config::is_automatic(config) || config::choices_by_memory(config).size() > 1 ||
+                       config::chooses_vocab_axes(config);
+  if (!chooses) return std::nullopt;
+  std::string toml;
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
-    const auto stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
-    if (!stored) return;
-    const auto has = [&](const std::string& line) {
-      return stored->header.config_toml.find("\n" + line) != std::string::npos;
-    };
-    if (!has(format("{} = ", key)) && has(format("strategy = \"{}\"", config.parallel.strategy))) kept = before;
-    for (const char* each : values)
-      if (has(format("{} = \"{}\"", key, each))) kept = each;
+    if (const auto stored = header_to_resume(config.checkpoint, checkpoint_folder(config)))
+      toml = stored->header.config_toml;
   });
-  world.control().broadcast(kept);
-  return kept;
+  world.control().broadcast(toml);
+  if (toml.empty()) return std::nullopt;
+  return config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false});
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
@@ -88,15 +73,20 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
 }
 
 /// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices; returns
-/// its parallel.panels, or "" if they were not chosen. Collective.
-std::string keep_choices(comm::World& world, config::Config& config, const config::Parallel& requested) {
-  std::string panels;
-  if (config::choices_by_memory(config).size() > 1) panels = kept_choice(world, config, "panels", {"gather", "ring"});
-  if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
+/// its parallel.panels, or "" if they were not chosen.
+std::string keep_choices(comm::World& world, const std::optional<config::Config>& trained, config::Config& config,
+                         const config::Parallel& requested) {
   if (requested.strategy == "auto" && requested.vocab_axes == "auto") config.parallel.vocab_axes = "auto";
+  if (!trained) return "";
+  const config::Parallel& before = trained->parallel;
+  std::string panels;
+  if (config::choices_by_memory(config).size() > 1 && before.panels != "auto") panels = before.panels;
+  if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
   if (!config::chooses_vocab_axes(config)) return panels;
-  const std::string axes = kept_choice(world, config, "vocab_axes", {"x", "xy"}, "x");
-  if (axes.empty()) return panels;
+  std::string axes = before.vocab_axes;
+  // Runs of the strategy that were saved before the key existed.
+  if (before.strategy == config.parallel.strategy && !config::is_given(*trained, "parallel.vocab_axes")) axes = "x";
+  if (axes == "auto") return panels;
   config.parallel.vocab_axes = axes;
   if (config::layout_fits(config)) return panels;
   config.parallel.vocab_axes = "x";
@@ -117,9 +107,12 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const comm::GpuTransport between_gpus = comm::choose_gpu_transport(world, *dry, requested.parallel.transport);
   machine.nccl = between_gpus.nccl;
-  config::Config config = with_chosen_strategy(world, requested, machine);
+  const std::optional<config::Config> trained = config_to_resume(world, requested);
+  config::Config config = requested;
+  if (config::is_automatic(config))
+    config = plan::choose_strategy(world, config, trained, data::planned_vocab(config), machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
-  const std::string panels = keep_choices(world, config, requested.parallel);
+  const std::string panels = keep_choices(world, trained, config, requested.parallel);
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
     return 0;

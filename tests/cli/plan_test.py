@@ -305,6 +305,17 @@ class Plan(rig.Runs):
         message = self.train("run.dir=refused", "hardware.profile=other.toml", status=2)
         self.assertIn("measured on devices other than this one", message)
 
+    def test_a_resumed_run_keeps_its_layout(self):
+        fsdp, auto = ("parallel.strategy=fsdp",), ("parallel.strategy=auto", "hardware.profile=cluster.toml")
+        log = self.train_on(2, *auto, "run.dir=auto", "run.threads=1", transport="mpi")
+        self.assertIn('strategy "auto" chose', log)
+        self.assertNotIn('strategy "auto" chose fsdp', log)
+        self.train_on(2, *fsdp, "run.dir=whole", "run.threads=1", transport="mpi")
+        self.train_on(2, *fsdp, "run.dir=kept", "run.threads=1", transport="mpi", max_steps=2)
+        log = self.train_on(2, *auto, "run.dir=kept", "run.threads=1", transport="mpi")
+        self.assertIn('strategy "auto" keeps the run\'s layout, fsdp with shards 2, data 1', log)
+        self.assertEqual(self.losses("kept"), self.losses("whole"))
+
 
 if __name__ == "__main__":
     rig.main()

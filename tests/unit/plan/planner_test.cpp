@@ -255,6 +255,8 @@ TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
   EXPECT_EQ(identity(megatron), identity(axonn));
   EXPECT_EQ(other_names(megatron), Names{"axonn-4d grid = [4, 1, 1]"});
   EXPECT_EQ(other_names(axonn), Names{"megatron-1d tensor = 4"});
+  const Names replicas = other_names(as({"parallel.strategy=fsdp", "parallel.shards=1", "parallel.data=4"}));
+  EXPECT_EQ(replicas, (Names{"megatron-1d tensor = 1", "axonn-4d grid = [1, 1, 1]"})) << "with any sequence_parallel";
   EXPECT_NE(identity(as({"parallel.tensor=4"})), identity(megatron)) << "sequence parallelism is another layout";
   Config tables = megatron;  // two axes that split the same dimensions count as one
   config::set_tables(tables, config::sharding_of(megatron));

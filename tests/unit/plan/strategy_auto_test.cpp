@@ -1,0 +1,160 @@
+// Strategy "auto": a layout for the memory that is free on every rank, and the layout of a run that is resumed.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+
+#include "config/layouts.h"
+#include "config/load.h"
+#include "config/text.h"
+#include "plan/prediction.h"
+#include "rigs/files.h"
+#include "rigs/messages.h"
+#include "setup/run_plan.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+
+constexpr int kRanks = 4;
+constexpr int64_t kVocab = 1000, kPlenty = int64_t{3} << 30;
+constexpr const char* kModel = R"([model]
+n_layer = 6
+n_head = 8
+d_model = 256
+seq_len = 256
+vocab_multiple = 128
+[data]
+vocab_size = 1000
+[train]
+global_batch = 16
+[precision]
+compute = "fp32"
+)";
+
+/// The laptop's cluster file, for one node of kRanks devices.
+class StrategyAuto : public testing::Test {
+ protected:
+  StrategyAuto() {
+    std::string text = cluster_text(TRAINER_SOURCE_DIR "/configs/clusters/laptop-2core.toml");
+    const std::string two = "devices_per_node = 2";
+    text.replace(text.find(two), two.size(), format("devices_per_node = {}", kRanks));
+    profile_ = tests::write(folder_ / "node.toml", text);
+  }
+  Config small(std::vector<std::string> sets) const {
+    sets.push_back("hardware.profile=" + profile_);
+    return config::load_text(kModel, "test.toml", sets, {.files = false, .plans = true});
+  }
+
+ private:
+  const tests::TempFolder folder_;
+  std::string profile_;
+};
+
+const std::vector<std::string> kAuto = {"parallel.strategy=auto"};
+
+Machine machine_of(int rank, int64_t limit) {
+  Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  machine.ranks = kRanks;
+  machine.rank = rank;
+  machine.memory_limit = limit;
+  return machine;
+}
+
+/// Returns what all ranks choose if rank 2 has `limit` bytes and the others plenty.
+Config choose(const Config& config, int64_t limit, const std::optional<Config>& trained = {}) {
+  std::mutex mutex;
+  std::vector<Config> chosen;
+  comm::run_on_threads(kRanks, {.timeout_s = 60}, [&](comm::World& world) {
+    const Machine machine = machine_of(world.rank(), world.rank() == 2 ? limit : kPlenty);
+    Config own = choose_strategy(world, config, trained, kVocab, machine);
+    const std::scoped_lock lock(mutex);
+    chosen.push_back(std::move(own));
+  });
+  for (const Config& each : chosen) EXPECT_EQ(config::to_toml(each), config::to_toml(chosen.front()));
+  return chosen.front();
+}
+
+int64_t memory_of(const Config& config) {
+  int64_t most = 0;
+  for (int rank = 0; rank < kRanks; ++rank)
+    most = std::max(most, setup::plan_run(config, kVocab, machine_of(rank, kPlenty), true).total);
+  return most;
+}
+
+std::string text_of(const Config& config) {
+  return format("{} {} micro_batch {} recomputation {}", config.parallel.strategy, config::layout_text(config),
+                config.train.micro_batch, config::recompute_text(config.train));
+}
+/// True if both round results in the same way. ZeRO-1 and recomputation do not change them.
+bool same_layout(const Config& a, const Config& b) {
+  return config::sharding_of(a) == config::sharding_of(b) && a.train.micro_batch == b.train.micro_batch;
+}
+
+TEST_F(StrategyAuto, FitsInTheLeastFreeMemoryOfAllRanks) {
+  tests::Warnings log;
+  const int64_t most = memory_of(choose(small(kAuto), kPlenty));
+  std::set<std::string> layouts;
+  int64_t least = most;
+  for (const double share : {1.02, 0.9, 0.7, 0.5}) {
+    const auto limit = static_cast<int64_t>(share * static_cast<double>(most));
+    const Config chosen = choose(small(kAuto), limit);
+    least = std::min(least, memory_of(chosen));
+    EXPECT_LE(memory_of(chosen), limit) << share << ": " << text_of(chosen);
+    layouts.insert(text_of(chosen));
+  }
+  EXPECT_GE(layouts.size(), 3u) << "less memory, other choices";
+  tests::expect_error(Code::plan, {"memory"}, [&] { choose(small(kAuto), least / 20); });
+}
+
+TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
+  tests::Warnings log;
+  const Config anew = choose(small(kAuto), kPlenty);
+  const std::vector<std::vector<std::string>> runs = {
+      {"parallel.strategy=fsdp", "parallel.shards=2", "parallel.data=2", "train.micro_batch=4"},
+      {"parallel.strategy=megatron-1d", "parallel.tensor=4", "train.micro_batch=2", "parallel.data=1"},
+      {"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 2]", "parallel.order=xyzd", "train.micro_batch=4",
+       "parallel.data=1"},
+      {"parallel.strategy=autoddl", "parallel.axes=[2, 2]", "parallel.head=rc", "parallel.table=fv", "parallel.data=1",
+       "train.micro_batch=2",
+       "parallel.layer=[{stream = 'rc', attention = 'rc', hidden = 'rc', qkv = 'fc', out = 'fk', up = 'fc', "
+       "down = 'fk'}]"}};
+  for (const std::vector<std::string>& sets : runs) {
+    // As a checkpoint stores it.
+    const Config trained = config::load_text(config::to_toml(small(sets)), "config.toml", {}, {.files = false});
+    const Config kept = choose(small(kAuto), kPlenty, trained);
+    EXPECT_TRUE(same_layout(kept, trained)) << text_of(kept);
+    EXPECT_FALSE(same_layout(kept, anew)) << text_of(kept);
+    tests::expect_parts(log.lines.back(), {"keeps the run's layout"});
+    const int64_t limit = memory_of(kept) * 95 / 100;
+    const Config tight = choose(small(kAuto), limit, trained);
+    EXPECT_TRUE(same_layout(tight, trained)) << text_of(tight);
+    EXPECT_NE(text_of(tight), text_of(kept));
+    EXPECT_LE(memory_of(tight), limit);
+  }
+  // A layout that does not fit in any way is replaced, with a warning.
+  const Config wide = small({"parallel.strategy=megatron-1d", "parallel.data=4", "parallel.zero_stage=1",
+                             "train.micro_batch=4", "train.recompute=full"});
+  const int64_t limit = memory_of(wide) * 95 / 100;
+  log.lines.clear();
+  const Config other = choose(small(kAuto), limit, wide);
+  EXPECT_LE(memory_of(other), limit);
+  ASSERT_GE(log.lines.size(), 2u);
+  tests::expect_parts(log.lines.front(), {"tensor 1, data 4", "micro_batch = 4", "does not fit in memory", "round"});
+  tests::expect_parts(log.lines.back(), {"strategy \"auto\" chose"});
+  // So is, without one, a layout that other keys exclude, and one for another number of ranks.
+  log.lines.clear();
+  for (const auto& [keys, sets] :
+       {std::pair<std::vector<std::string>, std::vector<std::string>>{{"parallel.strategy=auto", "parallel.data=2"},
+                                                                      runs[1]},
+        {kAuto, {"parallel.strategy=megatron-1d", "parallel.tensor=2", "parallel.data=4"}}}) {
+    const Config chosen = choose(small(keys), kPlenty, small(sets));
+    tests::expect_parts(log.lines.back(), {"strategy \"auto\" chose"});
+    EXPECT_EQ(log.lines.size(), 1u);
+    log.lines.clear();
+  }
+}
+
+}  // namespace
+}  // namespace trainer::plan
