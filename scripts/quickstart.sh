@@ -39,7 +39,7 @@ if [ $device = cuda ]; then
   has_gpu || { echo "quickstart.sh: --gpu: nvidia-smi finds no GPU; leave --gpu out to train on the CPU" >&2; exit 2; }
   cuda=ON ranks=1
 elif has_gpu; then
-  echo "Training on the CPU. This machine has a GPU: --gpu uses it, but the CUDA backend has only been tested on an emulator."
+  echo "Training on the CPU. This machine has a GPU: --gpu uses it."
 fi
 
 launcher=(mpirun -np "$ranks" --bind-to none --oversubscribe)

@@ -22,16 +22,12 @@ std::optional<int64_t> kilobyte_field(const char* file, const std::string& key) 
 
 }  // namespace
 
-int64_t anonymous_bytes() {
-  if (const auto bytes = kilobyte_field("/proc/self/smaps_rollup", "Anonymous:")) return *bytes;
-  return kilobyte_field("/proc/self/status", "RssAnon:").value_or(0);
-}
-
 int64_t bytes_in_use() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   malloc_trim(0);  // sanitizers replace glibc's allocator; trimming would initialize the unused one, in a data race
 #endif
-  return anonymous_bytes();
+  if (const auto bytes = kilobyte_field("/proc/self/smaps_rollup", "Anonymous:")) return *bytes;
+  return kilobyte_field("/proc/self/status", "RssAnon:").value_or(0);
 }
 
 int64_t MemoryProbe::sample() {

@@ -4,13 +4,10 @@
 
 namespace trainer {
 
-/// Returns the bytes of anonymous memory resident in this process, huge pages included. Reads /proc/self/smaps_rollup,
-/// or else /proc/self/status; returns 0 if neither can be read. The kernel walks the page tables, which takes
-/// milliseconds per GiB: too slow to call in every step.
-int64_t anonymous_bytes();
-
-/// Returns anonymous_bytes() after the allocator has returned freed memory to the system. Freed memory that the
-/// allocator kept would count as in use, and its reuse would not show as growth.
+/// Returns the bytes of anonymous memory resident in this process, huge pages included, after the allocator has
+/// returned freed memory to the system: if the allocator kept it, it would count as in use, and its reuse would not
+/// show as growth. Reads /proc/self/smaps_rollup, or else /proc/self/status; returns 0 if neither can be read. The
+/// kernel walks the page tables, which takes milliseconds per GiB: too slow to call in every step.
 int64_t bytes_in_use();
 
 /// Samples the growth of the memory in use since construction. For one thread only.

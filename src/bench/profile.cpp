@@ -39,6 +39,22 @@ struct Work {
   ops::Gemm product;
 };
 
+/// Returns the groups to measure in a world of `ranks` ranks: the members of this rank's group for each size and each
+/// distance between members.
+std::vector<std::vector<int>> profiled_groups(int ranks, int rank) {
+  std::vector<std::vector<int>> all;
+  for (int size = 2; size <= ranks; ++size) {
+    if (ranks % size != 0) continue;
+    for (const int stride : {1, ranks / size}) {
+      const int first = stride == 1 ? rank / size * size : rank % stride;
+      std::vector<int> members;
+      for (int i = 0; i < size; ++i) members.push_back(first + i * stride);
+      if (all.empty() || all.back() != members) all.push_back(std::move(members));
+    }
+  }
+  return all;
+}
+
 /// Profile takes the measurements one by one and stores them in a Cluster.
 class Profile {
  public:
@@ -310,20 +326,6 @@ plan::Host measure_host(comm::World& world, const config::Config& config, const 
   world.control().sum(all);
   for (double& each : all) each /= world.size();
   return {.memory_bytes = all[0], .memory_rate = all[1], .to_device = all[2], .to_host = all[3], .updates = all[4]};
-}
-
-std::vector<std::vector<int>> profiled_groups(int ranks, int rank) {
-  std::vector<std::vector<int>> all;
-  for (int size = 2; size <= ranks; ++size) {
-    if (ranks % size != 0) continue;
-    for (const int stride : {1, ranks / size}) {
-      const int first = stride == 1 ? rank / size * size : rank % stride;
-      std::vector<int> members;
-      for (int i = 0; i < size; ++i) members.push_back(first + i * stride);
-      if (all.empty() || all.back() != members) all.push_back(std::move(members));
-    }
-  }
-  return all;
 }
 
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,

@@ -40,8 +40,4 @@ struct Interference {
 /// ended had no competition.
 Interference interference(double compute, double communication, double computed, double communicated);
 
-/// Returns the groups to measure in a world of `ranks` ranks: the members of this rank's group for each size and each
-/// distance between members.
-std::vector<std::vector<int>> profiled_groups(int ranks, int rank);
-
 }  // namespace trainer::bench

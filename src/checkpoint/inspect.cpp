@@ -20,7 +20,7 @@ namespace {
 int64_t parameters_of(const Manifest& manifest) {
   int64_t count = 0;
   for (const StoredTensor& tensor : manifest.tensors) {
-    if (tensor.name.find('#') == tensor.name.npos) count += tensor.shape.count();
+    if (is_weight(tensor.name)) count += tensor.shape.count();
   }
   return count;
 }

@@ -49,12 +49,19 @@ struct Piece {
   int64_t elements() const;
 };
 
+/// True if this is the name of a weight, not of a moment ("…#m").
+inline bool is_weight(const std::string& name) { return name.find('#') == name.npos; }
+
 struct StoredTensor {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;  // global
   std::vector<Piece> pieces;
   int64_t bytes() const { return shape.count() * size_of(dtype); }
+  /// Returns the slice that is the whole tensor, with its elements at `memory`.
+  TensorSlice slice(std::byte* memory) const {
+    return {name, shape, {memory, {shape.count()}, dtype}, {{0, 0, shape.count()}}};
+  }
 };
 
 struct StoredFile {

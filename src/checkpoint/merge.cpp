@@ -23,7 +23,7 @@ using Weights = std::map<std::string, const StoredTensor*>;
 Weights weights_of(const Reader& reader) {
   Weights weights;
   for (const StoredTensor& tensor : reader.manifest().tensors)
-    if (tensor.name.find('#') == tensor.name.npos) weights[tensor.name] = &tensor;
+    if (is_weight(tensor.name)) weights[tensor.name] = &tensor;
   return weights;
 }
 
@@ -62,9 +62,7 @@ class Source {
 
   /// Fills `values`, which has elements of the stored type.
   void read(const StoredTensor& tensor, std::vector<std::byte>& values) {
-    const int64_t count = tensor.shape.count();
-    shards_.fill({tensor.name, tensor.shape, {values.data(), {count}, tensor.dtype}, {{0, 0, count}}},
-                 *weights_.at(tensor.name));
+    shards_.fill(tensor.slice(values.data()), *weights_.at(tensor.name));
   }
 
  private:
@@ -109,8 +107,7 @@ void write_step(const std::vector<Reader>& readers, const fs::path& folder, Merg
       throw Error(Code::checkpoint, format("{}: {}: elements of type {}, expected fp32 or fp64",
                                            readers.back().folder().string(), name, name_of(tensor->dtype)));
     tensor->dtype == DType::f64 ? average<double>(*tensor, sources, values) : average<float>(*tensor, sources, values);
-    const int64_t count = tensor->shape.count();
-    shard.add({name, tensor->shape, {values.data(), {count}, tensor->dtype}, {{0, 0, count}}});
+    shard.add(tensor->slice(values.data()));
     ++done.tensors;
     done.bytes += tensor->bytes();
   }

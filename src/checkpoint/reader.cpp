@@ -30,8 +30,6 @@ std::string listed(const std::vector<std::string>& problems) {
   return text;
 }
 
-bool is_weight(const std::string& name) { return name.find('#') == name.npos; }
-
 /// True if `name` is `weight`, or `weight` with a '#' suffix.
 bool belongs_to(const std::string& name, const std::string& weight) {
   return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');

@@ -17,8 +17,6 @@ namespace {
 // Size limit of a shard, which is held in memory; a larger tensor has its own shard.
 constexpr int64_t kShardBytes = int64_t{1} << 30;
 
-bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
-
 /// Reads tensors and writes them as shards of at most kShardBytes.
 class Copier {
  public:
@@ -28,8 +26,7 @@ class Copier {
   void add(const StoredTensor& tensor) {
     if (!slices_.empty() && held_ + tensor.bytes() > kShardBytes) flush();
     std::vector<std::byte>& memory = memory_.emplace_back(static_cast<size_t>(tensor.bytes()));
-    const int64_t count = tensor.shape.count();
-    slices_.push_back({tensor.name, tensor.shape, {memory.data(), {count}, tensor.dtype}, {{0, 0, count}}});
+    slices_.push_back(tensor.slice(memory.data()));
     reader_.fill(slices_.back(), tensor);
     held_ += tensor.bytes();
   }
@@ -57,7 +54,7 @@ class Copier {
 void write_step(const Reader& reader, const fs::path& folder, Stripped& done) {
   Copier copier(reader, folder);
   for (const StoredTensor& tensor : reader.manifest().tensors) {
-    if (is_moment(tensor.name)) continue;
+    if (!is_weight(tensor.name)) continue;
     copier.add(tensor);
     ++done.tensors;
     done.bytes += tensor.bytes();

@@ -8,7 +8,6 @@
 #include "cli/ranks.h"
 #include "config/load.h"
 #include "config/resolve.h"
-#include "run/run_folder.h"
 #include "run/signals.h"
 
 namespace trainer::cli {

@@ -19,7 +19,6 @@
 #include "run/evaluate.h"
 #include "run/loaded_model.h"
 #include "run/multiple_choice.h"
-#include "run/run_folder.h"
 #include "run/signals.h"
 
 namespace trainer::cli {
@@ -124,7 +123,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
     uses.insert(uses.end(),
                 {"run.name", "run.dir", "checkpoint.dir", "data.train", "data.val", "data.validation", "data.source"});
   const std::vector<std::string> sets = computing_sets(world, "eval", o.config, uses);
-  run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 0, sets);
+  run::LoadedModel model = run::load_model(world, path, config::replica_layouts, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
   if (o.stride > model.config.model.seq_len)
@@ -182,7 +181,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
       print(format("{:<14} {:.6f}{}\n", set.name, set.loss,
                    set.bits_per_byte ? format(" ({:.4f} bits per byte)", *set.bits_per_byte) : ""));
   }
-  if (!finite) throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
+  require_finite(model, report.loss);
   return 0;
 }
 

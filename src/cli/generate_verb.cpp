@@ -269,7 +269,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
   world.control().broadcast(path);
   const std::vector<std::string> sets =
       computing_sets(world, "generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
-  run::LoadedModel model = run::load_model(world, path, config::generation_layouts, 0, sets);
+  run::LoadedModel model = run::load_model(world, path, config::generation_layouts, sets);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{}: this checkpoint has no tokenizer, so it cannot generate text", model.folder.string()))

@@ -77,38 +77,20 @@ class Declare {
   void boolean(const char* name, bool Struct::*member, bool initial, const char* help, Extra extra = {}) {
     bind<bool>(add(name, Type::boolean, initial, help, std::move(extra)), member);
   }
-  void boolean(const char* name, std::optional<bool> Struct::*member, const char* derived, const char* help) {
-    Key& key = add(name, Type::boolean, {}, help);
-    key.derived = derived;
-    key.get = [part = part_, member](const Config& c) {
-      return (c.*part.*member).has_value() ? Value(*(c.*part.*member)) : Value();
-    };
-    key.set = [part = part_, member](Config& c, const Value& value) {
-      if (std::holds_alternative<bool>(value)) c.*part.*member = std::get<bool>(value);
-    };
+  /// Declare optional keys; `derived` describes how an unset value follows from other keys.
+  void boolean(const char* name, std::optional<bool> Struct::*at, const char* derived, const char* help) {
+    bind(add(name, Type::boolean, {}, help, {.derived = derived}), member(name, Type::boolean, at));
   }
-  void integer(const char* name, std::optional<int64_t> Struct::*member, Range range, const char* derived,
+  void integer(const char* name, std::optional<int64_t> Struct::*at, Range range, const char* derived,
                const char* help) {
-    Key& key = add(name, Type::integer, {}, help, {.range = range, .derived = derived});
-    key.get = [part = part_, member](const Config& c) {
-      return (c.*part.*member).has_value() ? Value(*(c.*part.*member)) : Value();
-    };
-    key.set = [part = part_, member](Config& c, const Value& value) {
-      if (std::holds_alternative<int64_t>(value)) c.*part.*member = std::get<int64_t>(value);
-    };
+    bind(add(name, Type::integer, {}, help, {.range = range, .derived = derived}), member(name, Type::integer, at));
   }
-  /// Declares an optional enum key; see choice().
   template <typename Enum>
-  void choice(const char* name, std::optional<Enum> Struct::*member, StringList names, const char* derived,
+  void choice(const char* name, std::optional<Enum> Struct::*at, StringList names, const char* derived,
               const char* help) {
-    Key& key = add(name, Type::choice, {}, help);
-    key.derived = derived;
-    key.names = names;
-    const Member<Struct> bound = choice_member(name, member, names);
-    key.get = [part = part_, bound](const Config& c) { return bound.get(c.*part); };
-    key.set = [part = part_, bound](Config& c, const Value& value) {
-      if (std::holds_alternative<std::string>(value)) bound.set(c.*part, value);
-    };
+    Key& key = add(name, Type::choice, {}, help, {.derived = derived});
+    bind(key, choice_member(name, at, names));
+    key.names = std::move(names);
   }
   void integer(const char* name, int64_t Struct::*member, int64_t initial, Extra extra, const char* help) {
     bind<int64_t>(add(name, Type::integer, initial, help, std::move(extra)), member);
@@ -204,6 +186,12 @@ class Declare {
   void bind(Key& key, T Struct::*member) {
     key.get = [part = part_, member](const Config& c) { return Value(c.*part.*member); };
     key.set = [part = part_, member](Config& c, const Value& value) { c.*part.*member = std::get<T>(value); };
+  }
+  void bind(Key& key, const Member<Struct>& bound) {
+    key.get = [part = part_, get = bound.get](const Config& c) { return get(c.*part); };
+    key.set = [part = part_, set = bound.set](Config& c, const Value& value) {
+      if (value != Value()) set(c.*part, value);
+    };
   }
 
   std::vector<Key>& keys_;

@@ -136,6 +136,14 @@ std::string validation_hash(const std::vector<NamedDataset>& sets) {
 /// True if validation uses the end of each training stream.
 bool has_tails(const config::Data& data) { return data.val_fraction > 0 && validation_parts(data).empty(); }
 
+/// Returns the position where training ends and validation begins: the document end nearest to (1 − fraction)·tokens,
+/// or that position itself if the document end would change the validation share by more than half of it.
+int64_t validation_begin(const TokenStream& stream, double fraction) {
+  const auto target = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
+  const int64_t cut = stream.tokens() - target;
+  return stream.document_end_near(cut, target / 2).value_or(cut);
+}
+
 /// Returns the part of a stream that is for training.
 NamedDataset training_source(const config::Config& config, const std::string& name,
                              std::shared_ptr<const TokenStream> stream) {
@@ -167,12 +175,6 @@ void adopt_staged(const fs::path& cache) {
 void drop_staged(const fs::path& cache) {
   std::error_code ignored;
   fs::remove_all(cache / kStaged, ignored);
-}
-
-int64_t validation_begin(const TokenStream& stream, double fraction) {
-  const auto target = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
-  const int64_t cut = stream.tokens() - target;
-  return stream.document_end_near(cut, target / 2).value_or(cut);
 }
 
 std::vector<WeightChange> weight_changes(const config::Config& config, const TrainingData& train) {

@@ -80,8 +80,4 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
 /// Returns the vocabulary size that open_data would find, without training a tokenizer or reading text.
 int64_t planned_vocab(const config::Config& config);
 
-/// Returns the position where training ends and validation begins: the document end nearest to (1 − fraction)·tokens,
-/// or that position itself if the document end would change the validation share by more than half of it.
-int64_t validation_begin(const TokenStream& stream, double fraction);
-
 }  // namespace trainer::data

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 TensorSource::TensorSource(const checkpoint::Reader& reader)
     : folder_(reader.folder()), shards_(reader.folder(), reader.manifest()) {
   for (const checkpoint::StoredTensor& tensor : reader.manifest().tensors)
-    if (tensor.name.find('#') == tensor.name.npos) stored_[tensor.name] = &tensor;  // no moments
+    if (checkpoint::is_weight(tensor.name)) stored_[tensor.name] = &tensor;
 }
 
 void TensorSource::require_parts(const std::vector<MappedTensor>& all) const {

@@ -177,7 +177,7 @@ class Search {
   }
 
   Route trace(size_t source, size_t target) const {
-    Route route{from_, to_, {}, best_[target].cost.elements};
+    Route route{from_, {}, best_[target].cost.elements};
     TRAINER_CHECK(target == source || best_[target].cost.steps > 0, "no route from {} to {}", to_string(from_),
                   to_string(to_));
     for (size_t state = target; state != source; state = best_[state].before) route.steps.push_back(best_[state].step);

@@ -25,8 +25,8 @@ struct Step {
 };
 
 struct Route {
-  Layout from, to;
-  std::vector<Step> steps;  // empty if from == to
+  Layout from;
+  std::vector<Step> steps;  // empty if the layouts are equal
   /// Elements sent by all ranks of the mesh together, counting every reduction as a ring.
   int64_t ring_elements = 0;
 };

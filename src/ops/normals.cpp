@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/cpu/normals_kernels.h"
-#include "ops/operands.h"
 
 namespace trainer::ops {
 

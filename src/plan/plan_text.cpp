@@ -61,15 +61,8 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
       format_bytes(moved), format_bytes(least));
 }
 
-}  // namespace
-
-std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
-  std::vector<std::pair<std::string, double>> all;
-  for (const auto& [name, part] : kStepParts) all.emplace_back(name, time.*part);
-  for (const auto& [axis, comm] : time.comm) all.emplace_back(exposed(axis), comm.exposed);
-  return all;
-}
-
+/// Returns the part of a step that makes `run` slower than `than`: "exposed communication +12.3 ms"; empty if no part
+/// is slower.
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
   // Strategies name their axes differently, so exposed communication along all axes counts as one part.
   std::pair<const char*, double> largest{"exposed communication", run.time.exposed() - than.time.exposed()};
@@ -77,6 +70,62 @@ std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
     if (const double more = run.time.*part - than.time.*part; more > largest.second) largest = {name, more};
   if (largest.second <= 0) return "";
   return format("{} +{:.3g} ms", largest.first, ms(largest.second));
+}
+
+/// An improvement of the machine, and the step time with it; lists begin with the largest gain.
+struct Sensitivity {
+  std::string what;
+  double seconds = 0;  // predicted time of a step with this improvement
+};
+std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab) {
+  const auto priced = [&](const auto& change) {
+    Cluster other = cluster;
+    change(other);
+    return price_config(run.config, vocab, other).time.total();
+  };
+  const auto faster = [](Link& link) { link.gb_per_s *= 2; };
+  std::vector<Sensitivity> all;
+  all.push_back({"matmuls twice as fast", priced([](Cluster& c) {
+                   for (auto& [compute, peak] : c.peaks) peak *= 2;
+                   for (ProductPoint& point : c.products) point.flops *= 2;
+                   for (AttentionPoint& point : c.attentions) point.flops *= 2;
+                 })});
+  all.push_back({"memory twice as fast", priced([](Cluster& c) {
+                   c.memory_rate *= 2;
+                   for (auto& [kind, rate] : c.operators) rate *= 2;
+                 })});
+  if (cluster.intra.gb_per_s > 0)
+    all.push_back({"links within nodes twice as fast", priced([&](Cluster& c) {
+                     faster(c.intra);
+                     for (CollectivePoint& point : c.collectives)
+                       if (point.per_node == point.ranks) point.seconds /= 2;
+                   })});
+  if (cluster.inter.gb_per_s > 0)
+    all.push_back({"links between nodes twice as fast", priced([&](Cluster& c) {
+                     faster(c.inter);
+                     for (CollectivePoint& point : c.collectives)
+                       if (point.per_node < point.ranks) point.seconds /= 2;
+                   })});
+  if (run.time.offload > 0 && cluster.host.known())
+    all.push_back({"hosts twice as fast", priced([](Cluster& c) {
+                     for (double Host::*rate : {&Host::memory_rate, &Host::to_device, &Host::to_host, &Host::updates})
+                       c.host.*rate *= 2;
+                   })});
+  all.push_back({"no latency", priced([](Cluster& c) {
+                   c.operator_seconds = 0;
+                   for (Link* link : {&c.intra, &c.inter}) link->start_us = link->hop_us = 0;
+                 })});
+  std::ranges::stable_sort(all, {}, &Sensitivity::seconds);
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
+  std::vector<std::pair<std::string, double>> all;
+  for (const auto& [name, part] : kStepParts) all.emplace_back(name, time.*part);
+  for (const auto& [axis, comm] : time.comm) all.emplace_back(exposed(axis), comm.exposed);
+  return all;
 }
 
 std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
@@ -128,48 +177,6 @@ ErrorBand error_band(const Cluster& cluster) {
   // published runs took 1.06 to 1.29 times the prediction (tests/unit/plan/published_runs_test.cpp), and the links of
   // other clusters are less certain.
   return cluster.measured ? ErrorBand{0.8, 1.25} : ErrorBand{0.8, 1.4};
-}
-
-std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab) {
-  const auto priced = [&](const auto& change) {
-    Cluster other = cluster;
-    change(other);
-    return price_config(run.config, vocab, other).time.total();
-  };
-  const auto faster = [](Link& link) { link.gb_per_s *= 2; };
-  std::vector<Sensitivity> all;
-  all.push_back({"matmuls twice as fast", priced([](Cluster& c) {
-                   for (auto& [compute, peak] : c.peaks) peak *= 2;
-                   for (ProductPoint& point : c.products) point.flops *= 2;
-                   for (AttentionPoint& point : c.attentions) point.flops *= 2;
-                 })});
-  all.push_back({"memory twice as fast", priced([](Cluster& c) {
-                   c.memory_rate *= 2;
-                   for (auto& [kind, rate] : c.operators) rate *= 2;
-                 })});
-  if (cluster.intra.gb_per_s > 0)
-    all.push_back({"links within nodes twice as fast", priced([&](Cluster& c) {
-                     faster(c.intra);
-                     for (CollectivePoint& point : c.collectives)
-                       if (point.per_node == point.ranks) point.seconds /= 2;
-                   })});
-  if (cluster.inter.gb_per_s > 0)
-    all.push_back({"links between nodes twice as fast", priced([&](Cluster& c) {
-                     faster(c.inter);
-                     for (CollectivePoint& point : c.collectives)
-                       if (point.per_node < point.ranks) point.seconds /= 2;
-                   })});
-  if (run.time.offload > 0 && cluster.host.known())
-    all.push_back({"hosts twice as fast", priced([](Cluster& c) {
-                     for (double Host::*rate : {&Host::memory_rate, &Host::to_device, &Host::to_host, &Host::updates})
-                       c.host.*rate *= 2;
-                   })});
-  all.push_back({"no latency", priced([](Cluster& c) {
-                   c.operator_seconds = 0;
-                   for (Link* link : {&c.intra, &c.inter}) link->start_us = link->hop_us = 0;
-                 })});
-  std::ranges::stable_sort(all, {}, &Sensitivity::seconds);
-  return all;
 }
 
 std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request) {

@@ -12,10 +12,6 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top);
 /// Returns the breakdown of a run's time, its sensitivities, and the changes that would make the next strategy faster.
 std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request);
 
-/// Returns the part of a step that makes `run` slower than `than`: "exposed communication +12.3 ms"; empty if no part
-/// is slower.
-std::string what_is_slower(const PlannedRun& run, const PlannedRun& than);
-
 /// The parts of a step by name, in seconds; they add up to StepTime::total().
 std::vector<std::pair<std::string, double>> parts(const StepTime& time);
 
@@ -24,13 +20,6 @@ struct ErrorBand {
   double least, most;
 };
 ErrorBand error_band(const Cluster& cluster);
-
-/// An improvement of the machine, and the step time with it; lists begin with the largest gain.
-struct Sensitivity {
-  std::string what;
-  double seconds = 0;  // predicted time of a step with this improvement
-};
-std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab);
 
 /// Returns the run's configuration as a file: the given keys, the keys of the layout, and the cluster file as
 /// hardware.profile, so that the run can predict its step time.

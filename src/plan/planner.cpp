@@ -13,7 +13,6 @@
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
-#include "config/text.h"
 #include "device/thread_pool.h"
 #include "plan/layout_search.h"
 #include "plan/update_time.h"

@@ -73,7 +73,7 @@ void take_tuning(comm::World& world, const LoadedModel& loaded) {
 }
 
 /// Loads a checkpoint. Returns the corruption found in it, or an empty string if the model was loaded.
-std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
+std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts,
                         const std::vector<std::string>& sets, std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
   if (std::string damage = find_damage_on_any_rank(world, [&] { reader.emplace(folder); }); !damage.empty())
@@ -85,10 +85,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), sets, {.files = false});
   if (std::ranges::none_of(sets, [](const std::string& set) { return set.starts_with("precision.compute"); }))
     loaded.config.precision.compute = compute_named(header.compute, folder);
-  if (threads > 0) loaded.config.run.threads = threads;
   const config::Config trained = loaded.config;
   loaded.config.parallel = layouts(trained, world.size()).front();
-  loaded.tokenizer_hash = header.tokenizer_hash;
   // If validation uses the tail of the training data, older versions saved only the hash of the training data.
   const config::Data& data = loaded.config.data;
   loaded.val_hash =
@@ -119,7 +117,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
 
 }  // namespace
 
-LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads,
+LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts,
                        const std::vector<std::string>& sets) {
   const auto list = [&] { return list_on_first_rank(world, [&] { return checkpoint::candidates(path); }); };
   std::vector<fs::path> candidates = list();
@@ -129,9 +127,8 @@ LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& 
         candidates.size() < 2 ? ""
                               : format("{}: none of its {} checkpoints is intact: ", path.string(), candidates.size());
     try {
-      load_first_whole(world, candidates, none_whole, [&](const fs::path& folder) {
-        return load_folder(world, folder, layouts, threads, sets, loaded);
-      });
+      load_first_whole(world, candidates, none_whole,
+                       [&](const fs::path& folder) { return load_folder(world, folder, layouts, sets, loaded); });
     } catch (const Error& error) {  // a run that is still training may have replaced these checkpoints by newer ones
       if (error.scope() != Scope::all_ranks || std::exchange(candidates, list()) == candidates) throw;
     }

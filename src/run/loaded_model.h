@@ -18,22 +18,22 @@ struct LoadedModel {
   std::filesystem::path folder;  // the step folder
   int64_t step = 0;
   std::optional<data::Tokenizer> tokenizer;
-  std::string tokenizer_hash, val_hash;
+  std::string val_hash;
   setup::Machine machine;
   std::unique_ptr<device::Device> device;
   std::unique_ptr<comm::World> gpu_world;   // for communication between GPUs; null: use the ranks' world
   std::unique_ptr<train::Trainer> trainer;  // weights only
 };
 
-/// Returns the candidate layouts for a number of ranks (config/layout_choices.h). The
-/// first layout that fits in the memory of all ranks is used.
+/// Returns the candidate layouts for a number of ranks (config/layout_choices.h). The first layout that fits in the
+/// memory of all ranks is used.
 using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 
 /// Loads `path`: a step folder, or the newest intact checkpoint of a `checkpoints` or run folder. Warns about each
-/// skipped checkpoint. `threads` 0: the configuration's. The compute type is that of training. `sets`
-/// ("run.threads=1") override keys of the checkpoint's configuration. Throws Code::checkpoint if the checkpoint
-/// cannot be read, Code::plan if the model does not fit in memory.
-LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0,
+/// skipped checkpoint. The compute type is that of training. `sets` ("run.threads=1") override keys of the checkpoint's
+/// configuration. Throws Code::checkpoint if the checkpoint cannot be read, Code::plan if the model does not fit in
+/// memory.
+LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts,
                        const std::vector<std::string>& sets = {});
 
 }  // namespace trainer::run

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/memory_probe.h"
 #include "checkpoint/snapshot.h"
 #include "config/config.h"

@@ -9,7 +9,6 @@
 #include "config/resolve.h"
 #include "data/overlap.h"
 #include "huggingface/import.h"
-#include "run/run_folder.h"
 #include "run/run_state.h"
 #include "run/signals.h"
 

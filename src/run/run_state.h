@@ -59,9 +59,6 @@ std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::pa
 std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
                                   const checkpoint::Snapshot& expected);
 
-/// Returns a line for each key that has changed since the run was saved: "optim.lr: 0.0006 -> 0.0003", or for a named
-/// table "data.source.web.weight: 0.7 -> 0.5". Throws config::TomlMistake.
-std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
 /// Logs the changes since the resumed run was saved; warns if its configuration is not valid TOML.
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);
 

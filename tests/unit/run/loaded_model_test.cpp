@@ -17,6 +17,7 @@ namespace trainer::tests {
 namespace {
 
 constexpr double kGiB = 1 << 30;
+const std::vector<std::string> kOneThread = {"run.threads=1"};
 
 /// Saves a checkpoint of the layout's model, whose configuration limits each rank to `memory_gib`.
 void save(const config::Config& trained, double memory_gib, const std::filesystem::path& path,
@@ -71,7 +72,7 @@ struct Loaded {
 Loaded load(const std::filesystem::path& path, int ranks) {
   Loaded found;
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
-    const run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 1);
+    const run::LoadedModel model = run::load_model(world, path, config::replica_layouts, kOneThread);
     data::TokenBatch batch;
     tiny_batches(model.config)(0, model.config.train.micro_batch, batch);
     double nats = model.trainer->loss_sum(batch);
@@ -138,9 +139,10 @@ TEST(LoadedModel, IsTheNewestWhereARunRemovedTheOneBeforeMeanwhile) {
     return config::replica_layouts(trained, ranks);
   };
   const auto world = comm::solo_world();
-  EXPECT_EQ(run::load_model(*world, folder, layouts, 1).folder, folder / "step-00000007");
+  EXPECT_EQ(run::load_model(*world, folder, layouts, kOneThread).folder, folder / "step-00000007");
   checkpoint::write(folder / "step-00000007/rank-00000.shard", "");
-  EXPECT_THROW(run::load_model(*world, folder, config::replica_layouts, 1), Error) << "nothing newer: an error";
+  EXPECT_THROW(run::load_model(*world, folder, config::replica_layouts, kOneThread), Error)
+      << "nothing newer: an error";
 }
 
 TEST(LoadedModel, IsNotTakenFromAManifestOfAnotherModel) {
@@ -216,7 +218,7 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
   const auto text_on = [](const std::filesystem::path& path, int ranks, std::string& strategy) {
     std::vector<int32_t> text;
     comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
-      const run::LoadedModel model = run::load_model(world, path, config::generation_layouts, 1);
+      const run::LoadedModel model = run::load_model(world, path, config::generation_layouts, kOneThread);
       if (world.first()) strategy = model.config.parallel.strategy;
       if (model.trainer->replica() > 0) return;
       train::Generator generator(*model.trainer);
@@ -237,7 +239,7 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
   // Two ranks are too few; the advice concerns this command, not training.
   for (const run::Layouts& layouts : {run::Layouts(config::generation_layouts), run::Layouts(config::replica_layouts)})
     comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
-      const Error error = error_of([&] { run::load_model(world, folder / "tight", layouts, 1); });
+      const Error error = error_of([&] { run::load_model(world, folder / "tight", layouts, kOneThread); });
       EXPECT_EQ(error.code(), Code::plan);
       expect_parts(error.what(), {"the model needs", "4 ranks with as much memory each fit", "mpirun -np 4"});
       EXPECT_EQ(std::string(error.what()).find("zero_stage"), std::string::npos) << error.what();
