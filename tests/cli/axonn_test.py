@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """AxoNN-4D through the program: grids of ranks (processes or threads) train as one rank does."""
-import json
 import re
 
 import rig
@@ -32,18 +31,9 @@ class Axonn(rig.Runs):
                                  {axis for axis, size in zip(("x", "y", "z", "data"), (x, y, z, data)) if size > 1})
 
     def test_transport_overlap_lanes_delays_and_kept_weights_change_no_bit(self):
-        for compute in ("fp32", "bf16"):
-            common = (f"precision.compute={compute}", "parallel.zero_stage=1")
-            self.grid(2, 2, 2, f"run.dir=first-{compute}", *common)
-            for name, change, transport in (
-                    ("mpi", "parallel.lanes=3", "mpi"), ("waiting", "debug.overlap=false", "threads"),
-                    ("sums", "parallel.overlap.all_reduce=false", "threads"),
-                    ("scatters", "parallel.overlap.reduce_scatter=false", "threads"),
-                    ("gathers", "parallel.overlap.all_gather=false", "threads"),
-                    ("lane", "parallel.lanes=1", "threads"), ("late", 'debug.inject=["delay:0.001"]', "threads"),
-                    ("recomputed", "train.recompute=full", "threads"), ("kept", "parallel.cache_layers=2", "threads")):
-                self.grid(2, 2, 2, f"run.dir={name}-{compute}", change, *common, transport=transport)
-                self.assert_same_run(8, f"{name}-{compute}", f"first-{compute}")
+        overlaps = (f"parallel.overlap.{each}=false" for each in ("all_reduce", "reduce_scatter", "all_gather"))
+        self.assert_changes_no_bit(lambda *sets, **options: self.grid(2, 2, 2, *sets, **options), *overlaps,
+                                   "parallel.cache_layers=2")
 
     def test_a_resumed_run_keeps_the_axes_of_its_vocabulary(self):
         for axes in ("x", "xy"):
@@ -74,22 +64,8 @@ class Axonn(rig.Runs):
             self.assert_whole(*self.step_folders(run))
 
     def test_samples_evaluation_and_generated_text_are_those_of_one_rank(self):
-        common = ("precision.compute=fp64", "train.sample_interval=4", "train.sample_prompt=the", "train.sample_tokens=20")
-        self.train("run.dir=alone", *COMMON, *common)
-        self.grid(2, 2, 2, "run.dir=eight", *common)
-        self.grid(2, 1, 2, "run.dir=four", *common, transport="mpi")
-        prompt = ("generate", "--prompt", "the", "--tokens", "30", "--checkpoint")
-        expected = self.trainer(*prompt, "alone", stdout=True)
-        loss = self.events("eval", "alone")[-1]["loss"]
-        for run in ("eight", "four"):
-            self.assertEqual(self.trainer(*prompt, run, stdout=True), expected)
-            self.assertAlmostEqual(self.events("eval", run)[-1]["loss"], loss, delta=1e-10 * loss)
-        for ranks in (2, 4):
-            self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
-            self.assertEqual(self.trainer(*prompt, "eight", stdout=True), expected)
-            shared = json.loads(self.trainer("eval", "--checkpoint", "eight", "--json", "--batches", "2", stdout=True))
-            self.assertAlmostEqual(shared["loss"], loss, delta=1e-10 * loss)
-        self.launcher = []
+        self.assert_texts_and_evaluations_of_one_rank(
+            COMMON, lambda *sets: self.grid(2, 2, 2, *sets), lambda *sets: self.grid(2, 1, 2, *sets, transport="mpi"), "eight")
 
     def test_what_does_not_divide_is_rejected_with_the_nearest_grid(self):
         mistakes = (
@@ -100,13 +76,8 @@ class Axonn(rig.Runs):
             ((2, 1, 1), ("parallel.data=3",), 3, r"grid = \[2, 1, 1\] x data = 3 does not match 2 ranks"),
         )
         for (x, y, z), sets, status, message in mistakes:
-            self.launcher = [*rig.MPIRUN, "-np", str(x * y * z)]
-            stderr = self.train(*COMMON, "parallel.strategy=axonn-4d", f"parallel.grid=[{x}, {y}, {z}]", *sets,
-                                status=status)
-            self.assertRegex(stderr, message)
-            ours = [line for line in stderr.splitlines() if "trainer: " in line]
-            self.assertEqual(len(ours), 1, stderr)
-        self.launcher = []
+            self.assert_refused_once(x * y * z, *COMMON, "parallel.strategy=axonn-4d", f"parallel.grid=[{x}, {y}, {z}]", *sets,
+                                     status=status, message=message)
         for grid, message in (("[2, 2]", r"parallel.grid=\[2, 2\]: expected three sizes \[x, y, z\], found 2"),
                               ("[2, 0, 1]", r"expected a list of integers >= 1 and <= 65536, found a list of 3 integers"),
                               ("[2, \"a\", 1]", r"expected a list of integers .* found a list with .* at position 2")):

@@ -1,7 +1,5 @@
 #!/usr/bin/env python3
 """Optimus-2D through the program: square meshes of ranks (processes or threads) train as one rank does."""
-import json
-
 import rig
 
 COMMON = ("model.n_head=4", "run.threads=1", "train.micro_batch=4", "train.global_batch=8")
@@ -33,15 +31,7 @@ class Optimus(rig.Runs):
                 self.assertEqual(set(end["measured"]["comm_bytes"]) - {"rep"}, axes)
 
     def test_transport_overlap_lanes_and_delays_change_no_bit(self):
-        for compute in ("fp32", "bf16"):
-            common = (f"precision.compute={compute}", "parallel.zero_stage=1")
-            self.square(2, 2, f"run.dir=first-{compute}", *common)
-            for name, change, transport in (
-                    ("mpi", "parallel.lanes=3", "mpi"), ("waiting", "debug.overlap=false", "threads"),
-                    ("lane", "parallel.lanes=1", "threads"), ("late", 'debug.inject=["delay:0.001"]', "threads"),
-                    ("recomputed", "train.recompute=full", "threads")):
-                self.square(2, 2, f"run.dir={name}-{compute}", change, *common, transport=transport)
-                self.assert_same_run(8, f"{name}-{compute}", f"first-{compute}")
+        self.assert_changes_no_bit(lambda *sets, **options: self.square(2, 2, *sets, **options))
 
     def test_a_checkpoint_goes_on_in_any_layout(self):
         common = ("precision.compute=fp64",)
@@ -62,22 +52,8 @@ class Optimus(rig.Runs):
             self.assert_whole(*self.step_folders(run))
 
     def test_samples_evaluation_and_generated_text_are_those_of_one_rank(self):
-        common = ("precision.compute=fp64", "train.sample_interval=4", "train.sample_prompt=the", "train.sample_tokens=20")
-        self.train("run.dir=alone", *COMMON, *common)
-        self.square(2, 2, "run.dir=eight", *common)
-        self.square(2, 1, "run.dir=four", *common, transport="mpi")
-        prompt = ("generate", "--prompt", "the", "--tokens", "30", "--checkpoint")
-        expected = self.trainer(*prompt, "alone", stdout=True)
-        loss = self.events("eval", "alone")[-1]["loss"]
-        for run in ("eight", "four"):
-            self.assertEqual(self.trainer(*prompt, run, stdout=True), expected)
-            self.assertAlmostEqual(self.events("eval", run)[-1]["loss"], loss, delta=1e-10 * loss)
-        for ranks in (2, 4):
-            self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
-            self.assertEqual(self.trainer(*prompt, "eight", stdout=True), expected)
-            shared = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", "--batches", "2", stdout=True))
-            self.assertAlmostEqual(shared["loss"], loss, delta=1e-10 * loss)
-        self.launcher = []
+        self.assert_texts_and_evaluations_of_one_rank(
+            COMMON, lambda *sets: self.square(2, 2, *sets), lambda *sets: self.square(2, 1, *sets, transport="mpi"), "four")
 
     def test_what_does_not_divide_is_rejected_with_the_nearest_mesh(self):
         mistakes = (
@@ -94,12 +70,8 @@ class Optimus(rig.Runs):
             ([2, 2], ("parallel.data=3",), 3, r"mesh = \[2, 2\] x data = 3 does not match 4 ranks; start with mpirun -np 12"),
         )
         for mesh, sets, status, message in mistakes:
-            self.launcher = [*rig.MPIRUN, "-np", "4"]
-            stderr = self.train(*COMMON, "parallel.strategy=optimus-2d", f"parallel.mesh={mesh}", *sets, status=status)
-            self.assertRegex(stderr, message)
-            ours = [line for line in stderr.splitlines() if "trainer: " in line]
-            self.assertEqual(len(ours), 1, stderr)
-        self.launcher = []
+            self.assert_refused_once(4, *COMMON, "parallel.strategy=optimus-2d", f"parallel.mesh={mesh}", *sets, status=status,
+                                     message=message)
         for key, message in (("mesh=[2]", r"parallel.mesh=\[2\]: expected two sizes \[q, q\] or three \[q, q, d\], found 1"),
                              ("mesh=[2, 0]", r"expected a list of integers >= 1 and <= 4096, found a list of 2 integers"),
                              ("node_tile=[2]", r"parallel.node_tile=\[2\]: expected two sizes \[r, c\], found 1"),

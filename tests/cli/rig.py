@@ -226,6 +226,45 @@ class Runs(unittest.TestCase):
             del state["proven_step"], state["origin"]
         self.assertEqual(*states)
 
+    def assert_changes_no_bit(self, start, *more):
+        """Expects equal bits of runs that start(*sets, transport=...) makes over MPI and with settings like these and `more`."""
+        settings = ("debug.overlap=false", "parallel.lanes=1", 'debug.inject=["delay:0.001"]', "train.recompute=full", *more)
+        for compute in ("fp32", "bf16"):
+            common = (f"precision.compute={compute}", "parallel.zero_stage=1")
+            start(f"run.dir=first-{compute}", *common)
+            for change, transport in (("parallel.lanes=3", "mpi"), *((setting, "threads") for setting in settings)):
+                run = f"{change.replace('.', '-').split('=')[0]}-{transport}-{compute}"
+                start(f"run.dir={run}", change, *common, transport=transport)
+                self.assert_same_run(8, run, f"first-{compute}")
+
+    def assert_texts_and_evaluations_of_one_rank(self, common, eight, four, shared):
+        """Expects the same of runs that eight(*sets) and four(*sets) make; several ranks evaluate the run `shared`."""
+        sets = ("precision.compute=fp64", "train.sample_interval=4", "train.sample_prompt=the", "train.sample_tokens=20")
+        self.train("run.dir=alone", *common, *sets)
+        eight("run.dir=eight", *sets)
+        four("run.dir=four", *sets)
+        prompt = ("generate", "--prompt", "the", "--tokens", "30", "--checkpoint")
+        expected = self.trainer(*prompt, "alone", stdout=True)
+        loss = self.events("eval", "alone")[-1]["loss"]
+        for run in ("eight", "four"):
+            self.assertEqual(self.trainer(*prompt, run, stdout=True), expected)
+            self.assertAlmostEqual(self.events("eval", run)[-1]["loss"], loss, delta=1e-10 * loss)
+        for ranks in (2, 4):
+            self.launcher = [*MPIRUN, "-np", str(ranks)]
+            self.assertEqual(self.trainer(*prompt, "eight", stdout=True), expected)
+            result = json.loads(self.trainer("eval", "--checkpoint", shared, "--json", "--batches", "2", stdout=True))
+            self.assertAlmostEqual(result["loss"], loss, delta=1e-10 * loss)
+        self.launcher = []
+
+    def assert_refused_once(self, ranks, *sets, status, message):
+        """Expects that one of the ranks prints the message."""
+        self.launcher = [*MPIRUN, "-np", str(ranks)]
+        stderr = self.train(*sets, status=status)
+        self.launcher = []
+        self.assertRegex(stderr, message)
+        ours = [line for line in stderr.splitlines() if "trainer: " in line]  # mpirun prints messages, too
+        self.assertEqual(len(ours), 1, stderr)
+
     def assert_whole(self, *step_folders):
         for folder in step_folders:
             self.trainer("checkpoint", "verify", "--checkpoint", folder)

@@ -30,15 +30,7 @@ class Tensor(rig.Runs):
                                   end["measured"]["comm_bytes"]["tensor"])
 
     def test_transport_overlap_lanes_and_delays_change_no_bit(self):
-        for compute in ("fp32", "bf16"):
-            common = (f"precision.compute={compute}", "parallel.zero_stage=1")
-            self.layout(2, 2, f"run.dir=first-{compute}", *common)
-            for name, change, transport in (("mpi", "parallel.lanes=3", "mpi"), ("waiting", "debug.overlap=false", "threads"),
-                                            ("lane", "parallel.lanes=1", "threads"),
-                                            ("late", 'debug.inject=["delay:0.001"]', "threads"),
-                                            ("recomputed", "train.recompute=full", "threads")):
-                self.layout(2, 2, f"run.dir={name}-{compute}", change, *common, transport=transport)
-                self.assert_same_run(8, f"{name}-{compute}", f"first-{compute}")
+        self.assert_changes_no_bit(lambda *sets, **options: self.layout(2, 2, *sets, **options))
 
     def test_a_checkpoint_goes_on_in_any_layout(self):
         common = ("precision.compute=fp64",)
@@ -103,12 +95,7 @@ class Tensor(rig.Runs):
             (("parallel.data=3",), 2, 3, r"tensor = 2 x data = 3 does not match 2 ranks"),
         )
         for sets, tensor, status, message in mistakes:
-            self.launcher = [*rig.MPIRUN, "-np", str(tensor)]
-            stderr = self.train(*COMMON, *sets, f"parallel.tensor={tensor}", status=status)
-            self.assertRegex(stderr, message)
-            ours = [line for line in stderr.splitlines() if "trainer: " in line]  # mpirun prints messages, too
-            self.assertEqual(len(ours), 1, stderr)
-        self.launcher = []
+            self.assert_refused_once(tensor, *COMMON, *sets, f"parallel.tensor={tensor}", status=status, message=message)
         # The setting that the message proposes works.
         self.layout(2, 1, "model.seq_len=31", "train.micro_batch=1", "parallel.sequence_parallel=false")
 

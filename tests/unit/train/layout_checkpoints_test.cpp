@@ -4,11 +4,9 @@
 #include <cstdlib>
 
 #include "config/sharding_spec.h"
-#include "rigs/axonn.h"
+#include "rigs/layout_cases.h"
 #include "rigs/layout_checks.h"
-#include "rigs/megatron.h"
 #include "rigs/offload.h"
-#include "rigs/optimus.h"
 
 namespace trainer::tests {
 namespace {
@@ -17,22 +15,6 @@ using config::Config;
 
 constexpr int64_t kSavedStep = 2, kLastStep = 5;
 constexpr int kOptions = 8;  // combinations of replicas, ZeRO and offload
-
-/// Sharding specs over 2 x 2 ranks: a layer as in Megatron-1D, and one as in Optimus-2D.
-Config mixed_specs() {
-  Config c = configure(MegatronLayout{});
-  c.parallel.strategy = "autoddl";
-  c.parallel.axes = {2, 2};
-  const config::LayerSpec megatron{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
-      optimus{"rc", "rc", "rc", "fc", "fc", "fc", "fk"};
-  for (config::LayerSpec spec : {megatron, optimus}) {
-    spec.layers = 1;
-    c.parallel.layer.push_back(spec);
-  }
-  c.parallel.head = "rc";
-  c.parallel.table = "fv";
-  return c;
-}
 
 /// The specs of Optimus-2D with schedule = "ring": SUMMA block by block.
 Config streamed_specs() {
@@ -54,7 +36,7 @@ const std::vector<Named>& layouts() {
       {"OptimusGather", configure(Square{.q = 2, .panels = "gather"})},
       {"Optimus25D", configure(Square{2, 2})},
       {"Axonn", configure(AxonnGrid{2, 1, 2})},
-      {"Specs", mixed_specs()},
+      {"Specs", mixed_specs(config::Arch::gpt2).config},
       {"StreamedSpecs", streamed_specs()}};
   return all;
 }

@@ -2,32 +2,15 @@
 #include "optim/muon.h"
 
 #include "config/sharding_spec.h"
-#include "rigs/axonn.h"
+#include "rigs/layout_cases.h"
 #include "rigs/layout_checks.h"
-#include "rigs/megatron.h"
 #include "rigs/muon.h"
-#include "rigs/optimus.h"
 
 namespace trainer::tests {
 namespace {
 
 using config::Arch;
 using config::Config;
-
-/// Returns a layout whose neighbouring layers and sites are sharded in different ways, some transposed.
-Config mixed(Arch arch) {
-  Config c = configure(MegatronLayout{.arch = arch, .kv_heads = arch == Arch::llama ? 2 : 0});
-  c.parallel.strategy = "autoddl";
-  c.parallel.axes = {2, 2};
-  for (config::LayerSpec spec : {config::LayerSpec{"rr", "cc", "cc", "cc", "kk", "cc", "kk"},
-                                 config::LayerSpec{"rc", "rc", "rc", "fc", "fc", "fc", "fk"}}) {
-    spec.layers = 1;
-    c.parallel.layer.push_back(spec);
-  }
-  c.parallel.head = "rc";
-  c.parallel.table = "fv";
-  return c;
-}
 
 struct Case {
   std::string name;
@@ -51,8 +34,10 @@ std::vector<Case> cases() {
   for (const Square& s :
        {Square{2}, Square{2, 1, 2, Arch::llama}, Square{2, 2, 1, Arch::gpt2, "auto", {1, 1}, "gather"}})
     add(to_string(s), configure(s));
-  add("MixedGpt2", mixed(Arch::gpt2));
-  add("MixedLlama", mixed(Arch::llama));
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    const LayoutCase mixed = mixed_specs(arch);
+    add(mixed.name, mixed.config);
+  }
   return all;
 }
 
