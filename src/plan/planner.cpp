@@ -89,7 +89,7 @@ class Planning {
       : request_(request),
         as_specs_(as_specs),
         cluster_(cluster),
-        pricer_(cluster, request.config, request.vocab, request.devices, request.isa),
+        pricer_(cluster, request.config, request.vocab, request.devices, request.own),
         pool_(std::max(1, request.threads)),
         search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
     plan_.compute = pricer_.compute();

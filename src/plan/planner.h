@@ -24,8 +24,8 @@ struct PlanRequest {
   config::Config config;  // resolved, but not for a number of ranks
   int64_t vocab = 0;
   int64_t devices = 1;
-  device::Isa isa = device::detect_isa();  // instruction set of the ranks, if the cluster was measured on their machine
-  int threads = 2;
+  OwnRanks own = {};
+  int threads = 2;  // of the planner
   size_t most_priced = 48;
   size_t shown = 10;            // the first of Plan::runs, which are recorded with all layers
   bool bf16_gradients = false;  // also tries parallel.rs_dtype = "bf16", which rounds weight gradients

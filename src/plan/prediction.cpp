@@ -53,6 +53,7 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
   std::vector<double> limits(static_cast<size_t>(world.size()));
   limits[static_cast<size_t>(world.rank())] = static_cast<double>(machine.memory_limit);
   world.control().sum(limits);
+  std::erase(limits, 0.0);  // a dry run has this rank only
   config::Config chosen = config;
   world.control().run_on_all_ranks([&] {
     const Cluster cluster = parse_cluster(text, config.hardware.profile);
@@ -60,7 +61,7 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
     PlanRequest request{.config = config,
                         .vocab = vocab,
                         .devices = world.size(),
-                        .isa = machine.isa,
+                        .own = {machine.isa, machine.threads},
                         .threads = 1,
                         .most_priced = 24,
                         .shown = kShown};

@@ -24,11 +24,12 @@ using config::Recompute;
 constexpr int64_t kFewLayers = 3;  // layers of the deeper recorded model; the other has one fewer
 
 /// Returns a machine that represents one rank of the cluster in dry runs.
-Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks, device::Isa own) {
+Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks, const OwnRanks& own) {
   Machine machine;
-  machine.threads = 1;
   // GPUs use no packed weights, so any instruction set will do.
-  machine.isa = cluster.cpu && cluster.measured ? own : device::Isa::avx2;
+  const bool here = cluster.cpu && cluster.measured;
+  machine.isa = here ? own.isa : device::Isa::avx2;
+  machine.threads = here ? own.threads : 1;
   machine.compute = compute;
   machine.ranks = static_cast<int>(ranks);
   const double limit =
@@ -181,7 +182,7 @@ DType choose_compute(const Config& config, const Cluster& cluster) {
   return config::type_of(config.precision.compute).value_or(fast ? DType::bf16 : DType::f32);
 }
 
-Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks, device::Isa own)
+Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks, const OwnRanks& own)
     : cluster_(cluster),
       vocab_(vocab),
       machine_(machine_of(cluster, config, choose_compute(config, cluster), ranks, own)) {}

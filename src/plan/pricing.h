@@ -57,14 +57,18 @@ DType choose_compute(const config::Config& config, const Cluster& cluster);
 /// another part of the step.
 enum class Depth : uint8_t { few, all };
 
+/// The ranks of this machine, for clusters that were measured on it.
+struct OwnRanks {
+  device::Isa isa = device::detect_isa();
+  int threads = 1;
+};
+
 /// Pricer records and prices runs of one model on one cluster. It is thread-safe.
 class Pricer {
  public:
   /// `config` sets the compute type and the memory limit of a rank. The cluster must outlive the
   /// pricer.
-  /// `own`: the instruction set of this machine's ranks, for clusters that were measured on it.
-  Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks,
-         device::Isa own = device::detect_isa());
+  Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks, const OwnRanks& own = {});
 
   /// Fills in time, memory and bytes of run.config, whose layout must be legal.
   void price(PlannedRun& run, Depth depth = Depth::few) const;

@@ -9,13 +9,12 @@ affect all of them. The model has two layers of width 768 with 16 heads; tokens 
     tests/bench/axonn_overlap.py --rate 400mbit --rounds 3
 """
 import argparse
-import re
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from runs import HERE, MPIRUN, ROOT, Skipped, add_arguments, in_turns, ratio, toml, train, write_tokens
+from runs import (ROOT, Skipped, add_arguments, add_network_arguments, in_turns, launcher, ratio, toml, train,
+                  waits_by_axis, write_tokens)
 
 VOCABULARY = 4096
 OVERLAPS = {"none": (False, False, False), "all_reduce": (True, False, False), "reduce_scatter": (False, True, False),
@@ -33,27 +32,25 @@ def axonn(grid, overlap="all"):
             *(f"parallel.overlap.{name}={toml(on)}" for name, on in switches)]
 
 
-def measure(args, folder, launcher, variants):
+def measure(args, folder, start, variants):
     """Measures each variant (name: settings): step times, and by axis the median waiting time and the bytes sent per
     step."""
     def run(name):
         settings = ["run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
                     f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}", 'train.recompute="none"']
-        return train(args, args.trainer, ROOT / "configs" / "gpt2-124m.toml", VOCABULARY, folder, launcher,
+        return train(args, args.trainer, ROOT / "configs" / "gpt2-124m.toml", VOCABULARY, folder, start,
                      [*settings, *variants[name]])
 
     measured = in_turns(args.rounds, variants, run)
     for one in measured.values():
-        axes = {axis for event in one["events"] for axis in event["comm_wait_ms"]}
-        one["waits"] = {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in one["events"])
-                        for axis in axes}
+        one["waits"] = waits_by_axis(one["events"])
         one["bytes"] = {axis: sum(operations.values())
                         for axis, operations in one["events"][-1]["comm_bytes"].items()}
     return measured
 
 
 def waiting(measured):
-    shares = {axis: wait / measured["step"] for axis, wait in measured["waits"].items() if axis != "control"}
+    shares = {axis: wait / measured["step"] for axis, wait in measured["waits"].items()}
     return ", ".join(f"{axis} {share:.2f}" for axis, share in sorted(shares.items()))
 
 
@@ -63,13 +60,10 @@ def main():
     parser.add_argument("--batch", type=int, default=8, help="sequences a step, all in one micro-batch")
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 16], choices=sorted(GRIDS))
     parser.add_argument("--grids", type=int, default=8, help="ranks of the table of grids; 0: none")
-    parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
+    add_network_arguments(parser)
     parser.add_argument("--per-host", type=int, default=2, help="ranks on an emulated host")
-    parser.add_argument("--rate", default="400mbit", help="of the emulated hosts' links: number and kbit, mbit or gbit")
     add_arguments(parser, warmup=2, steps=5, rounds=3)
     args = parser.parse_args()
-    if not re.fullmatch(r"\d+(kbit|mbit|gbit)", args.rate):
-        parser.error(f"--rate {args.rate}: a number and kbit, mbit or gbit")
 
     overlaps = ["| ranks | grid | over | overlap | step, none / this (rounds) | waiting, share of the step |",
                 "|---|---|---|---|---|---|"]
@@ -80,18 +74,12 @@ def main():
         write_tokens(folder, VOCABULARY)
         for network in args.networks:
             over = "shared memory" if network == "shared" else f"hosts of {args.per_host}, {args.rate}"
-
-            def launcher(ranks):
-                if network == "shared":
-                    return [*MPIRUN, "-np", str(ranks)]
-                return [str(HERE / "emulated_cluster.sh"), "--hosts", str(ranks // args.per_host), "--ranks",
-                        str(args.per_host), "--rate", args.rate, "--"]
-
+            hosts = () if network == "shared" else (args.per_host, args.rate)
             try:
                 for ranks in args.ranks:
                     grid = GRIDS[ranks]
                     print(f"{ranks} ranks, {network}", file=sys.stderr)
-                    measured = measure(args, folder, launcher(ranks), {name: axonn(grid, name) for name in OVERLAPS})
+                    measured = measure(args, folder, launcher(ranks, *hosts), {name: axonn(grid, name) for name in OVERLAPS})
                     for name, one in measured.items():
                         gain = "" if name == "none" else ratio(measured["none"], one)
                         overlaps.append(f"| {ranks} | {list(grid)} | {over} | {name} | {gain} | {waiting(one)} |")
@@ -99,7 +87,7 @@ def main():
                     print(f"grids of {args.grids}, {network}", file=sys.stderr)
                     variants = {"megatron-1d": ["parallel.strategy=megatron-1d", f"parallel.tensor={args.grids}"]}
                     variants |= {str(list(grid)): axonn(grid) for grid in grids_of(args.grids)}
-                    measured = measure(args, folder, launcher(args.grids), variants)
+                    measured = measure(args, folder, launcher(args.grids, *hosts), variants)
                     for name, one in measured.items():
                         sent = ", ".join(f"{axis} {count / 1e6:.1f}" for axis, count in sorted(one["bytes"].items()))
                         beside = "" if name == "megatron-1d" else ratio(one, measured["megatron-1d"])

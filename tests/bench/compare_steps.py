@@ -20,12 +20,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from runs import HERE, MPIRUN, ROOT, Skipped, add_arguments, in_turns, ratio, train, write_tokens
+from runs import ROOT, Skipped, add_arguments, in_turns, launcher, ratio, train, write_tokens
 
 VOCABULARY = 2048
 WIDER = ["model.n_layer=6", "model.d_model=384", "model.n_head=6", "train.global_batch=12", "train.micro_batch=12"]
 SHORT = ["model.seq_len=256", "train.global_batch=2", "train.micro_batch=2"]
-TWO = [*MPIRUN, "-np", "2"]
+TWO = launcher(2)
 CASES = {"quickstart": ([], "quickstart", VOCABULARY, []),
          "quickstart, tensor = 2": (TWO, "quickstart", VOCABULARY, ["parallel.tensor=2"]),
          "6×384, 12×256": ([], "quickstart", VOCABULARY, WIDER),
@@ -45,8 +45,7 @@ FEATURES = {"QK-norm of each head": ["model.qk_norm=head"], "QK-norm of all head
 
 def on_hosts(name, rate):
     hosts, ranks, layout = ON_HOSTS[name]
-    launcher = [str(HERE / "emulated_cluster.sh"), "--hosts", str(hosts), "--ranks", str(ranks), "--rate", rate, "--"]
-    return launcher, "gpt2-124m", VOCABULARY, [*THREE_LAYERS, *layout]
+    return launcher(hosts * ranks, ranks, rate), "gpt2-124m", VOCABULARY, [*THREE_LAYERS, *layout]
 
 
 def main():
@@ -63,12 +62,12 @@ def main():
         folder = Path(temporary)
         write_tokens(folder, VOCABULARY)
         for name in args.only or (FEATURES if args.features else ON_HOSTS if args.rate else CASES):
-            launcher, config, vocabulary, settings = (
+            start, config, vocabulary, settings = (
                 on_hosts(name, args.rate) if args.rate else
                 CASES.get(name) or ([], "llama-style", VOCABULARY, FEATURES[name]))
             try:
                 measured = in_turns(args.rounds, ["before", "after"], lambda side: train(
-                    args, getattr(args, side), ROOT / "configs" / f"{config}.toml", vocabulary, folder, launcher,
+                    args, getattr(args, side), ROOT / "configs" / f"{config}.toml", vocabulary, folder, start,
                     [] if args.features and side == "before" else settings))
             except Skipped as why:
                 sys.exit(str(why))

@@ -157,4 +157,4 @@ def make_torch_python(folder):
         sys.exit("no virtual environment could be made: on Debian and Ubuntu, install python3-venv")
     if subprocess.run([python, "-m", "pip", "install", "--upgrade", "torch", "numpy", "sentencepiece"]).returncode != 0:
         sys.exit("pip could not install PyTorch: see above")
-    print(f"done: {python}" + ("" if folder == TORCH_FOLDER else f"; name it by --python or TRAINER_TORCH_PYTHON"))
+    print(f"done: {python}" + ("" if folder == TORCH_FOLDER else "; name it by --python or TRAINER_TORCH_PYTHON"))

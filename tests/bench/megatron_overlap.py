@@ -10,20 +10,20 @@ activations take about as long on the link as its GEMMs on two cores. Prints a M
     tests/bench/megatron_overlap.py --rate 400mbit --rounds 3
 """
 import argparse
-import re
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from runs import HERE, MPIRUN, ROOT, Skipped, add_arguments, in_turns, ratio, toml, train, write_tokens
+from runs import (ROOT, Skipped, add_arguments, add_network_arguments, in_turns, launcher, ratio, toml, train,
+                  write_tokens)
 
 VOCABULARY = 4096
 VARIANTS = [(sequence, overlap) for sequence in (True, False) for overlap in (True, False)]
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
-def measure(args, folder, launcher, ranks):
+def measure(args, folder, start, ranks):
     """Measures each variant (sequence parallel, overlap): step times, median exposed communication, bytes per rank and
     step."""
     def run(variant):
@@ -31,7 +31,7 @@ def measure(args, folder, launcher, ranks):
         settings = ["run.threads=1", "model.n_layer=3", "model.seq_len=256", f"train.global_batch={args.batch}",
                     f"train.micro_batch={args.batch}", 'train.recompute="none"', f"parallel.tensor={ranks}",
                     f"parallel.sequence_parallel={toml(sequence)}", f"debug.overlap={toml(overlap)}"]
-        return train(args, args.trainer, ROOT / "configs" / "gpt2-124m.toml", VOCABULARY, folder, launcher, settings)
+        return train(args, args.trainer, ROOT / "configs" / "gpt2-124m.toml", VOCABULARY, folder, start, settings)
 
     measured = in_turns(args.rounds, VARIANTS, run)
     for one in measured.values():
@@ -57,14 +57,10 @@ def main():
     parser.add_argument("--trainer", default=str(ROOT / "build" / "trainer"))
     parser.add_argument("--batch", type=int, default=2, help="sequences a step, all in one micro-batch")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
-    parser.add_argument("--rate", default="400mbit", help="of the emulated hosts' links: number and kbit, mbit or gbit")
+    add_network_arguments(parser)
     add_arguments(parser, warmup=3, steps=5, rounds=3)
     args = parser.parse_args()
-    rate = re.fullmatch(r"(\d+)(kbit|mbit|gbit)", args.rate)
-    if not rate:
-        parser.error(f"--rate {args.rate}: a number and kbit, mbit or gbit")
-    bits_per_second = int(rate[1]) * UNITS[rate[2]]
+    bits_per_second = int(args.rate[:-4]) * UNITS[args.rate[-4:]]
 
     table = ["| ranks | over | sequence parallel | step, overlap off / on (rounds) | exposed share, on / off "
              "| exposed, off / on | link busy, on | step, sequence parallel off / on |", "|---|---|---|---|---|---|---|---|"]
@@ -74,10 +70,9 @@ def main():
         for network in args.networks:
             for ranks in args.ranks:
                 print(f"{ranks} ranks, {network}", file=sys.stderr)
-                cluster = [str(HERE / "emulated_cluster.sh"), "--hosts", str(ranks), "--rate", args.rate, "--"]
-                launcher = [*MPIRUN, "-np", str(ranks)] if network == "shared" else cluster
+                hosts = () if network == "shared" else (1, args.rate)
                 try:
-                    measured = measure(args, folder, launcher, ranks)
+                    measured = measure(args, folder, launcher(ranks, *hosts), ranks)
                 except Skipped as why:
                     print(why, file=sys.stderr)
                     break

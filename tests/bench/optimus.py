@@ -14,12 +14,12 @@ tables.
 import argparse
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from runs import HERE, MPIRUN, ROOT, Skipped, add_arguments, in_turns, ratio, toml, train, write_tokens
+from runs import (ROOT, Skipped, add_arguments, add_network_arguments, in_turns, launcher, ratio, run, toml, train,
+                  waits_by_axis, write_tokens)
 
 VOCABULARY = 4096
 CONFIG = ROOT / "configs" / "gpt2-124m.toml"
@@ -70,20 +70,18 @@ def layouts_of(args, ranks):
     return layouts
 
 
-def measure(args, folder, launcher, layouts):
+def measure(args, folder, start, layouts):
     """Measures each layout: step and forward times, and by axis rank 0's waiting time and the bytes sent per rank."""
-    def run(name):
+    def one_run(name):
         settings = ["run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
                     f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}",
                     'train.recompute="none"']
-        return train(args, args.trainer, CONFIG, VOCABULARY, folder, launcher, [*settings, *layouts[name].settings])
+        return train(args, args.trainer, CONFIG, VOCABULARY, folder, start, [*settings, *layouts[name].settings])
 
-    measured = in_turns(args.rounds, layouts, run)
+    measured = in_turns(args.rounds, layouts, one_run)
     for name, one in measured.items():
         events = one["events"]
-        axes = {axis for event in events for axis in event["comm_wait_ms"]} - {"control"}
-        one["waits"] = {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in events)
-                        for axis in axes}
+        one["waits"] = waits_by_axis(events)
         one["forward"] = statistics.median(event["phase_ms"]["forward"] for event in events)
         one["bytes"] = {axis: sum(operations.values()) / layouts[name].sizes[axis]
                         for axis, operations in events[-1]["comm_bytes"].items()}
@@ -102,10 +100,7 @@ def memory_of(args, devices, layout, batch):
     command = [args.trainer, "train", "--config", str(CONFIG), "--dry-run"]
     for setting in [*common, *layout.settings]:
         command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
-    number, unit = re.search(r"^  total +([0-9.]+) ([KMGT]iB)", done.stdout, re.MULTILINE).groups()
+    number, unit = re.search(r"^  total +([0-9.]+) ([KMGT]iB)", run(command), re.MULTILINE).groups()
     return float(number) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}[unit]
 
 
@@ -128,16 +123,13 @@ def main():
     parser.add_argument("--trainer", default=str(ROOT / "build" / "trainer"))
     parser.add_argument("--batch", type=int, default=16, help="sequences a step, all in one micro-batch")
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 16], choices=sorted(AXONN))
-    parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
+    add_network_arguments(parser)
     parser.add_argument("--per-host", type=int, default=2, help="ranks on an emulated host")
-    parser.add_argument("--rate", default="400mbit", help="of the emulated hosts' links: number and kbit, mbit or gbit")
     parser.add_argument("--devices", type=int, nargs="*", default=[4, 16, 64], choices=sorted(PUBLISHED),
                         help="of the table of largest batches; nothing: none")
     parser.add_argument("--memory", type=float, default=16, help="of such a device, GiB")
     add_arguments(parser, warmup=2, steps=5, rounds=3)
     args = parser.parse_args()
-    if not re.fullmatch(r"\d+(kbit|mbit|gbit)", args.rate):
-        parser.error(f"--rate {args.rate}: a number and kbit, mbit or gbit")
 
     steps = ["| ranks | layout | over | step, this / 1D (rounds) | forward, this / 1D | waiting, share of the step | "
              "MB a rank sends in a step, by axis |", "|---|---|---|---|---|---|---|"]
@@ -159,11 +151,8 @@ def main():
             try:
                 for ranks in args.ranks:
                     print(f"{ranks} ranks, {network}", file=sys.stderr)
-                    launcher = [*MPIRUN, "-np", str(ranks)]
-                    if network == "cluster":
-                        launcher = [str(HERE / "emulated_cluster.sh"), "--hosts", str(ranks // args.per_host), "--ranks",
-                                    str(args.per_host), "--rate", args.rate, "--"]
-                    measured = measure(args, args.folder, launcher, layouts_of(args, ranks))
+                    hosts = () if network == "shared" else (args.per_host, args.rate)
+                    measured = measure(args, args.folder, launcher(ranks, *hosts), layouts_of(args, ranks))
                     base = measured["1D"]
                     for name, one in measured.items():
                         waits = ", ".join(f"{axis} {wait / one['step']:.2f}" for axis, wait in sorted(one["waits"].items()))

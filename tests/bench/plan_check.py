@@ -15,12 +15,11 @@ import itertools
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from runs import HERE, MPIRUN, ROOT, SKIPPED, Skipped, add_arguments, in_turns, train, write_tokens
+from runs import ROOT, SKIPPED, Skipped, add_arguments, in_turns, launcher, rate, run, train, write_tokens
 
 # Most parameters of "table" are in the embedding, as in small models with the tokenizer of a large one.
 VOCABULARY = {"narrow": 4096, "wide": 4096, "long": 4096, "table": 32000}
@@ -31,19 +30,7 @@ MODELS = {"narrow": ["model.n_layer=4", "model.d_model=256", "model.n_head=8", "
 
 
 def launcher_of(args):
-    if args.hosts == 1:
-        return [*MPIRUN, "-np", str(args.ranks)]
-    return [str(HERE / "emulated_cluster.sh"), "--hosts", str(args.hosts), "--ranks", str(args.ranks), "--rate", args.rate,
-            "--"]
-
-
-def run(command):
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode == SKIPPED:
-        raise Skipped(done.stderr.strip())
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr}")
-    return done.stdout
+    return launcher(args.hosts * args.ranks, *((args.ranks, args.rate) if args.hosts > 1 else ()))
 
 
 def settings_of(planned):
@@ -115,7 +102,7 @@ def main():
     parser.add_argument("--trainer", default=str(ROOT / "build" / "trainer"))
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=1, help="of each host")
-    parser.add_argument("--rate", default="100mbit")
+    parser.add_argument("--rate", type=rate, default="100mbit")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--others", type=int, default=3, help="layouts beside the fastest and the best of every strategy")
     parser.add_argument("--final-rounds", type=int, default=4, help="of the runs that the regret is from")

@@ -1,8 +1,10 @@
 """Code shared by the benchmarks of whole steps: short training runs on random tokens, alternating variants, and figures
 from their metrics.jsonl."""
+import argparse
 import array
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,41 @@ def add_arguments(parser, warmup, steps, rounds):
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
 
 
+def rate(text):
+    if not re.fullmatch(r"\d+(kbit|mbit|gbit)", text):
+        raise argparse.ArgumentTypeError(f"{text}: a number and kbit, mbit or gbit")
+    return text
+
+
+def add_network_arguments(parser):
+    parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
+    parser.add_argument("--rate", type=rate, default="400mbit",
+                        help="of the emulated hosts' links: number and kbit, mbit or gbit")
+
+
+def launcher(ranks, per_host=None, rate=None):
+    """Returns the command that starts ranks on this machine, or on emulated hosts."""
+    if per_host is None:
+        return [*MPIRUN, "-np", str(ranks)]
+    return [str(HERE / "emulated_cluster.sh"), "--hosts", str(ranks // per_host), "--ranks", str(per_host), "--rate", rate, "--"]
+
+
+def run(command):
+    """Returns the command's stdout; exits if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode == SKIPPED:
+        raise Skipped(done.stderr.strip())
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def waits_by_axis(events):
+    """Returns the median time in ms that a step waits for each axis."""
+    axes = {axis for event in events for axis in event["comm_wait_ms"]} - {"control"}
+    return {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in events) for axis in axes}
+
+
 def toml(value):
     return str(value).lower()
 
@@ -38,32 +75,28 @@ def write_tokens(folder, vocabulary):
 
 def train(args, trainer, config, vocabulary, folder, launcher, settings):
     """Returns the step events of one run on folder/tokens.bin after the warm-up; exits if the run fails."""
-    run = folder / "run"
-    common = [f"run.dir={run}", f"data.train={folder}/tokens.bin", 'data.tokenizer=""', f"data.vocab_size={vocabulary}",
+    folder_of_run = folder / "run"
+    common = [f"run.dir={folder_of_run}", f"data.train={folder}/tokens.bin", 'data.tokenizer=""', f"data.vocab_size={vocabulary}",
               "data.val_fraction=0", "train.eval_interval=0", "train.sample_interval=0", "checkpoint.interval=0",
               "log.report=false", "hardware.peak_tflops=1", f"precision.compute={args.compute}"]
     command = [*launcher, trainer, "train", "--config", str(config), "--resume", "never", "--max-steps",
                str(args.warmup + args.steps)]
     for setting in [*common, *settings, *args.set]:
         command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode == SKIPPED:
-        raise Skipped(done.stderr.strip())
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
-    metrics = run / "metrics.jsonl"
+    run(command)
+    metrics = folder_of_run / "metrics.jsonl"
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     metrics.unlink()
     return [event for event in events if event["event"] == "step"][args.warmup:]
 
 
-def in_turns(rounds, variants, run):
-    """Returns {variant: its step events, the median step of each round and over all, in ms}; run(variant) makes one
-    run. Every other round is in reverse order, so that a drift within a round affects all variants."""
+def in_turns(rounds, variants, measure):
+    """Returns {variant: its step events, the median step of each round and over all, in ms}; measure(variant) makes
+    one run. Every other round is in reverse order, so that a drift within a round affects all variants."""
     runs = {variant: [] for variant in variants}
     for number in range(rounds):
         for variant in list(variants)[::1 if number % 2 == 0 else -1]:
-            runs[variant].append(run(variant))
+            runs[variant].append(measure(variant))
             median = statistics.median(event["step_ms"] for event in runs[variant][-1])
             print(f"  round {number + 1}, {variant}: {median:.1f} ms", file=sys.stderr)
     return {variant: {"events": [event for events in of for event in events],

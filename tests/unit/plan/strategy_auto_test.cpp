@@ -108,6 +108,13 @@ TEST_F(StrategyAuto, FitsInTheLeastFreeMemoryOfAllRanks) {
   tests::expect_error(Code::plan, {"memory"}, [&] { choose(small(kAuto), least / 20); });
 }
 
+TEST_F(StrategyAuto, ADryRunChoosesForItsOwnRank) {
+  tests::Warnings log;
+  const std::unique_ptr<comm::World> world = comm::dry_world(kRanks);
+  const Config chosen = choose_strategy(*world, small(kAuto), {}, kVocab, machine_of(0, kPlenty));
+  EXPECT_EQ(config::to_toml(chosen), config::to_toml(choose(small(kAuto), kPlenty)));
+}
+
 TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   tests::Warnings log;
   const Config anew = choose(small(kAuto), kPlenty);
