@@ -253,7 +253,7 @@ void declare_hardware(std::vector<Key>& keys) {
                   "Dense peak of one device in the compute type, for MFU; 0: from the data sheet of a GPU, or measured "
                   "during the run on a CPU.");
   hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = between(0, 1e6), .unit = "GiB per rank"},
-                  "Memory that the run may use; 0: all memory of the machine.");
+                  "Memory that the run may use; 0: what is free when it starts.");
   hardware.string("gemm_tuning", &Hardware::gemm_tuning, "", {},
                   "On a GPU: file with the fastest algorithm for each GEMM, written by `trainer bench gemm "
                   "--write-tuning`; empty: the library's heuristic. A file from a different type of device or a "
