@@ -156,7 +156,7 @@ VerifyReport verify(const fs::path& path) {
 std::string to_text(const VerifyReport& report) {
   std::string out =
       format("{}: {} tensors, {}: {}\n", report.folder.string(), report.tensors, format_bytes(report.bytes),
-             report.problems.empty() ? "whole" : format("{} problems", report.problems.size()));
+             report.problems.empty() ? "whole" : counted(report.problems.size(), "problem"));
   for (const std::string& problem : report.problems) out += "  " + problem + "\n";
   return out;
 }

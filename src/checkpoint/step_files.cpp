@@ -42,6 +42,9 @@ void write_new_file(const fs::path& output, const std::function<void(const fs::p
   require_new();
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const std::string name = target.filename().string(), prefix = format(".writing-{}-", name);
+  if (fs::exists(parent / kManifestFile, ignored))
+    throw Error(Code::io,
+                format("{}: inside a checkpoint, which must not change; choose a name elsewhere", target.string()));
   make_folders(parent);
   const std::optional<NameLock> lock = NameLock::take(parent / (".lock-" + name));
   if (!lock)

@@ -69,7 +69,9 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
 constexpr const char* kLegend =
     "ms/step = compute (matmuls, attention, other operators) + exposed (communication that is not overlapped)\n"
     "          + optimizer (update and offload)\n"
-    "batch: train.micro_batch; memory: peak of one rank; wire bytes: sent per step by one group of ranks of each "
+    "batch: train.micro_batch; recompute: selective+6 recomputes 6 layers fully, the rest selectively\n"
+    "memory: peak "
+    "of one rank; wire bytes: sent per step by one group of ranks of each "
     "axis;\n"
     "tokens/s: total over all ranks; slower by: the part of the time that differs most from the first row\n";
 
@@ -77,10 +79,16 @@ constexpr const char* kLegend =
 void free_keys(config::Config& config, std::vector<std::string> free) {
   if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
   for (const std::string& word : free) {
-    const bool known = std::ranges::any_of(
-        config::keys(), [&](const config::Key& key) { return key.path() == word || key.section == word; });
-    if (!known)
-      throw Error(Code::usage, format("--free {}: expected a key such as train.micro_batch, a section or all", word));
+    const bool searched = std::ranges::any_of(config::keys(), [&](const config::Key& key) {
+      const bool searches = key.section == "parallel" || key.section == "offload" ||
+                            key.path() == "train.micro_batch" || key.path().starts_with("train.recompute");
+      return searches && (key.path() == word || key.section == word);
+    });
+    if (!searched)
+      throw Error(Code::usage,
+                  format("--free {}: the planner searches the sections parallel and offload, train.micro_batch and "
+                         "train.recompute; expected one of them or of their keys, or all",
+                         word));
     // A file that --emit wrote sets both keys of recomputation.
     std::erase_if(config.origins, [&](const auto& given) {
       return given.first == word || given.first.starts_with(word + ".") ||
@@ -175,6 +183,8 @@ int compare_devices(const PlanOptions& o, const plan::PlanRequest& request, cons
 }  // namespace
 
 int plan_command(const PlanOptions& o) {
+  if (!o.emit.empty() && o.emit == o.html)
+    throw Error(Code::usage, format("--emit and --html both name {}; choose different files", o.emit));
   std::optional<plan::Cluster> given;
   if (!o.cluster.empty() || !o.profile.empty()) given = cluster_of(o, o.profile.empty() ? o.cluster : o.profile);
   plan::PlanRequest request;

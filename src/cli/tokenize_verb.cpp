@@ -43,6 +43,13 @@ std::vector<std::string> input_files(const TokenizeOptions& o, config::DataForma
   return names;
 }
 
+data::Tokenizer tokenizer_of(const TokenizeOptions& o, const std::vector<std::string>& files,
+                             const data::TextOptions& text) {
+  if (!o.tokenizer.empty()) return data::Tokenizer::load(o.tokenizer);
+  const run::StopsAtOnce at_once("training the tokenizer");
+  return data::Tokenizer::train(files, o.train_vocab, text);
+}
+
 }  // namespace
 
 int tokenize_command(const TokenizeOptions& o) {
@@ -57,8 +64,7 @@ int tokenize_command(const TokenizeOptions& o) {
   options.threads = device::default_threads();
   options.stop = run::stop_requested;
   options.progress = show_tokenizing();
-  data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
-                                                  : data::Tokenizer::load(o.tokenizer);
+  data::Tokenizer tokenizer = tokenizer_of(o, files, options.text);
   tokenizer.use_bos(o.bos == "on"    ? config::Bos::on
                     : o.bos == "off" ? config::Bos::off
                                      : config::Bos::automatic,

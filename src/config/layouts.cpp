@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/join.h"
 #include "config/keys.h"
@@ -265,13 +266,14 @@ std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
     std::string broken;
     return !std::ranges::all_of(enumerate_layouts(config, count, broken), needs_spec);
   };
-  std::vector<int64_t> counts;
-  for (const int64_t direction : {-1, 1})
-    for (int64_t step = 1; step <= farthest && devices + direction * step > 0; ++step)
-      if (any(devices + direction * step)) {
-        counts.push_back(devices + direction * step);
-        break;
-      }
+  const double end = now_seconds() + 2;
+  int64_t fewer = 0, more = 0;
+  for (int64_t step = 1; step <= farthest && (fewer == 0 || more == 0) && now_seconds() < end; ++step) {
+    if (fewer == 0 && step < devices && any(devices - step)) fewer = devices - step;
+    if (more == 0 && any(devices + step)) more = devices + step;
+  }
+  std::vector<int64_t> counts = {fewer, more};
+  std::erase(counts, 0);
   return counts;
 }
 

@@ -34,8 +34,8 @@ bool is_given(const Config& config, const char* key);
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken);
 
 /// Returns the nearest smaller and the nearest larger number of devices for which there is a layout. They differ from
-/// `devices` by at most a sixteenth (but no less than 64 and no more than 4096). Layouts of autoddl count only if
-/// tables are given.
+/// `devices` by at most a sixteenth (but no less than 64 and no more than 4096), and are found within two seconds.
+/// Layouts of autoddl count only if tables are given.
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices);
 
 /// Returns lists of one to three extents above 1 whose product is `ranks`.

@@ -108,7 +108,46 @@ bool is_table_of_keys(const std::string& section, const std::string& name) {
       keys(), [&](const Key& key) { return key.section == section && key.name.starts_with(name + "."); });
 }
 
+/// Returns the position after the string that begins at `at` with a quotation mark; that of the end if it is not
+/// closed.
+size_t after_string(std::string_view text, size_t at) {
+  const std::string_view three = text.substr(at, 3);
+  const bool many_lines = three == "\"\"\"" || three == "'''", escapes = text[at] == '"';
+  const std::string_view quote = many_lines ? three : text.substr(at, 1);
+  for (at += quote.size(); at < text.size() && (many_lines || text[at] != '\n'); ++at) {
+    if (text.substr(at).starts_with(quote)) return at + quote.size();
+    at += escapes && text[at] == '\\';
+  }
+  return std::min(at, text.size());
+}
+
+/// Throws TomlMistake at a dotted key with more parts than the recursive library can read without overflowing the
+/// stack.
+void refuse_deep_keys(std::string_view text) {
+  constexpr int kMostDots = 1000;
+  int dots = 0;
+  for (size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      at = after_string(text, at);
+      continue;
+    }
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+      continue;
+    }
+    ++at;
+    const bool in_key =
+        std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == ' ' || c == '\t';
+    dots = c == '.' ? dots + 1 : in_key ? dots : 0;
+    if (dots > kMostDots)
+      throw TomlMistake{format("a key of more than {} parts", kMostDots),
+                        1 + std::ranges::count(text.substr(0, at), '\n'), 1};
+  }
+}
+
 toml::table parse(std::string_view text) {
+  refuse_deep_keys(text);
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& e) {

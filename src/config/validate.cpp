@@ -56,7 +56,8 @@ void check_run(const Config& config, Checker& checker) {
   const bool is_in_a_path = is_in(run.dir) || is_in(config.checkpoint.dir);  // {name} was replaced
   checker.require(
       !is_in_a_path || (run.name.find('/') == std::string::npos && run.name != "." && run.name != ".."), {"run.name"},
-      "\"{}\" cannot be part of a folder's name; remove the \"/\", or set run.dir to a folder without it", run.name);
+      "\"{}\" cannot be part of a folder's name; choose a different name, or set run.dir to a folder without it",
+      run.name);
   checker.require(!is_in_a_path || run.name.size() <= 255, {"run.name"},
                   "the name has {} bytes, but a folder's name has at most 255; shorten it", run.name.size());
   checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");

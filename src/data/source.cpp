@@ -343,10 +343,15 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
     const auto stream = open_stream(list, part.data, tokenizer, output, place, options);
     if (!stream) return {};
     require_vocabulary(*stream, tokenizer, vocab, options.threads);
+    const std::string name =
+        list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
+    if (!files.empty() && stream->tokens() <= config.model.seq_len)
+      throw Error(Code::data, fmt::format("{}: {}, fewer than one window of the model's seq_len + 1 = {}; evaluate on "
+                                          "more text",
+                                          name, counted(stream->tokens(), "token"), config.model.seq_len + 1));
     result.sets.push_back({part.name, TokenDataset(stream, config.model.seq_len, static_cast<uint64_t>(config.run.seed),
                                                    tail ? validation_begin(*stream, data.val_fraction) : 0)});
-    if (result.name.empty())
-      result.name = list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
+    if (result.name.empty()) result.name = name;
   }
   if (files.empty()) result.hash = validation_hash(result.sets);
   return result;

@@ -49,7 +49,7 @@ class Reader {
     const auto* integer = std::get_if<int64_t>(&node.value);
     const auto* real = std::get_if<double>(&node.value);
     const double value = integer != nullptr ? static_cast<double>(*integer) : real != nullptr ? *real : -1;
-    if (!std::isfinite(value) || value < 0 || (value == 0 && !zero))
+    if (!std::isfinite(value) || value < 0 || value > 1e15 || (value == 0 && !zero))
       refuse_value(path_, node,
                    format("expected {}, found {}", zero ? "a number of at least 0" : "a number above 0", node.shown));
     return value;
@@ -149,7 +149,7 @@ std::vector<Field> fields_of_device(Cluster& c) {
           {needed, "memory_gb_per_s", &c.memory_rate, kGiga},
           {positive, "memory_share", &c.memory_share, 1, 1},
           {from_zero, "operator_us", &c.operator_seconds, kMicro},
-          {positive, "efficiency", &c.efficiency, 1, 1},
+          {share, "efficiency", &c.efficiency, 1, 1},
           {from_zero, "half_m", &c.half_m},
           {from_zero, "half_k", &c.half_k},
           {from_zero, "half_n", &c.half_n},

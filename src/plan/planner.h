@@ -25,7 +25,7 @@ struct PlanRequest {
   int64_t vocab = 0;
   int64_t devices = 1;
   OwnRanks own = {};
-  int threads = 2;  // of the planner
+  int threads = 2;  // that plan
   size_t most_priced = 48;
   size_t shown = 10;            // the first of Plan::runs, which are recorded with all layers
   bool bf16_gradients = false;  // also tries parallel.rs_dtype = "bf16", which rounds weight gradients

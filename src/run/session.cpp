@@ -49,7 +49,13 @@ std::optional<config::Config> config_to_resume(comm::World& world, const config:
   });
   world.control().broadcast(toml);
   if (toml.empty()) return std::nullopt;
-  return config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false});
+  try {
+    return config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false});
+  } catch (const Error& error) {
+    if (world.first())
+      log::warning("{}; what \"auto\" chose before is not known, and results may round differently", error.what());
+    return std::nullopt;
+  }
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.

@@ -98,6 +98,7 @@ CASES = [
     checkpoint("path that is not there", ["generate", "--checkpoint", "no/run", "--prompt", "x"], lambda place: None, "no/run"),
     checkpoint("folder without a checkpoint", ["checkpoint", "inspect", "--checkpoint", "."], lambda place: None, "no checkpoint"),
     checkpoint("a folder of Hugging Face", ["eval", "--checkpoint", "hf"], foreign, "hf", "`trainer checkpoint import`"),
+    checkpoint("output inside a checkpoint", [*STRIP, "{step}/weights"], NOTHING, "{step}/weights: inside a checkpoint", after=whole),
     checkpoint("must resume, nothing there", ["--config", "tiny.toml", "--set", "run.dir=runs/new", "--resume", "must"], NOTHING,
                "no complete checkpoint"),
     checkpoint("sample from a configuration without a run",

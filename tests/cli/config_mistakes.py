@@ -32,6 +32,8 @@ CASES = [
     config("all mistakes at once", changed("n_head = 2", 'n_head = "two"').replace("steps = 4", "steps = -4"),
            "x.toml:3:10: model.n_head", "train.steps", "--set parallel.tenser=2", sets=["parallel.tenser=2"]),
     config("syntax", changed("seq_len = 16", "seq_len = = 16"), f'x.toml:{line_of("seq_len")}:11:'),
+    config("a key of many parts", "a" + ".a" * 100_000 + " = 1\n", "x.toml:1:1:", "1000 parts"),
+    config("a table of many parts", TINY + "[a" + ".'a'" * 100_000 + "]\n", "1000 parts"),
     config("duplicate key", TINY.replace("n_head = 2\n", "n_head = 2\nn_head = 4\n"), "x.toml:4:", "n_head"),
     config("binary for a configuration", b"\x7fELF\x02\x01\x01\x00\xff\xfe", "x.toml:1:"),
     config("configuration without an end", TINY, "/dev/zero", "64 MiB", args=["config", "check", "--config", "/dev/zero"]),

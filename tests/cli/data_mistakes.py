@@ -112,6 +112,8 @@ CASES = [
     data("tokenize standard input in no stated format", {}, "--input -", "--format text or --format jsonl", status=2, prepare=own_tokenizer,
          args=["tokenize", "--output", "out", "--tokenizer", "text", "--input", "-"]),
     data("tokenize into a file", {"out": "kept"}, "out", status=5, args=[*TOKENIZE, "text.txt"]),
+    data("evaluation on a text that is too short", {"short.txt": "a b c"}, "short.txt: ", "seq_len + 1 = ", "more text",
+         args=["eval", "--checkpoint", "{step}", "--data", "short.txt"], prepare=lambda place: {"step": place.tiny_run()}),
     data("no folder for temporary files", {}, "TMPDIR", env={"TMPDIR": "/nonexistent"}, prepare=lambda place: {"step": place.tiny_run()},
          args=["eval", "--checkpoint", "{step}", "--data", "text.txt"], status=5),
 ]

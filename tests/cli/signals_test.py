@@ -198,6 +198,14 @@ class Signals(rig.Runs):
             self.wait_until(lambda: self.catches_signals(process.pid), process, "its work")
             self.assertIn("stopped by SIGTERM", self.stop(process))
 
+    def test_a_signal_stops_the_training_of_a_tokenizer(self):
+        words = [f"{a}{b}{c}{d}" for a in "abcdefghijk" for b in "lmnopqrst" for c in "uvwxyzabc" for d in "defghijkl"]
+        (self.folder / "long.txt").write_text(" ".join(words * 100))
+        process = self.start("tokenize", "--input", "long.txt", "--output", "out", "--train-vocab", "8000")
+        self.wait_until(lambda: self.catches_signals(process.pid), process, "its work")
+        self.assertIn("stopped by SIGTERM while training the tokenizer", self.stop(process))
+        self.assertFalse((self.folder / "out").exists())
+
     def test_max_time_saves_and_ends_well(self):
         stderr = self.train(*LONG, max_time="1s")
         self.assertIn("stopped at --max-time", stderr)
