@@ -33,6 +33,12 @@ std::string format_bytes(double bytes) {
   return unit == 0 ? format("{:.0f} B", bytes) : format("{} {}", three_digits(bytes), kSuffix[unit]);
 }
 
+std::pair<std::string, std::string> format_bytes_apart(double a, double b) {
+  std::pair<std::string, std::string> texts(format_bytes(a), format_bytes(b));
+  if (a != b && texts.first == texts.second) texts = {format("{:.0f} B", a), format("{:.0f} B", b)};
+  return texts;
+}
+
 std::string format_percent(double share) { return std::isfinite(share) ? format("{:.1f} %", share * 100) : kNone; }
 
 std::string format_duration(double seconds) {

@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace trainer {
 
@@ -18,6 +19,8 @@ template <std::integral T>
 std::string format_bytes(T bytes) {
   return format_bytes(static_cast<double>(bytes));
 }
+/// Formats two sizes for a message in which they differ: as numbers of bytes if they would be rounded to the same text.
+std::pair<std::string, std::string> format_bytes_apart(double a, double b);
 /// Formats a fraction as a percentage: "41.2 %".
 std::string format_percent(double share);
 /// Formats a duration in at most two units: "8.2 s", "3m05s", "2h07m", "3d04h".

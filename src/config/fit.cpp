@@ -18,11 +18,12 @@ bool in_range(const Field& key, const Value& value) {
   return true;
 }
 
-/// Returns ", which is too large", to follow "found the number 1e+19", if an integer key was given such a number.
+/// Returns ", which is too large to be given with an exponent", to follow "found the number 1e+19", if an integer key
+/// was given such a number.
 std::string too_large(const Field& key, const Value& value) {
   const auto* number = std::get_if<double>(&value);
   const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
-  return large ? ", which is too large" : "";
+  return large ? ", which is too large to be given with an exponent" : "";
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/format.h"
+#include "base/error.h"
 
 namespace trainer::data {
 namespace {
@@ -93,7 +93,8 @@ std::string json_fault(std::string_view line) {
   return "it is not an object";
 }
 
-void for_each_json_line(std::string_view text, const std::function<bool(int64_t number, ordered_json value)>& use) {
+void for_each_json_line(std::string_view text, const std::string& path, const char* refusal,
+                        const std::function<bool(int64_t number, ordered_json value)>& use) {
   int64_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -106,6 +107,11 @@ void for_each_json_line(std::string_view text, const std::function<bool(int64_t 
       std::string mended(line);
       mend_json(mended);
       value = parse(mended);
+    }
+    if (value.is_discarded()) {
+      const std::string fault = json_fault(line);
+      throw Error(Code::data, format("{}:{}: {}; {}", path, number, refusal,
+                                     fault.empty() ? "values are nested too deeply" : fault));
     }
     if (!use(number, std::move(value))) return;
   }

@@ -21,10 +21,10 @@ JsonRepair mend_json(std::string& line);
 /// Returns why a line is not a JSON object: "at column 7: …". Empty if it is one.
 std::string json_fault(std::string_view line);
 
-/// Calls `use` with each line that is not blank and its number, counted from 1, until it returns false. Invalid JSON,
-/// and JSON nested too deeply to be copied and written, is passed as discarded (`is_discarded()`). The order of keys is
-/// kept. Lines that mend_json() can repair are repaired.
-void for_each_json_line(std::string_view text,
+/// Calls `use` with each line that is not blank and its number, counted from 1, until it returns false. The order of
+/// keys is kept. Lines that mend_json() can repair are repaired. Throws Code::data at invalid JSON, and at JSON nested
+/// too deeply to be copied and written: `path`, the line's number, `refusal` and the reason.
+void for_each_json_line(std::string_view text, const std::string& path, const char* refusal,
                         const std::function<bool(int64_t number, nlohmann::ordered_json value)>& use);
 
 }  // namespace trainer::data

@@ -77,11 +77,11 @@ bool is_question(const Json& line) {
          std::ranges::all_of(line["endings"], [](const Json& ending) { return ending.is_string(); });
 }
 
+constexpr const char* kRefusal =
+    "not a question; expected {\"ctx\": text, \"endings\": [texts], \"label\": index of the right ending}";
+
 Question question_of(const Json& line, const std::string& where, const Tokenizer& tokenizer) {
-  if (!is_question(line))
-    throw Error(Code::data, format("{}: not a question; expected {{\"ctx\": text, \"endings\": [texts], \"label\": "
-                                   "index of the right ending}}",
-                                   where));
+  if (!is_question(line)) throw Error(Code::data, format("{}: {}", where, kRefusal));
   const std::optional<int64_t> label = label_of(line["label"]);
   if (!label) throw Error(Code::data, format("{}: label is not a number", where));
   require_choices(line["endings"].size(), where);
@@ -103,7 +103,7 @@ void read_lines(const std::string& path, const std::string& text, const Tokenize
                                    "tokens (llm.c's .bin)",
                                    path));
   if (questions.size() >= most) return;
-  for_each_json_line(text, [&](int64_t number, const Json& line) {
+  for_each_json_line(text, path, kRefusal, [&](int64_t number, const Json& line) {
     const std::string where = format("{}:{}", path, number);
     questions.push_back(question_of(line, where, *tokenizer));
     check(questions.back(), where, vocab);

@@ -237,7 +237,7 @@ std::string emitted(const PlannedRun& run, const Cluster& cluster) {
 std::string why_nothing_fits(const Plan& plan) {
   const PlannedRun& run = plan.too_large.front();
   const auto largest = std::ranges::max_element(run.plan.memory, {}, [](const auto& part) { return part.second; });
-  const std::string needed = format_bytes(run.plan.total);
+  const auto [limit, needed] = format_bytes_apart(plan.memory_limit, static_cast<double>(run.plan.total));
   const bool limited = config::is_given(run.config, "hardware.memory_limit");
   std::string remedy = limited ? "raise hardware.memory_limit" : "use devices with at least " + needed;
   if (config::is_given(run.config, "train.micro_batch") && run.config.train.micro_batch > 1)
@@ -245,8 +245,8 @@ std::string why_nothing_fits(const Plan& plan) {
   return format(
       "no layout fits into {} of memory per rank: the smallest, {} with {}, recomputation {} and micro_batch = {}, "
       "needs {}, of which {} takes {}; {}, or use more devices",
-      format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config.train),
-      run.config.train.micro_batch, needed, largest->first, format_bytes(largest->second), remedy);
+      limit, run.strategy, run.layout, config::recompute_text(run.config.train), run.config.train.micro_batch, needed,
+      largest->first, format_bytes(largest->second), remedy);
 }
 
 }  // namespace trainer::plan

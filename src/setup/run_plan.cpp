@@ -244,10 +244,10 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
     const std::pair<const std::string, int64_t>* largest = nullptr;
     for (const auto& entry : plan.memory)
       if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
-    throw Error(Code::plan,
-                format("{} needs {} of {}, but only {} is available ({}); the largest part is {}, {}; {}",
-                       advice ? "the model" : "the run", format_bytes(needed), memory, format_bytes(available), limit,
-                       largest->first, format_bytes(largest->second), change));
+    const auto [needs, has] = format_bytes_apart(static_cast<double>(needed), static_cast<double>(available));
+    throw Error(Code::plan, format("{} needs {} of {}, but only {} is available ({}); the largest part is {}, {}; {}",
+                                   advice ? "the model" : "the run", needs, memory, has, limit, largest->first,
+                                   format_bytes(largest->second), change));
   };
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   const int64_t on_host = host_total(plan);

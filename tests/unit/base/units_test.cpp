@@ -26,6 +26,8 @@ TEST(Units, BytesAreBinary) {
   EXPECT_EQ(format_bytes(1572864), "1.50 MiB");
   EXPECT_EQ(format_bytes(23.44 * 1024 * 1024 * 1024), "23.4 GiB");
   EXPECT_EQ(format_bytes(1024.0 * 1024 - 1), "1.00 MiB");
+  EXPECT_EQ(format_bytes_apart(1 << 20, (1 << 20) + 1), std::pair(std::string("1048576 B"), std::string("1048577 B")));
+  EXPECT_EQ(format_bytes_apart(1 << 20, 2 << 20), std::pair(std::string("1.00 MiB"), std::string("2.00 MiB")));
 }
 
 TEST(Units, PercentAndNumbers) {

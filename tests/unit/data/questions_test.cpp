@@ -149,7 +149,8 @@ TEST(Prompts, MistakesAreNamed) {
   for (const char* line :
        {"[]", "7", "{", "{\"prompt\": 1}", "{\"text\": \"a\"}", "{\"prompt\": \"\xFF\"}", "{\"prompt\": 1e999}"})
     expect(std::string("{\"prompt\": \"a\"}\n\n") + line, "p:3: expected a JSON object");
-  expect(deep_line("\"prompt\": \"a\""), "p:1: expected a JSON object");
+  expect(deep_line("\"prompt\": \"a\""), "called \"prompt\"; values are nested too deeply");
+  expect("{\"prompt\": \"a\", }", "called \"prompt\"; at column 17: ");
 }
 
 }  // namespace

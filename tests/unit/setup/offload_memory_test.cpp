@@ -106,8 +106,7 @@ TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRejectedWithNumbersAndTheKeysTo
   expect_fits(c, machine);
   machine.host_limit = needed - 1;
   const std::string said = refusal(c, machine);
-  const auto number = [](int64_t bytes) { return format_bytes(bytes); };
-  EXPECT_NE(said.find("needs " + number(needed) + " of host memory, but only " + number(needed - 1)), std::string::npos)
+  EXPECT_NE(said.find(format("needs {} B of host memory, but only {} B", needed, needed - 1)), std::string::npos)
       << said;
   EXPECT_NE(said.find("the largest part is host"), std::string::npos) << said;
   EXPECT_NE(said.find("offload.grad_transport = \"bf16\""), std::string::npos) << said;
