@@ -221,4 +221,22 @@ void expect_margins_untouched(const Rows<T>& before, const Rows<T>& after, const
       }
 }
 
+/// Expects the results of both passes to be close, and nothing to be written between the rows of `before`.
+template <typename T>
+void expect_close(const Case& c, const Problem<T>& before, const Problem<T>& x, double forward, double lse,
+                  double backward) {
+  const Reference<T> expected(before);
+  EXPECT_LE(relative_error(x.out, expected.out), forward);
+  EXPECT_LE(relative_error(x.lse, expected.lse), lse);
+  EXPECT_LE(relative_error(x.dv, expected.dv), backward);
+  if (c.shape.k_len > 1 && c.window != 1) {  // with one key, its probability is 1: dq and dk are rounding errors
+    EXPECT_LE(relative_error(x.dq, expected.dq), backward);
+    EXPECT_LE(relative_error(x.dk, expected.dk), backward);
+  }
+  expect_margins_untouched(before.out, x.out, "out");
+  expect_margins_untouched(before.dq, x.dq, "dq");
+  expect_margins_untouched(before.dk, x.dk, "dk");
+  expect_margins_untouched(before.dv, x.dv, "dv");
+}
+
 }  // namespace trainer::ops::attention_test

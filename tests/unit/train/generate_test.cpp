@@ -223,14 +223,21 @@ TEST(Generator, StopEndsTextsInProgressAndStartsNoOthers) {
   EXPECT_EQ(ended, (std::vector<int>{1, 1, 10, 10, 0}));
 }
 
+/// A tiny model with initial weights and any number of rows in its vocabulary.
+struct Untrained {
+  explicit Untrained(int64_t vocab) : trainer(device, *world, tiny_config(), vocab, DType::f32, false) {
+    trainer.plan();
+    trainer.store().initialize(1);
+  }
+  device::CpuDevice device{1, device::detect_isa()};
+  std::unique_ptr<comm::World> world = comm::solo_world();
+  train::Trainer trainer;
+};
+
 TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
   const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
-  device::CpuDevice device(1, device::detect_isa());
-  const auto world = comm::solo_world();
-  train::Trainer trainer(device, *world, tiny_config(), tokenizer.vocab_size(), DType::f32, false);
-  trainer.plan();
-  trainer.store().initialize(1);
-  train::Generator generator(trainer);
+  Untrained model(tokenizer.vocab_size());
+  train::Generator generator(model.trainer);
   std::set<std::string> words;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
     if (const std::string piece(tokenizer.piece(id)); piece.starts_with(' ')) words.insert(piece.substr(1));
@@ -253,12 +260,8 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
 TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
   data::Tokenizer tokenizer = data::testing::small_tokenizer();
   tokenizer.use_bos(config::Bos::on, "x");
-  device::CpuDevice device(1, device::detect_isa());
-  const auto world = comm::solo_world();
-  train::Trainer trainer(device, *world, tiny_config(), tokenizer.vocab_size(), DType::f32, false);
-  trainer.plan();
-  trainer.store().initialize(1);
-  train::Generator generator(trainer);
+  Untrained model(tokenizer.vocab_size());
+  train::Generator generator(model.trainer);
   for (const std::string prompt : {"She had", ""}) {
     std::vector<int32_t> ids = {1};  // <s>
     for (const int32_t id : tokenizer.encode(prompt)) ids.push_back(id);
@@ -273,13 +276,8 @@ TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
 
 TEST(Generator, StopsAtAnyEosAndNeverChoosesARowWithoutAToken) {
   data::Tokenizer tokenizer = data::testing::small_tokenizer();
-  device::CpuDevice device(1, device::detect_isa());
-  const auto world = comm::solo_world();
-  const int64_t rows = tokenizer.vocab_size() * 4;  // most of the probability is on rows without tokens
-  train::Trainer trainer(device, *world, tiny_config(), rows, DType::f32, false);
-  trainer.plan();
-  trainer.store().initialize(1);
-  train::Generator generator(trainer);
+  Untrained model(tokenizer.vocab_size() * 4);  // most of the probability is on rows without tokens
+  train::Generator generator(model.trainer);
   const auto write = [&] {
     int64_t calls = 0;
     int64_t written = -1;
