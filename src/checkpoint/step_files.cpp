@@ -42,7 +42,10 @@ void write_new_file(const fs::path& output, const std::function<void(const fs::p
   require_new();
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const std::string name = target.filename().string(), prefix = format(".writing-{}-", name);
-  if (fs::exists(parent / kManifestFile, ignored))
+  bool in_checkpoint = false;
+  for (fs::path above = fs::absolute(target, ignored); above.has_relative_path(); above = above.parent_path())
+    in_checkpoint |= fs::exists(above / kManifestFile, ignored) && fs::exists(above / kCompleteFile, ignored);
+  if (in_checkpoint)
     throw Error(Code::io,
                 format("{}: inside a checkpoint, which must not change; choose a name elsewhere", target.string()));
   make_folders(parent);

@@ -75,25 +75,36 @@ constexpr const char* kLegend =
     "axis;\n"
     "tokens/s: total over all ranks; slower by: the part of the time that differs most from the first row\n";
 
+/// True if the planner searches this key.
+bool is_searched(const config::Key& key) {
+  if (key.section == "parallel")
+    return !key.name.starts_with("overlap.") &&
+           (!key.belongs_to.empty() || key.name == "strategy" || key.name == "data" || key.name == "zero_stage");
+  const std::string path = key.path();
+  return path == "train.micro_batch" || path.starts_with("train.recompute") || path == "offload.optimizer" ||
+         path == "offload.gpu_fraction" || path == "offload.resident";
+}
+
 /// Marks the keys given by --free as not set, so that the planner searches over them.
 void free_keys(config::Config& config, std::vector<std::string> free) {
   if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
   for (const std::string& word : free) {
-    const bool searched = std::ranges::any_of(config::keys(), [&](const config::Key& key) {
-      const bool searches = key.section == "parallel" || key.section == "offload" ||
-                            key.path() == "train.micro_batch" || key.path().starts_with("train.recompute");
-      return searches && (key.path() == word || key.section == word);
-    });
+    bool searched = false;
+    for (const config::Key& key : config::keys()) {
+      // A file that --emit wrote sets both keys of recomputation.
+      const bool both = word == "train.recompute" && key.path() == "train.recompute_layers";
+      if (!is_searched(key) || (key.path() != word && key.section != word && !both)) continue;
+      searched = true;
+      std::erase_if(config.origins, [&](const auto& given) {
+        return given.first == key.path() || given.first.starts_with(key.path() + ".");
+      });
+    }
     if (!searched)
-      throw Error(Code::usage,
-                  format("--free {}: the planner searches the sections parallel and offload, train.micro_batch and "
-                         "train.recompute; expected one of them or of their keys, or all",
-                         word));
-    // A file that --emit wrote sets both keys of recomputation.
-    std::erase_if(config.origins, [&](const auto& given) {
-      return given.first == word || given.first.starts_with(word + ".") ||
-             (word == "train.recompute" && given.first == "train.recompute_layers");
-    });
+      throw Error(
+          Code::usage,
+          format("--free {}: the planner does not search this; expected parallel.strategy, data, zero_stage or a "
+                 "key of a strategy, train.micro_batch, train.recompute, offload.optimizer, or all",
+                 word));
   }
   if (!config::is_given(config, "train.recompute_layers")) config.train.recompute_layers = 0;
 }
@@ -193,6 +204,7 @@ int plan_command(const PlanOptions& o) {
   free_keys(request.config, o.free);
   request.bf16_gradients = std::ranges::count(o.free, "parallel.rs_dtype") > 0;
   request.vocab = vocabulary(request.config);
+  request.own.threads = static_cast<int>(std::max<int64_t>(1, request.config.run.threads));
   if (o.devices.size() > 1) return compare_devices(o, request, cluster);
   request.devices = !o.devices.empty() ? o.devices.front()
                     : cluster.measured

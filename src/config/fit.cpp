@@ -23,7 +23,9 @@ bool in_range(const Field& key, const Value& value) {
 std::string too_large(const Field& key, const Value& value) {
   const auto* number = std::get_if<double>(&value);
   const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
-  return large ? ", which is too large to be given with an exponent" : "";
+  return !large                       ? ""
+         : std::abs(*number) < 0x1p63 ? ", which is too large to be given with an exponent"
+                                      : ", which is too large";
 }
 
 }  // namespace

@@ -72,20 +72,20 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
 }
 
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks) {
-  if (!is_automatic(config) && config.parallel.strategy != trained.parallel.strategy) return std::nullopt;
   const auto keep = [&](const Key& key) {
-    if (key.name != "strategy" && (is_given(config, key.path().c_str()) || key.get(config) == Value("auto"))) return;
+    if (is_given(config, key.path().c_str()) && key.get(config) != Value("auto")) return;
     key.set(config, key.get(trained));
     config.origins[key.path()] = {};
   };
   keep(*find_key("train", "micro_batch"));
   keep(*find_key("parallel", "strategy"));
   keep(*find_key("parallel", "data"));
-  for (const Key& key : keys())
-    if (key.section == "parallel" && key.belongs(trained.parallel.strategy)) keep(key);
-  const int64_t replicas = config.parallel.data;
-  if (ranks != ranks_of_replica(config) * replicas || !layout_fits(config)) return std::nullopt;
-  if (config.train.global_batch % (replicas * config.train.micro_batch) != 0) return std::nullopt;
+  for (const Key& key : keys()) {
+    const bool chosen = key.name != "rs_dtype" && key.name != "cache_layers" && !key.name.starts_with("overlap.");
+    if (key.section == "parallel" && key.belongs(trained.parallel.strategy) && chosen) keep(key);
+  }
+  std::string broken;
+  if (enumerate_layouts(config, ranks, broken).empty()) return std::nullopt;
   return config;
 }
 

@@ -27,9 +27,10 @@ bool chooses_vocab_axes(const Config& config);
 /// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
 void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
-/// Returns `config` with the layout of a run that was configured by `trained`: its micro-batch, its strategy and that
-/// strategy's own keys. They count as set by the user. Keys that the user did set, and those with the value "auto",
-/// keep their values. Returns an empty result if this is not a layout for `ranks` ranks.
+/// Returns `config`, whose strategy is "auto", with the layout of a run that was configured by `trained`: its
+/// micro-batch, its strategy and those of the strategy's keys that the planner chooses and on which rounding depends.
+/// They count as set by the user; other values that the user set take precedence. Returns an empty result if this is
+/// not a layout for `ranks` ranks.
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks);
 
 }  // namespace trainer::config

@@ -366,7 +366,7 @@ Config Loader::finish() {
   }
   mistakes_.throw_if_any();
   if (options_.world) resolve_world(config_, world_size(config_, *options_.world));
-  warn_of_idle_keys();
+  if (options_.warns) warn_of_idle_keys();
   if (options_.files) warn_of_switched_off_keys();  // a checkpoint's own copy sets every key
   return std::move(config_);
 }

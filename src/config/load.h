@@ -16,6 +16,8 @@ struct LoadOptions {
   std::optional<int64_t> world = {};
   /// Requires data.train, and that all named files exist. False if only the model matters (a checkpoint's own copy).
   bool files = true;
+  /// Warns about keys without effect. False for a checkpoint's own copy, which the user cannot change.
+  bool warns = true;
   /// The value of checkpoint.resume given by --resume; empty: not given.
   std::string resume = {};
   /// The planner has yet to choose the layout, so the rules for layouts are not checked.

@@ -115,7 +115,11 @@ size_t after_string(std::string_view text, size_t at) {
   const bool many_lines = three == "\"\"\"" || three == "'''", escapes = text[at] == '"';
   const std::string_view quote = many_lines ? three : text.substr(at, 1);
   for (at += quote.size(); at < text.size() && (many_lines || text[at] != '\n'); ++at) {
-    if (text.substr(at).starts_with(quote)) return at + quote.size();
+    if (text.substr(at).starts_with(quote)) {
+      at += quote.size();
+      for (int more = 0; more < 2 && many_lines && at < text.size() && text[at] == quote[0]; ++more) ++at;
+      return at;
+    }
     at += escapes && text[at] == '\\';
   }
   return std::min(at, text.size());
@@ -124,7 +128,7 @@ size_t after_string(std::string_view text, size_t at) {
 /// Throws TomlMistake at a dotted key with more parts than the recursive library can read without overflowing the
 /// stack.
 void refuse_deep_keys(std::string_view text) {
-  constexpr int kMostDots = 1000;
+  constexpr int kMostDots = 16;  // keys of configurations have two
   int dots = 0;
   for (size_t at = 0; at < text.size();) {
     const char c = text[at];
@@ -141,7 +145,7 @@ void refuse_deep_keys(std::string_view text) {
         std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == ' ' || c == '\t';
     dots = c == '.' ? dots + 1 : in_key ? dots : 0;
     if (dots > kMostDots)
-      throw TomlMistake{format("a key of more than {} parts", kMostDots),
+      throw TomlMistake{format("a key of more than {} parts", kMostDots + 1),
                         1 + std::ranges::count(text.substr(0, at), '\n'), 1};
   }
 }

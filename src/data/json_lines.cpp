@@ -84,7 +84,9 @@ std::string json_fault(std::string_view line) {
   try {
     if (ordered_json::parse(line).is_object()) return "";
   } catch (const ordered_json::parse_error& error) {
-    const std::string_view what = error.what();  // "[json…] parse error at line 1, column 7: syntax error while …"
+    // "[json…] parse error at line 1, column 7: syntax error while … - …; last read: '…'"
+    std::string_view what = error.what();
+    what = what.substr(0, what.find("; last read"));
     const size_t text = what.find(": ");
     return format("at column {}: {}", error.byte, text == what.npos ? what : what.substr(text + 2));
   } catch (const std::exception& error) {
@@ -107,11 +109,11 @@ void for_each_json_line(std::string_view text, const std::string& path, const ch
       std::string mended(line);
       mend_json(mended);
       value = parse(mended);
-    }
-    if (value.is_discarded()) {
-      const std::string fault = json_fault(line);
-      throw Error(Code::data, format("{}:{}: {}; {}", path, number, refusal,
-                                     fault.empty() ? "values are nested too deeply" : fault));
+      if (value.is_discarded()) {
+        const std::string fault = json_fault(mended);
+        throw Error(Code::data, format("{}:{}: {}; {}", path, number, refusal,
+                                       fault.empty() ? "values are nested too deeply" : fault));
+      }
     }
     if (!use(number, std::move(value))) return;
   }

@@ -73,7 +73,7 @@ data::SpecialTokens special_tokens_of(const checkpoint::Snapshot& header,
 ExportSource::ExportSource(const fs::path& path, bool allow_nonfinite)
     : reader(path),
       config(config::load_text(reader.header().config_toml, (reader.folder() / "config.toml").string(), {},
-                               {.files = false})),
+                               {.files = false, .warns = false})),
       vocab(reader.vocab_size()),
       tokenizer(checkpoint::tokenizer_of(reader.header(), reader.folder())),
       special(special_tokens_of(reader.header(), tokenizer)),

@@ -45,13 +45,13 @@ class Reader {
   std::string text(const char* name, const std::string& otherwise) { return known(name) ? text(name) : otherwise; }
   /// Reads a number above 0, or with `zero` a number of at least 0.
   double number(const char* name, bool zero = false) {
-    const TomlNode& node = need(name, zero ? "a number of at least 0" : "a number above 0");
+    constexpr const char* kExpected[] = {"a number above 0 and at most 1e15", "a number from 0 to 1e15"};
+    const TomlNode& node = need(name, kExpected[zero]);
     const auto* integer = std::get_if<int64_t>(&node.value);
     const auto* real = std::get_if<double>(&node.value);
     const double value = integer != nullptr ? static_cast<double>(*integer) : real != nullptr ? *real : -1;
     if (!std::isfinite(value) || value < 0 || value > 1e15 || (value == 0 && !zero))
-      refuse_value(path_, node,
-                   format("expected {}, found {}", zero ? "a number of at least 0" : "a number above 0", node.shown));
+      refuse_value(path_, node, format("expected {}, found {}", kExpected[zero], node.shown));
     return value;
   }
   double number_or(const char* name, double otherwise) { return known(name) ? number(name, true) : otherwise; }

@@ -1,6 +1,8 @@
 #include "plan/prediction.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -50,10 +52,15 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
     if (world.first()) text = cluster_text(config.hardware.profile);
   });
   world.control().broadcast(text);
-  std::vector<double> limits(static_cast<size_t>(world.size()));
-  limits[static_cast<size_t>(world.rank())] = static_cast<double>(machine.memory_limit);
-  world.control().sum(limits);
-  std::erase(limits, 0.0);  // a dry run has this rank only
+  // All ranks plan for the least free memory and the most threads, each of which adds memory.
+  std::array<int64_t, 2> limit_and_threads{machine.memory_limit, machine.threads};
+  const std::string own(reinterpret_cast<const char*>(&limit_and_threads), sizeof limit_and_threads);
+  for (const std::string& bytes : world.control().gather(own)) {
+    std::array<int64_t, 2> theirs;
+    std::memcpy(&theirs, bytes.data(), sizeof theirs);
+    limit_and_threads = {std::min(limit_and_threads[0], theirs[0]), std::max(limit_and_threads[1], theirs[1])};
+  }
+  const auto [least, threads] = limit_and_threads;
   config::Config chosen = config;
   world.control().run_on_all_ranks([&] {
     const Cluster cluster = parse_cluster(text, config.hardware.profile);
@@ -61,14 +68,14 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
     PlanRequest request{.config = config,
                         .vocab = vocab,
                         .devices = world.size(),
-                        .own = {machine.isa, machine.threads},
+                        .own = {machine.isa, static_cast<int>(threads)},
                         .threads = 1,
                         .most_priced = 24,
                         .shown = kShown};
     request.config.origins.erase("parallel.strategy");
     // The run must also fit in the memory that is free now. The plan may fill it, and ranks of CPUs need slightly
     // different amounts.
-    double limit = std::ranges::min(limits) * (cluster.cpu ? 0.99 : 1);
+    double limit = static_cast<double>(least) * (cluster.cpu ? 0.99 : 1);
     if (config.hardware.memory_limit == 0) limit = std::min(limit, cluster.memory_bytes);
     request.config.hardware.memory_limit = std::max(1.0, limit) / (1 << 30);
     if (!config::is_given(config, "precision.compute"))
@@ -82,13 +89,14 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
       PlanRequest same = request;
       same.config = *kept;
       plan = plan_layouts(same, cluster);
-      if (plan.runs.empty() && world.first())
-        log::warning(
-            "{} with micro_batch = {}, with which the run was trained until now, does not fit in memory; "
-            "results will round differently with another layout",
-            config::layout_text(*kept), kept->train.micro_batch);
     }
     const bool keeps = !plan.runs.empty();
+    if (trained && !keeps && world.first())
+      log::warning(
+          "{}, {} with micro_batch = {}, with which the run was trained until now, {}; results will round "
+          "differently",
+          trained->parallel.strategy, config::layout_text(*trained), trained->train.micro_batch,
+          kept ? "does not fit in memory" : "is not a layout for these ranks and keys");
     if (!keeps) plan = plan_layouts(request, cluster);
     if (plan.runs.empty()) throw Error(Code::plan, why_nothing_fits(plan));
     chosen = plan.runs.front().config;

@@ -41,21 +41,27 @@ std::optional<config::Config> config_to_resume(comm::World& world, const config:
   const bool chooses = config::is_automatic(config) || config::choices_by_memory(config).size() > 1 ||
                        config::chooses_vocab_axes(config);
   if (!chooses) return std::nullopt;
+  const auto parsed = [](const std::string& toml) {
+    config::Config trained =
+        config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false, .warns = false});
+    // "auto" was the value "x" in runs of the strategy that were saved before the key existed.
+    if (!config::is_given(trained, "parallel.vocab_axes")) trained.parallel.vocab_axes = "x";
+    return trained;
+  };
   std::string toml;
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
-    if (const auto stored = header_to_resume(config.checkpoint, checkpoint_folder(config)))
-      toml = stored->header.config_toml;
+    const auto stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
+    if (stored) try {
+        parsed(stored->header.config_toml);
+        toml = stored->header.config_toml;
+      } catch (const Error& error) {
+        log::warning("{}; what \"auto\" chose before is not known, and results may round differently", error.what());
+      }
   });
   world.control().broadcast(toml);
   if (toml.empty()) return std::nullopt;
-  try {
-    return config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false});
-  } catch (const Error& error) {
-    if (world.first())
-      log::warning("{}; what \"auto\" chose before is not known, and results may round differently", error.what());
-    return std::nullopt;
-  }
+  return parsed(toml);
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
@@ -78,28 +84,20 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
 
 /// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices; returns
 /// its parallel.panels, or "" if they were not chosen.
-std::string keep_choices(comm::World& world, const std::optional<config::Config>& trained, config::Config& config,
-                         const config::Parallel& requested) {
-  if (requested.strategy == "auto" && requested.vocab_axes == "auto") config.parallel.vocab_axes = "auto";
-  if (!trained) return "";
-  const config::Parallel& before = trained->parallel;
-  std::string panels;
-  if (config::choices_by_memory(config).size() > 1 && before.panels != "auto") panels = before.panels;
+std::string keep_choices(comm::World& world, const config::Parallel& before, config::Config& config) {
+  const std::string panels =
+      config::choices_by_memory(config).size() > 1 && before.panels != "auto" ? before.panels : "";
   if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
-  if (!config::chooses_vocab_axes(config)) return panels;
-  std::string axes = before.vocab_axes;
-  // Runs of the strategy that were saved before the key existed.
-  if (before.strategy == config.parallel.strategy && !config::is_given(*trained, "parallel.vocab_axes")) axes = "x";
-  if (axes == "auto") return panels;
-  config.parallel.vocab_axes = axes;
+  if (!config::chooses_vocab_axes(config) || before.vocab_axes == "auto" || before.strategy != config.parallel.strategy)
+    return panels;
+  config.parallel.vocab_axes = before.vocab_axes;
   if (config::layout_fits(config)) return panels;
   config.parallel.vocab_axes = "x";
   if (world.first())
     log::warning(
         "parallel.vocab_axes = \"x\": \"{}\", with which the run was trained until now, does not fit this grid; "
-        "results "
-        "will round differently",
-        axes);
+        "results will round differently",
+        before.vocab_axes);
   return panels;
 }
 
@@ -116,7 +114,8 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   if (config::is_automatic(config))
     config = plan::choose_strategy(world, config, trained, data::planned_vocab(config), machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
-  const std::string panels = keep_choices(world, trained, config, requested.parallel);
+  const std::string panels =
+      trained && !config::is_automatic(requested) ? keep_choices(world, trained->parallel, config) : "";
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
     return 0;

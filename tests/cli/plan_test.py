@@ -258,7 +258,7 @@ class Plan(rig.Runs):
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "percent.toml", status=2)
         self.assertIn("device.efficiency: expected a number above 0 and at most 1, found the integer 85", message)
         message = self.plan("--devices", "1", "--free", "model.n_layer", status=2, stdout=False)
-        self.assertIn("--free model.n_layer: the planner searches", message)
+        self.assertIn("--free model.n_layer: the planner does not search this", message)
         self.assertIn("--emit and --html both name x", self.plan("--emit", "x", "--html", "x", status=2, stdout=False))
         message = self.trainer("plan", "--config", "config.toml", status=2)
         for part in ("--cluster FILE", "--profile FILE", "or set hardware.profile"):
@@ -319,7 +319,7 @@ class Plan(rig.Runs):
         self.train_on(2, *fsdp, "run.dir=whole", "run.threads=1", transport="mpi")
         self.train_on(2, *fsdp, "run.dir=kept", "run.threads=1", transport="mpi", max_steps=2)
         log = self.train_on(2, *auto, "run.dir=kept", "run.threads=1", transport="mpi")
-        self.assertIn('strategy "auto" keeps the run\'s layout, fsdp with shards 2, data 1', log)
+        self.assertRegex(log, 'strategy "auto" keeps the run\'s layout, fsdp with shards 2, .*data 1')
         self.assertEqual(self.losses("kept"), self.losses("whole"))
 
 

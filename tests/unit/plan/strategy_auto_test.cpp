@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "config/layouts.h"
 #include "config/load.h"
@@ -33,13 +34,27 @@ global_batch = 16
 compute = "fp32"
 )";
 
+const std::vector<std::string> kAuto = {"parallel.strategy=auto"};
+
+Machine machine_of(int rank, int64_t limit) {
+  Machine machine{
+      .threads = rank == 1 ? 4 : 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  machine.ranks = kRanks;
+  machine.rank = rank;
+  machine.memory_limit = limit;
+  return machine;
+}
+
 /// The laptop's cluster file, for one node of kRanks devices.
 class StrategyAuto : public testing::Test {
  protected:
   StrategyAuto() {
     std::string text = cluster_text(TRAINER_SOURCE_DIR "/configs/clusters/laptop-2core.toml");
-    const std::string two = "devices_per_node = 2";
-    text.replace(text.find(two), two.size(), format("devices_per_node = {}", kRanks));
+    const auto replace = [&](const std::string& old, const std::string& by) {
+      text.replace(text.find(old), old.size(), by);
+    };
+    replace("devices_per_node = 2", format("devices_per_node = {0}\nranks = {0}", kRanks));  // as if measured here
+    replace("core with AVX2", device_text(machine_of(0, 0)));
     profile_ = tests::write(folder_ / "node.toml", text);
   }
   Config small(std::vector<std::string> sets) const {
@@ -51,16 +66,6 @@ class StrategyAuto : public testing::Test {
   const tests::TempFolder folder_;
   std::string profile_;
 };
-
-const std::vector<std::string> kAuto = {"parallel.strategy=auto"};
-
-Machine machine_of(int rank, int64_t limit) {
-  Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
-  machine.ranks = kRanks;
-  machine.rank = rank;
-  machine.memory_limit = limit;
-  return machine;
-}
 
 /// Returns what all ranks choose if rank 2 has `limit` bytes and the others plenty.
 Config choose(const Config& config, int64_t limit, const std::optional<Config>& trained = {}) {
@@ -87,9 +92,14 @@ std::string text_of(const Config& config) {
   return format("{} {} micro_batch {} recomputation {}", config.parallel.strategy, config::layout_text(config),
                 config.train.micro_batch, config::recompute_text(config.train));
 }
-/// True if both round results in the same way. ZeRO-1 and recomputation do not change them.
+/// True if both round results in the same way. ZeRO-1, recomputation and cached layers do not change them.
 bool same_layout(const Config& a, const Config& b) {
-  return config::sharding_of(a) == config::sharding_of(b) && a.train.micro_batch == b.train.micro_batch;
+  const auto rounding = [](Config c) {
+    c.parallel.cache_layers = 0;
+    return std::tuple(config::sharding_of(c), c.train.micro_batch, c.parallel.panels, c.parallel.stationary,
+                      c.parallel.vocab_axes);
+  };
+  return rounding(a) == rounding(b);
 }
 
 TEST_F(StrategyAuto, FitsInTheLeastFreeMemoryOfAllRanks) {
@@ -121,7 +131,11 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   const std::vector<std::vector<std::string>> runs = {
       {"parallel.strategy=fsdp", "parallel.shards=2", "parallel.data=2", "train.micro_batch=4"},
       {"parallel.strategy=megatron-1d", "parallel.tensor=4", "train.micro_batch=2", "parallel.data=1"},
-      {"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 2]", "parallel.order=xyzd", "train.micro_batch=4",
+      {"parallel.strategy=axonn-4d", "parallel.grid=[1, 2, 2]", "parallel.order=xyzd", "parallel.vocab_axes=x",
+       "train.micro_batch=4", "parallel.data=1"},
+      {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.panels=ring", "parallel.stationary=paper",
+       "train.micro_batch=4", "parallel.data=1"},
+      {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.panels=gather", "train.micro_batch=4",
        "parallel.data=1"},
       {"parallel.strategy=autoddl", "parallel.axes=[2, 2]", "parallel.head=rc", "parallel.table=fv", "parallel.data=1",
        "train.micro_batch=2",
@@ -140,6 +154,13 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
     EXPECT_NE(text_of(tight), text_of(kept));
     EXPECT_LE(memory_of(tight), limit);
   }
+  // Keys that do not change results are chosen again.
+  const Config caching = small({"parallel.strategy=fsdp", "parallel.shards=4", "parallel.data=1", "train.micro_batch=8",
+                                "parallel.cache_layers=6", "parallel.overlap.all_gather=false"});
+  const Config lean = choose(small(kAuto), memory_of(caching) * 7 / 10, caching);
+  EXPECT_TRUE(same_layout(lean, caching)) << text_of(lean);
+  EXPECT_LT(lean.parallel.cache_layers, 6);
+  EXPECT_TRUE(lean.parallel.overlap_all_gather);
   // A layout that does not fit in any way is replaced, with a warning.
   const Config wide = small({"parallel.strategy=megatron-1d", "parallel.data=4", "parallel.zero_stage=1",
                              "train.micro_batch=4", "train.recompute=full"});
@@ -150,15 +171,16 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   ASSERT_GE(log.lines.size(), 2u);
   tests::expect_parts(log.lines.front(), {"tensor 1, data 4", "micro_batch = 4", "does not fit in memory", "round"});
   tests::expect_parts(log.lines.back(), {"strategy \"auto\" chose"});
-  // So is, without one, a layout that other keys exclude, and one for another number of ranks.
+  // So is a layout that other keys exclude, and one for another number of ranks.
   log.lines.clear();
   for (const auto& [keys, sets] :
        {std::pair<std::vector<std::string>, std::vector<std::string>>{{"parallel.strategy=auto", "parallel.data=2"},
                                                                       runs[1]},
         {kAuto, {"parallel.strategy=megatron-1d", "parallel.tensor=2", "parallel.data=4"}}}) {
     const Config chosen = choose(small(keys), kPlenty, small(sets));
-    tests::expect_parts(log.lines.back(), {"strategy \"auto\" chose"});
-    EXPECT_EQ(log.lines.size(), 1u);
+    ASSERT_EQ(log.lines.size(), 2u);
+    tests::expect_parts(log.lines[0], {"is not a layout for these ranks and keys"});
+    tests::expect_parts(log.lines[1], {"strategy \"auto\" chose"});
     log.lines.clear();
   }
 }
