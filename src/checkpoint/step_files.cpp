@@ -43,7 +43,7 @@ void write_new_file(const fs::path& output, const std::function<void(const fs::p
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const std::string name = target.filename().string(), prefix = format(".writing-{}-", name);
   bool in_checkpoint = false;
-  for (fs::path above = fs::absolute(target, ignored); above.has_relative_path(); above = above.parent_path())
+  for (fs::path above = fs::weakly_canonical(target, ignored); above.has_relative_path(); above = above.parent_path())
     in_checkpoint |= fs::exists(above / kManifestFile, ignored) && fs::exists(above / kCompleteFile, ignored);
   if (in_checkpoint)
     throw Error(Code::io,

@@ -98,6 +98,7 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
       std::erase_if(config.origins, [&](const auto& given) {
         return given.first == key.path() || given.first.starts_with(key.path() + ".");
       });
+      if (key.section != "train") key.set(config, key.initial);
     }
     if (!searched)
       throw Error(
@@ -201,15 +202,15 @@ int plan_command(const PlanOptions& o) {
   plan::PlanRequest request;
   request.config = config::load(o.config.file, o.config.sets, reading_models({.files = false, .plans = true}));
   const plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
+  const int64_t ranks = config::ranks_of_replica(request.config);
   free_keys(request.config, o.free);
   request.bf16_gradients = std::ranges::count(o.free, "parallel.rs_dtype") > 0;
   request.vocab = vocabulary(request.config);
   request.own.threads = static_cast<int>(std::max<int64_t>(1, request.config.run.threads));
   if (o.devices.size() > 1) return compare_devices(o, request, cluster);
   request.devices = !o.devices.empty() ? o.devices.front()
-                    : cluster.measured
-                        ? cluster.ranks
-                        : std::max<int64_t>(cluster.devices_per_node, config::ranks_of_replica(request.config));
+                    : cluster.measured ? cluster.ranks
+                                       : std::max<int64_t>(cluster.devices_per_node, ranks);
   request.shown = static_cast<size_t>(std::max(o.top, o.row));
   const plan::Plan plan = plan::plan_layouts(request, cluster);
   if (plan.runs.empty()) throw Error(Code::plan, plan::why_nothing_fits(plan));

@@ -71,22 +71,38 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
   if (features >= logits || !layout_fits(config)) p.vocab_axes = "x";
 }
 
+namespace {
+
+/// Returns the keys of a strategy's layouts on which rounding depends.
+std::vector<const Key*> rounding_keys(const std::string& strategy) {
+  std::vector<const Key*> all = {find_key("train", "micro_batch"), find_key("parallel", "strategy"),
+                                 find_key("parallel", "data")};
+  for (const Key& key : keys())
+    if (key.section == "parallel" && key.belongs(strategy) && key.name != "cache_layers" &&
+        !key.name.starts_with("overlap."))
+      all.push_back(&key);
+  return all;
+}
+
+}  // namespace
+
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks) {
-  const auto keep = [&](const Key& key) {
-    if (is_given(config, key.path().c_str()) && key.get(config) != Value("auto")) return;
-    key.set(config, key.get(trained));
-    config.origins[key.path()] = {};
-  };
-  keep(*find_key("train", "micro_batch"));
-  keep(*find_key("parallel", "strategy"));
-  keep(*find_key("parallel", "data"));
-  for (const Key& key : keys()) {
-    const bool chosen = key.name != "rs_dtype" && key.name != "cache_layers" && !key.name.starts_with("overlap.");
-    if (key.section == "parallel" && key.belongs(trained.parallel.strategy) && chosen) keep(key);
+  for (const Key* key : rounding_keys(trained.parallel.strategy)) {
+    const bool given = is_given(config, key->path().c_str()) && key->get(config) != Value("auto");
+    if (given || key->name == "rs_dtype") continue;  // the planner does not choose rs_dtype
+    key->set(config, key->get(trained));
+    config.origins[key->path()] = {};
   }
   std::string broken;
   if (enumerate_layouts(config, ranks, broken).empty()) return std::nullopt;
   return config;
+}
+
+std::vector<std::string> layout_changes(const Config& trained, const Config& config) {
+  std::vector<std::string> changes;
+  for (const Key* key : rounding_keys(config.parallel.strategy))
+    if (key->get(trained) != key->get(config) && key->get(trained) != Value("auto")) changes.push_back(key->path());
+  return changes;
 }
 
 }  // namespace trainer::config

@@ -2,6 +2,7 @@
 // Layouts that the program chooses itself, without the planner: for evaluation and generation, by the memory that is
 // available, by the bytes that are sent.
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -32,5 +33,7 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 /// They count as set by the user; other values that the user set take precedence. Returns an empty result if this is
 /// not a layout for `ranks` ranks.
 std::optional<Config> with_layout_of(const Config& trained, Config config, int64_t ranks);
+/// Returns the keys of the layout that differ and on which rounding depends: "parallel.grid".
+std::vector<std::string> layout_changes(const Config& trained, const Config& config);
 
 }  // namespace trainer::config

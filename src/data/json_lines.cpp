@@ -89,8 +89,9 @@ std::string json_fault(std::string_view line) {
     what = what.substr(0, what.find("; last read"));
     const size_t text = what.find(": ");
     return format("at column {}: {}", error.byte, text == what.npos ? what : what.substr(text + 2));
-  } catch (const std::exception& error) {
-    return error.what();
+  } catch (const std::exception& error) {  // "[json…] number overflow …"
+    const std::string_view what = error.what();
+    return std::string(what.substr(what.find("] ") == what.npos ? 0 : what.find("] ") + 2));
   }
   return "it is not an object";
 }
@@ -110,7 +111,9 @@ void for_each_json_line(std::string_view text, const std::string& path, const ch
       mend_json(mended);
       value = parse(mended);
       if (value.is_discarded()) {
-        const std::string fault = json_fault(mended);
+        std::string fault = json_fault(mended);
+        // Columns of the repaired line may be different ones.
+        if (mended.size() != line.size() && fault.starts_with("at column")) fault = fault.substr(fault.find(": ") + 2);
         throw Error(Code::data, format("{}:{}: {}; {}", path, number, refusal,
                                        fault.empty() ? "values are nested too deeply" : fault));
       }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "base/log.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
@@ -90,22 +91,25 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
       same.config = *kept;
       plan = plan_layouts(same, cluster);
     }
-    const bool keeps = !plan.runs.empty();
-    if (trained && !keeps && world.first())
-      log::warning(
-          "{}, {} with micro_batch = {}, with which the run was trained until now, {}; results will round "
-          "differently",
-          trained->parallel.strategy, config::layout_text(*trained), trained->train.micro_batch,
-          kept ? "does not fit in memory" : "is not a layout for these ranks and keys");
-    if (!keeps) plan = plan_layouts(request, cluster);
+    const bool fits = !plan.runs.empty();
+    if (!fits) plan = plan_layouts(request, cluster);
     if (plan.runs.empty()) throw Error(Code::plan, why_nothing_fits(plan));
     chosen = plan.runs.front().config;
     chosen.precision = config.precision;
     chosen.hardware = config.hardware;
-    if (world.first())
-      log::info("strategy \"auto\" {} {} with {}, micro_batch = {} and recomputation {}:\n{}",
-                keeps ? "keeps the run's layout," : "chose", chosen.parallel.strategy, config::layout_text(chosen),
-                chosen.train.micro_batch, config::recompute_text(chosen.train), to_text(plan, cluster, kShown));
+    std::vector<std::string> changes;
+    if (trained) changes = config::layout_changes(*trained, chosen);
+    if (!world.first()) return;
+    log::info("strategy \"auto\" {} {} with {}, micro_batch = {} and recomputation {}:\n{}",
+              trained && changes.empty() ? "keeps the run's layout," : "chose", chosen.parallel.strategy,
+              config::layout_text(chosen), chosen.train.micro_batch, config::recompute_text(chosen.train),
+              to_text(plan, cluster, kShown));
+    if (!changes.empty())
+      log::warning("results will round differently: the run was trained until now in a different layout ({}), {}",
+                   fmt::join(changes, ", "),
+                   fits   ? "and these keys are set"
+                   : kept ? "which does not fit in memory"
+                          : "which is not one for these ranks and keys");
   });
   return chosen;
 }

@@ -259,6 +259,11 @@ class Plan(rig.Runs):
         self.assertIn("device.efficiency: expected a number above 0 and at most 1, found the integer 85", message)
         message = self.plan("--devices", "1", "--free", "model.n_layer", status=2, stdout=False)
         self.assertIn("--free model.n_layer: the planner does not search this", message)
+        freed = self.plan("--devices", "2", "--set", "parallel.strategy=fsdp", "--set", "parallel.cache_layers=2", "--free",
+                          "parallel.cache_layers")
+        never_set = self.plan("--devices", "2", "--set", "parallel.strategy=fsdp")
+        table = lambda text: re.findall(r"^ +\d+ fsdp .*", text, re.M)
+        self.assertEqual(table(freed), table(never_set))
         self.assertIn("--emit and --html both name x", self.plan("--emit", "x", "--html", "x", status=2, stdout=False))
         message = self.trainer("plan", "--config", "config.toml", status=2)
         for part in ("--cluster FILE", "--profile FILE", "or set hardware.profile"):
