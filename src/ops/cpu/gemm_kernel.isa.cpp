@@ -7,10 +7,11 @@ namespace {
 
 // --- GEMMs of panels ---
 
-/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each step along k prefetches the next `share` bytes at `next`.
-template <int R, typename P>
-[[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first,
-                                                const char* next, int64_t share) {
+/// Computes sums[r][c] + Σ_k a[k][r]·b[k][c], without `sums` if `first`, and calls put(r, c, vector) for each vector of
+/// results, the first of which is in column c. Each step along k prefetches the next `share` bytes at `next`.
+template <int R, typename P, typename Put>
+[[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, const P* sums, bool first,
+                                                const char* next, int64_t share, Put put) {
   constexpr int L = kLanes<P>;
   Vec<P> acc[R][2] = {};
 #pragma GCC unroll 4
@@ -26,8 +27,8 @@ template <int R, typename P>
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r, sums += 2 * L) {
-    store(sums, first ? acc[r][0] : load(sums) + acc[r][0]);
-    store(sums + L, first ? acc[r][1] : load(sums + L) + acc[r][1]);
+    put(r, 0, first ? acc[r][0] : load(sums) + acc[r][0]);
+    put(r, L, first ? acc[r][1] : load(sums + L) + acc[r][1]);
   }
 }
 
@@ -50,6 +51,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   constexpr int kWidth = kCols<P>;
   alignas(64) P widened[std::is_same_v<B, P> ? 1 : kBlockK / kShare<P> * kWidth];
   P* sums = g.sums;
+  const bool bare = s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu;
   for (int64_t j = 0; j < g.cols; j += kWidth) {
     const B* kept = static_cast<const B*>(g.b) + j / kWidth * g.b_stride;
     const P* b;
@@ -70,7 +72,18 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
       // A tile of few rows has few lines, which may be prefetched all at once.
       if constexpr (R <= 6)
         if (g.last) prefetch_results(s, g.row + i, rows, g.col + j);
-      micro_kernel<R>(g.k, a, b, sums, g.first, next, share);
+      if constexpr (std::is_same_v<C, P>) {
+        if (g.last && bare && rows == R && cols == kWidth) {  // results need not pass through `sums`
+          C* const c = s.c + (g.row + i) * s.ldc + g.col + j;
+          micro_kernel<R>(g.k, a, b, sums, g.first, next, share, [&](int r, int column, Vec<P> x) {
+            C* const to = c + r * s.ldc + column;
+            store(to, s.accumulate ? x + load(to) : x);
+          });
+          continue;
+        }
+      }
+      micro_kernel<R>(g.k, a, b, sums, g.first, next, share,
+                      [&](int r, int column, Vec<P> x) { store(sums + r * kWidth + column, x); });
       if (g.last) finish<Near>(sums, kWidth, g.row + i, g.col + j, rows, cols, s);
     }
   }
