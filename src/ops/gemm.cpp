@@ -74,7 +74,7 @@ bool prefers_packed(const device::Device& device, DType compute, const WeightUse
   if (device.kind() != device::DeviceKind::cpu) return false;
   if (use.m <= kSmallBatchRows) return use.constant && !use.transposed;
   if (compute != DType::bf16 || device.isa() < device::Isa::avx512bf16) return use.constant;
-  return use.uses > kFewUses || !packs_strips(gemm_table(device.isa()), use.m, use.k);
+  return use.uses > kFewUses || !packs_strips(gemm_table(device.isa()), compute, use.m, use.k);
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {

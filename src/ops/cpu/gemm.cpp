@@ -316,9 +316,8 @@ void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
     const auto multiply = [&](const auto& kernels) { small_batch_product(ex, op, kernels, kept); };
     if (kept) return with_kernels(op.a.dtype, op.c.dtype, true, table, multiply);
     with_vectors(op.a.dtype, op.c.dtype, table, multiply);
-  } else if (op.a.dtype == DType::bf16 && !op.packed_b && !op.trans_a &&
-             packs_strips(table, op.c.shape[0], op.a.shape[1])) {
-    strip_product(ex, op, *table.panels);
+  } else if (!op.packed_b && !op.trans_a && packs_strips(table, op.a.dtype, op.c.shape[0], op.a.shape[1])) {
+    strip_product(ex, op, table);
   } else {
     const bool kept = static_cast<bool>(op.packed_b);
     with_kernels(op.a.dtype, op.c.dtype, kept, table, [&](const auto& kernels) { blocked_product(ex, op, kernels); });

@@ -12,9 +12,9 @@ const GemmTable& gemm_table(device::Isa isa);
 /// threads and table; a dry device takes it too, but computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
-/// True if GEMMs with bf16 panels and op(A) [m, k] pack B strip by strip while they multiply. Such a GEMM gains from a
-/// packed weight only if the weight is used several times.
-bool packs_strips(const GemmTable& table, int64_t m, int64_t k);
+/// True if GEMMs in fp32 or with bf16 panels and op(A) [m, k] pack B strip by strip while they multiply. In bf16, such
+/// a GEMM gains from a packed weight only if the weight is used several times.
+bool packs_strips(const GemmTable& table, DType compute, int64_t m, int64_t k);
 
 /// Packed weights keep the operands' dtype. Their layout is [block of k][panel][k in block][columns of the kernel].
 int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table);

@@ -36,6 +36,6 @@ Operand<T> operand_of(const Tensor& tensor, bool along_k) {
 
 /// C = op(A)·op(B) for small batches (packs_strips), with A not transposed and B not packed. The kernels are those for
 /// packed weights, so the result is bitwise identical whether or not a weight is packed. Takes scratch "gemm".
-void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table);
+void strip_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
 }  // namespace trainer::ops

@@ -237,6 +237,7 @@ constexpr GemmKernels<T, C> kernels() {
           .block_cols = kBlockCols / kShare<P>,
           .gradient_terms = kGradientTerms / kShare<P>,
           .by_block = kByBlock,
+          .strip_elements = int64_t{16} << 20,
           .pack_a = pack_a<R, T>,
           .pack_b = pack_b<T, P>,
           .pack_b_kept = pack_b<T, T>,

@@ -1,4 +1,4 @@
-// Small-batch GEMMs with the kernels for bf16 panels. A is packed first, a block of k at a time if it is large. Every
+// GEMMs of small batches in fp32 and with bf16 panels. A is packed first, a block of k at a time if it is large. Every
 // task packs a strip of columns of B and multiplies it immediately, so that B is read from memory once, and the strip's
 // panels stay in a core's caches. Pair kernels prefetch the strip that the same thread probably packs next.
 #include <limits>
@@ -16,10 +16,10 @@ constexpr int64_t kChunkTerms = 1024;                 // maximum terms of k pack
 
 /// Blocking of the GEMM.
 struct Strips {
-  template <typename C>
-  Strips(const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels, int threads)
+  template <typename T, typename C>
+  Strips(const Gemm& op, const GemmKernels<T, C, T>& kernels, int threads)
       : m(op.c.shape[0]), n(op.c.shape[1]), sum(op.a.shape[1], kernels) {
-    constexpr int64_t kSize = sizeof(bf16), kSumSize = sizeof(float);
+    constexpr int64_t kSize = sizeof(T), kSumSize = sizeof(AccumulatorOf<T>);
     const int64_t most = std::clamp(kStripBytes / (sum.length * kSize), kernels.cols, kernels.strip_cols);
     double best = std::numeric_limits<double>::infinity();
     for (int64_t candidate = kernels.cols; candidate <= std::max(most, kernels.cols); candidate += kernels.cols) {
@@ -33,8 +33,7 @@ struct Strips {
     chunk_blocks = m * op.a.shape[1] <= kWholeElements ? sum.count : std::max<int64_t>(1, kChunkTerms / sum.length);
     a_bytes = aligned(padded_rows * chunk_blocks * sum.length * kSize);
     b_bytes = aligned(cols * sum.length * kSize);
-    // Kernels for panels never set whole_sums.
-    sums_bytes = sum.count > 1 ? aligned(padded_rows * cols * kSumSize) : 0;
+    sums_bytes = sum.count > 1 || kernels.whole_sums ? aligned(padded_rows * cols * kSumSize) : 0;
   }
   bool sums_shared() const { return chunk_blocks < sum.count; }  // the sums of every strip are kept between chunks of k
   int64_t bytes(int threads) const {
@@ -48,24 +47,25 @@ struct Strips {
 };
 
 /// The cache lines of elements [col, col + cols) × [term, term + terms) of op(B).
-Lines lines_of(const Operand<bf16>& b, int64_t col, int64_t cols, int64_t term, int64_t terms) {
-  constexpr int64_t kSize = sizeof(bf16), kLine = 64;
+template <typename T>
+Lines lines_of(const Operand<T>& b, int64_t col, int64_t cols, int64_t term, int64_t terms) {
+  constexpr int64_t kSize = sizeof(T), kLine = 64;
   const int64_t rows = b.along_k ? cols : terms, elements = b.along_k ? terms : cols;
   return {reinterpret_cast<const char*>(b.at(col, term)), b.ld * kSize, rows, divide_up(elements * kSize, kLine)};
 }
 
-template <typename C>
-void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels) {
+template <typename T, typename C>
+void run_strips(Exec& ex, const Gemm& op, const GemmKernels<T, C, T>& kernels) {
   const int threads = ex.device.threads();
   const Strips plan(op, kernels, threads);
   const Scratch scratch = ex.take("gemm", {plan.bytes(threads)}, DType::u8);
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
-  const Operand<bf16> a = operand_of<bf16>(op.a, true), b = operand_of<bf16>(op.b, op.trans_b);
-  const GemmStore<bf16, C> store = store_of<bf16, C>(op);
+  const Operand<T> a = operand_of<T>(op.a, true), b = operand_of<T>(op.b, op.trans_b);
+  const GemmStore<T, C> store = store_of<T, C>(op);
   const SumBlocks& sum = plan.sum;
-  bf16* const a_panels = reinterpret_cast<bf16*>(scratch.tensor().data);
+  T* const a_panels = reinterpret_cast<T*>(scratch.tensor().data);
   std::byte* const b_memory = scratch.tensor().data + plan.a_bytes;
   std::byte* const sums_memory = b_memory + threads * plan.b_bytes;
 
@@ -94,7 +94,7 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
     };
     pool.parallel_for(plan.count, [&](int64_t strip, int worker) {
       const int64_t col = strip * plan.cols, cols = std::min(plan.cols, plan.n - col);
-      bf16* const b_panels = reinterpret_cast<bf16*>(b_memory + worker * plan.b_bytes);
+      T* const b_panels = reinterpret_cast<T*>(b_memory + worker * plan.b_bytes);
       std::byte* const sums = sums_memory + (plan.sums_shared() ? strip : worker) * plan.sums_bytes;
       for (int64_t block = block0; block < block0 + blocks; ++block) {
         const int64_t length = sum.stored(block);
@@ -105,7 +105,7 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
                        .a = a_of(block),
                        .b = b_panels,
                        .b_stride = length * kernels.cols,
-                       .sums = reinterpret_cast<float*>(sums),
+                       .sums = reinterpret_cast<AccumulatorOf<T>*>(sums),
                        .col = col,
                        .rows = plan.m,
                        .cols = cols,
@@ -120,12 +120,16 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
 
 }  // namespace
 
-bool packs_strips(const GemmTable& table, int64_t m, int64_t k) {
-  return table.panels != nullptr && m <= kFewRows && k > 0 && m * k <= table.panels->bf16_out.strip_elements;
+bool packs_strips(const GemmTable& table, DType compute, int64_t m, int64_t k) {
+  if (m > kFewRows || k == 0) return false;
+  if (compute == DType::f32) return m * k <= table.f32.strip_elements;
+  return compute == DType::bf16 && table.panels != nullptr && m * k <= table.panels->bf16_out.strip_elements;
 }
 
-void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table) {
-  op.c.dtype == DType::bf16 ? run_strips(ex, op, table.bf16_out) : run_strips(ex, op, table.f32_out_kept);
+void strip_product(Exec& ex, const Gemm& op, const GemmTable& table) {
+  if (op.a.dtype == DType::f32) return run_strips(ex, op, table.f32);
+  op.c.dtype == DType::bf16 ? run_strips(ex, op, table.panels->bf16_out)
+                            : run_strips(ex, op, table.panels->f32_out_kept);
 }
 
 }  // namespace trainer::ops

@@ -73,7 +73,7 @@ TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
   for (const Panels& set : panels())
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
              {300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}, {521, 45, 97}, {521, 45, 1100}}) {
-      EXPECT_EQ(packs_strips(*set.table, m, k), m < 512);  // both ways to read an unpacked B
+      EXPECT_EQ(packs_strips(*set.table, DType::bf16, m, k), m < 512);  // both ways to read an unpacked B
       for (const DType out : {DType::bf16, DType::f32}) {
         Problem problem({m, n, k, DType::bf16, out, false, true});
         std::vector<std::byte> first;

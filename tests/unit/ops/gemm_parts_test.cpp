@@ -57,7 +57,7 @@ void multiply_part(Machine& machine, Problem& problem, const GemmTable& table, W
     op.trans_a = true;
   } else {
     cut(op.a, m, problem.c.k);
-    EXPECT_TRUE(packs_strips(table, m, problem.c.k));
+    EXPECT_TRUE(packs_strips(table, DType::bf16, m, problem.c.k));
   }
   cut(op.b, n, problem.c.k);
   cut(op.c, m, n);

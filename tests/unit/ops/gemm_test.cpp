@@ -165,20 +165,25 @@ TEST_F(Gemm, RowsOfSmallBatchesHaveTheBitsOfASingleRow) {
 TEST_F(Gemm, SplitsLargeOperandsIntoChunks) {
   SKIP_ON_CUDA("packed weights and the sizes of a CPU's caches");
   const Isa isa = device::detect_isa();
-  for (const auto& [m, n, k] :
-       std::initializer_list<std::array<int64_t, 3>>{{10, 9000, 600}, {11, 300, 17000}, {9, 1100, 9000}})
-    for (const bool packed : {false, true}) {
-      Problem problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place});
-      Machine machine(2, isa);
-      TestExec& ex = machine.ex;
-      Buffer weight;
-      if (packed) {
-        weight = Buffer(*machine.device, "packed", {packed_bytes(*machine.device, DType::bf16, k, n)}, DType::u8);
-        run(ex, PackB{problem.op.b, weight, true});
-        problem.op.packed_b = weight;
+  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
+           {10, 9000, 600}, {11, 300, 17000}, {9, 1100, 9000}, {500, 40, 8500}})
+    for (const DType type : {DType::bf16, DType::f32}) {
+      std::vector<std::byte> first;
+      for (const bool packed : {false, true}) {
+        Problem problem({m, n, k, type, type, false, true, Ending::residual_in_place});
+        Machine machine(2, isa);
+        TestExec& ex = machine.ex;
+        Buffer weight;
+        if (packed) {
+          weight = Buffer(*machine.device, "packed", {packed_bytes(*machine.device, type, k, n)}, DType::u8);
+          run(ex, PackB{problem.op.b, weight, true});
+          problem.op.packed_b = weight;
+        }
+        run(ex, problem.op);
+        problem.expect_result();
+        if (first.empty()) first = problem.out.memory;
+        EXPECT_EQ(problem.out.memory, first) << text(problem.c);
       }
-      run(ex, problem.op);
-      problem.expect_result();
     }
 }
 
