@@ -243,7 +243,7 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
   Parallel p = config.parallel;
   int64_t own = 1;
   for (const int64_t extent : p.mesh) own *= extent;
-  if (own == ranks) visit(p);  // may be one that is not visited below: [1, 1, d] or [q, q, 1]
+  if (own == ranks && own > 1) visit(p);  // may be one that is not visited below: [1, 1, d] or [q, q, 1]
   const std::vector<int64_t> given = p.node_tile, none = {1, 1};
   for (int64_t q = 2; q * q <= ranks; ++q) {
     if (ranks % (q * q) != 0) continue;

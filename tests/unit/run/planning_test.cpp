@@ -9,7 +9,7 @@ namespace {
 
 TEST(Planning, PanelsAreGatheredUnlessARankIsShortOfMemory) {
   config::Config c = configure(Square{4});
-  c.model.d_ff = 98304;  // large weights, small activations
+  c.model.d_ff = 393216;  // large weights, small activations
   const auto total = [&](const char* panels) {
     config::Config of = c;
     of.parallel.panels = panels;
