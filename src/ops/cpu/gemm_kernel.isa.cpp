@@ -237,7 +237,6 @@ constexpr GemmKernels<T, C> kernels() {
           .block_cols = kBlockCols / kShare<P>,
           .gradient_terms = kGradientTerms / kShare<P>,
           .by_block = kByBlock,
-          .strip_cols = 64,  // as fast as 128 with 1 MiB of L2, and less to keep in 512 KiB
           .strip_elements = int64_t{16} << 20,
           .pack_a = pack_a<R, T>,
           .pack_b = pack_b<T, P>,
