@@ -69,10 +69,8 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
 constexpr const char* kLegend =
     "ms/step = compute (matmuls, attention, other operators) + exposed (communication that is not overlapped)\n"
     "          + optimizer (update and offload)\n"
-    "batch: train.micro_batch; recompute: selective+6 recomputes 6 layers fully, the rest selectively\n"
-    "memory: peak "
-    "of one rank; wire bytes: sent per step by one group of ranks of each "
-    "axis;\n"
+    "batch: train.micro_batch; recompute: selective+6 recomputes 6 layers fully, the rest selectively;\n"
+    "memory: peak of one rank; wire bytes: sent per step by one group of ranks of each axis;\n"
     "tokens/s: total over all ranks; slower by: the part of the time that differs most from the first row\n";
 
 /// True if the planner searches this key.

@@ -107,7 +107,7 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
     if (!changes.empty())
       log::warning("results will round differently: the run was trained until now in a different layout ({}), {}",
                    fmt::join(changes, ", "),
-                   fits   ? "and these keys are set"
+                   fits   ? "because of the keys that are set now"
                    : kept ? "which does not fit in memory"
                           : "which is not one for these ranks and keys");
   });

@@ -67,7 +67,7 @@ class StrategyAuto : public testing::Test {
   std::string profile_;
 };
 
-/// Returns what all ranks choose if rank 2 has `limit` bytes and the others plenty.
+/// Returns what all ranks choose if rank 2 has `limit` bytes of memory and the other ranks have kPlenty.
 Config choose(const Config& config, int64_t limit, const std::optional<Config>& trained = {}) {
   std::mutex mutex;
   std::vector<Config> chosen;
@@ -127,7 +127,7 @@ TEST_F(StrategyAuto, ADryRunChoosesForItsOwnRank) {
 
 TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   tests::Warnings log;
-  const Config anew = choose(small(kAuto), kPlenty);
+  const Config preferred = choose(small(kAuto), kPlenty);
   const std::vector<std::vector<std::string>> runs = {
       {"parallel.strategy=fsdp", "parallel.shards=2", "parallel.data=2", "train.micro_batch=4"},
       {"parallel.strategy=megatron-1d", "parallel.tensor=4", "train.micro_batch=2", "parallel.data=1"},
@@ -147,7 +147,7 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
     const Config trained = config::load_text(config::to_toml(small(sets)), "config.toml", {}, {.files = false});
     const Config kept = choose(small(kAuto), kPlenty, trained);
     EXPECT_TRUE(same_layout(kept, trained)) << text_of(kept);
-    EXPECT_FALSE(same_layout(kept, anew)) << text_of(kept);
+    EXPECT_FALSE(same_layout(kept, preferred)) << text_of(kept);
     tests::expect_parts(log.lines.back(), {"keeps the run's layout"});
     const int64_t limit = memory_of(kept) * 95 / 100;
     const Config tight = choose(small(kAuto), limit, trained);
@@ -180,7 +180,7 @@ TEST_F(StrategyAuto, AResumedRunKeepsItsLayoutIfItFits) {
   warns(kAuto, kPlenty, small({"parallel.strategy=megatron-1d", "parallel.tensor=2", "parallel.data=4"}),
         {"which is not one for these ranks and keys"});
   warns({"parallel.strategy=auto", "train.micro_batch=8"}, kPlenty, small(runs[1]),
-        {"(train.micro_batch)", "these keys are set"});
+        {"(train.micro_batch)", "the keys that are set now"});
   warns({"parallel.strategy=auto", "parallel.panels=gather"}, kPlenty, small(runs[3]), {"(parallel.panels)"});
 }
 
