@@ -2,6 +2,7 @@
 // The trainer's errors. Wrong input throws Error with a Code that cli/ turns into the exit status; TRAINER_CHECK
 // reports a broken invariant (a bug). Outer layers add context: `catch (Error& e) { e.add_context("block 17"); throw;
 // }`.
+#include <algorithm>
 #include <source_location>
 #include <stdexcept>
 #include <string>
@@ -22,7 +23,9 @@ enum class Scope { here, all_ranks, another_rank };
 
 class Error : public std::runtime_error {
  public:
-  Error(Code code, std::string message) : std::runtime_error(message), code_(code), message_(std::move(message)) {}
+  Error(Code code, std::string message) : std::runtime_error(message), code_(code), message_(std::move(message)) {
+    std::ranges::replace(message_, '\0', '?');  // what() would end there
+  }
 
   Code code() const { return code_; }
   const char* what() const noexcept override { return message_.c_str(); }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
@@ -56,7 +57,7 @@ json inspect_json(const fs::path& path) {
   }
   json model = json::object();
   for (const auto& [key, value] : header.model_keys) {
-    const json typed = json::parse(value, nullptr, /*allow_exceptions=*/false);
+    const json typed = parse_json(value);
     model[key] = typed.is_primitive() && !typed.is_discarded() ? typed : json(value);
   }
   json info = {{"folder", folder.string()},

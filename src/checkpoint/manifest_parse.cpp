@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/manifest.h"
 
 namespace trainer::checkpoint {
@@ -340,7 +341,7 @@ void read_pieces(const Value& root, Manifest& manifest, std::set<std::string> na
 }  // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& origin) {
-  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json document = parse_json(text);
   const Value root(document, origin);
   if (document.is_discarded()) root.fail("not JSON");
   if (const int64_t found = root["format"].integer(0, std::numeric_limits<int64_t>::max()); found != kFormat) {
@@ -365,7 +366,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
 }
 
 Manifest parse_part(std::string_view text) {
-  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json document = parse_json(text);
   const Value root(document, "a different rank's part of the checkpoint");
   if (document.is_discarded()) root.fail("not JSON");
   Manifest part;

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/utf8.h"
 #include "data/nfc.h"
 #include "data/split_pattern.h"
@@ -22,12 +23,8 @@ class Reader {
   explicit Reader(const std::string& origin) : origin_(origin) {}
 
   BpeSpec read(std::string_view text) {
-    const auto too_deep = [&](int depth, json::parse_event_t, json&) {
-      constexpr int kDeepest = 32;
-      if (depth > kDeepest) refuse("file", "values are nested too deeply");
-      return true;
-    };
-    const json root = json::parse(text, too_deep, /*allow_exceptions=*/false);
+    const json root = parse_json(text);
+    if (root.is_discarded()) refuse("file", "not JSON, or values are nested too deeply");
     if (!root.is_object() || !root.contains("model") || !root["model"].is_object())
       refuse("model", "missing: not a tokenizer.json");
     const json& model = root["model"];

@@ -1,4 +1,5 @@
 // Converts older files of byte-level BPE to a tokenizer.json.
+#include "base/json.h"
 #include "data/bpe_file.h"
 
 #include <algorithm>
@@ -98,7 +99,7 @@ std::vector<size_t> bytes_in_order() {
 }
 
 std::vector<NamedToken> read_vocab_json(std::string_view text, const std::string& origin) {
-  const json vocab = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json vocab = parse_json(text);
   if (!vocab.is_object() || vocab.empty())
     throw Error(Code::data, format("{}: not a JSON object of tokens and their ids", origin));
   std::vector<NamedToken> tokens;

@@ -7,6 +7,7 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "config/file_kind.h"
 #include "data/files.h"
 
@@ -101,7 +102,7 @@ std::string input_key(const json& inputs, const TextOptions& options, const std:
 
 json read_json_or_null(const fs::path& path) {
   if (std::error_code none; !fs::exists(path, none)) return nullptr;
-  json parsed = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  json parsed = parse_json(read_file(path));
   return parsed.is_discarded() ? json() : parsed;
 }
 

@@ -6,24 +6,12 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace trainer::data {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// Copying and writing values is recursive, so nesting consumes stack.
-constexpr int kDeepest = 64;
-
-ordered_json parse(std::string_view line) {
-  bool too_deep = false;
-  const auto watch = [&](int depth, ordered_json::parse_event_t, ordered_json&) {
-    too_deep = too_deep || depth > kDeepest;
-    return !too_deep;  // drops deeper values
-  };
-  ordered_json value = ordered_json::parse(line, watch, /*allow_exceptions=*/false);
-  return too_deep ? ordered_json(ordered_json::value_t::discarded) : value;
-}
 
 /// Returns the value of an escape such as "\u00e9" at `at`.
 std::optional<unsigned> escape_at(std::string_view line, size_t at) {
@@ -105,11 +93,11 @@ void for_each_json_line(std::string_view text, const std::string& path, const ch
     begin = end + 1;
     ++number;
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    ordered_json value = parse(line);
+    auto value = parse_json<ordered_json>(line);
     if (value.is_discarded()) {
       std::string mended(line);
       mend_json(mended);
-      value = parse(mended);
+      value = parse_json<ordered_json>(mended);
       if (value.is_discarded()) {
         std::string fault = json_fault(mended);
         // Columns of the repaired line may be different ones.

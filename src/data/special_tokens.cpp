@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "data/files.h"
 
@@ -25,7 +26,7 @@ class TokenFields {
  public:
   explicit TokenFields(const fs::path& file) : file_(file) {
     if (std::error_code none; !fs::exists(file, none)) return;
-    fields_ = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+    fields_ = parse_json(read_file(file));
     if (!fields_.is_object()) throw Error(Code::data, fmt::format("{}: not a JSON object", file.string()));
   }
 

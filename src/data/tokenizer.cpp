@@ -8,6 +8,7 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/utf8.h"
 #include "data/bpe_file.h"
 #include "data/files.h"
@@ -98,7 +99,7 @@ void Tokenizer::read_settings(const fs::path& folder) {
   special_ = read_special_tokens(folder, [&](const std::string& name) { return find(name); });
   const fs::path file = folder / "tokenizer_config.json";
   if (std::error_code none; !fs::exists(file, none)) return;
-  const json settings = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  const json settings = parse_json(read_file(file));
   const auto flag = [&](const char* key) {
     const auto found = settings.find(key);
     return found == settings.end() ? std::nullopt : std::optional(*found == true);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "config/load.h"
 #include "huggingface/json_fields.h"
@@ -316,7 +317,7 @@ std::string export_obstacle(const config::Model& model) {
 std::string to_generation_config_json(const data::SpecialTokens& special) { return token_ids(special).dump(2) + "\n"; }
 
 ModelConfig parse_config_json(std::string_view text, const std::string& origin, int64_t seq_len) {
-  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json document = parse_json(text);
   if (!document.is_object()) throw Error(Code::checkpoint, format("{}: not a JSON object", origin));
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");

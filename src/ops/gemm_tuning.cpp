@@ -4,6 +4,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "ops/cuda/ops.h"
 
 namespace trainer::ops {
@@ -66,7 +67,7 @@ TunedProduct product_of(const json& entry, const std::string& place) {
 std::string_view name_of(GemmForm form) { return kForms[static_cast<size_t>(form)]; }
 
 GemmTuning parse_gemm_tuning(std::string_view text) {
-  const json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json all = parse_json(text);
   if (!all.is_object()) fail("the file", "a JSON object");
   GemmTuning tuning{text_of(all, "the file", "device"), text_of(all, "the file", "library"), {}};
   const json& products = member(all, "the file", "products");

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/join.h"
+#include "base/json.h"
 #include "data/file_list.h"
 #include "report/events_json.h"
 
@@ -35,7 +36,7 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
     row.clear();
   };
   for (std::string line; std::getline(in, line);) {
-    Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    auto event = parse_json<Json>(line);
     if (!event.is_object()) continue;  // a line torn by a crash
     const Json kind = event.value("event", Json()), at = event.value("step", Json());
     if (kind != "step" && kind != "eval") continue;

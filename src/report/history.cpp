@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "report/events_json.h"
@@ -68,7 +69,7 @@ void settle(History& history, Process& process) {
 
 /// Adds an event to the history. Returns false, or throws Json::exception, if the line is not an event.
 bool add_event(History& history, Process& process, const std::string& line) {
-  const Json json = Json::parse(line);
+  const auto json = parse_json<Json>(line);
   const auto event = json.at("event").get<std::string>();
   for (const char* count : {"step", "tokens"})
     if (const auto value = json.find(count); value != json.end() && !value->is_null())
@@ -122,7 +123,7 @@ RecordedStep read_step(const std::filesystem::path& file, int64_t step) {
   int64_t known = 0;            // the step after which `now.sources_before` is true
   std::ifstream in(file, std::ios::binary);
   for (std::string line; std::getline(in, line);) try {
-      const Json json = Json::parse(line);
+      const auto json = parse_json<Json>(line);
       const auto event = json.at("event").get<std::string>();
       if (event == "start") {
         now.start = from_json<StartReport>(json);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "report/events_json.h"
 #include "report/page.h"
@@ -333,7 +334,7 @@ void write_report(const std::filesystem::path& run_dir, const Summary& summary, 
 
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step) {
   std::vector<Sample> samples;
-  const Json report = Json::parse(read_text(run_dir / "report.json"), nullptr, /*allow_exceptions=*/false);
+  const auto report = parse_json<Json>(read_text(run_dir / "report.json"));
   try {
     for (const Json& json : report.at("samples"))
       if (Sample sample = from_json<Sample>(json); sample.step <= last_step) samples.push_back(std::move(sample));

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "report/events_json.h"
 
 namespace trainer::report {
@@ -26,7 +27,7 @@ void for_each_line(const std::filesystem::path& file, const std::function<void(c
 
 /// Returns the step of an event; empty if the line is not a JSON object. Events without a step count as step 0.
 std::optional<int64_t> step_of(const std::string& line) {
-  const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto event = parse_json<Json>(line);
   if (!event.is_object()) return std::nullopt;
   const auto step = event.find("step");
   return step != event.end() && step->is_number_integer() ? step->get<int64_t>() : 0;
