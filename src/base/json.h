@@ -1,6 +1,7 @@
 #pragma once
-// Reading of JSON that others wrote.
+// JSON from and to text.
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 namespace trainer {
@@ -17,6 +18,13 @@ Json parse_json(std::string_view text) {
   };
   Json value = Json::parse(text, watch, /*allow_exceptions=*/false);
   return too_deep ? Json(Json::value_t::discarded) : value;
+}
+
+/// Returns the value as text, on one line if `indent` is negative. Doubles survive a round trip, NaN and infinity
+/// become null. Bytes that are not UTF-8, as file names may have, are replaced.
+template <typename Json>
+std::string json_text(const Json& value, int indent = -1) {
+  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace trainer

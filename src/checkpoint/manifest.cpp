@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace trainer::checkpoint {
 
@@ -174,7 +175,7 @@ std::string to_json(const Manifest& manifest) {
     root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});
   }
   write_pieces(root, manifest);
-  return root.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return json_text(root) + "\n";
 }
 
 std::string completion_mark(std::string_view manifest_json) {

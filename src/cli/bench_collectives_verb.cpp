@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "bench/collectives.h"
@@ -43,9 +44,9 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
     list.push_back(std::move(entry));
   }
   if (o.json)
-    text =
-        json{{"ranks", world.size()}, {"transport", carrier.transport()}, {"memory", memory}, {"rates", list}}.dump() +
-        "\n";
+    text = json_text(
+               json{{"ranks", world.size()}, {"transport", carrier.transport()}, {"memory", memory}, {"rates", list}}) +
+           "\n";
   print(text);
   return 0;
 }

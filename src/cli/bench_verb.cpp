@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/json.h"
 #include "base/memory_probe.h"
 #include "base/units.h"
 #include "bench/attention.h"
@@ -242,7 +243,7 @@ int bench_command(const BenchOptions& o) {
   json document;
   for (const auto& [name, run] : all)
     if (o.what == "all" || o.what == name) document[name] = run(bench);
-  if (o.json) print((o.what == "all" ? document : document[o.what]).dump() + "\n");
+  if (o.json) print(json_text(o.what == "all" ? document : document[o.what]) + "\n");
   return 0;
 }
 

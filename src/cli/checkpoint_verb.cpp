@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/merge.h"
 #include "checkpoint/strip.h"
@@ -18,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 void print_result(const CheckpointOptions& o, const json& document, const std::string& text) {
-  print(o.json ? document.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : text);
+  print(o.json ? json_text(document) + "\n" : text);
 }
 
 int strip(const CheckpointOptions& o) {
@@ -102,13 +103,12 @@ int checkpoint_command(const CheckpointOptions& o) {
   if (o.what == "import") return import_model(o);
   const std::string path = checkpoint_path("checkpoint " + o.what, o.checkpoint, o.config);
   if (o.what == "inspect") {
-    print(o.json ? checkpoint::inspect_json(path).dump(-1, ' ', false, json::error_handler_t::replace) + "\n"
+    print(o.json ? json_text(checkpoint::inspect_json(path)) + "\n"
                  : report::printable(checkpoint::inspect_text(path)));
     return 0;
   }
   const checkpoint::VerifyReport report = checkpoint::verify(path);
-  print(o.json ? checkpoint::to_json(report).dump(-1, ' ', false, json::error_handler_t::replace) + "\n"
-               : report::printable(checkpoint::to_text(report)));
+  print(o.json ? json_text(checkpoint::to_json(report)) + "\n" : report::printable(checkpoint::to_text(report)));
   return report.problems.empty() ? 0 : exit_status(Code::checkpoint);
 }
 

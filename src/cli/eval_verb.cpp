@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/join.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -15,6 +16,7 @@
 #include "config/resolve.h"
 #include "data/questions.h"
 #include "data/source.h"
+#include "report/events_json.h"
 #include "report/status_line.h"
 #include "run/evaluate.h"
 #include "run/loaded_model.h"
@@ -81,7 +83,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
         {"checkpoint", model.folder.string()},  {"step", model.step},     {"questions", result.questions},
         {"truncated", result.truncated},        {"accuracy", result.raw}, {"accuracy_per_token", result.per_token},
         {"accuracy_per_byte", result.per_byte}, {"loss", result.loss}};
-    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    print(json_text(document) + "\n");
   } else {
     const std::string truncated =
         result.truncated == 0 ? ""
@@ -157,19 +159,13 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   const bool finite = std::isfinite(report.loss);
   if (!world.first()) return finite ? 0 : exit_status(Code::nonfinite);
   if (o.json) {
-    nlohmann::json document{
-        {"checkpoint", model.folder.string()}, {"step", model.step},       {"loss", report.loss},
-        {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
-    if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
+    nlohmann::json document = report::to_json(report);
+    document.erase("event");
+    document["checkpoint"] = model.folder.string();
+    document["step"] = model.step;
     if (o.stride > 0) document["stride"] = o.stride;
-    if (!report.set.empty()) document["set"] = report.set;
-    for (const report::SetReport& set : report.sets) {
-      nlohmann::json& one = document["sets"][set.name];
-      one = {{"loss", set.loss}, {"perplexity", set.perplexity}, {"bits_per_byte", nullptr}, {"tokens", set.tokens}};
-      if (set.bits_per_byte) one["bits_per_byte"] = *set.bits_per_byte;
-    }
     if (!finite) document["reason"] = kNotFinite;
-    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    print(json_text(document) + "\n");
   } else {
     const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
     const std::string loss =

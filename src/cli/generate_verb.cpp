@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/philox.h"
 #include "base/units.h"
@@ -171,7 +172,7 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::vect
       result["tokens"] = count;
       result["finish_reason"] = text->reason;
       result["seed"] = text->sampling.seed;
-      written.add(i, result.dump(-1, ' ', false, Line::error_handler_t::replace) + "\n");
+      written.add(i, json_text(result) + "\n");
       written.end(i);
     };
     return train::TextRequest{line["prompt"].get<std::string>(), o.tokens, text->sampling, emit, ended};
@@ -241,7 +242,7 @@ int continue_prompt(comm::World& world, const GenerateOptions& o, const std::str
     } else {
       for (const auto& [i, result] : results) document["samples"].push_back(result);
     }
-    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    print(json_text(document) + "\n");
   } else if (world.first()) {
     const auto ended_by = [&](std::string_view reason, const char* what) {
       const int64_t count = endings[reason];

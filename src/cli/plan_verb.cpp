@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/cli.h"
@@ -186,7 +187,7 @@ int compare_devices(const PlanOptions& o, const plan::PlanRequest& request, cons
                                     {"run", to_json(*point.run, cluster)}}
                              : json{{"devices", point.devices}, {"problem", point.problem}});
   document["scaling"] = rows;
-  print(document.dump() + "\n");
+  print(json_text(document) + "\n");
   return 0;
 }
 
@@ -246,7 +247,7 @@ int plan_command(const PlanOptions& o) {
                      {"seconds", plan.seconds},
                      {"runs", rows},
                      {"too_large", large}});
-    print(document.dump() + "\n");
+    print(json_text(document) + "\n");
     return 0;
   }
   print(words(o.explain));

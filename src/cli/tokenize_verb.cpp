@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file_io.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/process.h"
@@ -102,7 +103,7 @@ int tokenize_command(const TokenizeOptions& o) {
                                   {"vocab_size", tokenizer.vocab_size()},
                                   {"bos", tokenizer.bos() < 0 ? nlohmann::json() : nlohmann::json(tokenizer.bos())},
                                   {"reused", result.reused}};
-    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    print(json_text(document) + "\n");
   } else {
     print(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
                  result.documents, tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));

@@ -14,6 +14,7 @@
 
 #include "base/dtype.h"
 #include "base/join.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/cli.h"
 #include "comm/gpu_transport.h"
@@ -105,7 +106,7 @@ std::string version_json() {
       {"matmul", {{"fp32", ops::product_path(here, DType::f32)}, {"bf16", ops::product_path(here, DType::bf16)}}},
       {"threads", here.threads()},
       {"gpus", devices}};
-  return document.dump();
+  return json_text(document);
 }
 
 }  // namespace trainer::cli

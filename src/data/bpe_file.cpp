@@ -24,7 +24,6 @@ class Reader {
 
   BpeSpec read(std::string_view text) {
     const json root = parse_json(text);
-    if (root.is_discarded()) refuse("file", "not JSON, or values are nested too deeply");
     if (!root.is_object() || !root.contains("model") || !root["model"].is_object())
       refuse("model", "missing: not a tokenizer.json");
     const json& model = root["model"];
@@ -47,23 +46,23 @@ class Reader {
     const auto found = object.is_object() ? object.find(key) : object.end();
     return object.is_object() && found != object.end() ? *found : kNone;
   }
-  static std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-  static std::string type_of(const json& value) { return dump(member(value, "type")); }
+  static std::string type_of(const json& value) { return json_text(member(value, "type")); }
   bool flag(const json& object, const char* key, bool otherwise) const {
     const json& value = member(object, key);
-    if (!value.is_null() && !value.is_boolean()) refuse(key, format("{}, expected true or false", dump(value)));
+    if (!value.is_null() && !value.is_boolean()) refuse(key, format("{}, expected true or false", json_text(value)));
     return value.is_null() ? otherwise : value.get<bool>();
   }
 
   void check_model(const json& model) {
     if (const json& type = member(model, "type"); !type.is_null() && type != "BPE")
-      refuse("model.type", format("{} is not supported; use a byte-level BPE or a SentencePiece model", dump(type)));
+      refuse("model.type",
+             format("{} is not supported; use a byte-level BPE or a SentencePiece model", json_text(type)));
     if (flag(model, "byte_fallback", false))
       refuse("model.byte_fallback",
              "true is not supported; use the tokenizer.model from which this file was converted");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (const json& value = member(model, key); !value.is_null() && value != "")
-        refuse(std::string("model.") + key, format("{} is not supported", dump(value)));
+        refuse(std::string("model.") + key, format("{} is not supported", json_text(value)));
     spec_.ignore_merges = flag(model, "ignore_merges", false);
   }
 
@@ -90,11 +89,11 @@ class Reader {
     }
     if (!byte_level_)
       refuse("pre_tokenizer",
-             format("{} is not supported: expected ByteLevel, on its own or last in a sequence", dump(type)));
+             format("{} is not supported: expected ByteLevel, on its own or last in a sequence", json_text(type)));
   }
   void read_step(const json& step) {
     const json& type = member(step, "type");
-    if (byte_level_) refuse("pre_tokenizer", format("{} after ByteLevel is not supported", dump(type)));
+    if (byte_level_) refuse("pre_tokenizer", format("{} after ByteLevel is not supported", json_text(type)));
     if (type == "ByteLevel") {
       if (flag(step, "add_prefix_space", true)) refuse("pre_tokenizer.add_prefix_space", "true is not supported");
       if (flag(step, "use_regex", true)) spec_.patterns.emplace_back(kGpt2Pattern);
@@ -108,16 +107,16 @@ class Reader {
       if (!pattern.is_string() || member(step, "behavior") != (inverted ? "Removed" : "Isolated"))
         refuse("pre_tokenizer", format("{} is not supported; expected a Split with a regular expression and "
                                        "behavior Isolated, or Removed with invert",
-                                       dump(step)));
+                                       json_text(step)));
       spec_.patterns.push_back(pattern.get<std::string>());
     } else {
-      refuse("pre_tokenizer", format("{} is not supported", dump(type)));
+      refuse("pre_tokenizer", format("{} is not supported", json_text(type)));
     }
   }
 
   size_t id_in(const json& value, const std::string& place) const {
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= kMostTokens)
-      refuse(place, format("{} is not a token id", dump(value)));
+      refuse(place, format("{} is not a token id", json_text(value)));
     return value.get<size_t>();
   }
 
@@ -148,7 +147,7 @@ class Reader {
     for (const json* token : extra) {
       const json& content = member(*token, "content");
       if (!content.is_string() || content.get_ref<const std::string&>().empty())
-        refuse("added_tokens", format("{} has no content", dump(*token)));
+        refuse("added_tokens", format("{} has no content", json_text(*token)));
       const std::string name = content.get<std::string>();
       const size_t id = id_in(member(*token, "id"), "added_tokens: " + name);
       if (id < most && known[id] && spec_.names[id] != name)
@@ -217,14 +216,14 @@ class Reader {
         const auto& text = merge.get_ref<const std::string&>();
         const size_t space = text.find(' ');
         if (space == text.npos || text.find(' ', space + 1) != text.npos)
-          refuse(format("model.merges[{}]", i), format("{} is not a pair of tokens", dump(merge)));
+          refuse(format("model.merges[{}]", i), format("{} is not a pair of tokens", json_text(merge)));
         left = text.substr(0, space);
         right = text.substr(space + 1);
       } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         left = merge[0].get<std::string>();
         right = merge[1].get<std::string>();
       } else {
-        refuse(format("model.merges[{}]", i), format("{} is not a pair of tokens", dump(merge)));
+        refuse(format("model.merges[{}]", i), format("{} is not a pair of tokens", json_text(merge)));
       }
       spec_.merges.push_back({id_of(left, i), id_of(right, i), id_of(left + right, i)});
     }

@@ -5,6 +5,7 @@
 #include "base/checksum.h"
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "config/file_kind.h"
 #include "config/resolve.h"
@@ -99,7 +100,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
   replace_file(model, tokenizer.bytes());
   record["key"] = key;
   record["hash"] = tokenizer.hash();
-  replace_file(manifest, record.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  replace_file(manifest, json_text(record, 2) + "\n");
   return tokenizer;
 }
 

@@ -41,7 +41,7 @@ KnownInputs by_path(const json& known) {
 /// the folder was moved together with its tokens.
 json known_input(const KnownInputs& known, const std::string& path) {
   // The stored names of files are UTF-8.
-  const std::string stored = json::parse(json(path).dump(-1, ' ', false, json::error_handler_t::replace));
+  const std::string stored = json::parse(json_text(json(path)));
   if (const auto found = known.find(stored); found != known.end()) return *found->second;
   json moved;
   if (is_there(path)) return moved;

@@ -43,9 +43,8 @@ class TokenFields {
           fields_[field].push_back(id);
           continue;
         }
-        const std::string what =
-            fmt::format("{}: {}: {}, expected the id of a token, which is between 0 and {}", file_.string(), field,
-                        id.dump(-1, ' ', false, json::error_handler_t::replace), rows - 1);
+        const std::string what = fmt::format("{}: {}: {}, expected the id of a token, which is between 0 and {}",
+                                             file_.string(), field, json_text(id), rows - 1);
         if (std::ranges::none_of(kDefaultsOfClasses,
                                  [&](const auto& each) { return model_type == each.first && id == each.second; }))
           throw Error(Code::data, what);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/name_lock.h"
 #include "data/input_key.h"
@@ -107,8 +108,7 @@ class WorkFolder {
   void save() {
     tokens_.sync();
     documents_.sync();
-    replace_file(folder_ / "progress.json",
-                 json{{"key", key_}, {"done", to_json(done_)}}.dump(-1, ' ', false, json::error_handler_t::replace));
+    replace_file(folder_ / "progress.json", json_text(json{{"key", key_}, {"done", to_json(done_)}}));
   }
 
   /// Completes both files and moves them to their final places.
@@ -322,7 +322,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
                         {"tokenizer", tokenizer.hash()},
                         {"checksums", checksums_of(output)},
                         {"done", to_json(work.done())}};
-  replace_file(manifest_path, written.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  replace_file(manifest_path, json_text(written, 2) + "\n");
   work.forget();
   return result(true);
 }

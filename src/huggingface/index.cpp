@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace trainer::huggingface {
 
@@ -39,8 +40,7 @@ WeightIndex parse_index_json(std::string_view text, const std::string& origin) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     const bool plain = name.find('/') == name.npos && name.find('\0') == name.npos && !name.starts_with('.');
     if (!plain || !name.ends_with(".safetensors"))
-      refuse(tensor, format("{} is not the name of a safetensors file next to it",
-                            file.dump(-1, ' ', false, json::error_handler_t::replace)));
+      refuse(tensor, format("{} is not the name of a safetensors file next to it", json_text(file)));
     index.emplace_back(tensor, name);
   }
   if (index.empty()) refuse("weight_map", "empty; expected at least one tensor");

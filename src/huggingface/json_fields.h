@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/join.h"
+#include "base/json.h"
 #include "config/text.h"
 
 namespace trainer::huggingface {
@@ -32,45 +33,44 @@ class Fields {
     const auto found = object_.find(field);
     return found != object_.end() && found->is_null();
   }
-  static std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
   int64_t size(const char* field, std::optional<int64_t> otherwise = {}) const {
     constexpr int64_t kMost = int64_t{1} << 31;
     const json* value = find(field);
     if (value == nullptr && otherwise) return *otherwise;
     if (value == nullptr) refuse(field, "missing");
     if (!value->is_number_unsigned() || value->get<uint64_t>() < 1 || value->get<uint64_t>() > kMost)
-      refuse(field, format("{}, expected a whole number of at least 1", text_of(*value)));
+      refuse(field, format("{}, expected a whole number of at least 1", json_text(*value)));
     return value->get<int64_t>();
   }
   double number(const char* field, double otherwise) const {
     const json* value = find(field);
     if (value == nullptr) return otherwise;
-    if (!value->is_number()) refuse(field, format("{}, expected a number", text_of(*value)));
+    if (!value->is_number()) refuse(field, format("{}, expected a number", json_text(*value)));
     return value->get<double>();
   }
   bool flag(const char* field, bool otherwise) const {
     const json* value = find(field);
     if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) refuse(field, format("{}, expected true or false", text_of(*value)));
+    if (!value->is_boolean()) refuse(field, format("{}, expected true or false", json_text(*value)));
     return value->get<bool>();
   }
   /// Rejects every value except `only`, which is also the default.
   void demand(const char* field, const json& only) const {
     const json* value = find(field);
     if (value != nullptr && *value != only)
-      refuse(field, format("{} is not supported; expected {}", text_of(*value), text_of(only)));
+      refuse(field, format("{} is not supported; expected {}", json_text(*value), json_text(only)));
   }
   void demand_one_of(const char* field, const std::vector<std::string>& known) const {
     const json* value = find(field);
     if (value != nullptr && std::ranges::none_of(known, [&](const auto& each) { return *value == each; }))
-      refuse(field, format("{} is not supported; expected one of {}", text_of(*value), fmt::join(known, ", ")));
+      refuse(field, format("{} is not supported; expected one of {}", json_text(*value), fmt::join(known, ", ")));
   }
   void demand_absent(const char* field) const {
-    if (const json* value = find(field)) refuse(field, format("{} is not supported", text_of(*value)));
+    if (const json* value = find(field)) refuse(field, format("{} is not supported", json_text(*value)));
   }
   Fields object(const char* field) const {
     const json* value = find(field);
-    if (!value->is_object()) refuse(field, format("{}, expected an object", text_of(*value)));
+    if (!value->is_object()) refuse(field, format("{}, expected an object", json_text(*value)));
     return {*value, origin_};
   }
   auto members() const { return object_.items(); }

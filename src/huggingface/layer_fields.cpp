@@ -10,7 +10,7 @@ namespace {
 int64_t interval_of(const Fields& fields, const char* field, int64_t layers, const char* what,
                     const std::function<std::optional<bool>(const json&)>& is_marked) {
   const json& list = *fields.find(field);
-  if (!list.is_array()) fields.refuse(field, format("{}, expected a list", Fields::text_of(list)));
+  if (!list.is_array()) fields.refuse(field, format("{}, expected a list", json_text(list)));
   if (static_cast<int64_t>(list.size()) != layers)
     fields.refuse(field, format("{} elements for {} layers", list.size(), layers));
   int64_t every = 0;
@@ -19,7 +19,7 @@ int64_t interval_of(const Fields& fields, const char* field, int64_t layers, con
     const std::optional<bool> marked = is_marked(element);
     if (marked == true && every == 0) every = layer + 1;
     if (!marked || *marked != (every > 0 && (layer + 1) % every == 0))
-      fields.refuse(field, format("layer {} is {}; {}", layer, Fields::text_of(element), what));
+      fields.refuse(field, format("layer {} is {}; {}", layer, json_text(element), what));
   }
   return every;
 }

@@ -325,7 +325,7 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin, 
   if (type == nullptr) fields.refuse("model_type", format("missing; expected one of {}", known));
   const auto* const found = std::ranges::find_if(config::kArchNames, [&](const char* name) { return *type == name; });
   if (found == std::end(config::kArchNames))
-    fields.refuse("model_type", format("{} is not supported; expected one of {}", Fields::text_of(*type), known));
+    fields.refuse("model_type", format("{} is not supported; expected one of {}", json_text(*type), known));
   const Family* const family = family_of(static_cast<config::Arch>(found - std::begin(config::kArchNames)));
   fields.demand_absent("quantization_config");
   Keys keys;

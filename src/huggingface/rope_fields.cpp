@@ -3,6 +3,7 @@
 #include <cmath>
 #include <set>
 
+#include "base/json.h"
 #include "base/log.h"
 
 namespace trainer::huggingface {
@@ -19,8 +20,7 @@ class Scaling {
       if (field == "mrope_section")
         refuse(field, "rotation by position in an image is not supported; import a model of text only");
       else if (value.is_object())
-        refuse(field,
-               format("{} is not supported; this program uses one RoPE table for all layers", Fields::text_of(value)));
+        refuse(field, format("{} is not supported; this program uses one RoPE table for all layers", json_text(value)));
   }
 
   [[noreturn]] void refuse(const std::string& field, const std::string& reason) const {
@@ -35,7 +35,7 @@ class Scaling {
     const json* value = find(field);
     if (value == nullptr) return std::nullopt;
     if (!value->is_number() || value->get<double>() < 0)
-      refuse(field, format("{}, expected a number above 0", Fields::text_of(*value)));
+      refuse(field, format("{}, expected a number above 0", json_text(*value)));
     const double number = value->get<double>();
     return number == 0 ? std::nullopt : std::optional(number);
   }
@@ -57,8 +57,8 @@ config::RopeType type_of(const Fields& rope, const Scaling& scaling) {
   if (type == nullptr) return config::RopeType::plain;
   const auto* const found = std::ranges::find_if(config::kRopeNames, [&](const char* name) { return *type == name; });
   if (found == std::end(config::kRopeNames))
-    scaling.refuse("", format("{} is not supported; expected one of {}", Fields::text_of(*type),
-                              fmt::join(config::kRopeNames, ", ")));
+    scaling.refuse(
+        "", format("{} is not supported; expected one of {}", json_text(*type), fmt::join(config::kRopeNames, ", ")));
   return static_cast<config::RopeType>(found - std::begin(config::kRopeNames));
 }
 

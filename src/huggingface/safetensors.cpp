@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/shape.h"
 
 namespace trainer::huggingface {
@@ -90,7 +91,7 @@ class HeaderReader {
     std::vector<int64_t> sizes;
     for (const json& each : list) {
       if (!each.is_number_unsigned() || each.get<uint64_t>() > uint64_t{1} << 62)
-        fail(name, format("\"{}\": {} is not a size", key, each.dump(-1, ' ', false, json::error_handler_t::replace)));
+        fail(name, format("\"{}\": {} is not a size", key, json_text(each)));
       sizes.push_back(each.get<int64_t>());
     }
     return sizes;
@@ -100,8 +101,7 @@ class HeaderReader {
     const json& dtype = member(name, value, "dtype");
     TensorEntry entry{name, dtype.is_string() ? dtype.get<std::string>() : "", {}, 0, 0};
     int64_t bytes = element_bytes(entry.dtype);
-    if (bytes == 0)
-      fail(name, format("unknown element type {}", dtype.dump(-1, ' ', false, json::error_handler_t::replace)));
+    if (bytes == 0) fail(name, format("unknown element type {}", json_text(dtype)));
     entry.shape = sizes_of(name, member(name, value, "shape"), "shape");
     for (const int64_t size : entry.shape) {
       if (size != 0 && bytes > data_bytes_ / size) fail(name, "its shape requires more bytes than the file has");

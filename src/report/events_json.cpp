@@ -22,12 +22,8 @@ std::string utc_now() {
   return text;
 }
 
-std::string to_line(const Json& value, int indent) {
-  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
 std::string to_text(const Json& value) {
-  return value.is_null() ? "" : value.is_string() ? value.get<std::string>() : to_line(value);
+  return value.is_null() ? "" : value.is_string() ? value.get<std::string>() : json_text(value);
 }
 
 void flatten(const Json& object, const std::string& prefix, char separator,

@@ -4,17 +4,13 @@
 #include <cmath>
 #include <concepts>
 #include <functional>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "report/events.h"
 
 namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
-
-/// Returns the value as JSON text, on one line if `indent` is negative. Doubles survive a round trip, NaN and infinity
-/// become null, invalid UTF-8 is replaced.
-std::string to_line(const Json& value, int indent = -1);
 
 /// Returns a value as text: a string without its quotes, null as an empty string.
 std::string to_text(const Json& value);

@@ -322,7 +322,7 @@ std::string report_json(const Summary& summary, const History& history) {
   write.bytes("measured_memory_bytes", s.measured_memory);
   write.bytes("predicted_memory_bytes", s.predicted_memory);
   write("memory_bytes", s.memory_by_category, "run", facts, "evals", evals, "samples", samples);
-  return to_line(report, 2) + "\n";
+  return json_text(report, 2) + "\n";
 }
 
 void write_report(const std::filesystem::path& run_dir, const Summary& summary, const History& history) {

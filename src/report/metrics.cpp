@@ -35,7 +35,7 @@ std::optional<int64_t> step_of(const std::string& line) {
 
 }  // namespace
 
-void MetricsLog::write(const Json& event) { RecordFile::write(to_line(event) + "\n"); }
+void MetricsLog::write(const Json& event) { RecordFile::write(json_text(event) + "\n"); }
 
 void truncate_after_step(const std::filesystem::path& file, int64_t step) {
   if (std::error_code none; !std::filesystem::exists(file, none)) return;

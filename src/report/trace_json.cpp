@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "report/events_json.h"
 
 namespace trainer::report {
@@ -13,7 +14,7 @@ namespace {
 
 using Kind = Span::Kind;
 
-std::string json_string(const std::string& text) { return to_line(Json(text)); }
+std::string json_string(const std::string& text) { return json_text(Json(text)); }
 
 /// Returns whole nanoseconds as text in microseconds, the format's unit: "12.345".
 std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }

@@ -8,7 +8,7 @@ namespace {
 
 template <typename T>
 std::string again(const std::string& line) {
-  return to_line(to_json(from_json<T>(Json::parse(line))));
+  return json_text(to_json(from_json<T>(Json::parse(line))));
 }
 
 // Lines in the format of version 0.1: keys, their order and numbers must not change.
@@ -57,7 +57,7 @@ TEST(Events, AreWrittenAsTheyWereRead) {
       R"({"event":"checkpoint","step":6,"path":"checkpoints/step-00000006","bytes":99,"seconds":0.5,"wait_seconds":0.25,)"
       R"("best":true})";
   EXPECT_EQ(again<CheckpointReport>(saved), saved);
-  EXPECT_EQ(to_line(to_json(WarningReport{.step = 61, .message = "a \xff\" line\n"})),
+  EXPECT_EQ(json_text(to_json(WarningReport{.step = 61, .message = "a \xff\" line\n"})),
             "{\"event\":\"warning\",\"step\":61,\"message\":\"a \xEF\xBF\xBD\\\" line\\n\"}");
 }
 
@@ -79,14 +79,14 @@ TEST(Events, StartHoldsTheConfigAsJsonAndTheDefinitionOfFlops) {
   Json back = to_json(from_json<StartReport>(json));
   EXPECT_EQ(back["config"], Json::object()) << "the run's config.toml has it";
   back["config"] = json["config"];
-  EXPECT_EQ(to_line(back), to_line(json));
+  EXPECT_EQ(json_text(back), json_text(json));
 }
 
 TEST(Events, WhatIsNotFiniteBecomesNullAndComesBackAsNaN) {
   StepReport step{.step = 3, .loss = std::nan(""), .grad_norm = std::numeric_limits<double>::infinity()};
   step.skipped = true;
   step.bad_tensor = "blocks.3.mlp.up.weight";
-  const Json json = Json::parse(to_line(to_json(step)));
+  const Json json = Json::parse(json_text(to_json(step)));
   for (const char* key : {"loss", "grad_norm", "mfu"}) EXPECT_TRUE(json[key].is_null()) << key;
   EXPECT_EQ(json["comm_bytes"], Json::object());
   const auto back = from_json<StepReport>(json);
@@ -108,7 +108,7 @@ TEST(Events, OfOtherVersionsAreRead) {
 
 TEST(Events, RatiosOfWhatWasNotPredictedAreNull) {
   const Json json = to_json(EndReport{.measured = {.step_ms = 100, .memory_bytes = 1100}});
-  EXPECT_EQ(to_line(json["ratio"]), R"({"step_ms":null,"memory_bytes":null,"comm_bytes":{}})");
+  EXPECT_EQ(json_text(json["ratio"]), R"({"step_ms":null,"memory_bytes":null,"comm_bytes":{}})");
   EXPECT_TRUE(json["predicted"]["memory_bytes"].is_null());
 }
 
