@@ -7,15 +7,35 @@
 #include "base/median.h"
 #include "base/units.h"
 #include "bench/random_steps.h"
-#include "bench/roofline.h"
 #include "config/flops.h"
 #include "config/layouts.h"
+#include "ops/elementwise.h"
 #include "ops/gemm.h"
+#include "ops/op_timing.h"
 #include "setup/gemm_tuning.h"
 #include "setup/run_plan.h"
+#include "tensor/buffer.h"
 #include "train/trainer.h"
 
 namespace trainer::bench {
+namespace {
+
+/// Returns the bytes per second of copies much larger than the caches, counting both reads and writes.
+double copy_rate(device::Device& device) {
+  constexpr int kRepeats = 5;
+  int64_t bytes = int64_t{64} << 20;
+  if (device.kind() == device::DeviceKind::cuda)
+    bytes = std::min<int64_t>(int64_t{256} << 20, device.gpu().memory_bytes / 512 / 4096 * 4096);
+  Arena arena(device, Arena::Mode::heap);
+  Meter unused;
+  Exec ex{device, arena, unused};
+  const Buffer from(device, "bench", {bytes / 4}, DType::f32), to(device, "bench", {bytes / 4}, DType::f32);
+  ops::fill_uniform(device, from, "x");  // memory that was never written may not be backed by pages yet
+  ops::fill_uniform(device, to, "y");
+  return 2 * static_cast<double>(bytes) / ops::median_seconds(ex, ops::Copy{from, to}, kRepeats);
+}
+
+}  // namespace
 
 StepCount count_step(const config::Config& whole, const setup::Machine& machine) {
   config::Config config = whole;
@@ -117,8 +137,12 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.mfu_causal = use.mfu_causal;
   bench.hfu = use.hfu;
   for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
-  const bench::Roofline roofline{peak.flops(), copied};
-  bench.copy_gb_per_s = roofline.bytes_per_s * 1e-9;
+  // The roofline: no operator takes less time than its FLOPs at the rate of GEMMs, or than its bytes at the memory
+  // bandwidth (Williams, Waterman, Patterson 2009).
+  const auto least_seconds = [&](double work_flops, double work_bytes) {
+    return std::max(work_flops / peak.flops(), work_bytes / copied);
+  };
+  bench.copy_gb_per_s = copied * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
   if (machine.gpu) {  // timing operators prevents overlap and makes steps longer, so it takes separate steps
@@ -134,7 +158,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
     bench.operators.push_back({std::string(name_of(static_cast<OpKind>(kind))), entry.calls / steps,
                                entry.seconds * 1e3 * per_step, entry.flops * 1e-9 * per_step,
                                entry.bytes * 1e-9 * per_step,
-                               roofline.least_seconds(entry.flops, entry.bytes) * 1e3 * per_step});
+                               least_seconds(entry.flops, entry.bytes) * 1e3 * per_step});
     accounted += entry.seconds * 1e3;
   }
   std::sort(bench.operators.begin(), bench.operators.end(),

@@ -12,6 +12,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "device/cuda/cuda_device.h"
+#include "rigs/files.h"
 #include "rigs/layouts.h"
 #include "run/run_state.h"
 #include "setup/gemm_tuning.h"
@@ -113,14 +114,6 @@ TEST_P(EveryModel, RanksThatShareADeviceFollowOneRank) {
   }
 }
 
-/// A temporary folder, removed after the test.
-struct TemporaryFolder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / format("trainer_cuda_{}_{}", ::getpid(), static_cast<const void*>(this));
-  TemporaryFolder() { std::filesystem::create_directories(path); }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-};
-
 void save(Tiny& run, const std::filesystem::path& folder, int64_t step) {
   checkpoint::CheckpointStore store(folder, {.keep = 1}, system_calls(), run.solo.get());
   checkpoint::Snapshot snapshot;
@@ -138,11 +131,11 @@ void load(Tiny& run, const std::filesystem::path& folder) {
 
 TEST_P(EveryModel, CheckpointsPassFromOneBackendToTheOther) {
   const config::Config c = config_of(GetParam());
-  const TemporaryFolder folder;
+  const tests::TempFolder folder;
   for (const bool from_cpu : {false, true}) {
     SCOPED_TRACE(from_cpu ? "from the CPU" : "from the GPU");
     const auto device = [](bool cpu) { return cpu ? std::make_unique<device::CpuDevice>(2) : gpu(); };
-    const auto sub = folder.path / (from_cpu ? "cpu" : "gpu");
+    const auto sub = folder / (from_cpu ? "cpu" : "gpu");
     Tiny writer(nullptr, c, DType::f32, device(from_cpu)), reader(nullptr, c, DType::f32, device(!from_cpu));
     for (int64_t n = 1; n <= 2; ++n) writer.step(n);
     save(writer, sub, 2);
@@ -191,8 +184,8 @@ setup::Machine machine_of_gpu() {
 TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   config::Config c = config_of(GetParam());
   c.data.vocab_size = kTinyVocab;
-  const TemporaryFolder folder;
-  c.hardware.gemm_tuning = folder.path / "tuning.json";
+  const tests::TempFolder folder;
+  c.hardware.gemm_tuning = folder / "tuning.json";
   const setup::Machine machine = machine_of_gpu();
   const HowToRun on_machine{.device = [&](int) { return setup::make_device(machine); }};
   const auto device = setup::make_device(machine);
@@ -245,8 +238,8 @@ void on_two_ranks(const std::function<void(comm::World&)>& body) { comm::run_on_
 TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderOfSums) {
   config::Config c = config_of(GetParam());
   c.data.vocab_size = kTinyVocab;
-  const TemporaryFolder folder;
-  c.hardware.gemm_tuning = folder.path / "tuning.json";
+  const tests::TempFolder folder;
+  c.hardware.gemm_tuning = folder / "tuning.json";
   const auto world = comm::solo_world();
   const setup::Machine machine = machine_of_gpu();
   const HowToRun on_machine{.device = [&](int) { return setup::make_device(machine); }};
@@ -272,24 +265,24 @@ TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderO
 
 TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
   config::Config c = config_of(config::Arch::gpt2);
-  const TemporaryFolder folder;
+  const tests::TempFolder folder;
   const auto device = gpu();
   ops::GemmTuning tuning{device->gpu().name, ops::product_path(*device, DType::bf16), {}};
   tuning.products["a product"].form = ops::GemmForm::left_first;
   const std::string text = to_json(tuning);
-  replace_file(folder.path / "first.json", text);
-  replace_file(folder.path / "other.json", "no table");
+  replace_file(folder / "first.json", text);
+  replace_file(folder / "other.json", "no table");
   for (const char* others : {"first.json", "other.json", "missing.json"})
     on_two_ranks([&](comm::World& world) {
       config::Config mine = c;
-      mine.hardware.gemm_tuning = folder.path / (world.first() ? "first.json" : others);
+      mine.hardware.gemm_tuning = folder / (world.first() ? "first.json" : others);
       EXPECT_EQ(setup::use_gemm_tuning(mine, world, *gpu()), to_string(checksum_of(text))) << others;
     });
   for (const char* first : {"other.json", "missing.json"}) {  // a clear error, on all ranks
     std::atomic<int> refused = 0;
     on_two_ranks([&](comm::World& world) {
       config::Config mine = c;
-      mine.hardware.gemm_tuning = folder.path / (world.first() ? first : "first.json");
+      mine.hardware.gemm_tuning = folder / (world.first() ? first : "first.json");
       try {
         setup::use_gemm_tuning(mine, world, *gpu());
       } catch (const Error& error) {

@@ -1,8 +1,8 @@
 // JSON lines. The first byte: its lowest bit selects strict mode, the other bits the size of pieces. However the file
 // is split into pieces, its documents are the same, or it is rejected.
 #include "data/text.h"
-#include "folder.h"
 #include "fuzz.h"
+#include "rigs/files.h"
 
 using namespace trainer;
 
@@ -35,11 +35,11 @@ Found read(const std::string& file, const data::TextOptions& options, int64_t pi
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const fuzz::Folder folder;
+  static const tests::TempFolder folder;
   const std::string_view input = fuzz::text_of(data, size);
   const int flags = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
-  const std::string file = folder.path / "x.jsonl";
-  fuzz::write(file, input.substr(std::min<size_t>(1, size)));
+  const std::string file = folder / "x.jsonl";
+  tests::write(file, input.substr(std::min<size_t>(1, size)));
   const data::TextOptions options{.text_key = "text", .strict = (flags & 1) != 0};
   const int64_t all = static_cast<int64_t>(size) + 1;  // not data::kPieceBytes, which would be slow to allocate
   const Found whole = read(file, options, all), cut = read(file, options, 1 + flags / 2);

@@ -6,8 +6,8 @@
 
 #include "data/bpe_file.h"
 #include "data/prompts.h"
-#include "folder.h"
 #include "fuzz.h"
+#include "rigs/files.h"
 
 using namespace trainer;
 
@@ -35,10 +35,10 @@ void check(const data::Question& question) {
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const fuzz::Folder folder;
+  static const tests::TempFolder folder;
   const std::string_view text = fuzz::text_of(data, size);
-  const std::string path = folder.path / "questions";
-  fuzz::write(path, text);
+  const std::string path = folder / "questions";
+  tests::write(path, text);
   for (const data::Tokenizer* with : {&tokenizer(), static_cast<const data::Tokenizer*>(nullptr)}) {
     fuzz::accepted({Code::data}, [&] {
       for (const data::Question& question : data::read_questions({path}, with, tokenizer().vocab_size(), 0))

@@ -4,17 +4,17 @@
 #include <optional>
 #include <vector>
 
-#include "folder.h"
 #include "fuzz.h"
+#include "rigs/files.h"
 
 using namespace trainer;
 using huggingface::SafetensorsFile;
 using huggingface::TensorEntry;
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const fuzz::Folder folder;
-  const std::filesystem::path path = folder.path / "x.safetensors";
-  fuzz::write(path, fuzz::text_of(data, size));
+  static const tests::TempFolder folder;
+  const std::filesystem::path path = folder / "x.safetensors";
+  tests::write(path, fuzz::text_of(data, size));
   std::optional<SafetensorsFile> file;
   const auto open = [&] { file.emplace(path); };
   if (!fuzz::accepted({Code::checkpoint, Code::io}, open)) return 0;

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "folder.h"
 #include "fuzz.h"
+#include "rigs/files.h"
 
 using namespace trainer;
 using namespace trainer::checkpoint;
@@ -74,16 +74,16 @@ void read(const Manifest& manifest, const std::filesystem::path& folder, std::st
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const fuzz::Folder folder;
+  static const tests::TempFolder folder;
   const std::string_view input = fuzz::text_of(data, size), json = input.substr(0, input.find('\0'));
   const std::string_view shard = input.substr(std::min(input.size(), json.size() + 1));
   Manifest manifest;
   if (!fuzz::accepted({Code::checkpoint}, [&] { manifest = parse_manifest(json, "manifest.json"); })) return 0;
   if (manifest.shards.size() > 8) return 0;
-  for (const StoredFile& file : manifest.shards) fuzz::write(folder.path / file.name, shard);
-  read(manifest, folder.path, shard, false);
+  for (const StoredFile& file : manifest.shards) tests::write(folder / file.name, shard);
+  read(manifest, folder.path(), shard, false);
   put_right(manifest, shard);
-  read(manifest, folder.path, shard, true);
-  for (const StoredFile& file : manifest.shards) std::filesystem::remove(folder.path / file.name);
+  read(manifest, folder.path(), shard, true);
+  for (const StoredFile& file : manifest.shards) std::filesystem::remove(folder / file.name);
   return 0;
 }

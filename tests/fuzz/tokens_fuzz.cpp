@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "data/token_file.h"
-#include "folder.h"
 #include "fuzz.h"
+#include "rigs/files.h"
 
 using namespace trainer;
 namespace fs = std::filesystem;
@@ -35,19 +35,19 @@ void read_everything(const std::string& path) {
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const fuzz::Folder folder;
+  static const tests::TempFolder folder;
   std::string_view input = fuzz::text_of(data, size);
   const char kind = input.empty() ? 'b' : input[0];
   input = input.substr(std::min<size_t>(1, size));
-  const fs::path tokens = folder.path / "x.bin", documents = folder.path / "x.docs", megatron = folder.path / "x.idx";
+  const fs::path tokens = folder / "x.bin", documents = folder / "x.docs", megatron = folder / "x.idx";
   fs::remove(documents);
   fs::remove(megatron);
   if (kind == 'd' || kind == 'i') {
     const size_t count = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
-    fuzz::write(tokens, std::string(2 * count, '\1'));
-    fuzz::write(kind == 'd' ? documents : megatron, input.substr(std::min<size_t>(1, input.size())));
+    tests::write(tokens, std::string(2 * count, '\1'));
+    tests::write(kind == 'd' ? documents : megatron, input.substr(std::min<size_t>(1, input.size())));
   } else {
-    fuzz::write(tokens, input);
+    tests::write(tokens, input);
   }
   fuzz::accepted({Code::data}, [&] { read_everything(tokens); });
   return 0;

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "data/byte_source.h"
-#include "folder.h"
 #include "fuzz.h"
+#include "rigs/files.h"
 
 using namespace trainer;
 
@@ -30,11 +30,11 @@ std::pair<std::string, bool> read(const std::string& file, size_t part) {
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const fuzz::Folder folder;
+  static const tests::TempFolder folder;
   const std::string_view input = fuzz::text_of(data, size);
   const size_t flags = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
-  const std::string file = folder.path / ((flags & 1) != 0 ? "x.zst" : "x.gz");
-  fuzz::write(file, input.substr(std::min<size_t>(1, size)));
+  const std::string file = folder / ((flags & 1) != 0 ? "x.zst" : "x.gz");
+  tests::write(file, input.substr(std::min<size_t>(1, size)));
   const auto whole = read(file, size_t{1} << 20), parts = read(file, 100 + 40 * flags);
   // If both stop at kMost, the larger reads may reach damage that the smaller reads do not.
   TRAINER_CHECK(whole == parts || (whole.second && parts.first.size() == kMost), "{} bytes, or {} in parts",

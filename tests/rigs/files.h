@@ -6,6 +6,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace trainer::tests {
 
@@ -37,7 +38,7 @@ inline std::string content_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 /// Overwrites the file, creates its folder if necessary, and returns the path.
-inline std::string write(const std::filesystem::path& path, const std::string& bytes) {
+inline std::string write(const std::filesystem::path& path, std::string_view bytes) {
   std::filesystem::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
   return path.string();
