@@ -66,11 +66,6 @@ TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
   }
 }
 
-template <typename T>
-bool same(const Rows<T>& a, const Rows<T>& b) {
-  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0;
-}
-
 TEST(AttentionPanels, ReadACacheOfAnyLength) {
   for (const Panels& set : panels()) {
     Machine cpu(3, set.isa);
@@ -101,8 +96,7 @@ TEST(AttentionPanels, HaveTheSameBitsWithAMaskThatHidesNothing) {
       masked.first.assign(660, 0);
       forward_and_backward(cpu, plain, *set.kernels);
       forward_and_backward(cpu, masked, *set.kernels);
-      EXPECT_TRUE(same(plain.out, masked.out) && same(plain.lse, masked.lse));
-      EXPECT_TRUE(same(plain.dq, masked.dq) && same(plain.dk, masked.dk) && same(plain.dv, masked.dv));
+      expect_same_bits(plain, masked);
     }
 }
 
@@ -112,41 +106,38 @@ TEST(AttentionPanels, DoNotDependOnTheThreadCount) {
       SCOPED_TRACE(to_string(c));
       std::vector<Problem<bf16>> runs;
       for (const int threads : {1, 2, 5}) {
+        SCOPED_TRACE(fmt::format("{} threads", threads));
         Machine cpu(threads, set.isa);
         Problem<bf16> x(c);
         forward_and_backward(cpu, x, *set.kernels);
         runs.push_back(std::move(x));
-        EXPECT_TRUE(same(runs[0].out, runs.back().out)) << threads << " threads";
-        EXPECT_TRUE(same(runs[0].lse, runs.back().lse)) << threads << " threads";
-        EXPECT_TRUE(same(runs[0].dq, runs.back().dq)) << threads << " threads";
-        EXPECT_TRUE(same(runs[0].dk, runs.back().dk)) << threads << " threads";
-        EXPECT_TRUE(same(runs[0].dv, runs.back().dv)) << threads << " threads";
+        expect_same_bits(runs[0], runs.back());
       }
     }
 }
 
 // Lanes hold queries, so only the sum along the head dimension depends on the vector width: Σ dO·O, which enters dq and
 // dk. The plain set has no FMA and a different exp.
-void expect_same_bits(Isa unit, const AttentionKernels& narrow_kernels, const AttentionKernels& kernels) {
+void expect_same_bits_of(Isa unit, const AttentionKernels& narrow_kernels, const AttentionKernels& kernels) {
   for (const Case& c : {Case{{1, 200, 200, 0, 2, 1, 33}, 0.2}, Case{{2, 130, 130, 0, 4, 4, 16}}}) {
     SCOPED_TRACE(to_string(c));
     Machine narrow(2, Isa::avx2), wide(2, unit);
     Problem<bf16> x(c), y(c);
     forward_and_backward(narrow, x, narrow_kernels);
     forward_and_backward(wide, y, kernels);
-    EXPECT_TRUE(same(x.out, y.out));
-    EXPECT_TRUE(same(x.lse, y.lse));
-    EXPECT_TRUE(same(x.dv, y.dv));
+    EXPECT_TRUE(same_bits(x.out, y.out));
+    EXPECT_TRUE(same_bits(x.lse, y.lse));
+    EXPECT_TRUE(same_bits(x.dv, y.dv));
   }
 }
 TEST(AttentionPanels, HaveTheSameBitsOnAvx2AndTheMatrixUnit) {
   if (device::detect_isa() < Isa::amx) GTEST_SKIP() << "needs AMX";
-  expect_same_bits(Isa::amx, avx2::attention_tiles, avx512::attention_tiles);
+  expect_same_bits_of(Isa::amx, avx2::attention_tiles, avx512::attention_tiles);
 }
 TEST(AttentionPanels, HaveTheSameBitsOnAvx2AndTheUnitOfPairs) {
   if (device::detect_isa() < Isa::avx512bf16 || !device::available(Isa::avx512bf16))
     GTEST_SKIP() << "needs AVX512-BF16";
-  expect_same_bits(Isa::avx512bf16, avx2::attention_pairs, avx512::attention_pairs);
+  expect_same_bits_of(Isa::avx512bf16, avx2::attention_pairs, avx512::attention_pairs);
 }
 
 TEST(AttentionPanels, SurviveVeryLargeScores) {
@@ -154,14 +145,7 @@ TEST(AttentionPanels, SurviveVeryLargeScores) {
     Machine cpu(2, set.isa);
     Problem<bf16> x(Case{{1, 140, 140, 0, 2, 1, 16}, 0, 60});  // scores in the tens of thousands
     forward_and_backward(cpu, x, *set.kernels);
-    for (int64_t r = 0; r < x.out.rows; ++r)
-      for (int64_t e = 0; e < x.out.cols; ++e) {
-        ASSERT_TRUE(std::isfinite(x.out.value(r, e)) && std::isfinite(x.dq.value(r, e)));
-        ASSERT_LE(std::abs(x.out.value(r, e)), 6);  // a mean of values
-      }
-    for (int64_t r = 0; r < x.dk.rows; ++r)
-      for (int64_t e = 0; e < x.dk.cols; ++e)
-        ASSERT_TRUE(std::isfinite(x.dk.value(r, e)) && std::isfinite(x.dv.value(r, e)));
+    expect_bounded(x);
   }
 }
 
@@ -170,11 +154,9 @@ TEST(AttentionPanels, PassNanOnToTheRowsThatSeeIt) {
     for (const int64_t length : {3, 150}) {
       Machine cpu(2, set.isa);
       Problem<bf16> x(Case{{1, length, length, 0, 1, 1, 16}});
-      const int64_t bad = length - 2;
-      x.k.at(bad, 4) = bf16(std::numeric_limits<float>::quiet_NaN());
+      spoil(x, length - 2);
       own_attention(cpu.ex, x.forward_op(), *set.kernels);
-      for (int64_t r = 0; r < length; ++r)
-        for (int64_t e = 0; e < 16; ++e) ASSERT_EQ(std::isnan(x.out.value(r, e)), r >= bad) << "row " << r;
+      expect_nan_from(x, length - 2);
     }
 }
 

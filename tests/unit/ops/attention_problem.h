@@ -125,6 +125,39 @@ struct Problem {
   void backward(TestExec& ex) { run(ex, backward_op()); }
 };
 
+template <typename T>
+bool same_bits(const Rows<T>& a, const Rows<T>& b) {
+  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0;
+}
+template <typename T>
+void expect_same_bits(const Problem<T>& a, const Problem<T>& b) {
+  EXPECT_TRUE(same_bits(a.out, b.out));
+  EXPECT_TRUE(same_bits(a.lse, b.lse));
+  EXPECT_TRUE(same_bits(a.dq, b.dq));
+  EXPECT_TRUE(same_bits(a.dk, b.dk));
+  EXPECT_TRUE(same_bits(a.dv, b.dv));
+}
+/// Checks results that very large scores could make infinite; outputs are means of values.
+template <typename T>
+void expect_bounded(const Problem<T>& x) {
+  for (const auto* each : {&x.out, &x.dq, &x.dk, &x.dv})
+    for (int64_t r = 0; r < each->rows; ++r)
+      for (int64_t e = 0; e < each->cols; ++e) {
+        ASSERT_TRUE(std::isfinite(each->value(r, e)));
+        if (each == &x.out) ASSERT_LE(std::abs(each->value(r, e)), 6);
+      }
+}
+/// Sets an element of key `bad` to NaN. Its row and those that follow see it.
+template <typename T>
+void spoil(Problem<T>& x, int64_t bad) {
+  x.k.at(bad, 4) = T(std::numeric_limits<AccumulatorOf<T>>::quiet_NaN());
+}
+template <typename T>
+void expect_nan_from(const Problem<T>& x, int64_t bad) {
+  for (int64_t r = 0; r < x.out.rows; ++r)
+    for (int64_t e = 0; e < x.out.cols; ++e) ASSERT_EQ(std::isnan(x.out.value(r, e)), r >= bad) << "row " << r;
+}
+
 using Matrix = std::vector<double>;
 
 /// Attention by its definition, in double: explicit rows of probabilities; gradients by the chain rule through them.

@@ -10,11 +10,6 @@ class AttentionShapes : public testing::DeviceTest {};
 using Types = ::testing::Types<float, bf16>;
 TYPED_TEST_SUITE(AttentionShapes, Types);
 
-template <typename Rows>
-bool same_bits(const Rows& a, const Rows& b) {
-  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(a.data[0])) == 0;
-}
-
 TYPED_TEST(AttentionShapes, MatchItsDefinition) {
   using T = TypeParam;
   Machine machine(2);
@@ -60,11 +55,7 @@ TYPED_TEST(AttentionShapes, GiveTheSameBitsInEveryOrderAndPlace) {
       runs.emplace_back(c);
       runs.back().forward(machine.ex);
       runs.back().backward(machine.ex);
-      EXPECT_TRUE(same_bits(runs[0].out, runs.back().out));
-      EXPECT_TRUE(same_bits(runs[0].lse, runs.back().lse));
-      EXPECT_TRUE(same_bits(runs[0].dq, runs.back().dq));
-      EXPECT_TRUE(same_bits(runs[0].dk, runs.back().dk));
-      EXPECT_TRUE(same_bits(runs[0].dv, runs.back().dv));
+      expect_same_bits(runs[0], runs.back());
     });
     // q, k and v side by side in the rows of one GEMM's result, once aligned to 16 bytes and once not.
     for (const int64_t shift : {int64_t{0}, int64_t{1}}) {

@@ -160,6 +160,7 @@ TYPED_TEST(AttentionOf, HasTheSameBitsWithoutAMaskAndWithOneThatHidesNothing) {
   using T = TypeParam;
   for (const double dropout : {0.0, 0.2}) {
     for (const int64_t length : testing::on_cuda() ? std::vector<int64_t>{70} : std::vector<int64_t>{3, 64, 200, 517}) {
+      SCOPED_TRACE(length);
       Machine cpu(2);
       Problem<T> plain(Case{{2, length, length, 0, 4, 2, 16}, dropout}), masked = plain, wide = plain;
       masked.first.assign(static_cast<size_t>(2 * length), 0);
@@ -167,11 +168,7 @@ TYPED_TEST(AttentionOf, HasTheSameBitsWithoutAMaskAndWithOneThatHidesNothing) {
       for (Problem<T>* x : {&plain, &masked, &wide}) {
         x->forward(cpu.ex);
         x->backward(cpu.ex);
-        const auto same = [&](const auto& a, const auto& b) {
-          return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(a.data[0])) == 0;
-        };
-        EXPECT_TRUE(same(x->out, plain.out) && same(x->lse, plain.lse)) << length;
-        EXPECT_TRUE(same(x->dq, plain.dq) && same(x->dk, plain.dk) && same(x->dv, plain.dv)) << length;
+        expect_same_bits(*x, plain);
       }
     }
   }
@@ -184,19 +181,13 @@ TYPED_TEST(AttentionOf, DoesNotDependOnTheThreadCount) {
     SCOPED_TRACE(to_string(c));
     std::vector<Problem<T>> runs;
     for (const int threads : {1, 2, 3, 5}) {
+      SCOPED_TRACE(fmt::format("{} threads", threads));
       Machine cpu(threads);
       Problem<T> x(c);
       x.forward(cpu.ex);
       x.backward(cpu.ex);
       runs.push_back(std::move(x));
-      const auto same = [&](const auto& a, const auto& b) {
-        return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(a.data[0])) == 0;
-      };
-      EXPECT_TRUE(same(runs[0].out, runs.back().out)) << threads << " threads";
-      EXPECT_TRUE(same(runs[0].lse, runs.back().lse)) << threads << " threads";
-      EXPECT_TRUE(same(runs[0].dq, runs.back().dq)) << threads << " threads";
-      EXPECT_TRUE(same(runs[0].dk, runs.back().dk)) << threads << " threads";
-      EXPECT_TRUE(same(runs[0].dv, runs.back().dv)) << threads << " threads";
+      expect_same_bits(runs[0], runs.back());
     }
   }
 }
@@ -207,16 +198,7 @@ TYPED_TEST(AttentionOf, SurvivesVeryLargeScores) {
   Problem<T> x(Case{{1, 140, 140, 0, 2, 1, 16}, 0, 60});  // scores in the tens of thousands
   x.forward(cpu.ex);
   x.backward(cpu.ex);
-  for (int64_t r = 0; r < x.out.rows; ++r) {
-    for (int64_t e = 0; e < x.out.cols; ++e) {
-      ASSERT_TRUE(std::isfinite(x.out.value(r, e)));
-      ASSERT_TRUE(std::isfinite(x.dq.value(r, e)));
-      ASSERT_LE(std::abs(x.out.value(r, e)), 6);  // a mean of values
-    }
-  }
-  for (int64_t r = 0; r < x.dk.rows; ++r)
-    for (int64_t e = 0; e < x.dk.cols; ++e)
-      ASSERT_TRUE(std::isfinite(x.dk.value(r, e)) && std::isfinite(x.dv.value(r, e)));
+  expect_bounded(x);
 }
 
 TYPED_TEST(AttentionOf, PassesNanOnToTheRowsThatSeeIt) {
@@ -224,11 +206,9 @@ TYPED_TEST(AttentionOf, PassesNanOnToTheRowsThatSeeIt) {
   for (const int64_t length : {3, 150}) {
     Machine cpu(2);
     Problem<T> x(Case{{1, length, length, 0, 1, 1, 16}});
-    const int64_t bad = length - 2;
-    x.k.at(bad, 4) = T(std::numeric_limits<AccumulatorOf<T>>::quiet_NaN());
+    spoil(x, length - 2);
     x.forward(cpu.ex);
-    for (int64_t r = 0; r < length; ++r)
-      for (int64_t e = 0; e < 16; ++e) ASSERT_EQ(std::isnan(x.out.value(r, e)), r >= bad) << "row " << r;
+    expect_nan_from(x, length - 2);
   }
 }
 
