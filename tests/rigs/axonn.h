@@ -19,19 +19,11 @@ inline std::string to_string(const AxonnGrid& g) {
 }
 inline std::ostream& operator<<(std::ostream& out, const AxonnGrid& g) { return out << to_string(g); }
 
-/// Sizes divide by 2, 3, 4, 8 and 16 along x and y; the vocabulary of 37 is padded to 48. Llama has two key/value
-/// heads, or three if x = 3; more ranks than that share them.
+/// Llama has two key/value heads, or three if x = 3; more ranks than that share them.
 inline config::Config configure(const AxonnGrid& g) {
-  config::Config c = tiny_config(g.arch);
-  c.model.n_head = 48;
-  c.model.n_kv_head = g.arch == config::Arch::gpt2 ? 48 : g.x == 3 ? 3 : 2;
-  c.model.d_model = 96;
-  c.model.d_ff = 48;
-  c.model.seq_len = 10;
-  c.model.vocab_multiple = 48;
+  config::Config c = wide_config(g.arch, g.x == 3 ? 3 : 2);
   c.train.micro_batch = g.z;
   c.train.global_batch = g.z * g.data * (g.z * g.data < 4 ? 2 : 1);
-  c.optim.grad_clip = 0.1;
   c.parallel.strategy = "axonn-4d";
   c.parallel.grid = {g.x, g.y, g.z};
   c.parallel.order = g.order;

@@ -22,19 +22,12 @@ inline std::string to_string(const Square& s) {
 }
 inline std::ostream& operator<<(std::ostream& out, const Square& s) { return out << to_string(s); }
 
-/// Sizes divide by 2, 3 and 4; the vocabulary of 37 is padded to 48. Llama has two key/value heads, or one if q = 3;
-/// more ranks than that share them. With fewer than 12 ranks, a step has two micro-batches.
+/// Llama has two key/value heads, or one if q = 3; more ranks than that share them. With fewer than 12 ranks, a step
+/// has two micro-batches.
 inline config::Config configure(const Square& s) {
-  config::Config c = tiny_config(s.arch);
-  c.model.n_head = 48;
-  c.model.n_kv_head = s.arch == config::Arch::gpt2 ? 48 : s.q == 3 ? 1 : 2;
-  c.model.d_model = 96;
-  c.model.d_ff = 48;
-  c.model.seq_len = 10;
-  c.model.vocab_multiple = 48;
+  config::Config c = wide_config(s.arch, s.q == 3 ? 1 : 2);
   c.train.micro_batch = s.q * s.depth;
   c.train.global_batch = s.q * s.depth * s.data * (s.ranks() < 12 ? 2 : 1);
-  c.optim.grad_clip = 0.1;
   c.parallel.strategy = "optimus-2d";
   c.parallel.mesh = s.depth == 1 ? std::vector<int64_t>{s.q, s.q} : std::vector<int64_t>{s.q, s.q, s.depth};
   c.parallel.stationary = s.stationary;

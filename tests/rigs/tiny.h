@@ -45,6 +45,18 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
   return c;
 }
 inline constexpr int64_t kTinyVocab = 37;
+/// A model whose sizes divide by 2, 3, 4, 8 and 16; its vocabulary is padded to 48. Llama has so many key/value heads.
+inline config::Config wide_config(config::Arch arch, int64_t kv_heads) {
+  config::Config c = tiny_config(arch);
+  c.model.n_head = 48;
+  c.model.n_kv_head = arch == config::Arch::gpt2 ? 48 : kv_heads;
+  c.model.d_model = 96;
+  c.model.d_ff = 48;
+  c.model.seq_len = 10;
+  c.model.vocab_multiple = 48;
+  c.optim.grad_clip = 0.1;
+  return c;
+}
 
 inline train::BatchSource tiny_batches(const config::Config& c) {
   const int64_t length = c.model.seq_len;
