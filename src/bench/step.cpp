@@ -89,7 +89,8 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
       files.empty() ? random_batches(config) : file_batches(config, files, machine.threads);
   const std::unique_ptr<comm::World> world = comm::solo_world();
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
-  setup::require_memory(setup::plan_run(config, vocab, machine, true), config, vocab, machine);
+  const setup::RunPlan plan = setup::plan_run(config, vocab, machine, true);
+  setup::require_memory(plan, config, vocab, machine);
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
   // The copy rate is measured before the model is allocated, so that its buffers do not add to the peak memory.
   const double copied = bench::copy_rate(*setup::make_device(machine));
@@ -118,7 +119,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.compute = name_of(machine.compute);
   bench.product_path = ops::product_path(*device, machine.compute);
   bench.tokens_per_s = static_cast<double>(bench.tokens) / bench.median_ms * 1e3;
-  const config::FlopsPerToken flops = config::flops_per_token(config.model, vocab, recomputed_layers(config));
+  const config::FlopsPerToken& flops = plan.flops;
   bench.model_tflops = flops.full() * bench.tokens_per_s * 1e-12;
   const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
   std::vector<std::pair<double, const char*>> rates = {

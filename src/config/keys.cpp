@@ -54,7 +54,7 @@ void declare_model(std::vector<Key>& keys) {
                 "Context length that `checkpoint export` declares; training does not use it.");
   model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; else false",
                 "The output head shares the token embedding's weights.");
-  model.boolean("bias", &Model::bias, "gpt2: true; else false", "Linear layers and LayerNorm have biases.");
+  model.boolean("bias", &Model::bias, "gpt2: true; else false", "Linear layers and norms have biases.");
   model.choice("attn_bias", &Model::attn_bias, {std::begin(kAttentionBiasNames), std::end(kAttentionBiasNames)},
                "all with bias; qwen2: qkv; else none",
                "Biases in attention. none: no linear has one; qkv: the query, key and value projections; all: every "

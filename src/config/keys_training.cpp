@@ -31,7 +31,8 @@ void declare_train(std::vector<Key>& keys) {
                 "Steps between evaluations; 0: only after the last step.");
   train.integer("eval_batches", &Train::eval_batches, 16,
                 {.range = at_least(0), .unit = "groups of global_batch windows"},
-                "Amount of validation data per evaluation, taken from its start; 0: all of it.");
+                "Amount of validation data per evaluation, taken from its start; 0: all of it, in whole windows of "
+                "seq_len tokens.");
   train.integer("sample_interval", &Train::sample_interval, -1,
                 {.range = at_least(0), .unit = "steps", .derived = "a single sample, after the last step"},
                 "Steps between generated samples; 0: no samples.");
@@ -63,7 +64,7 @@ void declare_optim(std::vector<Key>& keys) {
                "other parameters; the section muon has its keys.");
   optim.number("lr", &Optim::lr, 6e-4, {.range = above(0)}, "Peak learning rate, reached after the warm-up.");
   optim.number("min_lr", &Optim::min_lr, -1, {.range = at_least(0), .derived = "lr / 10"},
-               "Learning rate at the end of the run.");
+               "Learning rate at the end of the run, which the schedule reaches after the last step.");
   optim.integer("warmup_steps", &Optim::warmup_steps, -1,
                 {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
                 "Steps over which the learning rate rises linearly.");

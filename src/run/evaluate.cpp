@@ -29,8 +29,10 @@ void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t fi
     const int64_t begin = (first + i) * stride, rows = std::clamp<int64_t>(predictions - begin, 0, length);
     const int64_t seen = first + i == 0 ? 0 : std::min(rows, length - stride);
     if (rows == 0) continue;
-    dataset.stream().copy(dataset.begin() + begin, std::span(out.ids.data() + i * length, rows));
-    dataset.stream().copy(dataset.begin() + begin + 1, std::span(out.targets.data() + i * length, rows));
+    const std::span ids(out.ids.data() + i * length, rows), targets(out.targets.data() + i * length, rows);
+    dataset.stream().copy(dataset.begin() + begin, ids);
+    dataset.stream().copy(dataset.begin() + begin + 1, targets);
+    dataset.stream().append_starts(dataset.begin() + begin, ids, i * length, out.starts);
     std::fill_n(out.weights.begin() + i * length + seen, rows - seen, 1.0f);
   }
   dataset.stream().require_whole();

@@ -146,7 +146,8 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
 std::string continue_mixture(comm::World& world, const config::Config& config, data::TrainingData& train,
                              std::vector<data::MixturePhase> past, int64_t from, int64_t samples) {
   if (!train.is_mixed()) return {};
-  train.set_mixture({std::move(past), from, data::weight_changes(config, train)});
+  const std::vector<data::WeightChange> changes = data::weight_changes(config, train);
+  train.set_mixture({std::move(past), from, changes});
   const data::Mixture& mixture = *train.mixture();
   const data::SlotsByName taken = mixture.samples_before(samples);
   for (const config::FileSet& source : config.data.source) {
@@ -156,7 +157,7 @@ std::string continue_mixture(comm::World& world, const config::Config& config, d
     std::string remedy = "lower its weights, or shorten the run";
     const double share = static_cast<double>(most * windows - 1) / all;  // a count may exceed its share by one sample
     double others = 0;
-    for (const auto& [name, weight] : data::weight_changes(config, train).front().weights)
+    for (const auto& [name, weight] : changes.front().weights)
       if (name != source.name) others += weight;
     if (mixture.phases().size() == 1 && share > 0 && share < 1 && others > 0) {
       const double weight = others * share / (1 - share), digit = std::pow(10, std::floor(std::log10(weight)) - 1);

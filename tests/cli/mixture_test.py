@@ -185,8 +185,9 @@ class Mixtures(rig.Runs):
         self.assertEqual(self.events("step")[-1]["sources"], {"web": 60, "code": 11, "math": 7})
 
     def test_limits_of_epochs(self):
-        self.assertRegex(self.train("data.source.math.max_epochs=2", "train.steps=60", status=4),
-                         'data.source "math": .* 3.43 epochs .* max_epochs = 2; set its weight to 0[.]0')
+        for resume in ("auto", "never"):
+            stderr = self.train("data.source.math.max_epochs=2", "train.steps=60", "checkpoint.resume=" + resume, status=4)
+            self.assertRegex(stderr, 'data.source "math": .* 3.43 epochs .* max_epochs = 2; set its weight to 0[.]0')
         stderr = self.train("data.source.math.max_epochs=2", "train.steps=60", "data.source.math.weight=0.05", max_steps=1)
         self.assertNotIn("max_epochs", stderr)
 

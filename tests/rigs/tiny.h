@@ -45,7 +45,8 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
   return c;
 }
 inline constexpr int64_t kTinyVocab = 37;
-/// A model whose sizes divide by 2, 3, 4, 8 and 16; its vocabulary is padded to 48. Llama has so many key/value heads.
+/// A model whose sizes divide by 2, 3, 4, 8 and 16; its vocabulary is padded to 48. `kv_heads`: key/value heads of
+/// Llama.
 inline config::Config wide_config(config::Arch arch, int64_t kv_heads) {
   config::Config c = tiny_config(arch);
   c.model.n_head = 48;

@@ -21,8 +21,10 @@ std::vector<int32_t> random_tokens(int64_t count) {
   return tokens;
 }
 
-data::TokenDataset dataset_of(const TempFolder& folder, const std::vector<int32_t>& tokens, int64_t seq_len) {
-  std::string bytes = data::token_header({.tokens = static_cast<int64_t>(tokens.size()), .vocab_size = kTinyVocab});
+data::TokenDataset dataset_of(const TempFolder& folder, const std::vector<int32_t>& tokens, int64_t seq_len,
+                              int32_t eos = -1) {
+  std::string bytes =
+      data::token_header({.tokens = static_cast<int64_t>(tokens.size()), .vocab_size = kTinyVocab, .eos = eos});
   for (const int32_t token : tokens) bytes += {static_cast<char>(token & 0xFF), static_cast<char>(token >> 8)};
   const std::string path = data::testing::write(folder / "text.bin", bytes);
   return {std::make_shared<data::TokenStream>(std::vector<std::string>{path}), seq_len, 0};
@@ -42,14 +44,19 @@ double loss_after(train::Trainer& trainer, std::span<const int32_t> tokens) {
   return trainer.loss_sum(batch);
 }
 
-/// Directly from the definition: each window scores the tokens that no earlier window has predicted.
-std::pair<double, int64_t> brute_force(train::Trainer& trainer, std::span<const int32_t> tokens, int64_t stride) {
+/// Directly from the definition: each window scores the tokens that no earlier window has predicted. Tokens do not see
+/// those before the last `eos`.
+std::pair<double, int64_t> brute_force(train::Trainer& trainer, std::span<const int32_t> tokens, int64_t stride,
+                                       int32_t eos = -1) {
   const int64_t length = trainer.model().seq_len(), count = static_cast<int64_t>(tokens.size());
   double nats = 0;
   int64_t predicted = 0;
   for (int64_t begin = 0; predicted < count - 1; begin += stride)
-    for (int64_t target = predicted + 1; target <= std::min(begin + length, count - 1); ++target, ++predicted)
-      nats += loss_after(trainer, tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(target - begin + 1)));
+    for (int64_t target = predicted + 1; target <= std::min(begin + length, count - 1); ++target, ++predicted) {
+      int64_t seen = target - 1;
+      while (seen > begin && tokens[static_cast<size_t>(seen - 1)] != eos) --seen;
+      nats += loss_after(trainer, tokens.subspan(static_cast<size_t>(seen), static_cast<size_t>(target - seen + 1)));
+    }
   return {nats / static_cast<double>(predicted), predicted};
 }
 
@@ -69,6 +76,23 @@ TEST(Evaluate, SlidingWindowsPredictEveryTokenOnceFromItsContext) {
       EXPECT_NEAR(result.report.loss, loss, 1e-13 * loss) << count << " tokens, stride " << stride;
       EXPECT_NEAR(result.report.perplexity, std::exp(loss), 1e-12 * std::exp(loss));
     }
+  }
+}
+
+TEST(Evaluate, SlidingWindowsKeepDocumentsApart) {
+  config::Config c = tiny_config(config::Arch::llama);  // RoPE: only distances between tokens matter
+  c.data.separate_documents = true;
+  Tiny run(c, DType::f64, 2);
+  for (int64_t n = 1; n <= 3; ++n) run.step(n, 1e-2);
+  const TempFolder folder;
+  constexpr int32_t kEos = 5;
+  std::vector<int32_t> tokens = random_tokens(57);
+  for (const size_t end : {3, 4, 11, 30, 47}) tokens[end] = kEos;
+  const data::TokenDataset dataset = dataset_of(folder, tokens, c.model.seq_len, kEos);
+  for (const int64_t stride : {1, 4, 10, 11}) {
+    const double loss = brute_force(run.trainer, tokens, stride, kEos).first;
+    EXPECT_NE(loss, brute_force(run.trainer, tokens, stride).first);
+    EXPECT_NEAR(run::evaluate(run.trainer, dataset, {.stride = stride}, nullptr, {}).report.loss, loss, 1e-12 * loss);
   }
 }
 
