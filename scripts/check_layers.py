@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fails on an include that violates the module order, on a strategy's name outside config/, and if the folders listed
-in src/README.md are not the modules.
+"""Fails on an include that violates the module order, on toml++ in a second file, on a strategy's name outside config/,
+and if the folders listed in src/README.md are not the modules.
 
 The order is read from the trainer_module lines of CMakeLists.txt: a module may include itself and its
 direct and indirect DEPS.
@@ -35,6 +35,9 @@ def main():
             include = re.match(r'\s*#include "(\w+)/', line)
             if include and include.group(1) not in reach.get(module, set()):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: {module} may not include {include.group(1)}")
+            if "<toml++/toml.h>" in line and relative != Path("config/toml_reader.cpp"):
+                problems.append(f"{path.relative_to(ROOT)}:{number}: only config/toml_reader.cpp may use toml++, since it "
+                                "changes macros of the library")
             if module != "config" and STRATEGIES.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: a strategy is named outside config/")
     rooms = re.findall(r"^\| `(\w+)/` \|", (ROOT / "src/README.md").read_text(), re.M)

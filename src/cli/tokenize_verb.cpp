@@ -105,8 +105,8 @@ int tokenize_command(const TokenizeOptions& o) {
                                   {"reused", result.reused}};
     print(json_text(document) + "\n");
   } else {
-    print(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
-                 result.documents, tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));
+    print(format("{}: {} tokens, {}, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
+                 counted(result.documents, "document"), tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));
   }
   return 0;
 }

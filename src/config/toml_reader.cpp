@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
 
 #include "base/format.h"
 #include "config/text.h"
@@ -172,6 +173,13 @@ toml::table parse(std::string_view text) {
 }
 
 }  // namespace
+
+std::string toml_as_json(std::string_view text) {
+  const toml::table root = parse(text);
+  std::ostringstream json;
+  json << toml::json_formatter(root);
+  return json.str();
+}
 
 std::vector<TomlNode> read_toml(std::string_view text) {
   const toml::table root = parse(text);

@@ -1,5 +1,6 @@
 #pragma once
-// TOML text as a flat list of nodes with their positions. Only this file uses the TOML library.
+// TOML text as a flat list of nodes with their positions. Only toml_reader.cpp uses the library, in one translation
+// unit: its macros there must hold for every copy of the library's inline functions.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -35,6 +36,9 @@ struct TomlTable {
 };
 /// Returns all tables, ordered by name; tables with the same name are in file order. Throws TomlMistake.
 std::vector<TomlTable> read_toml_tables(std::string_view text);
+
+/// Returns the same document as JSON. Throws TomlMistake.
+std::string toml_as_json(std::string_view text);
 
 /// Parses a single value, in the syntax of the right side of "key ="; throws TomlMistake if it is not a value.
 TomlNode read_toml_value(std::string_view text);

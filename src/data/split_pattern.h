@@ -11,6 +11,8 @@ namespace trainer::data {
 extern const std::string_view kGpt2Pattern;
 /// The pattern of OpenAI's cl100k vocabulary.
 extern const std::string_view kCl100kPattern;
+/// The pattern of Qwen 2 and 3.
+extern const std::string_view kQwen2Pattern;
 
 /// A compiled expression. Threads may share it.
 class SplitPattern {

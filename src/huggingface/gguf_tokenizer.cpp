@@ -21,14 +21,12 @@ constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
 /// Returns llama.cpp's name of the steps that split text into words, which it has built in.
 std::string name_of_patterns(const data::BpeSpec& spec) {
-  constexpr std::string_view kQwen2 =
-      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   struct Known {
     const char* name;
     std::vector<std::string_view> patterns;
   };
   const std::array known = {Known{"gpt-2", {data::kGpt2Pattern}}, Known{"smollm", {"\\p{N}", data::kGpt2Pattern}},
-                            Known{"qwen2", {kQwen2}},
+                            Known{"qwen2", {data::kQwen2Pattern}},
                             Known{spec.ignore_merges ? "llama-bpe" : "dbrx", {data::kCl100kPattern}}};
   for (const Known& each : known)
     if (std::ranges::equal(each.patterns, spec.patterns)) return each.name;

@@ -257,7 +257,8 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   const int64_t head = given ? fields.size("head_dim") : family.head_dim > 0 ? family.head_dim : width / heads;
   if (head * heads != width) keys.add("head_dim", head);
   if (head % 2 != 0) fields.refuse("head_dim", format("{} is odd: RoPE rotates pairs of features", head));
-  const int64_t kv_heads = fields.size("num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : heads);
+  const bool all_heads = family.kv_heads == 0 || fields.has_null("num_key_value_heads");
+  const int64_t kv_heads = fields.size("num_key_value_heads", all_heads ? heads : family.kv_heads);
   if (heads % kv_heads != 0)
     fields.refuse("num_key_value_heads", format("{} does not divide num_attention_heads = {}", kv_heads, heads));
   const int64_t layers = fields.size("num_hidden_layers");
@@ -331,7 +332,8 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin, 
   Keys keys;
   keys.add("arch", type->get<std::string>());
   family == nullptr ? read_gpt2(fields, seq_len, keys) : read_llama(fields, *family, seq_len, keys);
-  keys.add("init_std", fields.number("initializer_range", 0.02));
+  if (const double deviation = fields.number("initializer_range", 0.02); deviation > 0)
+    keys.add("init_std", deviation);  // 0 would initialize nothing, and weights are given
   ModelConfig model;
   model.vocab = fields.size("vocab_size");
   model.settings = keys.sets();

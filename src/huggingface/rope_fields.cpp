@@ -83,7 +83,9 @@ void read_scaling(const Fields& fields, const Fields& rope, const char* name, Ke
     keys.add("rope_factor", *factor);
     if (type != RopeType::linear) {
       scaling.find(kOriginal);
-      keys.add("rope_original", rope.find(kOriginal) ? rope.size(kOriginal) : fields.size("max_position_embeddings"));
+      keys.add("rope_original", fields.find(kOriginal) ? fields.size(kOriginal)  // as transformers does
+                                : rope.find(kOriginal) ? rope.size(kOriginal)
+                                                       : fields.size("max_position_embeddings"));
     }
     const auto take = [&](const char* field, const char* key) {
       if (const std::optional<double> value = scaling.number(field)) keys.add(key, *value);

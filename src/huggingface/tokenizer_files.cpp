@@ -1,10 +1,13 @@
 #include "huggingface/tokenizer_files.h"
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "data/bpe_file.h"
 #include "data/sentencepiece_json.h"
+#include "data/split_pattern.h"
 
 namespace trainer::huggingface {
 
@@ -46,6 +49,12 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
   if (special.add_eos) config["add_eos_token"] = true;
   files.push_back({"tokenizer_config.json", config.dump(2) + "\n"});
   return files;
+}
+
+bool splits_as_qwen2(const data::Tokenizer& tokenizer) {
+  if (tokenizer.file_name() != kJsonFile) return false;
+  const data::BpeSpec spec = data::parse_bpe(tokenizer.bytes(), kJsonFile);
+  return spec.nfc && std::ranges::equal(spec.patterns, std::array{data::kQwen2Pattern});
 }
 
 std::optional<data::Tokenizer> find_tokenizer(const fs::path& folder) {

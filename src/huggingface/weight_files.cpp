@@ -16,6 +16,7 @@ constexpr int64_t kLargestIndex = int64_t{16} << 20;
 /// Returns the files to open, each once, and for each tensor of an index its file.
 std::vector<std::string> files_of(const fs::path& folder, WeightIndex& index) {
   std::error_code none;
+  if (fs::exists(folder / kWeightsFile, none)) return {kWeightsFile};  // first, as in transformers
   if (fs::exists(folder / kIndexFile, none)) {
     index = parse_index_json(read_file(folder / kIndexFile, kLargestIndex), (folder / kIndexFile).string());
     std::vector<std::string> files;
@@ -24,7 +25,6 @@ std::vector<std::string> files_of(const fs::path& folder, WeightIndex& index) {
     files.erase(std::unique(files.begin(), files.end()), files.end());
     return files;
   }
-  if (fs::exists(folder / kWeightsFile, none)) return {kWeightsFile};
   const bool pickled =
       fs::exists(folder / "pytorch_model.bin", none) || fs::exists(folder / "pytorch_model.bin.index.json", none);
   throw Error(

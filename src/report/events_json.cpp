@@ -1,8 +1,8 @@
 #include "report/events_json.h"
 
-#include <toml++/toml.h>
 #include <ctime>
-#include <sstream>
+
+#include "config/toml_reader.h"
 
 namespace trainer::report {
 namespace {
@@ -37,11 +37,8 @@ void flatten(const Json& object, const std::string& prefix, char separator,
 
 Json config_json(const std::string& toml_text) {
   try {
-    const toml::table table = toml::parse(toml_text);
-    std::ostringstream text;
-    text << toml::json_formatter(table);
-    return Json::parse(text.str());
-  } catch (const toml::parse_error&) {
+    return Json::parse(config::toml_as_json(toml_text));
+  } catch (const config::TomlMistake&) {
     return toml_text;
   }
 }

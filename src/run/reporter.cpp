@@ -251,6 +251,17 @@ void Reporter::repeat_summary() const {
     log::info("{}", line);
 }
 
+bool Reporter::restore_report() const {
+  std::error_code none;
+  if (!first_ || !config_.log.report ||
+      std::filesystem::exists(std::filesystem::path(config_.run.dir) / "report.html", none))
+    return false;
+  const report::History history = report::read_history(metrics_file(config_));
+  if (!history.start) return false;
+  write_report_or_warn(config_.run.dir, report::summarize(history, {}), history);
+  return true;
+}
+
 void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {
   progress_.reset();  // the summary comes after the last progress line
   if (!metrics_) return;

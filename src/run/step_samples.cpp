@@ -51,16 +51,15 @@ std::string beginning_of(const data::TokenStream& stream, int64_t begin, int64_t
   return one_line(known ? tokenizer->decode(ids) : format("{}", fmt::join(ids, " ")));
 }
 
-/// Checks that each source has as many tokens as when the step was trained.
-void require_same_tokens(const data::TrainingData& data, const report::StartReport& start, const fs::path& run_folder) {
-  for (const auto& [name, dataset] : data.sources()) {
-    const auto known = start.sources.find(name);
-    const int64_t tokens = !data.is_mixed() ? start.train_tokens : known == start.sources.end() ? 0 : known->second;
-    if (dataset.tokens() != tokens)
-      throw Error(Code::data,
-                  format("{}: {} training tokens, but {} when the step was trained; restore the data of {}",
-                         dataset.stream().name(), dataset.tokens(), tokens, (run_folder / "config.toml").string()));
-  }
+/// Checks that the source has as many tokens as when the step was trained.
+void require_same_tokens(const data::NamedDataset& source, bool mixed, const report::StartReport& start,
+                         const fs::path& config_file) {
+  const auto known = start.sources.find(source.name);
+  const int64_t tokens = !mixed ? start.train_tokens : known == start.sources.end() ? 0 : known->second;
+  if (source.dataset.tokens() != tokens)
+    throw Error(Code::data,
+                format("{}: {} training tokens, but {} when the step was trained; restore the data of {}",
+                       source.dataset.stream().name(), source.dataset.tokens(), tokens, config_file.string()));
 }
 
 }  // namespace
@@ -68,11 +67,16 @@ void require_same_tokens(const data::TrainingData& data, const report::StartRepo
 StepSamples samples_of_step(const fs::path& run_folder, int64_t step) {
   StepSamples result{report::read_step(run_folder / "metrics.jsonl", step), {}};
   const report::RecordedStep& recorded = result.recorded;
+  const fs::path config_file = run_folder / "config.toml";
+  if (recorded.start.model.seq_len == 0)
+    throw Error(Code::data, format("{}: the start of the process that trained step {} is not recorded",
+                                   (run_folder / "metrics.jsonl").string(), step));
   const std::vector<std::string> sets = {format("run.seed={}", recorded.seed),
                                          format("model.seq_len={}", recorded.start.model.seq_len)};
-  const config::Config config = config::load((run_folder / "config.toml").string(), sets, {.files = false});
+  const config::Config config = config::load(config_file.string(), sets, {.files = false});
+  if (config.data.train.empty() && config.data.source.empty())
+    throw Error(Code::config, format("{}: names no training data", config_file.string()));
   const data::TrainingData data = data::open_trained_data(config, run_folder / "tokens");
-  require_same_tokens(data, recorded.start, run_folder);
   const std::optional<data::Tokenizer> tokenizer = tokenizer_in(run_folder);
   const std::vector<data::FilePart> parts = data::training_parts(config.data);
   const auto add = [&](const data::NamedDataset& source, int64_t sample) {
@@ -90,6 +94,7 @@ StepSamples samples_of_step(const fs::path& run_folder, int64_t step) {
     }
   };
   const auto add_all = [&](const data::NamedDataset& source, int64_t first, int64_t last) {
+    require_same_tokens(source, data.is_mixed(), recorded.start, config_file);
     for (int64_t sample = first; sample < last; ++sample) add(source, sample);
   };
   if (!data.is_mixed()) add_all(data.sources().front(), recorded.first_sample, recorded.step.data_position);
@@ -100,7 +105,7 @@ StepSamples samples_of_step(const fs::path& run_folder, int64_t step) {
     const auto source = std::ranges::find(data.sources(), name, &data::NamedDataset::name);
     if (source == data.sources().end())
       throw Error(Code::data, format("{}: has no data.source \"{}\", which step {} was trained on",
-                                     (run_folder / "config.toml").string(), name, step));
+                                     config_file.string(), name, step));
     add_all(*source, first, seen);
   }
   return result;

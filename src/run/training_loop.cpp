@@ -68,8 +68,9 @@ int TrainingLoop::run() {
   prepare();
   const bool lacks_evaluation = trainer_.scalars().is_true_on_any_rank(is_evaluation_missing());
   if (is_finished() && !lacks_evaluation) {
-    log::info("the run is finished: {} of {} steps are done; no files were changed", state_.step, total_steps_);
     require_convergence();
+    log::info("the run is finished: {} of {} steps are done; {}", state_.step, total_steps_,
+              reporter_.restore_report() ? "its report was missing and has been written" : "no files were changed");
     reporter_.repeat_summary();
     return 0;
   }

@@ -32,6 +32,7 @@ CASES = [
     config("all mistakes at once", changed("n_head = 2", 'n_head = "two"').replace("steps = 4", "steps = -4"),
            "x.toml:3:10: model.n_head", "train.steps", "--set parallel.tenser=2", sets=["parallel.tenser=2"]),
     config("syntax", changed("seq_len = 16", "seq_len = = 16"), f'x.toml:{line_of("seq_len")}:11:'),
+    config("a section without a name", "[=]\n", "x.toml:1:2:", "key"),
     config("a key of many parts", "a" + ".a" * 100_000 + " = 1\n", "x.toml:1:1:", "17 parts"),
     config("a table of many parts", TINY + "[a" + ".'a'" * 100_000 + "]\n", "17 parts"),
     config("a key of many parts after a text that ends with a quotation mark",

@@ -170,6 +170,8 @@ class Mixtures(rig.Runs):
         config.write_text(text + '[[data.source]]\nname = "extra"\nfiles = ["extra.bin"]\nweight = 1\n')
         self.train(max_steps=2)
         self.assertEqual(self.events("step")[-1]["sources"]["extra"], 4)  # half of the 8 samples of two steps
+        self.assertIn("extra", [sample[0] for sample in self.samples_of(6)])
+        self.assertNotIn("extra", [sample[0] for sample in self.samples_of(4)])  # a step before the source came
         config.write_text(text)
         self.assertIn('data.source "extra"', self.train(status=5))
         self.train("checkpoint.allow_other_data=true")

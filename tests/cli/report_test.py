@@ -37,6 +37,16 @@ class Reports(rig.Runs):
         self.assertIn("stopped after --max-steps at step 3 of 8", out)
         self.assertIn("</html>", (self.folder / "run/report.html").read_text())
 
+    def test_a_finished_run_writes_a_missing_report(self):
+        """The run may have been killed between its last checkpoint and its report."""
+        self.train("log.report=true")
+        (self.folder / "run/report.html").unlink()
+        lines = (self.folder / "run/metrics.jsonl").read_text()
+        self.assertIn("its report was missing and has been written", self.train("log.report=true"))
+        self.assertIn("</html>", (self.folder / "run/report.html").read_text())
+        self.assertIn("no files were changed", self.train("log.report=true"))
+        self.assertEqual((self.folder / "run/metrics.jsonl").read_text(), lines)
+
     def test_lines_that_are_not_events_are_reported(self):
         self.train(max_steps=3)
         log = self.folder / "run/metrics.jsonl"
@@ -77,6 +87,13 @@ class Reports(rig.Runs):
             self.assertIn("update skipped; 4 samples", self.trainer(*command.split(), stdout=True))
             self.assertTrue(is_odd(step, "skips"), step)
         self.assertIn("report --step: expected one run", self.trainer("report", "run", "skips", "--step", "3", status=2))
+        config = self.folder / "run/config.toml"
+        config.write_text("")
+        self.assertIn("config.toml: names no training data", self.trainer("report", "run", "--step", "3", status=2))
+        metrics = self.folder / "skips/metrics.jsonl"
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[1:]))
+        self.assertIn("metrics.jsonl: the start of the process that trained step 3 is not recorded",
+                      self.trainer("report", "skips", "--step", "3", status=4))
 
     def test_what_is_no_run_is_named(self):
         for args, message in ((["tokens"], "tokens: contains no metrics.jsonl; expected the folder (run.dir)"),

@@ -95,7 +95,7 @@ class Resume(rig.Runs):
         self.assert_same_run(8, "run", "whole")
 
     def test_a_finished_run_reports_it_and_changes_nothing(self):
-        self.train()
+        self.train("log.report=true")
         def files():
             run = (path for path in (self.folder / "run").rglob("*") if path.is_file() and "lock" not in path.name)
             return {path.relative_to(self.folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in run}

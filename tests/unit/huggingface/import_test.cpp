@@ -74,6 +74,17 @@ std::string with_field(const config::Config& config, const std::string& field, c
   return object.dump();
 }
 
+TEST(Import, TakesNullKeyValueHeadsAsAllHeads) {
+  for (const char* arch : {"llama", "qwen2", "qwen3", "smollm3", "olmo2"})
+    EXPECT_EQ(parse_config_json(with_field(config_of({std::string("model.arch=") + arch, "model.n_kv_head=1"}),
+                                           "num_key_value_heads", nullptr),
+                                "c")
+                  .config.model.n_kv_head,
+              6)
+        << arch;
+  EXPECT_EQ(parse_config_json(with_field(llama(), "initializer_range", 0), "c").config.model.init_std, 0.02);
+}
+
 TEST(Import, RejectsFieldsThatItCannotRepresent) {
   struct Case {
     config::Config config;
@@ -150,6 +161,14 @@ TEST(Import, TakesTheFieldsOfOtherVersions) {
   EXPECT_EQ(llama3.rope_factor, 8);
   EXPECT_EQ(llama3.rope_original, 8192);
   EXPECT_EQ(llama3.rope_high_freq, 4.5);
+  json outside = json::parse(with_field(llama(), "rope_scaling",
+                                        {{"rope_type", "llama3"},
+                                         {"factor", 8.0},
+                                         {"low_freq_factor", 1.0},
+                                         {"high_freq_factor", 4.0},
+                                         {"original_max_position_embeddings", 8192}}));
+  outside["original_max_position_embeddings"] = 6;  // takes precedence
+  EXPECT_EQ(parse_config_json(outside.dump(), "c").config.model.rope_original, 6);
   const config::Model yarn = parse_config_json(with_field(llama(), "rope_scaling",
                                                           {{"type", "yarn"},
                                                            {"factor", 4.0},

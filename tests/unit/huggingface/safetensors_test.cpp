@@ -165,6 +165,9 @@ TEST(WeightFiles, AreRejectedIfIndexAndFilesDisagree) {
   fs::remove(folder / "1.safetensors");
   fs::create_symlink("1.safetensors", folder / "1.safetensors");  // a link to itself
   EXPECT_NE(read(), "");
+  put(kWeightsFile, "c");  // transformers then ignores the index
+  EXPECT_EQ(read(), "");
+  EXPECT_NE(WeightFiles(folder.path()).find("c").file, nullptr);
 }
 
 }  // namespace
