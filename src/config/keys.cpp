@@ -188,7 +188,8 @@ void declare_data(std::vector<Key>& keys) {
               "Unit of a text file that is one document: the whole file, a line, or a block between blank lines.");
   data.boolean("strict", &Data::strict, false, "Reject invalid UTF-8 with an error; false: replace it and count it.");
   data.boolean("separate_documents", &Data::separate_documents, false,
-               "Documents that share a sequence do not see each other in attention, in training and validation.");
+               "Documents that share a sequence do not see each other in attention, in training and validation. "
+               "Token files without header and index need data.tokenizer, whose end-of-text token separates them.");
 }
 
 void declare_precision(std::vector<Key>& keys) {

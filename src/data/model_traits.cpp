@@ -83,6 +83,7 @@ std::optional<ModelTraits> read_traits(std::string_view serialized) {
     } else if (model.number() == 2) {
       while (spec.next()) {
         if (spec.number() == 3) traits.bpe = spec.value() == kBpe;
+        if (spec.number() == 24) traits.spaces_behind = spec.value() != 0;
       }
     } else if (model.number() == 3) {
       while (spec.next()) {

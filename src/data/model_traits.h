@@ -12,11 +12,13 @@ struct ModelTraits {
   bool dummy_prefix = true;  // a space is added before the text
   bool trims_spaces = true;
   bool escapes_spaces = true;  // spaces are stored as U+2581
+  bool spaces_behind = false;  // pieces have the space after a word
   bool nul_in_piece = false;   // crashes the library: its tries end at NUL, and it throws through noexcept code
 };
 
 /// Reads ModelProto of sentencepiece_model.proto, or returns an empty result when the bytes are not a well-formed
-/// message. Fields: pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3. normalizer_spec = 3 with
+/// message. Fields: pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3 and
+/// treat_whitespace_as_suffix = 24. normalizer_spec = 3 with
 /// precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
 std::optional<ModelTraits> read_traits(std::string_view serialized);
 

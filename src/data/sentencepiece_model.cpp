@@ -34,6 +34,9 @@ class SentencePieceModel final : public TokenizerModel {
     };
     if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
     if (traits->nul_in_piece) refuse("a piece contains a NUL character");
+    if (traits->spaces_behind) refuse("treat_whitespace_as_suffix is not supported");
+    if (traits->trims_spaces && !traits->dummy_prefix)
+      refuse("remove_extra_whitespaces without add_dummy_prefix would join the words of adjacent lines");
     // A library that trims spaces would trim our prefix. In that case the library adds its own prefix to each line.
     own_prefix_ = traits->dummy_prefix && !traits->trims_spaces;
     const std::string loaded = own_prefix_ ? serialized + std::string(kNoDummyPrefix) : serialized;
@@ -47,8 +50,7 @@ class SentencePieceModel final : public TokenizerModel {
         spaces_in_front_only && traits->bpe && !traits->normalises && !traits->trims_spaces && traits->escapes_spaces;
     facts_.dummy_prefix = traits->dummy_prefix;
     facts_.file_name = "tokenizer.model";
-    const int newline = processor_.PieceToId("\n");
-    if (newline >= 0 && !processor_.IsUnknown(newline)) newline_ = newline;
+    read_line_ends(serialized);
   }
 
   std::unique_ptr<TextEncoder> encoder() const override;
@@ -62,7 +64,8 @@ class SentencePieceModel final : public TokenizerModel {
       throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train a different one",
                                           origin_, status.ToString()));
   }
-  int32_t newline() const { return newline_; }
+  /// Returns the ids of the symbols for one line end, two, and so on; −1: none. Empty if a single line end has none.
+  const std::vector<int32_t>& line_ends() const { return line_ends_; }
   bool has_bytes() const { return has_bytes_; }
   bool own_prefix() const { return own_prefix_; }
   int32_t byte_id(char byte) const { return byte_ids_[static_cast<uint8_t>(byte)]; }
@@ -90,10 +93,22 @@ class SentencePieceModel final : public TokenizerModel {
     return spaces_in_front_only;
   }
 
+  void read_line_ends(std::string_view serialized) {
+    const std::vector<ModelPiece> pieces = data::read_pieces(serialized);
+    for (size_t id = 0; id < pieces.size(); ++id) {
+      const auto& [text, score, kind] = pieces[id];
+      const bool symbol = text.size() == 1 ? kind != PieceKind::unknown : kind == PieceKind::user_defined;
+      if (!symbol || text.empty() || text.find_first_not_of('\n') != text.npos) continue;
+      if (line_ends_.size() < text.size()) line_ends_.resize(text.size(), -1);
+      line_ends_[text.size() - 1] = static_cast<int32_t>(id);
+    }
+    if (!line_ends_.empty() && line_ends_.front() < 0) line_ends_.clear();
+  }
+
   const std::string origin_;
   sentencepiece::SentencePieceProcessor processor_;
   std::array<int32_t, 256> byte_ids_{};
-  int32_t newline_ = -1;  // id if "\n" is a symbol, else −1
+  std::vector<int32_t> line_ends_;
   bool has_bytes_ = false;
   bool own_prefix_ = false;  // the prefix is added here once per document, not by the library
 };
@@ -111,15 +126,23 @@ class SentencePieceEncoder final : public TextEncoder {
     }
     while (!text.empty()) {
       const size_t newline = text.find('\n');
-      const bool own_symbol = newline != std::string_view::npos && model_.newline() >= 0;
+      const bool own_symbol = newline != std::string_view::npos && !model_.line_ends().empty();
       const size_t length = newline == std::string_view::npos ? text.size() : newline + (own_symbol ? 0 : 1);
       append_words(text.substr(0, length), ids);
-      if (own_symbol) ids.push_back(model_.newline());
-      text.remove_prefix(length + (own_symbol ? 1 : 0));
+      text.remove_prefix(length);
+      if (own_symbol) text.remove_prefix(append_line_ends(text, ids));
     }
   }
 
  private:
+  /// Appends the longest symbol for line ends that the text begins with. Returns the number of its line ends.
+  size_t append_line_ends(std::string_view text, std::vector<int32_t>& ids) {
+    const std::vector<int32_t>& symbols = model_.line_ends();
+    size_t count = std::min({text.find_first_not_of('\n'), text.size(), symbols.size()});
+    while (symbols[count - 1] < 0) --count;
+    ids.push_back(symbols[count - 1]);
+    return count;
+  }
   /// Splits before each space if the model allows it, and around text that must become byte tokens.
   void append_words(std::string_view line, std::vector<int32_t>& ids) {
     size_t begin = 0, at = 0;

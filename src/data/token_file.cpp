@@ -210,8 +210,14 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
   return best;
 }
 
+bool TokenStream::has_documents() const {
+  return info_.eos >= 0 ||
+         std::ranges::all_of(segments_, [](const auto& segment) { return segment->layout.documents != nullptr; });
+}
+
 void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row,
                                 std::vector<int64_t>& starts) const {
+  const int32_t separator = info_.eos >= 0 ? info_.eos : separator_;
   for_each_span(begin, begin + static_cast<int64_t>(ids.size()),
                 [&](const Segment& segment, int64_t from, int64_t stop) {
                   const auto start_at = [&](int64_t position) { starts.push_back(row + position - begin); };
@@ -224,8 +230,8 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                       if (end >= stop) break;
                       if (end > last) start_at(last = end);
                     }
-                  } else if (info_.eos >= 0 && from < stop) {
-                    const auto after_eos = [&](auto token) { return static_cast<int64_t>(token) == info_.eos; };
+                  } else if (separator >= 0 && from < stop) {
+                    const auto after_eos = [&](auto token) { return static_cast<int64_t>(token) == separator; };
                     if (from == begin) {  // the token before it is not in `ids`
                       with_width(segment.at(from - 1), 1, segment.layout.width, [&](auto before) {
                         if (after_eos(before[0])) start_at(from);
@@ -233,7 +239,7 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                       ++from;
                     }
                     const auto first = ids.begin(), end = first + (stop - begin) - 1;
-                    for (auto eos = first + (from - begin) - 1; (eos = std::find(eos, end, info_.eos)) != end; ++eos)
+                    for (auto eos = first + (from - begin) - 1; (eos = std::find(eos, end, separator)) != end; ++eos)
                       start_at(begin + (eos - first) + 1);
                   }
                 });

@@ -88,6 +88,10 @@ class TokenStream {
   /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Document ends come
   /// from the document index if there is one; else they are after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
+  /// True if each file has a document index, or the end-of-text token is known.
+  bool has_documents() const;
+  /// Makes append_starts() end documents with this token in files that do not tell theirs.
+  void end_documents_with(int32_t token) { separator_ = token; }
   /// Appends the positions in `ids` (the tokens from position `begin`) at which documents begin, plus `row`. A
   /// document begins at the start of a file and where the previous one ends, as in document_end_near().
   void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
@@ -108,6 +112,7 @@ class TokenStream {
   std::vector<std::unique_ptr<Segment>> segments_;
   int64_t tokens_ = 0;
   TokenFileInfo info_;
+  int32_t separator_ = -1;
   int64_t vocab_limit_ = 0;
 };
 

@@ -218,6 +218,28 @@ TEST(Tokenizer, TakesModelsWithADummyPrefix) {
     EXPECT_EQ(t.decode(t.encode(text)), text);
 }
 
+TEST(Tokenizer, TakesTheLongestSymbolForLineEnds) {
+  const std::string model = foreign_model({{"model_type", "bpe"},
+                                           {"byte_fallback", "true"},
+                                           {"normalization_rule_name", "identity"},
+                                           {"add_dummy_prefix", "false"},
+                                           {"remove_extra_whitespaces", "false"},
+                                           {"user_defined_symbols", "\n,\n\n,\n\n\n\n"}});
+  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+  for (int count = 1; count < 12; ++count)
+    for (const std::string ends = std::string(static_cast<size_t>(count), '\n');
+         const std::string& text :
+         {"It is" + ends + "a truth", ends, "a" + ends, ends + "b", "one\n two" + ends + "\n three\n"})
+      EXPECT_EQ(t.encode(text), by_library(model, text)) << count;
+}
+
+TEST(Tokenizer, RefusesModelsThatItWouldNotFollow) {
+  for (const char* setting : {"treat_whitespace_as_suffix", "remove_extra_whitespaces"}) {
+    const std::string model = foreign_model({{"model_type", "bpe"}, {"add_dummy_prefix", "false"}, {setting, "true"}});
+    expect_error(Code::data, {"foreign", setting}, [&] { Tokenizer::from_bytes(model, "foreign"); });
+  }
+}
+
 TEST(Tokenizer, TakesUnigramModelsLineByLine) {
   const std::string model = foreign_model({{"model_type", "unigram"}});  // normalises, trims, no byte fallback
   const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
