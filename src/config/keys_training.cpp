@@ -64,7 +64,7 @@ void declare_optim(std::vector<Key>& keys) {
                "other parameters; the section muon has its keys.");
   optim.number("lr", &Optim::lr, 6e-4, {.range = above(0)}, "Peak learning rate, reached after the warm-up.");
   optim.number("min_lr", &Optim::min_lr, -1, {.range = at_least(0), .derived = "lr / 10"},
-               "Learning rate at the end of the run, which the schedule reaches after the last step.");
+               "Learning rate at the end of the run, after the last step.");
   optim.integer("warmup_steps", &Optim::warmup_steps, -1,
                 {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
                 "Steps over which the learning rate rises linearly.");

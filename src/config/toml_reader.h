@@ -1,6 +1,6 @@
 #pragma once
-// TOML text as a flat list of nodes with their positions. Only toml_reader.cpp uses the library, in one translation
-// unit: its macros there must hold for every copy of the library's inline functions.
+// TOML text as a flat list of nodes with their positions. Only toml_reader.cpp compiles the library: its macros there
+// must hold for every copy of the library's inline functions.
 #include <cstdint>
 #include <string>
 #include <string_view>

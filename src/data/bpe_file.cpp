@@ -25,7 +25,7 @@ class Reader {
   BpeSpec read(std::string_view text) {
     const json root = parse_json(text);
     if (!root.is_object() || !root.contains("model") || !root["model"].is_object())
-      refuse("model", "missing: not a tokenizer.json");
+      refuse("model", "missing: not a tokenizer.json, or values are nested too deeply");
     const json& model = root["model"];
     check_model(model);
     read_normalizer(member(root, "normalizer"));

@@ -1,5 +1,4 @@
 // Converts older files of byte-level BPE to a tokenizer.json.
-#include "base/json.h"
 #include "data/bpe_file.h"
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/utf8.h"
 #include "data/split_pattern.h"
 

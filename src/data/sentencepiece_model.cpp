@@ -34,9 +34,6 @@ class SentencePieceModel final : public TokenizerModel {
     };
     if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
     if (traits->nul_in_piece) refuse("a piece contains a NUL character");
-    if (traits->spaces_behind) refuse("treat_whitespace_as_suffix is not supported");
-    if (traits->trims_spaces && !traits->dummy_prefix)
-      refuse("remove_extra_whitespaces without add_dummy_prefix would join the words of adjacent lines");
     // A library that trims spaces would trim our prefix. In that case the library adds its own prefix to each line.
     own_prefix_ = traits->dummy_prefix && !traits->trims_spaces;
     const std::string loaded = own_prefix_ ? serialized + std::string(kNoDummyPrefix) : serialized;
@@ -51,6 +48,17 @@ class SentencePieceModel final : public TokenizerModel {
     facts_.dummy_prefix = traits->dummy_prefix;
     facts_.file_name = "tokenizer.model";
     read_line_ends(serialized);
+    if (traits->spaces_behind) {
+      not_encoded_ = "treat_whitespace_as_suffix is not supported";
+    } else if (line_ends_.empty() ? traits->trims_spaces && !traits->dummy_prefix : line_ends_.front() < 0) {
+      not_encoded_ = line_ends_.empty()
+                         ? "remove_extra_whitespaces without add_dummy_prefix would join the words of adjacent lines"
+                         : "it has a symbol for several line ends but none for one";
+    }
+    if (line_ends_.size() > 1) {
+      facts_.cuts = CutRule::between_lines;
+      facts_.encoding = 2;
+    }
   }
 
   std::unique_ptr<TextEncoder> encoder() const override;
@@ -64,7 +72,7 @@ class SentencePieceModel final : public TokenizerModel {
       throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train a different one",
                                           origin_, status.ToString()));
   }
-  /// Returns the ids of the symbols for one line end, two, and so on; −1: none. Empty if a single line end has none.
+  /// Returns the ids of the symbols for one line end, two, and so on; −1: none. Empty if there are none.
   const std::vector<int32_t>& line_ends() const { return line_ends_; }
   bool has_bytes() const { return has_bytes_; }
   bool own_prefix() const { return own_prefix_; }
@@ -102,13 +110,13 @@ class SentencePieceModel final : public TokenizerModel {
       if (line_ends_.size() < text.size()) line_ends_.resize(text.size(), -1);
       line_ends_[text.size() - 1] = static_cast<int32_t>(id);
     }
-    if (!line_ends_.empty() && line_ends_.front() < 0) line_ends_.clear();
   }
 
   const std::string origin_;
   sentencepiece::SentencePieceProcessor processor_;
   std::array<int32_t, 256> byte_ids_{};
   std::vector<int32_t> line_ends_;
+  std::string not_encoded_;  // why texts cannot be encoded as the library would; empty: they can
   bool has_bytes_ = false;
   bool own_prefix_ = false;  // the prefix is added here once per document, not by the library
 };
@@ -138,7 +146,8 @@ class SentencePieceEncoder final : public TextEncoder {
   /// Appends the longest symbol for line ends that the text begins with. Returns the number of its line ends.
   size_t append_line_ends(std::string_view text, std::vector<int32_t>& ids) {
     const std::vector<int32_t>& symbols = model_.line_ends();
-    size_t count = std::min({text.find_first_not_of('\n'), text.size(), symbols.size()});
+    text = text.substr(0, symbols.size());
+    size_t count = std::min(text.find_first_not_of('\n'), text.size());
     while (symbols[count - 1] < 0) --count;
     ids.push_back(symbols[count - 1]);
     return count;
@@ -185,6 +194,10 @@ class SentencePieceEncoder final : public TextEncoder {
 };
 
 std::unique_ptr<TextEncoder> SentencePieceModel::encoder() const {
+  if (!not_encoded_.empty())
+    throw Error(Code::data, fmt::format("{}: this program cannot encode text with this SentencePiece model: {}; use a "
+                                        "different tokenizer",
+                                        origin_, not_encoded_));
   return std::make_unique<SentencePieceEncoder>(*this);
 }
 

@@ -75,11 +75,6 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   if (all_token_files(files, data.format)) {
     const std::shared_ptr<TokenStream> stream = open_tokens(files);
     if (data.separate_documents && tokenizer != nullptr) stream->end_documents_with(tokenizer->eos());
-    if (data.separate_documents && tokenizer == nullptr && !stream->has_documents())
-      log::warning(
-          "data.separate_documents has no effect on {}: it has no document index, and its end-of-text token is "
-          "not known; name its tokenizer with data.tokenizer",
-          stream->name());
     return stream;
   }
   const auto tokens_file = [&](const auto& file) { return file_kind(file, data.format) == FileKind::tokens; };

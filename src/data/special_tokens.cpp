@@ -27,7 +27,8 @@ class TokenFields {
   explicit TokenFields(const fs::path& file) : file_(file) {
     if (std::error_code none; !fs::exists(file, none)) return;
     fields_ = parse_json(read_file(file));
-    if (!fields_.is_object()) throw Error(Code::data, fmt::format("{}: not a JSON object", file.string()));
+    if (!fields_.is_object())
+      throw Error(Code::data, fmt::format("{}: not a JSON object, or values are nested too deeply", file.string()));
   }
 
   bool has(const char* field) const { return fields_.contains(field); }

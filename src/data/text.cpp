@@ -79,10 +79,13 @@ std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document doc
   }
   if (document == Document::block) return cut_block(text);
   if (newline == npos) return cut_inside_line(text);
-  if (document == Document::line) return Cut{newline + 1, true};
-  size_t at = text.size() - 1;  // not among several line ends, which may be one token
-  while (at > 0 && (text[at - 1] != '\n' || text[at] == '\n')) --at;
-  return Cut{at > 0 ? at : newline + 1, false};
+  size_t at = newline + 1;
+  if (rule == CutRule::between_lines && document != Document::line) {
+    at = text.size() - 1;
+    while (at > 0 && (text[at - 1] != '\n' || text[at] == '\n')) --at;
+    if (at == 0) return text.size() < kLongestWord ? std::nullopt : std::optional(Cut{newline + 1, false});
+  }
+  return Cut{at, document == Document::line};
 }
 
 /// Calls fn(line, offset of the line in `text`) for each line, without "\n".

@@ -30,6 +30,7 @@ bool is_json_lines(const std::string& file, const TextOptions& options);
 /// The positions at which a document may be split without changing its tokens.
 enum class CutRule {
   after_newline,
+  between_lines,  // after the last of several adjacent line ends
   /// Before a space that follows anything but white space, or a line end that follows a letter or digit: every word of
   /// the patterns used with byte-level BPE ends there, whatever follows.
   between_words,

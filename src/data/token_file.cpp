@@ -211,7 +211,7 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
 }
 
 bool TokenStream::has_documents() const {
-  return info_.eos >= 0 ||
+  return info_.eos >= 0 || separator_ >= 0 ||
          std::ranges::all_of(segments_, [](const auto& segment) { return segment->layout.documents != nullptr; });
 }
 

@@ -90,10 +90,11 @@ class TokenStream {
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
   /// True if each file has a document index, or the end-of-text token is known.
   bool has_documents() const;
-  /// Makes append_starts() end documents with this token in files that do not tell theirs.
+  /// Makes append_starts() end documents with this token in files without header and index.
   void end_documents_with(int32_t token) { separator_ = token; }
   /// Appends the positions in `ids` (the tokens from position `begin`) at which documents begin, plus `row`. A
-  /// document begins at the start of a file and where the previous one ends, as in document_end_near().
+  /// document begins at the start of a file and where the previous one ends, as in document_end_near(), which does not
+  /// use the token of end_documents_with(): the split of a run's validation data must not move.
   void append_starts(int64_t begin, std::span<const int32_t> ids, int64_t row, std::vector<int64_t>& starts) const;
 
   /// Returns the parts of files that [begin, end) consists of.

@@ -165,6 +165,7 @@ const std::string& Tokenizer::bytes() const { return serialized_; }
 std::string Tokenizer::hash() const { return hash_; }
 const std::string& Tokenizer::file_name() const { return model_->facts().file_name; }
 CutRule Tokenizer::cuts() const { return model_->facts().cuts; }
+int Tokenizer::encoding() const { return model_->facts().encoding; }
 bool Tokenizer::dummy_prefix() const { return model_->facts().dummy_prefix; }
 
 std::string_view Tokenizer::piece(int32_t id) const {

@@ -84,6 +84,8 @@ class Tokenizer {
   std::string name_of(int32_t id) const;
   /// Returns the rule for where a document may be split without changing its tokens.
   CutRule cuts() const;
+  /// Returns a number that increases where a later version of this program encodes the same text differently.
+  int encoding() const;
   /// True if the model adds a space before each text, which decoding removes.
   bool dummy_prefix() const;
 

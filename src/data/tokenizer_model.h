@@ -22,7 +22,8 @@ class TextEncoder {
 class TokenizerModel {
  public:
   virtual ~TokenizerModel() = default;
-  /// Returns an encoder, which keeps a reference to this.
+  /// Returns an encoder, which keeps a reference to this. Throws Code::data for models whose encoding is not supported;
+  /// texts can still be decoded.
   virtual std::unique_ptr<TextEncoder> encoder() const = 0;
   /// Returns the token's name in the vocabulary, including control symbols.
   virtual std::string name_of(int32_t id) const = 0;
@@ -35,6 +36,7 @@ class TokenizerModel {
     bool dummy_prefix = false;  // a space is added before each text, which decoding removes
     bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;
+    int encoding = 1;       // increases if a later version of this program encodes text differently
     std::string file_name;  // name of the serialized form: "tokenizer.model"
   };
   const Facts& facts() const { return facts_; }

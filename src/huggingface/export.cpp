@@ -90,7 +90,7 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
     std::ranges::move(tokenizer_files(*source.tokenizer, source.special, longest_text(m)), std::back_inserter(files));
   if (m.arch == config::Arch::qwen2 && source.tokenizer && !splits_as_qwen2(*source.tokenizer))
     log::warning(
-        "AutoTokenizer of transformers ignores the tokenizer.json of Qwen2 models and splits text as Qwen's own "
+        "AutoTokenizer of transformers 5 ignores the tokenizer.json of Qwen2 models and splits text as Qwen's own "
         "tokenizer does, which this one does not: load it with PreTrainedTokenizerFast.from_pretrained, or train "
         "model.arch = \"llama\" or \"qwen3\"");
   source.weights.require_parts(source.tensors);

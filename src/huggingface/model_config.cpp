@@ -319,7 +319,8 @@ std::string to_generation_config_json(const data::SpecialTokens& special) { retu
 
 ModelConfig parse_config_json(std::string_view text, const std::string& origin, int64_t seq_len) {
   const json document = parse_json(text);
-  if (!document.is_object()) throw Error(Code::checkpoint, format("{}: not a JSON object", origin));
+  if (!document.is_object())
+    throw Error(Code::checkpoint, format("{}: not a JSON object, or values are nested too deeply", origin));
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");
   const std::string known = format("{}", fmt::join(config::kArchNames, ", "));
@@ -332,7 +333,7 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin, 
   Keys keys;
   keys.add("arch", type->get<std::string>());
   family == nullptr ? read_gpt2(fields, seq_len, keys) : read_llama(fields, *family, seq_len, keys);
-  if (const double deviation = fields.number("initializer_range", 0.02); deviation > 0)
+  if (const double deviation = fields.number("initializer_range", 0.02); deviation != 0)
     keys.add("init_std", deviation);  // 0 would initialize nothing, and weights are given
   ModelConfig model;
   model.vocab = fields.size("vocab_size");

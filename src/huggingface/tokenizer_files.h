@@ -18,8 +18,8 @@ struct NamedFile {
 std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const data::SpecialTokens& special,
                                        int64_t longest);
 
-/// True if the tokenizer splits text as that of Qwen 2. AutoTokenizer of transformers splits the texts of every model
-/// of type qwen2 so, whatever tokenizer.json says.
+/// True if the tokenizer splits text as that of Qwen 2. AutoTokenizer of transformers 5 does so for every model of type
+/// qwen2 and ignores its tokenizer.json.
 bool splits_as_qwen2(const data::Tokenizer& tokenizer);
 
 /// Reads the tokenizer in a Hugging Face folder; returns an empty result if there is none. Throws Code::data naming the

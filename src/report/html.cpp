@@ -332,6 +332,13 @@ void write_report(const std::filesystem::path& run_dir, const Summary& summary, 
   replace_file(run_dir / "report.html", report_html(summary, history, config));
 }
 
+int64_t step_of_report(const std::filesystem::path& run_dir) {
+  if (std::error_code none; !std::filesystem::exists(run_dir / "report.html", none)) return -1;
+  const auto report = parse_json<Json>(read_text(run_dir / "report.json"));
+  const auto step = report.is_object() ? report.find("step") : report.end();
+  return step != report.end() && step->is_number_integer() ? step->get<int64_t>() : -1;
+}
+
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step) {
   std::vector<Sample> samples;
   const auto report = parse_json<Json>(read_text(run_dir / "report.json"));

@@ -17,6 +17,8 @@ std::string report_json(const Summary& summary, const History& history);
 /// if that file exists. Throws Code::io naming the file; a training run turns that into a warning.
 void write_report(const std::filesystem::path& run_dir, const Summary& summary, const History& history);
 
+/// Returns the last step of the run's report; −1 if report.html or report.json is missing or damaged.
+int64_t step_of_report(const std::filesystem::path& run_dir);
 /// Returns the generated texts in RUN_DIR/report.json, up to those of `last_step`. A resumed run starts with them.
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step);
 

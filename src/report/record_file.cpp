@@ -59,7 +59,7 @@ void RecordFile::write(std::string_view record) {
   // If this fails too, the next record overwrites the torn one.
   if (written > 0 && ftruncate(descriptor_, size_) != 0) written = 0;
   if (lost_++ == 0)
-    log::warning("cannot write {}: {}; training continues, and lines that cannot be written are lost", path_.string(),
+    log::warning("cannot write {}: {}; training continues, and records that cannot be written are lost", path_.string(),
                  system_reason(reason));
 }
 

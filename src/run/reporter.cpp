@@ -251,15 +251,13 @@ void Reporter::repeat_summary() const {
     log::info("{}", line);
 }
 
-bool Reporter::restore_report() const {
-  std::error_code none;
-  if (!first_ || !config_.log.report ||
-      std::filesystem::exists(std::filesystem::path(config_.run.dir) / "report.html", none))
-    return false;
+bool Reporter::restore_report(int64_t step) const {
+  if (!first_ || !config_.log.report || report::step_of_report(config_.run.dir) == step) return false;
   const report::History history = report::read_history(metrics_file(config_));
   if (!history.start) return false;
-  write_report_or_warn(config_.run.dir, report::summarize(history, {}), history);
-  return true;
+  report::Summary summary = report::summarize(history, report::read_samples(config_.run.dir, step));
+  if (summary.step == step) summary.outcome = "finished";  // the killed process could not record it
+  return write_report_or_warn(config_.run.dir, summary, history);
 }
 
 void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {

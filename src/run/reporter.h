@@ -45,9 +45,9 @@ class Reporter {
   void warn(int64_t step, const std::string& message);
   /// Logs the summary of a run that had already finished; writes nothing.
   void repeat_summary() const;
-  /// Writes the report of a finished run if it is missing, since the run ended before it was written. Returns true if
-  /// it did.
-  bool restore_report() const;
+  /// Writes the report of a run that is finished at `step` if it is missing or of an earlier step, as after a kill
+  /// between the last checkpoint and the report. Returns true if it did.
+  bool restore_report(int64_t step) const;
   /// Ends the run: writes the end event, the report and the lines of the summary.
   void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "base/join.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/agreement.h"
@@ -128,6 +130,16 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                                         .bos = static_cast<int32_t>(ids[0]),
                                         .special = {.eos = {static_cast<int32_t>(ids[1])}}});
   });
+  std::set<std::string> joined;
+  if (world.first() && config.data.separate_documents)
+    for (const std::vector<data::NamedDataset>& sets : {datasets.train->sources(), datasets.val})
+      for (const data::NamedDataset& set : sets)
+        if (!set.dataset.stream().has_documents()) joined.insert(set.dataset.stream().name());
+  if (!joined.empty())
+    log::warning(
+        "data.separate_documents has no effect on {}: no document index, and the end-of-text token is not "
+        "known; name the tokenizer with data.tokenizer",
+        fmt::join(joined, ", "));
   int64_t val_tokens = 0;
   for (const data::NamedDataset& set : datasets.val) val_tokens += set.dataset.tokens();
   comm::require_same(world,

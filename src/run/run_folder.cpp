@@ -55,11 +55,13 @@ void write_run_files(const config::Config& config, const std::string& config_tom
   link_checkpoints(config);
 }
 
-void write_report_or_warn(const fs::path& run_dir, const report::Summary& summary, const report::History& history) {
+bool write_report_or_warn(const fs::path& run_dir, const report::Summary& summary, const report::History& history) {
   try {
     report::write_report(run_dir, summary, history);
+    return true;
   } catch (const Error& error) {
     log::warning("the report was not written: {}", error.what());
+    return false;
   }
 }
 

@@ -14,8 +14,8 @@ namespace trainer::run {
 /// given wherever a checkpoint is expected. No link is made if a folder with that name exists or the file system does
 /// not support links. Throws Code::io.
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer);
-/// Writes the report. A failure causes only a warning, since the run itself has succeeded.
-void write_report_or_warn(const std::filesystem::path& run_dir, const report::Summary& summary,
+/// Writes the report. A failure causes only a warning, since the run itself has succeeded; returns false then.
+bool write_report_or_warn(const std::filesystem::path& run_dir, const report::Summary& summary,
                           const report::History& history);
 
 }  // namespace trainer::run

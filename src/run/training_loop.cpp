@@ -70,7 +70,8 @@ int TrainingLoop::run() {
   if (is_finished() && !lacks_evaluation) {
     require_convergence();
     log::info("the run is finished: {} of {} steps are done; {}", state_.step, total_steps_,
-              reporter_.restore_report() ? "its report was missing and has been written" : "no files were changed");
+              reporter_.restore_report(state_.step) ? "its report was missing and has been written"
+                                                    : "no files were changed");
     reporter_.repeat_summary();
     return 0;
   }
@@ -165,19 +166,12 @@ void TrainingLoop::begin() {
                    "does not fit in host memory; training will wait for each checkpoint");
 }
 
-double TrainingLoop::next_learning_rate() const {
-  const config::Train& train = config_.train;
-  if (train.tokens == 0) return learning_rate(config_.optim, total_steps_, state_.step + 1);
-  const int64_t steps_seen = state_.tokens_seen / (train.global_batch * config_.model.seq_len);
-  return learning_rate(config_.optim, config::total_steps(config_), steps_seen + 1);
-}
-
 bool TrainingLoop::step() {
   const train::StepWork work{.step = state_.step + 1,
                              .first_sample = state_.samples_seen,
                              .adam_step = state_.adam_step + 1,
                              .micro_batches = trainer_.accumulation(),
-                             .lr = next_learning_rate(),
+                             .lr = learning_rate(config_.optim, total_steps_, state_.step + 1),
                              .losses = state_.losses,
                              .norms = state_.norms};
   trainer_.meter().reset();  // discard the counts of evaluations, samples and saves

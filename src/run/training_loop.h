@@ -94,10 +94,6 @@ class TrainingLoop {
   /// error.
   void require_whole_data();
 
-  /// Returns the learning rate of the next step. With train.tokens, the schedule follows the tokens, in steps of the
-  /// current batch size: the rate does not jump where the batch size changes.
-  double next_learning_rate() const;
-
   comm::World& world_;
   config::Config config_;
   SessionOptions options_;

@@ -285,7 +285,7 @@ class FullDisk(rig.Runs):
             "$T" --config config.toml --set run.dir=disk/run --set checkpoint.dir=c --set train.steps=200 --set log.progress=off
             echo status $?; cat disk/run/metrics.jsonl | wc -l""")
         self.assertIn("status 0", result.stdout, result.stderr)
-        self.assertRegex(result.stderr, "cannot write disk/run/metrics.jsonl: No space left on device; .*training continues, and lines")
+        self.assertRegex(result.stderr, "cannot write disk/run/metrics.jsonl: No space left on device; .*training continues, and records")
         self.assert_whole(self.folder / "c/step-00000200")
 
 

@@ -174,6 +174,12 @@ class HuggingFace(rig.Runs):
         theirs = safetensors.floats(tensors["model.layers.1.self_attn.v_proj.weight"])
         self.assertEqual([ours[i * 16 + o] for o in range(16) for i in range(32)], list(theirs))
 
+    def test_a_tokenizer_that_transformers_would_replace_is_reported(self):
+        self.train("train.steps=3", "model.arch=qwen2", "run.dir=qwen2")
+        self.assertIn("PreTrainedTokenizerFast.from_pretrained", self.export("qwen2", "qwen2-hf"))
+        self.train("train.steps=3", *LLAMA)
+        self.assertNotIn("AutoTokenizer", self.export("run", "llama-hf"))
+
     # --- memory
 
     def peak(self, *args):

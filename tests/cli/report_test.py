@@ -39,13 +39,29 @@ class Reports(rig.Runs):
 
     def test_a_finished_run_writes_a_missing_report(self):
         """The run may have been killed between its last checkpoint and its report."""
-        self.train("log.report=true")
-        (self.folder / "run/report.html").unlink()
-        lines = (self.folder / "run/metrics.jsonl").read_text()
+        self.train("log.report=true", "train.sample_interval=4", "train.sample_prompt=the")
+        report, html, metrics = (self.folder / "run" / name for name in ("report.json", "report.html", "metrics.jsonl"))
+        lines = metrics.read_text()
+        kept, killed = json.loads(report.read_text()), "".join(lines.splitlines(keepends=True)[:-1])
+        self.assertTrue(kept["samples"])
+        html.unlink()
         self.assertIn("its report was missing and has been written", self.train("log.report=true"))
-        self.assertIn("</html>", (self.folder / "run/report.html").read_text())
+        self.assertEqual(json.loads(report.read_text()), kept)
+        self.assertIn("</html>", html.read_text())
         self.assertIn("no files were changed", self.train("log.report=true"))
-        self.assertEqual((self.folder / "run/metrics.jsonl").read_text(), lines)
+        # The report of an earlier stop, and no end event.
+        report.write_text(json.dumps({**kept, "step": 4}))
+        metrics.write_text(killed)
+        self.assertIn("has been written", self.train("log.report=true"))
+        written = json.loads(report.read_text())
+        self.assertEqual((written["outcome"], written["step"]), ("finished", 8))
+        html.unlink()
+        html.mkdir()
+        report.unlink()
+        stderr = self.train("log.report=true")
+        self.assertIn("the report was not written", stderr)
+        self.assertIn("no files were changed", stderr)
+        self.assertEqual(metrics.read_text(), killed)
 
     def test_lines_that_are_not_events_are_reported(self):
         self.train(max_steps=3)

@@ -131,10 +131,6 @@ class Resume(rig.Runs):
         rates = [event["lr"] for event in steps[4:]]
         self.assertEqual(rates, sorted(rates, reverse=True))
         self.assertLess(rates[-1], 0.2 * max(rates))  # the schedule ends with the run
-        # The rate depends on the tokens, not on the batch that they came in.
-        self.train("run.dir=other", "train.global_batch=8")
-        other = {event["tokens"]: event["lr"] for event in self.events("step", "other")}
-        self.assertEqual(rates, [other[event["tokens"]] for event in steps[4:]])
         self.assertIn("the run is finished: 10 of 10", self.train("train.global_batch=8"))
 
     def test_the_best_checkpoint_is_one_that_was_evaluated(self):

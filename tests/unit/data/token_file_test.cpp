@@ -229,7 +229,7 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
       {{indexed("b", {0, 3, 4, 8})}, {0, 3, 4}},
       {{megatron}, {0, 2, 6, 9, 11}},
       {{write(folder / "n.bin", packed<uint16_t>(numbers(8, 300)))}, {0}},  // neither an index nor an end-of-text token
-      {{write(folder / "told.bin", packed<uint16_t>(tokens))}, {0, 3, 4, 7}},
+      {{write(folder / "plain.bin", packed<uint16_t>(tokens))}, {0, 3, 4, 7}},
       {{ended("c.bin", tokens), indexed("d", {0, 3, 3, 8}), ended("e.bin", {2, 9, 9, 9, 9, 9, 9, 2}),
         indexed("f", {0, 8})},
        {0, 3, 4, 7, 8, 11, 16, 17, 24}},
@@ -237,9 +237,10 @@ TEST(TokenFile, FindsWhereDocumentsStart) {
   for (const auto& [files, starts] : cases) {
     TokenStream stream(files);
     const std::vector<int32_t> ids = all_of(stream);
-    const bool told = files.front().ends_with("told.bin");
-    EXPECT_EQ(stream.has_documents(), !told && !files.front().ends_with("n.bin"));
-    if (told || stream.has_documents()) stream.end_documents_with(told ? 2 : 9);  // for files that do not tell
+    const bool plain = files.front().ends_with("plain.bin");
+    EXPECT_EQ(stream.has_documents(), !plain && !files.front().ends_with("/n.bin"));
+    if (plain || stream.has_documents()) stream.end_documents_with(plain ? 2 : 9);  // only for files without a header
+    EXPECT_EQ(stream.has_documents(), !files.front().ends_with("/n.bin"));
     for (int64_t begin = 0; begin < stream.tokens(); ++begin)
       for (int64_t end = begin; end <= stream.tokens(); ++end) {
         std::vector<int64_t> found = {-1}, expected = found;  // appended to

@@ -226,6 +226,8 @@ TEST(Tokenizer, TakesTheLongestSymbolForLineEnds) {
                                            {"remove_extra_whitespaces", "false"},
                                            {"user_defined_symbols", "\n,\n\n,\n\n\n\n"}});
   const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+  const std::string many(1'000'000, '\n');
+  EXPECT_EQ(t.encode(many).size(), 250'000u);
   for (int count = 1; count < 12; ++count)
     for (const std::string ends = std::string(static_cast<size_t>(count), '\n');
          const std::string& text :
@@ -233,10 +235,34 @@ TEST(Tokenizer, TakesTheLongestSymbolForLineEnds) {
       EXPECT_EQ(t.encode(text), by_library(model, text)) << count;
 }
 
-TEST(Tokenizer, RefusesModelsThatItWouldNotFollow) {
+TEST(Tokenizer, KeepsLineEndsTogetherInPieces) {
+  const std::string model = foreign_model({{"model_type", "bpe"},
+                                           {"byte_fallback", "true"},
+                                           {"normalization_rule_name", "identity"},
+                                           {"add_dummy_prefix", "false"},
+                                           {"remove_extra_whitespaces", "false"},
+                                           {"user_defined_symbols", "\n,\n\n,\n\n\n\n"}});
+  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+  std::mt19937_64 random(5);
+  std::string text;
+  while (text.size() < 60'000) text += "It is" + std::string(random() % 9, '\n');
+  TempFolder folder;
+  const std::string file = write(folder / "text.txt", text);
+  const std::vector<int32_t> whole = t.encode(text);
+  for (const int64_t piece_bytes : {5, 37, 300}) {  // windows without a place to split are doubled
+    PieceReader reader({file}, {}, piece_bytes, {}, t.cuts());
+    Encoder encoder(t);
+    std::vector<int32_t> ids;
+    while (const auto piece = reader.next()) encoder.append(piece->text, ids, false);
+    EXPECT_EQ(ids, whole) << piece_bytes;
+  }
+}
+
+TEST(Tokenizer, RefusesToEncodeWithModelsThatItWouldNotFollow) {
   for (const char* setting : {"treat_whitespace_as_suffix", "remove_extra_whitespaces"}) {
     const std::string model = foreign_model({{"model_type", "bpe"}, {"add_dummy_prefix", "false"}, {setting, "true"}});
-    expect_error(Code::data, {"foreign", setting}, [&] { Tokenizer::from_bytes(model, "foreign"); });
+    const Tokenizer t = Tokenizer::from_bytes(model, "foreign");  // checkpoints with it can be loaded
+    expect_error(Code::data, {"foreign", setting}, [&] { static_cast<void>(t.encode("a b")); });
   }
 }
 

@@ -83,6 +83,7 @@ TEST(Import, TakesNullKeyValueHeadsAsAllHeads) {
               6)
         << arch;
   EXPECT_EQ(parse_config_json(with_field(llama(), "initializer_range", 0), "c").config.model.init_std, 0.02);
+  EXPECT_THROW(parse_config_json(with_field(llama(), "initializer_range", -1), "c"), Error);
 }
 
 TEST(Import, RejectsFieldsThatItCannotRepresent) {

@@ -57,7 +57,7 @@ TEST_F(Files, LoseWholeRecordsOnAFullDisk) {
   EXPECT_EQ(read(file.path()), record);
   file.write("");  // there is room again
   EXPECT_EQ(read(file.path()), record + event_record(""));
-  expect_texts(logged_, "training continues, and lines", file.path().string());
+  expect_texts(logged_, "training continues, and records", file.path().string());
   EXPECT_EQ(std::ranges::count(logged_, '\n'), 1) << logged_;
 }
 
