@@ -50,10 +50,10 @@ class SentencePieceModel final : public TokenizerModel {
     read_line_ends(serialized);
     if (traits->spaces_behind) {
       not_encoded_ = "treat_whitespace_as_suffix is not supported";
-    } else if (line_ends_.empty() ? traits->trims_spaces && !traits->dummy_prefix : line_ends_.front() < 0) {
-      not_encoded_ = line_ends_.empty()
-                         ? "remove_extra_whitespaces without add_dummy_prefix would join the words of adjacent lines"
-                         : "it has a symbol for several line ends but none for one";
+    } else if (line_ends_.empty() && traits->trims_spaces && !traits->dummy_prefix) {
+      not_encoded_ = "remove_extra_whitespaces without add_dummy_prefix would join the words of adjacent lines";
+    } else if (!line_ends_.empty() && line_ends_.front() < 0) {
+      not_encoded_ = "it has a symbol for several line ends but none for one";
     }
     if (line_ends_.size() > 1) {
       facts_.cuts = CutRule::between_lines;

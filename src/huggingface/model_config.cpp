@@ -334,7 +334,7 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin, 
   keys.add("arch", type->get<std::string>());
   family == nullptr ? read_gpt2(fields, seq_len, keys) : read_llama(fields, *family, seq_len, keys);
   if (const double deviation = fields.number("initializer_range", 0.02); deviation != 0)
-    keys.add("init_std", deviation);  // 0 would initialize nothing, and weights are given
+    keys.add("init_std", deviation);  // which must not be 0; imported weights are not initialized
   ModelConfig model;
   model.vocab = fields.size("vocab_size");
   model.settings = keys.sets();

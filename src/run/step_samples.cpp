@@ -69,13 +69,14 @@ StepSamples samples_of_step(const fs::path& run_folder, int64_t step) {
   const report::RecordedStep& recorded = result.recorded;
   const fs::path config_file = run_folder / "config.toml";
   if (recorded.start.model.seq_len == 0)
-    throw Error(Code::data, format("{}: the start of the process that trained step {} is not recorded",
-                                   (run_folder / "metrics.jsonl").string(), step));
+    throw Error(Code::data,
+                format("{}: the start of the process that trained step {} is not recorded; restore the file",
+                       (run_folder / "metrics.jsonl").string(), step));
   const std::vector<std::string> sets = {format("run.seed={}", recorded.seed),
                                          format("model.seq_len={}", recorded.start.model.seq_len)};
   const config::Config config = config::load(config_file.string(), sets, {.files = false});
   if (config.data.train.empty() && config.data.source.empty())
-    throw Error(Code::config, format("{}: names no training data", config_file.string()));
+    throw Error(Code::config, format("{}: names no training data; restore the file", config_file.string()));
   const data::TrainingData data = data::open_trained_data(config, run_folder / "tokens");
   const std::optional<data::Tokenizer> tokenizer = tokenizer_in(run_folder);
   const std::vector<data::FilePart> parts = data::training_parts(config.data);

@@ -131,7 +131,7 @@ void load(Tiny& run, const std::filesystem::path& folder) {
 
 TEST_P(EveryModel, CheckpointsPassFromOneBackendToTheOther) {
   const config::Config c = config_of(GetParam());
-  const tests::TempFolder folder;
+  const TempFolder folder;
   for (const bool from_cpu : {false, true}) {
     SCOPED_TRACE(from_cpu ? "from the CPU" : "from the GPU");
     const auto device = [](bool cpu) { return cpu ? std::make_unique<device::CpuDevice>(2) : gpu(); };
@@ -184,7 +184,7 @@ setup::Machine machine_of_gpu() {
 TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   config::Config c = config_of(GetParam());
   c.data.vocab_size = kTinyVocab;
-  const tests::TempFolder folder;
+  const TempFolder folder;
   c.hardware.gemm_tuning = folder / "tuning.json";
   const setup::Machine machine = machine_of_gpu();
   const HowToRun on_machine{.device = [&](int) { return setup::make_device(machine); }};
@@ -238,7 +238,7 @@ void on_two_ranks(const std::function<void(comm::World&)>& body) { comm::run_on_
 TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderOfSums) {
   config::Config c = config_of(GetParam());
   c.data.vocab_size = kTinyVocab;
-  const tests::TempFolder folder;
+  const TempFolder folder;
   c.hardware.gemm_tuning = folder / "tuning.json";
   const auto world = comm::solo_world();
   const setup::Machine machine = machine_of_gpu();
@@ -265,7 +265,7 @@ TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderO
 
 TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
   config::Config c = config_of(config::Arch::gpt2);
-  const tests::TempFolder folder;
+  const TempFolder folder;
   const auto device = gpu();
   ops::GemmTuning tuning{device->gpu().name, ops::product_path(*device, DType::bf16), {}};
   tuning.products["a product"].form = ops::GemmForm::left_first;

@@ -218,13 +218,18 @@ TEST(Tokenizer, TakesModelsWithADummyPrefix) {
     EXPECT_EQ(t.decode(t.encode(text)), text);
 }
 
+/// Returns a model with symbols for one, two and four line ends.
+std::string model_with_line_ends() {
+  return foreign_model({{"model_type", "bpe"},
+                        {"byte_fallback", "true"},
+                        {"normalization_rule_name", "identity"},
+                        {"add_dummy_prefix", "false"},
+                        {"remove_extra_whitespaces", "false"},
+                        {"user_defined_symbols", "\n,\n\n,\n\n\n\n"}});
+}
+
 TEST(Tokenizer, TakesTheLongestSymbolForLineEnds) {
-  const std::string model = foreign_model({{"model_type", "bpe"},
-                                           {"byte_fallback", "true"},
-                                           {"normalization_rule_name", "identity"},
-                                           {"add_dummy_prefix", "false"},
-                                           {"remove_extra_whitespaces", "false"},
-                                           {"user_defined_symbols", "\n,\n\n,\n\n\n\n"}});
+  const std::string model = model_with_line_ends();
   const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
   const std::string many(1'000'000, '\n');
   EXPECT_EQ(t.encode(many).size(), 250'000u);
@@ -236,13 +241,7 @@ TEST(Tokenizer, TakesTheLongestSymbolForLineEnds) {
 }
 
 TEST(Tokenizer, KeepsLineEndsTogetherInPieces) {
-  const std::string model = foreign_model({{"model_type", "bpe"},
-                                           {"byte_fallback", "true"},
-                                           {"normalization_rule_name", "identity"},
-                                           {"add_dummy_prefix", "false"},
-                                           {"remove_extra_whitespaces", "false"},
-                                           {"user_defined_symbols", "\n,\n\n,\n\n\n\n"}});
-  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+  const Tokenizer t = Tokenizer::from_bytes(model_with_line_ends(), "foreign");
   std::mt19937_64 random(5);
   std::string text;
   while (text.size() < 60'000) text += "It is" + std::string(random() % 9, '\n');
