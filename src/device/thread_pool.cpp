@@ -63,12 +63,16 @@ struct ThreadPool::State {
     int64_t end = 0;
   };
   std::vector<Share> shares;  // by worker
+  Share background;
+  std::function<void(int64_t)> background_work;
+  std::exception_ptr background_error;
   std::mutex error_mutex;
   std::exception_ptr error;
 
   alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
   alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{0};  // finished: counts the completed jobs
   alignas(64) std::atomic<int> busy{0};
+  std::atomic<int> in_front{0};  // the threads that run no background tasks and still work on the job
   std::atomic<bool> stop{false};
 
   void divide() {
@@ -86,20 +90,41 @@ struct ThreadPool::State {
     return task < share.end;
   }
 
+  int threads_in_front() const { return threads - threads / 2; }
+
+  template <typename F>
+  void attempt(F&& task) {
+    try {
+      task();
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      if (!error) error = std::current_exception();
+      for (Share& each : shares) each.next.store(tasks, std::memory_order_relaxed);
+    }
+  }
+
+  void run_background(int64_t task) {
+    try {
+      background_work(task);
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      background_error = std::current_exception();
+      background.next.store(background.end, std::memory_order_relaxed);
+      throw;
+    }
+  }
+
   void work(int worker) {
     inside_task = true;
+    const bool front = worker < threads_in_front();
+    if (!front)
+      for (int64_t task = 0; in_front.load(std::memory_order_relaxed) > 0 && claim(background, task);)
+        attempt([&] { run_background(task); });
     for (int i = 0; i < threads; ++i) {
       Share& share = shares[static_cast<size_t>((worker + i) % threads)];
-      for (int64_t task = 0; claim(share, task);) {
-        try {
-          call(context, task, worker);
-        } catch (...) {
-          const std::lock_guard lock(error_mutex);
-          if (!error) error = std::current_exception();
-          for (Share& each : shares) each.next.store(tasks, std::memory_order_relaxed);
-        }
-      }
+      for (int64_t task = 0; claim(share, task);) attempt([&] { call(context, task, worker); });
     }
+    if (front) in_front.fetch_sub(1, std::memory_order_relaxed);
     inside_task = false;
   }
 
@@ -151,11 +176,30 @@ void ThreadPool::run(int64_t tasks, Call call, void* context) {
   s.divide();
   s.error = nullptr;
   s.busy.store(s.threads - 1);
+  s.in_front.store(s.threads_in_front());
   const uint32_t before = s.finished.load();
   publish(s.epoch, s.epoch_sleepers);
   s.work(0);
   wait_for_change(s.finished, before, s.finished_sleepers);
   if (s.error) std::rethrow_exception(s.error);
+}
+
+void ThreadPool::start_background(int64_t tasks, std::function<void(int64_t)> work) {
+  State& s = *state_;
+  s.background_work = std::move(work);
+  s.background_error = nullptr;
+  s.background.end = tasks;
+  s.background.next.store(0);
+}
+
+void ThreadPool::finish_background(int64_t tasks) {
+  State& s = *state_;
+  if (s.background_error) std::rethrow_exception(s.background_error);
+  const int64_t first = s.background.next.load(), all = s.background.end, last = std::min(tasks, all);
+  if (first >= last) return;
+  s.background.next.store(all);  // later tasks wait, or are dropped if one throws
+  parallel_for(last - first, [&](int64_t task) { s.run_background(first + task); });
+  s.background.next.store(last);
 }
 
 int share_of_cores(int local_ranks) {

@@ -2,6 +2,7 @@
 // The thread pool of a rank. Waiting threads spin for some microseconds and then sleep on a futex, so that ranks that
 // share cores do not starve each other. Libraries called from a task must use one thread.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <type_traits>
 
@@ -44,6 +45,15 @@ class ThreadPool {
       if (const int64_t task = card % each * all + card / each; task < tasks) fn(task, worker);
     });
   }
+  /// Starts background work instead of the previous one: during the calls of parallel_for that follow, half of the
+  /// threads, rounded down, first run background tasks, in order, until the other threads are done with the call's
+  /// tasks. So no background task is running between two calls. If one throws, the call rethrows the exception, and no
+  /// more of them are run.
+  void start_background(int64_t tasks, std::function<void(int64_t task)> work);
+  /// Runs those of the first `tasks` background tasks that no thread has run yet, on all threads. Rethrows the
+  /// exception of a background task that has thrown before.
+  void finish_background(int64_t tasks);
+
   /// Returns the first task of a worker's own share in parallel_for; for worker = threads, the number of tasks.
   static int64_t first_task(int64_t tasks, int worker, int threads) { return (tasks * worker + threads - 1) / threads; }
 
