@@ -82,14 +82,16 @@ std::string to_text(const StepCount& count) {
   return text;
 }
 
-StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps,
+StepBench bench_step(const config::Config& given, const setup::Machine& machine, int warmup, int steps,
                      const std::vector<std::string>& files) {
+  config::Config config = given;
   const int64_t vocab = config.data.vocab_size;
   const train::BatchSource batches =
       files.empty() ? random_batches(config) : file_batches(config, files, machine.threads);
   const std::unique_ptr<comm::World> world = comm::solo_world();
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
-  const setup::RunPlan plan = setup::plan_run(config, vocab, machine, true);
+  const setup::RunPlan plan =
+      setup::overlap_if_it_fits(config, machine, [&] { return setup::plan_run(config, vocab, machine, true); });
   setup::require_memory(plan, config, vocab, machine);
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
   // The copy rate is measured before the model is allocated, so that its buffers do not add to the peak memory.
@@ -146,7 +148,9 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.copy_gb_per_s = copied * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
-  if (machine.gpu) {  // timing operators prevents overlap and makes steps longer, so it takes separate steps
+  // Timing operators prevents overlap and makes steps longer, so it takes separate steps.
+  if (machine.gpu || optim::overlaps_forward(config, machine.threads)) {
+    trainer.store().settle();
     trainer.meter().reset();
     trainer.meter().timed = device.get();
     total = 0;

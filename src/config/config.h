@@ -190,6 +190,7 @@ struct Optim {
   double decay_fraction = 0;  // wsd: fraction of the steps in the final decay
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
   Moments moments = Moments::fp32;
+  bool overlap = true;
 };
 
 /// Muon updates the weight matrices of the blocks' linears (optim/muon.h).

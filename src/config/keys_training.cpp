@@ -80,6 +80,11 @@ void declare_optim(std::vector<Key>& keys) {
       "moments", &Optim::moments, Moments::fp32, {"fp32", "bf16"},
       "AdamW: type in which the moments are stored; bf16: 8 instead of 12 bytes of state per parameter, weights "
       "included, and a faster update. Second moments are rounded stochastically.");
+  optim.boolean(
+      "overlap", &Optim::overlap, true,
+      "AdamW on a CPU, if micro_batch x seq_len is at most 512: update weights during the next forward pass, on "
+      "half of the threads. Gradients then need memory of their own; without effect if that does not fit, and "
+      "with a single thread, ZeRO or offload. Results are bitwise identical.");
   optim.number("weight_decay", &Optim::weight_decay, 0.1, {.range = at_least(0)},
                "AdamW: weight decay of tensors with two or more dimensions, embeddings included.");
   optim.number("grad_clip", &Optim::grad_clip, 1, {.range = at_least(0)},

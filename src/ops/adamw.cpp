@@ -13,12 +13,13 @@ namespace {
 
 const AdamWKernels& adamw_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), adamw_kernels); }
 
-/// True if the bf16 copy is written with non-temporal stores: a thread's part of the update is larger than its caches,
-/// so they would not keep the copy, and lines that are written whole need not be read first.
+/// True if the bf16 copy is written with non-temporal stores: a thread's part of the whole update is larger than its
+/// caches, so they would not keep the copy, and lines that are written whole need not be read first.
 bool streams_copy(const Exec& ex, const AdamW& op) {
   constexpr int64_t kLine = 64;
-  const int64_t bytes = op.p.bytes() + op.m.bytes() + op.v.bytes() + op.g.bytes() + op.compute.bytes();
-  return op.compute && bytes > ex.device.threads() * kCoreCaches &&
+  const int64_t each =
+      size_of(op.p.dtype) + size_of(op.m.dtype) + size_of(op.v.dtype) + size_of(op.g.dtype) + size_of(DType::bf16);
+  return op.compute && std::max(op.whole, op.p.count()) * each > ex.device.threads() * kCoreCaches &&
          reinterpret_cast<uintptr_t>(op.compute.data) % kLine == 0;
 }
 

@@ -28,12 +28,14 @@ struct AdamWScalars {
 /// the stored bits are (bits(v) + (h & 0xffff)) & 0xffff0000. They depend only on values, not on where an element is.
 /// p, m, v, g flat [n] of one dtype (f32, f64), or m and v bf16 with f32 p and g; compute: flat [n] bf16 copy to
 /// refresh, or empty. With f32 state g may be bf16, and is widened first. `round_gradient`: rounds an f32 g to bf16
-/// first; the result is bitwise identical to that with a bf16 g.
+/// first; the result is bitwise identical to that with a bf16 g. The copy bypasses the caches if the whole update is
+/// larger than they are.
 constexpr uint32_t rounding_salt(const AdamWScalars& s) { return static_cast<uint32_t>(s.t) * 0x9e3779b9u; }
 struct AdamW {
   Tensor p, m, v, g, compute;
   AdamWScalars scalars;
   bool round_gradient = false;
+  int64_t whole = 0;  // elements of the update that this one is a part of, if it is more than this one
 };
 void run(Exec& ex, const AdamW& op);
 

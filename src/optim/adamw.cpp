@@ -26,14 +26,19 @@ class AdamWUpdater final : public Updater {
       : rule_(rule), store_(store), selection_(std::move(selection)) {}
 
   void finish(Exec& ex, const Update& update, int index) override {
+    this->update(ex, update, index, store_.groups()[static_cast<size_t>(index)].held);
+  }
+
+  void update(Exec& ex, const Update& update, int index, comm::Chunk within) override {
     const params::Group& group = store_.groups()[static_cast<size_t>(index)];
-    selection_.each(index, group.held, [&](comm::Chunk part, bool decay) {
+    selection_.each(index, within, [&](comm::Chunk part, bool decay) {
       const Tensor states[] = {group.state("m", part), group.state("v", part)};
       rule_.update(ex, update, decay,
                    {.p = group.master_of(part),
                     .states = states,
                     .g = group.grad.range(part.begin, part.count),
-                    .compute = group.compute.tensor().range(part.begin, part.count)});
+                    .compute = group.compute.tensor().range(part.begin, part.count),
+                    .whole = within.count < group.held.count ? group.held.count : 0});
     });
   }
 
@@ -67,7 +72,8 @@ void AdamW::update(Exec& ex, const Update& update, bool decay, const Piece& piec
                           .g = piece.g,
                           .compute = piece.compute,
                           .scalars = scalars_of(optim_, update, decay),
-                          .round_gradient = round_gradients_ && piece.g.dtype != DType::bf16});
+                          .round_gradient = round_gradients_ && piece.g.dtype != DType::bf16,
+                          .whole = piece.whole});
 }
 
 }  // namespace trainer::optim

@@ -1,5 +1,9 @@
 #include "optim/make.h"
 
+#include <algorithm>
+#include <optional>
+
+#include "ops/operands.h"
 #include "optim/adamw.h"
 #include "optim/muon.h"
 
@@ -47,6 +51,69 @@ class DeviceOptimizer final : public Optimizer {
   std::vector<comm::Ticket> gathers_;               // by group
 };
 
+/// Updates weights during the next forward pass. It begins when the pass first reads a weight, so that it disturbs
+/// nothing between two steps.
+class OverlappedOptimizer final : public Optimizer, public params::StateOwner {
+ public:
+  OverlappedOptimizer(params::ParamStore& store, const Rule& rule)
+      : store_(store),
+        updater_(rule.make(store, Selection(store))),
+        dry_(device::make_dry(store.device())),
+        unused_(*dry_, Arena::Mode::heap) {
+    int64_t tasks = 0;
+    for (const params::Group& group : store.groups())
+      ends_.push_back(tasks += divide_up(group.held.count, ops::kTaskElements));
+    store_.set_state_owner(this);
+  }
+  ~OverlappedOptimizer() override {
+    forget();
+    store_.set_state_owner(nullptr);
+  }
+
+  void step(Exec& ex, const Update& update) override {
+    const bool now = ex.device.dry() || ex.meter.timed != nullptr || ex.meter.trace != nullptr;
+    Exec counting{*dry_, unused_, ex.meter};  // executes nothing
+    for (size_t g = 0; g < ends_.size(); ++g) updater_->finish(now ? ex : counting, update, static_cast<int>(g));
+    if (!now) next_ = update;
+    store_.weights_changed();
+  }
+
+  void await(int group) override {
+    if (store_.device().dry()) return;
+    if (next_) {
+      update_ = *std::exchange(next_, std::nullopt);
+      pool().start_background(ends_.back(), [this](int64_t task) { perform(task); });
+    }
+    pool().finish_background(ends_[static_cast<size_t>(group)]);
+  }
+  void settle() override { await(static_cast<int>(ends_.size()) - 1); }
+  void forget() override {
+    next_.reset();
+    if (!store_.device().dry()) pool().start_background(0, {});
+  }
+
+ private:
+  device::ThreadPool& pool() const { return device::pool_of(store_.device()); }
+
+  void perform(int64_t task) {
+    const auto group = static_cast<size_t>(std::ranges::upper_bound(ends_, task) - ends_.begin());
+    const comm::Chunk held = store_.groups()[group].held;
+    const int64_t at = ops::kTaskElements * (task - (group == 0 ? 0 : ends_[group - 1]));
+    Meter uncounted;
+    Exec ex{store_.device(), unused_, uncounted};
+    updater_->update(ex, update_, static_cast<int>(group),
+                     {held.begin + at, std::min(ops::kTaskElements, held.count - at)});
+  }
+
+  params::ParamStore& store_;
+  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<device::Device> dry_;
+  Arena unused_;
+  std::vector<int64_t> ends_;   // by group: the number of tasks that update it and the groups before it
+  std::optional<Update> next_;  // an update that has not begun
+  Update update_;               // the one that has
+};
+
 }  // namespace
 
 Rules make_rules(const config::Config& config, DType compute) {
@@ -63,7 +130,16 @@ void keep_states(params::ParamStore& store, const Rules& rules) {
     for (const params::StateSpec& state : rules[i]->states()) store.keep_state(state, selections[i].chunks());
 }
 
-std::unique_ptr<Optimizer> make_optimizer(params::ParamStore& store, const Rules& rules) {
+bool overlaps_forward(const config::Config& config, int threads) {
+  constexpr int64_t kFewRows = 512;
+  return config.optim.overlap && config.debug.overlap && threads > 1 &&
+         config.train.micro_batch * config.model.seq_len <= kFewRows &&
+         config.optim.name == config::OptimizerName::adamw && config.parallel.zero_stage == 0 &&
+         config.offload.optimizer == config::OffloadOptimizer::none;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(params::ParamStore& store, const Rules& rules, bool overlaps) {
+  if (overlaps) return std::make_unique<OverlappedOptimizer>(store, *rules.front());
   return std::make_unique<DeviceOptimizer>(store, rules);
 }
 

@@ -17,9 +17,16 @@ Rules make_rules(const config::Config& config, DType compute);
 /// Makes the store keep the states of its parameters' rules. Call before the store is allocated.
 void keep_states(params::ParamStore& store, const Rules& rules);
 
+/// True if a CPU with this number of threads should overlap a run's updates with its forward passes. Updates are bound
+/// by memory and GEMMs are not, but gradients then need memory of their own. So it pays off with small micro-batches,
+/// when updates take a large share of a step.
+bool overlaps_forward(const config::Config& config, int threads);
+
 /// Creates the optimizer, whose update is complete when step() returns. `rules` and `store`, which must be allocated,
 /// must outlive it. With ZeRO-1 each replica updates its own chunk, and the chunks' all-gather overlaps with the update
 /// of the next group.
-std::unique_ptr<Optimizer> make_optimizer(params::ParamStore& store, const Rules& rules);
+/// `overlaps`: on a CPU, half of the threads update the weights during the next forward pass instead, which waits for
+/// each group before it first reads the group's weights. Until then, the gradients must stay as they are.
+std::unique_ptr<Optimizer> make_optimizer(params::ParamStore& store, const Rules& rules, bool overlaps = false);
 
 }  // namespace trainer::optim

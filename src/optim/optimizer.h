@@ -1,7 +1,7 @@
 #pragma once
-// Optimizer: updates weights from complete gradients. The one of make.h does so between two steps, in device memory.
-// offload::Engine (offload/engine.h) does so concurrently with the steps, on host or device. Both round identically, so
-// they produce bitwise identical weights.
+// Optimizer: updates weights from complete gradients. Those of make.h do so in device memory, between two steps or, on
+// a CPU, during the next forward pass. offload::Engine (offload/engine.h) does so concurrently with the steps, on host
+// or device. All round identically, so they produce bitwise identical weights.
 #include <cstdint>
 
 #include "tensor/exec.h"

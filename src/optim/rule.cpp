@@ -2,6 +2,10 @@
 
 namespace trainer::optim {
 
+void Updater::update(Exec&, const Update&, int, comm::Chunk) {
+  TRAINER_CHECK(false, "the rule updates each element on its own");
+}
+
 void Rule::update(Exec&, const Update&, bool, const Piece&) const {
   TRAINER_CHECK(false, "the rule updates each element on its own");
 }

@@ -17,6 +17,7 @@ struct Piece {
   Tensor p;
   std::span<const Tensor> states;
   Tensor g, compute;
+  int64_t whole = 0;  // elements that are updated one after the other, if they are more than these
 };
 
 /// The updates of one rule's parameters on this rank.
@@ -27,6 +28,9 @@ class Updater {
   virtual void start(Exec&, const Update&) {}
   /// Updates this rule's elements of a group. Called once for each group, in order.
   virtual void finish(Exec& ex, const Update& update, int group) = 0;
+  /// Updates this rule's elements in a part of those that a group holds, with the same bits whatever the parts.
+  /// Thread-safe for different parts. Only for rules that update each element on its own.
+  virtual void update(Exec& ex, const Update& update, int group, comm::Chunk part);
 };
 
 class Rule {

@@ -69,6 +69,7 @@ void ParamStore::allocate(Gradients gradients) {
 }
 
 void ParamStore::place_gradient(Exec& ex, int index) {
+  if (state_owner_ != nullptr) state_owner_->await(index);
   if (!gradients_in_arena()) return;
   Group& group = groups_[static_cast<size_t>(index)];
   group.grad = ex.arena.keep("gradients", group.grad.shape, group.grad.dtype);

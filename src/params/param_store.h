@@ -73,12 +73,12 @@ struct Group : SlotGroup {
   Tensor state(std::string_view suffix, comm::Chunk range) const;
 };
 
-/// The owner of master weights and states that are stored elsewhere, which updates weights concurrently with the
-/// compute thread. Its functions are called by the compute thread.
+/// The owner of master weights and states, which updates weights concurrently with the compute thread, and may store
+/// weights and states elsewhere. Its functions are called by the compute thread.
 class StateOwner {
  public:
   virtual ~StateOwner() = default;
-  /// Returns once the group's compute weights include the last update.
+  /// Returns once the group's compute weights include the last update, which no longer reads the group's gradient.
   virtual void await(int group) = 0;
   /// Returns once the master weights and states in the groups' buffers include the last update, too.
   virtual void settle() = 0;
@@ -119,7 +119,8 @@ class ParamStore : public ParamTable {
   void allocate(Gradients gradients);
   void allocate(bool training) { allocate(training ? Gradients::own_memory : Gradients::none); }
   bool gradients_in_arena() const { return gradients_ == Gradients::arena; }
-  /// Takes a group's gradient from the arena if it is stored there. Call once per step, before its first write.
+  /// Waits for updates that read a group's gradient, and takes it from the arena if it is stored there. Call once per
+  /// step, before its first write.
   void place_gradient(Exec& ex, int group);
   /// Sets initial values, which depend on (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);

@@ -193,6 +193,7 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
   const auto record = [&](int64_t recorded) {
     Config config = run.config;
     config.model.n_layer = recorded;
+    config.optim.overlap = false;  // as in runs that would not fit otherwise
     if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
     return record_step(config, vocab_, machine_);
   };

@@ -58,8 +58,14 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {
   config::choose_vocab_axes(config, vocab, machine.compute);
   const std::vector<config::Parallel> choices = config::choices_by_memory(config);
-  const auto plan_one = [&] { return plan::plan_and_time(config, vocab, machine); };
+  const bool given = config.optim.overlap;
+  const auto plan_one = [&] {
+    config.optim.overlap = given;
+    return setup::overlap_if_it_fits(config, machine, [&] { return plan::plan_and_time(config, vocab, machine); });
+  };
   setup::RunPlan plan = plan_first_that_fits(world, choices, config, machine, plan_one);
+  if (given && !config.optim.overlap && world.first())
+    log::info("optim.overlap is false in this run, since gradients in memory of their own do not fit");
   if (choices.size() > 1 && world.first()) log::info("layout chosen by memory: {}", config::layout_text(config));
   return plan;
 }

@@ -29,7 +29,8 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
                                     config::Config& config, const setup::Machine& machine,
                                     const std::function<setup::RunPlan()>& plan);
 /// Plans a training run, and sets what parallel.vocab_axes and parallel.panels leave to the program: the choice that
-/// sends fewer bytes (config::choose_vocab_axes()), and the first of config::choices_by_memory() that fits.
+/// sends fewer bytes (config::choose_vocab_axes()), and the first of config::choices_by_memory() that fits. Clears
+/// optim.overlap on ranks where gradients do not fit in memory of their own, before it takes the next choice.
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine);
 
 /// Plans a training run as plan_training() does. If the run does not fit on one rank (require_memory()), all ranks

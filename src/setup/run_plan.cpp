@@ -13,6 +13,7 @@
 #include "comm/gpu_transport.h"
 #include "config/layouts.h"
 #include "offload/make.h"
+#include "optim/make.h"
 #include "setup/offload_memory.h"
 #include "train/generate.h"
 
@@ -134,6 +135,13 @@ bool writes_samples(const config::Config& config) {
   const config::Train& train = config.train;
   return !config.data.tokenizer.empty() &&
          (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
+}
+
+RunPlan overlap_if_it_fits(config::Config& config, const Machine& machine, const std::function<RunPlan()>& plan) {
+  RunPlan own = plan();
+  if (own.total <= machine.memory_limit || machine.gpu || !optim::overlaps_forward(config, machine.threads)) return own;
+  config.optim.overlap = false;
+  return plan();
 }
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,

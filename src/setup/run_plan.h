@@ -55,6 +55,9 @@ struct RunPlan {
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
                  const train::StepRecorders& recorders = {});
+/// Returns the plan of `config` that `plan` makes. If the run does not fit with gradients in memory of their own, which
+/// updates that overlap with forward passes need, clears optim.overlap first.
+RunPlan overlap_if_it_fits(config::Config& config, const Machine& machine, const std::function<RunPlan()>& plan);
 /// Returns the smallest number of layers, in [least, most], whose full recomputation, next to selective recomputation
 /// of the remaining ones, makes the run fit; `most` layers do. The search, in larger and larger steps from `guess`,
 /// assumes that more layers need less memory. `fits` tries a configuration; of those that fit, it is given the one with

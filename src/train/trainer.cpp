@@ -66,9 +66,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     rules_ = optim::make_rules(config_, compute);
     optim::keep_states(store_, rules_);
   }
-  // With offload, copies and updates of gradients overlap with the next forward pass.
+  const bool overlaps = device.kind() == device::DeviceKind::cpu && optim::overlaps_forward(config, device.threads());
+  // With offload, too, updates overlap with the next forward pass.
   using Gradients = params::ParamStore::Gradients;
-  const bool once = accumulation() == 1 && state_home_ == nullptr;
+  const bool once = accumulation() == 1 && state_home_ == nullptr && !overlaps;
   store_.allocate(!training ? Gradients::none : once ? Gradients::arena : Gradients::own_memory);
   const Shape rows{micro_batch_ * config.model.seq_len};
   ids_ = Buffer(device, "data", rows, DType::i32);
@@ -88,7 +89,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
   if (state_home_ == nullptr) {
-    optimizer_ = optim::make_optimizer(store_, rules_);
+    optimizer_ = optim::make_optimizer(store_, rules_, overlaps);
     return;
   }
   world.control().barrier();  // so that all ranks of a host measure its rates at the same time

@@ -118,6 +118,31 @@ TEST(GradSink, NormIsOfAllGroupsAndNamesTheFirstBadTensor) {
   EXPECT_EQ(norm.bad_tensor, "k");
 }
 
+TEST(GradSink, WaitsForUpdatesThatReadAGradientBeforeItIsWritten) {
+  struct Owner final : params::StateOwner {
+    void await(int group) override { awaited.push_back(group); }
+    void settle() override {}
+    void forget() override {}
+    std::vector<int> awaited;
+  };
+  device::CpuDevice device(1);
+  for (const auto gradients : {ParamStore::Gradients::own_memory, ParamStore::Gradients::arena}) {
+    Store s(device, DType::f32, gradients);
+    Owner owner;
+    s.store.set_state_owner(&owner);
+    params::GradSink sink(s.store);
+    sink.prepare(device);
+    Arena heap(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, heap, meter};
+    sink.begin_step();
+    EXPECT_TRUE(owner.awaited.empty());
+    sink.slot(ex, s.gain);
+    EXPECT_EQ(owner.awaited, std::vector<int>{0});
+    s.store.set_state_owner(nullptr);
+  }
+}
+
 TEST(GradSink, ClearsOnlyTheElementsBetweenSlotsInMemoryOfTheArena) {
   device::CpuDevice device(1);
   device::DryDevice dry(1);

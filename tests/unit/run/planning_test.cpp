@@ -39,5 +39,39 @@ TEST(Planning, PanelsAreGatheredUnlessARankIsShortOfMemory) {
   }
 }
 
+TEST(PlanTraining, OverlapsUpdatesOnRanksWhereGradientsFitInMemoryOfTheirOwn) {
+  config::Config c = tiny_config();
+  c.train.global_batch = 2 * c.train.micro_batch;
+  c.parallel.data = 2;
+  const auto machine_of = [](int rank) {
+    setup::Machine machine{.threads = 2, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+    machine.ranks = 2;
+    machine.rank = rank;
+    return machine;
+  };
+  const auto total = [&](bool overlap) {
+    config::Config of = c;
+    of.optim.overlap = overlap;
+    return setup::plan_run(of, kTinyVocab, machine_of(1), true).total;
+  };
+  const int64_t own_memory = total(true), shared = total(false);
+  ASSERT_LT(shared, own_memory);
+  for (const bool given : {true, false})
+    for (const int64_t limit : {own_memory, own_memory - 1, shared, shared - 1}) {
+      Warnings log;
+      comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+        setup::Machine machine = machine_of(world.rank());
+        machine.memory_limit = world.rank() == 1 ? limit : 2 * own_memory;
+        config::Config chosen = c;
+        chosen.optim.overlap = given;
+        const setup::RunPlan plan = run::plan_training(world, chosen, kTinyVocab, machine);
+        EXPECT_EQ(chosen.optim.overlap, given && machine.memory_limit >= own_memory);
+        EXPECT_EQ(plan.total <= machine.memory_limit, machine.memory_limit >= shared);
+        if (world.rank() == 1) EXPECT_EQ(plan.total, chosen.optim.overlap ? own_memory : shared);
+      });
+      EXPECT_TRUE(log.lines.empty()) << "only the first rank tells";
+    }
+}
+
 }  // namespace
 }  // namespace trainer::tests
