@@ -64,7 +64,7 @@ setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t
     return setup::overlap_if_it_fits(config, machine, [&] { return plan::plan_and_time(config, vocab, machine); });
   };
   setup::RunPlan plan = plan_first_that_fits(world, choices, config, machine, plan_one);
-  if (given && !config.optim.overlap && world.first())
+  if (given && !config.optim.overlap && plan.total <= machine.memory_limit && world.first())
     log::info("optim.overlap is false in this run, since gradients in memory of their own do not fit");
   if (choices.size() > 1 && world.first()) log::info("layout chosen by memory: {}", config::layout_text(config));
   return plan;
