@@ -245,9 +245,8 @@ void declare_log(std::vector<Key>& keys) {
               "Write losses, speed, times and samples as TensorBoard event files (`tensorboard --logdir`).");
   log.integers("trace", &Log::trace, {}, {.range = at_least(1), .unit = "steps"},
                "Steps [first, last] to trace on every rank; the timeline is written to trace.json for Perfetto or "
-               "chrome://tracing. Traced steps are slower: on a GPU each operator is synchronized, and optim.overlap "
-               "has no effect. "
-               "[]: no trace.");
+               "chrome://tracing. Traced steps are slower: on a GPU each operator is synchronized, on a CPU "
+               "optim.overlap has no effect. []: no trace.");
 }
 
 void declare_hardware(std::vector<Key>& keys) {
