@@ -92,7 +92,7 @@ void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool pan
   if (panels) {
     constexpr int64_t kPanel = 32;
     job.row_ld = round_up(job.head_dim, kPanel);
-    job.k_pad = round_up(job.k_len, kPanel);
+    job.k_pad = round_up(job.k_capacity, kPanel);  // so that scratch fits every number of keys in a cache
     job.q_pad = round_up(job.q_len, kQueryBlock);
     return;
   }

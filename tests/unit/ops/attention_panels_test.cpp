@@ -181,5 +181,26 @@ TEST(AttentionPanels, ReplayTheMemoryPlanOfTheirDryRun) {
   }
 }
 
+// The plan of a pass over an empty cache serves passes that see the keys of earlier ones.
+TEST(AttentionPanels, TakeTheSameMemoryForEveryNumberOfKeysInACache) {
+  for (const Panels& set : panels()) {
+    device::CpuDevice device(2, set.isa);
+    device::DryDevice dry(2, set.isa);
+    Arena arena(device);
+    Meter meter, dry_meter;
+    Exec ex{device, arena, meter}, dry_ex{dry, arena, dry_meter};
+    const auto of_keys = [](int64_t keys) { return Problem<bf16>(Case{{1, 70, keys, 300, 4, 2, 16}}); };
+    arena.record("pass", [&] { own_attention(dry_ex, of_keys(70).forward_op(), *set.kernels); });
+    arena.seal();
+    for (const int64_t keys : {70, 71, 200, 300}) {
+      Problem<bf16> x = of_keys(keys);
+      arena.begin("pass");
+      own_attention(ex, x.forward_op(), *set.kernels);
+      arena.end();
+      EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward) << keys << " keys";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trainer::ops::attention_test

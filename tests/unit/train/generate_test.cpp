@@ -149,6 +149,22 @@ TEST(Generator, TheCacheGivesWhatTheWholePrefixGives) {
   }
 }
 
+// A prompt of 90 tokens is read in passes of 64, 16, 8 and 2 rows; prefixes that greedy() reads end in other passes.
+TEST(Generator, ReadsLongPromptsInSeveralPasses) {
+  for (const auto arch : {config::Arch::gpt2, config::Arch::llama})
+    for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+      config::Config c = tiny_config(arch);
+      c.model.seq_len = 100;
+      Tiny run(c, compute, 2);
+      for (int64_t n = 1; n <= 10; ++n) run.step(n, 1e-2);
+      std::vector<int32_t> prompt;
+      for (int32_t i = 0; i < 90; ++i) prompt.push_back(i * i % kTinyVocab);
+      train::Generator generator(run.trainer);
+      EXPECT_EQ(continued(generator, prompt, 7, {.temperature = 0}), greedy(run.trainer, prompt, 7))
+          << name_of(compute);
+    }
+}
+
 TEST(Generator, GoesOnPastTheModelsLengthAndTrainingIsUndisturbed) {
   for (const int64_t micro_batches : {2, 1}) {  // gradients in their own memory; in the arena
     config::Config c = tiny_config();
