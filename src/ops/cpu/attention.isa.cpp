@@ -221,7 +221,7 @@ template <int N, typename Storage, typename T>
   }
   if (c < d)
     for (int i = 0; i < N; ++i) sum[i] = fmadd(load(q + c), load_n(k + i * ldk + c, d - c), sum[i]);
-  for (int i = 0; i < N; ++i) s[i] = lane_sum<T>(sum[i]);
+  lane_sums<N, T>(sum, s);
 }
 
 template <typename Storage, typename T>

@@ -194,8 +194,11 @@ template <int M, int W, typename T>
       const Vec<P> w = load_n(b + j * ldb + term, k - term);
       for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load_n(x + i * k + term, k - term), w, acc[i][j]);
     }
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < W; ++j) sums[i * kSmallBatchCols + j * apart] = lane_sum<P>(acc[i][j]);
+  for (int i = 0; i < M; ++i) {
+    P row[W];
+    lane_sums<W, P>(acc[i], row);
+    for (int j = 0; j < W; ++j) sums[i * kSmallBatchCols + j * apart] = row[j];
+  }
 }
 
 /// Reads b as W long streams, one in each part of the columns, as small_batch_panels does.

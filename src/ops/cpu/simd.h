@@ -151,14 +151,30 @@ template <typename P, int Step = 1>
   }
 }
 
-/// Adds the lanes in a fixed tree: repeatedly adds the upper half of the lanes to the lower half.
+/// Stores the sums of the lanes of N vectors, and overwrites the vectors. Adds in a fixed tree: repeatedly the upper
+/// half of the lanes to the lower half. Then two vectors' remaining lanes fit in one. Width: the remaining lanes of
+/// each.
+template <int N, typename T, int Width = kLanes<T>, int Vectors = N>
+[[gnu::always_inline]] inline void lane_sums(Vec<T>* v, T* sums) {
+  if constexpr (Width == 1) {
+    std::memcpy(sums, v, N * sizeof(T));
+  } else {
+    constexpr int kHalf = Width / 2;
+    constexpr auto lower = [](int i) { return i / kHalf * Width + i % kHalf; };
+    constexpr auto upper = [](int i) { return i / kHalf * Width + i % kHalf + kHalf; };
+#pragma GCC unroll 4
+    for (int i = 0; i < Vectors; i += 2) {
+      const Vec<T> a = v[i], b = v[i + 1 < Vectors ? i + 1 : i];
+      v[i / 2] = shuffled<lower>(a, b) + shuffled<upper>(a, b);
+    }
+    lane_sums<N, T, kHalf, (Vectors + 1) / 2>(v, sums);
+  }
+}
 template <typename T>
 [[gnu::always_inline]] inline T lane_sum(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store(lanes, v);
-  for (int width = kLanes<T> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  T sum;
+  lane_sums<1, T>(&v, &sum);
+  return sum;
 }
 template <typename T>
 [[gnu::always_inline]] inline T lane_max(Vec<T> v) {
