@@ -240,6 +240,17 @@ Scratch Block::normed(Exec& ex, const Batch& batch, Saved& s, bool keep) {
   return qk;
 }
 
+void Block::append(Exec& ex, const Tensor& x, const KvCache& cache, const Tensor& to, int64_t used) const {
+  const int64_t rows = x.rows();
+  if (!cache.by_head) return ops::run(ex, ops::Copy{x, to.row_range(used, rows)});
+  if (rows == 1) {  // one copy for all heads
+    const Tensor heads = to.reshape({kv_heads_, cache.capacity * head_dim_});
+    return ops::run(ex, ops::Copy{x.reshape({kv_heads_, head_dim_}), heads.col_range(used * head_dim_, head_dim_)});
+  }
+  for (int64_t head = 0; head < kv_heads_; ++head)
+    ops::run(ex, ops::Copy{x.col_range(head * head_dim_, head_dim_), to.row_range(head * cache.capacity + used, rows)});
+}
+
 void Block::attend(Exec& ex, const Batch& batch, Saved& s, std::span<const KvCache> caches) {
   const Tensor qkv = s.qkv, qk = q_norm_ ? s.qk.tensor() : queries_and_keys(qkv);
   if (!q_norm_) rotate(ex, batch, qk, /*inverse=*/false);
@@ -257,17 +268,18 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, std::span<const KvCac
     op.lse = s.lse;
     return ops::run(ex, op);
   }
+  op.shape.by_head = caches.front().by_head;
   op.shape.batch = 1;  // the sequences have different numbers of keys
   for (size_t i = 0; i < caches.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) * batch.seq_len, rows = batch.seq_len, used = batch.starts[i];
-    ops::run(ex, ops::Copy{keys(qk).row_range(row, rows), caches[i].keys.row_range(used, rows)});
-    ops::run(ex, ops::Copy{values(qkv).row_range(row, rows), caches[i].values.row_range(used, rows)});
+    append(ex, keys(qk).row_range(row, rows), caches[i], caches[i].keys, used);
+    append(ex, values(qkv).row_range(row, rows), caches[i], caches[i].values, used);
     op.q = queries(qk).row_range(row, rows);
     op.k = caches[i].keys;
     op.v = caches[i].values;
     op.out = s.context.tensor().row_range(row, rows);
     op.shape.k_len = used + rows;
-    op.shape.k_capacity = caches[i].keys.rows();
+    op.shape.k_capacity = caches[i].capacity;
     ops::run(ex, op);
   }
 }

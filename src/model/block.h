@@ -13,9 +13,12 @@
 
 namespace trainer::model {
 
-/// The keys and values of one sequence so far, for generation.
+/// The keys and values of one sequence so far, for generation: [capacity, local K·D] on a GPU. On a CPU each head's
+/// rows are in one piece, [local K·capacity, D], which decoding reads as long streams.
 struct KvCache {
-  Tensor keys, values;  // [capacity, local K·D]
+  Tensor keys, values;
+  int64_t capacity = 0;  // in rows
+  bool by_head = false;
 };
 
 struct BlockSpec {
@@ -76,6 +79,8 @@ class Block {
   /// first linear.
   Scratch stream_gradient(Exec& ex, Scratch d, const Tensor& dy, parallel::Norm& norm, const Tensor& x,
                           parallel::NormStats& stats, parallel::GradSink& grads);
+  /// Appends rows x [rows, K·D] to the keys or values `to` of a cache, after `used` ones.
+  void append(Exec& ex, const Tensor& x, const KvCache& cache, const Tensor& to, int64_t used) const;
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, std::span<const KvCache> caches);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved,
                           parallel::GradSink& grads);

@@ -134,10 +134,13 @@ void Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses) {
 }
 
 Transformer::Cache::Cache(device::Device& device, const Transformer& model) : capacity(model.model_.seq_len) {
+  const bool by_head = device.kind() == device::DeviceKind::cpu;
+  const int64_t head_dim = head_size(model.model_);
   for (const Block& block : model.blocks_) {
-    for (int i = 0; i < 2; ++i)
-      buffers_.emplace_back(device, "kv_cache", Shape{capacity, block.kv_width()}, model.store_.compute_dtype());
-    blocks_.push_back({buffers_[buffers_.size() - 2], buffers_.back()});
+    const int64_t width = block.kv_width();
+    const Shape shape = by_head ? Shape{capacity * width / head_dim, head_dim} : Shape{capacity, width};
+    for (int i = 0; i < 2; ++i) buffers_.emplace_back(device, "kv_cache", shape, model.store_.compute_dtype());
+    blocks_.push_back({buffers_[buffers_.size() - 2], buffers_.back(), capacity, by_head});
   }
 }
 

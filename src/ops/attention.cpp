@@ -58,13 +58,14 @@ void check_shape(const AttentionShape& s, const AttentionMask& mask, DType dtype
                 "attention: {} query heads are not a multiple of {} key/value heads", s.heads, s.kv_heads);
   if (mask.first) expect_count(mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
 }
-AttentionRows operand(const Tensor& x) { return {x.data, x.ld()}; }
+AttentionRows operand(const Tensor& x, int64_t head) { return {x.data, x.ld(), head}; }
 
 AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropout& dropout, const AttentionMask& mask) {
   AttentionJob job{};
   job.q_len = s.q_len;
   job.k_len = s.k_len;
   job.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
+  job.key_rows = s.by_head ? s.kv_heads * job.k_capacity : job.k_capacity;
   job.heads = s.heads;
   job.kv_heads = s.kv_heads;
   job.head_dim = s.head_dim;
@@ -199,19 +200,24 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   check_shape(s, op.mask, dtype);
   AttentionJob job = job_of(s, op.scale, op.dropout, op.mask);
   expect_rows(op.q, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention q");
-  expect_rows(op.k, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention k");
-  expect_rows(op.v, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention v");
+  const int64_t key_cols = s.by_head ? s.head_dim : s.kv_heads * s.head_dim;
+  expect_rows(op.k, s.batch * job.key_rows, key_cols, dtype, "attention k");
+  expect_rows(op.v, s.batch * job.key_rows, key_cols, dtype, "attention v");
   expect_rows(op.out, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention out");
   if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
   TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/false));
-  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
+  if (ex.device.kind() == device::DeviceKind::cuda) {
+    TRAINER_CHECK(!s.by_head, "attention kernels for GPUs require keys of all heads side by side");
+    return cuda::run(ex, op);
+  }
   const device::Isa isa = ex.device.isa();
-  job.q = operand(op.q);
-  job.k = operand(op.k);
-  job.v = operand(op.v);
-  job.out = operand(op.out);
+  job.q = operand(op.q, s.head_dim);
+  const int64_t key_head = s.by_head ? job.k_capacity * op.k.ld() : s.head_dim;
+  job.k = operand(op.k, key_head);
+  job.v = operand(op.v, key_head);
+  job.out = operand(op.out, s.head_dim);
   job.lse = op.lse ? op.lse.data : nullptr;
   const bool few = s.q_len <= kDecodeQueries && !job.dropout;
   set_packing(job, accumulator, isa, !few && kernels.pack_queries != nullptr);
@@ -237,6 +243,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
   check_shape(s, op.mask, dtype);
+  TRAINER_CHECK(!s.by_head, "attention backward requires keys of all heads side by side");
   TRAINER_CHECK(s.q_len == s.k_len, "attention backward requires as many keys as queries, not {} queries and {} keys",
                 s.q_len, s.k_len);
   AttentionJob job = job_of(s, op.scale, op.dropout, op.mask);
@@ -257,14 +264,14 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.backward = true;
-  job.q = operand(op.q);
-  job.k = operand(op.k);
-  job.v = operand(op.v);
-  job.out = operand(op.out);
-  job.dout = operand(op.dout);
-  job.dq = operand(op.dq);
-  job.dk = operand(op.dk);
-  job.dv = operand(op.dv);
+  job.q = operand(op.q, s.head_dim);
+  job.k = operand(op.k, s.head_dim);
+  job.v = operand(op.v, s.head_dim);
+  job.out = operand(op.out, s.head_dim);
+  job.dout = operand(op.dout, s.head_dim);
+  job.dq = operand(op.dq, s.head_dim);
+  job.dk = operand(op.dk, s.head_dim);
+  job.dv = operand(op.dv, s.head_dim);
   job.lse = op.lse.data;
   set_packing(job, accumulator, isa, kernels.pack_queries != nullptr);
   // dq is summed in at most eight parts, each over enough keys to amortise reading the queries again.

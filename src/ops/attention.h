@@ -11,6 +11,7 @@ struct AttentionShape {
   int64_t batch = 0, q_len = 0, k_len = 0;  // per sequence; training: q_len = k_len = S
   int64_t k_capacity = 0;                   // rows per sequence in k and v; 0 = k_len (seq_len for a KV cache)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool by_head = false;  // forward on CPUs only: k and v are [b·K·k_capacity, D], each head's rows in one piece
 };
 
 /// Hides keys that are too old or of another document. The first visible key of a row is the larger of the two bounds;
@@ -30,8 +31,9 @@ struct AttentionDropout {
   int64_t first_sample = 0, first_head = 0, heads_global = 0;
 };
 
-/// out = softmax(scale·q·kᵀ + causal)·v. q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed), out
-/// [b·q_len, A·D]. lse [b·A, q_len], accumulator dtype: log-sum-exp of the scaled scores; empty: not stored.
+/// out = softmax(scale·q·kᵀ + causal)·v. q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed) unless
+/// by_head, out [b·q_len, A·D]. lse [b·A, q_len], accumulator dtype: log-sum-exp of the scaled scores; empty: not
+/// stored.
 struct AttentionForward {
   Tensor q, k, v, out, lse;
   AttentionShape shape;

@@ -13,10 +13,10 @@ template <typename T>
 [[gnu::always_inline]] inline T* as(std::byte* data) {
   return reinterpret_cast<T*>(data);
 }
-/// Returns row `row`, head `head` of a [rows, heads·D] operand.
+/// Returns row `row`, head `head` of an operand.
 template <typename Storage>
-[[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
-  return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
+[[gnu::always_inline]] inline Storage* at(const AttentionRows& x, int64_t row, int64_t head) {
+  return as<Storage>(x.data) + row * x.ld + head * x.head;
 }
 /// Returns x, with `other` in lanes n and above.
 template <typename T>
@@ -95,9 +95,9 @@ template <typename Storage, typename T>
 void pack(const AttentionJob& job, int64_t task) {
   const HeadTask at_pair = head_task(job, task / job.key_blocks, 0);
   const int64_t key = task % job.key_blocks * kKeyBlock, n = smaller(kKeyBlock, job.k_len - key);
-  const int64_t row = at_pair.sequence * job.k_capacity + key, d = job.head_dim;
-  const Storage* k = at<Storage>(job, job.k, row, at_pair.kv_head);
-  const Storage* v = at<Storage>(job, job.v, row, at_pair.kv_head);
+  const int64_t row = at_pair.sequence * job.key_rows + key, d = job.head_dim;
+  const Storage* k = at<Storage>(job.k, row, at_pair.kv_head);
+  const Storage* v = at<Storage>(job.v, row, at_pair.kv_head);
   T* keys_t = as<T>(job.keys_t) + (at_pair.slot * job.k_pad + key) * d;
   pack_transposed(n, d, k, job.k.ld, keys_t);
   if (job.backward) {
@@ -125,7 +125,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   T* shrink = denominator + kQueryBlock;
 
   const int64_t row = where.sequence * job.q_len + query;
-  pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
+  pack_rows(m, d, at<const Storage>(job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
   for (int64_t r = 0; r < kQueryBlock; ++r) {
     top[r] = -__builtin_inf();
     denominator[r] = 0;
@@ -179,7 +179,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     }
   }
   for (int64_t r = 0; r < m; ++r)
-    store_row(sums + r * ld, d, 1 / denominator[r], at<Storage>(job, job.out, row + r, where.head));
+    store_row(sums + r * ld, d, 1 / denominator[r], at<Storage>(job.out, row + r, where.head));
   if (job.lse != nullptr) {
     T* lse = as<T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
     for (int64_t r = 0; r < m; ++r)
@@ -231,10 +231,10 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
   T* s = q + job.row_ld;
   for (int64_t r = 0; r < job.q_len; ++r) {
     const int64_t row = sequence * job.q_len + r, start = first_key(job, sequence, r);
-    const int64_t visible = job.k_len - job.q_len + r + 1 - start, key_row = sequence * job.k_capacity + start;
-    pack_rows(1, d, at<const Storage>(job, job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
-    const Storage* k = at<const Storage>(job, job.k, key_row, kv_head);
-    const Storage* v = at<const Storage>(job, job.v, key_row, kv_head);
+    const int64_t visible = job.k_len - job.q_len + r + 1 - start, key_row = sequence * job.key_rows + start;
+    pack_rows(1, d, at<const Storage>(job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
+    const Storage* k = at<const Storage>(job.k, key_row, kv_head);
+    const Storage* v = at<const Storage>(job.v, key_row, kv_head);
     int64_t j = 0;
     for (; j + 4 <= visible; j += 4) {
       for (int64_t next = j + kKeysAhead; next < j + kKeysAhead + 4; ++next) {  // the values follow the keys
@@ -249,7 +249,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
     for (; j < visible; ++j) dots<1>(d, q, k + j * job.k.ld, job.k.ld, s + j);
     const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
     const T denominator = exp_and_sum(s, visible, top);
-    Storage* out = at<Storage>(job, job.out, row, head);
+    Storage* out = at<Storage>(job.out, row, head);
     int64_t c = 0;
     for (; c + 4 * kLanes<T> <= d; c += 4 * kLanes<T>)
       weighted_sum<4>(visible, s, v + c, job.v.ld, d - c, 1 / denominator, out + c);
@@ -280,10 +280,10 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   for (int64_t query = begin / kQueryBlock * kQueryBlock; query < last; query += kQueryBlock) {
     const int64_t m = smaller(kQueryBlock, job.q_len - query), row = where.sequence * job.q_len + query;
     const int64_t start = larger(begin, first_block(job, where.sequence, query));
-    pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
-    pack_rows(m, d, at<const Storage>(job, job.dout, row, where.head), job.dout.ld, T{1}, dout, ld);
+    pack_rows(m, d, at<const Storage>(job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
+    pack_rows(m, d, at<const Storage>(job.dout, row, where.head), job.dout.ld, T{1}, dout, ld);
     for (int64_t r = 0; r < m; ++r) {
-      const Storage* out_row = at<const Storage>(job, job.out, row + r, where.head);
+      const Storage* out_row = at<const Storage>(job.out, row + r, where.head);
       if (r + kRowsAhead < m) prefetch_row(out_row + kRowsAhead * job.out.ld, d);
       delta[r] = sum_of<T>(d, [&](int64_t c, auto tag) { return get(out_row + c, tag) * load(dout + r * ld + c); });
     }
@@ -340,10 +340,10 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
     }
   }
   if (job.head_in_group + 1 == job.group) {
-    const int64_t row = where.sequence * job.k_capacity + begin;
+    const int64_t row = where.sequence * job.key_rows + begin;
     for (int64_t r = 0; r < end - begin; ++r) {
-      store_row(dk + r * ld, d, T{1}, at<Storage>(job, job.dk, row + r, where.kv_head));
-      store_row(dv + r * ld, d, T{1}, at<Storage>(job, job.dv, row + r, where.kv_head));
+      store_row(dk + r * ld, d, T{1}, at<Storage>(job.dk, row + r, where.kv_head));
+      store_row(dv + r * ld, d, T{1}, at<Storage>(job.dv, row + r, where.kv_head));
     }
   }
 }
@@ -360,7 +360,7 @@ void sum_dq(const AttentionJob& job, int64_t task) {
       for (int64_t c = 0; c < job.head_dim; c += kLanes<T>) store(sum + c, load(sum + c) + load(part + c));
     }
     store_row(sum, job.head_dim, static_cast<T>(job.scale),
-              at<Storage>(job, job.dq, where.sequence * job.q_len + query + r, where.head));
+              at<Storage>(job.dq, where.sequence * job.q_len + query + r, where.head));
   }
 }
 

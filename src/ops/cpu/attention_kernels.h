@@ -23,15 +23,17 @@ inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
 static_assert(kKeyBlock % kQueryBlock == 0);  // backward: the first queries that see a block of keys begin a block
 inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row stride of a block of scores: not a power of two
 
-/// A [rows, heads·D] operand; row stride in elements.
+/// The rows of all heads of an operand; distances in elements.
 struct AttentionRows {
   std::byte* data;
-  int64_t ld;
+  int64_t ld;    // from a row to the next one of the same head
+  int64_t head;  // from a head to the next one in the same row
 };
 
 struct AttentionJob {
   int64_t q_len, k_len, k_capacity, heads, kv_heads, head_dim;
-  int64_t group;  // query heads per key/value head
+  int64_t key_rows;  // from a sequence of k and v to the next one
+  int64_t group;     // query heads per key/value head
   double scale;
   AttentionRows q, k, v, out, dout, dq, dk, dv;
   std::byte* lse;  // [batch·heads, q_len] accumulator dtype; null: not stored

@@ -22,9 +22,9 @@ template <typename T>
 [[gnu::always_inline]] inline T* as(std::byte* data) {
   return reinterpret_cast<T*>(data);
 }
-/// Returns row `row`, head `head` of a [rows, heads·D] operand.
-[[gnu::always_inline]] inline bf16* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
-  return as<bf16>(x.data) + row * x.ld + head * job.head_dim;
+/// Returns row `row`, head `head` of an operand.
+[[gnu::always_inline]] inline bf16* at(const AttentionRows& x, int64_t row, int64_t head) {
+  return as<bf16>(x.data) + row * x.ld + head * x.head;
 }
 
 /// Fills factors[key][query], rows `ld` apart, for `keys` keys from `key` and for `queries` queries from `position`.
@@ -76,19 +76,19 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
 void pack_keys(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.key_blocks, key = task % job.key_blocks * kKeyBlock, ld = job.row_ld;
   const int64_t n = smaller(kKeyBlock, job.k_len - key), pair = job.first_pair + slot, d = job.head_dim;
-  const int64_t row = pair / job.kv_heads * job.k_capacity + key, head = pair % job.kv_heads;
+  const int64_t row = pair / job.kv_heads * job.key_rows + key, head = pair % job.kv_heads;
   const auto pack_rows = [&](const AttentionRows& x, std::byte* packed, int64_t r) {
-    pack_a_terms(at(job, x, row + r, head), x.ld, n - r, d, panel_at(packed, slot, job.k_pad, ld, key + r));
+    pack_a_terms(at(x, row + r, head), x.ld, n - r, d, panel_at(packed, slot, job.k_pad, ld, key + r));
   };
   const auto pack_columns = [&](const AttentionRows& x, std::byte* packed, int64_t r) {
     for (int64_t c = 0; c < ld; c += kSide)
-      pack_a_rows(at(job, x, row + r, head) + c, x.ld, smaller(kSide, d - c), smaller(kSide, n - r),
+      pack_a_rows(at(x, row + r, head) + c, x.ld, smaller(kSide, d - c), smaller(kSide, n - r),
                   panel_at(packed, slot, ld, job.k_pad, c) + (key + r) / kTileTerms * kStepElements, 0);
   };
   const auto ask = [&](int64_t r) {
     const int64_t rows = smaller(kSide, n - r);
-    prefetch_rows(at(job, job.k, row + r, head), job.k.ld, rows, d);
-    prefetch_rows(at(job, job.v, row + r, head), job.v.ld, rows, d);
+    prefetch_rows(at(job.k, row + r, head), job.k.ld, rows, d);
+    prefetch_rows(at(job.v, row + r, head), job.v.ld, rows, d);
   };
   ask(0);
   for (int64_t r = 0; r < n; r += kSide) {
@@ -111,7 +111,7 @@ void pack_queries(const AttentionJob& job, int64_t task) {
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot, d = job.head_dim;
   const int64_t head = pair % job.kv_heads * job.group + job.head_in_group, sequence = pair / job.kv_heads;
   const int64_t row = sequence * job.q_len + query, ld = job.row_ld;
-  const bf16 *q = at(job, job.q, row, head), *dout = at(job, job.dout, row, head), *out = at(job, job.out, row, head);
+  const bf16 *q = at(job.q, row, head), *dout = at(job.dout, row, head), *out = at(job.out, row, head);
   const auto pack = [&](const bf16* x, int64_t ldx, std::byte* columns, std::byte* rows) {
     for (int64_t r = 0; r < kQueryBlock; r += kSide)
       pack_b_terms(x + r * ldx, ldx, m - r, d, panel_at(columns, slot, job.q_pad, ld, query + r));

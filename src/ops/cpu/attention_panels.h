@@ -148,10 +148,10 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   float* const sums = factors + kKeyBlock * kSide;                         // Oᵀ [panel][ld][query]
   bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right operands, contracted over D
 
-  prefetch_rows(at(job, job.q, row, head), job.q.ld, m, d);
+  prefetch_rows(at(job.q, row, head), job.q.ld, m, d);
   for (int64_t qp = 0; qp * kSide < m; ++qp) {
     ForwardPanel& p = panels[qp];
-    pack_b_terms(at(job, job.q, row + qp * kSide, head), job.q.ld, m - qp * kSide, d, q + qp * kSide * ld);
+    pack_b_terms(at(job.q, row + qp * kSide, head), job.q.ld, m - qp * kSide, d, q + qp * kSide * ld);
     for (int64_t c = 0; c < kSide; ++c) p.top[c] = -__builtin_inff(), p.denominator[c] = 0;
   }
   for (int64_t key = first_block(job, sequence, query); key < position + m; key += kKeyBlock)
@@ -184,7 +184,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     ForwardPanel& p = panels[qp];
     const int64_t first = row + qp * kSide, rows = smaller(kSide, m - qp * kSide);
     for (int64_t c = 0; c < kSide; c += kVector) store(p.shrink + c, 1.0f / load(p.denominator + c));
-    store_transposed_rows(rows, d, sums + qp * kSide * ld, p.shrink, at(job, job.out, first, head), job.out.ld);
+    store_transposed_rows(rows, d, sums + qp * kSide * ld, p.shrink, at(job.out, first, head), job.out.ld);
     if (job.lse == nullptr) continue;
     float* const lse = as<float>(job.lse) + (sequence * job.heads + head) * job.q_len + query + qp * kSide;
     for (int64_t r = 0; r < rows; ++r)
@@ -338,10 +338,10 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
     }
   }
   if (job.head_in_group + 1 == job.group) {
-    const int64_t row = sequence * job.k_capacity + begin;
+    const int64_t row = sequence * job.key_rows + begin;
     const Vec<float> scale = splat(static_cast<float>(job.scale));
     for (int64_t r = 0; r < end - begin; ++r) {
-      bf16 *to_dk = at(job, job.dk, row + r, kv_head), *to_dv = at(job, job.dv, row + r, kv_head);
+      bf16 *to_dk = at(job.dk, row + r, kv_head), *to_dv = at(job.dv, row + r, kv_head);
       each_vector<float>(d, [&](int64_t c, auto tag) {
         put(to_dk + c, load(dk + r * ld + c) * scale, tag);
         put(to_dv + c, load(dv + r * ld + c), tag);
@@ -366,7 +366,7 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   for (float& factor : scale) factor = static_cast<float>(job.scale);
   for (int64_t r = 0; r < m; r += kSide)
     store_transposed_rows(smaller(kSide, m - r), job.head_dim, sum + r * ld, scale,
-                          at(job, job.dq, pair / job.kv_heads * job.q_len + query + r, head), job.dq.ld);
+                          at(job.dq, pair / job.kv_heads * job.q_len + query + r, head), job.dq.ld);
 }
 
 int64_t worker_bytes(int64_t row_ld, bool is_backward) {

@@ -181,6 +181,19 @@ TEST(AttentionPanels, ReplayTheMemoryPlanOfTheirDryRun) {
   }
 }
 
+TEST(AttentionPanels, ReadKeysByHead) {
+  for (const Panels& set : panels()) {
+    Machine cpu(2, set.isa);
+    for (const Case& c : {Case{{2, 70, 300, 310, 4, 2, 40}}, Case{{1, 130, 130, 140, 3, 3, 64}, 0, 1, false, 50}}) {
+      SCOPED_TRACE(to_string(c));
+      Problem<bf16> x(c);
+      own_attention(cpu.ex, x.forward_op(), *set.kernels);
+      EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward);
+      expect_same_bits_by_head(x, [&](const AttentionForward& op) { own_attention(cpu.ex, op, *set.kernels); });
+    }
+  }
+}
+
 // The plan of a pass over an empty cache serves passes that see the keys of earlier ones.
 TEST(AttentionPanels, TakeTheSameMemoryForEveryNumberOfKeysInACache) {
   for (const Panels& set : panels()) {

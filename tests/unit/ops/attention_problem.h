@@ -137,6 +137,33 @@ void expect_same_bits(const Problem<T>& a, const Problem<T>& b) {
   EXPECT_TRUE(same_bits(a.dk, b.dk));
   EXPECT_TRUE(same_bits(a.dv, b.dv));
 }
+/// Returns keys or values of x by head, as in a cache on a CPU.
+template <typename T>
+Rows<T> by_head(const Problem<T>& x, const Rows<T>& keys) {
+  const AttentionShape& s = x.c.shape;
+  const int64_t room = capacity(s);
+  Rows<T> heads(s.batch * s.kv_heads * room, s.head_dim, x.c.spread);
+  for (int64_t row = 0; row < heads.rows; ++row)
+    for (int64_t e = 0; e < s.head_dim; ++e)
+      heads.at(row, e) = T(static_cast<AccumulatorOf<T>>(
+          keys.value(row / room / s.kv_heads * room + row % room, row / room % s.kv_heads * s.head_dim + e)));
+  return heads;
+}
+/// Expects `forward` to compute the same bits as x has when keys and values are by head. `forward` gets the operands.
+template <typename T, typename F>
+void expect_same_bits_by_head(const Problem<T>& x, F&& forward) {
+  Problem<T> y = x;
+  y.k = by_head(x, x.k);
+  y.v = by_head(x, x.v);
+  y.c.shape.by_head = true;
+  y.out = Rows<T>(x.out.rows, x.out.cols, x.c.spread);
+  y.lse = Rows<AccumulatorOf<T>>(x.lse.rows, x.lse.cols, false);
+  forward(y.forward_op());
+  for (int64_t r = 0; r < x.out.rows; ++r) {
+    for (int64_t e = 0; e < x.out.cols; ++e) ASSERT_EQ(y.out.value(r, e), x.out.value(r, e)) << "row " << r;
+  }
+  EXPECT_TRUE(same_bits(x.lse, y.lse));
+}
 /// Checks results that very large scores could make infinite; outputs are means of values.
 template <typename T>
 void expect_bounded(const Problem<T>& x) {

@@ -130,6 +130,8 @@ TYPED_TEST(AttentionOf, ReadsACacheOfAnyLength) {
     const double u = unit_roundoff<T>();
     EXPECT_LE(relative_error(x.out, expected.out), bound<T>(64 * u, 64 * u, u));
     EXPECT_LE(relative_error(x.lse, expected.lse), bound<T>(1e-14, 1e-5, 1e-5));
+    if (testing::on_cuda()) continue;
+    expect_same_bits_by_head(x, [&](const AttentionForward& op) { run(cpu.ex, op); });
   }
 }
 
@@ -268,6 +270,18 @@ TEST_F(Attention, CountsWhatCausalityLeaves) {
   EXPECT_EQ(with_window(tail, 3), 4.0 * 8 * (3 + 3));
   EXPECT_EQ(with_window(tail, 4), 4.0 * 8 * (4 + 4));
   EXPECT_EQ(with_window(tail, 5), cost(tail).flops);
+}
+
+TEST_F(Attention, RejectsKeysByHeadWhereNoKernelReadsThem) {
+  Machine machine(1);
+  Problem<float> x(Case{{1, 4, 4, 0, 2, 2, 8}});
+  x.k = by_head(x, x.k);
+  x.v = by_head(x, x.v);
+  x.c.shape.by_head = true;
+  EXPECT_THROW(x.backward(machine.ex), Error);
+  if (testing::on_cuda()) {
+    EXPECT_THROW(x.forward(machine.ex), Error);
+  }
 }
 
 TEST_F(Attention, NamesTheOperandThatDoesNotFit) {
