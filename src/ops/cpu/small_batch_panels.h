@@ -50,11 +50,9 @@ template <typename Layout, int M, int G, typename T>
       for (int g = 0; g < G; ++g) {
         Vec<P> w[S][V];
         Layout::load_terms(b + g * stride, term, w);
-        if constexpr (M > 2) {  // multiplying takes as long as reading, which therefore starts early
-          const char* const next = reinterpret_cast<const char*>(b + g * stride + term * V * kLanes<P>) + kAhead;
+        const char* const next = reinterpret_cast<const char*>(b + g * stride + term * V * kLanes<P>) + kAhead;
 #pragma GCC unroll 4
-          for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(next + line);
-        }
+        for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(next + line);
         unrolled<terms>([&](auto t) __attribute__((always_inline)) {
 #pragma GCC unroll 8
           for (int i = 0; i < R; ++i)
