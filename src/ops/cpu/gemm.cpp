@@ -226,25 +226,12 @@ template <typename T, typename C, typename Panel>
 void small_batch_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, Panel>& kernels, bool kept) {
   using P = AccumulatorOf<T>;
   const int64_t m = op.c.shape[0], n = op.c.shape[1], k = op.trans_a ? op.a.shape[0] : op.a.shape[1];
-  const int64_t padded = small_batch_pad(m);
-  const Scratch scratch = ex.take("gemm", {padded * k}, DTypeOf<P>::value);
+  const Scratch scratch = ex.take("gemm", {small_batch_pad(m) * k}, DTypeOf<P>::value);
   if (ex.device.dry()) return;
 
   P* const x = scratch.tensor().as<P>();
   const Operand<T> a = operand_of<T>(op.a, !op.trans_a);
-  if (m < padded) std::fill_n(x, padded * k, P{0});
-  const int64_t a_row = a.along_k ? a.ld : 1, a_step = a.along_k ? 1 : a.ld;
-  const int64_t x_row = op.trans_b ? k : 1, x_step = op.trans_b ? 1 : padded;
-  const auto widen = [&](int64_t i, int64_t term) {
-    x[i * x_row + term * x_step] = static_cast<P>(a.data[i * a_row + term * a_step]);
-  };
-  if (a.along_k) {
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t term = 0; term < k; ++term) widen(i, term);
-  } else {
-    for (int64_t term = 0; term < k; ++term)
-      for (int64_t i = 0; i < m; ++i) widen(i, term);
-  }
+  kernels.pack_small_batch(a.data, a.ld, a.along_k, m, k, op.trans_b, x);
 
   const GemmStore<T, C> store = store_of<T, C>(op);
   const T* const b = op.b.as<T>();

@@ -88,6 +88,8 @@ struct GemmKernels {
   void (*block)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;       // b: P
   void (*block_kept)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;  // b: T
 
+  /// Writes x = op(A) for the kernels below: [k][m_pad], or [m_pad][k] if `by_row`. along_k: see pack_a.
+  void (*pack_small_batch)(const T* src, int64_t ld, bool along_k, int64_t m, int64_t k, bool by_row, Sum* x) = nullptr;
   /// Computes columns [col, col + cols) of C for row-major b [k, ·]; x [k][m_pad]; cols <= kSmallBatchCols.
   void (*small_batch)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                       const GemmStore<T, C>& store) = nullptr;

@@ -246,6 +246,7 @@ constexpr GemmKernels<T, C> kernels() {
           .pack_b_kept = pack_b<T, T>,
           .block = block<R, Near, P, T, C>,
           .block_kept = block<R, Near, T, T, C>,
+          .pack_small_batch = pack_small_batch<T>,
           .small_batch = small_batch<Near, T, C>,
           .small_batch_trans = small_batch_trans<Near, T, C>,
           .small_batch_packed = small_batch_packed<Near, RowPanels<T, std::is_same_v<T, bf16>>, RowPanels<T, false>>};

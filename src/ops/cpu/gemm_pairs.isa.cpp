@@ -326,6 +326,7 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .block_cols = 1024,
                             .strip_cols = 64,
                             .strip_elements = int64_t{16} << 20,
+                            .pack_small_batch = pack_small_batch<bf16>,
                             .small_batch_packed = small_batch_packed<true, Panels>});
 }
 /// Wide blocks with a small number of rows write fewer lines of C at a time and read less of A. They are better for

@@ -124,6 +124,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
           .pack_b_kept = pack_b,
           .block = block<C>,
           .block_kept = block<C>,
+          .pack_small_batch = pack_small_batch<bf16>,
           .small_batch_packed = small_batch_packed<true, PanelsOfB>};
 }
 

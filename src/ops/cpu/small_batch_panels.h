@@ -26,6 +26,23 @@ void with_small_batch(int64_t m, F fn) {
   }
 }
 
+/// The kernel of GemmKernels::pack_small_batch.
+template <typename T>
+void pack_small_batch(const T* src, int64_t ld, bool along_k, int64_t m, int64_t k, bool by_row, AccumulatorOf<T>* x) {
+  using P = AccumulatorOf<T>;
+  if (!by_row && m > 1)
+    return with_small_batch(m, [&](auto rows) {
+      if constexpr (rows > 1) pack<rows>(src, ld, along_k, m, k, x, k * rows);
+    });
+  for (int64_t row = 0; row < m; ++row) {
+    int64_t term = 0;
+    if (along_k)
+      for (; term + kLanes<P> <= k; term += kLanes<P>) store(x + row * k + term, load(src + row * ld + term));
+    for (; term < k; ++term) x[row * k + term] = static_cast<P>(along_k ? src[row * ld + term] : src[term * ld + row]);
+  }
+  for (int64_t i = m * k; i < small_batch_pad(m) * k; ++i) x[i] = 0;
+}
+
 /// Rows that are multiplied together with a panel: their sums stay in registers. b is reread from L1 for the next rows.
 constexpr int kRowsTogether = kRows < 12 ? 4 : 8;
 
