@@ -181,7 +181,11 @@ template <int M, int W, typename T>
   for (; term + L <= k; term += L) {
     Vec<P> w[W];
 #pragma GCC unroll 4
-    for (int j = 0; j < W; ++j) w[j] = load(b + j * ldb + term);
+    for (int j = 0; j < W; ++j) {
+      w[j] = load(b + j * ldb + term);
+      // Rows beyond the first M read b from L1, and no hardware prefetcher goes on reading memory meanwhile.
+      if constexpr (M > 2) __builtin_prefetch(reinterpret_cast<const char*>(b + j * ldb + term) + kAhead);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) {
       const Vec<P> row = load(x + i * k + term);

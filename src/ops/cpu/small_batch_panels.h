@@ -43,6 +43,9 @@ void pack_small_batch(const T* src, int64_t ld, bool along_k, int64_t m, int64_t
   for (int64_t i = m * k; i < small_batch_pad(m) * k; ++i) x[i] = 0;
 }
 
+/// The distance of prefetching in bytes: a page, at whose end hardware prefetchers stop.
+constexpr int64_t kAhead = 4096;
+
 /// Rows that are multiplied together with a panel: their sums stay in registers. b is reread from L1 for the next rows.
 constexpr int kRowsTogether = kRows < 12 ? 4 : 8;
 
@@ -54,7 +57,7 @@ template <typename Layout, int M, int G, typename T>
                                                      int64_t apart) {
   using P = AccumulatorOf<T>;
   constexpr int R = M < kRowsTogether ? M : kRowsTogether, V = Layout::kVectors, S = Layout::kStep;
-  constexpr int64_t kAhead = 4096, kStepBytes = S * V * kLanes<P> * static_cast<int64_t>(sizeof(T));
+  constexpr int64_t kStepBytes = S * V * kLanes<P> * static_cast<int64_t>(sizeof(T));
 #pragma GCC unroll 2
   for (int row = 0; row < M; row += R) {
     Vec<P> acc[R][G][V];
