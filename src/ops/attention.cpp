@@ -214,9 +214,8 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   }
   const device::Isa isa = ex.device.isa();
   job.q = operand(op.q, s.head_dim);
-  const int64_t key_head = s.by_head ? job.k_capacity * op.k.ld() : s.head_dim;
-  job.k = operand(op.k, key_head);
-  job.v = operand(op.v, key_head);
+  job.k = operand(op.k, s.by_head ? job.k_capacity * op.k.ld() : s.head_dim);
+  job.v = operand(op.v, s.by_head ? job.k_capacity * op.v.ld() : s.head_dim);
   job.out = operand(op.out, s.head_dim);
   job.lse = op.lse ? op.lse.data : nullptr;
   const bool few = s.q_len <= kDecodeQueries && !job.dropout;

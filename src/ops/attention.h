@@ -9,7 +9,7 @@ namespace trainer::ops {
 
 struct AttentionShape {
   int64_t batch = 0, q_len = 0, k_len = 0;  // per sequence; training: q_len = k_len = S
-  int64_t k_capacity = 0;                   // rows per sequence in k and v; 0 = k_len (seq_len for a KV cache)
+  int64_t k_capacity = 0;                   // rows of a head per sequence in k and v; 0 = k_len (KV cache: seq_len)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   bool by_head = false;  // forward on CPUs only: k and v are [b·K·k_capacity, D], each head's rows in one piece
 };

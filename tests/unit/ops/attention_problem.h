@@ -137,12 +137,12 @@ void expect_same_bits(const Problem<T>& a, const Problem<T>& b) {
   EXPECT_TRUE(same_bits(a.dk, b.dk));
   EXPECT_TRUE(same_bits(a.dv, b.dv));
 }
-/// Returns keys or values of x by head, as in a cache on a CPU.
+/// Returns keys or values of x by head, as in a cache on a CPU, with or without gaps between the rows.
 template <typename T>
-Rows<T> by_head(const Problem<T>& x, const Rows<T>& keys) {
+Rows<T> by_head(const Problem<T>& x, const Rows<T>& keys, bool spread) {
   const AttentionShape& s = x.c.shape;
   const int64_t room = capacity(s);
-  Rows<T> heads(s.batch * s.kv_heads * room, s.head_dim, x.c.spread);
+  Rows<T> heads(s.batch * s.kv_heads * room, s.head_dim, spread);
   for (int64_t row = 0; row < heads.rows; ++row)
     for (int64_t e = 0; e < s.head_dim; ++e)
       heads.at(row, e) = T(static_cast<AccumulatorOf<T>>(
@@ -153,8 +153,8 @@ Rows<T> by_head(const Problem<T>& x, const Rows<T>& keys) {
 template <typename T, typename F>
 void expect_same_bits_by_head(const Problem<T>& x, F&& forward) {
   Problem<T> y = x;
-  y.k = by_head(x, x.k);
-  y.v = by_head(x, x.v);
+  y.k = by_head(x, x.k, x.c.spread);
+  y.v = by_head(x, x.v, false);
   y.c.shape.by_head = true;
   y.out = Rows<T>(x.out.rows, x.out.cols, x.c.spread);
   y.lse = Rows<AccumulatorOf<T>>(x.lse.rows, x.lse.cols, false);

@@ -275,8 +275,8 @@ TEST_F(Attention, CountsWhatCausalityLeaves) {
 TEST_F(Attention, RejectsKeysByHeadWhereNoKernelReadsThem) {
   Machine machine(1);
   Problem<float> x(Case{{1, 4, 4, 0, 2, 2, 8}});
-  x.k = by_head(x, x.k);
-  x.v = by_head(x, x.v);
+  x.k = by_head(x, x.k, false);
+  x.v = by_head(x, x.v, false);
   x.c.shape.by_head = true;
   EXPECT_THROW(x.backward(machine.ex), Error);
   if (testing::on_cuda()) {
