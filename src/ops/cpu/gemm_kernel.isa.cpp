@@ -184,7 +184,7 @@ template <int M, int W, typename T>
     for (int j = 0; j < W; ++j) {
       w[j] = load(b + j * ldb + term);
       // Rows beyond the first M read b from L1, and no hardware prefetcher goes on reading memory meanwhile.
-      if constexpr (M > 2) __builtin_prefetch(reinterpret_cast<const char*>(b + j * ldb + term) + kAhead);
+      if constexpr (M > 2) __builtin_prefetch(reinterpret_cast<const char*>(b + j * ldb + term) + kBytesAhead);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) {

@@ -44,7 +44,7 @@ void pack_small_batch(const T* src, int64_t ld, bool along_k, int64_t m, int64_t
 }
 
 /// The distance of prefetching in bytes: a page, at whose end hardware prefetchers stop.
-constexpr int64_t kAhead = 4096;
+constexpr int64_t kBytesAhead = 4096;
 
 /// Rows that are multiplied together with a panel: their sums stay in registers. b is reread from L1 for the next rows.
 constexpr int kRowsTogether = kRows < 12 ? 4 : 8;
@@ -70,7 +70,7 @@ template <typename Layout, int M, int G, typename T>
       for (int g = 0; g < G; ++g) {
         Vec<P> w[S][V];
         Layout::load_terms(b + g * stride, term, w);
-        const char* const next = reinterpret_cast<const char*>(b + g * stride + term * V * kLanes<P>) + kAhead;
+        const char* const next = reinterpret_cast<const char*>(b + g * stride + term * V * kLanes<P>) + kBytesAhead;
 #pragma GCC unroll 4
         for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(next + line);
         unrolled<terms>([&](auto t) __attribute__((always_inline)) {
