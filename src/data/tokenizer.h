@@ -125,6 +125,8 @@ class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
   std::string push(int32_t id);
+  /// Returns the number of bytes that are held back. The next text that is not empty begins with them.
+  size_t held_back() const { return pending_.size(); }
   /// Returns the bytes that were held back, if any, and resets the decoder.
   std::string finish();
 

@@ -199,7 +199,12 @@ bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next
     TextRequest request;
     data::StreamDecoder decoder;
     bool spaced = false;
+    size_t known = 0;  // bytes at the end of the prompt that the decoder holds back
     int64_t written = 0;
+    std::string after_prompt(std::string piece) {
+      if (!piece.empty()) piece.erase(0, std::exchange(known, 0));
+      return piece;
+    }
   };
   const auto tokens_of = [&]() -> std::optional<TokenRequest> {
     std::optional<TextRequest> request = next();
@@ -210,14 +215,15 @@ bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next
     if (text->spaced) prompt.remove_suffix(1);
     std::vector<int32_t> ids = tokenizer.encode(prompt);
     for (const int32_t id : ids) text->decoder.push(id);
+    text->known = text->decoder.held_back();
     if (tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
     const auto emit = [text](int32_t id) {
-      std::string piece = text->decoder.push(id);
+      std::string piece = text->after_prompt(text->decoder.push(id));
       if (text->written++ == 0 && text->spaced && piece.starts_with(' ')) piece.erase(0, 1);  // the prompt has it
       return text->request.emit(piece);
     };
     const auto ended = [text](bool stopped) {
-      if (const std::string rest = text->decoder.finish(); !rest.empty()) text->request.emit(rest);
+      if (const std::string rest = text->after_prompt(text->decoder.finish()); !rest.empty()) text->request.emit(rest);
       if (text->request.ended) text->request.ended(text->written, stopped);
     };
     return TokenRequest{std::move(ids),

@@ -273,6 +273,28 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
   EXPECT_EQ(more, word + generator.complete(tokenizer, "She had " + word, 2, {.temperature = 0}));
 }
 
+// "e" with an accent is two bytes, of which the prompt has the first: the text continues with the bytes after it.
+TEST(Generator, DoesNotRepeatThePromptsPartOfACharacter) {
+  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
+  Untrained model(tokenizer.vocab_size());
+  train::Generator generator(model.trainer);
+  for (const std::string prompt : {"caf\xc3", "\xe2\x82", "caf\xc3 "})
+    for (uint64_t seed = 0; seed < 10; ++seed)
+      for (const int64_t tokens : {0, 1, 4}) {
+        const bool spaced = prompt.ends_with(' ');
+        const Sampling sampling{.temperature = 1, .seed = seed};
+        std::vector<int32_t> ids = tokenizer.encode(prompt);
+        const std::string whole = prompt + generator.complete(tokenizer, prompt, tokens, sampling);
+        if (spaced) {  // the first token begins with the space
+          EXPECT_EQ(whole.find(prompt.substr(3), 3), 3u) << whole;
+          EXPECT_NE(whole.substr(5, 1), "\xc3") << whole;
+          continue;
+        }
+        for (const int32_t id : continued(generator, ids, tokens, sampling, {tokenizer.eos()})) ids.push_back(id);
+        EXPECT_EQ(whole, tokenizer.decode(ids));
+      }
+}
+
 TEST(Generator, BeginsPromptsWithTheBosTokenInUse) {
   data::Tokenizer tokenizer = data::testing::small_tokenizer();
   tokenizer.use_bos(config::Bos::on, "x");
