@@ -4,12 +4,19 @@ namespace trainer::checkpoint {
 namespace {
 
 void add_slices(std::vector<TensorSlice>& slices, const params::ParamStore& store, const params::Param& param,
-                int64_t offset, bool states, bool owned_only) {
-  const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
+                params::SlotId slot, bool states, bool owned_only) {
   const auto add = [&](const std::string& suffix, const Tensor& local, comm::Chunk range) {
     slices.push_back({param.name + suffix, param.shape, local, mesh::clip_runs(param.runs, range.begin, range.count),
                       &store.home()});
   };
+  const auto [offset, elements] = store.range_of(slot);
+  if (store.is_constant()) {
+    const Tensor weights = store.stored_weight(slot);
+    TRAINER_CHECK(weights.data != nullptr || store.device().dry() || elements == 0, "{} is packed already", param.name);
+    add("", weights, {offset, elements});
+    return;
+  }
+  const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
   const comm::Chunk weights = owned_only ? group.owned : group.master_range();
   add("", group.master_of(weights), weights);
   if (!states) return;
@@ -26,7 +33,7 @@ std::vector<TensorSlice> slices(const params::ParamStore& store, bool states, bo
     for (const int index : store.params_of(slot)) {
       const params::Param& param = store.params()[static_cast<size_t>(index)];
       if (owned_only && !param.primary) continue;
-      add_slices(slices, store, param, store.range_of(slot).offset, states, owned_only);
+      add_slices(slices, store, param, slot, states, owned_only);
     }
   return slices;
 }

@@ -7,8 +7,9 @@
 
 namespace trainer::checkpoint {
 
-/// Each parameter has its master weights under its own name. With `states` it also has its optimizer's states as
-/// "NAME#suffix", such as Adam's moments "NAME#m" and "NAME#v". The slices point into the store's buffers.
+/// Each parameter has its master weights, or constant weights, under its own name. With `states` it also has its
+/// optimizer's states as "NAME#suffix", such as Adam's moments "NAME#m" and "NAME#v". The slices point into the store's
+/// buffers.
 ///
 /// Returns the slices that this rank owns, so that all ranks together cover each tensor exactly once.
 std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool states);

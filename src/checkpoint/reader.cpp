@@ -30,6 +30,9 @@ std::string listed(const std::vector<std::string>& problems) {
   return text;
 }
 
+/// True if weights of this type can be converted to the run's.
+bool is_wide(DType type) { return type == DType::f32 || type == DType::f64; }
+
 /// True if `name` is `weight`, or `weight` with a '#' suffix.
 bool belongs_to(const std::string& name, const std::string& weight) {
   return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');
@@ -74,32 +77,6 @@ int64_t Reader::vocab_size() const {
   return vocab;
 }
 
-namespace {
-
-/// True if fp32 weights are to be read into the memory of a run in fp64, which is exact.
-bool widens(const StoredTensor& stored, const TensorSlice& slice) {
-  return stored.dtype == DType::f32 && slice.local.dtype == DType::f64;
-}
-
-void fill_wider(ShardReader& reader, const TensorSlice& slice, const StoredTensor& stored) {
-  TensorSlice packed = slice;
-  int64_t count = 0;
-  for (mesh::Run& run : packed.runs) {
-    run.local = count;
-    run.stride = 1;
-    count += run.length;
-  }
-  std::vector<float> values(static_cast<size_t>(count));
-  packed.local = {reinterpret_cast<std::byte*>(values.data()), {count}, DType::f32};
-  reader.fill(packed, stored);
-  const float* value = values.data();
-  for (const mesh::Run& run : slice.runs)
-    for (int64_t i = 0; i < run.length; ++i)
-      slice.local.as<double>()[run.local + i * run.stride] = static_cast<double>(*value++);
-}
-
-}  // namespace
-
 void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {
   if (rules.tied && !header().tied) {
     throw Error(Code::checkpoint, format("{}: the output head is not tied to the embedding, but the run ties them; set "
@@ -133,7 +110,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
     if (source.shape != slice.shape) {
       problems.push_back(
           format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
-    } else if (source.dtype != slice.local.dtype && !(rules.weights_only && widens(source, slice))) {
+    } else if (source.dtype != slice.local.dtype && !(rules.weights_only && is_wide(source.dtype))) {
       const bool small = source.dtype != DType::f64 && slice.local.dtype != DType::f64;  // fp32 and bf16
       problems.push_back(
           format("{}: {} in the checkpoint, but {} in the run", name, name_of(source.dtype),
@@ -154,12 +131,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
                 format("{}: the tensors differ from the run's:{}", folder_.string(), listed(problems)));
   }
   ShardReader reader(folder_, manifest_);
-  for (size_t i = 0; i < slices.size(); ++i) {
-    if (widens(*sources[i], slices[i]))
-      fill_wider(reader, slices[i], *sources[i]);
-    else
-      reader.fill(slices[i], *sources[i]);
-  }
+  for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
 }
 
 namespace {

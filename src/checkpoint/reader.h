@@ -36,7 +36,7 @@ class Reader {
   int64_t vocab_size() const;
 
   /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint, except that
-  /// weights without optimizer state may be fp32 in the checkpoint and fp64 in the run; one Code::checkpoint lists all
+  /// fp32 and fp64 weights are converted to the run's type if only weights are loaded; one Code::checkpoint lists all
   /// differences. If the checkpoint's head is tied but the run's is not, the head is filled
   /// with copies of the embedding and the embedding's moments; the reverse is rejected. Bytes are verified before they
   /// are copied; after a throw the contents of the slices are undefined.

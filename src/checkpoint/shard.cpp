@@ -57,6 +57,24 @@ void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(size));
 }
 
+/// Copies elements between host arrays of two compute types, with a stride in `to`; rounds as ops::Cast does.
+void convert_elements(DType to_type, std::byte* to, int64_t step, DType from_type, const std::byte* from,
+                      int64_t count) {
+  with_type(to_type, [&](auto target) {
+    with_type(from_type, [&](auto source) {
+      using To = decltype(target);
+      using From = decltype(source);
+      if constexpr (std::is_floating_point_v<From> && !std::is_integral_v<To>) {
+        To* const out = reinterpret_cast<To*>(to);
+        const From* const in = reinterpret_cast<const From*>(from);
+        for (int64_t i = 0; i < count; ++i) out[i * step] = static_cast<To>(in[i]);
+      } else {
+        TRAINER_CHECK(false, "no conversion from {} to {}", name_of(from_type), name_of(to_type));
+      }
+    });
+  });
+}
+
 /// A host copy of the range of `local` that a slice's runs cover: `local` may be far larger, such as all parameters of
 /// a transformer block.
 class OnHost {
@@ -124,7 +142,7 @@ class Packer {
 class Intersection {
  public:
   struct Copy {
-    // Byte offsets in the chunk and in local storage; number of elements; their stride in local storage, in bytes.
+    // Offsets in the chunk and in local storage; the number of elements; their stride in local storage. In elements.
     int64_t from, to, count, step;
   };
   Intersection(const Piece& piece, const std::vector<mesh::Run>& requested, int64_t size)
@@ -156,8 +174,7 @@ class Intersection {
     for (size_t w = requested_next_; w < requested_.size() && requested_[w].global < begin + length; ++w) {
       const int64_t from = std::max(begin, requested_[w].global), to = std::min(begin + length, end_of(requested_[w]));
       const mesh::Run& run = requested_[w];
-      copies_.push_back({(position + from - begin) * size_, (run.local + (from - run.global) * run.stride) * size_,
-                         to - from, run.stride * size_});
+      copies_.push_back({position + from - begin, run.local + (from - run.global) * run.stride, to - from, run.stride});
     }
   }
   static int64_t end_of(const mesh::Run& run) { return run.global + run.length; }
@@ -283,6 +300,7 @@ std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, 
 void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
   const std::vector<mesh::Run> requested = sorted_runs(slice);
   OnHost local(slice, requested);
+  const DType type = slice.local.dtype;
   const int64_t size = size_of(stored.dtype);
   for (const Piece& piece : stored.pieces) {
     const int64_t bytes = piece.elements() * size;
@@ -294,7 +312,12 @@ void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
       const auto data = chunk(piece, bytes, static_cast<int64_t>(index));
       if (!data) throw Damage(damage(stored, piece, static_cast<int64_t>(index)));
       for (const auto& copy : copies) {
-        copy_elements(local.data() + copy.to, copy.step, data->data() + copy.from, size, size, copy.count);
+        std::byte* const to = local.data() + copy.to * size_of(type);
+        const std::byte* const from = data->data() + copy.from * size;
+        if (type == stored.dtype)
+          copy_elements(to, copy.step * size, from, size, size, copy.count);
+        else
+          convert_elements(type, to, copy.step, stored.dtype, from, copy.count);
       }
     }
   }

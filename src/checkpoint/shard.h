@@ -49,8 +49,9 @@ class ShardReader {
  public:
   ShardReader(const std::filesystem::path& folder, const Manifest& manifest);
 
-  /// Fills the runs of `slice` from `stored` (same shape and dtype). Every chunk is verified before its bytes are
-  /// copied; if a checksum differs, throws Damage with file, tensor and offset.
+  /// Fills the runs of `slice` from `stored`, which has the same shape, and whose elements are converted if they are
+  /// fp32 or fp64 and of a different compute type. Every chunk is verified before its bytes are copied; if a checksum
+  /// differs, throws Damage with file, tensor and offset.
   void fill(const TensorSlice& slice, const StoredTensor& stored);
 
   /// Reads and verifies all chunks of a tensor; each mismatch goes to `report`.

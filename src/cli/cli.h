@@ -51,7 +51,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   std::optional<std::string> prompt;
   int64_t tokens = 256, samples = 1, top_k = 0;
-  int64_t batch_size = 0;  // 0: see way_to_generate() in generate_verb.cpp
+  int64_t batch_size = 0;  // 0: see texts_together() in generate_verb.cpp
   double temperature = 1, top_p = 1;
   uint64_t seed = 0;
   bool json = false;

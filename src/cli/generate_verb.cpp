@@ -109,36 +109,26 @@ struct Text {
   }
 };
 
-/// The choices that are the same on every rank.
-struct Way {
-  int64_t sequences = 1;  // decoded together
-  bool packs = false;     // packs the weights
-};
-
-/// Returns --batch-size, or else the most that does not change the tokens, and whether to pack the weights, as far as
-/// the memory of every rank suffices. Throws Code::plan if it does not suffice for --batch-size. Collective over all
-/// ranks.
-Way way_to_generate(comm::World& world, const GenerateOptions& o, const run::LoadedModel& model, int64_t texts) {
+/// Returns the number of texts to decode together, the same on every rank: --batch-size, or else the most that does not
+/// change the tokens, as far as the memory of every rank suffices. Throws Code::plan if it does not suffice for
+/// --batch-size. Collective over all ranks.
+int64_t texts_together(const GenerateOptions& o, const run::LoadedModel& model, int64_t ranks, int64_t texts) {
   train::Trainer& trainer = *model.trainer;
-  const bool gpu = model.machine.gpu.has_value(), single = world.size() == trainer.replicas();
+  const bool gpu = model.machine.gpu.has_value(), single = ranks == trainer.replicas();
   const int64_t wanted = o.batch_size > 0 ? o.batch_size : gpu || !single ? 1 : train::Generator::kSequencesOfEqualBits;
   const int64_t each = trainer.model().cache_bytes(), used = std::min(wanted, texts);
   constexpr int64_t kReserve = 16;  // a share of the memory: for logits and other tensors of a pass
-  BytesByCategory memory = trainer.memory();
   int64_t free = model.machine.memory_limit - model.machine.memory_limit / kReserve;
-  for (const auto& [category, bytes] : memory)
+  for (const auto& [category, bytes] : trainer.memory())
     if (!gpu || !category.starts_with("host")) free -= bytes;
-  const auto least = [&](int64_t value) {
-    double number[] = {static_cast<double>(-value)};
-    trainer.scalars().max_over_ranks(number);
-    return static_cast<int64_t>(-number[0]);
-  };
-  const int64_t fits = least(std::clamp<int64_t>(free / each, 1, used));
+  double least[] = {-static_cast<double>(std::clamp<int64_t>(free / each, 1, used))};
+  trainer.scalars().max_over_ranks(least);
+  const auto fits = static_cast<int64_t>(-least[0]);
   if (o.batch_size > 0 && fits < used)
     throw Error(Code::plan, format("--batch-size {}: each text takes {} of KV cache; use --batch-size {}", o.batch_size,
                                    format_bytes(static_cast<double>(each)), fits))
         .on(Scope::all_ranks);
-  return {fits, least(free - fits * each > memory["weights"] ? 1 : 0) != 0};
+  return fits;
 }
 
 /// Writes each line of --prompts with its continuation.
@@ -278,10 +268,9 @@ int generate(comm::World& world, const GenerateOptions& o) {
   std::vector<Line> lines;
   if (!o.prompts.empty()) lines = data::read_prompts(prompt, o.prompts);
   const auto prompts = std::max<int64_t>(1, static_cast<int64_t>(lines.size()));
-  const Way way = way_to_generate(world, o, model, prompts * o.samples);
+  const int64_t together = texts_together(o, model, world.size(), prompts * o.samples);
   if (model.trainer->replica() > 0) return 0;  // one replica decodes; other replicas would have no work
-  if (way.packs) model.trainer->store().weights().set_constant();
-  train::Generator generator(*model.trainer, way.sequences);
+  train::Generator generator(*model.trainer, together);
   return lines.empty() ? continue_prompt(world, o, prompt, model, generator)
                        : continue_lines(world, o, lines, model, generator);
 }

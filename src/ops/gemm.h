@@ -37,7 +37,7 @@ struct Gemm {
   bool accumulate = false;
   Epilogue epilogue;
   OpKind kind = OpKind::gemm;  // category for the meter; no effect on the result
-  Tensor packed_b;             // op(b) packed for this GEMM by PackB, or empty: b is read unpacked
+  Tensor packed_b;             // op(b) packed for this GEMM by PackB, or empty: b is read. b needs data if trans_b
 };
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
@@ -47,11 +47,12 @@ struct WeightUse {
   int64_t m = 0, k = 0;  // op(A) is [m, k]
   bool transposed = false;
   int64_t uses = 1;       // GEMMs between two changes of the weight
-  bool constant = false;  // the weight never changes, and there is memory for a copy
+  bool constant = false;  // the weight never changes
 };
 /// Packing B in this number of GEMMs costs as much as writing a copy to memory and reading it again.
 inline constexpr int64_t kFewUses = 2;
-/// True if these GEMMs benefit from a packed copy of the weight.
+/// True if these GEMMs benefit from a packed copy of the weight. On a CPU always true for a constant weight that is not
+/// transposed, whose own memory may be released once it is packed.
 bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use);
 /// Returns the bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);

@@ -43,7 +43,7 @@ void fill(device::Device& device, const Param& param, const std::vector<mesh::Ru
     if (param.init.kind == Init::Kind::normal) {
       fill_run(device, flat, run, begin, end, param.init, key);
     } else {
-      const T value = param.init.kind == Init::Kind::ones ? T{1} : T{0};
+      const auto value = static_cast<T>(param.init.kind == Init::Kind::ones ? 1.0 : 0.0);
       for (int64_t i = begin; i < end; ++i) flat[run.local + i * run.stride] = value;
     }
   });
@@ -55,6 +55,8 @@ void initialize(device::Device& device, const Param& param, const std::vector<me
                 uint64_t seed) {
   if (flat.dtype == DType::f64) {
     fill(device, param, runs, flat.as<double>(), seed);
+  } else if (flat.dtype == DType::bf16) {
+    fill(device, param, runs, flat.as<bf16>(), seed);
   } else {
     fill(device, param, runs, flat.as<float>(), seed);
   }

@@ -42,6 +42,10 @@ void ParamStore::allocate(Gradients gradients) {
   gradients_ = gradients;
   close();
   weights_.allocate();
+  if (gradients == Gradients::none) {
+    for (SlotId slot = 0; slot < slots(); ++slot) constant_.emplace_back(device_, "weights", stored(slot), compute_);
+    return;
+  }
   groups_.reserve(slot_groups().size());
   for (const SlotGroup& declared : slot_groups()) {
     Group& group = groups_.emplace_back();
@@ -56,7 +60,6 @@ void ParamStore::allocate(Gradients gradients) {
     } else {
       group.master = Buffer(device_, "weights", flat, state);
     }
-    if (gradients == Gradients::none) continue;
     if (gradients == Gradients::own_memory) group.grad_memory = Buffer(device_, "gradients", flat, state);
     group.grad = group.grad_memory ? group.grad_memory.tensor() : Tensor{nullptr, flat, state, 0};
     for (const auto& [spec, chunks] : kept_) {
@@ -85,15 +88,22 @@ void ParamStore::place_gradient(Exec& ex, int index) {
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
   forget();
-  HostCopy master;  // drawn on the host, so values are bitwise identical on every device
-  for (const Group& group : groups_) {
-    master.get(home(), group.master);
-    const auto [begin, count] = group.master_range();
-    for (const int index : group.params) {
+  HostCopy host;  // drawn on the host, so values are bitwise identical on every device
+  const auto draw = [&](const Tensor& weights, int64_t begin, int64_t count, const std::vector<int>& indices) {
+    host.get(home(), weights);
+    for (const int index : indices) {
       const Param& param = params()[static_cast<size_t>(index)];
-      params::initialize(device_, param, mesh::clip_runs(param.runs, begin, count), master.tensor(), seed);
+      params::initialize(device_, param, mesh::clip_runs(param.runs, begin, count), host.tensor(), seed);
     }
-    master.put();
+    host.put();
+  };
+  for (const Group& group : groups_) {
+    const auto [begin, count] = group.master_range();
+    draw(group.master, begin, count, group.params);
+  }
+  for (SlotId slot = 0; is_constant() && slot < slots(); ++slot) {
+    const auto [offset, count] = range_of(slot);
+    draw(stored_weight(slot), offset, count, params_of(slot));
   }
   refresh_compute();
 }
@@ -104,6 +114,7 @@ void ParamStore::refresh_compute() {
   Arena heap(device_, Arena::Mode::heap);
   Meter meter;
   Exec ex{device_, heap, meter};
+  if (is_constant()) weights_.pack_constant(ex);
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     if (!group.compute) continue;
@@ -147,6 +158,7 @@ Tensor ParamStore::stored_in(const Tensor& flat, SlotId slot) const {
 }
 
 Tensor ParamStore::stored_weight(SlotId slot) const {
+  if (is_constant()) return {constant_[static_cast<size_t>(slot)].tensor().data, stored(slot), compute_, 0};
   TRAINER_CHECK(!groups_.empty(), "the weights of group {} are not allocated",
                 slot_groups()[static_cast<size_t>(group_of(slot))].name);
   const Group& group = groups_[static_cast<size_t>(group_of(slot))];

@@ -1,12 +1,15 @@
 #pragma once
 // ParamStore: the memory of the model's parameters (ParamTable).
 //
-// Each group has flat buffers:
+// For training, each group has flat buffers:
 //   - compute weights of all elements;
 //   - gradients of all elements, which may be in the arena (ParamStore::Gradients);
 //   - master weights in the accumulator type; the same buffer as the compute weights if the types agree;
 //   - the states that the optimizer keeps next to the master weights (keep_state), for Adam both moments.
 // With ZeRO-1 (Rajbhandari et al. 2020), master weights and states cover only the chunk that this replica owns.
+//
+// Without training there are no groups, only compute weights: each slot has its own memory, which is released once the
+// slot is packed.
 //
 // A slot may be sharded: with a flat placement (AxoNN's z, Optimus' rows) each rank stores a shard of the slot's
 // matrix. WeightCache then gathers the matrix for use, and GradSink reduce-scatters its gradient.
@@ -112,20 +115,25 @@ class ParamStore : public ParamTable {
     if (state_owner_ != nullptr) state_owner_->forget();
   }
 
-  /// The memory of gradients. `arena`: memory that a step's only micro-step keeps for the update, and that
-  /// activations use before.
+  /// The memory of gradients. `none`: no training; the weights are constant. `arena`: memory that a step's only
+  /// micro-step keeps for the update, and that activations use before.
   enum class Gradients { none, own_memory, arena };
   /// Allocates memory for the parameters added so far; for training, also for gradients and states.
   void allocate(Gradients gradients);
   void allocate(bool training) { allocate(training ? Gradients::own_memory : Gradients::none); }
   bool gradients_in_arena() const { return gradients_ == Gradients::arena; }
+  /// True if nothing is trained, so that there are only compute weights, which do not change once they are filled.
+  bool is_constant() const { return !constant_.empty(); }
+  /// Releases the memory of a constant slot; stored_weight() then returns a tensor without data.
+  void release(SlotId slot) { constant_[static_cast<size_t>(slot)] = {}; }
   /// Waits for updates that read a group's gradient, and takes it from the arena if it is stored there. Call once per
   /// step, before its first write.
   void place_gradient(Exec& ex, int group);
   /// Sets initial values, which depend on (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
   /// Computes the compute weights from the master weights (after initialize() or loading); packed weights become stale.
-  /// Collective over the replicas. Code that writes the master weights must call forget() first.
+  /// Collective over the replicas. Code that writes the master weights must call forget() first. Constant weights are
+  /// packed instead, so they can be filled only once.
   void refresh_compute();
   /// Starts the all-gather of a group's compute weights over the replicas, after each replica has written its own chunk
   /// (ZeRO-1).
@@ -138,14 +146,15 @@ class ParamStore : public ParamTable {
   device::Device& device() const { return device_; }
   DType state_dtype() const { return accumulator_of(compute_); }
 
-  /// Returns the groups; valid after allocate().
+  /// Returns the groups; valid after allocate() for training.
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
   /// Returns the cache of gathered and packed matrices.
   WeightCache& weights() { return weights_; }
   /// Returns the matrix of a slot that is not sharded; compute type.
   Tensor weight(SlotId slot) const;
-  /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type.
+  /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type. Without data if
+  /// its memory was released.
   Tensor stored_weight(SlotId slot) const;
   Tensor gradient(SlotId slot) const;  // gradient of the stored part; accumulator type
 
@@ -167,8 +176,9 @@ class ParamStore : public ParamTable {
   mesh::Mesh* mesh_;
   Replicas replicas_;
   Gradients gradients_ = Gradients::none;
-  std::vector<Group> groups_;
-  WeightCache weights_;  // declared last: a gather that an exception leaves in flight reads the groups
+  std::vector<Group> groups_;     // empty if the weights are constant
+  std::vector<Buffer> constant_;  // by slot: constant compute weights, else empty
+  WeightCache weights_;           // declared last: a gather that an exception leaves in flight reads the groups
 };
 
 }  // namespace trainer::params

@@ -97,7 +97,7 @@ bool WeightCache::prefers_packed(SlotId id, bool transposed, int64_t rows, int64
                                                      .k = store_.box(id)[transposed ? 1 : 0],
                                                      .transposed = transposed,
                                                      .uses = uses,
-                                                     .constant = constant_});
+                                                     .constant = store_.is_constant()});
 }
 
 bool WeightCache::gains_from_packing(SlotId id, bool transposed, int64_t rows) const {
@@ -113,18 +113,32 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows, i
   const auto pack = [&](const Tensor& to) {
     ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), to, transposed});
   };
-  if (!constant_ && uses <= ops::kFewUses) {
+  if (!store_.is_constant() && uses <= ops::kFewUses) {
     const Tensor once = next_in_ring(bytes);
     if (once) pack(once);
     return once;
   }
   Packed& packed = entry.packed[transposed ? 1 : 0];
-  if (!packed.buffer) packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
+  // Every GEMM with a constant matrix that is not transposed reads the packed form only.
+  const bool replaces = store_.is_constant() && !transposed && !entry.keep;
+  const bool counts_only = ex.device.dry() && !store_.device().dry();  // the weights may not be filled yet
+  if (!packed.buffer && !(store_.is_constant() && counts_only))
+    packed.buffer = Buffer(store_.device(), replaces ? "weights" : "packed_weights", {bytes}, DType::u8);
+  const Tensor result = packed.buffer ? packed.buffer.tensor() : Tensor{nullptr, {bytes}, DType::u8, 0};
   // A dry pass counts the cost of packing without packing.
   int64_t& version = ex.device.dry() ? packed.counted : packed.version;
-  if (version != version_) pack(packed.buffer);
+  if (version == version_) return result;
+  TRAINER_CHECK(!replaces || counts_only || packed.version < 0, "slot {} has changed, but its own memory was released",
+                id);
+  pack(result);
   version = version_;
-  return packed.buffer;
+  if (replaces && !counts_only) store_.release(id);
+  return result;
+}
+
+void WeightCache::pack_constant(Exec& ex) {
+  for (SlotId id = 0; id < store_.slots(); ++id)
+    if (entries_[static_cast<size_t>(id)].packed[0].counted >= 0 && !store_.is_sharded(id)) packed(ex, id, false, 1);
 }
 
 int64_t WeightCache::packed_bytes(SlotId id, bool transposed) const {

@@ -35,10 +35,6 @@ class WeightCache {
   /// GEMMs then pack weights each time.
   void save_memory_if_few() { saves_memory_ = true; }
 
-  /// Marks the weights as never changing, so that more of them are packed. The copies take as much memory as the
-  /// weights.
-  void set_constant() { constant_ = true; }
-
   /// Runs `body`, which must use a dry device, and records the order in which it uses slots. Does nothing if the
   /// program is already recorded.
   void record(const std::string& program, const std::function<void()>& body);
@@ -76,10 +72,13 @@ class WeightCache {
   /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. Empty
   /// if packing does not pay off, and for slots that are gathered for each use. `gemms`: how many such GEMMs a
   /// micro-batch has. If there are many until the weights change, the copy is kept; if not, it is valid only until the
-  /// next call.
+  /// next call. Every constant matrix that is neither transposed nor gathered is packed, and its own memory released.
   Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows, int64_t gemms = 1);
   /// Returns whether such GEMMs are faster with a packed matrix, even if no copy is kept.
   bool gains_from_packing(SlotId id, bool transposed, int64_t rows) const;
+
+  /// Packs the constant matrices that a dry pass has used, so that the first pass does not wait for it.
+  void pack_constant(Exec& ex);
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
@@ -126,7 +125,6 @@ class WeightCache {
   bool saves_memory_ = false;
   Buffer ring_;  // packed forms of the weights used last
   int64_t ring_at_ = 0;
-  bool constant_ = false;
   int64_t version_ = 0;
 };
 

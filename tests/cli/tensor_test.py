@@ -66,19 +66,21 @@ class Tensor(rig.Runs):
         self.assertAlmostEqual(self.events("eval", "one")[-1]["loss"], last["loss"], delta=1e-10 * last["loss"])
 
     def test_a_model_that_one_rank_cannot_hold_is_evaluated_and_writes_on_several(self):
-        # Sharded weights are most of the memory; the limit allows each rank only its quarter.
+        # Sharded weights are most of the memory. The limit allows each rank only its quarter, in bf16 without training a
+        # fourth of that.
         wide = ("model.d_ff=180000", "train.micro_batch=1", "train.global_batch=1", "train.steps=2", "optim.warmup_steps=1",
                 "precision.compute=bf16", "train.eval_interval=2")
         plan = self.trainer("train", "--dry-run", *self.train_args(
             (*COMMON, *wide, "parallel.tensor=4"), {}), stdout=True)
         quarter = float(re.search(r"^ +total +([0-9.]+) MiB", plan, re.M)[1]) / 1024
         self.layout(4, 1, "run.dir=four", *wide, f"hardware.memory_limit={1.02 * quarter:.5f}")
-        single = self.trainer("eval", "--checkpoint", "four", status=3)
+        limit = ("--set", f"hardware.memory_limit={quarter / 4:.5f}")
+        single = self.trainer("eval", "--checkpoint", "four", *limit, status=3)
         self.assertRegex(single, r"the model needs [0-9.]+ MiB of memory, but only [0-9.]+ MiB is available \(hardware.memory_limit\)")
-        self.trainer("generate", "--checkpoint", "four", "--prompt", "the", status=3)
+        self.trainer("generate", "--checkpoint", "four", "--prompt", "the", *limit, status=3)
         self.launcher = [*rig.MPIRUN, "-np", "4"]
-        shared = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", "--batches", "2", stdout=True))
-        self.assertGreater(len(self.trainer("generate", "--checkpoint", "four", "--prompt", "the", "--tokens", "5",
+        shared = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", "--batches", "2", *limit, stdout=True))
+        self.assertGreater(len(self.trainer("generate", "--checkpoint", "four", "--prompt", "the", "--tokens", "5", *limit,
                                             stdout=True)), 3)
         self.launcher = []
         self.assertAlmostEqual(shared["loss"], self.events("eval", "four")[-1]["loss"], delta=1e-6)

@@ -182,28 +182,54 @@ TEST(Reader, LoadsWeightsWithoutMoments) {
   expect_error(Code::checkpoint, {"w#m: not in the run's model"}, [&] { reader.load(weights.slices, {}); });
 }
 
-TEST(Reader, WidensWeightsOfARunInFp64ButNoMoments) {
-  TempFolder folder;
-  const Reader reader(save_model(folder, {{"w", {3, 2}}, {"w#m", {3, 2}}}));
-  Tensors narrow({{"w", {3, 2}}}), wide({{"w", {3, 2}, DType::f64}});
-  reader.load(narrow.slices, {.weights_only = true});
-  reader.load(wide.slices, {.weights_only = true});
-  for (int64_t i = 0; i < 6; ++i)
-    EXPECT_EQ(wide.slices[0].local.as<double>()[i], static_cast<double>(narrow.slices[0].local.as<float>()[i])) << i;
-  // Part of the matrix, with a stride in the run's memory; other elements there are unchanged.
-  std::vector<double> memory(8, -1);
-  const TensorSlice column{
-      "w",
-      {3, 2},
-      {reinterpret_cast<std::byte*>(memory.data()), {8}, DType::f64},
-      {{.global = 0, .local = 1, .length = 1}, {.global = 2, .local = 3, .length = 2, .stride = 4}}};
-  reader.load(std::span(&column, 1), {.weights_only = true});
-  const float* values = narrow.slices[0].local.as<float>();
-  for (int64_t i = 0; i < 8; ++i)
-    EXPECT_EQ(memory[static_cast<size_t>(i)], i == 1 ? values[0] : i == 3 ? values[2] : i == 7 ? values[3] : -1) << i;
-  Tensors state({{"w", {3, 2}, DType::f64}, {"w#m", {3, 2}, DType::f64}});
-  expect_error(Code::checkpoint, {"w#m: fp32 in the checkpoint, but fp64 in the run"},
-               [&] { reader.load(state.slices, {}); });
+TEST(Reader, ConvertsWeightsButNoMoments) {
+  const std::vector<double> values = {1 + 0x1p-8, -1 - 0x1.8p-7, 0x1p-140, 3.4e38, 1e-300, 1 + 0x1p-24 + 0x1p-50};
+  const Shape shape{3, 2};
+  for (const DType stored : {DType::f32, DType::f64})
+    for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
+      TempFolder folder;
+      Tensors saved({{"w", shape, stored}, {"w#m", shape, stored}});
+      Tensors state({{"w", shape, type}, {"w#m", shape, type}});
+      with_type(stored, [&](auto zero) {
+        using T = decltype(zero);
+        for (size_t i = 0; i < values.size(); ++i) saved.slices[0].local.as<T>()[i] = static_cast<T>(values[i]);
+      });
+      CheckpointStore store(folder, {}, fast_calls());
+      const Reader reader(store.save(snapshot_of(saved, 1)));
+      // Part of the matrix, with a stride in the run's memory; other elements there are unchanged.
+      std::vector<std::byte> memory(8 * static_cast<size_t>(size_of(type)), std::byte{0x55});
+      const TensorSlice column{
+          "w",
+          shape,
+          {memory.data(), {8}, type},
+          {{.global = 0, .local = 1, .length = 1}, {.global = 2, .local = 3, .length = 2, .stride = 4}}};
+      reader.load(std::span(&column, 1), {.weights_only = true});
+      reader.load(std::span(state.slices).first(1), {.weights_only = true});
+      with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const auto expected = [&](size_t i) {
+          const double value = stored == DType::f64 ? values[i] : static_cast<double>(static_cast<float>(values[i]));
+          return std::is_same_v<T, double> ? static_cast<T>(value) : static_cast<T>(static_cast<float>(value));
+        };
+        const auto same = [](T found, T value) { return std::memcmp(&found, &value, sizeof(T)) == 0; };
+        for (size_t i = 0; i < values.size(); ++i)
+          EXPECT_TRUE(same(state.slices[0].local.as<T>()[i], expected(i))) << name_of(type) << " " << values[i];
+        T untouched;
+        std::memset(&untouched, 0x55, sizeof(T));
+        for (size_t i = 0; i < 8; ++i) {
+          const T* const found = column.local.as<T>() + i;
+          EXPECT_TRUE(same(*found, i == 1   ? expected(0)
+                                   : i == 3 ? expected(2)
+                                   : i == 7 ? expected(3)
+                                            : untouched))
+              << name_of(type) << " " << i;
+        }
+      });
+      if (type == stored) continue;
+      expect_error(Code::checkpoint,
+                   {format("w#m: {} in the checkpoint, but {} in the run", name_of(stored), name_of(type))},
+                   [&] { reader.load(state.slices, {}); });
+    }
 }
 
 TEST(Reader, CopiesATiedHeadAndDoesNotTieTwoTensors) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/philox.h"
 #include "params/grad_sink.h"
@@ -76,6 +77,26 @@ TEST(ParamStore, CountsTrueElementsAndAlignsSlots) {
   for (const int slot : {s.qkv, s.gain, s.table}) EXPECT_EQ(s.store.range_of(slot).offset % 32, 0);
   // master weights and gradient in f32, compute weights in bf16; the optimizer adds its states
   EXPECT_EQ(device.memory_total(), s.store.groups()[0].elements * (2 * 4 + 2));
+
+  device::DryDevice other(2);
+  const Store constant(other, DType::bf16, ParamStore::Gradients::none);
+  EXPECT_EQ(other.memory_total(), (5 * 12 + 7 + 16 * 4) * 2) << "only compute weights, without alignment";
+}
+
+TEST(ParamStore, ConstantWeightsAreTheComputeWeightsOfTraining) {
+  device::CpuDevice device(2);
+  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+    Store training(device, compute), constant(device, compute, ParamStore::Gradients::none);
+    EXPECT_FALSE(training.store.is_constant());
+    EXPECT_TRUE(constant.store.is_constant());
+    training.store.initialize(11);
+    constant.store.initialize(11);
+    for (const int slot : {training.qkv, training.gain, training.table}) {
+      const Tensor expected = training.store.weight(slot), found = constant.store.weight(slot);
+      ASSERT_EQ(to_string(found), to_string(expected));
+      EXPECT_EQ(std::memcmp(found.data, expected.data, static_cast<size_t>(expected.bytes())), 0) << name_of(compute);
+    }
+  }
 }
 
 TEST(GradSink, FirstWriteOverwritesLaterOnesAdd) {

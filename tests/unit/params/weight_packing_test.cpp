@@ -17,10 +17,12 @@ namespace {
 
 /// `weights` matrices on a device, each in a group of its own.
 struct Rig {
-  Rig(device::Device& on, DType compute, const Shape& shape, int weights = 1) : device(on), store(on, compute) {
+  Rig(device::Device& on, DType compute, const Shape& shape, int weights = 1, bool constant = false)
+      : device(on), store(on, compute) {
     for (int i = 0; i < weights; ++i)
-      slots.push_back(store.add_slot(store.add_group("group"), {{format("w{}", i), store.replicated(shape), {}}}));
-    store.allocate(true);
+      slots.push_back(store.add_slot(store.add_group("group"),
+                                     {{format("w{}", i), store.replicated(shape), {params::Init::Kind::normal, 1}}}));
+    store.allocate(!constant);
   }
   WeightCache& weights() { return store.weights(); }
   device::Device& device;
@@ -38,9 +40,8 @@ TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
   const auto packs = [&](device::Isa isa, DType compute, int64_t uses, int64_t rows, bool transposed = true,
                          bool constant = false) {
     device::DryDevice device(1, isa);
-    Rig rig(device, compute, {96, 64});
+    Rig rig(device, compute, {96, 64}, 1, constant);
     rig.weights().expect_micro_batches(uses);
-    if (constant) rig.weights().set_constant();
     const WeightCache::Held held = rig.weights().hold(rig.ex, rig.slots[0]);
     const Tensor packed = rig.weights().packed(rig.ex, rig.slots[0], transposed, rows);
     if (packed) {
@@ -58,7 +59,10 @@ TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
   EXPECT_FALSE(packs(Isa::avx512, DType::bf16, 3, kMany)) << "no panels of bf16";
   for (const DType compute : {DType::bf16, DType::f32}) {
     EXPECT_TRUE(packs(Isa::avx2, compute, 1, 1, false, true));
+    for (const Isa isa : {Isa::avx2, Isa::avx512bf16})
+      for (const int64_t rows : {1, 16, 1000}) EXPECT_TRUE(packs(isa, compute, 1, rows, false, true));
     EXPECT_TRUE(packs(Isa::avx2, compute, 1, 16, true, true));
+    EXPECT_FALSE(packs(Isa::avx2, compute, 1, 64, true, true)) << "many rows share the packing";
     EXPECT_FALSE(packs(Isa::avx2, compute, 1, 8, true, true)) << "rows of the matrix are dot products' operands";
     EXPECT_FALSE(packs(Isa::avx2, compute, 1000, 1, false, false));
   }
@@ -122,6 +126,48 @@ TEST(WeightCache, MatricesPackedInTheRingGiveTheBitsOfUnpackedOnes) {
         EXPECT_EQ(std::memcmp(y.tensor().data, expected.tensor().data, static_cast<size_t>(y.tensor().bytes())), 0);
       }
   EXPECT_EQ(places.size(), 8u);
+}
+
+// Weights that do not change: those of linear layers are packed in exchange for their own memory, after they are
+// filled.
+TEST(WeightCache, PackedConstantMatricesReplaceTheirOwnMemory) {
+  constexpr int kWeights = 5;
+  constexpr int64_t kRows = 3, kIn = 70, kOut = 90;
+  const device::Isa isa = device::detect_isa();
+  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+    device::CpuDevice device(2, isa), training_device(2, isa);
+    Rig rig(device, compute, {kIn, kOut}, kWeights, /*constant=*/true),
+        training(training_device, compute, {kIn, kOut}, kWeights);
+    const int64_t each = kIn * kOut * size_of(compute), packed = ops::packed_bytes(device, compute, kIn, kOut);
+    EXPECT_EQ(device.memory_total(), kWeights * each) << "neither master weights nor gradients";
+
+    device::DryDevice dry(2, isa);
+    Arena heap(dry, Arena::Mode::heap);
+    Exec counting{dry, heap, rig.meter};
+    for (int i = 0; i < kWeights - 1; ++i)
+      EXPECT_EQ(rig.weights().packed(counting, rig.slots[static_cast<size_t>(i)], false, kRows).bytes(), packed);
+    rig.weights().packed(counting, rig.slots[0], true, 16);
+    EXPECT_EQ(device.memory_total(), kWeights * each) << "a dry pass precedes the filling of the weights";
+    rig.store.initialize(7);
+    training.store.initialize(7);
+    EXPECT_EQ(device.memory_total(), (kWeights - 1) * packed + each) << "those that the dry pass used are packed";
+    EXPECT_LE(device.memory().at("weights").peak, std::max(kWeights * each, (kWeights - 1) * packed + each) + packed);
+
+    const Buffer x(device, "x", {kRows, kIn}, compute), y(device, "y", {kRows, kOut}, compute),
+        expected(device, "y", {kRows, kOut}, compute);
+    ops::fill_normal(device, x, "x");
+    for (const SlotId slot : rig.slots) {
+      const WeightCache::Held weight = rig.weights().hold(rig.ex, slot);
+      const Tensor form = rig.weights().packed(rig.ex, slot, false, kRows);
+      ops::run(rig.ex, ops::Gemm{.a = x, .b = weight, .c = y, .packed_b = form});
+      ops::run(rig.ex, ops::Gemm{.a = x, .b = training.store.stored_weight(slot), .c = expected});
+      EXPECT_EQ(std::memcmp(y.tensor().data, expected.tensor().data, static_cast<size_t>(y.tensor().bytes())), 0);
+      EXPECT_EQ(rig.store.stored_weight(slot).data, nullptr);
+      EXPECT_EQ(rig.weights().packed(rig.ex, slot, false, 1000).data, form.data) << "for any number of rows";
+    }
+    EXPECT_EQ(device.memory().at("weights").current, kWeights * packed);
+    EXPECT_THROW(rig.store.refresh_compute(), Error) << "the weights cannot change";
+  }
 }
 
 }  // namespace
