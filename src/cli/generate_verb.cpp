@@ -121,11 +121,16 @@ int64_t texts_together(const GenerateOptions& o, const run::LoadedModel& model, 
   int64_t free = model.machine.memory_limit - model.machine.memory_limit / kReserve;
   for (const auto& [category, bytes] : trainer.memory())
     if (!gpu || !category.starts_with("host")) free -= bytes;
-  double least[] = {-static_cast<double>(std::clamp<int64_t>(free / each, 1, used))};
+  const auto bytes_of = [&](int64_t count) { return count * each + trainer.model().table_copy_bytes(count); };
+  int64_t most = used;
+  while (most > 1 && bytes_of(most) > free) --most;
+  double least[] = {-static_cast<double>(most)};
   trainer.scalars().max_over_ranks(least);
   const auto fits = static_cast<int64_t>(-least[0]);
   if (o.batch_size > 0 && fits < used)
-    throw Error(Code::plan, format("--batch-size {}: each text takes {} of KV cache; use --batch-size {}", o.batch_size,
+    throw Error(Code::plan, format("--batch-size {}: {} texts take {} together, of which each KV cache takes {}; use "
+                                   "--batch-size {}",
+                                   o.batch_size, used, format_bytes(static_cast<double>(bytes_of(used))),
                                    format_bytes(static_cast<double>(each)), fits))
         .on(Scope::all_ranks);
   return fits;

@@ -15,10 +15,11 @@ std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
   std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
   if (memory == nullptr && bytes != 0 && !dry_) {
+    const bool trains = memory_.contains("gradients") || memory_.contains("optimizer");
     const std::string_view advice = category == "kv_cache" ? "lower --batch-size"
-                                    : category == "weights"
-                                        ? "split the model over more ranks"
-                                        : "lower train.micro_batch or model.seq_len, or set train.recompute = \"full\"";
+                                    : trains
+                                        ? "lower train.micro_batch or model.seq_len, or set train.recompute = \"full\""
+                                        : "split the model over more ranks";
     throw Error(Code::plan, format("out of memory: {} needs {} more, and {} are in use already; {}", category,
                                    format_bytes(bytes), format_bytes(memory_total()), advice));
   }

@@ -45,6 +45,8 @@ class Transformer {
   };
   /// Returns the memory of one Cache.
   int64_t cache_bytes() const;
+  /// Returns the bytes of the copy of the head's table that decoding that many texts together keeps; 0: none.
+  int64_t table_copy_bytes(int64_t texts) const { return head_->copy_bytes(texts); }
   /// Appends each sequence of the batch to its cache and returns the logits of their last rows [sequences, padded
   /// vocabulary] in the accumulator type, or nothing if `with_logits` is false. Several sequences must have one row
   /// each.

@@ -87,6 +87,8 @@ class Head {
   /// Returns the logits of a few rows, [rows, padded vocabulary], in the accumulator type, on every rank. x has this
   /// rank's columns of the rows' features.
   Scratch logits(Exec& ex, const Tensor& x);
+  /// Returns the bytes of the table's packed copy that logits() of that many rows keeps; 0: none.
+  int64_t copy_bytes(int64_t rows) const { return table_.store.weights().copy_bytes(table_.slot, true, rows); }
 
  private:
   struct Chunk;

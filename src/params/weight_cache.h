@@ -76,6 +76,10 @@ class WeightCache {
   Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows, int64_t gemms = 1);
   /// Returns whether such GEMMs are faster with a packed matrix, even if no copy is kept.
   bool gains_from_packing(SlotId id, bool transposed, int64_t rows) const;
+  /// Returns the bytes of the packed form that such GEMMs keep; 0: none.
+  int64_t copy_bytes(SlotId id, bool transposed, int64_t rows) const {
+    return gains_from_packing(id, transposed, rows) ? packed_bytes(id, transposed) : 0;
+  }
 
   /// Packs the constant matrices that a dry pass has used, so that the first pass does not wait for it.
   void pack_constant(Exec& ex);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures generation on this CPU, compared with Hugging Face transformers and llama.cpp: tokens/s of GPT-2 124M and of a Llama
-of 1.2 billion parameters with random weights, and of reading many prompts.
+of 1.2 billion parameters with random weights, and of reading many prompts; and the memory of a process.
 
 Every program decodes greedily after the same prompt. A turn is one text; the programs take turns, and the time of a token
 is the median over the tokens after the first. The bound is the time to read all weights and the KV cache once, at the
@@ -29,7 +29,7 @@ SEQ_LEN, PROMPT = 1024, "The first of them was a small grey house at the end of 
 GPT2 = {"layers": 12, "d": 768, "kv": 768, "ff": 3072, "vocab": 50257, "gates": 1, "tokens": 64, "prompts": 16}
 LLAMA = {"layers": 16, "d": 2048, "kv": 512, "ff": 8192, "vocab": 50257, "gates": 2, "tokens": 24, "prompts": 6}
 MODELS = {"gpt2": GPT2, "llama": LLAMA}
-PARTS = ["one", "together", "prompts"]
+PARTS = ["one", "together", "prompts", "memory"]
 TOGETHER = [1, 8, 32]  # texts
 PROMPT_ROWS = 256  # tokens of a prompt: one pass
 MOST_SECONDS = 8   # of a turn of another program, some of which take seconds for a token of bf16
@@ -268,6 +268,27 @@ def prompts(args, name, folder, compute):
     sys.stdout.flush()
 
 
+def memory(args, name, folder, compute):
+    """The most memory of a process that decodes one text, relative to its weights."""
+    model = MODELS[name]
+    stored = {"fp32": 4, "bf16": 2}[compute] * (weights(model) + (model["vocab"] * model["d"] if name == "llama" else 0))
+    command = [args.trainer, "generate", "--checkpoint", folder / "checkpoint", "--temperature", 0, "--prompt", PROMPT,
+               "--tokens", model["tokens"], "--set", "run.device=cpu", f"precision.compute={compute}"]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(map(str, command))}: status {status}")
+    peaks = [1024 * usage.ru_maxrss]
+    for program in args.compare:
+        process = start(args, program, folder, compute)
+        machine.times_of(process, model["tokens"])
+        peaks.append(1024 * int(re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]))
+        machine.close_served(process)
+    print(f"| {name} | {compute} | {stored / 2**30:.2f} | " +
+          " | ".join(f"{peak / 2**30:.2f} | **{peak / stored:.2f}**" for peak in peaks) + " |")
+    sys.stdout.flush()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(ROOT / "build/trainer"))
@@ -313,6 +334,13 @@ def main():
             for name in names:
                 for compute in args.compute:
                     prompts(args, name, args.folder / name, compute)
+        if "memory" in parts:
+            print("| model | precision | weights, GiB | " + " | ".join(f"{program}, GiB | / weights" for program in
+                                                                       ["trainer", *args.compare]) +
+                  " |\n|---|---|---|" + "---|---|" * (1 + len(args.compare)))
+            for name in names:
+                for compute in args.compute:
+                    memory(args, name, args.folder / name, compute)
 
 
 if __name__ == "__main__":

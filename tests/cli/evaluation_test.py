@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 
 import rig
@@ -182,6 +183,17 @@ class Evaluation(rig.Runs):
         self.launcher = []
         self.assertIn("--output in.jsonl: this is the file of --prompts", self.trainer(*args, "--prompts", "in.jsonl", "--output", "in.jsonl",
                                                                                status=2))
+
+    def test_as_many_texts_are_decoded_together_as_fit_in_memory(self):
+        (self.folder / "in.jsonl").write_text('{"prompt": "She"}\n' * 40)
+        args = ("generate", "--checkpoint", "run", "--prompts", "in.jsonl", "--tokens", "3", "--set")
+        needed = re.search(r"the model needs ([0-9.]+) MiB", self.trainer(*args, "hardware.memory_limit=0.0001", status=3))
+        limit = f"hardware.memory_limit={1.01 * 16 / 15 * float(needed[1]) / 1024:.6f}"  # a sixteenth is left free
+        error = self.trainer(*args, limit, "--batch-size", "40", status=3)
+        fits = re.search(r"--batch-size 40: 40 texts take .* together, of which each KV cache takes .*; use --batch-size (\d+)", error)
+        self.assertIn(int(fits[1]), range(1, 40), error)
+        for batch in (("--batch-size", fits[1]), ()):
+            self.assertEqual(len(self.trainer(*args, limit, *batch, stdout=True).splitlines()), 40)
 
     def test_mistakes_in_prompts_are_named(self):
         for text, status, message in (('{"prompt": "a"}\n{"text": "b"}\n', 4, "in.jsonl:2: expected a JSON object with a text called \"prompt\""),
