@@ -52,7 +52,7 @@ struct WeightUse {
 /// Packing B in this number of GEMMs costs as much as writing a copy to memory and reading it again.
 inline constexpr int64_t kFewUses = 2;
 /// True if these GEMMs benefit from a packed copy of the weight. On a CPU always true for a constant weight that is not
-/// transposed, whose own memory may be released once it is packed.
+/// transposed, since the matrix may be released when it has been packed.
 bool prefers_packed(const device::Device& device, DType compute, const WeightUse& use);
 /// Returns the bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);

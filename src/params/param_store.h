@@ -8,8 +8,8 @@
 //   - the states that the optimizer keeps next to the master weights (keep_state), for Adam both moments.
 // With ZeRO-1 (Rajbhandari et al. 2020), master weights and states cover only the chunk that this replica owns.
 //
-// Without training there are no groups, only compute weights: each slot has its own memory, which is released once the
-// slot is packed.
+// Without training there are no groups. The compute weights of each slot are allocated separately, and are released
+// when the slot has been packed.
 //
 // A slot may be sharded: with a flat placement (AxoNN's z, Optimus' rows) each rank stores a shard of the slot's
 // matrix. WeightCache then gathers the matrix for use, and GradSink reduce-scatters its gradient.
@@ -124,7 +124,7 @@ class ParamStore : public ParamTable {
   bool gradients_in_arena() const { return gradients_ == Gradients::arena; }
   /// True if nothing is trained, so that there are only compute weights, which do not change once they are filled.
   bool is_constant() const { return !constant_.empty(); }
-  /// Releases the memory of a constant slot; stored_weight() then returns a tensor without data.
+  /// Releases a constant slot, which has been packed; stored_weight() then returns a tensor without data.
   void release(SlotId slot) { constant_[static_cast<size_t>(slot)] = {}; }
   /// Waits for updates that read a group's gradient, and takes it from the arena if it is stored there. Call once per
   /// step, before its first write.
@@ -153,8 +153,8 @@ class ParamStore : public ParamTable {
   WeightCache& weights() { return weights_; }
   /// Returns the matrix of a slot that is not sharded; compute type.
   Tensor weight(SlotId slot) const;
-  /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type. Without data if
-  /// its memory was released.
+  /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type. The tensor has no
+  /// data if the slot was released.
   Tensor stored_weight(SlotId slot) const;
   Tensor gradient(SlotId slot) const;  // gradient of the stored part; accumulator type
 

@@ -128,8 +128,7 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows, i
   // A dry pass counts the cost of packing without packing.
   int64_t& version = ex.device.dry() ? packed.counted : packed.version;
   if (version == version_) return result;
-  TRAINER_CHECK(!replaces || counts_only || packed.version < 0, "slot {} has changed, but its own memory was released",
-                id);
+  TRAINER_CHECK(!replaces || counts_only || packed.version < 0, "slot {} has changed, but it was released", id);
   pack(result);
   version = version_;
   if (replaces && !counts_only) store_.release(id);

@@ -72,7 +72,7 @@ class WeightCache {
   /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. Empty
   /// if packing does not pay off, and for slots that are gathered for each use. `gemms`: how many such GEMMs a
   /// micro-batch has. If there are many until the weights change, the copy is kept; if not, it is valid only until the
-  /// next call. Every constant matrix that is neither transposed nor gathered is packed, and its own memory released.
+  /// next call. A constant matrix that is neither transposed nor gathered is always packed, and then released.
   Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows, int64_t gemms = 1);
   /// Returns whether such GEMMs are faster with a packed matrix, even if no copy is kept.
   bool gains_from_packing(SlotId id, bool transposed, int64_t rows) const;

@@ -66,8 +66,8 @@ class Tensor(rig.Runs):
         self.assertAlmostEqual(self.events("eval", "one")[-1]["loss"], last["loss"], delta=1e-10 * last["loss"])
 
     def test_a_model_that_one_rank_cannot_hold_is_evaluated_and_writes_on_several(self):
-        # Sharded weights are most of the memory. The limit allows each rank only its quarter, in bf16 without training a
-        # fourth of that.
+        # Sharded weights are most of the memory; the limit allows each rank only its quarter. Evaluation in bf16 takes less
+        # than a fourth of the memory of training.
         wide = ("model.d_ff=180000", "train.micro_batch=1", "train.global_batch=1", "train.steps=2", "optim.warmup_steps=1",
                 "precision.compute=bf16", "train.eval_interval=2")
         plan = self.trainer("train", "--dry-run", *self.train_args(

@@ -128,9 +128,8 @@ TEST(WeightCache, MatricesPackedInTheRingGiveTheBitsOfUnpackedOnes) {
   EXPECT_EQ(places.size(), 8u);
 }
 
-// Weights that do not change: those of linear layers are packed in exchange for their own memory, after they are
-// filled.
-TEST(WeightCache, PackedConstantMatricesReplaceTheirOwnMemory) {
+// Without training, matrices are packed after they are filled, and the stored ones are released.
+TEST(WeightCache, PackedConstantMatricesReplaceTheStoredOnes) {
   constexpr int kWeights = 5;
   constexpr int64_t kRows = 3, kIn = 70, kOut = 90;
   const device::Isa isa = device::detect_isa();
