@@ -96,19 +96,18 @@ class Reader {
     if (byte_level_) refuse("pre_tokenizer", format("{} after ByteLevel is not supported", json_text(type)));
     if (type == "ByteLevel") {
       if (flag(step, "add_prefix_space", true)) refuse("pre_tokenizer.add_prefix_space", "true is not supported");
-      if (flag(step, "use_regex", true)) spec_.patterns.emplace_back(kGpt2Pattern);
+      if (flag(step, "use_regex", true)) spec_.splits.push_back({std::string(kGpt2Pattern)});
       byte_level_ = true;
     } else if (type == "Digits") {
-      spec_.patterns.emplace_back(flag(step, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
+      spec_.splits.push_back({flag(step, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"});
     } else if (type == "Split") {
       const json& pattern = member(member(step, "pattern"), "Regex");
-      // "Removed" with invert drops the text between matches; there is none if the pattern matches all text.
       const bool inverted = flag(step, "invert", false);
       if (!pattern.is_string() || member(step, "behavior") != (inverted ? "Removed" : "Isolated"))
         refuse("pre_tokenizer", format("{} is not supported; expected a Split with a regular expression and "
                                        "behavior Isolated, or Removed with invert",
                                        json_text(step)));
-      spec_.patterns.push_back(pattern.get<std::string>());
+      spec_.splits.push_back({pattern.get<std::string>(), inverted});
     } else {
       refuse("pre_tokenizer", format("{} is not supported", json_text(type)));
     }

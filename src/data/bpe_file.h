@@ -17,8 +17,12 @@ struct BpeSpec {
   struct Merge {
     int32_t left, right, result;
   };
-  /// A step that splits text into smaller pieces: matches of a pattern, and the text between them.
-  std::vector<std::string> patterns;
+  /// A step that splits text into smaller pieces: matches of a pattern, and the text between them or not.
+  struct Split {
+    std::string pattern;
+    bool only_matches = false;
+  };
+  std::vector<Split> splits;
   bool nfc = false;                 // text is normalised before it is split
   std::vector<std::string> names;   // names of all tokens, as spelled in the file
   std::vector<std::string> pieces;  // bytes that each token represents; none for special tokens

@@ -19,7 +19,7 @@ namespace {
 class ByteBpe final : public TokenizerModel {
  public:
   ByteBpe(std::string_view json, const std::string& origin) : spec_(parse_bpe(json, origin)) {
-    for (const std::string& pattern : spec_.patterns) patterns_.emplace_back(pattern, origin);
+    for (const BpeSpec::Split& split : spec_.splits) patterns_.emplace_back(split.pattern, origin);
     for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
       const BpeSpec::Merge& merge = spec_.merges[rank];
       merges_.emplace(pair_of(merge.left, merge.right), Joint{static_cast<int32_t>(rank), merge.result});
@@ -98,6 +98,7 @@ class ByteBpe final : public TokenizerModel {
     return nullptr;
   }
   const std::vector<SplitPattern>& patterns() const { return patterns_; }
+  bool only_matches(size_t step) const { return spec_.splits[step].only_matches; }
   bool normalises() const { return spec_.nfc; }
   int32_t byte_id(char byte) const { return spec_.byte_ids[static_cast<uint8_t>(byte)]; }
 
@@ -160,13 +161,15 @@ class ByteBpeEncoder final : public TextEncoder {
   /// Splits by the pattern of one step, and the pieces by the patterns of the next steps.
   void split(std::string_view text, size_t step, std::vector<int32_t>& ids) {
     if (step == matchers_.size()) return append_word(text, ids);
+    const bool keeps_rest = !model_.only_matches(step);
     size_t at = 0, begin = 0, end = 0;
-    while (at < text.size() && matchers_[step].find(text, at, begin, end)) {
-      if (begin > at) split(text.substr(at, begin - at), step + 1, ids);
-      split(text.substr(begin, end - begin), step + 1, ids);
+    matchers_[step].start(text);
+    while (matchers_[step].next(begin, end)) {
+      if (begin > at && keeps_rest) split(text.substr(at, begin - at), step + 1, ids);
+      if (end > begin) split(text.substr(begin, end - begin), step + 1, ids);
       at = end;
     }
-    if (at < text.size()) split(text.substr(at), step + 1, ids);
+    if (at < text.size() && keeps_rest) split(text.substr(at), step + 1, ids);
   }
 
   void append_word(std::string_view word, std::vector<int32_t>& ids) {

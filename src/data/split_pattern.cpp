@@ -3,17 +3,20 @@
 
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <mutex>
 
 #include "base/error.h"
+#include "base/utf8.h"
+#include "data/oniguruma.h"
+#include "data/recent_characters.h"
 
 namespace trainer::data {
 namespace {
 
 constexpr uint32_t kMostSteps = 10'000'000, kMostHeap = 64 << 10 /* KiB */, kLongestPattern = 1 << 16;
-/// The characters with the property White_Space, as members of a class.
-constexpr std::string_view kWhiteSpace =
-    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
 std::string message_of(int code) {
   std::array<PCRE2_UCHAR, 256> text{};
@@ -21,90 +24,120 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// Replaces "\s" and "\S" by explicit classes.
-std::string with_spaces_spelled_out(std::string_view expression, const std::string& origin) {
-  std::string out;
-  bool in_class = false;
-  for (size_t i = 0; i < expression.size(); ++i) {
-    const char c = expression[i];
-    if (c != '\\' || i + 1 == expression.size()) {
-      if (c == '[') in_class = true;
-      if (c == ']') in_class = false;
-      out += c;
-      continue;
-    }
-    const char escaped = expression[++i];
-    if (escaped == 's') {
-      (out += in_class ? "" : "[").append(kWhiteSpace) += in_class ? "" : "]";
-    } else if (escaped == 'S') {
-      if (in_class)
-        throw Error(Code::data, format("{}: \"\\S\" within brackets is not supported: {}", origin, expression));
-      (out += "[^").append(kWhiteSpace) += "]";
-    } else {
-      (out += '\\') += escaped;
-    }
-  }
-  return out;
+/// True if PCRE2 has the properties of all characters that this program knows.
+bool library_is_recent() {
+  std::array<char, 64> version{};
+  pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, version.data());
+  return std::atoi(version.data()) >= kNewestUnicode;
+}
+
+using Program = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
+
+Program compile(std::string_view expression, bool recent, const std::string& origin) {
+  const std::string text = pcre2_of_oniguruma(expression, recent, origin);
+  int error = 0;
+  size_t place = 0;
+  Program program(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE, &error, &place, nullptr),
+      pcre2_code_free);
+  if (program == nullptr)
+    throw Error(Code::data, format("{}: pattern {}: {} (at position {} of {})", origin, expression, message_of(error),
+                                   place, text));
+  pcre2_jit_compile(program.get(), PCRE2_JIT_COMPLETE);  // if this fails, matching is only slower
+  return program;
 }
 
 }  // namespace
 
 const std::string_view kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-const std::string_view kCl100kPattern =
+const std::string_view kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
+const std::string_view kCl100kPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]+|\s+(?!\S)|\s+)";
 const std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 struct SplitPattern::State {
-  pcre2_code* code = nullptr;
-  std::string origin;
-  ~State() { pcre2_code_free(code); }
+  std::string expression, origin;
+  Program program{nullptr, pcre2_code_free};
+  // The program that includes the characters that PCRE2 does not know is slower, so only texts with such characters use
+  // it.
+  std::once_flag once;
+  Program recent{nullptr, pcre2_code_free};
+
+  const pcre2_code* program_for(std::string_view text) {
+    static const bool kKnowsAll = library_is_recent();
+    if (kKnowsAll || !has_recent_characters(text)) return program.get();
+    std::call_once(once, [&] { recent = compile(expression, true, origin); });
+    return recent.get();
+  }
 };
 
 SplitPattern::SplitPattern(std::string_view expression, const std::string& origin) : state_(std::make_shared<State>()) {
   if (expression.size() > kLongestPattern)
     throw Error(Code::data, format("{}: a pattern of {} bytes is too long", origin, expression.size()));
-  const std::string text = with_spaces_spelled_out(expression, origin);
-  int error = 0;
-  size_t place = 0;
+  state_->expression = expression;
   state_->origin = origin;
-  state_->code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE, &error, &place, nullptr);
-  if (state_->code == nullptr)
-    throw Error(Code::data, format("{}: pattern {}: {} (at position {} of {})", origin, expression, message_of(error),
-                                   place, text));
-  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // if this fails, matching is only slower
+  state_->program = compile(expression, false, origin);
 }
 
 struct SplitPattern::Matcher::State {
-  const SplitPattern::State& pattern;
+  std::shared_ptr<SplitPattern::State> pattern;
   pcre2_match_data* data;
   pcre2_match_context* context;
+  pcre2_jit_stack* stack;
+  const pcre2_code* program = nullptr;
+  std::string_view text;
+  size_t from = 0;
+  bool matched = false;  // a match ended at `from`
   ~State() {
     pcre2_match_data_free(data);
     pcre2_match_context_free(context);
+    pcre2_jit_stack_free(stack);
   }
 };
 
 SplitPattern::Matcher::Matcher(const SplitPattern& pattern)
-    : state_(new State{*pattern.state_, pcre2_match_data_create(1, nullptr), pcre2_match_context_create(nullptr)}) {
+    : state_(new State{.pattern = pattern.state_,
+                       .data = pcre2_match_data_create(1, nullptr),
+                       .context = pcre2_match_context_create(nullptr),
+                       .stack = pcre2_jit_stack_create(32 << 10, kMostHeap << 10, nullptr),
+                       .text = {}}) {
   pcre2_set_match_limit(state_->context, kMostSteps);
   pcre2_set_heap_limit(state_->context, kMostHeap);
+  pcre2_jit_stack_assign(state_->context, nullptr, state_->stack);
 }
 
-bool SplitPattern::Matcher::find(std::string_view text, size_t from, size_t& begin, size_t& end) const {
-  const int result = pcre2_match(state_->pattern.code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                 PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, state_->data, state_->context);
-  if (result == PCRE2_ERROR_NOMATCH) return false;
-  if (result < 0)
-    throw Error(Code::data, format("{}: the regular expression that splits text into words failed: {}",
-                                   state_->pattern.origin, message_of(result)));
-  const size_t* const place = pcre2_get_ovector_pointer(state_->data);
-  begin = place[0];
-  end = place[1];
-  return begin >= from && begin < end;  // "\K" and look-behind can violate this
+void SplitPattern::Matcher::start(std::string_view text) {
+  state_->program = state_->pattern->program_for(text);
+  state_->text = text;
+  state_->from = 0;
+  state_->matched = false;
+}
+
+bool SplitPattern::Matcher::next(size_t& begin, size_t& end) {
+  State& state = *state_;
+  while (state.from <= state.text.size()) {
+    const int result = pcre2_match(state.program, reinterpret_cast<PCRE2_SPTR>(state.text.data()), state.text.size(),
+                                   state.from, PCRE2_NO_UTF_CHECK, state.data, state.context);
+    if (result == PCRE2_ERROR_NOMATCH) return false;
+    if (result < 0)
+      throw Error(Code::data, format("{}: the regular expression that splits text into words failed: {}",
+                                     state.pattern->origin, message_of(result)));
+    const size_t* const place = pcre2_get_ovector_pointer(state.data);
+    begin = place[0];
+    end = place[1];
+    if (begin == end && state.matched && end == state.from) {
+      state.from += std::max<size_t>(1, utf8_character(state.text.substr(state.from)));
+      state.matched = false;
+      continue;
+    }
+    state.from = end;
+    state.matched = true;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace trainer::data

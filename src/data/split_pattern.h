@@ -1,5 +1,5 @@
 #pragma once
-// Splits text into the words within which BPE joins symbols, by regular expressions as in tokenizer.json (PCRE2).
+// Splits text into the words within which BPE joins symbols, by regular expressions as in tokenizer.json.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,7 +9,9 @@ namespace trainer::data {
 /// GPT-2's pattern: contractions, letters, digits and the rest, each with the space before it; spaces that end a text
 /// or a line stay together.
 extern const std::string_view kGpt2Pattern;
-/// The pattern of OpenAI's cl100k vocabulary.
+/// Llama 3's pattern, which transformers' fast tokenizers also use for OpenAI's cl100k vocabulary.
+extern const std::string_view kLlama3Pattern;
+/// The pattern of OpenAI's cl100k vocabulary as tiktoken matches it: spaces and line ends that end a text are one word.
 extern const std::string_view kCl100kPattern;
 /// The pattern of Qwen 2 and 3.
 extern const std::string_view kQwen2Pattern;
@@ -17,18 +19,22 @@ extern const std::string_view kQwen2Pattern;
 /// A compiled expression. Threads may share it.
 class SplitPattern {
  public:
-  /// In `expression`, "\s" means Unicode's White_Space, as in other libraries; PCRE2's also includes U+180E. Throws
-  /// Code::data, naming `origin`, if the expression is not well-formed.
+  /// `expression` is in the syntax of Oniguruma, as in tokenizer.json, and means what it means to the tokenizers
+  /// library 0.23 (Unicode 16), whichever version of PCRE2 matches it. Throws Code::data, naming `origin`, if it is not
+  /// well-formed or not supported.
   SplitPattern(std::string_view expression, const std::string& origin);
 
-  /// Scratch memory of one thread for matching this pattern.
+  /// Finds the matches of one text after another, for one thread.
   class Matcher {
    public:
     explicit Matcher(const SplitPattern& pattern);
 
-    /// Finds the first non-empty match that begins at or after `from`; returns false if there is none. `text` must be
-    /// valid UTF-8. Throws Code::data if matching takes too long, which some patterns can cause.
-    bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
+    /// Begins with `text`, which must be valid UTF-8 and remain in memory.
+    void start(std::string_view text);
+
+    /// Finds the next match; returns false if there is none. A match may be empty, but not where the previous one
+    /// ended. Throws Code::data if matching takes too long, which some patterns can cause.
+    bool next(size_t& begin, size_t& end);
 
    private:
     struct State;

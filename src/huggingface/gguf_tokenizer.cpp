@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ranges>
 
 #include "base/error.h"
 #include "base/join.h"
@@ -27,11 +28,11 @@ std::string name_of_patterns(const data::BpeSpec& spec) {
   };
   const std::array known = {Known{"gpt-2", {data::kGpt2Pattern}}, Known{"smollm", {"\\p{N}", data::kGpt2Pattern}},
                             Known{"qwen2", {data::kQwen2Pattern}},
-                            Known{spec.ignore_merges ? "llama-bpe" : "dbrx", {data::kCl100kPattern}}};
+                            Known{spec.ignore_merges ? "llama-bpe" : "dbrx", {data::kLlama3Pattern}}};
   for (const Known& each : known)
-    if (std::ranges::equal(each.patterns, spec.patterns)) return each.name;
+    if (std::ranges::equal(each.patterns, spec.splits, {}, {}, &data::BpeSpec::Split::pattern)) return each.name;
   cannot_represent(format("llama.cpp does not split text by {}; it has the patterns of GPT-2, SmolLM, Llama 3 and Qwen",
-                          fmt::join(spec.patterns, " and ")));
+                          fmt::join(spec.splits | std::views::transform(&data::BpeSpec::Split::pattern), " and ")));
 }
 
 /// Tokens in the order of their ids.

@@ -54,7 +54,8 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
 bool splits_as_qwen2(const data::Tokenizer& tokenizer) {
   if (tokenizer.file_name() != kJsonFile) return false;
   const data::BpeSpec spec = data::parse_bpe(tokenizer.bytes(), kJsonFile);
-  return spec.nfc && std::ranges::equal(spec.patterns, std::array{data::kQwen2Pattern});
+  return spec.nfc &&
+         std::ranges::equal(spec.splits, std::array{data::kQwen2Pattern}, {}, &data::BpeSpec::Split::pattern);
 }
 
 std::optional<data::Tokenizer> find_tokenizer(const fs::path& folder) {

@@ -13,6 +13,7 @@ import sys
 import unicodedata
 
 import rig
+import split_patterns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GPT2 = ROOT / "data/gpt2"
@@ -69,6 +70,45 @@ tokenizer.save(str(folder / "tokenizer.json"))
 tokenizer.encode_special_tokens = True  # special tokens in the text are plain text
 ids = tokenizer.encode(mixed.read_bytes().decode(), add_special_tokens=False).ids
 array.array("i", ids).tofile(output.open("wb"))
+"""
+
+# Makes a tokenizer for each list of patterns, with merges of all pairs of bytes in random order, so that nearly any wrong
+# split changes a token, and a file of ranks for each vocabulary of tiktoken; tokenizes. Run with STEPS, TEXT.
+SPLITS = r"""
+import base64, json, pathlib, random, sys
+import tiktoken
+from tiktoken_ext import openai_public
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+steps, text = sys.argv[1:]
+text = pathlib.Path(text).read_bytes().decode()
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+merges = [(a, b) for a in letters for b in letters]
+random.Random(3).shuffle(merges)
+vocab = {name: id for id, name in enumerate([*letters, *(a + b for a, b in merges)])}
+for index, patterns in enumerate(json.loads(pathlib.Path(steps).read_text())):
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    pathlib.Path(f"{index}").mkdir()
+    tokenizer.save(f"{index}/tokenizer.json")
+    pathlib.Path(f"{index}/ids.json").write_text(json.dumps(tokenizer.encode(text, add_special_tokens=False).ids))
+cl100k = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+          r"|\s+(?!\S)|\s")
+for name, pattern, size in (("r50k", openai_public.r50k_pat_str, 50256), ("cl100k", cl100k, 100256)):
+    draw = random.Random(4)
+    pairs = [bytes([a, b]) for a in range(256) for b in range(256)]
+    draw.shuffle(pairs)
+    tokens = dict.fromkeys([*(bytes([a]) for a in range(256)), *pairs])
+    while len(tokens) < size:
+        tokens[draw.choice(pairs) + bytes([draw.randrange(256)])] = None
+    ranks = {token: rank for rank, token in enumerate([*tokens][:size])}
+    pathlib.Path(name).mkdir()
+    pathlib.Path(f"{name}/x.tiktoken").write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % r for t, r in ranks.items()))
+    encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    pathlib.Path(f"{name}/ids.json").write_text(json.dumps(encoding.encode_ordinary(text)))
 """
 
 
@@ -272,6 +312,24 @@ class Tokenizers(rig.Runs):
             theirs = list(theirs)
             place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
             self.assertEqual((len(ours), ours[place:place + 8]), (len(theirs), theirs[place:place + 8]), f"{library} at {place}")
+
+    def test_published_patterns_split_hard_text_as_tokenizers_and_tiktoken(self):
+        python = find_python()
+        if python is None:
+            self.skipTest("no Python with tiktoken and tokenizers (TRAINER_TORCH_PYTHON)")
+        (self.folder / "hard.txt").write_text(split_patterns.hard_text(15, 60_000) + "\n \n\t ", newline="", encoding="utf-8")
+        (self.folder / "steps.json").write_text(json.dumps([*split_patterns.PUBLISHED.values()]))
+        subprocess.run([python, "-c", SPLITS, "steps.json", "hard.txt"], cwd=self.folder, check=True, timeout=300)
+        names = [(name, str(index)) for index, name in enumerate(split_patterns.PUBLISHED)]
+        for name, folder in [*names, ("r50k", "r50k/x.tiktoken"), ("cl100k", "cl100k/x.tiktoken")]:
+            with self.subTest(name):
+                output = pathlib.Path("ours" + folder.split("/")[0])
+                self.trainer("tokenize", "--input", "hard.txt", "--output", output, "--tokenizer", folder)
+                content = (self.folder / output / "tokens.bin").read_bytes()
+                ours = array.array("H" if struct.unpack_from("<I", content)[0] == 20240520 else "I", content[1024:]).tolist()
+                theirs = json.loads((self.folder / folder.split("/")[0] / "ids.json").read_text())
+                place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), len(theirs))
+                self.assertEqual((len(ours) - 1, ours[place:-1][:8]), (len(theirs), theirs[place:place + 8]), f"at {place}")
 
     def test_a_tokenizer_with_the_fields_of_olmo2_has_the_tokens_of_tokenizers(self):
         python = find_python()

@@ -189,7 +189,7 @@ TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
                   "\xE1\xA0\x8E"
                   "ab"),
             "á|ł|İ|a|b|");  // U+180E is not a space
-  EXPECT_EQ(words(sequence(split(kCl100kPattern.data()), byte_level), "ab!\n ab"), "ab|!Ċ|Ġab|");
+  EXPECT_EQ(words(sequence(split(kLlama3Pattern.data()), byte_level), "ab!\n ab"), "ab|!Ċ|Ġab|");
 }
 
 TEST(ByteBpe, FindsTokensThatAreNotWords) {
