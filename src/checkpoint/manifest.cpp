@@ -121,6 +121,7 @@ json to_json(const TrainState& state) {
               {"finite_weights", state.finite_weights}};
   if (std::isfinite(state.val_loss)) out["val_loss"] = state.val_loss;
   if (!state.best_set.empty()) out["best_set"] = state.best_set;
+  if (!state.best_data.empty()) out["best_data"] = state.best_data;
   if (!state.losses.empty() || !state.norms.empty())
     out["history"] = {{"losses", state.losses}, {"norms", state.norms}};
   return out;

@@ -161,6 +161,7 @@ Snapshot header_of(const Value& root) {
   header.state.best_val_loss = state["best_val_loss"].number_or_nan();
   header.state.best_step = state["best_step"].integer(-1, kMost);
   if (const auto set = state.if_there("best_set")) header.state.best_set = set->text();
+  if (const auto data = state.if_there("best_data")) header.state.best_data = data->text();
   if (const auto proven = state.if_there("proven_step")) header.state.proven_step = proven->integer(-1, kMost);
   if (const auto loss = state.if_there("loss")) header.state.loss = loss->number_or_nan();
   if (const auto loss = state.if_there("val_loss")) header.state.val_loss = loss->number_or_nan();

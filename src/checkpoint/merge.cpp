@@ -87,6 +87,7 @@ Snapshot header_of(const std::vector<Reader>& readers) {
   header.state.best_val_loss = header.state.val_loss = header.state.loss = std::numeric_limits<double>::quiet_NaN();
   header.state.best_step = header.state.proven_step = -1;
   header.state.best_set.clear();
+  header.state.best_data.clear();
   header.state.origin = header.state.skipped_in_row = 0;
   header.merged_from.clear();
   for (const Reader& reader : readers) {

@@ -127,10 +127,11 @@ void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, co
   }
 }
 
-std::string validation_hash(const std::vector<NamedDataset>& sets) {
+/// Sets the hash of each validation set, and returns that of all sets.
+std::string hash_validation(std::vector<NamedDataset>& sets) {
   std::string facts;
-  for (const auto& [name, set] : sets) {
-    const std::string hash = to_string(checksum_of(fmt::format("{} {}", set.stream().fingerprint(), set.begin())));
+  for (auto& [name, set, hash] : sets) {
+    hash = to_string(checksum_of(fmt::format("{} {}", set.stream().fingerprint(), set.begin())));
     if (name.empty()) return hash;
     facts += fmt::format("{} {}\n", name, hash);
   }
@@ -184,7 +185,7 @@ void drop_staged(const fs::path& cache) {
 std::vector<WeightChange> weight_changes(const config::Config& config, const TrainingData& train) {
   const config::Data& data = config.data;
   WeightsByName weights;
-  for (const auto& [name, source] : train.sources()) weights[name] = static_cast<double>(source.windows());
+  for (const auto& [name, source, hash] : train.sources()) weights[name] = static_cast<double>(source.windows());
   for (const config::FileSet& set : data.source)
     if (set.weight) weights[set.name] = *set.weight;
   std::vector<WeightChange> changes = {{0, weights}};
@@ -292,7 +293,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   } else {
     result.source_hashes.clear();
   }
-  result.val_hash = validation_hash(result.val);
+  result.val_hash = hash_validation(result.val);
   result.followed = config::followed_set(config);
   if (!result.val.empty())
     result.unigram_entropy =
@@ -357,7 +358,8 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
                                                    tail ? validation_begin(*stream, data.val_fraction) : 0)});
     if (result.name.empty()) result.name = name;
   }
-  if (files.empty()) result.hash = validation_hash(result.sets);
+  std::string hash = hash_validation(result.sets);
+  if (files.empty()) result.hash = std::move(hash);
   return result;
 }
 

@@ -55,7 +55,7 @@ double unigram_entropy(const TrainingData& train, const TokenDataset& val, int64
   // The probability of a token is the sum over sources of share · (count + 1) / total.
   std::vector<double> frequency(static_cast<size_t>(vocab_size), 0.0);
   double total = 1;
-  for (const auto& [name, source] : train.sources()) {
+  for (const auto& [name, source, hash] : train.sources()) {
     double share = 1;
     if (train.mixture() != nullptr) {
       const SlotsByName& slots = train.mixture()->phases().back().slots;

@@ -111,13 +111,34 @@ std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-/// Returns the index of the run with the lowest validation loss; empty if fewer than two runs have a validation loss.
+/// Returns the runs that have a validation loss, by their lowest ones.
+std::vector<std::pair<double, const ComparedRun*>> validated(const std::vector<ComparedRun>& runs) {
+  std::vector<std::pair<double, const ComparedRun*>> losses;
+  for (const ComparedRun& run : runs)
+    if (const auto& best = run.summary.best_eval; best && std::isfinite(best->loss))
+      losses.emplace_back(best->loss, &run);
+  std::ranges::sort(losses);
+  return losses;
+}
+
+/// Returns why the validation losses cannot be compared; empty if they can.
+std::string differing_validation(const std::vector<ComparedRun>& runs) {
+  const auto losses = validated(runs);
+  for (const auto& [loss, run] : losses) {
+    const ComparedRun& first = *losses.front().second;
+    if (!are_comparable(*run->summary.best_eval, *first.summary.best_eval))
+      return format("The validation losses of {} and {} are not comparable: their data or windows differ.", first.name,
+                    run->name);
+  }
+  return "";
+}
+
+/// Returns the index of the run with the lowest validation loss; empty if fewer than two runs have a validation loss,
+/// or the losses are not comparable.
 std::optional<size_t> best_of(const std::vector<ComparedRun>& runs) {
-  std::vector<std::pair<double, size_t>> losses;
-  for (size_t i = 0; i < runs.size(); ++i)
-    if (const auto& best = runs[i].summary.best_eval; best && std::isfinite(best->loss))
-      losses.emplace_back(best->loss, i);
-  return losses.size() < 2 ? std::nullopt : std::optional(std::ranges::min(losses).second);
+  const auto losses = validated(runs);
+  if (losses.size() < 2 || !differing_validation(runs).empty()) return std::nullopt;
+  return static_cast<size_t>(losses.front().second - runs.data());
 }
 
 /// Returns the facts about all runs; speed and memory of later runs come with the ratio to the first run's, and the
@@ -230,7 +251,9 @@ std::string comparison_html(const std::vector<ComparedRun>& runs, const std::fil
        curves(runs, chart("time", "Step, ms"), by_step, &StepReport::step_ms),
        curves(runs, chart("norm", "Gradient norm, before clipping"), by_step, &StepReport::grad_norm),
        curves(runs, chart("lr", "Learning rate"), by_step, &StepReport::lr)});
-  html += page::section("<h2>Results</h2>" + page::table(facts(runs)) + links(runs, folder));
+  const std::string differing = differing_validation(runs);
+  html += page::section("<h2>Results</h2>" + page::table(facts(runs)) +
+                        (differing.empty() ? "" : "<p>" + svg::escape(differing) + "</p>") + links(runs, folder));
   const page::Table keys = differing_keys(runs);
   html +=
       page::section("<h2>Differences in configuration</h2>" + (keys.rows.empty() ? "<p>None.</p>" : page::table(keys)));
@@ -239,7 +262,9 @@ std::string comparison_html(const std::vector<ComparedRun>& runs, const std::fil
 
 std::string comparison_text(const std::vector<ComparedRun>& runs) {
   const page::Table keys = differing_keys(runs);
-  return aligned(facts(runs)) + (keys.rows.empty() ? "" : "\n" + aligned(keys));
+  const std::string differing = differing_validation(runs);
+  return aligned(facts(runs)) + (differing.empty() ? "" : differing + "\n") +
+         (keys.rows.empty() ? "" : "\n" + aligned(keys));
 }
 
 }  // namespace trainer::report

@@ -65,13 +65,22 @@ struct SetReport {
   double loss = kUnknown, perplexity = kUnknown;
   std::optional<double> bits_per_byte = {};
   int64_t tokens = 0;
+  std::string data = {};  // run::evaluated_data(); empty: a version that did not record it
 };
+
+/// True if the losses of two evaluations of a set can be compared: they predict the same tokens in the same windows.
+/// Where an older version did not record the data, the number of tokens decides.
+template <typename Evaluation>
+bool are_comparable(const Evaluation& a, const Evaluation& b) {
+  return a.tokens == b.tokens && (a.data == b.data || a.data.empty() || b.data.empty());
+}
 
 struct EvalReport {
   int64_t step = 0;  // after this step's update
   double loss = kUnknown, perplexity = kUnknown;
   std::optional<double> bits_per_byte = {};  // empty without a tokenizer
   int64_t tokens = 0;                        // number of predicted tokens
+  std::string data = {};                     // as in SetReport
   std::string set = {};                      // the set that these numbers belong to; empty: the only set, without name
   std::vector<SetReport> sets = {};          // all named sets, in the order of the configuration
 

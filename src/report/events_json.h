@@ -228,12 +228,14 @@ void fields(V& v, In<V, StepReport>& s) {
 template <typename V>
 void fields(V& v, In<V, SetReport>& s) {
   v("loss", s.loss, "perplexity", s.perplexity, "bits_per_byte", s.bits_per_byte, "tokens", s.tokens);
+  if (V::kReads || !s.data.empty()) v("data", s.data);
 }
 
 template <typename V>
 void fields(V& v, In<V, EvalReport>& e) {
   v("event", "eval", "step", e.step, "loss", e.loss, "perplexity", e.perplexity);
   v("bits_per_byte", e.bits_per_byte, "tokens", e.tokens);
+  if (V::kReads || !e.data.empty()) v("data", e.data);
   if (V::kReads || !e.set.empty()) v("set", e.set);
   if constexpr (V::kReads) {
     for (const auto& [name, numbers] : v.child("sets").items()) {

@@ -210,20 +210,22 @@ Rows result_rows(const Summary& summary, const History& history) {
                        : format("{}, the last: {}", history.warnings.size(), history.warnings.back().message)}};
 }
 
-/// Returns a table with the first, best and last loss of each validation set; empty if the only set has no name.
+/// Returns a table with the first, best and last loss of each validation set, from the evaluations that are comparable
+/// with the last one; empty if the only set has no name.
 std::string validation_sets(const History& history) {
   page::Table grid{.head = {"first", "best", "at step", "last", "bits per byte"}, .rows = {}};
   for (const std::string& name : set_names(history)) {
     double first = kUnknown, best = kUnknown;
     int64_t best_step = 0;
+    const auto last = std::ranges::find(history.evals.back().sets, name, &SetReport::name);
     for (const EvalReport& eval : history.evals) {
-      const double loss = eval.loss_of(name).value_or(kUnknown);
-      if (std::isnan(first)) first = loss;
-      if (!std::isfinite(loss) || loss >= best) continue;
-      best = loss;
+      const auto set = std::ranges::find(eval.sets, name, &SetReport::name);
+      if (set == eval.sets.end() || !are_comparable(*set, *last)) continue;
+      if (std::isnan(first)) first = set->loss;
+      if (!std::isfinite(set->loss) || set->loss >= best) continue;
+      best = set->loss;
       best_step = eval.step;
     }
-    const auto last = std::ranges::find(history.evals.back().sets, name, &SetReport::name);
     grid.rows.push_back({.name = name,
                          .cells = {loss_number(first), loss_number(best), format("{}", best_step),
                                    loss_number(last->loss), loss_number(last->bits_per_byte.value_or(kUnknown))}});

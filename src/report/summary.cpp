@@ -82,6 +82,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   }
 
   for (const EvalReport& eval : history.evals) {
+    if (!are_comparable(eval, history.evals.back()) || eval.set != history.evals.back().set) continue;
     if (std::isfinite(eval.loss) && (!summary.best_eval || eval.loss < summary.best_eval->loss))
       summary.best_eval = eval;
   }

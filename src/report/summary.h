@@ -21,10 +21,11 @@ struct Summary {
   double epoch = kUnknown;  // at the end of the run
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
-  std::optional<EvalReport> last_eval, best_eval;
-  int64_t medians_from = 0;     // the first step in the setup of the last process; 0: that process made no step
-  bool setup_changed = false;   // earlier steps ran in a different setup
-  bool warm_up_counts = false;  // true: too few steps to exclude the first two from the medians
+  std::optional<EvalReport> last_eval;
+  std::optional<EvalReport> best_eval;  // among those that are comparable with the last one
+  int64_t medians_from = 0;             // the first step in the setup of the last process; 0: that process made no step
+  bool setup_changed = false;           // earlier steps ran in a different setup
+  bool warm_up_counts = false;          // true: too few steps to exclude the first two from the medians
   // Medians over the steps in that setup, without the first two, which warm up:
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;

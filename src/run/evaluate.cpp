@@ -5,6 +5,7 @@
 #include <numbers>
 #include <span>
 
+#include "base/checksum.h"
 #include "data/statistics.h"
 
 namespace trainer::run {
@@ -14,6 +15,12 @@ int64_t windows_in(const data::TokenDataset& dataset, int64_t stride) {
   if (stride == 0) return dataset.windows();
   const int64_t behind_the_first = std::max<int64_t>(0, dataset.tokens() - 1 - dataset.seq_len());
   return 1 + (behind_the_first + stride - 1) / stride;
+}
+
+/// Returns the number of windows that are evaluated.
+int64_t chosen_windows(const config::Config& config, const data::TokenDataset& dataset, const EvalWindows& chosen) {
+  const int64_t all = windows_in(dataset, chosen.stride), group = config.train.global_batch;
+  return chosen.groups == 0 || chosen.groups > all / group ? all : chosen.groups * group;
 }
 
 /// Fills `out` with sliding windows, starting at window `first`. Rows that an earlier window already predicts and rows
@@ -40,11 +47,14 @@ void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t fi
 
 }  // namespace
 
+std::string evaluated_data(const config::Config& config, const data::NamedDataset& set, const EvalWindows& windows) {
+  return to_string(checksum_of(format("{} {} {} {} {}", set.hash, chosen_windows(config, set.dataset, windows),
+                                      windows.stride, set.dataset.seq_len(), config.data.separate_documents)));
+}
+
 Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& chosen,
                     const data::Tokenizer* tokenizer, const std::function<bool(int64_t, int64_t)>& progress) {
-  const int64_t all = windows_in(dataset, chosen.stride);
-  const int64_t group = trainer.config().train.global_batch;
-  const int64_t windows = chosen.groups == 0 || chosen.groups > all / group ? all : chosen.groups * group;
+  const int64_t windows = chosen_windows(trainer.config(), dataset, chosen);
   const int64_t micro_batch = trainer.micro_batch(), round = micro_batch * trainer.replicas();
   Evaluation result;
   data::TokenBatch batch;
@@ -85,11 +95,12 @@ Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedD
   Evaluation result;
   std::vector<report::SetReport> each;
   for (size_t i = 0; i < sets.size(); ++i) {
-    const Evaluation one = evaluate(trainer, sets[i].dataset, windows, tokenizer, progress);
+    Evaluation one = evaluate(trainer, sets[i].dataset, windows, tokenizer, progress);
     if (one.interrupted) return one;
+    one.report.data = evaluated_data(trainer.config(), sets[i], windows);
     if (i == followed) result = one;
     const report::EvalReport& r = one.report;
-    if (!sets[i].name.empty()) each.push_back({sets[i].name, r.loss, r.perplexity, r.bits_per_byte, r.tokens});
+    if (!sets[i].name.empty()) each.push_back({sets[i].name, r.loss, r.perplexity, r.bits_per_byte, r.tokens, r.data});
   }
   if (!each.empty()) result.report.set = sets[followed].name;
   result.report.sets = std::move(each);

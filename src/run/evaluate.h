@@ -23,6 +23,10 @@ struct EvalWindows {
   int64_t stride = 0;
 };
 
+/// Returns a hash of what an evaluation of the set predicts: the tokens, the windows, and what each token is predicted
+/// from. It does not depend on the layout. Losses of evaluations with different hashes are not comparable.
+std::string evaluated_data(const config::Config& config, const data::NamedDataset& set, const EvalWindows& windows);
+
 /// Evaluates the loss on a dataset. Without a tokenizer bits_per_byte is empty. `progress(done, windows)` is called
 /// between micro-batches and returns false to stop.
 Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& windows,

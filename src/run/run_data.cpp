@@ -81,8 +81,8 @@ void warn_of_overlap(const config::Config& config, const data::Datasets& dataset
   if (!datasets.train || config.data.val_fraction > 0) return;
   const std::vector<data::NamedDataset>& sources = datasets.train->sources();
   const auto pairs = static_cast<int64_t>(std::max<size_t>(1, sources.size() * datasets.val.size()));
-  for (const auto& [name, val] : datasets.val)
-    for (const auto& [source, train] : sources) {
+  for (const auto& [name, val, hash] : datasets.val)
+    for (const auto& [source, train, unused] : sources) {
       const int64_t most = source.empty() ? data::kMostSearched : data::kMostSearched / pairs;
       const std::string overlap = data::overlap_of(train, val, most);
       if (overlap.empty()) continue;
@@ -199,7 +199,7 @@ std::string mixture_table(const config::Config& config, const data::TrainingData
   for (const auto& [name, weight] : weights) total += weight;
   std::string table =
       format("{:<16} {:>8} {:>9} {:>7} {:>10} {:>7}", "source", "tokens", "share", "slots", "samples", "epochs");
-  for (const auto& [name, dataset] : train.sources()) {
+  for (const auto& [name, dataset, hash] : train.sources()) {
     const auto weight = weights.find(name);
     const auto count = slots.find(name);
     table +=

@@ -85,8 +85,14 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*states=*/true),
                 {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
     const checkpoint::Snapshot& stored = reader.header();
-    resumed = {folder,          reader.manifest().sequence, stored.state, stored.config_toml, stored.gemm_tuning_hash,
-               stored.val_hash, stored.mixture.phases};
+    resumed = {folder,
+               reader.manifest().sequence,
+               stored.state,
+               stored.config_toml,
+               stored.gemm_tuning_hash,
+               stored.data_hash,
+               stored.val_hash,
+               stored.mixture.phases};
   });
   if (damage.empty()) trainer.store().refresh_compute();
   return damage;
@@ -241,7 +247,7 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
 
 }  // namespace
 
-void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
+void log_changes(Resumed& resumed, const checkpoint::Snapshot& present) {
   std::vector<std::string> changes;
   try {
     changes = changed_lines(resumed.config_toml, present.config_toml);
@@ -249,7 +255,9 @@ void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
     log::warning("{}:{}:{}: {}; the keys that have changed since the checkpoint are unknown",
                  (resumed.folder / "config.toml").string(), mistake.line, mistake.column, mistake.text);
   }
+  resumed.other_steps = resumed.data_hash != present.data_hash;
   for (const std::string& change : changes) {
+    resumed.other_steps = resumed.other_steps || change.starts_with("train.global_batch: ");
     const bool weights = (change.starts_with("data.source.") && change.find(".weight: ") != std::string::npos) ||
                          change.starts_with("data.phase: ");
     log::info("changed since the checkpoint: {}{}", change,

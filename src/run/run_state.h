@@ -37,8 +37,9 @@ struct Resumed {
   // Values of the run that saved the checkpoint.
   std::string config_toml;
   std::optional<std::string> gemm_tuning_hash;
-  std::string val_hash;
+  std::string data_hash, val_hash;
   std::vector<data::MixturePhase> phases;  // phases of that run's mixture
+  bool other_steps = false;                // the training data or the batch size differ now
 };
 /// Loads weights, moments and state from the checkpoint that checkpoint.resume selects, and refreshes the compute
 /// weights. Returns an empty result if the run starts from scratch. "auto" skips corrupted checkpoints in `folder`,
@@ -59,7 +60,8 @@ std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::pa
 std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
                                   const checkpoint::Snapshot& expected);
 
-/// Logs the changes since the resumed run was saved; warns if its configuration is not valid TOML.
-void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);
+/// Logs the changes since the resumed run was saved, and sets resumed.other_steps; warns if its configuration is not
+/// valid TOML.
+void log_changes(Resumed& resumed, const checkpoint::Snapshot& present);
 
 }  // namespace trainer::run

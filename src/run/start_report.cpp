@@ -26,7 +26,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.data_replicas = trainer.replicas() / config::sharding_of(config).depth();
   start.train_tokens = datasets.train->tokens();
   if (datasets.train->is_mixed())
-    for (const auto& [name, dataset] : datasets.train->sources()) start.sources[name] = dataset.tokens();
+    for (const auto& [name, dataset, hash] : datasets.train->sources()) start.sources[name] = dataset.tokens();
   start.windows = datasets.train->windows();
   for (const data::NamedDataset& set : datasets.val) start.val_tokens += set.dataset.tokens();
   start.unigram_entropy = datasets.unigram_entropy;

@@ -15,7 +15,6 @@
 #include "run/planning.h"
 #include "run/run_data.h"
 #include "run/run_folder.h"
-#include "run/run_state.h"
 #include "run/schedule.h"
 #include "run/signals.h"
 #include "run/start_report.h"
@@ -128,17 +127,35 @@ void TrainingLoop::prepare() {
     saved_ = resumed->folder;
     if (state_.proven_step >= 0) proven_ = saved_.parent_path() / checkpoint::step_name(state_.proven_step);
     total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
-    if (state_.best_step >= 0 && state_.best_set != followed_set()) {
-      log::info(
-          "checkpoint.best: the best checkpoint so far (step {}) was selected with a different validation set and is "
-          "ignored",
-          state_.best_step);
-      state_.best_step = -1;
-      state_.best_val_loss = kUnknown;
-    }
+    forget_what_differs(*resumed);
   }
   const int64_t samples = state_.samples_seen + (total_steps_ - state_.step) * config_.train.global_batch;
   mixture_table_ = continue_mixture(world_, config_, *open_.datasets.train, phases, state_.samples_seen, samples);
+}
+
+void TrainingLoop::forget_what_differs(const Resumed& resumed) {
+  const bool validates = !open_.datasets.val.empty(), other_set = state_.best_set != followed_set();
+  const bool other_data =
+      state_.best_data.empty()
+          ? !resumed.val_hash.empty() && resumed.val_hash != header_.val_hash  // saved by an older version
+          : state_.best_data != followed_data();
+  if (state_.best_step >= 0 && validates && (other_set || other_data)) {
+    log::info(
+        "checkpoint.best: the best checkpoint so far (step {}, validation loss {:.4f}) was selected with {} and is "
+        "ignored; the best one is selected again, from the next evaluation on",
+        state_.best_step, state_.best_val_loss,
+        other_set ? "a different validation set" : "different validation data or windows");
+    state_.best_step = -1;
+    state_.best_val_loss = kUnknown;
+  }
+  if (!resumed.other_steps) return;
+  if (!state_.losses.empty() || !state_.norms.empty())
+    log::info(
+        "train.skip_sigma: the losses and gradient norms of earlier steps are of different data or batches and are "
+        "ignored");
+  state_.losses.clear();
+  state_.norms.clear();
+  state_.loss = kUnknown;
 }
 
 void TrainingLoop::begin() {
@@ -266,10 +283,16 @@ void TrainingLoop::note_best(checkpoint::TrainState& state) const {
   state.best_val_loss = loss_of_last_;
   state.best_step = state.step;
   state.best_set = followed_set();
+  state.best_data = followed_data();
 }
 
 std::string TrainingLoop::followed_set() const {
   return open_.datasets.val.empty() ? "" : open_.datasets.val[open_.datasets.followed].name;
+}
+
+std::string TrainingLoop::followed_data() const {
+  if (open_.datasets.val.empty()) return "";
+  return evaluated_data(config_, open_.datasets.val[open_.datasets.followed], {.groups = config_.train.eval_batches});
 }
 
 void TrainingLoop::sample_now() {

@@ -11,6 +11,7 @@
 #include "comm/gpu_transport.h"
 #include "data/source.h"
 #include "run/reporter.h"
+#include "run/run_state.h"
 #include "run/session.h"
 #include "run/tracer.h"
 #include "setup/run_plan.h"
@@ -38,6 +39,8 @@ class TrainingLoop {
  private:
   /// Plans the memory and fills the model (fill_model()).
   void prepare();
+  /// Forgets the losses in the resumed state that cannot be compared with those of this run, and logs it.
+  void forget_what_differs(const Resumed& resumed);
   /// Opens the run's output files, and reports the start.
   void begin();
   /// Trains up to step `last`, or until a stop is requested. Returns false when --max-time has passed.
@@ -70,6 +73,8 @@ class TrainingLoop {
   void note_best(checkpoint::TrainState& state) const;
   /// Returns the name of the validation set that selects the best checkpoint; empty for a set without a name.
   std::string followed_set() const;
+  /// Returns the evaluated_data() of that set.
+  std::string followed_data() const;
   void sample_now();
 
   bool is_save_due();

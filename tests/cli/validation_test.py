@@ -3,9 +3,17 @@
 import csv
 import io
 import json
+import re
+import shutil
+import unittest
 
 import rig
 from logs_test import scalars, single
+
+try:
+    import xxhash
+except ImportError:
+    xxhash = None
 
 SETS = """[[data.validation]]
 name = "web"
@@ -83,6 +91,83 @@ class Validation(rig.Runs):
         state = self.state(8)
         self.assertEqual((state["best_set"], state["best_step"]), ("web", 8))  # web was not chosen before
         self.assertEqual(state["best_val_loss"], self.events("eval")[-1]["sets"]["web"]["loss"])
+
+    def test_losses_on_other_data_windows_or_batches_do_not_choose_the_best_checkpoint(self):
+        """The first tokens of web.txt are like the training text, the others are not, so fewer windows give lower losses."""
+        text = (self.folder / "text.txt").read_text()
+        (self.folder / "web.txt").write_text(text[:900] + text[2000:8000].upper())
+        (self.folder / "hard.txt").write_text(text[:6000].upper())
+        (self.folder / "same.txt").write_text((self.folder / "web.txt").read_text())
+        sets = ["optim.lr=1e-2", "optim.warmup_steps=0", "train.eval_interval=2", "checkpoint.interval=2", "checkpoint.keep=1",
+                "checkpoint.keep_best=true"]
+        few = [*sets, "train.eval_batches=1", "run.dir=run"]
+        self.train(*few, max_steps=4)
+        first = {e["step"]: e["loss"] for e in self.events("eval")}
+        best = min(first, key=first.get)
+        for name, changes in (("data", ["data.validation.web.files=hard.txt"]), ("windows", ["train.eval_batches=0"]),
+                              ("batches", ["train.global_batch=32"]),
+                              ("layout", ["train.micro_batch=1", "data.validation.web.files=same.txt"])):
+            with self.subTest(name):
+                shutil.copytree(self.folder / "run", self.folder / name)
+                stderr = self.train(*few, f"run.dir={name}", *changes)
+                later = {e["step"]: e["loss"] for e in self.events("eval", name) if e["step"] > 4}
+                state = self.state(8, name)
+                if name == "layout":  # nothing that the losses depend on
+                    self.assertNotIn("checkpoint.best: ", stderr)
+                    every = {**first, **later}
+                    self.assertEqual(state["best_step"], min(every, key=every.get))
+                    continue
+                self.assertLess(first[best], min(later.values()))  # else this test would show nothing
+                self.assertIn(f"checkpoint.best: the best checkpoint so far (step {best}, validation loss {first[best]:.4f}) was selected "
+                              "with different validation data or windows", stderr)
+                self.assertEqual((state["best_step"], state["best_val_loss"]), min(later.items(), key=lambda item: item[1]))
+                self.assertEqual(set(self.saved_steps(name)), {8, state["best_step"], state["proven_step"]})
+                # The report compares with the last evaluation, too, and runs are not compared with each other.
+                self.train(*few, f"run.dir={name}", *changes, "log.report=true", "train.steps=9")
+                self.trainer("report", name)
+                report = json.loads((self.folder / name / "report.json").read_text())
+                self.assertGreater(report["best_validation"]["step"], 4)
+                self.assertIn("not comparable", self.trainer("report", "run", name, stdout=True))
+
+    def test_a_run_that_stops_validating_keeps_its_best_checkpoint(self):
+        sets = ["train.eval_interval=2", "checkpoint.interval=2"]
+        self.train(*sets, max_steps=4)
+        best = self.state(4)["best_step"]
+        self.assertNotIn("checkpoint.best", self.train(*sets, "data.validation=[]", "data.val_fraction=0", max_steps=2))
+        self.assertEqual(self.state(6)["best_step"], best)
+        self.assertNotIn("checkpoint.best", self.train(*sets))
+
+    @unittest.skipIf(xxhash is None, "Python's xxhash is not installed")
+    def test_a_checkpoint_of_an_older_version_has_no_record_of_the_data(self):
+        """Then the hash of the validation data decides."""
+        self.train("train.eval_interval=2", max_steps=4)
+        manifest = self.step_folder(4) / "manifest.json"
+        self.assertIn("best_data", self.state(4))
+        text = re.sub(r'"best_data":"\w+",?', "", manifest.read_text())
+        mark = f"checkpoint format 1\nmanifest.json {len(text)} bytes, XXH3-128 {xxhash.xxh3_128_hexdigest(text)}\n"
+        for other, expected in ((False, False), (True, True)):
+            shutil.rmtree(self.folder / "old", ignore_errors=True)
+            shutil.copytree(self.folder / "run", self.folder / "old")
+            old = self.step_folder(4, "old")
+            (old / "manifest.json").write_text(text)
+            (old / "COMPLETE").write_text(mark)
+            if other:
+                (self.folder / "web.txt").write_text((self.folder / "text.txt").read_text()[9000:14000])
+            self.assertEqual("checkpoint.best: " in self.train("run.dir=old", max_steps=1), expected)
+
+    def test_spikes_are_not_measured_by_losses_on_other_data_or_batches(self):
+        sets = ["train.skip_sigma=3", "train.steps=100", "checkpoint.interval=1000"]
+        text = self.folder / "text.txt"
+        (self.folder / "other.txt").write_text(text.read_text().upper())
+        own = ["data.tokenizer=tokens/tokenizer.model", "data.train=text.txt"]
+        self.train(*sets, *own, max_steps=5)
+        for name, changes, kept in (("same", [], 7), ("batch", ["train.global_batch=8"], 2),
+                                    ("data", ["data.train=other.txt", "checkpoint.allow_other_data=true"], 2)):
+            shutil.copytree(self.folder / "run", self.folder / name)
+            stderr = self.train(*sets, *own, f"run.dir={name}", *changes, max_steps=2)
+            self.assertEqual("train.skip_sigma: the losses and gradient norms of earlier steps" in stderr, kept == 2)
+            for values in self.state(7, name)["history"].values():
+                self.assertEqual(len(values), kept, name)
 
     def test_a_resumed_run_has_the_same_bits(self):
         self.train("run.dir=whole")

@@ -8,7 +8,8 @@ namespace {
 class Comparison : public RunFolder {
  protected:
   /// Makes a run of N steps, each `slower` times as long as those of the example.
-  std::string run(const std::string& name, int64_t steps, double slower, const std::string& config) const {
+  std::string run(const std::string& name, int64_t steps, double slower, const std::string& config,
+                  const std::string& data = "", int64_t tokens = 64) const {
     put(name + "/config.toml", config);
     MetricsLog log(folder_ / name / "metrics.jsonl");
     log.write(to_json(example_start()));
@@ -18,7 +19,8 @@ class Comparison : public RunFolder {
       step.loss *= slower;
       log.write(to_json(step));
     }
-    log.write(to_json(EvalReport{.step = steps, .loss = 2.5 * slower, .perplexity = 12.2, .tokens = 64}));
+    log.write(
+        to_json(EvalReport{.step = steps, .loss = 2.5 * slower, .perplexity = 12.2, .tokens = tokens, .data = data}));
     return (folder_ / name).string();
   }
 };
@@ -55,6 +57,27 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
   }
   expect_texts(text, "\nvalidation loss", " 2.5 ", " 5\n", "2.5 (best)");
   EXPECT_EQ(text.find("(best)"), text.rfind("(best)"));
+}
+
+TEST_F(Comparison, NamesTheBestRunOnlyIfAllValidateOnTheSameData) {
+  const struct {
+    const char *data, *other;
+    int64_t tokens;
+    bool comparable;
+  } cases[] = {{"one", "one", 64, true}, {"one", "two", 64, false}, {"", "", 64, true},
+               {"", "", 96, false},      {"", "two", 64, true},     {"one", "", 96, false}};
+  for (const auto& [data, other, tokens, comparable] : cases) {
+    const std::string a = run("a", 5, 2, "", data), b = run("b<", 5, 1, "", other, tokens);
+    const std::vector<ComparedRun> runs = read_runs(named_runs({a, b}));
+    const std::string text = comparison_text(runs), page = comparison_html(runs);
+    for (const std::string& shown : {text, page}) {
+      EXPECT_EQ(shown.find("2.5 (best)") != shown.npos, comparable) << data << " " << other << " " << tokens;
+      EXPECT_EQ(shown.find("not comparable") == shown.npos, comparable) << data << " " << other << " " << tokens;
+    }
+    EXPECT_EQ(faults(page), "");
+    fs::remove_all(folder_ / "a");
+    fs::remove_all(folder_ / "b<");
+  }
 }
 
 TEST_F(Comparison, OfEqualRunsReportsNoDifferences) {

@@ -45,6 +45,18 @@ TEST_F(Report, ShowsCommunicationNextToItsPredictionAndWhatHappened) {
                "step 120: validation loss 2.5000");
 }
 
+TEST_F(Report, ComparesEachValidationSetOnItsLastDataOnly) {
+  History history = full_history();
+  for (EvalReport& eval : history.evals) {
+    eval.set = "web";
+    eval.sets = {{"web", eval.loss, eval.perplexity, eval.bits_per_byte, 4096, "now"},
+                 {"math", eval.loss + 1, 99, std::nullopt, 64, "now"}};
+  }
+  history.evals[0].sets[0].data = "before";
+  expect_texts(page(history), "<tr><th scope=\"row\">web</th><td>2.5000</td><td>2.5000</td><td>120</td><td>2.5000</td>",
+               "<tr><th scope=\"row\">math</th><td>3.3750</td><td>3.3750</td><td>60</td><td>3.5000</td>");
+}
+
 TEST_F(Report, HasACurveAndARowForEachValidationSet) {
   History history = full_history();
   EXPECT_EQ(page(history).find("Validation sets"), std::string::npos);

@@ -25,6 +25,20 @@ History finished_run() {
   return history;
 }
 
+TEST(Summary, TakesTheBestEvaluationFromThoseOnTheLastData) {
+  History history = finished_run();
+  history.evals = {{.step = 10, .loss = 1, .tokens = 64, .data = "one"},
+                   {.step = 20, .loss = 5, .tokens = 64, .data = "two"},
+                   {.step = 30, .loss = 2, .tokens = 32},  // an older version, with fewer windows
+                   {.step = 35, .loss = 4, .tokens = 64},
+                   {.step = 40, .loss = 6, .tokens = 64, .data = "two"}};
+  EXPECT_EQ(summarize(history, {}).best_eval->step, 35);
+  history.evals[3].data = "one";
+  EXPECT_EQ(summarize(history, {}).best_eval->step, 20);
+  history.evals[1].set = "web";  // of which checkpoint.best was the name at that time
+  EXPECT_EQ(summarize(history, {}).best_eval->step, 40);
+}
+
 TEST(Summary, HasMediansWithoutTheWarmUp) {
   const Summary summary = summarize(finished_run(), {});
   EXPECT_EQ(summary.step, 40);

@@ -39,7 +39,7 @@ class StepRun {
     start_.model.seq_len = kLength;
     data_.emplace(data::open_trained_data(config_, folder_ / "tokens"));
     start_.train_tokens = data_->tokens();
-    for (const auto& [name, dataset] : data_->sources()) start_.sources[name] = dataset.tokens();
+    for (const auto& [name, dataset, hash] : data_->sources()) start_.sources[name] = dataset.tokens();
   }
   /// Starts or resumes the run with these weights.
   void start(const std::vector<data::WeightChange>& changes) {
