@@ -128,11 +128,9 @@ void check_batches(const Config& config, Checker& checker) {
                   train.recompute_layers, config.model.n_layer);
 }
 
-void check_schedule(const Config& config, Checker& checker) {
+/// `steps`: those of the whole run.
+void check_schedule(const Config& config, int64_t steps, Checker& checker) {
   const Optim& optim = config.optim;
-  checker.require(optim.min_lr <= optim.lr, {"optim.min_lr", "optim.lr"}, "min_lr = {} is above lr = {}; lower it",
-                  optim.min_lr, optim.lr);
-  const int64_t steps = total_steps(config);
   checker.require(optim.warmup_steps <= steps,
                   {"optim.warmup_steps", "train.steps", "train.tokens", "train.global_batch", "model.seq_len"},
                   "a warm-up of {} steps is longer than the run of {} steps of {} tokens; shorten it",
@@ -146,6 +144,21 @@ void check_schedule(const Config& config, Checker& checker) {
       optim.warmup_steps, decay, steps, optim.decay_fraction);
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code failed;  // for example, the name is too long or the folder is not readable
+  return std::filesystem::exists(path, failed);
+}
+
+bool is_path(const std::string& resume) {
+  return !resume.empty() && resume != "auto" && resume != "must" && resume != "never";
+}
+
+/// True if the run has a checkpoint to resume from.
+bool resumes(const Config& config) {
+  const std::string& resume = config.checkpoint.resume;
+  return resume != "never" && (is_path(resume) || is_there(checkpoint_folder(config) / "latest"));
+}
+
 void check_checkpoints(const Config& config, bool files, Checker& checker) {
   const std::string& best = config.checkpoint.best;
   const std::vector<std::string> sets = validation_names(config.data);
@@ -156,18 +169,12 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
   checker.require(!resume.empty(), {"checkpoint.resume"},
                   "expected auto, must, never or a path, found an empty string");
   if (!files) return;
-  const auto exists = [](const std::string& path) {
-    std::error_code failed;  // for example, the name is too long or the folder is not readable
-    return std::filesystem::exists(path, failed);
-  };
-  const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
-  checker.require_as(Code::checkpoint, word || exists(resume), {"checkpoint.resume"},
+  checker.require_as(Code::checkpoint, !is_path(resume) || is_there(resume), {"checkpoint.resume"},
                      "checkpoint \"{}\" not found; expected auto, must, never or a path{}", resume,
                      did_you_mean(resume, {"auto", "must", "never"}));
   // A run that has checkpoints resumes from them.
   checker.require_as(Code::checkpoint,
-                     config.model.init_from.empty() || exists(config.model.init_from) ||
-                         (resume != "never" && exists(checkpoint_folder(config) / "latest")),
+                     config.model.init_from.empty() || is_there(config.model.init_from) || resumes(config),
                      {"model.init_from"}, "checkpoint \"{}\" not found; expected a checkpoint or a Hugging Face folder",
                      config.model.init_from);
 }
@@ -293,6 +300,13 @@ std::optional<double> injected_delay(std::string_view fault) {
   return seconds;
 }
 
+void require_schedule(const Config& config, int64_t steps) {
+  Mistakes mistakes(config.path);
+  Checker checker(config, mistakes);
+  check_schedule(config, steps, checker);
+  mistakes.throw_if_any();
+}
+
 void validate(const Config& config, const LoadOptions& options, Mistakes& mistakes) {
   const bool files = options.files;
   Checker checker(config, mistakes);
@@ -302,7 +316,10 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   check_model(config.model, checker);
   check_data(config, files, checker);
   check_batches(config, checker);
-  check_schedule(config, checker);
+  checker.require(config.optim.min_lr <= config.optim.lr, {"optim.min_lr", "optim.lr"},
+                  "min_lr = {} is above lr = {}; lower it", config.optim.min_lr, config.optim.lr);
+  // With train.tokens, the steps of a resumed run follow from the tokens that it has seen: see require_schedule().
+  if (config.train.steps > 0 || (files && !resumes(config))) check_schedule(config, total_steps(config), checker);
   check_world(config, options, checker);
   check_checkpoints(config, files, checker);
   check_hardware(config.hardware, files, checker);

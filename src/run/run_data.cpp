@@ -9,6 +9,7 @@
 #include "base/units.h"
 #include "comm/agreement.h"
 #include "config/resolve.h"
+#include "config/validate.h"
 #include "data/overlap.h"
 #include "huggingface/import.h"
 #include "run/run_state.h"
@@ -35,6 +36,8 @@ data::OpenOptions open_options(const setup::Machine& machine, const Deadline& de
 data::Datasets open_first(const config::Config& config, const setup::Machine& machine, const Deadline& deadline) {
   data::OpenOptions options = open_options(machine, deadline);
   const std::optional<StoredHeader> stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
+  const checkpoint::TrainState state = stored ? stored->header.state : checkpoint::TrainState();
+  config::require_schedule(config, config::total_steps(config, state.step, state.tokens_seen));
   const auto as_in = [&](const checkpoint::Snapshot& header) {
     if (config.data.bos == config::Bos::automatic) options.bos = header.bos;
     options.bos_of = header.tokenizer_hash;

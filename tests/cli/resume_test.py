@@ -262,6 +262,32 @@ class Resume(rig.Runs):
         self.assertIn("checkpoint.async is ignored", stderr)
         self.assertEqual(self.saved_steps(), [4, 6, 8])
 
+    def test_a_warm_up_is_compared_with_the_steps_of_the_run_at_hand(self):
+        """A larger batch shortens a new run, but a resumed one has made most of its steps already."""
+        sets = ["train.tokens=1536", "optim.warmup_steps=6", "checkpoint.keep=0", "train.eval_interval=0"]
+        large = [*sets, "train.global_batch=16"]
+        wsd = ["optim.schedule=wsd", "optim.decay_fraction=0.3"]
+        self.train(*sets, max_steps=8)  # of 12
+        self.assertIn("a warm-up of 6 steps is longer than the run of 3 steps of 512 tokens", self.train(*large, status=2, resume="never"))
+        self.assertEqual(self.saved_steps(), [8])
+        self.train(*large)
+        self.assertEqual(self.saved_steps(), [8, 9])
+        for verb in (["eval", "--batches", "1"], ["generate", "--prompt", "the", "--tokens", "2"]):
+            self.trainer(*verb, "--checkpoint", "run")  # which has this configuration
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        # Branches, and the other phases of a schedule.
+        branch = {"resume": "run/checkpoints/step-00000008"}
+        self.train(*large, "run.dir=branch", **branch)
+        self.assertEqual(self.saved_steps("branch"), [9])
+        self.train(*large, *wsd, "run.dir=wsd", **branch)  # 6 + 3 of 9 steps
+        self.assertIn("a final decay over 4 of 9 steps", self.train(*large, *wsd, "optim.decay_fraction=0.4", "run.dir=long", status=2, **branch))
+        # A run that is resumed within its warm-up.
+        self.train(*sets, "run.dir=early", max_steps=2)
+        self.assertIn("a warm-up of 6 steps is longer than the run of 5 steps", self.train(*large, "run.dir=early", status=2))
+        self.assertEqual(self.saved_steps("early"), [2])
+        self.train(*sets, "run.dir=early")
+        self.assertEqual(self.saved_steps("early"), [2, 12])
+
     def test_a_run_from_step_0_leaves_nothing_of_an_earlier_one(self):
         self.train(max_steps=2)
         stderr = self.train("model.d_model=48", resume="never", max_steps=1)

@@ -202,7 +202,11 @@ const Case kCases[] = {
      {"weights: missing"}},
     {"[optim]\nlr = 1e-4\nmin_lr = 1e-3", "3:10: optim.min_lr: ", {"min_lr = 0.001", "lr = 0.0001"}},
     {"[train]\nsteps = 50\n[optim]\nwarmup_steps = 100", "4:16: optim.warmup_steps: ", {"100 steps", "50 steps"}},
-    {"[train]\ntokens = 100_000\n[optim]\nwarmup_steps = 100", "4:16: optim.warmup_steps: ", {"100 steps", "4 steps"}},
+    {"[data]\ntrain = ['/etc/passwd']\nformat = 'text'\ntokenizer = '/etc/passwd'\n[train]\ntokens = 100_000\n"
+     "[optim]\nwarmup_steps = 100",
+     "8:16: optim.warmup_steps: ",
+     {"100 steps", "4 steps"},
+     kFiles},
     {"[train]\nsteps = 100\n[optim]\nschedule = 'wsd'\nwarmup_steps = 60\ndecay_fraction = 0.5",
      "6:18: optim.decay_fraction: ",
      {"60 steps", "50 of 100 steps"}},
