@@ -121,9 +121,21 @@ void CheckpointStore::write_shard_of_rank() {
 void CheckpointStore::complete(int64_t proven) {
   const std::string name = step_name(saving_->snapshot.state.step);
   write_manifest(std::move(saving_->manifest), saving_->snapshot, saving_->temporary);
-  publish(saving_->temporary, name);
-  point_latest_to(name);
+  const fs::path latest = fresh(kNextLatest, name);
+  write_file(latest, name + "\n", calls_);  // the last that may need space on the disk
+  const fs::path replaced = publish(saving_->temporary, name);
   saving_->complete_at = now_seconds();
+  try {
+    rename(latest, folder_ / kLatestFile, calls_);
+    sync_folder(folder_, calls_);
+    if (!replaced.empty()) {
+      remove_tree(replaced, calls_);
+      sync_folder(folder_, calls_);
+    }
+  } catch (const Error& error) {
+    log::warning("{} is complete, but {}; older checkpoints are kept", (folder_ / name).string(), error.what());
+    return remove_left_overs();
+  }
   apply_retention(proven);
 }
 
@@ -147,28 +159,18 @@ void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot
   complete_step_folder(temporary, std::move(manifest), calls_);
 }
 
-void CheckpointStore::publish(const fs::path& temporary, const std::string& name) {
+fs::path CheckpointStore::publish(const fs::path& temporary, const std::string& name) {
   const fs::path target = folder_ / name;
   std::error_code error;
   if (!fs::exists(fs::symlink_status(target, error))) {
-    rename(temporary, target, calls_);  // synced together with `latest`
-    return;
-  }
-  fs::path replaced = temporary;
-  if (!exchange(temporary, target, calls_)) {
-    replaced = fresh(kReplacedPrefix, name);
-    rename(target, replaced, calls_);
     rename(temporary, target, calls_);
+    return {};
   }
-  sync_folder(folder_, calls_);
-  remove_tree(replaced, calls_);
-}
-
-void CheckpointStore::point_latest_to(const std::string& name) {
-  const fs::path next = fresh(kNextLatest, name);
-  write_file(next, name + "\n", calls_);
-  rename(next, folder_ / kLatestFile, calls_);
-  sync_folder(folder_, calls_);
+  if (exchange(temporary, target, calls_)) return temporary;
+  const fs::path replaced = fresh(kReplacedPrefix, name);
+  rename(target, replaced, calls_);
+  rename(temporary, target, calls_);
+  return replaced;
 }
 
 void CheckpointStore::remove_left_overs() {

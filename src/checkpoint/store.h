@@ -42,9 +42,10 @@ class CheckpointStore {
                   comm::World* world = nullptr);
 
   /// Writes and publishes FOLDER/step-00000100, replacing an earlier save of that step, and points `latest` to it. Then
-  /// removes checkpoints that retention no longer keeps; a failure of this is a warning. The slices of all ranks must
-  /// cover each tensor exactly once. On return the checkpoint is durable. Throws Code::io on every rank, and then
-  /// leaves the earlier checkpoints unchanged and removes the temporary folder.
+  /// removes checkpoints that retention no longer keeps. A failure after the folder has its name is a warning. The
+  /// slices of all ranks must cover each tensor exactly once. On return the checkpoint is durable, except after such a
+  /// warning. Throws Code::io on every rank, and then leaves the earlier checkpoints unchanged and removes the
+  /// temporary folder.
   std::filesystem::path save(const Snapshot& snapshot);
 
   /// Does the same as save() in parts, so that training can continue between them: begin(), then proceed() until it
@@ -86,8 +87,8 @@ class CheckpointStore {
   /// Publishes the folder whose shards are written. Runs on rank 0's thread.
   void complete(int64_t proven);
   void write_manifest(Manifest manifest, const Snapshot& snapshot, const std::filesystem::path& temporary);
-  void publish(const std::filesystem::path& temporary, const std::string& name);
-  void point_latest_to(const std::string& name);
+  /// Gives the folder its name. Returns the folder of an earlier save of this step, to be removed, or an empty path.
+  std::filesystem::path publish(const std::filesystem::path& temporary, const std::string& name);
   void remove_left_overs();
   void apply_retention(int64_t proven);
   /// Returns an unused hidden name: ".PREFIX-NAME-…".

@@ -124,13 +124,21 @@ TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
         calls.without_exchange = scene.without_exchange;
         {
           Warnings warnings;
+          bool failed = false;
+          const int64_t before = scene.before.empty() ? 0 : list_checkpoints(folder / "c").complete.front().sequence;
+          const auto saved = [&] {  // even if it is named as an earlier save was
+            const std::vector<Entry> all = list_checkpoints(folder / "c").complete;
+            return !all.empty() && all.front().sequence > before;
+          };
           try {
             save_step(folder / "c", scene.step, {}, calls, scene.retention, kind.background);
           } catch (const Error& error) {
+            failed = true;
             ++errors;
             EXPECT_EQ(error.code(), Code::io) << error.what();
             expect_parts(error.what(), {folder.path().string(), kind.says != nullptr ? kind.says : "no error"});
           }
+          EXPECT_NE(failed, saved()) << calls.victim();
           EXPECT_TRUE(kind.says != nullptr || warnings.lines.empty()) << warnings.lines.front();
         }
         reached = calls.calls() > at;
