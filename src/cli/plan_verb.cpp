@@ -196,6 +196,8 @@ int compare_devices(const PlanOptions& o, const plan::PlanRequest& request, cons
 int plan_command(const PlanOptions& o) {
   if (!o.emit.empty() && o.emit == o.html)
     throw Error(Code::usage, format("--emit and --html both name {}; choose different files", o.emit));
+  for (const std::string& file : {o.emit, o.html})  // before a search that may take minutes
+    if (!file.empty()) require_replaceable(file);
   std::optional<plan::Cluster> given;
   if (!o.cluster.empty() || !o.profile.empty()) given = cluster_of(o, o.profile.empty() ? o.cluster : o.profile);
   plan::PlanRequest request;

@@ -18,6 +18,7 @@ constexpr size_t kBlock = size_t{1} << 20;
 
 /// Writes the table to standard output, or to a file that is replaced atomically.
 void print_csv(const Runs& runs, const std::string& output) {
+  if (!output.empty()) require_replaceable(output);
   std::string text;
   report::write_csv(runs, [&](std::string_view line) {
     text += line;
@@ -35,6 +36,7 @@ void renew(const report::NamedRun& run, const std::string& output) {
     throw Error(Code::usage,
                 "report --output: the report of a single run is written into the run's folder; use --output only with "
                 "--csv or with several runs");
+  require_replaceable(run.folder / "report.html");
   const report::Summary summary = report::report_from(run.folder);
   for (const std::string& line : report::summary_lines(summary, run.folder)) print(line + "\n");
 }
@@ -43,8 +45,9 @@ void compare(const Runs& named, const std::string& output) {
   if (named.size() > report::kMostCompared)
     throw Error(Code::usage, format("report: {} runs, but a page compares at most {}; use --csv or fewer runs",
                                     named.size(), report::kMostCompared));
-  const std::vector<report::ComparedRun> runs = report::read_runs(named);
   const std::string file = output.empty() ? "comparison.html" : output;
+  require_replaceable(file);
+  const std::vector<report::ComparedRun> runs = report::read_runs(named);
   replace_file(file, report::comparison_html(runs, std::filesystem::absolute(file).parent_path()));
   print(report::comparison_text(runs));
   log::info("wrote {}", file);

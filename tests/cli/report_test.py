@@ -111,6 +111,22 @@ class Reports(rig.Runs):
         self.assertIn("metrics.jsonl: the start of the process that trained step 3 is not recorded",
                       self.trainer("report", "skips", "--step", "3", status=4))
 
+    def test_an_output_that_cannot_be_written_is_refused_before_the_logs_are_read(self):
+        """Logs may have gigabytes."""
+        self.train(max_steps=1)
+        shutil.copytree(self.folder / "run", self.folder / "other")
+        with rig.Watched(self.folder / "run/metrics.jsonl") as watched:
+            for args, named in ((["run", "--csv", "--output", "no/such.csv"], "no/such.csv"), (["run", "--csv", "--output", "tokens"], "tokens"),
+                                (["run", "other", "--output", "no/such.html"], "no/such.html")):
+                self.assertIn(named, self.trainer("report", *args, status=5))
+                self.assertEqual(watched.reads(), 0, args)
+            (self.folder / "run/report.html").mkdir()
+            self.assertIn("run/report.html", self.trainer("report", "run", status=5))
+            self.assertEqual(watched.reads(), 0)
+            self.trainer("report", "run", "--csv", "--output", "runs.csv")
+            self.assertEqual(watched.reads(), 2)  # for the columns, then for the rows
+        self.assertFalse(list(self.folder.glob("*.part*")) + list(self.folder.glob(".*")))
+
     def test_what_is_no_run_is_named(self):
         for args, message in ((["tokens"], "tokens: contains no metrics.jsonl; expected the folder (run.dir)"),
                               ([], "runs is required")):

@@ -2,12 +2,14 @@
 
 Each <name>_test.py is a unittest program; TRAINER names the program: TRAINER=build/trainer python3 resume_test.py
 """
+import ctypes
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -272,6 +274,33 @@ class Runs(unittest.TestCase):
     def assert_no_left_overs(self, run="run"):
         hidden = [path.name for path in (self.folder / run / "checkpoints").glob(".*")]
         self.assertEqual(hidden, [])
+
+
+class Watched:
+    """Counts how often a file is read, by Linux's inotify."""
+    OPENED, CLOSED_AFTER_READING = 0x20, 0x10  # without the first, the system would merge several of the second
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        libc = ctypes.CDLL(None)
+        self.descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0 or libc.inotify_add_watch(self.descriptor, os.fsencode(self.path), self.OPENED | self.CLOSED_AFTER_READING) < 0:
+            raise unittest.SkipTest("no inotify")
+        return self
+
+    def reads(self):
+        """Returns the number of reads since the last call."""
+        try:
+            records = os.read(self.descriptor, 1 << 16)
+        except BlockingIOError:
+            return 0
+        masks = [mask for _, mask, _, _ in struct.iter_unpack("<iIII", records)]  # the records of a file have no names
+        return sum(mask == self.CLOSED_AFTER_READING for mask in masks)
+
+    def __exit__(self, *_):
+        os.close(self.descriptor)
 
 
 def children(pid):
