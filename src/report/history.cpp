@@ -1,12 +1,14 @@
 #include "report/history.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <span>
 #include <utility>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -68,8 +70,7 @@ void settle(History& history, Process& process) {
 }
 
 /// Adds an event to the history. Returns false, or throws Json::exception, if the line is not an event.
-bool add_event(History& history, Process& process, const std::string& line) {
-  const auto json = parse_json<Json>(line);
+bool add_event(History& history, Process& process, const Json& json) {
   const auto event = json.at("event").get<std::string>();
   for (const char* count : {"step", "tokens"})
     if (const auto value = json.find(count); value != json.end() && !value->is_null())
@@ -96,22 +97,43 @@ bool add_event(History& history, Process& process, const std::string& line) {
   return true;
 }
 
+/// Takes a line into account; `ended` is false if a newline is missing after it.
+void note_line(LogCut& cut, const Json& event, size_t bytes, bool ended) {
+  const bool follows = cut.kept == cut.size;
+  cut.size += static_cast<int64_t>(bytes) + ended;
+  if (!ended || !stays(event, cut.step)) return;
+  if (follows) cut.kept = cut.size;
+  cut.only_the_end_goes &= follows;
+}
+
 }  // namespace
 
-History read_history(const std::filesystem::path& file) {
+bool stays(const Json& event, int64_t step) {
+  if (!event.is_object()) return false;
+  const auto at = event.find("step");
+  return at == event.end() || !at->is_number_integer() || at->get<int64_t>() <= step;
+}
+
+History read_history(const std::filesystem::path& file, LogCut* cut) {
   History history;
   Process process;
+  if (std::error_code none; !std::filesystem::exists(file, none)) return history;
+  errno = 0;
   std::ifstream in(file, std::ios::binary);
   int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
+    const auto json = parse_json<Json>(line);
+    if (cut != nullptr) note_line(*cut, json, line.size(), !in.eof());
     try {
-      if (add_event(history, process, line)) continue;
+      if (add_event(history, process, json)) continue;
     } catch (const Json::exception&) {
       if (in.eof() || line.empty()) continue;
     }
     if (history.bad_lines++ == 0) history.first_bad_line = number;
   }
+  if (cut != nullptr && (in.bad() || !in.is_open()))
+    throw Error(Code::io, format("cannot read {}: {}; check run.dir", file.string(), system_reason(errno)));
   settle(history, process);
   history.peak = process.peak;
   return history;

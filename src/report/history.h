@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <vector>
@@ -31,11 +32,23 @@ struct History {
   }
 };
 
+/// What stays of a log when the run resumes after `step`: events of later steps and lines that are not JSON objects go.
+/// Events without a step belong to step 0.
+struct LogCut {
+  int64_t step = 0;
+  int64_t kept = 0, size = 0;     // bytes of the leading lines that stay, and of all lines
+  bool only_the_end_goes = true;  // every line that goes is after the last one that stays
+};
+
+/// True if an event stays when the run resumes after `step`.
+bool stays(const nlohmann::ordered_json& event, int64_t step);
+
 /// Reads the history of a run. A step's utilisation was logged relative to the best peak known at that time; here it is
 /// relative to the best peak that the step's process found. If that peak was measured, utilisation does not exceed 1,
 /// except for mfu, which counts attention in full. Skips lines that are not events; a torn last line does not count as
-/// bad. Returns an empty history if the file is missing.
-History read_history(const std::filesystem::path& file);
+/// bad. Returns an empty history if the file is missing. With `cut`, finds out what stays, in the same pass; then
+/// throws Code::io if the file cannot be read.
+History read_history(const std::filesystem::path& file, LogCut* cut = nullptr);
 
 /// A step as metrics.jsonl records it, and the samples that the run had seen before it.
 struct RecordedStep {

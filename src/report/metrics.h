@@ -3,20 +3,20 @@
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 
+#include "report/history.h"
 #include "report/record_file.h"
 
 namespace trainer::report {
 
 class MetricsLog : public RecordFile {
  public:
-  /// Appends to `file`; truncate_after_step() has removed lines torn by a crash.
+  /// Appends to `file`; truncate() has removed lines torn by a crash.
   explicit MetricsLog(std::filesystem::path file) : RecordFile(std::move(file)) {}
   void write(const nlohmann::ordered_json& event);
 };
 
-/// Truncates a log to a resumed step. Removes the events of later steps and lines that are not JSON objects; keeps the
-/// rest unchanged. Does nothing if the file is missing. Truncates the file in place if only its end is removed, and
-/// replaces it atomically otherwise. Throws Code::io.
-void truncate_after_step(const std::filesystem::path& file, int64_t step);
+/// Truncates a log as read_history() found; the rest stays unchanged. Truncates the file in place if only its end is
+/// removed, and replaces it atomically otherwise. Throws Code::io.
+void truncate(const std::filesystem::path& file, const LogCut& cut);
 
 }  // namespace trainer::report

@@ -17,17 +17,27 @@ std::filesystem::path metrics_file(const config::Config& config) {
   return std::filesystem::path(config.run.dir) / "metrics.jsonl";
 }
 
-/// Warns if the metrics in the folder are not those of the run that begins after `step`.
-void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
-  const report::History history = report::read_history(file);
+/// True if the log has the step of the state, or a checkpoint of it if it does not record that step.
+bool is_log_of(const report::History& history, const checkpoint::TrainState& state) {
+  const auto step = std::ranges::find(history.steps, state.step, &report::StepReport::step);
+  if (step == history.steps.end())
+    return std::ranges::count(history.checkpoints, state.step, &report::CheckpointReport::step) > 0;
+  // state.loss is that of the last update, and unknown in checkpoints of older versions.
+  return step->tokens == state.tokens_seen && (step->skipped || std::isnan(state.loss) || step->loss == state.loss);
+}
+
+/// Warns if the metrics in the folder are not those of the run that begins with `state`.
+void warn_of_another_run(const report::History& history, const std::filesystem::path& file,
+                         const checkpoint::TrainState& state) {
   report::warn_of_bad_lines(history, file);
   if (history.steps.empty()) return;
-  if (step == 0)
+  if (state.step == 0)
     log::warning("{}: steps of an earlier run are deleted, because this run starts from step 0", file.string());
-  else if (std::ranges::count(history.checkpoints, step, &report::CheckpointReport::step) == 0)
+  else if (!is_log_of(history, state))
     log::warning(
-        "{}: records no checkpoint of step {}, from which this run resumes; its steps may be from a different run",
-        file.string(), step);
+        "{}: does not record step {}, from which this run resumes, with its loss; its steps may be from a "
+        "different run",
+        file.string(), state.step);
 }
 
 report::OffloadReport offload_report(offload::Engine& engine) {
@@ -69,11 +79,21 @@ Reporter::Reporter(const config::Config& config, const setup::RunPlan& plan, con
                    const data::TrainingData& data, const MemoryProbe& memory, setup::PeakTracker& peak, bool first)
     : config_(config), plan_(plan), machine_(machine), data_(data), peak_(peak), first_(first), memory_(memory) {}
 
-void Reporter::open(int64_t step) {
+const report::History& Reporter::earlier(int64_t step) {
+  if (!earlier_) {
+    cut_.step = step > 0 ? step : -1;
+    earlier_ = report::read_history(metrics_file(config_), &cut_);
+  }
+  return *earlier_;
+}
+
+void Reporter::open(const checkpoint::TrainState& state) {
   if (!first_) return;
   started_ = now_seconds();
-  warn_of_another_run(metrics_file(config_), step);
-  report::truncate_after_step(metrics_file(config_), step > 0 ? step : -1);
+  const int64_t step = state.step;
+  warn_of_another_run(earlier(step), metrics_file(config_), state);
+  report::truncate(metrics_file(config_), cut_);
+  earlier_.reset();  // it may be large
   samples_ = report::read_samples(config_.run.dir, step);
   if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));
   if (config_.log.tensorboard) tensorboard_.emplace(config_.run.dir, step);
@@ -243,17 +263,17 @@ void Reporter::judge_prediction(const report::EndReport& end) {
                         by_waits ? waits : compute, by_waits ? expected : expected_compute));
 }
 
-void Reporter::repeat_summary() const {
+void Reporter::repeat_summary(int64_t step) {
   if (!first_) return;
-  const report::History history = report::read_history(metrics_file(config_));
+  const report::History& history = earlier(step);
   if (!history.start) return;
   for (const std::string& line : report::summary_lines(report::summarize(history, {}), config_.run.dir))
     log::info("{}", line);
 }
 
-bool Reporter::restore_report(int64_t step) const {
+bool Reporter::restore_report(int64_t step) {
   if (!first_ || !config_.log.report || report::step_of_report(config_.run.dir) == step) return false;
-  const report::History history = report::read_history(metrics_file(config_));
+  const report::History& history = earlier(step);
   if (!history.start) return false;
   report::Summary summary = report::summarize(history, report::read_samples(config_.run.dir, step));
   if (summary.step == step) summary.outcome = "finished";  // the killed process could not record it

@@ -26,8 +26,11 @@ class Reporter {
   Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
            const data::TrainingData& data, const MemoryProbe& memory, setup::PeakTracker& peak, bool first);
 
-  /// Truncates metrics.jsonl to `step` and appends from there. Throws Code::io.
-  void open(int64_t step);
+  /// Returns the history that earlier processes recorded in metrics.jsonl, which is read once; `step`: the completed
+  /// steps of this run. Only on rank 0 and before open().
+  const report::History& earlier(int64_t step);
+  /// Truncates metrics.jsonl to the step of `state` and appends from there. Throws Code::io.
+  void open(const checkpoint::TrainState& state);
   /// Writes the start event, before the first step. `notes`: log lines that follow it; empty ones are skipped.
   void start(const report::StartReport& start, std::string_view transport, const std::vector<std::string>& notes);
   /// Starts showing the progress line.
@@ -43,11 +46,11 @@ class Reporter {
   void checkpoint(const report::CheckpointReport& checkpoint);
   void sample(report::Sample sample);
   void warn(int64_t step, const std::string& message);
-  /// Logs the summary of a run that had already finished; writes nothing.
-  void repeat_summary() const;
+  /// Logs the summary of a run that had already finished at `step`; writes nothing.
+  void repeat_summary(int64_t step);
   /// Writes the report of a run that is finished at `step` if it is missing or of an earlier step, as after a kill
   /// between the last checkpoint and the report. Returns true if it did.
-  bool restore_report(int64_t step) const;
+  bool restore_report(int64_t step);
   /// Ends the run: writes the end event, the report and the lines of the summary.
   void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
 
@@ -69,6 +72,8 @@ class Reporter {
   const bool first_;
   double started_ = 0;
   MemoryProbe memory_;
+  std::optional<report::History> earlier_;
+  report::LogCut cut_;  // of earlier_
   std::optional<report::MetricsLog> metrics_;
   std::optional<report::TensorBoardLog> tensorboard_;
   std::optional<report::Progress> progress_;

@@ -9,7 +9,6 @@
 #include "checkpoint/folder.h"
 #include "config/resolve.h"
 #include "data/mapping_guard.h"
-#include "report/history.h"
 #include "run/divergence.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
@@ -71,7 +70,7 @@ int TrainingLoop::run() {
     log::info("the run is finished: {} of {} steps are done; {}", state_.step, total_steps_,
               reporter_.restore_report(state_.step) ? "its report was missing and has been written"
                                                     : "no files were changed");
-    reporter_.repeat_summary();
+    reporter_.repeat_summary(state_.step);
     return 0;
   }
   begin();
@@ -160,7 +159,7 @@ void TrainingLoop::forget_what_differs(const Resumed& resumed) {
 
 void TrainingLoop::begin() {
   if (setup::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
-  reporter_.open(state_.step);
+  reporter_.open(state_);
   if (world_.first()) write_run_files(config_, header_.config_toml, header_.tokenizer);
   report::StartReport start = start_report(config_, open_.datasets, open_.plan, open_.machine, world_, trainer_);
   start.step = state_.step;
@@ -246,8 +245,7 @@ bool TrainingLoop::is_evaluation_due() const {
 bool TrainingLoop::is_evaluation_missing() {
   if (!world_.first() || open_.datasets.val.empty() || state_.step == 0 || !is_evaluation_due()) return false;
   if (!config_.log.jsonl) return std::isnan(loss_of_last_);
-  const std::vector<report::EvalReport> evals =
-      report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
+  const std::vector<report::EvalReport>& evals = reporter_.earlier(state_.step).evals;
   const auto eval = std::ranges::find(evals, state_.step, &report::EvalReport::step);
   if (eval == evals.end()) return true;
   if (const std::optional<double> loss = eval->loss_of(followed_set()))

@@ -298,12 +298,31 @@ class Resume(rig.Runs):
         self.train("checkpoint.interval=4", "checkpoint.keep=0")
         steps = (self.folder / "run/metrics.jsonl").read_text()
         self.assertNotIn("from a different run", self.train("train.steps=9"))
-        # The metrics of a different run that was killed before its first checkpoint.
-        other = [line for line in steps.splitlines(True) if '"event":"checkpoint"' not in line]
-        self.assertLess(len(other), len(steps.splitlines()))
-        (self.folder / "run/metrics.jsonl").write_text("".join(other))
-        self.assertIn("records no checkpoint of step 4, from which this run resumes; its steps may be from a different run",
-                      self.train(resume="run/checkpoints/step-00000004"))
+        unrecorded = "".join(line for line in steps.splitlines(True) if '"event":"checkpoint"' not in line)
+        self.assertLess(len(unrecorded), len(steps))
+
+        def other(log):
+            events = [json.loads(line) for line in log.splitlines()]
+            for event in events:
+                if event["event"] == "step" and event["step"] == 4:
+                    event["loss"] += 1e-9
+            return "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events)
+
+        # A run that saves in the background may be killed after a checkpoint is complete and before it is recorded.
+        for name, log, warned in (("killed", unrecorded, False), ("other", other(steps), True), ("unsaved", other(unrecorded), True)):
+            shutil.copytree(self.folder / "run", self.folder / name)
+            (self.folder / name / "metrics.jsonl").write_text(log)
+            stderr = self.train(f"run.dir={name}", resume=f"{name}/checkpoints/step-00000004")
+            self.assertEqual(f"{name}/metrics.jsonl: does not record step 4, from which this run resumes, with its loss; its steps may be "
+                             "from a different run" in stderr, warned)
+
+    def test_a_log_is_read_once_at_the_start_and_once_for_the_report(self):
+        for name, sets, reads in (("steps", ["train.steps=6"], 2), ("evaluated", ["train.steps=6", "train.eval_interval=2"], 2),
+                                  ("finished", ["train.steps=4"], 1)):
+            self.train(f"run.dir={name}", *sets, max_steps=4)
+            with rig.Watched(self.folder / name / "metrics.jsonl") as watched:
+                self.train(f"run.dir={name}", *sets)
+                self.assertEqual(watched.reads(), reads, name)
 
     def test_a_trace_out_of_reach_is_a_warning(self):
         stderr = self.train("log.trace=[10, 12]")

@@ -138,6 +138,14 @@ TEST_F(ReadHistory, IgnoresCountsThatNoRunHasAndWarnsOfThem) {
   tests::expect_parts(logged_, {file_.string(), "4 lines", "line 2"});
 }
 
+/// Truncates the log as a run does that resumes at `step`. Returns its history before that.
+History cut_to(const fs::path& file, int64_t step) {
+  LogCut cut{.step = step};
+  History history = read_history(file, &cut);
+  truncate(file, cut);
+  return history;
+}
+
 TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
   const std::string kept = R"({"event":"start","step":0}
 {"event": "step",  "step":4, "loss":1.50}
@@ -148,22 +156,22 @@ TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
   put("metrics.jsonl",
       kept + "{\"event\":\"step\",\"step\":6}\nnonsense\n{\"event\":\"end\",\"step\":7}\n" + saved + torn);
   for (int again = 0; again < 2; ++again) {
-    truncate_after_step(file_, 5);
+    cut_to(file_, 5);
     EXPECT_EQ(read(file_), kept + saved);
   }
   MetricsLog(file_).write(Json{{"event", "eval"}});
   EXPECT_EQ(read(file_), kept + saved + "{\"event\":\"eval\"}\n");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "no temporary file stays";
   put("metrics.jsonl", kept + torn);  // only the torn end is removed
-  truncate_after_step(file_, 5);
+  cut_to(file_, 5);
   EXPECT_EQ(read(file_), kept);
 }
 
 TEST_F(ReadHistory, OfAMissingFileIsEmptyAndAFolderIsNotAFile) {
-  truncate_after_step(file_, 5);
+  cut_to(file_, 5);
   EXPECT_FALSE(fs::exists(file_));
   EXPECT_TRUE(read_history(file_).steps.empty());
-  EXPECT_THROW(truncate_after_step(folder_, 5), Error);
+  EXPECT_THROW(cut_to(folder_, 5), Error);
   EXPECT_THROW(MetricsLog(folder_ / "missing" / "metrics.jsonl"), Error);
 }
 
