@@ -9,6 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 ALLOWED = {  # file: (names, why)
     "base/file_io.cpp": ({"calls"}, "has no fields, only the virtual functions that tests replace"),
+    "base/interruptible.cpp": ({"abandoned"}, "no thread of the process can be stopped from outside"),
     "base/log.cpp": ({"mutex", "this_rank", "current"}, "a process has one stderr; ranks may be its threads"),
     "data/mapping_guard.cpp": ({"all", "mutex", "unused", "previous", "page_bytes", "once"}, "read by the handler of SIGBUS"),
     "device/thread_pool.cpp": ({"inside_task"}, "belongs to the thread: whether it runs a task"),

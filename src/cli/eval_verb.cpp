@@ -134,7 +134,10 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
         .on(Scope::all_ranks);
   data::OpenOptions options{.threads = model.machine.threads, .stop = run::stop_requested};
   options.cache = tokens_of_run(model);
-  if (world.first()) options.progress = show_tokenizing();
+  if (world.first()) {
+    options.progress = show_tokenizing();
+    options.busy = show_work();
+  }
   if (!o.data.empty()) model.config.data.format = format_named(o.format);
   if (o.checkpoint.empty()) {  // the data may have moved since the checkpoint stored their paths
     model.config.data.train = config.data.train;

@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   cli::declare(app, line);
   try {
     app.parse(argc, argv);
-    return line.status;
+    return cli::exit_with(line.status);
   } catch (const CLI::Success& done) {  // --help, --version
     const int status = app.exit(done);
     return cli::is_output_complete() ? status : exit_status(Code::io);
@@ -34,6 +34,6 @@ int main(int argc, char** argv) {
     app.exit(error);
     return exit_status(Code::usage);
   } catch (...) {
-    return cli::report(std::current_exception(), 0);
+    return cli::exit_with(cli::report(std::current_exception(), 0));
   }
 }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/interruptible.h"
 #include "base/log.h"
 #include "report/printable.h"
 
@@ -41,6 +42,12 @@ void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0 ||
       std::ferror(stdout) != 0)
     throw Error(Code::io, not_printed(errno));
+}
+
+int exit_with(int status) {
+  if (!has_abandoned_work()) return status;
+  std::fflush(nullptr);
+  ::_exit(status);
 }
 
 bool is_output_complete() {

@@ -13,6 +13,10 @@ void prepare_process();
 /// Writes a result to stdout. Throws Code::io if it cannot be written completely, as on a full disk or to a pipe that
 /// its reader has closed.
 void print(std::string_view text);
+/// Returns `status`, for main() to return. If a thread still runs work that was given up (base/interruptible.h), ends
+/// the process instead.
+int exit_with(int status);
+
 /// True if everything written to stdout so far has been accepted; otherwise prints an error to stderr.
 bool is_output_complete();
 

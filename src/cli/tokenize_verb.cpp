@@ -45,15 +45,16 @@ std::vector<std::string> input_files(const TokenizeOptions& o, config::DataForma
 }
 
 data::Tokenizer tokenizer_of(const TokenizeOptions& o, const std::vector<std::string>& files,
-                             const data::TextOptions& text) {
+                             const data::TokenizeOptions& options) {
   if (!o.tokenizer.empty()) return data::Tokenizer::load(o.tokenizer);
-  const run::StopsAtOnce at_once("training the tokenizer");
-  return data::Tokenizer::train(files, o.train_vocab, text);
+  return interruptible(
+      "training the tokenizer", {options.stop, options.busy},
+      [files, size = o.train_vocab, text = options.text] { return data::Tokenizer::train(files, size, text); });
 }
 
 }  // namespace
 
-int tokenize_command(const TokenizeOptions& o) {
+int tokenize_command(const TokenizeOptions& o) try {
   if (o.tokenizer.empty() && o.train_vocab == 0)
     throw Error(Code::usage, "`tokenize` requires --tokenizer PATH or --train-vocab N");
   const run::SignalGuard signals;
@@ -65,7 +66,8 @@ int tokenize_command(const TokenizeOptions& o) {
   options.threads = device::default_threads();
   options.stop = run::stop_requested;
   options.progress = show_tokenizing();
-  data::Tokenizer tokenizer = tokenizer_of(o, files, options.text);
+  options.busy = show_work();
+  data::Tokenizer tokenizer = tokenizer_of(o, files, options);
   tokenizer.use_bos(o.bos == "on"    ? config::Bos::on
                     : o.bos == "off" ? config::Bos::off
                                      : config::Bos::automatic,
@@ -89,7 +91,7 @@ int tokenize_command(const TokenizeOptions& o) {
   if (!result.finished) {
     log::info("{}", piped ? "stopped; reading from a pipe cannot be resumed: pipe the text again from its beginning"
                           : "stopped; run the same command again to resume");
-    return 75;
+    return run::kStoppedBySignal;
   }
   replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
   if (result.replaced > 0)
@@ -109,6 +111,9 @@ int tokenize_command(const TokenizeOptions& o) {
                  counted(result.documents, "document"), tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));
   }
   return 0;
+} catch (const Interrupted& interrupted) {
+  log::info("stopped by {} while {}; nothing was written", run::signal_name(run::stop_signal()), interrupted.what());
+  return run::kStoppedBySignal;
 }
 
 }  // namespace trainer::cli

@@ -19,6 +19,13 @@ inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
   };
 }
 
+/// Shows the time that work before tokenization has taken so far.
+inline std::function<void(const std::string&, double)> show_work() {
+  return [line = std::make_shared<report::StatusLine>()](const std::string& doing, double seconds) {
+    line->show(format("{}: {:.0f} s so far", doing, seconds), 0, 0);
+  };
+}
+
 /// Returns the format that --format names.
 inline config::DataFormat format_named(const std::string& name) {
   return name == "text"     ? config::DataFormat::text

@@ -53,7 +53,8 @@ TextOptions text_options(const config::Data& data) {
           .format = data.format};
 }
 
-Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart>& parts, const fs::path& cache) {
+Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart>& parts, const fs::path& cache,
+                            const Watch& watch) {
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
   std::vector<std::string> gone;
@@ -65,7 +66,12 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
     if (all_token_files(part.files, part.data.format)) continue;
     const TextOptions options = text_options(part.data);
     const json before = inputs_in(part.name.empty() ? known : member_of(member_of(known, "sources"), part.name));
-    const json inputs = describe_inputs(part.files, options, before, gone);
+    const auto [inputs, missing] = interruptible("reading the text", watch, [files = part.files, options, before] {
+      std::vector<std::string> names;
+      json described = describe_inputs(files, options, before, names);
+      return std::pair(std::move(described), std::move(names));
+    });
+    gone.insert(gone.end(), missing.begin(), missing.end());
     const std::string part_key = input_key(inputs, options, fmt::format("tokenizer-1 {}", data.vocab_size));
     double share = part.weight.value_or(0);
     if (!part.weight)
@@ -92,7 +98,8 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
     throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer trained on it; restore the text",
                                         gone.front(), cache.string()));
   const double start = now_seconds();
-  Tokenizer tokenizer = Tokenizer::train(texts, data.vocab_size);
+  Tokenizer tokenizer = interruptible("training the tokenizer", watch,
+                                      [texts, size = data.vocab_size] { return Tokenizer::train(texts, size); });
   log::info("tokenizer: trained {} tokens in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
   std::error_code failed;
   fs::create_directories(cache, failed);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/interruptible.h"
 #include "config/config.h"
 #include "data/tokenizer.h"
 
@@ -29,9 +30,10 @@ bool all_token_files(const std::vector<std::string>& files, config::DataFormat s
 TextOptions text_options(const config::Data& data);
 
 /// Returns the tokenizer trained on the texts among these parts, from the cache when files, settings and shares are the
-/// same. Its sample takes from each source in proportion to its weight, or else to the size of its files.
+/// same. Its sample takes from each source in proportion to its weight, or else to the size of its files. Throws
+/// Interrupted, and then writes nothing.
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart>& parts,
-                            const std::filesystem::path& cache);
+                            const std::filesystem::path& cache, const Watch& watch);
 
 /// Returns the result of act(); prefixes its errors with the name of the source or set.
 template <typename F>

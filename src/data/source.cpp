@@ -89,10 +89,13 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
                 fmt::format("data.tokenizer: {} is text and needs a tokenizer: \"train\", or the file or folder of one",
                             files.front()));
   }
-  TokenizeOptions how{
-      .text = text_options(data), .threads = options.threads, .stop = options.stop, .progress = options.progress};
+  TokenizeOptions how{.text = text_options(data),
+                      .threads = options.threads,
+                      .stop = options.stop,
+                      .progress = options.progress,
+                      .busy = options.busy};
   const double start = now_seconds();
-  std::optional<TokenizeResult> found = find_tokens(files, *tokenizer, output, how.text);
+  std::optional<TokenizeResult> found = find_tokens(files, *tokenizer, output, how.text, {options.stop, options.busy});
   if (!found && fs::exists(output))
     for (const std::string& file : files)
       if (!fs::exists(file))
@@ -197,7 +200,7 @@ std::vector<WeightChange> weight_changes(const config::Config& config, const Tra
   return changes;
 }
 
-Datasets open_data(const config::Config& config, const OpenOptions& options) {
+Datasets open_data(const config::Config& config, const OpenOptions& options) try {
   const config::Data& data = config.data;
   const fs::path cache = cache_folder(config, options);
   std::vector<FilePart> parts = training_parts(data);
@@ -207,6 +210,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const std::vector<std::string>& files = parts.front().files;
   if (files.empty()) throw Error(Code::config, "data.train: no training files");
   Datasets result;
+  result.stopped = "tokenizing";
   const auto open = [&](const std::vector<std::string>& list, const config::Data& settings, const std::string& name) {
     const auto place = [&] {
       if (!options.stage || !fs::exists(cache / name)) return cache / name;
@@ -223,7 +227,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     const std::vector<int32_t>& eos = options.special.eos;
     result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer", eos.empty() ? -1 : eos.front());
   } else if (data.tokenizer == "train") {
-    result.tokenizer = trained_tokenizer(data, parts, cache);
+    result.tokenizer = trained_tokenizer(data, parts, cache, {options.stop, options.busy});
   } else if (!data.tokenizer.empty()) {
     result.tokenizer = Tokenizer::load(data.tokenizer);
     vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
@@ -299,6 +303,10 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     result.unigram_entropy =
         unigram_entropy(*result.train, result.val[result.followed].dataset, result.vocab, options.threads);
   return result;
+} catch (const Interrupted& interrupted) {
+  Datasets none;
+  none.stopped = interrupted.what();
+  return none;
 }
 
 TrainingData open_trained_data(const config::Config& config, const fs::path& cache) {
@@ -320,7 +328,7 @@ TrainingData open_trained_data(const config::Config& config, const fs::path& cac
 }
 
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
-                        int64_t vocab, const OpenOptions& options) {
+                        int64_t vocab, const OpenOptions& options) try {
   const config::Data& data = config.data;
   std::vector<FilePart> parts;
   if (files.empty()) parts = validation_parts(data);
@@ -361,6 +369,8 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   std::string hash = hash_validation(result.sets);
   if (files.empty()) result.hash = std::move(hash);
   return result;
+} catch (const Interrupted&) {
+  return {};
 }
 
 int64_t planned_vocab(const config::Config& config) {

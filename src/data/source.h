@@ -27,8 +27,9 @@ struct OpenOptions {
   /// New tokens are written to a folder in the cache (Datasets::staged), and existing ones are not changed, until
   /// adopt_staged() or drop_staged() is called.
   bool stage = false;
-  std::function<bool()> stop;                             // polled while tokenizing; true: save the work and return
-  std::function<void(const TokenizeProgress&)> progress;  // called while tokenizing
+  std::function<bool()> stop;                                          // polled; true: save the work and return
+  std::function<void(const TokenizeProgress&)> progress;               // called while tokenizing
+  std::function<void(const std::string& doing, double seconds)> busy;  // called during other long work (Watch)
 };
 
 struct Datasets {
@@ -36,7 +37,8 @@ struct Datasets {
   int64_t vocab = 0;
   int32_t bos = -1;  // token that begins each document; −1: none
   SpecialTokens special;
-  std::optional<TrainingData> train;                 // empty if reading was stopped
+  std::optional<TrainingData> train;                 // empty if opening was stopped
+  std::string stopped;                               // then: in what, as in "tokenizing"
   std::map<std::string, std::string> source_hashes;  // by name of the source
   std::vector<NamedDataset> val;                     // in the order of the file
   size_t followed = 0;                               // index of the set that checkpoint.best names

@@ -205,18 +205,24 @@ std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOpt
   return input_key(inputs, text, kFormat + tokenizer.hash() + bos + encoding);
 }
 Request request_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
-                   const TextOptions& text) {
-  Request request;
-  request.inputs = describe_inputs(files, text, inputs_in(manifest), request.gone);
+                   const TextOptions& text, const Watch& watch) {
+  Request request = interruptible("reading the text", watch, [files, manifest, text] {
+    Request found;
+    found.inputs = describe_inputs(files, text, inputs_in(manifest), found.gone);
+    return found;
+  });
   request.key = key_of(request.inputs, tokenizer, text);
   return request;
 }
 
-std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const Request& request) {
+std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const Request& request,
+                                              const Watch& watch) {
   if (text_in(manifest, "key") != request.key) return std::nullopt;
   try {
     const Progress done = progress_from(manifest.at("done"));
-    if (std::string damage = damage_by(manifest, output); !damage.empty()) {
+    const std::string damage =
+        interruptible("checking the tokens", watch, [manifest, output] { return damage_by(manifest, output); });
+    if (!damage.empty()) {
       log::warning("{}", damage);
       return std::nullopt;
     }
@@ -237,9 +243,9 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
 }  // namespace
 
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
-                                          const fs::path& output, const TextOptions& text) {
+                                          const fs::path& output, const TextOptions& text, const Watch& watch) {
   const json manifest = read_json_or_null(with_extension(output, ".json"));
-  return finished_before(output, manifest, request_of(files, tokenizer, manifest, text));
+  return finished_before(output, manifest, request_of(files, tokenizer, manifest, text, watch), watch);
 }
 
 std::string damage_of_tokens(const fs::path& token_file) {
@@ -260,16 +266,17 @@ std::string text_of_document(const fs::path& token_file, int64_t document, const
 }
 
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer, const fs::path& output,
-                              const TokenizeOptions& options) {
+                              const TokenizeOptions& options) try {
   TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());
   const fs::path manifest_path = with_extension(output, ".json");
   const json manifest = read_json_or_null(manifest_path);
   const bool piped = is_pipe(files.front());
   TRAINER_CHECK(!piped || files.size() == 1, "a pipe must be the only input");
-  auto [inputs, gone, key] = piped ? Request{} : request_of(files, tokenizer, manifest, options.text);
+  const Watch watch{options.stop, options.busy};
+  auto [inputs, gone, key] = piped ? Request{} : request_of(files, tokenizer, manifest, options.text, watch);
   const bool reuses = !options.from_scratch && !piped;
   const Request request{inputs, gone, key};
-  if (auto result = reuses ? finished_before(output, manifest, request) : std::nullopt) return *result;
+  if (auto result = reuses ? finished_before(output, manifest, request, watch) : std::nullopt) return *result;
   if (!gone.empty())
     throw Error(Code::data, fmt::format("{0} not found, and {1} does not contain all of its tokens; restore {0}",
                                         gone.front(), output.string()));
@@ -278,7 +285,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
   WorkFolder work(with_extension(output, ".work"), key, token_width(tokenizer.vocab_size()));
   // A different process may have finished before this one took the lock.
-  if (auto result = reuses ? finished_before(output, read_json_or_null(manifest_path), request) : std::nullopt)
+  if (auto result = reuses ? finished_before(output, read_json_or_null(manifest_path), request, watch) : std::nullopt)
     return *result;
   if (options.begin) options.begin();
   const auto result = [&](bool finished) {
@@ -326,6 +333,8 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   replace_file(manifest_path, json_text(written, 2) + "\n");
   work.forget();
   return result(true);
+} catch (const Interrupted&) {
+  return {.tokens_file = output, .finished = false};
 }
 
 }  // namespace trainer::data

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/interruptible.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
@@ -32,6 +33,7 @@ struct TokenizeOptions {
   std::function<void()> begin;                            // called before tokenizing, unless the output is reused
   std::function<bool()> stop;                             // polled; true: save the work done so far and return
   std::function<void(const TokenizeProgress&)> progress;  // called after each piece
+  std::function<void(const std::string& doing, double seconds)> busy;  // as in Watch: before the first piece
 };
 
 struct TokenizeResult {
@@ -47,9 +49,10 @@ struct TokenizeResult {
 /// Finds the finished output of these texts, tokenizer and options. Its manifest must name the same texts by size and
 /// content. Unchanged modification times are trusted, and missing text files are assumed unchanged, with a warning. Its
 /// files must have the manifest's checksums (or fingerprints, for files larger than 4 GiB). Otherwise returns an empty
-/// result, with a warning if the files are corrupt. Writes nothing.
+/// result, with a warning if the files are corrupt. Writes nothing. Throws Interrupted.
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
-                                          const std::filesystem::path& output, const TextOptions& text);
+                                          const std::filesystem::path& output, const TextOptions& text,
+                                          const Watch& watch = {});
 
 /// Checks a token file against the checksums in the manifest next to it and describes any corruption. Returns an empty
 /// text if the file is intact or has no manifest with checksums.

@@ -30,6 +30,12 @@ data::OpenOptions open_options(const setup::Machine& machine, const Deadline& de
     log::info("tokenizing: {} of {}, {} tokens", format_bytes(done.bytes), format_bytes(done.total_bytes),
               format_count(done.tokens));
   };
+  options.busy = [next = 1.0](const std::string& doing, double seconds) mutable {
+    if (seconds < 1) next = 1;  // new work
+    if (seconds < next) return;
+    next += 10;
+    log::info("{}: {:.0f} s so far", doing, seconds);
+  };
   return options;
 }
 
@@ -123,7 +129,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   });
   double ready[] = {datasets.train ? 1.0 : 0.0};
   world.control().sum(ready);
-  if (ready[0] == 0) return {};
+  if (ready[0] == 0) return datasets;
   world.control().broadcast(tokenizer);
   world.control().sum(ids);
   world.control().run_on_all_ranks([&] {

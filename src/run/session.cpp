@@ -137,8 +137,10 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   const Locks locks(world, config);
   data::Datasets datasets = open_run_data(world, config, machine, options.deadline);
   if (!datasets.train) {
-    log::info("stopped while tokenizing; run the same command again to resume");
-    return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
+    const bool signalled = stop_requested_on_any_rank(world);
+    log::info("stopped {} while {}; run the same command again to resume",
+              signalled ? format("by {}", signal_name(stop_signal())) : "at --max-time", datasets.stopped);
+    return signalled ? kStoppedBySignal : 0;
   }
   if (datasets.vocab != vocab) config.parallel = given_parallel;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))

@@ -198,9 +198,54 @@ class Signals(rig.Runs):
             self.wait_until(lambda: self.catches_signals(process.pid), process, "its work")
             self.assertIn("stopped by SIGTERM", self.stop(process))
 
-    def test_a_signal_stops_the_training_of_a_tokenizer(self):
+    def slow_tokenizer(self):
+        """Writes a text whose tokenizer takes long to train, and returns the settings of a run on it."""
         words = [f"{a}{b}{c}{d}" for a in "abcdefghijk" for b in "lmnopqrst" for c in "uvwxyzabc" for d in "defghijkl"]
         (self.folder / "long.txt").write_text(" ".join(words * 100))
+        return ["data.train=long.txt", "data.tokenizer=train", "data.vocab_size=8000", "hardware.peak_tflops=1"]
+
+    def training_a_tokenizer(self, *sets, **options):
+        process = self.start_train(*sets, **options)
+        self.wait_until(lambda: "training the tokenizer: " in process.stderr.readline(), process, "the training of its tokenizer", pause=0)
+        return process
+
+    def stopped_at_once(self, process, which, words):
+        begin = time.monotonic()
+        self.assertIn(words, self.stop(process, which))
+        self.assertLess(time.monotonic() - begin, 5)
+        self.assertEqual({path.name for path in (self.folder / "run").rglob("*") if path.is_file()}, {"run.lock"})
+
+    def test_a_signal_stops_a_run_that_trains_its_tokenizer(self):
+        sets = self.slow_tokenizer()
+        for which, more in ((signal.SIGTERM, []), (signal.SIGINT, ["parallel.data=2", "parallel.transport=threads"]),
+                            (signal.SIGUSR1, ["data.vocab_size=7000"]), (signal.SIGHUP, [])):
+            process = self.training_a_tokenizer(*sets, *more)
+            self.stopped_at_once(process, which, f"stopped by {which.name} while training the tokenizer; run the same command again")
+        self.goes_on_identically(*LONG)
+
+    def test_max_time_ends_a_run_that_trains_its_tokenizer(self):
+        process = self.training_a_tokenizer(*self.slow_tokenizer(), max_time="2s")
+        self.assertIn("stopped at --max-time while training the tokenizer; run the same command again to resume", self.ended(process, 0))
+        self.goes_on_identically(*LONG)
+
+    def test_a_second_signal_ends_a_run_that_trains_its_tokenizer(self):
+        process = self.training_a_tokenizer(*self.slow_tokenizer())
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=rig.TIMEOUT_SECONDS)
+        self.assertIn(process.returncode, (rig.SAVED_AFTER_SIGNAL, 128 + signal.SIGTERM, 128 + signal.SIGINT))
+
+    @unittest.skipIf(shutil.which("mpirun") is None, "no mpirun on this machine")
+    def test_ranks_stop_together_while_rank_0_trains_a_tokenizer(self):
+        sets = self.slow_tokenizer()
+        self.launcher = [*rig.MPIRUN, "-np", "2"]
+        process = self.training_a_tokenizer(*sets)
+        self.stopped_at_once(process, signal.SIGUSR1, "while training the tokenizer")  # mpirun passes it on to all ranks
+        process = self.training_a_tokenizer(*sets, max_time="3s")
+        self.assertIn("stopped at --max-time while training the tokenizer", self.ended(process, 0))
+
+    def test_a_signal_stops_the_training_of_a_tokenizer(self):
+        self.slow_tokenizer()
         process = self.start("tokenize", "--input", "long.txt", "--output", "out", "--train-vocab", "8000")
         self.wait_until(lambda: self.catches_signals(process.pid), process, "its work")
         self.assertIn("stopped by SIGTERM while training the tokenizer", self.stop(process))
