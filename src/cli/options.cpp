@@ -187,7 +187,8 @@ void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
              "treat each file, line, or block between empty lines as a document");
   add_choice(verb, "--bos", o.bos, {"auto", "on", "off"},
              "begin documents with the BOS token; auto: if the tokenizer's files specify it (data.bos)");
-  verb.add_flag("--strict", o.strict, "fail on invalid UTF-8 instead of replacing and counting it");
+  verb.add_flag("--strict", o.strict,
+                "fail on invalid UTF-8, lines without a text and empty files, which are else counted");
   add_json(verb, o.json);
 }
 

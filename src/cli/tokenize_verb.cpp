@@ -94,14 +94,15 @@ int tokenize_command(const TokenizeOptions& o) try {
     return run::kStoppedBySignal;
   }
   replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
-  if (result.replaced > 0)
-    log::warning("{} bytes were not UTF-8 and were replaced, the first at {}", result.replaced, result.first_replaced);
+  data::warn_of_flaws(result, options.text);
   if (o.json) {
     const nlohmann::json document{{"file", result.tokens_file.string()},
                                   {"tokens", result.tokens},
                                   {"documents", result.documents},
                                   {"text_bytes", result.text_bytes},
                                   {"replaced_bytes", result.replaced},
+                                  {"lines_without_text", result.without_text},
+                                  {"empty_files", result.empty_files},
                                   {"vocab_size", tokenizer.vocab_size()},
                                   {"bos", tokenizer.bos() < 0 ? nlohmann::json() : nlohmann::json(tokenizer.bos())},
                                   {"reused", result.reused}};

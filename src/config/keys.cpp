@@ -186,7 +186,10 @@ void declare_data(std::vector<Key>& keys) {
   data.string("text_key", &Data::text_key, "text", {}, "Key of the text in each line's JSON object.");
   data.choice("document", &Data::document, Document::file, kDocuments,
               "Unit of a text file that is one document: the whole file, a line, or a block between blank lines.");
-  data.boolean("strict", &Data::strict, false, "Reject invalid UTF-8 with an error; false: replace it and count it.");
+  data.boolean(
+      "strict", &Data::strict, false,
+      "Reject invalid UTF-8, JSON lines whose text is null or missing, and empty files; false: replace invalid "
+      "UTF-8, skip the rest, and count both.");
   data.boolean("separate_documents", &Data::separate_documents, false,
                "Documents that share a sequence do not see each other in attention, in training and validation. "
                "Token files without header and index need data.tokenizer, whose end-of-text token separates them.");

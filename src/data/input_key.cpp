@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "config/file_kind.h"
 #include "data/files.h"
+#include "data/text_start.h"
 
 namespace trainer::data {
 
@@ -69,7 +70,7 @@ json describe_inputs(const std::vector<std::string>& files, const TextOptions& o
     }
     if (is_pipe(file)) throw Error(Code::data, fmt::format("{}: {}", file, config::kPipeRemedy));
     const int64_t size = File::open_input(file).size();
-    if (size == 0) throw Error(Code::data, fmt::format("{}: the file is empty; expected text", file));
+    if ((options.strict || files.size() == 1) && !has_text(file)) refuse_empty(file);
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
     json entry = {{"path", path}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file, options)}};
     const bool same =

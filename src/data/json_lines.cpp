@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -20,6 +23,24 @@ std::optional<unsigned> escape_at(std::string_view line, size_t at) {
   const auto [end, fault] = std::from_chars(line.data() + at + 2, line.data() + at + 6, value, 16);
   if (fault != std::errc() || end != line.data() + at + 6) return std::nullopt;
   return value;
+}
+
+/// Returns the end of the JSON value that begins at `at`.
+size_t end_of_value(std::string_view text, size_t at) {
+  int depth = 0;
+  do {
+    const char c = text[at];
+    if (c == '"') {
+      for (++at; text[at] != '"'; ++at) at += text[at] == '\\';
+    } else if (depth == 0 && c != '{' && c != '[') {  // a number or a word
+      return std::min(text.find_first_of(" \t\r\n,:]}", at), text.size());
+    } else {
+      depth += c == '{' || c == '[';
+      depth -= c == '}' || c == ']';
+    }
+    ++at;
+  } while (depth > 0);
+  return at;
 }
 
 bool is_high(unsigned unit) { return unit >= 0xd800 && unit < 0xdc00; }
@@ -68,6 +89,47 @@ JsonRepair mend_json(std::string& line) {
   return repair;
 }
 
+std::string without_overflow(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = at + 1;
+    if (text[at] == '"') {
+      while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
+      end = std::min(end + 1, text.size());
+    } else if (text[at] == '-' || (text[at] >= '0' && text[at] <= '9')) {
+      end = std::min(text.find_first_not_of("0123456789+-.eE", at), text.size());
+    }
+    const std::string token(text.substr(at, end - at));
+    const bool overflows = token.front() != '"' && token.size() > 1 && std::isinf(std::strtod(token.c_str(), nullptr));
+    out += overflows ? "null" : token;
+    at = end;
+  }
+  return out;
+}
+
+std::string with_members(std::string_view object, const ordered_json& members) {
+  std::string out = "{";
+  std::set<std::string> placed;
+  const auto add = [&](std::string_view name, std::string_view value) {
+    out += format("{}{}:{}", out.size() > 1 ? "," : "", name, value);
+  };
+  for (size_t at = object.find('{') + 1; (at = object.find_first_not_of(" \t\r\n,", at), object[at] != '}');) {
+    const size_t name_end = end_of_value(object, at);
+    const std::string_view name = object.substr(at, name_end - at);
+    const size_t begin = object.find_first_not_of(" \t\r\n", object.find(':', name_end) + 1);
+    at = end_of_value(object, begin);
+    const auto key = ordered_json::parse(name).get<std::string>();
+    const auto member = members.find(key);
+    if (member == members.end())
+      add(name, object.substr(begin, at - begin));
+    else if (placed.insert(key).second)
+      add(name, json_text(*member));
+  }
+  for (const auto& [key, value] : members.items())
+    if (!placed.contains(key)) add(json_text(ordered_json(key)), json_text(value));
+  return out + "}";
+}
+
 std::string json_fault(std::string_view line) {
   try {
     if (ordered_json::parse(line).is_object()) return "";
@@ -85,28 +147,28 @@ std::string json_fault(std::string_view line) {
 }
 
 void for_each_json_line(std::string_view text, const std::string& path, const char* refusal,
-                        const std::function<bool(int64_t number, ordered_json value)>& use) {
+                        const std::function<bool(int64_t number, ordered_json value, const std::string& line)>& use) {
   int64_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = text.substr(begin, end - begin);
+    std::string line(text.substr(begin, end - begin));
     begin = end + 1;
     ++number;
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
     auto value = parse_json<ordered_json>(line);
     if (value.is_discarded()) {
-      std::string mended(line);
-      mend_json(mended);
-      value = parse_json<ordered_json>(mended);
+      const size_t before = line.size();
+      mend_json(line);
+      value = parse_json<ordered_json>(without_overflow(line));
       if (value.is_discarded()) {
-        std::string fault = json_fault(mended);
+        std::string fault = json_fault(line);
         // Columns of the repaired line may be different ones.
-        if (mended.size() != line.size() && fault.starts_with("at column")) fault = fault.substr(fault.find(": ") + 2);
+        if (line.size() != before && fault.starts_with("at column")) fault = fault.substr(fault.find(": ") + 2);
         throw Error(Code::data, format("{}:{}: {}; {}", path, number, refusal,
                                        fault.empty() ? "values are nested too deeply" : fault));
       }
     }
-    if (!use(number, std::move(value))) return;
+    if (!use(number, std::move(value), line)) return;
   }
 }
 

@@ -96,7 +96,7 @@ EncodedPiece PiecePipeline::encode(TextPiece&& raw, Encoder& encoder) const {
   piece.file_bytes = raw.file_bytes;
   piece.pipe_hash = raw.pipe_hash;
   const std::string& file = files_[static_cast<size_t>(raw.at.file)];
-  piece.repaired = split_documents(file, std::move(raw), options_, [&](std::string_view text, bool starts, bool ends) {
+  piece.flaws = split_documents(file, std::move(raw), options_, [&](std::string_view text, bool starts, bool ends) {
     if (starts && tokenizer_.bos() >= 0) piece.ids.push_back(tokenizer_.bos());
     encoder.append(text, piece.ids, starts);
     piece.text_bytes += static_cast<int64_t>(text.size());

@@ -21,7 +21,7 @@ struct EncodedPiece {
   int64_t raw_bytes = 0, text_bytes = 0;
   int64_t file_bytes = 0;  // as in TextPiece
   std::string pipe_hash;
-  RepairCount repaired;
+  TextFlaws flaws;
 };
 
 class PiecePipeline {

@@ -103,7 +103,7 @@ void read_lines(const std::string& path, const std::string& text, const Tokenize
                                    "tokens (llm.c's .bin)",
                                    path));
   if (questions.size() >= most) return;
-  for_each_json_line(text, path, kRefusal, [&](int64_t number, const Json& line) {
+  for_each_json_line(text, path, kRefusal, [&](int64_t number, const Json& line, const std::string&) {
     const std::string where = format("{}:{}", path, number);
     questions.push_back(question_of(line, where, *tokenizer));
     check(questions.back(), where, vocab);

@@ -109,10 +109,7 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
               counted(result.documents, "document"),
               static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens), now_seconds() - start);
   }
-  if (result.replaced > 0) {
-    log::warning("{} bytes of the text are not valid UTF-8 and were replaced by U+FFFD, the first at {}",
-                 result.replaced, result.first_replaced);
-  }
+  warn_of_flaws(result, how.text);
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 

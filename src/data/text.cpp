@@ -135,7 +135,7 @@ std::string place(const std::string& file, int64_t offset) {
   return fmt::format("offset {} (line {})", offset, line_of(file, offset));
 }
 
-void split_json_lines(const std::string& file, const TextPiece& piece, const TextOptions& options, RepairCount& count,
+void split_json_lines(const std::string& file, const TextPiece& piece, const TextOptions& options, TextFlaws& count,
                       const DocumentSink& sink) {
   for_each_line(piece.text, [&](std::string_view line, size_t start) {
     if (is_blank(line)) return;
@@ -151,7 +151,7 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     if (object.is_discarded()) {
       std::string mended = valid;
       const JsonRepair mend = mend_json(mended);
-      object = nlohmann::json::parse(mended, nullptr, /*allow_exceptions=*/false);
+      object = nlohmann::json::parse(without_overflow(mended), nullptr, /*allow_exceptions=*/false);
       if (object.is_discarded()) refuse("expected a JSON object on each line; " + json_fault(valid));
       if (mend.surrogates > 0 && options.strict)
         refuse("a string contains an unpaired surrogate (data.strict = false replaces it)");
@@ -160,12 +160,21 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     }
     if (!object.is_object()) refuse("expected a JSON object on each line");
     const auto text = object.find(options.text_key);
-    if (text == object.end()) {
-      refuse(
-          fmt::format("the object has no member \"{}\"; set data.text_key to the one with the text", options.text_key));
+    // Of a first line that is not preceded by empty ones, so that pieces need not know each other.
+    const bool missing = text == object.end(), first = offset <= static_cast<int64_t>(kUtf8Mark.size());
+    if (missing && (first || options.strict))
+      refuse(fmt::format("the object has no member \"{}\"; set data.text_key to the one with the text{}",
+                         options.text_key, first ? "" : " (data.strict = false skips such lines)"));
+    if (missing || (text->is_null() && !options.strict)) {
+      if (count.without_text++ == 0) count.first_without = offset;
+      return;
     }
     if (!text->is_string())
-      refuse(fmt::format("\"{}\" is a {}, expected a string", options.text_key, text->type_name()));
+      refuse(fmt::format("\"{}\" is {}{}, expected a string{}", options.text_key,
+                         text->is_null()         ? ""
+                         : text->is_structured() ? "an "
+                                                 : "a ",
+                         text->type_name(), text->is_null() ? " (data.strict = false skips such lines)" : ""));
     const auto& value = text->get_ref<const std::string&>();
     if (!value.empty()) sink(value, true, true);
   });
@@ -186,8 +195,7 @@ void PieceReader::open(const std::string& name) {
   std::string start(kTextStart, '\0');
   start.resize(source_->read_at(0, start.data(), start.size()));
   const size_t begin = byte_order_mark(start);
-  if (start.size() == begin)
-    throw Error(Code::data, fmt::format("{}: offset {}: the file is empty, expected text", name, begin));
+  if (start.size() == begin && options_.strict) refuse_empty(name);
   require_text(name, start, options_.format != config::DataFormat::automatic);
   if (next_.offset == 0) next_.offset = static_cast<int64_t>(begin);
 }
@@ -225,9 +233,13 @@ std::optional<TextPiece> PieceReader::next() {
   }
 }
 
-RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
-                            const DocumentSink& sink) {
-  RepairCount count;
+TextFlaws split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
+                          const DocumentSink& sink) {
+  TextFlaws count;
+  if (piece.text.empty()) {
+    count.empty_file = true;
+    return count;
+  }
   if (options.strict) {
     const size_t bad = utf8_first_invalid(piece.text);
     if (bad < piece.text.size()) {
@@ -241,7 +253,10 @@ RepairCount split_documents(const std::string& file, TextPiece&& piece, const Te
     return count;
   }
   const Utf8Repair repair = utf8_repair(piece.text);
-  if (repair.replaced > 0) count = {repair.replaced, piece.at.offset + static_cast<int64_t>(repair.first)};
+  if (repair.replaced > 0) {
+    count.replaced = repair.replaced;
+    count.first_offset = piece.at.offset + static_cast<int64_t>(repair.first);
+  }
   const bool inside = piece.at.inside_document;
   switch (options.document) {
     case Document::file:

@@ -18,9 +18,9 @@
 namespace trainer::data {
 
 struct TextOptions {
-  std::string text_key = "text";                              // .jsonl: the member that holds the text
-  config::Document document = config::Document::file;         // plain text: the extent of a document
-  bool strict = false;                                        // invalid UTF-8 is an error instead of being replaced
+  std::string text_key = "text";                       // .jsonl: the member that holds the text
+  config::Document document = config::Document::file;  // plain text: the extent of a document
+  bool strict = false;                                 // what is otherwise repaired or skipped (TextFlaws) is an error
   config::DataFormat format = config::DataFormat::automatic;  // format of the files if their names do not determine it
 };
 
@@ -53,8 +53,8 @@ struct TextPiece {
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 /// Reads `files` in order, in pieces of about `piece_bytes`, beginning at `start`. A byte-order mark at the start of a
-/// file is ignored. Throws Code::data when a file is missing, empty, not text (require_text), or is truncated while
-/// being read.
+/// file is ignored. An empty file is one empty piece. Throws Code::data when a file is missing, not text
+/// (require_text), empty and options.strict, or is truncated while being read.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
@@ -81,9 +81,13 @@ class PieceReader {
   std::atomic<bool> cancelled_ = false;
 };
 
-struct RepairCount {
+/// What was repaired or skipped in a piece.
+struct TextFlaws {
   int64_t replaced = 0;       // invalid UTF-8 bytes replaced by U+FFFD
   int64_t first_offset = -1;  // offset of the first one in the file
+  int64_t without_text = 0;   // lines of .jsonl that were skipped: their text is null or missing
+  int64_t first_without = -1;
+  bool empty_file = false;  // the file has no text at all
 };
 
 /// A part of a document; `starts` and `ends` are true for the first and the last part. The view is valid only during
@@ -94,11 +98,12 @@ using DocumentSink = std::function<void(std::string_view text, bool starts, bool
 ///   file:  the whole file is one document, unchanged;
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;
-///   .jsonl: the text of each line's object.
-/// Throws Code::data for invalid UTF-8 when strict, a line that is not a JSON object, or one without the text. The
-/// message names `file`, the byte offset and the line.
-RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
-                            const DocumentSink& sink);
+///   .jsonl: the text of each line's object. Lines whose text is null or missing are skipped, but the first line of a
+///   file must have the member: otherwise options.text_key is probably wrong.
+/// Throws Code::data for a line that is not a JSON object, for a text that is not a string, and when strict for any
+/// TextFlaws. The message names `file`, the byte offset and the line.
+TextFlaws split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
+                          const DocumentSink& sink);
 
 /// Returns text of about `max_bytes`, spread evenly over the files; all of it if they are smaller. It is split into
 /// lines of at most `max_line` bytes without their "\n", as valid UTF-8. A pure function of its arguments and the

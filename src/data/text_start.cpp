@@ -12,8 +12,6 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
-
 struct Signature {
   std::string_view bytes;
   const char* what;
@@ -53,6 +51,16 @@ void require_text(const std::string& file, std::string_view start, bool insisted
               fmt::format("{}: offset {}: {} of the first {} bytes are not UTF-8; is this text? If its encoding is a "
                           "different one, write it as UTF-8 (iconv -f ENCODING -t UTF-8)",
                           file, repair.first, repair.replaced, start.size()));
+}
+
+void refuse_empty(const std::string& file) {
+  throw Error(Code::data, fmt::format("{}: the file is empty; expected text", file));
+}
+
+bool has_text(const std::string& file) {
+  std::string start(kUtf8Mark.size() + 1, '\0');
+  start.resize(open_source(file)->read_at(0, start.data(), start.size()));
+  return start.size() > byte_order_mark(start);
 }
 
 int64_t line_of(const std::string& file, int64_t offset) {

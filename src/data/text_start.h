@@ -8,6 +8,8 @@ namespace trainer::data {
 
 constexpr size_t kTextStart = size_t{1} << 20;  // bytes at the start of a file that are examined
 
+constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
+
 /// Returns the number of bytes before the text: 3 for UTF-8's byte-order mark, else 0.
 size_t byte_order_mark(std::string_view start);
 
@@ -15,6 +17,11 @@ size_t byte_order_mark(std::string_view start);
 /// compressed data, an archive, a columnar format or UTF-16 text, or when more than one byte in ten is invalid.
 /// `insisted`: the user stated the format, so a start that could be text is accepted as text.
 void require_text(const std::string& file, std::string_view start, bool insisted);
+
+/// Throws Code::data for a file without text.
+[[noreturn]] void refuse_empty(const std::string& file);
+/// True if the file, unpacked, contains anything but a byte-order mark. Reads only its start.
+bool has_text(const std::string& file);
 
 /// Returns the line, counted from 1, that contains byte `offset` of a file. Reads the file up to there.
 int64_t line_of(const std::string& file, int64_t offset);

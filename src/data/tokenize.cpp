@@ -9,8 +9,10 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/name_lock.h"
+#include "base/units.h"
 #include "data/input_key.h"
 #include "data/piece_pipeline.h"
+#include "data/text_start.h"
 #include "data/token_file.h"
 
 namespace trainer::data {
@@ -25,14 +27,24 @@ constexpr const char* kFormat = "tokens-2";
 /// The progress of tokenizing, stored so that an interrupted call can be resumed.
 struct Progress {
   TextPosition position;
-  int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0;
-  std::string first_replaced;
+  int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0, without_text = 0, empty_files = 0;
+  std::string first_replaced, first_without, first_empty;
 };
 
 json to_json(const Progress& p) {
-  return {{"file", p.position.file},    {"offset", p.position.offset}, {"inside_document", p.position.inside_document},
-          {"raw_bytes", p.raw_bytes},   {"tokens", p.tokens},          {"documents", p.documents},
-          {"text_bytes", p.text_bytes}, {"replaced", p.replaced},      {"first_replaced", p.first_replaced}};
+  return {{"file", p.position.file},
+          {"offset", p.position.offset},
+          {"inside_document", p.position.inside_document},
+          {"raw_bytes", p.raw_bytes},
+          {"tokens", p.tokens},
+          {"documents", p.documents},
+          {"text_bytes", p.text_bytes},
+          {"replaced", p.replaced},
+          {"first_replaced", p.first_replaced},
+          {"without_text", p.without_text},
+          {"first_without", p.first_without},
+          {"empty_files", p.empty_files},
+          {"first_empty", p.first_empty}};
 }
 
 Progress progress_from(const json& j) {
@@ -44,6 +56,10 @@ Progress progress_from(const json& j) {
   p.text_bytes = j.at("text_bytes");
   p.replaced = j.at("replaced");
   p.first_replaced = j.at("first_replaced");
+  p.without_text = j.value("without_text", int64_t{0});  // older versions refused such text
+  p.first_without = j.value("first_without", "");
+  p.empty_files = j.value("empty_files", int64_t{0});
+  p.first_empty = j.value("first_empty", "");
   return p;
 }
 
@@ -94,15 +110,20 @@ class WorkFolder {
     std::vector<int64_t> ends = piece.document_ends;
     for (int64_t& end : ends) end += done_.tokens;
     documents_.write_at(document_bytes(), {reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof(int64_t)});
-    if (piece.repaired.replaced > 0 && done_.replaced == 0) {
-      done_.first_replaced = fmt::format("{}: offset {}", file, piece.repaired.first_offset);
-    }
+    const TextFlaws& flaws = piece.flaws;
+    if (flaws.replaced > 0 && done_.replaced == 0)
+      done_.first_replaced = fmt::format("{}: offset {}", file, flaws.first_offset);
+    if (flaws.without_text > 0 && done_.without_text == 0)
+      done_.first_without = fmt::format("{}: offset {}", file, flaws.first_without);
+    if (flaws.empty_file && done_.empty_files == 0) done_.first_empty = file;
     done_.position = piece.next;
     done_.raw_bytes += piece.raw_bytes;
     done_.text_bytes += piece.text_bytes;
     done_.tokens += static_cast<int64_t>(piece.ids.size());
     done_.documents += static_cast<int64_t>(ends.size());
-    done_.replaced += piece.repaired.replaced;
+    done_.replaced += flaws.replaced;
+    done_.without_text += flaws.without_text;
+    done_.empty_files += flaws.empty_file;
   }
 
   void save() {
@@ -193,6 +214,33 @@ std::string damage_by(const json& manifest, const fs::path& output) try {
   return error.what();
 }
 
+TokenizeResult result_of(const fs::path& output, bool finished, bool reused, const Progress& done) {
+  return {output,
+          finished,
+          reused,
+          done.tokens,
+          done.documents,
+          done.text_bytes,
+          done.replaced,
+          done.first_replaced,
+          done.without_text,
+          done.first_without,
+          done.empty_files,
+          done.first_empty};
+}
+
+/// Throws the error for files that contain no text.
+[[noreturn]] void refuse_no_text(const std::vector<std::string>& files, const TextOptions& text, const Progress& done) {
+  if (done.empty_files == 1 && files.size() == 1) refuse_empty(files.front());
+  const std::string why =
+      done.empty_files == std::ssize(files) ? fmt::format(": all {} files are empty", files.size())
+      : done.without_text > 0
+          ? fmt::format(": \"{}\" is null or missing in {}; set data.text_key to the member with the text",
+                        text.text_key, counted(done.without_text, "line"))
+          : "";
+  throw Error(Code::data, fmt::format("{}: no text found{}", files.front(), why));
+}
+
 /// The inputs and key that find_tokens() and tokenize_files() look for.
 struct Request {
   json inputs;
@@ -231,8 +279,7 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
     if (!request.gone.empty())
       log::warning("{} not found; its tokens in {} are complete and are used instead", request.gone.front(),
                    output.string());
-    return TokenizeResult{
-        output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
+    return result_of(output, true, true, done);
   } catch (const json::exception&) {
     return std::nullopt;
   } catch (const Error&) {  // lost or corrupted since then: tokenize again
@@ -246,6 +293,21 @@ std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files,
                                           const fs::path& output, const TextOptions& text, const Watch& watch) {
   const json manifest = read_json_or_null(with_extension(output, ".json"));
   return finished_before(output, manifest, request_of(files, tokenizer, manifest, text, watch), watch);
+}
+
+void warn_of_flaws(const TokenizeResult& result, const TextOptions& text) {
+  if (result.replaced > 0)
+    log::warning("{} bytes of the text are not valid UTF-8 and were replaced by U+FFFD, the first at {}",
+                 result.replaced, result.first_replaced);
+  if (result.without_text > 0)
+    log::warning("{} skipped, in which \"{}\" is null or missing, the first at {}",
+                 result.without_text == 1 ? "1 line was" : fmt::format("{} lines were", result.without_text),
+                 text.text_key, result.first_without);
+  if (result.empty_files > 0)
+    log::warning("{} skipped, the first: {}",
+                 result.empty_files == 1 ? "1 file is empty and was"
+                                         : fmt::format("{} files are empty and were", result.empty_files),
+                 result.first_empty);
 }
 
 std::string damage_of_tokens(const fs::path& token_file) {
@@ -288,11 +350,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   if (auto result = reuses ? finished_before(output, read_json_or_null(manifest_path), request, watch) : std::nullopt)
     return *result;
   if (options.begin) options.begin();
-  const auto result = [&](bool finished) {
-    const Progress& done = work.done();
-    return TokenizeResult{output,         finished,        false,         done.tokens,
-                          done.documents, done.text_bytes, done.replaced, done.first_replaced};
-  };
+  const auto result = [&](bool finished) { return result_of(output, finished, false, work.done()); };
   {
     PiecePipeline pipeline(files, tokenizer, options.text, options.piece_bytes, work.done().position, options.threads);
     EncodedPiece piece;
@@ -321,7 +379,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
       key = key_of(inputs, tokenizer, options.text);
     }
   }
-  if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: no text found", files.front()));
+  if (work.done().tokens == 0) refuse_no_text(files, options.text, work.done());
   const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash(),
                            tokenizer.bos()};
   work.finish(info, output);

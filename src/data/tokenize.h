@@ -44,7 +44,14 @@ struct TokenizeResult {
   int64_t text_bytes = 0;      // bytes of text in the documents, after repair
   int64_t replaced = 0;        // invalid UTF-8 bytes
   std::string first_replaced;  // "file: offset n" of the first one
+  int64_t without_text = 0;    // lines that were skipped (TextFlaws)
+  std::string first_without = {};
+  int64_t empty_files = 0;
+  std::string first_empty = {};
 };
+
+/// Logs a warning for each kind of flaw that was repaired or skipped.
+void warn_of_flaws(const TokenizeResult& result, const TextOptions& text);
 
 /// Finds the finished output of these texts, tokenizer and options. Its manifest must name the same texts by size and
 /// content. Unchanged modification times are trusted, and missing text files are assumed unchanged, with a warning. Its

@@ -209,6 +209,36 @@ class Tokenize(rig.Runs):
             self.assertEqual(result.returncode, 4)
             self.assertEqual(list(self.folder.glob("out/tokens*")), [], text)
 
+    def test_lines_without_a_text_and_empty_files_are_skipped_and_counted(self):
+        lines = ['{"text": "the cat sat"}', '{"text": null, "id": 1e999}', '{"id": 3}', '{"text": "on a mat", "score": -1E+400, "n": [1e999]}']
+        (self.folder / "d").mkdir()
+        (self.folder / "d/b.jsonl").write_text("\n".join(lines))
+        (self.folder / "d/e.jsonl").write_text('{"text": null}\n{"text": "naïve"}\n')
+        (self.folder / "plain.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("the cat sat", "on a mat", "naïve")))
+        for name, content in (("a.jsonl", b""), ("c.jsonl.gz", gzip.compress(b"")), ("d.txt", b"\xef\xbb\xbf")):
+            (self.folder / "d" / name).write_bytes(content)
+        args = ["tokenize", "--tokenizer", "tokens/tokenizer.model", "--output"]
+        result = subprocess.run([rig.TRAINER, *args, "out", "--json", "--input", "d/*"], cwd=self.folder, capture_output=True, text=True, check=True)
+        self.assertIn('3 lines were skipped, in which "text" is null or missing, the first at d/b.jsonl: offset 24', result.stderr)
+        self.assertIn("3 files are empty and were skipped, the first: d/a.jsonl", result.stderr)
+        counts = json.loads(result.stdout)
+        self.assertEqual((counts["documents"], counts["lines_without_text"], counts["empty_files"]), (3, 3, 3))
+        self.trainer(*args, "plain", "--input", "plain.jsonl")
+        self.assert_same_tokens("out", "plain")
+        self.assertIn("3 lines were skipped", self.trainer(*args, "out", "--input", "d/*"))  # also of tokens that exist
+        # From a pipe, and as training data, whose tokenizer is trained on them.
+        piped = subprocess.run([rig.TRAINER, *args, "piped", "--input", "-", "--format", "jsonl"], cwd=self.folder, capture_output=True, text=True,
+                               check=True, input=(self.folder / "d/b.jsonl").read_text())
+        self.assertIn("2 lines were skipped", piped.stderr)
+        (self.folder / "many.jsonl").write_text('{"text": null}\n' + (json.dumps({"text": (self.folder / "text.txt").read_text()}) + "\n") * 2)
+        (self.folder / "none.jsonl").touch()
+        sets = ['data.train=["none.jsonl","many.jsonl"]', "data.tokenizer=train", "data.vocab_size=320"]
+        stderr = self.train(*sets, max_steps=2)
+        self.assertIn("1 line was skipped", stderr)
+        self.assertIn("1 file is empty and was skipped, the first: none.jsonl", stderr)
+        self.train("run.dir=one", *sets, "data.train=many.jsonl", max_steps=2)
+        self.assert_same_run(2, "run", "one")
+
     def test_the_readme_reads_parquet(self):
         """Runs the README's commands whose library this Python has."""
         readme = (pathlib.Path(rig.__file__).parents[2] / "configs/README.md").read_text()

@@ -20,7 +20,7 @@ Found read(const std::string& file, const data::TextOptions& options, int64_t pi
   found.refused = !fuzz::accepted({Code::data}, [&] {
     data::PieceReader reader({file}, options, piece_bytes);
     while (auto piece = reader.next()) {
-      const data::RepairCount count =
+      const data::TextFlaws count =
           data::split_documents(file, std::move(*piece), options, [&](std::string_view text, bool starts, bool ends) {
             TRAINER_CHECK(starts && ends, "a part of a document");
             found.documents.emplace_back(text);

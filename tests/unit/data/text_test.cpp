@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/utf8.h"
 #include "data/json_lines.h"
 #include "unit/data/fixtures.h"
@@ -152,8 +154,72 @@ TEST(Text, NamesFileAndOffsetOfBadJsonLines) {
   refused("{\"text\": \"open", {"JSON object"});
   refused("[1, 2]", {"JSON object"});
   refused("plain words", {"JSON object"});
-  refused("{\"body\": \"x\"}", {"no member \"text\"", "data.text_key"});
   refused("{\"text\": 5}", {"\"text\" is a number", "expected a string"});
+  refused("{\"text\": [null]}", {"\"text\" is an array", "expected a string"});
+}
+
+TEST(Text, SkipsAndCountsLinesWithoutATextUnlessStrict) {
+  TempFolder folder;
+  const std::string lines =
+      "{\"text\": null}\n{\"text\": \"one\"}\n{\"id\": 1}\n\n{\"text\": \"two\"}\n{\"text\":null,\"n\":1e999}";
+  const std::string file = write(folder / "a.jsonl", lines);
+  for (const int64_t bytes : {1, 20, 1 << 20}) {
+    EXPECT_EQ(documents({file}, {}, bytes), (std::vector<std::string>{"one", "two"}));
+    expect_error(Code::data, {file, "offset 0", "null", "data.strict"},
+                 [&] { documents({file}, {.strict = true}, bytes); });
+  }
+  PieceReader reader({file}, {});
+  const TextFlaws flaws = split_documents(file, *reader.next(), {}, [](std::string_view, bool, bool) {});
+  EXPECT_EQ(flaws.without_text, 3);
+  EXPECT_EQ(flaws.first_without, 0);
+  EXPECT_EQ(flaws.replaced, 0);
+  // The first line tells whether the key is the right one.
+  for (const char* start : {"", "\xEF\xBB\xBF"}) {
+    const std::string wrong =
+        write(folder / "b.jsonl", std::string(start) + "{\"body\": \"x\"}\n{\"text\": \"one\"}\n");
+    for (const int64_t bytes : {1, 20, 1 << 20})
+      expect_error(Code::data, {wrong, "no member \"text\"", "data.text_key", "(line 1)"},
+                   [&] { documents({wrong}, {}, bytes); });
+  }
+}
+
+TEST(Text, OfAnEmptyFileIsNoDocumentAndAnErrorWhenStrict) {
+  TempFolder folder;
+  const std::string empty = write(folder / "a.txt", ""), mark = write(folder / "b.txt", "\xEF\xBB\xBF"),
+                    lines = write(folder / "c.jsonl", ""), full = write(folder / "d.txt", "one\n");
+  const std::vector<std::string> files = {empty, full, mark, lines, full};
+  for (const Document document : {Document::file, Document::line, Document::block}) {
+    const TextOptions options{.document = document}, strict{.document = document, .strict = true};
+    for (const int64_t bytes : {3, 1 << 20})
+      EXPECT_EQ(documents(files, options, bytes), documents({full, full}, options, bytes));
+    expect_error(Code::data, {empty, "the file is empty"}, [&] { documents(files, strict, 100); });
+    expect_error(Code::data, {mark, "the file is empty"}, [&] { documents({full, mark}, strict, 100); });
+  }
+}
+
+TEST(Text, DoesNotDependOnNumbersThatNoDoubleHolds) {
+  TempFolder folder;
+  const std::string file =
+      write(folder / "a.jsonl",
+            "{\"n\": 1e999, \"text\": \"1e999\", \"m\": [-1E+400, {\"k\": 123456789012345678901234567890}]}\n"
+            "{\"text\": \"a \\\"-9e999\\\" \\\\\", \"n\": 1e-999}\n");
+  EXPECT_EQ(documents({file}, {}, 1 << 20), (std::vector<std::string>{"1e999", "a \"-9e999\" \\"}));
+  EXPECT_EQ(without_overflow("[1e999,-1e400 , 2, \"1e999\", 1e308, 1e-999]"),
+            "[null,null , 2, \"1e999\", 1e308, 1e-999]");
+  EXPECT_EQ(without_overflow("{\"a\\\"1e999\": 1e999}"), "{\"a\\\"1e999\": null}");
+  EXPECT_EQ(without_overflow("\"1e999"), "\"1e999");  // not JSON
+}
+
+TEST(Text, MembersOfAnObjectAreReplacedOrAddedAndTheOthersKeepTheirText) {
+  const auto with = [](const char* object, const char* members) {
+    return with_members(object, nlohmann::ordered_json::parse(members));
+  };
+  EXPECT_EQ(with("{}", "{}"), "{}");
+  EXPECT_EQ(with(" { } ", R"({"a":1})"), R"({"a":1})");
+  EXPECT_EQ(with(R"({"x" : 18446744073709551617 ,"a":[1.10,{"a":2}], "b":"\\\"}"})", R"({"c":3,"a":null})"),
+            R"({"x":18446744073709551617,"a":null,"b":"\\\"}","c":3})");
+  EXPECT_EQ(with(R"({"\u0061":1, "a":2, "t": true})", R"({"a":3})"), R"({"\u0061":3,"t":true})");
+  EXPECT_EQ(with(R"({"n":{"a":[]},"e":1E5})", R"({"a":"x"})"), R"({"n":{"a":[]},"e":1E5,"a":"x"})");
 }
 
 TEST(Text, ReplacesOrRejectsBadUtf8) {
@@ -164,7 +230,7 @@ TEST(Text, ReplacesOrRejectsBadUtf8) {
                     lines = write(folder / "a.jsonl", "\n{\"text\": \"b\xC3\"}");
   for (const auto& [file, offset] : {std::pair{plain, 6}, {lines, 12}}) {
     PieceReader reader({file}, {});
-    const RepairCount count = split_documents(file, *reader.next(), {}, [](std::string_view, bool, bool) {});
+    const TextFlaws count = split_documents(file, *reader.next(), {}, [](std::string_view, bool, bool) {});
     EXPECT_EQ(count.replaced, 1);
     EXPECT_EQ(count.first_offset, offset);
     expect_error(Code::data, {file, fmt::format("offset {}", offset), "UTF-8"},
@@ -184,8 +250,6 @@ TEST(Text, LeavesOutAByteOrderMark) {
     }
   }
   EXPECT_EQ(documents({lines}, {}, 5), std::vector<std::string>{"one"});
-  expect_error(Code::data, {"empty.txt", "offset 3", "empty"},
-               [&] { documents({write(folder / "empty.txt", mark)}, {}, 100); });
 }
 
 TEST(Text, RejectsWhatDoesNotBeginAsText) {
