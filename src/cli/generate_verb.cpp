@@ -22,6 +22,7 @@
 #include "cli/ranks.h"
 #include "cli/stop_text.h"
 #include "config/layout_choices.h"
+#include "data/json_lines.h"
 #include "data/prompts.h"
 #include "report/printable.h"
 #include "run/loaded_model.h"
@@ -30,8 +31,6 @@
 
 namespace trainer::cli {
 namespace {
-
-using Line = nlohmann::ordered_json;
 
 std::string prompt_text(const GenerateOptions& o) {
   const auto read = [](const std::string& path, const char* option) {
@@ -137,7 +136,7 @@ int64_t texts_together(const GenerateOptions& o, const run::LoadedModel& model, 
 }
 
 /// Writes each line of --prompts with its continuation.
-int continue_lines(comm::World& world, const GenerateOptions& o, const std::vector<Line>& lines,
+int continue_lines(comm::World& world, const GenerateOptions& o, const std::vector<data::Prompt>& lines,
                    run::LoadedModel& model, train::Generator& generator) {
   const auto samples = static_cast<size_t>(o.samples), texts = lines.size() * samples;
   const PhiloxKey key = philox_key(o.seed, "prompts");
@@ -151,8 +150,8 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::vect
   const auto next = [&]() -> std::optional<train::TextRequest> {
     if (begun == texts) return std::nullopt;
     const size_t i = begun++, number = i / samples;
-    const Line& line = lines[number];
-    const uint64_t seed = line.contains("seed") ? line["seed"].get<uint64_t>() : philox_at(key, number);
+    const data::Prompt& line = lines[number];
+    const uint64_t seed = line.seed.value_or(philox_at(key, number));
     const auto text = std::make_shared<Text>(o, seed + i % samples);
     const auto emit = [text](const std::string& piece) {
       text->text += text->stop.pass(piece);
@@ -162,15 +161,14 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::vect
       if (stopped || !output) return;  // only whole texts are written
       text->end(count, stopped, o);
       tokens += count;
-      Line result = line;
-      result["text"] = text->text + text->stop.rest();
-      result["tokens"] = count;
-      result["finish_reason"] = text->reason;
-      result["seed"] = text->sampling.seed;
-      written.add(i, json_text(result) + "\n");
+      const nlohmann::ordered_json result = {{"text", text->text + text->stop.rest()},
+                                             {"tokens", count},
+                                             {"finish_reason", text->reason},
+                                             {"seed", text->sampling.seed}};
+      written.add(i, data::with_members(line.line, result) + "\n");
       written.end(i);
     };
-    return train::TextRequest{line["prompt"].get<std::string>(), o.tokens, text->sampling, emit, ended};
+    return train::TextRequest{line.text, o.tokens, text->sampling, emit, ended};
   };
   const run::SignalGuard signals;
   const double start = now_seconds();
@@ -270,7 +268,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     throw Error(Code::data,
                 format("{}: this checkpoint has no tokenizer, so it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
-  std::vector<Line> lines;
+  std::vector<data::Prompt> lines;
   if (!o.prompts.empty()) lines = data::read_prompts(prompt, o.prompts);
   const auto prompts = std::max<int64_t>(1, static_cast<int64_t>(lines.size()));
   const int64_t together = texts_together(o, model, world.size(), prompts * o.samples);

@@ -184,6 +184,21 @@ class Evaluation(rig.Runs):
         self.assertIn("--output in.jsonl: this is the file of --prompts", self.trainer(*args, "--prompts", "in.jsonl", "--output", "in.jsonl",
                                                                                status=2))
 
+    def test_members_of_a_prompt_keep_their_digits(self):
+        """Python and JavaScript write integers and floats that a double cannot hold, or writes differently."""
+        kept = ['"id":18446744073709551617', '"id2": -123456789012345678901234567890', '"score":1.10', '"tiny":1e-400', '"huge":1e999',
+                '"nested":{"a" : [36893488147419103233, "\\"}", 1E5]}', '"\\u0041":"\\u00e9\\ud83d\\ude00"', '"big":10000000000000000000000.0']
+        (self.folder / "in.jsonl").write_text("{" + ", ".join([*kept[:4], '"text":18446744073709551617', '"prompt" : "a"', *kept[4:]]) + " }\n")
+        out = self.trainer("generate", "--checkpoint", "run", "--tokens", "2", "--prompts", "in.jsonl", stdout=True)
+        for member in kept:
+            name, _, value = member.partition(":")
+            self.assertIn(f"{name}:{value.strip()}", out)
+        numbers = json.loads(out, parse_int=str, parse_float=str)
+        given = json.loads((self.folder / "in.jsonl").read_text(), parse_int=str, parse_float=str)
+        self.assertEqual(list(numbers), [*given, "tokens", "finish_reason", "seed"])
+        self.assertEqual({**numbers, "text": given["text"]}, {**given, **{key: numbers[key] for key in ("tokens", "finish_reason", "seed")}})
+        self.assertIsInstance(json.loads(out)["text"], str)
+
     def test_as_many_texts_are_decoded_together_as_fit_in_memory(self):
         (self.folder / "in.jsonl").write_text('{"prompt": "She"}\n' * 40)
         args = ("generate", "--checkpoint", "run", "--prompts", "in.jsonl", "--tokens", "3", "--set")
@@ -197,7 +212,8 @@ class Evaluation(rig.Runs):
 
     def test_mistakes_in_prompts_are_named(self):
         for text, status, message in (('{"prompt": "a"}\n{"text": "b"}\n', 4, "in.jsonl:2: expected a JSON object with a text called \"prompt\""),
-                                      ("\n", 4, "in.jsonl: no prompts"), ("[1]", 4, "in.jsonl:1: expected a JSON object")):
+                                      ("\n", 4, "in.jsonl: no prompts"), ('{"prompt": "a", "seed": 18446744073709551616}', 4, "in.jsonl:1: seed: "),
+                                       ("[1]", 4, "in.jsonl:1: expected a JSON object")):
             (self.folder / "in.jsonl").write_text(text)
             self.assertIn(message, self.trainer("generate", "--checkpoint", "run", "--prompts", "in.jsonl", status=status))
         self.assertIn("--prompt excludes --prompts",

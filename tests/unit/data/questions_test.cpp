@@ -134,10 +134,15 @@ TEST(Questions, MistakesAreNamed) {
 // --- prompts
 
 TEST(Prompts, KeepWhatTheirLineHas) {
-  const auto prompts = read_prompts("{\"prompt\": \"a\", \"id\": 7}\r\n \n{\"z\": [1], \"prompt\": \"\"}", "p");
+  const auto prompts =
+      read_prompts("{\"prompt\": \"a\", \"id\": 7}\r\n \n{\"z\": [1e999, NaN], \"prompt\": \"\", \"seed\": 3}", "p");
   ASSERT_EQ(prompts.size(), 2u);
-  EXPECT_EQ(prompts[0].dump(), "{\"prompt\":\"a\",\"id\":7}");
-  EXPECT_EQ(prompts[1].dump(), "{\"z\":[1],\"prompt\":\"\"}");
+  EXPECT_EQ(prompts[0].line, "{\"prompt\": \"a\", \"id\": 7}\r");
+  EXPECT_EQ(prompts[0].text, "a");
+  EXPECT_FALSE(prompts[0].seed);
+  EXPECT_EQ(prompts[1].line, "{\"z\": [1e999, null], \"prompt\": \"\", \"seed\": 3}");
+  EXPECT_EQ(prompts[1].text, "");
+  EXPECT_EQ(prompts[1].seed, 3u);
 }
 
 TEST(Prompts, MistakesAreNamed) {
@@ -150,6 +155,7 @@ TEST(Prompts, MistakesAreNamed) {
        {"[]", "7", "{", "{\"prompt\": 1}", "{\"text\": \"a\"}", "{\"prompt\": \"\xFF\"}", "{\"prompt\": 1e999}"})
     expect(std::string("{\"prompt\": \"a\"}\n\n") + line, "p:3: expected a JSON object");
   expect(deep_line("\"prompt\": \"a\""), "called \"prompt\"; values are nested too deeply");
+  expect("{\"prompt\": \"a\", \"seed\": 18446744073709551616}", "p:1: seed: expected an integer from 0 to 2^64 - 1");
   expect("{\"prompt\": \"a\", }", "called \"prompt\"; at column 17: ");
 }
 
