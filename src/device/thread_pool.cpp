@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
+#include "base/cgroup.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
@@ -202,9 +205,14 @@ void ThreadPool::finish_background(int64_t tasks) {
   s.background.next.store(last);
 }
 
-int share_of_cores(int local_ranks) {
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) / std::max(1, local_ranks));
+/// Returns the machine's cores, or fewer if a cgroup's CPU quota grants less time than these: the quota, rounded up.
+static int usable_cores() {
+  const auto cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const std::optional<double> quota = group_limits().cores;
+  return quota && *quota < cores ? static_cast<int>(std::ceil(*quota)) : cores;
 }
+
+int share_of_cores(int local_ranks) { return std::max(1, usable_cores() / std::max(1, local_ranks)); }
 
 int default_threads(int local_ranks) {
   cpu_set_t mask;

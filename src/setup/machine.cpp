@@ -1,8 +1,11 @@
 #include "setup/machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 
+#include "base/cgroup.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "comm/gpu_transport.h"
@@ -14,16 +17,16 @@
 namespace trainer::setup {
 namespace {
 
-/// Returns MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; in bytes.
-int64_t available_memory() {
+/// Sets the host's limit: MemAvailable of /proc/meminfo, or what this process's cgroups still grant when that is less,
+/// shared by the ranks of this host.
+void find_host_memory(Machine& machine, int ranks) {
   int64_t bytes = INT64_MAX;
   std::ifstream meminfo("/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);)
     if (line.starts_with("MemAvailable:")) bytes = std::stoll(line.substr(13)) * 1024;
-  int64_t limit = 0, used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
-    bytes = std::min(bytes, limit - used);
-  return bytes;
+  const int64_t granted = group_limits().memory.value_or(INT64_MAX);
+  machine.group_limited = granted < bytes;
+  machine.host_limit = std::min(bytes, granted) / ranks;
 }
 
 /// Returns this rank's GPU; empty: it uses the CPU. The ranks of a host are assigned the host's devices round-robin,
@@ -105,8 +108,9 @@ Machine choose_machine(const config::Config& config, comm::World& world) {
   const int64_t at_once = int64_t{machine.threads} * world.local_size();
   const int cores = device::share_of_cores(1);
   if (config.run.threads > 0 && at_once > cores && world.local_rank() == 0)
-    log::warning("run.threads = {}{} exceeds this machine's {}: the run will be slower", config.run.threads,
+    log::warning("run.threads = {}{} exceeds {} {}: the run will be slower", config.run.threads,
                  world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "",
+                 cores < sysconf(_SC_NPROCESSORS_ONLN) ? "the CPU quota of this container or job," : "this machine's",
                  counted(cores, "core"));
   machine.ranks = world.size();
   machine.rank = world.rank();
@@ -118,14 +122,14 @@ Machine choose_machine(const config::Config& config, comm::World& world) {
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "requested"
                            : machine.gpu                                          ? "default: a GPU"
                                                                                   : bf16_reason(machine.isa);
-  machine.host_limit = available_memory() / world.local_size();
+  find_host_memory(machine, world.local_size());
   const int sharers = comm::ranks_on_gpu(world, machine.gpu);
   if (config.hardware.memory_limit > 0) {
     machine.memory_limit = static_cast<int64_t>(config.hardware.memory_limit * (1 << 30));
   } else if (machine.gpu) {
     machine.memory_limit = device::cuda::free_memory(machine.gpu->ordinal) / sharers;
   } else {
-    machine.memory_limit = available_memory() / world.local_size();
+    machine.memory_limit = machine.host_limit;
   }
   return machine;
 }

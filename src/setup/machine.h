@@ -18,6 +18,7 @@ struct Machine {
   std::string compute_reason;  // "default: this CPU has no fast bf16 unit"
   int64_t memory_limit = 0;    // bytes: hardware.memory_limit, or else this rank's share of the memory available now
   int64_t host_limit = 0;      // bytes: this rank's share of the host memory available now; 0: not known
+  bool group_limited = false;  // the available host memory is what a cgroup's limit leaves
   int ranks = 1, rank = 0;     // the number of ranks in the run, and this rank's index
   std::optional<device::cuda::Facts> gpu = {};  // empty: the CPU
   /// The GPU's libraries, shared by all devices made from this machine.

@@ -247,8 +247,8 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
 
 void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine,
                     const std::function<std::string()>& advice) {
-  const auto refuse = [&](const char* memory, int64_t needed, int64_t available, const char* limit, auto&& counts,
-                          const std::string& change) {
+  const auto refuse = [&](const char* memory, int64_t needed, int64_t available, const std::string& limit,
+                          auto&& counts, const std::string& change) {
     const std::pair<const std::string, int64_t>* largest = nullptr;
     for (const auto& entry : plan.memory)
       if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
@@ -257,11 +257,14 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
                                    advice ? "the model" : "the run", needs, memory, has, limit, largest->first,
                                    format_bytes(largest->second), change));
   };
+  const std::string now = "the memory available now";
+  const std::string of_host =
+      machine.group_limited ? "the memory that the cgroup of this job or container leaves" : now;
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   const int64_t on_host = host_total(plan);
   if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
     const std::string change = advice ? advice() : offload_change_that_fits(plan, config, vocab, machine);
-    refuse("host memory", on_host, machine.host_limit, "this rank's share of the memory available now", is_of_host,
+    refuse("host memory", on_host, machine.host_limit, "this rank's share of " + of_host, is_of_host,
            !change.empty() ? change
                            : "the optimizer state fits neither on the device nor in host memory: split it over more "
                              "replicas (parallel.zero_stage = 1), or the model over more ranks");
@@ -269,7 +272,9 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   if (plan.total > machine.memory_limit)
     refuse(
         "memory", plan.total, machine.memory_limit,
-        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "the memory available now",
+        config.hardware.memory_limit > 0 ? "hardware.memory_limit"
+        : machine.gpu                    ? now
+                                         : of_host,
         [&](const std::string& category) { return !machine.gpu || !is_of_host(category); },
         advice ? advice() : change_that_fits(plan, config, vocab, machine));
 }

@@ -2,6 +2,7 @@
 """Limits of users and containers: if the system refuses threads or memory, the error says so and is not reported as a bug."""
 import os
 import resource
+import shutil
 import subprocess
 import unittest
 
@@ -73,6 +74,36 @@ class Limits(rig.Runs):
             if result.returncode == 0:
                 break
         self.assertEqual(seen, {0, DOES_NOT_FIT}, "the limits tried reach from too little to enough")
+
+    def in_group(self, line, files, *sets):
+        """Trains in a mount namespace in which these are the files of the process's control groups."""
+        script = ("mount -t tmpfs none /sys/fs/cgroup && " +
+                  "".join(f"mkdir -p $(dirname {path}) && echo {text} > {path} && " for path, text in files.items()) +
+                  "mount --bind cgroup /proc/$$/cgroup && exec \"$0\" \"$@\"")
+        (self.folder / "cgroup").write_text(line + "\n")
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        return subprocess.run(["unshare", "-m", "sh", "-c", script, rig.TRAINER, "--config", "config.toml", "--max-steps", "1",
+                               "--set", *sets], cwd=self.folder, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
+
+    def test_limits_of_the_processes_own_control_groups_count(self):
+        """The files are read in unit_base; here, that a run obeys them."""
+        if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/sys/fs/cgroup"], capture_output=True).returncode != 0:
+            self.skipTest("this user may not mount a file system")
+        large = ("model.d_model=512", "model.n_layer=4", "train.micro_batch=4")  # about 200 MiB
+        job, group = "/sys/fs/cgroup/slurm.scope/job_7", "0::/slurm.scope/job_7/step_0/user/task_0"
+        memory = {job + "/memory.max": 50 << 20, job + "/memory.current": 1 << 20}
+        result = self.in_group(group, memory, *large)
+        self.assertEqual(result.returncode, DOES_NOT_FIT, result.stderr)
+        self.assertRegex(result.stderr, r"only 49(\.0)? MiB is available \(the memory that the cgroup of this job or container leaves\)")
+        result = self.in_group("4:memory:/docker/abc", {"/sys/fs/cgroup/memory/memory.limit_in_bytes": 50 << 20}, *large)
+        self.assertEqual(result.returncode, DOES_NOT_FIT, result.stderr)
+        self.assertEqual(self.in_group(group, {job + "/memory.max": "max"}, *large).returncode, 0)
+        for quota, threads in (("'50000 100000'", 1), ("max", len(os.sched_getaffinity(0)))):
+            result = self.in_group(group, {job + "/cpu.max": quota}, "run.threads=0")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(result.stderr, rf"1 rank with {threads} threads?\b")
+        result = self.in_group(group, {job + "/cpu.max": "'50000 100000'"}, "run.threads=2")
+        self.assertIn("run.threads = 2 exceeds the CPU quota of this container or job, 1 core", result.stderr)
 
     def test_more_threads_than_cores_are_reported(self):
         reported = "run.threads = 1000 exceeds this machine's"
