@@ -37,8 +37,10 @@ Ownership::Ownership(std::vector<OwnedMatrix> matrices, mesh::AxisSet among, boo
     const mesh::MeshShape& mesh = matrices_.front().layout.mesh();
     members_ = mesh.members(0, among);
     if (split_state && mesh.has("data")) data_ = mesh.set("data");
-    TRAINER_CHECK((data_ & ~among) == 0, "with ZeRO-1 the replicas share the orthogonalization: {} lacks the axis data",
-                  mesh.name_of(among));
+    // `among` may lack axes of one rank: "data" combines replicas and depth in 2.5D, and either may be 1.
+    TRAINER_CHECK(mesh.group_size(data_ & ~among) == 1,
+                  "with ZeRO-1 the replicas share the orthogonalization: {} lacks the axis data", mesh.name_of(among));
+    data_ &= among;
   }
   for (const OwnedMatrix& matrix : matrices_) {
     TRAINER_CHECK(matrix.layout.shape().dims() == 2 && matrix.layout.extents() == matrix.layout.shape(),

@@ -128,6 +128,12 @@ class Muon(rig.Runs):
             self.train_on(4, f"run.dir={name}", *common, *sets, transport=transport)
             self.assert_same_run(8, name, "plain")
 
+    def test_zero_divides_the_state_over_depth(self):
+        depth = [*MUON, "parallel.strategy=optimus-2d", "parallel.mesh=[1, 1, 2]", "run.threads=1"]
+        self.train_on(2, "run.dir=plain", *depth)
+        self.train_on(2, "run.dir=zero", *depth, "parallel.zero_stage=1")
+        self.assert_same_run(8, "zero", "plain")
+
     def test_ranks_with_different_instruction_sets_use_the_lowest(self):
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on this machine")

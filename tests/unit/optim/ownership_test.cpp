@@ -195,7 +195,11 @@ TEST(Ownership, OfRandomLayoutsIsWholeAndTheSameOnBothSides) {
   for (int trial = 0; trial < 60; ++trial) {
     const Slots slots = random_slots(engine);
     const AxisSet all = slots.mesh.all(), replica = all & ~slots.mesh.set("data");
-    for (const auto& [among, split_state] : {std::pair(all, false), std::pair(all, true), std::pair(replica, false)}) {
+    AxisSet wide = 0;  // without axes of one rank, "data" among them
+    for (int axis = 0; axis < slots.mesh.axes(); ++axis)
+      if (slots.mesh.size(axis) > 1) wide |= AxisSet{1} << axis;
+    for (const auto& [among, split_state] :
+         {std::pair(all, false), std::pair(all, true), std::pair(wide, true), std::pair(replica, false)}) {
       SCOPED_TRACE(format("seed 43, trial {}: {} ranks, among {}, ZeRO {}", trial, slots.mesh.world_size(),
                           slots.mesh.name_of(among), split_state));
       const Ownership ownership(slots.matrices(), among, split_state);

@@ -32,13 +32,18 @@ std::vector<Case> cases() {
                              AxonnGrid{1, 2, 2, 2, Arch::llama}})
     add(to_string(g), configure(g));
   for (const Square& s :
-       {Square{2}, Square{2, 1, 2, Arch::llama}, Square{2, 2, 1, Arch::gpt2, "auto", {1, 1}, "gather"}})
+       {Square{2}, Square{2, 1, 2, Arch::llama}, Square{1, 2}, Square{2, 2, 1, Arch::gpt2, "auto", {1, 1}, "gather"}})
     add(to_string(s), configure(s));
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const LayoutCase mixed = mixed_specs(arch);
     add(mixed.name, mixed.config);
   }
   return all;
+}
+
+/// True if ranks hold copies of the model, among which ZeRO-1 divides the optimizer state: replicas, or depth in 2.5D.
+bool has_copies(const Config& c) {
+  return c.parallel.data > 1 || (c.parallel.mesh.size() == 3 && c.parallel.mesh[2] > 1);
 }
 
 /// Returns all tensors after three updates.
@@ -78,7 +83,7 @@ TEST_P(MuonLayouts, HaveTheBitsOfOneRankGivenEqualGradients) {
     same(
         "one lane", [](Config&) {}, 1);
     same("no overlap", [](Config& c) { c.debug.overlap = false; });
-    if (GetParam().config.parallel.data <= 1) continue;
+    if (!has_copies(GetParam().config)) continue;
     same("ZeRO-1", [](Config& c) { c.parallel.zero_stage = 1; });
     same("owners in each replica", [](Config& c) { c.muon.owners = config::MuonOwners::replica; });
   }
@@ -97,7 +102,7 @@ TEST_P(MuonLayouts, FollowOneRankAndSendThePredictedBytes) {
   }
   const Result narrow = train(c, DType::f32, 10), narrow_one = train(on_one_rank(c), DType::f32, 10);
   EXPECT_NEAR(narrow.losses.back() / narrow_one.losses.back(), 1, 1e-5);
-  if (c.parallel.data <= 1) return;
+  if (!has_copies(c)) return;
   Config split = c;
   split.parallel.zero_stage = 1;
   const Result zero = train(split, DType::f64, kSteps);
