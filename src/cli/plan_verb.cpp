@@ -201,10 +201,14 @@ int plan_command(const PlanOptions& o) {
   std::optional<plan::Cluster> given;
   if (!o.cluster.empty() || !o.profile.empty()) given = cluster_of(o, o.profile.empty() ? o.cluster : o.profile);
   plan::PlanRequest request;
-  request.config = config::load(o.config.file, o.config.sets, reading_models({.files = false, .plans = true}));
+  int64_t ranks = 1;
+  const auto free = [&](config::Config& config) {  // before validation: a free key conflicts with nothing
+    ranks = config::ranks_of_replica(config);
+    free_keys(config, o.free);
+  };
+  request.config =
+      config::load(o.config.file, o.config.sets, reading_models({.files = false, .plans = true, .adjust = free}));
   const plan::Cluster cluster = given ? *given : cluster_of(o, request.config.hardware.profile);
-  const int64_t ranks = config::ranks_of_replica(request.config);
-  free_keys(request.config, o.free);
   request.bf16_gradients = std::ranges::count(o.free, "parallel.rs_dtype") > 0;
   request.vocab = vocabulary(request.config);
   request.own.threads = static_cast<int>(std::max<int64_t>(1, request.config.run.threads));

@@ -259,13 +259,19 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
   return found;
 }
 
+namespace {
+
+bool has_layout(const Config& config, int64_t devices) {
+  std::string broken;
+  return !std::ranges::all_of(enumerate_layouts(config, devices, broken), needs_spec);
+}
+
+}  // namespace
+
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
   if (needs_spec(config)) config.origins.erase("parallel.strategy");  // autoddl's space contains the named layouts
   const int64_t farthest = std::clamp<int64_t>(devices / 16, 64, 4096);
-  const auto any = [&](int64_t count) {
-    std::string broken;
-    return !std::ranges::all_of(enumerate_layouts(config, count, broken), needs_spec);
-  };
+  const auto any = [&](int64_t count) { return has_layout(config, count); };
   const double end = now_seconds() + 2;
   int64_t fewer = 0, more = 0;
   for (int64_t step = 1; step <= farthest && (fewer == 0 || more == 0) && now_seconds() < end; ++step) {
@@ -275,6 +281,33 @@ std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
   std::vector<int64_t> counts = {fewer, more};
   std::erase(counts, 0);
   return counts;
+}
+
+std::vector<std::string> nearest_batches(const Config& config, int64_t devices) {
+  const bool micro_given = is_given(config, "train.micro_batch");
+  Config trial = config;
+  if (needs_spec(trial)) trial.origins.erase("parallel.strategy");
+  const double end = now_seconds() + 1;
+  std::vector<std::string> texts;
+  // Appends the nearest values below and above the configured one, which are multiples of `unit`.
+  const auto add = [&](const char* name, int64_t& value, int64_t unit, int64_t most) {
+    const int64_t given = value, below = given / unit * unit;
+    std::vector<int64_t> found;
+    for (const int64_t step : {-unit, unit})
+      for (value = step < 0 && below < given ? below : below + step; value >= unit && value <= most; value += step) {
+        if (now_seconds() > end) break;
+        if (!has_layout(trial, devices)) continue;
+        found.push_back(value);
+        break;
+      }
+    value = given;
+    if (!found.empty()) texts.push_back(format("{} = {}", name, fmt::join(found, " or ")));
+  };
+  const int64_t data = is_given(config, "parallel.data") ? std::max<int64_t>(1, config.parallel.data) : 1;
+  add("global_batch", trial.train.global_batch, (micro_given ? config.train.micro_batch : 1) * data,
+      2 * std::max(config.train.global_batch, devices));
+  if (micro_given) add("micro_batch", trial.train.micro_batch, 1, config.train.global_batch);
+  return texts;
 }
 
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node) {

@@ -37,6 +37,9 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
 /// `devices` by at most a sixteenth (but no less than 64 and no more than 4096), and are found within two seconds.
 /// Layouts of autoddl count only if tables are given.
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices);
+/// Returns the batches near the configured ones for which `devices` devices have a layout: "global_batch = 24 or 32",
+/// "micro_batch = 2 or 4" if that key is given; empty if there are none.
+std::vector<std::string> nearest_batches(const Config& config, int64_t devices);
 
 /// Returns lists of one to three extents above 1 whose product is `ranks`.
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node);

@@ -360,6 +360,7 @@ Config Loader::finish() {
   if (readable_) {
     take_settings_of_weights();
     replace_length();
+    if (options_.adjust) options_.adjust(config_);
     resolve(config_);
     resolve_shards(config_, options_.world.value_or(1));
     validate(config_, options_, mistakes_);

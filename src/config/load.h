@@ -22,6 +22,8 @@ struct LoadOptions {
   std::string resume = {};
   /// The planner has yet to choose the layout, so the rules for layouts are not checked.
   bool plans = false;
+  /// Called with the keys that were read, before they are resolved and validated. May change them.
+  std::function<void(Config&)> adjust = {};
   /// Returns the settings, in the form of --set, that follow from the model in model.init_from; keys that the user set
   /// take precedence. If it is gone, they come from the run's newest checkpoint. An empty function: the model's shape
   /// comes from the configuration only.

@@ -115,12 +115,14 @@ void check_model(const Model& m, Checker& checker) {
   check_rope(m, checker);
 }
 
-void check_batches(const Config& config, Checker& checker) {
+/// `plans`: the planner chooses a micro-batch that is not given.
+void check_batches(const Config& config, bool plans, Checker& checker) {
   const Train& train = config.train;
+  const bool chosen = (plans || is_automatic(config)) && !is_given(config, "train.micro_batch");
   checker.require(train.steps == 0 || train.tokens == 0, {"train.tokens", "train.steps"},
                   "steps = {} and tokens = {} both set the length of the run; keep one", train.steps, train.tokens);
   checker.require(
-      train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
+      chosen || train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
       "global_batch = {} is not a multiple of micro_batch = {}; change one of them, such as global_batch = {}",
       train.global_batch, train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   checker.require(train.recompute_layers <= config.model.n_layer, {"train.recompute_layers", "model.n_layer"},
@@ -315,7 +317,7 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   if (files) check_place_holders(config, checker);
   check_model(config.model, checker);
   check_data(config, files, checker);
-  check_batches(config, checker);
+  check_batches(config, options.plans, checker);
   checker.require(config.optim.min_lr <= config.optim.lr, {"optim.min_lr", "optim.lr"},
                   "min_lr = {} is above lr = {}; lower it", config.optim.min_lr, config.optim.lr);
   // With train.tokens, the steps of a resumed run follow from the tokens that it has seen: see require_schedule().

@@ -15,6 +15,7 @@
 #include "config/sharding_spec.h"
 #include "device/thread_pool.h"
 #include "plan/layout_search.h"
+#include "plan/obstacles.h"
 #include "plan/update_time.h"
 
 namespace trainer::plan {
@@ -116,6 +117,8 @@ class Planning {
     keep_fastest_specs();
     confirm(request_.shown);
     recompute_less();
+    if (plan_.runs.empty() && plan_.too_large.empty()) obstacles_.throw_first();
+    if (obstacles_.count() > 0) plan_.left_out.push_back(obstacles_.text());
     plan_.spares_bf16_gradients = !plan_.runs.empty() && !request_.bf16_gradients &&
                                   !config::is_given(request_.config, "parallel.rs_dtype") &&
                                   scatters_in_fp32(plan_.runs.front());
@@ -140,7 +143,7 @@ class Planning {
         continue;
       }
       PlannedRun run = planned(config);
-      search_.estimate(run);
+      if (!builds(run, [&](PlannedRun& built) { search_.estimate(built); })) continue;
       double& best = by_batch.try_emplace({config.parallel.data, config.train.micro_batch}, run.estimate).first->second;
       best = std::min(best, run.estimate);
       runs.push_back(std::move(run));
@@ -161,19 +164,34 @@ class Planning {
         std::ranges::any_of(to_search, [](const Config* config) { return prime_factors(*config) > 3; }))
       leave_out("sharding specs over more than 3 mesh axes");
     const size_t searches = only_specs ? to_search.size() : std::min(kSearched, to_search.size());
-    for (size_t i = 0; i < searches; ++i)
-      search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, searches, runs);
+    for (size_t i = 0; i < searches; ++i) {
+      PlannedRun searched = planned(*to_search[i]);
+      builds(searched, [&](PlannedRun&) {
+        search_.find_specs(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, searches, runs);
+      });
+    }
     std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
     if (searches_specs_ && std::ranges::all_of(runs, repeats_gemms))
       runs.clear();  // given specs are planned as they are
     if (runs.empty()) {
-      const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
+      obstacles_.throw_first();
+      std::vector<std::string> fitting = config::nearest_batches(request_.config, request_.devices);
+      if (const auto counts = config::nearest_device_counts(request_.config, request_.devices); !counts.empty())
+        fitting.insert(fitting.begin(), format("{} devices", fmt::join(counts, " or ")));
       throw Error(Code::config,
                   format("no layout on {} devices fits the model and the given keys: {}{}", request_.devices,
                          broken.empty() ? "no strategy supports this number of devices" : broken,
-                         nearest.empty() ? "" : format("; {} devices would fit", fmt::join(nearest, " or "))));
+                         fitting.empty() ? "" : format("; {} would fit", fmt::join(fitting, ", or "))));
     }
     return runs;
+  }
+
+  /// Attempts work(run); counts its obstacle.
+  template <typename F>
+  bool builds(PlannedRun& run, F&& work) {
+    if (Obstacles::attempt(run, work)) return true;
+    obstacles_.count(run);
+    return false;
   }
 
   void price(std::vector<PlannedRun> runs) {
@@ -202,7 +220,13 @@ class Planning {
   }
 
   void sort_in(std::vector<PlannedRun> runs) {
-    for (PlannedRun& run : runs) (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
+    for (PlannedRun& run : runs) {
+      if (run.obstacle) {
+        obstacles_.count(run);
+        continue;
+      }
+      (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
+    }
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
   }
 
@@ -224,13 +248,14 @@ class Planning {
   void recompute_less() {
     const size_t shown = std::min(request_.shown, plan_.runs.size());
     for_each(std::span(plan_.runs).first(shown), [&](PlannedRun& run) { pricer_.recompute_less(run, Depth::all); });
+    for (PlannedRun& run : plan_.runs) run.obstacle.reset();  // the run as it is can be built
     sort_in({});
   }
 
-  /// Calls work(run) for each run, on several threads.
+  /// Attempts work(run) for each run, on several threads.
   template <typename F>
   void for_each(std::span<PlannedRun> runs, F&& work) {
-    pool_.parallel_for(std::ssize(runs), [&](int64_t i) { work(runs[static_cast<size_t>(i)]); });
+    pool_.parallel_for(std::ssize(runs), [&](int64_t i) { Obstacles::attempt(runs[static_cast<size_t>(i)], work); });
   }
 
   template <typename... Args>
@@ -321,9 +346,11 @@ class Planning {
       walked.insert(identity(start->config));
       Config fast = reopened(start->config);
       config::set_tables(fast, config::sharding_of(fast));
-      std::vector<PlannedRun> next;
+      std::vector<PlannedRun> next, neighbours;
       complete |= in_vain == 0;
-      for (PlannedRun& run : search_.neighbours(fast)) {
+      PlannedRun from = planned(fast);
+      builds(from, [&](PlannedRun&) { neighbours = search_.neighbours(fast); });
+      for (PlannedRun& run : neighbours) {
         if (seen_.contains(identity(run.config))) continue;
         if (next.size() == request_.most_priced / 2) {
           complete = false;
@@ -375,6 +402,7 @@ class Planning {
   LayoutSearch search_;
   Plan plan_;
   std::set<std::string> seen_;
+  Obstacles obstacles_;
   bool searches_specs_ = false;
 };
 

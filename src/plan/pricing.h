@@ -1,8 +1,10 @@
 #pragma once
 // Pricing: the time and memory of one layout of a run, from its own program (plan/program.h, plan/price.h).
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "config/config.h"
 #include "device/isa.h"
 #include "plan/cluster.h"
@@ -37,6 +39,7 @@ struct PlannedRun {
   double estimate = 0;          // seconds, by the additive model
   std::vector<Choice> choices;  // to be priced, in this order
   double tokens_per_s = 0, mfu = 0;
+  std::optional<Error> obstacle;  // why its step cannot be built
 };
 
 /// Returns the run of a configuration, to be priced; keys of other strategies are dropped.

@@ -95,6 +95,38 @@ class Plan(rig.Runs):
         per_step = {axis: {op: count * 2 for op, count in ops.items()} for axis, ops in runs[0]["comm_bytes"].items()}
         self.assertEqual(end["measured"]["comm_bytes"], per_step)
 
+    def test_a_free_batch_conflicts_with_nothing(self):
+        conflict = ("--devices", "2", "--set", "train.global_batch=8", "train.micro_batch=3")
+        self.assertIn("not a multiple of micro_batch = 3", self.plan(*conflict, status=2, stdout=False))
+        for free in ("all", "train.micro_batch"):
+            runs = json.loads(self.plan(*conflict, "--free", free, "--json", "--top", "99"))["runs"]
+            self.assertTrue(runs)
+            for run in runs:
+                self.assertEqual(8 % (run["micro_batch"] * run["data"]), 0)
+        text = (self.folder / "config.toml").read_text()  # a batch that is not given is free, whatever its default
+        (self.folder / "config.toml").write_text(text.replace("micro_batch = 2\n", "").replace("global_batch = 4", "global_batch = 6"))
+        self.assertTrue(json.loads(self.plan("--devices", "2", "--json"))["runs"])
+        self.train('parallel.strategy="auto"', "hardware.profile=cluster.toml", max_steps=1)
+
+    def test_the_batches_that_would_fit_are_named(self):
+        def why(devices, *sets):
+            return self.plan("--devices", str(devices), "--set", *sets, status=2, stdout=False)
+        text = why(8, "train.global_batch=28", "parallel.data=8", "train.micro_batch=1")
+        self.assertIn("global_batch = 28 does not divide over data = 8", text)
+        self.assertRegex(text, r"global_batch = 24 or 32 would fit")
+        for batch in (24, 32):
+            self.plan("--devices", "8", "--set", f"train.global_batch={batch}", "parallel.data=8", "train.micro_batch=1")
+        text = why(4, "train.global_batch=8", "parallel.data=4", "train.micro_batch=4")
+        self.assertRegex(text, r"global_batch = 16, or micro_batch = 2 would fit")
+        self.plan("--devices", "4", "--set", "train.global_batch=8", "parallel.data=4", "train.micro_batch=2")
+
+    def test_layouts_with_depth_are_planned_with_muon_and_zero(self):
+        sets = ("optim.name=muon", "parallel.strategy=optimus-2d", "parallel.mesh=[1, 1, 2]", "parallel.zero_stage=1",
+                "parallel.data=1")
+        document = json.loads(self.plan("--devices", "2", "--json", "--set", *sets))
+        self.assertEqual([run["zero_stage"] for run in document["runs"]], [1])
+        self.assertNotIn("cannot be built", str(document["not_tried"]))
+
     def test_any_row_of_the_table_can_be_written(self):
         args = ("--devices", "4", "--free", "all", "--set", "model.n_head=4")
         document = json.loads(self.plan(*args, "--json", "--top", "1", "--emit", "third.toml", "--row", "3"))

@@ -9,6 +9,7 @@
 #include "config/layouts.h"
 #include "config/load.h"
 #include "config/sharding_spec.h"
+#include "plan/obstacles.h"
 #include "plan/plan_text.h"
 #include "rigs/cluster_files.h"
 #include "rigs/messages.h"
@@ -226,6 +227,33 @@ TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
   EXPECT_EQ(nearest({"parallel.strategy=optimus-2d", "parallel.data=1"}, 15), (Counts{8, 16}));
   for (const int64_t devices : nearest({}, 7))
     EXPECT_FALSE(planned(small(), devices, cluster_file("h100")).runs.empty());
+}
+
+TEST(Planner, NamesTheNearestBatchesThatHaveALayout) {
+  using Batches = std::vector<std::string>;
+  const auto nearest = [](const std::vector<std::string>& sets, int64_t devices) {
+    return config::nearest_batches(small(sets), devices);
+  };
+  const std::string megatron = "parallel.strategy=megatron-1d";
+  EXPECT_EQ(nearest({megatron, "parallel.data=8", "train.global_batch=30"}, 8), (Batches{"global_batch = 24 or 32"}));
+  EXPECT_EQ(nearest({megatron, "parallel.data=8", "train.global_batch=4"}, 8), (Batches{"global_batch = 8"}));
+  EXPECT_EQ(nearest({megatron, "parallel.data=4", "train.global_batch=24", "train.micro_batch=8"}, 4),
+            (Batches{"global_batch = 32", "micro_batch = 6"}));
+  EXPECT_EQ(nearest({megatron, "parallel.data=1"}, 7), Batches{});  // heads do not divide, whatever the batch
+}
+
+TEST(Planner, ReportsLayoutsThatCannotBeBuilt) {
+  Obstacles obstacles;
+  EXPECT_NO_THROW(obstacles.throw_first());
+  for (const char* layout : {"parallel.tensor=2", "parallel.tensor=4"}) {
+    PlannedRun run = plan::planned(small({layout}));
+    EXPECT_TRUE(Obstacles::attempt(run, [](PlannedRun&) {}));
+    EXPECT_FALSE(Obstacles::attempt(run, [](PlannedRun&) { TRAINER_CHECK(1 < 0, "axes of the mesh are missing"); }));
+    obstacles.count(run);
+  }
+  tests::expect_parts(obstacles.text(),
+                      {"2 layouts", "cannot be built", "a bug", "tensor 2", "axes of the mesh are missing"});
+  tests::expect_error(Code::internal, {"axes of the mesh are missing"}, [&] { obstacles.throw_first(); });
 }
 
 // The search finds a layout by sharding specs that is no slower than the named strategies for the same batches.
