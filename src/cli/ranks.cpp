@@ -118,6 +118,7 @@ config::Config load_configuration(const ConfigOptions& options) {
 }
 
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb) {
+  comm::require_launcher();
   if (launched() > 1)
     return as_mpi_rank([&](comm::World& world) {
       const config::Config config = shared_configuration(world, options);
@@ -136,6 +137,7 @@ int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::Wor
 }
 
 int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& requested) {
+  comm::require_launcher();
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
     comm::require_same(world, requested, Code::usage, kOneCommand);

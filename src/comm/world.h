@@ -96,6 +96,9 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
 
 /// Returns the number of ranks that mpirun (or srun with PMI) started; empty if it did not start this process.
 std::optional<int> launched_ranks();
+/// Throws Code::usage if this process is one of several tasks that srun started without PMI, so that no MPI library can
+/// connect them. Not for processes in an interactive shell.
+void require_launcher();
 /// Returns the version of MPI for --version; empty if MPI is not compiled in.
 std::optional<std::string> mpi_version();
 /// Returns the MPI modules of this build, one of which a launched program loads; empty if MPI is linked or missing.

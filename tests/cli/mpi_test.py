@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """MPI loaded at run time: which library is chosen, which is rejected, and that training does not depend on it."""
 import os
+import re
 import shutil
 import subprocess
 import unittest
@@ -54,6 +55,17 @@ class Modules(rig.Runs):
         stderr = self.train("run.dir=mixed", *common, status=2)
         self.assertIn("2 ranks were started, but Open MPI", stderr)
         self.launcher = []
+
+
+@unittest.skipUnless(re.search(r"\bMPI v?[0-9]", VERSION), "this build does not link an MPI library (TRAINER_MPI=ON)")
+class Linked(rig.Runs):
+    def test_a_launcher_of_another_library_is_refused_with_advice_that_works(self):
+        result = subprocess.run([rig.TRAINER, "--config", "config.toml"], cwd=self.folder, capture_output=True, text=True,
+                                timeout=rig.TIMEOUT_SECONDS, env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2"})
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("2 ranks were started, but", result.stderr)
+        self.assertIn("is linked to it", result.stderr)
+        self.assertNotIn("TRAINER_MPI", result.stderr)  # which has no effect
 
 
 if __name__ == "__main__":

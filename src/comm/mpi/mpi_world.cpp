@@ -16,9 +16,11 @@ std::unique_ptr<World> mpi_world(const WorldOptions& options) {
   // An MPI library that does not match the launcher's cannot find the other ranks: each rank would train on its own.
   if (const int launched = launched_ranks().value_or(engine->size()); launched != engine->size())
     throw Error(Code::usage,
-                format("{} ranks were started, but {} finds {}: it is not the MPI library of this mpirun; set "
-                       "TRAINER_MPI to openmpi, mpich or the path of its libmpi.so",
-                       launched, mpi_version().value_or("MPI"), engine->size()));
+                format("{} ranks were started, but {} finds {}: it is not the MPI library of this launcher; {}",
+                       launched, mpi_version().value_or("MPI"), engine->size(),
+                       mpi_modules().empty()
+                           ? "this program is linked to it: use its mpirun, or build with this launcher's library"
+                           : "set TRAINER_MPI to openmpi, mpich or the path of the launcher's libmpi.so"));
   auto control = EngineWorld::make_control(*engine);
 
   char host[HOST_NAME_MAX + 1] = {};

@@ -1,6 +1,8 @@
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <map>
 #include <thread>
 
 #include "base/clock.h"
@@ -261,17 +263,76 @@ TEST(Engine, WaitsWithoutUsingACore) {
   EXPECT_LT(used, 0.05 * passed) << "all threads together";
 }
 
+/// Sets variables of the environment during its lifetime.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, std::string>& variables) : variables_(variables) {
+    for (const auto& [name, value] : variables_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : variables_) unsetenv(name.c_str());
+  }
+
+ private:
+  std::map<std::string, std::string> variables_;
+};
+
 TEST(LaunchedRanks, ComeFromTheLaunchersVariables) {
-  const auto with = [](const char* name, const char* value) {
-    setenv(name, value, 1);
-    const auto ranks = launched_ranks();
-    unsetenv(name);
-    return ranks;
+  struct Case {
+    const char* name;
+    std::map<std::string, std::string> variables;
+    std::optional<int> ranks;
+    bool refused = false;  // tasks of srun that no MPI library can connect
   };
-  EXPECT_EQ(launched_ranks(), std::nullopt);
-  EXPECT_EQ(with("OMPI_COMM_WORLD_SIZE", "3"), 3);
-  EXPECT_EQ(with("PMI_SIZE", "12"), 12);
-  EXPECT_EQ(with("SLURM_NTASKS", "8"), std::nullopt);  // a batch script is not a launched rank
+  const std::string own = std::to_string(getpid());
+  const auto step = [&](std::map<std::string, std::string> more) {  // a task of srun -n 4
+    more.insert({{"SLURM_JOB_ID", "134"},
+                 {"SLURM_NTASKS", "4"},
+                 {"SLURM_STEP_ID", "0"},
+                 {"SLURM_STEP_NUM_TASKS", "4"},
+                 {"SLURM_PROCID", "0"},
+                 {"SLURM_TASK_PID", own}});
+    return more;
+  };
+  const Case cases[] = {
+      {"no launcher", {}, {}},
+      {"mpirun of Open MPI", {{"OMPI_COMM_WORLD_SIZE", "3"}}, 3},
+      {"mpiexec of MPICH", {{"PMI_SIZE", "12"}}, 12},
+      {"a batch script", {{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_TASK_PID", own}}, {}},
+      {"salloc", {{"SLURM_JOB_ID", "134"}, {"SLURM_NTASKS", "8"}}, {}},
+      {"srun without PMI", step({}), {}, true},
+      {"the same through a script", step({{"SLURM_TASK_PID", "1"}}), {}, true},
+      {"srun -n 1 without PMI", step({{"SLURM_STEP_NUM_TASKS", "1"}}), {}},
+      {"srun --mpi=pmi2", step({{"PMI_SIZE", "4"}}), 4},
+      {"srun --mpi=pmix", step({{"PMIX_RANK", "0"}}), 4},
+      {"srun --mpi=pmix in a larger allocation", step({{"PMIX_RANK", "0"}, {"SLURM_NTASKS", "9"}}), 4},
+      {"srun --mpi=pmix --pty trainer", step({{"PMIX_RANK", "0"}, {"SLURM_PTY_PORT", "4711"}}), 4},
+      {"srun --pty trainer", step({{"SLURM_PTY_PORT", "4711"}}), {}, true},
+      {"srun --pty bash", step({{"SLURM_PTY_PORT", "4711"}, {"SLURM_TASK_PID", "1"}}), {}},
+      {"srun --mpi=pmi2 --pty bash", step({{"PMI_SIZE", "4"}, {"SLURM_PTY_PORT", "1"}, {"SLURM_TASK_PID", "1"}}), {}},
+      {"srun --mpi=pmix --pty bash",
+       step({{"PMIX_RANK", "0"}, {"SLURM_PTY_WIN_COL", "80"}, {"SLURM_TASK_PID", "1"}}),
+       {}},
+      {"salloc with an interactive step",
+       step({{"PMIX_RANK", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_TASK_PID", "1"}}), 1},
+      {"mpirun in srun --pty bash",
+       step({{"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "0"}, {"SLURM_PTY_PORT", "1"}, {"SLURM_TASK_PID", "1"}}), 2},
+      {"mpiexec of MPICH in srun --pty bash",
+       step({{"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "4"}, {"SLURM_PTY_PORT", "1"}, {"SLURM_TASK_PID", "1"}}), 4},
+      {"mpirun_rsh of MVAPICH in srun --pty bash",
+       step({{"PMI_SIZE", "2"}, {"SLURM_PTY_PORT", "1"}, {"SLURM_TASK_PID", "1"}}), 2},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.name);
+    const Environment environment(each.variables);
+    EXPECT_EQ(launched_ranks(), each.ranks);
+    if (each.refused)
+      expect_error(Code::usage, {"srun started 4 tasks", "PMI", "--mpi=pmix", "mpirun -np 4"}, require_launcher);
+    else
+      EXPECT_NO_THROW(require_launcher());
+  }
+  const Environment last(step({{"SLURM_PROCID", "3"}}));
+  EXPECT_EQ(error_of(require_launcher).scope(), Scope::another_rank);  // task 0 prints the message
 }
 
 }  // namespace
