@@ -182,7 +182,14 @@ bool Engine::wait_for_all_ranks(double seconds) noexcept try {
   std::unique_lock lock(mutex_);
   in_barrier_ = true;
   transport_->notifier().notify();
-  return answered_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return barrier_done_; });
+  while (!barrier_done_ &&
+         seconds > 0) {  // in short waits, so that time for which this process is suspended counts less
+    const double begin = now_seconds();
+    answered_.wait_for(lock, std::chrono::duration<double>(std::min(seconds, kSuspendedSeconds)),
+                       [this] { return barrier_done_; });
+    seconds -= std::min(now_seconds() - begin, kSuspendedSeconds);
+  }
+  return barrier_done_;
 } catch (...) {
   return false;
 }

@@ -22,6 +22,9 @@
 
 namespace trainer::comm {
 
+/// A progress thread that has not run for this long was suspended (SIGSTOP, a sleeping machine), or starved.
+inline constexpr double kSuspendedSeconds = 1;
+
 class Engine {
  public:
   /// Opens the transport on the new progress thread; rethrows the transport's exceptions.
@@ -42,7 +45,8 @@ class Engine {
   struct Channel;
   Channel& channel(const Group& group, Purpose purpose);
   /// Starts an operation. Throws Code::comm if the world has failed. The collective's memory must stay valid until
-  /// wait() returns.
+  /// wait() returns. If wait() throws, messages may still be in flight: the memory must then be that of a device, or
+  /// never be freed.
   Pending* start(Channel& channel, const Collective& collective);
 
   /// Starts to watch an operation that runs outside the engine, for example in NCCL. Throws like start(). mark_ended()
@@ -99,6 +103,8 @@ class Engine {
   bool is_busy() const;
   // The watchdog, which runs on the progress thread as well.
   void watch(double now);
+  /// Extends all deadlines by the time for which this process was suspended: other ranks could not be heard meanwhile.
+  void skip_suspension(double now);
   void conclude_probe(double now);
   /// Decides whether a control operation whose ranks are all alive may wait longer. True if a missing rank is busy or
   /// may be waiting for a busy rank. False if all missing ranks have themselves waited too long; if no rank is missing,
@@ -147,7 +153,7 @@ class Engine {
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;
-  double moved_at_ = 0, next_watch_ = 0;
+  double moved_at_ = 0, next_watch_ = 0, turned_at_ = 0;
   std::thread thread_;
 };
 

@@ -1,7 +1,9 @@
 #include "comm/engine_world.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include "device/pages.h"
 #include "tensor/buffer.h"
 
 namespace trainer::comm {
@@ -23,6 +25,9 @@ class EngineCommunicator final : public Communicator {
       host_staging_.resize(static_cast<size_t>(kStagingBytes));
     }
     staging_memory_ = host_staging_.empty() ? staging_.tensor().data : host_staging_.data();
+  }
+  ~EngineCommunicator() override {
+    if (device::keeps_memory()) std::ignore = new std::vector<std::byte>(std::move(host_staging_));
   }
 
  private:

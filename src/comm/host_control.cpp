@@ -8,14 +8,6 @@
 namespace trainer::comm {
 namespace {
 
-template <typename T>
-Tensor tensor_of(std::span<T> values) {
-  return {reinterpret_cast<std::byte*>(values.data()), {static_cast<int64_t>(values.size())}, DTypeOf<T>::value};
-}
-Tensor bytes_of(std::string& text, size_t begin, size_t count) {
-  return {reinterpret_cast<std::byte*>(text.data() + begin), {static_cast<int64_t>(count)}, DType::u8};
-}
-
 // Packs an error as text: its code, then the message. Empty if there is none.
 std::string packed(const std::optional<Error>& problem) {
   return problem ? static_cast<char>('A' + static_cast<int>(problem->code())) + std::string(problem->what())
@@ -59,43 +51,58 @@ void Control::run_on_all_ranks(const std::function<void()>& action) {
 HostControl::HostControl(const std::function<std::unique_ptr<Communicator>(device::Device&)>& make)
     : all_(make(device_)) {}
 
+Scratch HostControl::take(size_t count, DType dtype) {
+  return ex_.take("control", {static_cast<int64_t>(count)}, dtype);
+}
+
 void HostControl::barrier() {
-  int64_t one = 1;
-  all_->all_reduce(ex_, tensor_of(std::span(&one, 1))).join(ex_);
+  const Scratch one = take(1, DType::i64);
+  all_->all_reduce(ex_, one).join(ex_);
 }
 
 void HostControl::broadcast(std::string& bytes, int root) {
-  int64_t length = static_cast<int64_t>(bytes.size());
-  all_->broadcast(ex_, tensor_of(std::span(&length, 1)), root).join(ex_);
-  if (length == 0) {
+  const Scratch length = take(1, DType::i64);
+  auto& count = *length.tensor().as<int64_t>();
+  count = static_cast<int64_t>(bytes.size());
+  all_->broadcast(ex_, length, root).join(ex_);
+  if (count == 0) {
     bytes.clear();
     return;
   }
-  bytes.resize(static_cast<size_t>(length));
-  all_->broadcast(ex_, bytes_of(bytes, 0, bytes.size()), root).join(ex_);
+  bytes.resize(static_cast<size_t>(count));
+  const Scratch copy = take(bytes.size(), DType::u8);
+  std::ranges::copy(bytes, reinterpret_cast<char*>(copy.tensor().data));
+  all_->broadcast(ex_, copy, root).join(ex_);
+  bytes.assign(reinterpret_cast<const char*>(copy.tensor().data), bytes.size());
 }
 
 std::vector<std::string> HostControl::gather(const std::string& bytes) {
   const size_t ranks = static_cast<size_t>(all_->size()), mine = static_cast<size_t>(all_->rank());
-  std::vector<int64_t> lengths(ranks);
+  const Scratch counts = take(ranks, DType::i64);
+  const std::span lengths(counts.tensor().as<int64_t>(), ranks);
   lengths[mine] = static_cast<int64_t>(bytes.size());
-  all_->all_gather(ex_, tensor_of(std::span(&lengths[mine], 1)), tensor_of(std::span(lengths))).join(ex_);
-  const size_t longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  all_->all_gather(ex_, counts.tensor().range(all_->rank(), 1), counts).join(ex_);
+  const int64_t longest = std::ranges::max(lengths);
   std::vector<std::string> parts(ranks);
   if (longest == 0) return parts;
-  std::string table(ranks * longest, '\0');
-  bytes.copy(table.data() + mine * longest, bytes.size());
-  all_->all_gather(ex_, bytes_of(table, mine * longest, longest), bytes_of(table, 0, table.size())).join(ex_);
+  const Scratch table = take(ranks * static_cast<size_t>(longest), DType::u8);
+  const auto part = [&](size_t rank) { return table.tensor().range(static_cast<int64_t>(rank) * longest, longest); };
+  std::ranges::copy(bytes, reinterpret_cast<char*>(part(mine).data));
+  all_->all_gather(ex_, part(mine), table).join(ex_);
   for (size_t rank = 0; rank < ranks; ++rank)
-    parts[rank] = table.substr(rank * longest, static_cast<size_t>(lengths[rank]));
+    parts[rank].assign(reinterpret_cast<const char*>(part(rank).data), static_cast<size_t>(lengths[rank]));
   return parts;
 }
 
 void HostControl::sum(std::span<double> values) {
   // Each all_reduce is small enough to add in rank order.
-  for (size_t begin = 0; begin < values.size(); begin += kDirectElements)
-    all_->all_reduce(ex_, tensor_of(values.subspan(begin, std::min<size_t>(kDirectElements, values.size() - begin))))
-        .join(ex_);
+  for (size_t begin = 0; begin < values.size(); begin += kDirectElements) {
+    const std::span<double> some = values.subspan(begin, std::min<size_t>(kDirectElements, values.size() - begin));
+    const Scratch copy = take(some.size(), DType::f64);
+    std::ranges::copy(some, copy.tensor().as<double>());
+    all_->all_reduce(ex_, copy).join(ex_);
+    std::copy_n(copy.tensor().as<double>(), some.size(), some.begin());
+  }
 }
 
 }  // namespace trainer::comm

@@ -20,6 +20,10 @@ class HostControl final : public Control {
   void sum(std::span<double> values) override;
 
  private:
+  /// Returns memory of the device for a message: unlike the caller's memory, it outlives messages that are in flight
+  /// when an operation fails (Engine::start).
+  Scratch take(size_t count, DType dtype);
+
   device::CpuDevice device_{1};
   Arena arena_{device_, Arena::Mode::heap};
   Meter meter_;

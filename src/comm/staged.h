@@ -2,14 +2,19 @@
 // Staged: an operation on device memory whose operands are copied through the host, for transports that support host
 // memory only. Its start blocks neither the host nor the compute stream; the host blocks in join().
 #include <memory>
+#include <tuple>
 
 #include "comm/communicator.h"
+#include "device/pages.h"
 
 namespace trainer::comm {
 
 class Staged final : public Pending {
  public:
   explicit Staged(device::Device& device) : mirror_(device.make_mirror()) {}
+  ~Staged() override {
+    if (device::keeps_memory()) std::ignore = mirror_.release();
+  }
   bool is_busy() const { return busy_; }
   /// Starts to copy `in` to the host, and replaces both operands with host copies that overlap in the same way. Returns
   /// the mirror to wait for.

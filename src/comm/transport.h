@@ -38,8 +38,9 @@ class Transport {
   virtual void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) = 0;
   /// Makes progress on messages; returns true if any message completed.
   virtual bool progress() = 0;
-  /// Cancels all messages that were started. Afterwards no message writes to this rank's memory.
-  virtual void cancel() noexcept = 0;
+  /// Cancels all messages that were started; progress() reports none of them. Returns true if some may still read or
+  /// write this rank's memory, which must then outlive the transport.
+  virtual bool cancel() noexcept = 0;
 
   virtual void send_control(int peer, const ControlMessage& message) noexcept = 0;
   virtual bool receive_control(ControlMessage& message) = 0;

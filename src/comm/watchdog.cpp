@@ -9,6 +9,7 @@
 #include "base/join.h"
 #include "base/log.h"
 #include "comm/engine_operation.h"
+#include "device/pages.h"
 
 namespace trainer::comm {
 namespace {
@@ -60,7 +61,20 @@ void Engine::fail(const Error& error) noexcept try {
 } catch (...) {
 }
 
+void Engine::skip_suspension(double now) {
+  const double before = std::exchange(turned_at_, now), gap = now - before;
+  if (before == 0 || gap < kSuspendedSeconds) return;
+  for (Channel* channel : active_) {
+    for (Operation* operation = channel->first; operation != nullptr; operation = operation->next)
+      operation->started = std::min(now, operation->started + gap);
+    channel->finished_at = std::min(now, channel->finished_at + gap);
+  }
+  probe_.sent += gap;
+  probe_.until += gap;
+}
+
 void Engine::watch(double now) {
+  skip_suspension(now);
   if (now < next_watch_) return;
   next_watch_ = now + std::min(20e-3, options_.timeout_s / 20);
   drop_ended();
@@ -237,7 +251,7 @@ void Engine::fail_here(const Error& error, bool tell) noexcept {
   failed_ = true;
   probe_.channel = nullptr;
   delayed_.clear();
-  transport_->cancel();
+  if (transport_->cancel()) device::keep_memory();
   Operation* submitted = nullptr;
   {
     const std::lock_guard lock(mutex_);

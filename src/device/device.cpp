@@ -82,6 +82,7 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
 }
 
 void CpuDevice::release_impl(std::byte* memory, int64_t bytes) noexcept {
+  if (keeps_memory()) return;
   if (bytes < kHugePage) {
     std::free(memory);
   } else {

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/shape.h"
 
@@ -11,7 +12,12 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
+std::atomic<bool> kept = false;
+
 }  // namespace
+
+void keep_memory() noexcept { kept = true; }
+bool keeps_memory() noexcept { return kept; }
 
 std::byte* map_pages(int64_t bytes) {
   // Maps one huge page more and trims both ends, so that the block starts on a huge page.

@@ -16,4 +16,9 @@ std::byte* map_pages(int64_t bytes);
 void touch_pages(ThreadPool& pool, std::byte* memory, int64_t bytes);
 void unmap_pages(std::byte* memory, int64_t bytes) noexcept;
 
+/// From now on, devices release no host memory of this process. For a process that ends because another rank was lost:
+/// MPI, or that rank if it returns, may still access the memory of messages that were in flight.
+void keep_memory() noexcept;
+bool keeps_memory() noexcept;
+
 }  // namespace trainer::device

@@ -1,5 +1,5 @@
-// A program for lost_peer_test.py whose ranks all-reduce forever. Each rank prints its number, the error that ends it,
-// and its status.
+// A program for lost_peer_test.py whose ranks all-reduce forever. Each rank prints its number, how far it is, the error
+// that ends it, and its status.
 #include <unistd.h>
 
 #include <cstdio>
@@ -29,10 +29,9 @@ int main(int argc, char** argv) {
     Scratch x = ex.take("x", {elements}, DType::f32);
     for (int64_t step = 0;; ++step) {
       data->all_reduce(ex, x, comm::Reduce::max).join(ex);
-      if (step == 10) {
-        std::printf("rank %d is process %d\n", rank, getpid());
-        std::fflush(stdout);
-      }
+      if (step == 10) std::printf("rank %d is process %d\n", rank, getpid());
+      if (step % 300 == 0) std::printf("rank %d is at step %lld\n", rank, static_cast<long long>(step));
+      std::fflush(stdout);
     }
   } catch (const Error& error) {
     status = exit_status(error.code());

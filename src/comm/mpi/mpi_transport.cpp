@@ -1,5 +1,6 @@
 #include "comm/mpi/mpi_transport.h"
 
+#include <algorithm>
 #include <deque>
 #include <list>
 #include <string_view>
@@ -34,7 +35,7 @@ class MpiTransport final : public Transport {
   }
 
   void close(bool clean) noexcept override {
-    if (!clean || stuck_) return;  // MPI_Finalize would wait forever for a lost peer
+    if (!clean || dropped_) return;  // MPI_Finalize has no timeout, and a lost peer or a message may block it
     mpi_.cancel(&requests_[0]);
     mpi_.wait(&requests_[0]);
     mpi_.finalize();
@@ -54,7 +55,6 @@ class MpiTransport final : public Transport {
   }
 
   bool progress() override {
-    if (stuck_) return false;
     int done = 0;
     done_.resize(requests_.size());
     check(mpi_.test_some(static_cast<int>(requests_.size()), requests_.data(), &done, done_.data()),
@@ -72,10 +72,9 @@ class MpiTransport final : public Transport {
     return done > 0;
   }
 
-  void cancel() noexcept override {
-    // A send to a lost peer cannot be cancelled, but it is harmless, since MPI only reads its buffer. Cancelled
-    // receives complete quickly unless the sender was lost in the middle of a message. In that case MPI is never called
-    // again, so that it cannot write to a buffer that may have been freed.
+  bool cancel() noexcept override {
+    // Cancelled receives complete quickly unless the sender was lost in the middle of a message. A send to a lost peer
+    // cannot be cancelled: MPI reads its buffer if the peer returns, and so does the peer itself with some libraries.
     for (size_t i = 1; i < requests_.size(); ++i)
       if (messages_[i].receives) mpi_.cancel(&requests_[i]);
     const double begin = now_seconds();
@@ -88,13 +87,15 @@ class MpiTransport final : public Transport {
       }
       return any;
     };
-    while (!stuck_ && receiving()) stuck_ = now_seconds() - begin > kCancelSeconds;
+    while (receiving() && now_seconds() - begin < kCancelSeconds) continue;
+    dropped_ = std::ranges::any_of(requests_.begin() + 1, requests_.end(),
+                                   [&](MpiRequest request) { return request != mpi_.null_request; });
     requests_.resize(1);
     messages_.resize(1);
+    return dropped_;
   }
 
   void send_control(int peer, const ControlMessage& message) noexcept override {
-    if (stuck_) return;
     Outgoing& out = outgoing_.emplace_back(message, mpi_.null_request);
     mpi_.send(&out.message, sizeof(ControlMessage), peer, kControlTag, &out.request);
   }
@@ -173,7 +174,7 @@ class MpiTransport final : public Transport {
   ControlMessage incoming_;
   std::deque<ControlMessage> heard_;
   std::list<Outgoing> outgoing_;
-  bool stuck_ = false;
+  bool dropped_ = false;  // cancel() left messages in flight
 };
 
 }  // namespace

@@ -93,7 +93,7 @@ class ThreadsTransport final : public Transport {
     return receives_.size() + sent_.size() != before;
   }
 
-  void cancel() noexcept override {
+  bool cancel() noexcept override {
     receives_.clear();
     for (const Sent& sent : sent_) {  // withdrawn offers are never used again
       int state = Offer::open;
@@ -101,6 +101,7 @@ class ThreadsTransport final : public Transport {
       while (sent.offer->state.load(std::memory_order_acquire) == Offer::claimed) sched_yield();
     }
     sent_.clear();
+    return false;
   }
 
   void send_control(int peer, const ControlMessage& message) noexcept override {
