@@ -199,6 +199,7 @@ Manifest read_manifest(const fs::path& step_folder, SystemCalls& calls) {
                                          path.string(), kCompleteFile, kFormat));
   }
   Manifest manifest = parse_manifest(text, path.string());
+  manifest.checksum = checksum_of(text);
   for (const auto* list : {&manifest.files, &manifest.shards}) {
     for (const StoredFile& file : *list) {
       const auto size = fs::file_size(step_folder / file.name, error);

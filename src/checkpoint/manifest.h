@@ -77,6 +77,9 @@ struct Manifest {
   int64_t chunk_bytes = kChunkBytes;
   std::vector<StoredFile> files, shards;
   std::vector<StoredTensor> tensors;
+  /// The checksum of the manifest's bytes, set by read_manifest(). Since these contain the checksums of all files,
+  /// copies of a checkpoint are equal if these are.
+  Checksum checksum;
 
   const StoredFile* file(std::string_view name) const;
   int64_t tensor_bytes() const;

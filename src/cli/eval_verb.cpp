@@ -3,7 +3,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 
+#include "base/checksum.h"
 #include "base/join.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -12,6 +14,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
+#include "comm/agreement.h"
 #include "config/layout_choices.h"
 #include "config/resolve.h"
 #include "data/questions.h"
@@ -29,6 +32,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kSameFiles =
+    "all ranks must find the same files: start them in the same folder, or copy the files to every host again";
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged before this checkpoint was saved";
 
 /// Returns the folder with the run's tokenized text: `tokens` in the run folder that contains the checkpoint, else the
@@ -50,6 +55,23 @@ void require_same_data(const run::LoadedModel& model, const data::EvalData& sour
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
+/// Returns a hash of questions, which ranks may have read from different copies of a file.
+std::string hash_of(const std::vector<data::Question>& questions) {
+  RunningChecksum sum;
+  const auto add = [&](std::span<const std::byte> bytes) {
+    sum.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  };
+  for (const data::Question& question : questions) {
+    add(std::as_bytes(std::span(&question.answer, 1)));
+    for (const data::Question::Choice& choice : question.choices) {
+      const int64_t numbers[] = {std::ssize(choice.tokens), choice.scored, choice.bytes};
+      add(std::as_bytes(std::span(numbers)));
+      add(std::as_bytes(std::span(choice.tokens)));
+    }
+  }
+  return to_string(sum.value());
+}
+
 /// Shows the progress of an evaluation; returns false if it must stop.
 std::function<bool(int64_t, int64_t)> show_progress(const comm::World& world, const char* what) {
   auto status = world.first() ? std::make_shared<report::StatusLine>() : nullptr;
@@ -69,6 +91,10 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   std::vector<data::Question> questions;
   world.control().run_on_all_ranks(
       [&] { questions = data::read_questions(o.choices, tokenizer, model.trainer->vocab(), o.questions); });
+  comm::require_same(
+      world,
+      {{"the number of questions", format("{}", questions.size())}, {"the hash of the questions", hash_of(questions)}},
+      Code::data, kSameFiles);
   const run::Accuracy result = run::answer_questions(*model.trainer, questions, show_progress(world, "questions"));
   if (result.interrupted) return stopped(world, "evaluation");
   require_finite(model, result.loss);
@@ -153,6 +179,12 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   double missing = source.sets.empty() ? 1 : 0;
   world.control().sum({&missing, 1});
   if (missing > 0) return stopped(world, "evaluation");
+  int64_t tokens = 0;
+  for (const data::NamedDataset& set : source.sets) tokens += set.dataset.tokens();
+  comm::require_same(
+      world,
+      {{"the number of evaluation tokens", format("{}", tokens)}, {"the hash of the evaluation data", source.own_hash}},
+      Code::data, kSameFiles);
   const size_t followed = keep_named(source.sets, o.sets, model.config.checkpoint.best);
   const run::Evaluation result =
       run::evaluate_sets(*model.trainer, source.sets, followed, {.groups = o.batches, .stride = o.stride}, tokenizer,

@@ -7,11 +7,6 @@
 namespace trainer::comm {
 namespace {
 
-std::string host_name() {
-  char host[256] = {};
-  return ::gethostname(host, sizeof host - 1) == 0 ? host : "?";
-}
-
 /// Packs the host, then names and values in turn, each terminated by a zero byte.
 std::string packed(const Facts& facts) {
   std::string text = host_name() + '\0';
@@ -30,28 +25,32 @@ std::pair<std::string, Facts> unpacked(const std::string& text) {
   return {words.front(), facts};
 }
 
-/// Describes the first difference: "train.steps is 7, but 8 on rank 0". Empty if there is none.
-std::string first_difference(const Facts& mine, const Facts& first) {
+/// Describes the first difference: "train.steps is 7, but 8 on rank 0 (host a)". Empty if there is none.
+std::string first_difference(const Facts& mine, const Facts& first, const std::string& host) {
   const auto [at, there] = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end());
   if (at == mine.end() && there == first.end()) return {};
   if (at == mine.end() || (there != first.end() && at->first != there->first))
-    return format("it has no {}, which is {} on rank 0", there->first, there->second);
-  if (there == first.end()) return format("{} is {}, but rank 0 has none", at->first, at->second);
-  return format("{} is {}, but {} on rank 0", at->first, at->second, there->second);
+    return format("it has no {}, which is {} on rank 0 (host {})", there->first, there->second, host);
+  if (there == first.end()) return format("{} is {}, but rank 0 (host {}) has none", at->first, at->second, host);
+  return format("{} is {}, but {} on rank 0 (host {})", at->first, at->second, there->second, host);
 }
 
 }  // namespace
 
-void require_same(World& world, const Facts& facts, Code code, const std::string& remedy) {
+std::string host_name() {
+  char host[256] = {};
+  return ::gethostname(host, sizeof host - 1) == 0 ? host : "?";
+}
+
+void require_same(World& world, const Facts& facts, Code code, const std::string& remedy, const std::string& relation) {
   if (world.size() == 1) return;
   const std::vector<std::string> all = world.control().gather(packed(facts));
-  const Facts first = unpacked(all.front()).second;
+  const auto [host_of_first, first] = unpacked(all.front());
   for (size_t rank = 1; rank < all.size(); ++rank) {
     const auto [host, others] = unpacked(all[rank]);
-    const std::string difference = first_difference(others, first);
+    const std::string difference = first_difference(others, first, host_of_first);
     if (difference.empty()) continue;
-    throw Error(code,
-                format("rank {} on {} belongs to a different job than rank 0: {}; {}", rank, host, difference, remedy))
+    throw Error(code, format("rank {} on {} {}: {}; {}", rank, host, relation, difference, remedy))
         .on(Scope::all_ranks);
   }
 }

@@ -363,8 +363,8 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
                                                    tail ? validation_begin(*stream, data.val_fraction) : 0)});
     if (result.name.empty()) result.name = name;
   }
-  std::string hash = hash_validation(result.sets);
-  if (files.empty()) result.hash = std::move(hash);
+  result.own_hash = hash_validation(result.sets);
+  if (files.empty()) result.hash = result.own_hash;
   return result;
 } catch (const Interrupted&) {
   return {};

@@ -71,6 +71,7 @@ struct EvalData {
   std::vector<NamedDataset> sets;  // empty if reading was stopped
   std::string name;                // for messages
   std::string hash;                // comparable with the Datasets::val_hash of training; empty if `files` were given
+  std::string own_hash;            // the same, also of `files`
 };
 /// Opens data to evaluate a trained model on: `files`, which are paths or globs. Without files it is all validation
 /// sets of the configuration that the model was trained with. Text needs `tokenizer` (may be null otherwise); tokens

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/manifest.h"
+#include "comm/agreement.h"
 
 namespace trainer::run {
 
@@ -34,6 +35,15 @@ std::string find_damage_on_any_rank(comm::World& world, const std::function<void
   for (std::string& each : world.control().gather(damage))
     if (!each.empty()) return std::move(each);
   return {};
+}
+
+void require_same_copy(comm::World& world, const checkpoint::Reader& reader) {
+  const checkpoint::Manifest& manifest = reader.manifest();
+  comm::require_same(world,
+                     {{"its step", format("{}", manifest.header.state.step)},
+                      {"the checksum of its manifest", to_string(manifest.checksum)}},
+                     Code::checkpoint, "keep it on a file system that all hosts share, or copy it to every host again",
+                     format("has a different copy of the checkpoint {} than rank 0", reader.folder().string()));
 }
 
 void load_first_whole(comm::World& world, const std::vector<fs::path>& folders, const std::string& none_whole,

@@ -78,6 +78,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   std::optional<checkpoint::Reader> reader;
   if (std::string damage = find_damage_on_any_rank(world, [&] { reader.emplace(folder); }); !damage.empty())
     return damage;
+  require_same_copy(world, *reader);
   const checkpoint::Snapshot& header = reader->header();
   LoadedModel loaded;
   loaded.folder = folder;

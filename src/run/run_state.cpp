@@ -78,8 +78,12 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
 std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
                      Resumed& resumed) {
   comm::World& world = trainer.mesh().world();
-  std::string damage = find_damage_on_any_rank(world, [&] {
-    const checkpoint::Reader reader(folder);
+  std::optional<checkpoint::Reader> opened;
+  std::string damage = find_damage_on_any_rank(world, [&] { opened.emplace(folder); });
+  if (!damage.empty()) return damage;
+  require_same_copy(world, *opened);
+  damage = find_damage_on_any_rank(world, [&] {
+    const checkpoint::Reader& reader = *opened;
     if (world.first())
       checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*states=*/true),
@@ -284,16 +288,21 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
     return std::nullopt;
   }
   comm::World& world = trainer.mesh().world();
-  fs::path source = config.model.init_from;
-  const bool imports = huggingface::is_model_folder(source);
-  if (imports) source = fs::path(config.run.dir) / kImported;  // a checkpoint, from which each rank reads its elements
-  const RemoveAtEnd imported{imports && world.first() ? source : fs::path()};
-  world.control().run_on_all_ranks([&] {
-    if (!imports || !world.first()) return;
-    fs::remove_all(source);  // left by a killed start
-    huggingface::import_model(config.model.init_from, source);
-  });
-  const checkpoint::Reader reader(source);
+  bool imports = false;  // on rank 0, which reads models of Hugging Face for all ranks
+  RemoveAtEnd imported;
+  const fs::path source = list_on_first_rank(world, [&]() -> std::vector<fs::path> {
+                            imports = huggingface::is_model_folder(config.model.init_from);
+                            if (!imports) return {checkpoint::resolve(config.model.init_from)};
+                            imported.folder = fs::path(config.run.dir) /
+                                              kImported;      // a checkpoint, from which each rank reads its elements
+                            fs::remove_all(imported.folder);  // left by a killed start
+                            huggingface::import_model(config.model.init_from, imported.folder);
+                            return {imported.folder};
+                          }).front();
+  std::optional<checkpoint::Reader> opened;
+  world.control().run_on_all_ranks([&] { opened.emplace(source); });
+  const checkpoint::Reader& reader = *opened;
+  require_same_copy(world, reader);
   world.control().run_on_all_ranks([&] {  // only rank 0 compares, so that warnings are logged once
     if (!world.first()) return;
     if (imports)  // else open_run_data() compared them, before text was tokenized
