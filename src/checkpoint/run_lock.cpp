@@ -4,11 +4,15 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file_io.h"
 #include "base/log.h"
@@ -66,10 +70,11 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
   if (refused != 0) {
     log::warning("{}: cannot lock: {}; a second run in this folder would not be detected", path.string(),
                  std::generic_category().message(refused));
-    return;
   }
-  const std::string owner = this_process() + "\n";
-  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, owner.data(), owner.size(), 0) < 0) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  content_ = format("{}\n{}\n", this_process(), now);
+  // Other hosts see the content of an open file of a network file system only after fsync().
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, content_.data(), content_.size(), 0) < 0 || ::fsync(fd_) != 0) {
     const int reason = errno;
     log::warning("{}: cannot write: {}", path.string(), std::generic_category().message(reason));
   }
@@ -82,6 +87,20 @@ RunLock::~RunLock() {
 }
 
 RunLock::RunLock(RunLock&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), temporary_(std::move(other.temporary_)) {}
+    : fd_(std::exchange(other.fd_, -1)), content_(std::move(other.content_)), temporary_(std::move(other.temporary_)) {}
+
+bool RunLock::is_visible(const fs::path& folder, bool checkpoints, const std::string& content, double seconds) {
+  const std::string file = checkpoints ? kSaveLock : kRunLock;
+  for (const double begin = now_seconds();;) {
+    try {
+      const std::vector<std::string> names = names_in(folder);  // reading a folder refreshes what NFS remembers of it
+      if (std::ranges::count(names, file) > 0 && read_file(folder / file, kLongestOwner) == content) return true;
+    } catch (const Error&) {
+      // for example replaced at this time
+    }
+    if (now_seconds() - begin > seconds) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
 
 }  // namespace trainer::checkpoint

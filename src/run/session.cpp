@@ -1,14 +1,17 @@
 #include "run/session.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "base/log.h"
 #include "checkpoint/run_lock.h"
+#include "comm/agreement.h"
 #include "comm/gpu_transport.h"
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "config/resolve.h"
+#include "huggingface/import.h"
 #include "huggingface/model_config.h"
 #include "plan/prediction.h"
 #include "run/planning.h"
@@ -22,15 +25,44 @@
 namespace trainer::run {
 namespace {
 
+/// Throws on all ranks if some rank does not see the lock with this content (of rank 0; empty: none is needed) in a
+/// folder: then it is a different folder on that rank's host, and saving would fail. Collective.
+void require_shared(comm::World& world, const std::filesystem::path& folder, bool checkpoints, std::string content,
+                    const char* key) {
+  constexpr double kPatience = 10;  // seconds
+  world.control().broadcast(content);
+  if (content.empty()) return;
+  const bool visible = checkpoint::RunLock::is_visible(folder, checkpoints, content, kPatience);
+  std::error_code failed;
+  const std::string place = format("{} on {}", std::filesystem::absolute(folder, failed).string(), comm::host_name());
+  const std::vector<std::string> places = world.control().gather((visible ? "+" : "-") + place);
+  const auto rank = std::ranges::find_if(places, [](const std::string& each) { return each.starts_with("-"); });
+  if (rank == places.end()) return;
+  throw Error(
+      Code::usage,
+      format("{}: ranks must share this folder, but the lock of rank 0 in {} is not in rank {}'s {}; set {} to an "
+             "absolute path on a file system that all hosts share",
+             key, places.front().substr(1), rank - places.begin(), rank->substr(1), key))
+      .on(Scope::all_ranks);
+}
+
 /// Locks that rank 0 holds during the lifetime of this object, so that no other process writes into the run folder or
 /// the checkpoints folder.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
+    const std::filesystem::path folder = checkpoint_folder(config);
+    std::string in_run, in_checkpoints;
     world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       run.emplace(config.run.dir);
-      checkpoints.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
+      checkpoints.emplace(checkpoint::RunLock::of_checkpoints(folder));
+      in_checkpoints = checkpoints->content();
+      // Here rank 0 converts a model of Hugging Face for all ranks.
+      if (huggingface::is_model_folder(config.model.init_from)) in_run = run->content();
     });
+    if (world.size() == 1) return;
+    require_shared(world, folder, true, in_checkpoints, config.checkpoint.dir.empty() ? "run.dir" : "checkpoint.dir");
+    require_shared(world, config.run.dir, false, in_run, "run.dir");
   }
   std::optional<checkpoint::RunLock> run, checkpoints;
 };

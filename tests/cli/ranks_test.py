@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 
 import rig
@@ -166,19 +167,127 @@ class Ranks(rig.Runs):
             stderr = self.two_ranks(args, args, status, program=emulated)
             self.assertEqual(stderr.count(why), 1, stderr)
 
-    def test_ranks_with_different_data_are_not_a_job(self):
+    def other_folder(self):
+        """Makes a folder as a second host would have it, with its own copies of all files; returns it."""
         other = self.folder / "other"
-        shutil.copytree(self.folder / "tokens", other / "tokens")
-        (other / "config.toml").write_text(rig.CONFIG)
+        shutil.copytree(self.folder, other)
+        return other
+
+    def two_hosts(self, *args, status, stdout=False):
+        """Runs the same command line on two ranks, the second in the folder `other`."""
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        self.launcher = [*rig.MPIRUN, "-np", "1", rig.TRAINER, *args, ":", "-np", "1", "-wdir", str(self.folder / "other")]
+        try:
+            return self.trainer(*args, status=status, stdout=stdout)
+        finally:
+            self.launcher = []
+
+    def test_ranks_with_different_data_are_not_a_job(self):
+        other = self.other_folder()
         (other / "text.txt").write_text((self.folder / "text.txt").read_text() + "and one more line\n")
         self.trainer("tokenize", "--input", "other/text.txt", "--output", "other/tokens", "--tokenizer",
                      "tokens/tokenizer.model")
-        stderr = self.two_ranks([], [], status=4, folder="other")
+        joint = ["--set", f"run.dir={self.folder}/run"]
+        stderr = self.two_ranks(joint, joint, status=4, folder="other")
         self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job than rank 0: the number of training tokens is \d+, but \d+ on rank 0")
         # If a tokenizer is trained, rank 0 trains it, on its own text.
-        text = ["--set", "data.train=text.txt", "--set", "data.tokenizer=train", "--set", "data.vocab_size=320"]
+        text = [*joint, "--set", "data.train=text.txt", "--set", "data.tokenizer=train", "--set", "data.vocab_size=320"]
         stderr = self.two_ranks(text, text, status=4, folder="other")
         self.assertIn("the number of training tokens is", stderr)
+
+    def test_ranks_with_different_copies_of_a_checkpoint_are_refused(self):
+        self.train("run.dir=init", "parallel.transport=threads", "parallel.data=2", max_steps=2)
+        other = self.other_folder()
+        joint = ["--config", "config.toml", "--set", "run.threads=1", "parallel.timeout=20", f"run.dir={self.folder}/joint"]
+        questions = [{"ctx": "the", "endings": ["a", "b"], "label": 0}, {"ctx": "a", "endings": ["c", "d"], "label": 1}]
+        for folder, count in ((self.folder, 1), (other, 2)):
+            (folder / "questions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions[:count]))
+        verbs = (["train", *joint, "model.init_from=init", "--max-steps", "3"],
+                 ["train", *joint, "--resume", "init", "--max-steps", "3"],
+                 ["eval", "--checkpoint", "init", "--set", "run.threads=1"],
+                 ["generate", "--checkpoint", "init", "--prompt", "the", "--tokens", "2", "--set", "run.threads=1"])
+
+        def differ(what, *args, code):
+            stderr = self.two_hosts(*args, status=code)
+            host = socket.gethostname()
+            self.assertRegex(stderr, rf"rank 1 on {host} .*: {what} is (\w+), but (?!\1)\w+ on rank 0 \(host {host}\)")
+            self.assertEqual(stderr.count("on rank 0"), 1, stderr)
+
+        for verb in verbs:  # equal copies do
+            self.two_hosts(*verb, status=0)
+            shutil.rmtree(self.folder / "joint", ignore_errors=True)
+        # Another run's checkpoint, of the same step and sizes.
+        shutil.rmtree(other / "init")
+        self.train("run.dir=other/init", "run.seed=7", "parallel.transport=threads", "parallel.data=2", max_steps=2)
+        for verb in verbs:
+            differ("the checksum of its manifest", *verb, code=5)
+        self.assertFalse((self.folder / "joint/metrics.jsonl").exists())
+        self.train("run.dir=other/init", "run.seed=7", "parallel.transport=threads", "parallel.data=2", max_steps=4)
+        shutil.copytree(self.step_folder(2, "init"), self.folder / "one")
+        shutil.copytree(self.step_folders("other/init")[-1], other / "one")
+        differ("its step", "eval", "--checkpoint", "one", code=5)
+        # Files of an evaluation.
+        shutil.rmtree(other / "init")
+        shutil.copytree(self.folder / "init", other / "init")
+        (other / "text.txt").write_text((self.folder / "text.txt").read_text().swapcase())
+        differ("the (?:number of evaluation tokens|hash of the evaluation data)", "eval", "--checkpoint", "init", "--data", "text.txt", code=4)
+        differ("the number of questions", "eval", "--checkpoint", "init", "--choices", "questions.jsonl", code=4)
+
+    def test_a_copy_that_one_rank_lacks_is_named(self):
+        self.train("run.dir=init", max_steps=1)
+        other = self.other_folder()
+        shutil.rmtree(other / "init")
+        stderr = self.two_hosts("--config", "config.toml", "--set", "model.init_from=init", f"run.dir={self.folder}/joint", status=5)
+        self.assertRegex(stderr, r"rank 1: init\S*: not found")
+
+    def test_a_run_folder_that_ranks_do_not_share_is_found_at_the_start(self):
+        other = self.other_folder()
+        host = socket.gethostname()
+        # A folder with the lock of an earlier run is not the folder of rank 0 either.
+        self.trainer("train", "--config", "other/config.toml", "--set", "run.dir=other/run", "--max-steps", "1")
+        (other / "run/checkpoints/save.lock").write_text("process 1 on " + host + "\n")
+        stderr = self.two_hosts("--config", "config.toml", "--set", "run.threads=1", status=2)
+        for part in ("run.dir: ranks must share this folder", f"{self.folder}/run/checkpoints on {host}",
+                     f"rank 1's {other}/run/checkpoints on {host}", "absolute path"):
+            self.assertIn(part, stderr)
+        self.assertEqual(stderr.count("must share this folder"), 1, stderr)
+        self.assertFalse((self.folder / "run/metrics.jsonl").exists())
+        # Only checkpoints are written by all ranks.
+        self.two_hosts("--config", "config.toml", "--set", "run.threads=1", f"checkpoint.dir={self.folder}/saved", "--max-steps", "1",
+                       status=0)
+        self.trainer("checkpoint", "verify", "--checkpoint", "saved")
+
+    def tasks_of_srun(self, *args, shell=False, **variables):
+        """Runs the program with the variables of `srun -n 3` without PMI; returns the status and stderr of each task."""
+        results = []
+        for task in range(1 if shell else 3):
+            step = {"SLURM_JOB_ID": "134", "SLURM_NTASKS": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3",
+                    "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), **variables}
+            result = subprocess.run([rig.TRAINER, *args], cwd=self.folder, env={**os.environ, **step}, stdin=subprocess.DEVNULL,
+                                    capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
+            results.append((result.returncode, result.stderr))
+        return results
+
+    def test_tasks_of_srun_without_pmi_do_not_train_alone(self):
+        train = ["--config", "config.toml", "--max-steps", "1"]
+        self.train(max_steps=1)
+        for args in (train, ["eval", "--checkpoint", "run"], ["generate", "--checkpoint", "run", "--prompt", "a"]):
+            results = self.tasks_of_srun(*args)
+            self.assertEqual([status for status, _ in results], [2, 2, 2], results)
+            texts = "".join(stderr for _, stderr in results)
+            self.assertEqual(texts.count("srun started 3 tasks"), 1, texts)
+            for part in ("PMI", "srun --mpi=pmix", "mpirun -np 3"):
+                self.assertIn(part, results[0][1])
+        # Verbs of one process need no other ranks, nor do commands in an interactive shell.
+        for args in (["config", "check", "--config", "config.toml"], ["checkpoint", "verify", "--checkpoint", "run"],
+                     ["--config", "config.toml", "--dry-run"]):
+            self.assertEqual([status for status, _ in self.tasks_of_srun(*args)], [0, 0, 0])
+        pty = {"SLURM_PTY_PORT": "4711", "SLURM_TASK_PID": str(os.getpid())}
+        for name, variables in (("pty", pty), ("pmix", {**pty, "PMIX_RANK": "0"}), ("pmi2", {**pty, "PMI_SIZE": "3", "PMI_RANK": "0"}),
+                                ("step", {"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"})):
+            (status, stderr), = self.tasks_of_srun(*train, "--set", f"run.dir={name}", shell=True, **variables)
+            self.assertEqual(status, 0, stderr)
 
     def test_mistakes_are_reported_once_and_end_all_ranks(self):
         self.launcher = [*rig.MPIRUN, "-np", "2"]

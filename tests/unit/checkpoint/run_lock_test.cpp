@@ -38,6 +38,20 @@ TEST(RunLock, OfCheckpointsNamesItsKeyAndLeavesNoFile) {
   const RunLock again = RunLock::of_checkpoints(folder.path());
 }
 
+TEST(RunLock, IsVisibleInItsOwnFolderOnly) {
+  TempFolder folder;
+  const RunLock run(folder / "a"), checkpoints = RunLock::of_checkpoints(folder / "a");
+  EXPECT_NE(run.content(), checkpoints.content());
+  EXPECT_TRUE(RunLock::is_visible(folder / "a", false, run.content(), 0));
+  EXPECT_TRUE(RunLock::is_visible(folder / "a", true, checkpoints.content(), 0));
+  EXPECT_FALSE(RunLock::is_visible(folder / "a", true, run.content(), 0));
+  EXPECT_FALSE(RunLock::is_visible(folder / "missing", false, run.content(), 0));
+  const std::string first = RunLock(folder / "b").content();  // by the same process
+  EXPECT_TRUE(RunLock::is_visible(folder / "b", false, first, 0)) << "the file stays";
+  const RunLock second(folder / "b");
+  EXPECT_FALSE(RunLock::is_visible(folder / "b", false, first, 0)) << "but not its content";
+}
+
 TEST(RunLock, IsReleasedByTheKernelWhenTheProcessIsKilled) {
   TempFolder folder;
   int ready[2];
