@@ -178,10 +178,11 @@ class Planning {
       std::vector<std::string> fitting = config::nearest_batches(request_.config, request_.devices);
       if (const auto counts = config::nearest_device_counts(request_.config, request_.devices); !counts.empty())
         fitting.insert(fitting.begin(), format("{} devices", fmt::join(counts, " or ")));
+      if (!fitting.empty()) fitting.front() += " would fit";
       throw Error(Code::config,
                   format("no layout on {} devices fits the model and the given keys: {}{}", request_.devices,
                          broken.empty() ? "no strategy supports this number of devices" : broken,
-                         fitting.empty() ? "" : format("; {} would fit", fmt::join(fitting, ", or "))));
+                         fitting.empty() ? "" : format("; {}", fmt::join(fitting, ", or "))));
     }
     return runs;
   }

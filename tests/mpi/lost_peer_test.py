@@ -85,8 +85,8 @@ def lose(how, program, ranks, mpirun, elements=100000):
             problems.append(f"rank {rank} does not name rank {victim} and its process: {message}")
         if at - lost_at > run.timeout + 5:
             problems.append(f"rank {rank} needed {at - lost_at:.1f} s")
-    # MPICH's mpiexec reports the signal by which it ends the stopped rank.
-    if how != "kill" and status not in ((7, 9) if "mpiexec" in mpirun[0] else (7,)):
+    # MPICH's mpiexec reports the signal by which it ends remaining ranks: SIGKILL if one is stopped, else SIGHUP or SIGKILL.
+    if how != "kill" and status not in ((7, signal.SIGKILL, signal.SIGHUP) if "mpiexec" in mpirun[0] else (7,)):
         problems.append(f"mpirun ended with {status}")
     run.require(problems)
     print(f"{len(run.left)} ranks left with 7 after {max(at for _, _, at in run.left.values()) - lost_at:.1f} s")
