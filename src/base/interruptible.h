@@ -46,12 +46,15 @@ std::invoke_result_t<F> interruptible(const std::string& doing, const Watch& wat
   auto result = task.get_future();
   const double start = now_seconds();
   auto thread = start_thread<std::thread>(doing, std::move(task));
-  while (result.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout) {
-    if (watch.busy) watch.busy(doing, now_seconds() - start);
-    if (!watch.stop()) continue;
+  try {
+    while (result.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout) {
+      if (watch.busy) watch.busy(doing, now_seconds() - start);
+      if (watch.stop()) throw Interrupted(doing);
+    }
+  } catch (...) {
     note_abandoned_work();
     thread.detach();
-    throw Interrupted(doing);
+    throw;
   }
   thread.join();
   return result.get();

@@ -77,6 +77,7 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, content_.data(), content_.size(), 0) < 0 || ::fsync(fd_) != 0) {
     const int reason = errno;
     log::warning("{}: cannot write: {}", path.string(), std::generic_category().message(reason));
+    content_.clear();
   }
 }
 

@@ -25,7 +25,7 @@ class RunLock {
   RunLock(RunLock&& other) noexcept;
   RunLock& operator=(RunLock&&) = delete;
 
-  /// Returns the file's content, which no other lock has.
+  /// Returns the file's content, which no other lock has; empty: it could not be written.
   const std::string& content() const { return content_; }
   /// True if this process finds a `checkpoints` folder's (`checkpoints`) or a run folder's lock with this content.
   /// Waits for at most `seconds`, since a network file system may show new files late.

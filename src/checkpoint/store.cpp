@@ -133,8 +133,7 @@ void CheckpointStore::complete(int64_t proven) {
       sync_folder(folder_, calls_);
     }
   } catch (const Error& error) {
-    log::warning("{} is complete, but {}; older checkpoints are kept", (folder_ / name).string(), error.what());
-    return remove_left_overs();
+    return log::warning("{} is complete, but {}; older checkpoints are kept", (folder_ / name).string(), error.what());
   }
   apply_retention(proven);
 }

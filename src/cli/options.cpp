@@ -188,7 +188,7 @@ void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
   add_choice(verb, "--bos", o.bos, {"auto", "on", "off"},
              "begin documents with the BOS token; auto: if the tokenizer's files specify it (data.bos)");
   verb.add_flag("--strict", o.strict,
-                "fail on invalid UTF-8, lines without a text and empty files, which are else counted");
+                "fail on invalid UTF-8, lines without a text and empty files; otherwise they are counted");
   add_json(verb, o.json);
 }
 

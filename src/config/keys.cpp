@@ -189,7 +189,7 @@ void declare_data(std::vector<Key>& keys) {
   data.boolean(
       "strict", &Data::strict, false,
       "Reject invalid UTF-8, JSON lines whose text is null or missing, and empty files; false: replace invalid "
-      "UTF-8, skip the rest, and count both.");
+      "UTF-8, skip such lines and files, and count all of them.");
   data.boolean("separate_documents", &Data::separate_documents, false,
                "Documents that share a sequence do not see each other in attention, in training and validation. "
                "Token files without header and index need data.tokenizer, whose end-of-text token separates them.");

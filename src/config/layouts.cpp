@@ -305,7 +305,7 @@ std::vector<std::string> nearest_batches(const Config& config, int64_t devices) 
   };
   const int64_t data = is_given(config, "parallel.data") ? std::max<int64_t>(1, config.parallel.data) : 1;
   add("global_batch", trial.train.global_batch, (micro_given ? config.train.micro_batch : 1) * data,
-      2 * std::max(config.train.global_batch, devices));
+      2 * std::max(config.train.global_batch, (micro_given ? config.train.micro_batch : 1) * devices));
   if (micro_given) add("micro_batch", trial.train.micro_batch, 1, config.train.global_batch);
   return texts;
 }

@@ -36,6 +36,7 @@ class ByteBpe final : public TokenizerModel {
     facts_.adds_bos = spec_.adds_bos;
     facts_.splits_words = true;
     facts_.cuts = CutRule::between_words;
+    facts_.encoding = 2;  // 1: patterns meant what they mean to PCRE2
     facts_.file_name = "tokenizer.json";
   }
 

@@ -65,7 +65,6 @@ class Translator {
       }
     }
     std::tie(ignores_case_, dot_matches_newline_) = outer;
-    last_letter_ = 0;
     return out;
   }
 
@@ -84,7 +83,6 @@ class Translator {
       } else {
         return element;
       }
-      last_letter_ = 0;
       element = first ? element + quantifier : "(?:" + element + ")" + quantifier;
     }
   }
@@ -129,7 +127,6 @@ class Translator {
   }
 
   std::string group() {
-    last_letter_ = 0;
     ++at_;
     std::string begin = "(?:";
     if (accept("?#")) {
@@ -333,6 +330,7 @@ class Translator {
     CharacterSet all = std::move(operands.back());
     operands.pop_back();
     if (all.empty() || std::ranges::any_of(operands, &CharacterSet::empty)) refuse_feature("an empty class");
+    if (!operands.empty() && ignores_case_) refuse_feature("&& without regard to case");
     if (!operands.empty()) {
       std::string both = "(?:";
       for (const CharacterSet& operand : operands) both += "(?=" + operand.expression() + ")";
@@ -348,6 +346,9 @@ class Translator {
       const size_t close = text_.find(":]", at_);
       if (close == text_.npos) refuse_feature("[: within a class");
       const std::string name(text_.substr(at_, close - at_));
+      constexpr std::string_view kPosix =
+          " alnum alpha ascii blank cntrl digit graph lower print punct space upper word xdigit ";
+      if (kPosix.find(" " + name + " ") == kPosix.npos) refuse_feature("[:" + name + ":]");
       CharacterSet named = property(name);
       if (name == "punct") named.add(property("symbol"));  // \p{Punct} has no symbols
       at_ = close + 2;

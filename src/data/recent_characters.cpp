@@ -111,13 +111,15 @@ bool has_recent_characters(std::string_view text) {
 }
 
 std::string recent_characters(std::string_view property) {
-  const auto* script = std::ranges::find(kScripts, property, [](const auto& pair) { return pair.first; });
+  const auto* longer = std::ranges::find(kScripts, property, [](const auto& pair) { return pair.first; });
+  std::string script(longer == std::end(kScripts) ? property : longer->second);  // "hani" or "Hani"
+  if (!script.empty()) script[0] = static_cast<char>(script[0] & ~32);
   std::string ranges;
   for (const Range& range : kRanges) {
     const bool matches = (property == "any" && !range.script.empty()) ||
                          (property == "alphabetic" && range.alphabetic) ||
                          (property.size() <= 2 && range.category.starts_with(property)) ||
-                         (script != std::end(kScripts) && range.script == script->second);
+                         (property.size() > 2 && range.script == script);
     if (matches) ranges += format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
   }
   return ranges;

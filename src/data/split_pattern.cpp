@@ -119,8 +119,12 @@ void SplitPattern::Matcher::start(std::string_view text) {
 bool SplitPattern::Matcher::next(size_t& begin, size_t& end) {
   State& state = *state_;
   while (state.from <= state.text.size()) {
-    const int result = pcre2_match(state.program, reinterpret_cast<PCRE2_SPTR>(state.text.data()), state.text.size(),
-                                   state.from, PCRE2_NO_UTF_CHECK, state.data, state.context);
+    const auto match = [&](uint32_t options) {
+      return pcre2_match(state.program, reinterpret_cast<PCRE2_SPTR>(state.text.data()), state.text.size(), state.from,
+                         PCRE2_NO_UTF_CHECK | options, state.data, state.context);
+    };
+    int result = match(0);
+    if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = match(PCRE2_NO_JIT);  // slower, and needs less memory
     if (result == PCRE2_ERROR_NOMATCH) return false;
     if (result < 0)
       throw Error(Code::data, format("{}: the regular expression that splits text into words failed: {}",

@@ -21,6 +21,7 @@ void truncate(const std::filesystem::path& file, const LogCut& cut) {
     std::ifstream in(file, std::ios::binary);
     for (std::string line; std::getline(in, line);)
       if (!in.eof() && stays(parse_json<Json>(line), cut.step)) text += line + '\n';
+    if (in.bad() || !in.is_open()) throw Error(Code::io, format("cannot read {}", file.string()));
     return replace_file(file, text);
   }
   // Truncating in place works even if the disk is full.

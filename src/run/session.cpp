@@ -28,11 +28,11 @@ namespace {
 /// Throws on all ranks if some rank does not see the lock with this content (of rank 0; empty: none is needed) in a
 /// folder: then it is a different folder on that rank's host, and saving would fail. Collective.
 void require_shared(comm::World& world, const std::filesystem::path& folder, bool checkpoints, std::string content,
-                    const char* key) {
-  constexpr double kPatience = 10;  // seconds
+                    const char* key, double timeout) {
+  const double patience = std::min(10.0, timeout / 4);  // seconds; less than what the watchdog reports as waiting
   world.control().broadcast(content);
   if (content.empty()) return;
-  const bool visible = checkpoint::RunLock::is_visible(folder, checkpoints, content, kPatience);
+  const bool visible = checkpoint::RunLock::is_visible(folder, checkpoints, content, patience);
   std::error_code failed;
   const std::string place = format("{} on {}", std::filesystem::absolute(folder, failed).string(), comm::host_name());
   const std::vector<std::string> places = world.control().gather((visible ? "+" : "-") + place);
@@ -61,8 +61,9 @@ struct Locks {
       if (huggingface::is_model_folder(config.model.init_from)) in_run = run->content();
     });
     if (world.size() == 1) return;
-    require_shared(world, folder, true, in_checkpoints, config.checkpoint.dir.empty() ? "run.dir" : "checkpoint.dir");
-    require_shared(world, config.run.dir, false, in_run, "run.dir");
+    require_shared(world, folder, true, in_checkpoints, config.checkpoint.dir.empty() ? "run.dir" : "checkpoint.dir",
+                   config.parallel.timeout);
+    require_shared(world, config.run.dir, false, in_run, "run.dir", config.parallel.timeout);
   }
   std::optional<checkpoint::RunLock> run, checkpoints;
 };

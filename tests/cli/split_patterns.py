@@ -45,7 +45,7 @@ DIALECT = [
     r"[[:xdigit:]]{2}", r"[[:space:]]+", r"[a-z[0-9]]+", r"[a-z&&[^aeiou]]+", r"[^a-z&&[^aeiou]]+", r"[\w&&\d&&[0-4]]",
     r"[^[^a-e]x]+", r"[a\-e]|[-+]|[+-]", r"[\]\[^]+", r"\p{Uppercase_Letter}+|\p{lowercase letter}{2}", r"\p{Alpha}+",
     r"\P{L}+", r"[\P{L}e]+", r"\p{Cn}+|\p{C}", r"\p{Latin}+|\p{Greek}+", r"\p{Hiragana}+|\p{Katakana}+", r"\p{Common}+",
-    r"\p{Any}{5}", r"[^\p{Cn}\p{L}]+", r"(?=\d)", r"x*", r"(?<=\p{L})(?=\p{N})|\s*",
+    r"\p{Any}{5}", r"\p{Hani}+|\p{latn}+", r"[^\p{Cn}\p{L}]+", r"(?=\d)", r"x*", r"(?<=\p{L})(?=\p{N})|\s*",
 ]
 PIECES = ["😀", "👩‍👩‍👧", "🏳️‍🌈", "e\u0301", "ﷺ", "٣٤٥", "²³¼", "Ⅷ", "\u0bcd", "कि", "ไทย", "한국어", "ひらがな", "カタカナ", "中文和English",
           "don't", "I'LL", "they've", "END", "deadBEEF", "naïve", "Straße", "a\nb", "the", "House", "snake_case", "x86"]
