@@ -276,7 +276,7 @@ class Signals(rig.Runs):
         (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 300)
         sets = [*LONG, "data.train=long.txt"]
         stderr = self.train(*sets, max_time="0.01s")
-        self.assertIn("stopped while tokenizing; run the same command again to resume", stderr)
+        self.assertIn("stopped at --max-time while tokenizing; run the same command again to resume", stderr)
         self.assertEqual(self.events("step"), [])
         self.train(*sets, max_steps=2)
         self.train("run.dir=whole", *sets, max_steps=2)

@@ -176,9 +176,9 @@ TEST(ByteSource, SamplesOfCompressedFilesAreThoseOfTheirText) {
 
 TEST(ByteSource, MistakesInCompressedTextHaveThePlaceInTheText) {
   TempFolder folder;
-  const std::string lines = "{\"text\": \"a fine line\"}\n{\"body\": 1}\n";
+  const std::string lines = "{\"text\": \"a fine line\"}\n{\"text\": 1}\n";
   const std::string file = write(folder / "a.jsonl.gz", gzip(lines));
-  expect_error(Code::data, {file, "offset 24 (line 2)", "no member"},
+  expect_error(Code::data, {file, "offset 24 (line 2)", "is a number"},
                [&] { tokenize_files({file}, small_tokenizer(), folder / "o.bin", {}); });
   const std::string twice = write(folder / "b.txt.gz", gzip(gzip(lines)));
   expect_error(Code::data, {twice, "gzip"}, [&] { tokenize_files({twice}, small_tokenizer(), folder / "o.bin", {}); });
