@@ -23,7 +23,7 @@ class Interrupted : public std::exception {
   std::string doing_;
 };
 
-/// What a caller does while it waits. Both functions are called about ten times a second.
+/// Functions that a waiting caller calls about ten times a second.
 struct Watch {
   std::function<bool()> stop;                                          // true: give up; empty: never
   std::function<void(const std::string& doing, double seconds)> busy;  // shows progress; may be empty

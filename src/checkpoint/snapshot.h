@@ -31,7 +31,7 @@ struct TrainState {
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
   std::string best_set;      // the validation set of best_val_loss; empty: the only set, which has no name
-  std::string best_data;     // what it was evaluated on (run::evaluated_data()); empty: not recorded
+  std::string best_data;     // run::evaluated_data() of best_val_loss; empty: not recorded
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();      // training loss of the last update; NaN: unknown
   double val_loss = std::numeric_limits<double>::quiet_NaN();  // at this step; NaN: not evaluated, or not finite

@@ -14,7 +14,7 @@ namespace trainer::config {
 void validate(const Config& config, const LoadOptions& options, Mistakes& mistakes);
 
 /// Throws Code::config if the warm-up and the decay of the learning rate do not fit into a run of `steps` steps.
-/// validate() checks this for runs whose number of steps the configuration alone determines.
+/// validate() checks this for runs whose number of steps only the configuration determines.
 void require_schedule(const Config& config, int64_t steps);
 
 /// Returns the seconds of a "delay:SECONDS" in debug.inject; an empty result for other text.

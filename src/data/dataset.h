@@ -66,7 +66,7 @@ class TokenDataset {
 struct NamedDataset {
   std::string name;  // empty: the only one
   TokenDataset dataset;
-  std::string hash = {};  // of a validation set's tokens and of its place among them
+  std::string hash = {};  // hash of a validation set's tokens and of its place among them
 };
 
 /// A permutation of [0, n) by a Feistel network with cycle walking: O(1), without a table.

@@ -160,7 +160,7 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     }
     if (!object.is_object()) refuse("expected a JSON object on each line");
     const auto text = object.find(options.text_key);
-    // Of a first line that is not preceded by empty ones, so that pieces need not know each other.
+    // A first line after empty ones does not count, so that pieces need not know each other.
     const bool missing = text == object.end(), first = offset <= static_cast<int64_t>(kUtf8Mark.size());
     if (missing && (first || options.strict))
       refuse(fmt::format("the object has no member \"{}\"; set data.text_key to the one with the text{}",

@@ -20,7 +20,7 @@ namespace trainer::data {
 struct TextOptions {
   std::string text_key = "text";                       // .jsonl: the member that holds the text
   config::Document document = config::Document::file;  // plain text: the extent of a document
-  bool strict = false;                                 // what is otherwise repaired or skipped (TextFlaws) is an error
+  bool strict = false;                                 // TextFlaws are errors instead of being repaired or skipped
   config::DataFormat format = config::DataFormat::automatic;  // format of the files if their names do not determine it
 };
 
@@ -81,7 +81,7 @@ class PieceReader {
   std::atomic<bool> cancelled_ = false;
 };
 
-/// What was repaired or skipped in a piece.
+/// Repairs and omissions in a piece.
 struct TextFlaws {
   int64_t replaced = 0;       // invalid UTF-8 bytes replaced by U+FFFD
   int64_t first_offset = -1;  // offset of the first one in the file

@@ -32,8 +32,8 @@ struct History {
   }
 };
 
-/// What stays of a log when the run resumes after `step`: events of later steps and lines that are not JSON objects go.
-/// Events without a step belong to step 0.
+/// The part of a log that stays when the run resumes after `step`: events of later steps and lines that are not JSON
+/// objects go. Events without a step belong to step 0.
 struct LogCut {
   int64_t step = 0;
   int64_t kept = 0, size = 0;     // bytes of the leading lines that stay, and of all lines

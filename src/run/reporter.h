@@ -73,7 +73,7 @@ class Reporter {
   double started_ = 0;
   MemoryProbe memory_;
   std::optional<report::History> earlier_;
-  report::LogCut cut_;  // of earlier_
+  report::LogCut cut_;  // the part of that log that stays
   std::optional<report::MetricsLog> metrics_;
   std::optional<report::TensorBoardLog> tensorboard_;
   std::optional<report::Progress> progress_;

@@ -93,7 +93,7 @@ class Validation(rig.Runs):
         self.assertEqual(state["best_val_loss"], self.events("eval")[-1]["sets"]["web"]["loss"])
 
     def test_losses_on_other_data_windows_or_batches_do_not_choose_the_best_checkpoint(self):
-        """The first tokens of web.txt are like the training text, the others are not, so fewer windows give lower losses."""
+        """The first tokens of web.txt are like the training text, later ones are not, so fewer windows give lower losses."""
         text = (self.folder / "text.txt").read_text()
         (self.folder / "web.txt").write_text(text[:900] + text[2000:8000].upper())
         (self.folder / "hard.txt").write_text(text[:6000].upper())

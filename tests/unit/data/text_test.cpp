@@ -173,7 +173,7 @@ TEST(Text, SkipsAndCountsLinesWithoutATextUnlessStrict) {
   EXPECT_EQ(flaws.without_text, 3);
   EXPECT_EQ(flaws.first_without, 0);
   EXPECT_EQ(flaws.replaced, 0);
-  // The first line tells whether the key is the right one.
+  // The first line shows whether the key is the right one.
   for (const char* start : {"", "\xEF\xBB\xBF"}) {
     const std::string wrong =
         write(folder / "b.jsonl", std::string(start) + "{\"body\": \"x\"}\n{\"text\": \"one\"}\n");

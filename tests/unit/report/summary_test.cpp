@@ -35,7 +35,7 @@ TEST(Summary, TakesTheBestEvaluationFromThoseOnTheLastData) {
   EXPECT_EQ(summarize(history, {}).best_eval->step, 35);
   history.evals[3].data = "one";
   EXPECT_EQ(summarize(history, {}).best_eval->step, 20);
-  history.evals[1].set = "web";  // of which checkpoint.best was the name at that time
+  history.evals[1].set = "web";  // the set that checkpoint.best named at that time
   EXPECT_EQ(summarize(history, {}).best_eval->step, 40);
 }
 
