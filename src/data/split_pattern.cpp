@@ -127,7 +127,8 @@ bool SplitPattern::Matcher::next(size_t& begin, size_t& end) {
     if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = match(PCRE2_NO_JIT);  // slower, and needs less memory
     if (result == PCRE2_ERROR_NOMATCH) return false;
     if (result < 0)
-      throw Error(Code::data, format("{}: the regular expression that splits text into words failed: {}",
+      throw Error(Code::data, format("{}: the regular expression that splits text into words failed: {}; "
+                                     "insert line ends where the text has words of millions of letters",
                                      state.pattern->origin, message_of(result)));
     const size_t* const place = pcre2_get_ovector_pointer(state.data);
     begin = place[0];
