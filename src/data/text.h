@@ -105,10 +105,4 @@ using DocumentSink = std::function<void(std::string_view text, bool starts, bool
 TextFlaws split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
                           const DocumentSink& sink);
 
-/// Returns text of about `max_bytes`, spread evenly over the files; all of it if they are smaller. It is split into
-/// lines of at most `max_line` bytes without their "\n", as valid UTF-8. A pure function of its arguments and the
-/// files' content.
-std::vector<std::string> sample_lines(const std::vector<std::string>& files, const TextOptions& options,
-                                      int64_t max_bytes, size_t max_line);
-
 }  // namespace trainer::data

@@ -1,5 +1,6 @@
 #include <sentencepiece_trainer.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -7,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
-#include "data/text.h"
+#include "data/text_sample.h"
 #include "data/tokenizer.h"
 
 namespace trainer::data {
@@ -16,16 +17,27 @@ namespace {
 constexpr size_t kLongestSentence = 4000;  // the library skips sentences of more than 4192 bytes
 constexpr int64_t kFixedPieces = 260;      // <unk>, <s>, </s>, "\n" and the 256 bytes
 
-constexpr size_t kLongWord = 48;  // ASCII letters in a row; hardly any word of a language is as long
+// Characters in a row. Hardly any word of a language is as long; scripts without spaces have longer runs.
+constexpr size_t kLongAsciiWord = 48, kLongOtherWord = 24;
 constexpr size_t kMostInLongWords = size_t{2} << 20;  // letters
+// Other characters take the library several times longer than ASCII letters, since neighbouring ones vary more.
+constexpr size_t kLettersPerCharacter = 4;
 
-/// Calls use(begin, size) for each long word of a line.
+/// Calls use(begin, size, letters) for each long word of a line: letters of ASCII, or other characters than ASCII's.
 template <typename F>
 void for_each_long_word(std::string_view line, F&& use) {
   const auto is_letter = [](char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; };
-  for (size_t begin = 0, end = 0; begin < line.size(); begin = end + 1) {
-    for (end = begin; end < line.size() && is_letter(line[end]);) ++end;
-    if (end - begin >= kLongWord) use(begin, end - begin);
+  const auto is_other = [](char c) { return (c & 0x80) != 0; };
+  const auto starts_character = [](char c) { return (c & 0xC0) != 0x80; };
+  for (size_t begin = 0; begin < line.size();) {
+    const bool other = is_other(line[begin]);
+    size_t end = begin;
+    while (end < line.size() && (other ? is_other(line[end]) : is_letter(line[end]))) ++end;
+    const auto characters =
+        static_cast<size_t>(std::count_if(line.begin() + begin, line.begin() + end, starts_character));
+    if (characters >= (other ? kLongOtherWord : kLongAsciiWord))
+      use(begin, end - begin, other ? kLettersPerCharacter * characters : characters);
+    begin = std::max(end, begin + 1);
   }
 }
 
@@ -34,20 +46,39 @@ void for_each_long_word(std::string_view line, F&& use) {
 /// are not.
 void thin_out_long_words(std::vector<std::string>& lines) {
   size_t letters = 0, seen = 0, kept = 0;
-  for (const std::string& line : lines) for_each_long_word(line, [&](size_t, size_t size) { letters += size; });
+  for (const std::string& line : lines)
+    for_each_long_word(line, [&](size_t, size_t, size_t count) { letters += count; });
   if (letters <= kMostInLongWords) return;
   for (std::string& line : lines) {
     std::string rest;
     size_t copied = 0;
-    for_each_long_word(line, [&](size_t begin, size_t size) {
-      seen += size;
-      const bool keep = (kept + size) * letters <= seen * kMostInLongWords;
-      if (keep) kept += size;
+    for_each_long_word(line, [&](size_t begin, size_t size, size_t count) {
+      seen += count;
+      const bool keep = (kept + count) * letters <= seen * kMostInLongWords;
+      if (keep) kept += count;
       rest += line.substr(copied, (keep ? begin + size : begin) - copied);
       copied = begin + size;
     });
     if (copied > 0) line = rest + line.substr(copied);
   }
+  std::erase_if(lines, [](const std::string& line) { return line.empty(); });
+}
+
+/// Splits lines at U+2585. The library skips lines with it, since it represents unknown characters there.
+void split_at_reserved(std::vector<std::string>& lines) {
+  constexpr std::string_view kReserved = "\u2585";
+  std::vector<std::string> parts;
+  for (std::string& line : lines) {
+    size_t at = line.find(kReserved);
+    if (at == line.npos) continue;
+    for (size_t begin = at + kReserved.size(); begin < line.size();) {
+      const size_t end = std::min(line.find(kReserved, begin), line.size());
+      if (end > begin) parts.push_back(line.substr(begin, end - begin));
+      begin = end + kReserved.size();
+    }
+    line.resize(at);
+  }
+  lines.insert(lines.end(), std::make_move_iterator(parts.begin()), std::make_move_iterator(parts.end()));
   std::erase_if(lines, [](const std::string& line) { return line.empty(); });
 }
 
@@ -64,13 +95,22 @@ class Sentences : public sentencepiece::SentenceIterator {
   size_t at_ = 0;
 };
 
-/// Returns the number of distinct characters that become pieces: all except the tab, which stays a byte.
+/// Returns the length of a name of the vocabulary's symbols, such as "</s>" and "<0x41>", that the text begins with; 0:
+/// none. The library learns nothing from them.
+size_t symbol_name(std::string_view text) {
+  for (const std::string_view name : {"<unk>", "<s>", "</s>"})
+    if (text.starts_with(name)) return name.size();
+  const auto digit = [&](size_t at) { return std::string_view("0123456789ABCDEF").find(text[at]) != text.npos; };
+  return text.size() >= 6 && text.starts_with("<0x") && digit(3) && digit(4) && text[5] == '>' ? 6 : 0;
+}
+
+/// Returns the number of distinct characters that become pieces: all except tab and NUL, which stay bytes.
 int64_t distinct_characters(const std::vector<std::string>& lines) {
   std::unordered_set<std::string_view> characters;
   for (const std::string& line : lines) {
     for (std::string_view rest = line; !rest.empty();) {
-      const size_t length = utf8_character(rest);
-      if (rest[0] != '\t') characters.insert(rest.substr(0, length));
+      const size_t name = rest[0] == '<' ? symbol_name(rest) : 0, length = name > 0 ? name : utf8_character(rest);
+      if (name == 0 && rest[0] != '\t' && rest[0] != '\0') characters.insert(rest.substr(0, length));
       rest.remove_prefix(length);
     }
   }
@@ -94,9 +134,13 @@ Tokenizer Tokenizer::train(const std::vector<TrainingText>& texts, int64_t vocab
     std::vector<std::string> sample = sample_lines(text.files, text.options, bytes, kLongestSentence);
     lines.insert(lines.end(), std::make_move_iterator(sample.begin()), std::make_move_iterator(sample.end()));
   }
+  split_at_reserved(lines);
   thin_out_long_words(lines);
-  if (lines.empty()) throw Error(Code::data, fmt::format("{}: no text to train a tokenizer on", first));
-  const int64_t least = kFixedPieces + distinct_characters(lines);
+  const int64_t characters = distinct_characters(lines), least = kFixedPieces + characters;
+  if (characters == 0)
+    throw Error(Code::data, fmt::format("{}: no text to train a tokenizer on, only tabs, U+2585 or names of symbols "
+                                        "such as </s>; add text",
+                                        first));
   if (vocab_size < least) {
     throw Error(Code::data,
                 fmt::format("{}: data.vocab_size = {} is too small for a tokenizer of this text: its {} different "

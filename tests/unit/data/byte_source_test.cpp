@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "data/input_key.h"
+#include "data/text_sample.h"
 #include "data/tokenize.h"
 #include "unit/data/fixtures.h"
 

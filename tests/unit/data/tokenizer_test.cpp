@@ -126,54 +126,6 @@ TEST(Tokenizer, IsTheSameForTheSameText) {
   EXPECT_NE(Tokenizer::train({file}, 500).hash(), Tokenizer::train({file}, 501).hash());
 }
 
-TEST(Tokenizer, LearnsFromASampleOfLargeText) {
-  TempFolder folder;
-  const std::string large = write(folder / "a.txt", novel() + novel() + novel());
-  const Tokenizer t = Tokenizer::train({large}, 500, {}, int64_t{2} << 20);
-  EXPECT_EQ(t.vocab_size(), 500);
-  EXPECT_LT(static_cast<double>(t.encode(novel()).size()), 0.55 * static_cast<double>(novel().size()));
-}
-
-TEST(Tokenizer, LearnsFromPartsOfAllLongWords) {
-  // Two words of 1.2 MB each: training uses only 2 MiB of letters, some from each word.
-  Random random(3);
-  std::string first, last;
-  for (int i = 0; i < 1'200'000; ++i) {
-    first += "ab"[pick(random, 2)];
-    last += "yz"[pick(random, 2)];
-  }
-  TempFolder folder;
-  const Tokenizer t = Tokenizer::train({write(folder / "a.txt", first + " the cat the cat " + last)}, 300);
-  EXPECT_LT(t.encode("abba abab").size(), 7u);
-  EXPECT_LT(t.encode("yzzy yzyz").size(), 7u);
-}
-
-TEST(Tokenizer, LearnsFromJsonLines) {
-  TempFolder folder;
-  std::string lines;
-  for (int i = 0; i < 200; ++i)
-    lines += R"({"body": "the cat sat on the mat é\n", "other": "zzz"})"
-             "\n";
-  const Tokenizer t = Tokenizer::train({write(folder / "a.jsonl", lines)}, 285, {.text_key = "body"});
-  EXPECT_LT(t.encode("the cat sat").size(), 11u);
-}
-
-TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
-  TempFolder folder;
-  const std::string file = write(folder / "a.txt", "abcd abcd abce\n");
-  // 266 = 3 control symbols, "\n", 256 bytes, and 6 characters: a b c d e and the space.
-  expect_error(Code::data, {"a.txt", "data.vocab_size = 265", "at least 266"}, [&] { Tokenizer::train({file}, 265); });
-  EXPECT_EQ(Tokenizer::train({file}, 266).vocab_size(), 266);
-  const Error error = tests::error_of([&] { Tokenizer::train({file}, 5000); });
-  EXPECT_EQ(error.code(), Code::data);
-  const std::string message = error.what();
-  const std::string mark = "use at most ";
-  ASSERT_NE(message.find(mark), std::string::npos) << message;
-  const int64_t most = std::stoll(message.substr(message.find(mark) + mark.size()));
-  EXPECT_EQ(Tokenizer::train({file}, most).vocab_size(), most);
-  expect_error(Code::data, {"at most"}, [&] { Tokenizer::train({file}, most + 1); });
-}
-
 TEST(Tokenizer, RejectsFilesThatAreNotModels) {
   TempFolder folder;
   expect_error(Code::data, {"none.model", "cannot open"}, [&] { Tokenizer::load((folder / "none.model").string()); });
