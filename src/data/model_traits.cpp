@@ -75,6 +75,10 @@ std::optional<ModelTraits> read_traits(std::string_view serialized) {
   ModelTraits traits;
   FieldReader model(serialized);
   while (model.next()) {
+    if (model.number() == kExtension) {
+      traits.extension = model.bytes();
+      continue;
+    }
     FieldReader spec(model.bytes());
     if (model.number() == 1) {
       while (spec.next()) {
@@ -87,6 +91,7 @@ std::optional<ModelTraits> read_traits(std::string_view serialized) {
       }
     } else if (model.number() == 3) {
       while (spec.next()) {
+        if (spec.number() == 1) traits.rules = spec.bytes();
         if (spec.number() == 2) traits.normalises = !spec.bytes().empty();
         if (spec.number() == 3) traits.dummy_prefix = spec.value() != 0;
         if (spec.number() == 4) traits.trims_spaces = spec.value() != 0;
@@ -97,6 +102,15 @@ std::optional<ModelTraits> read_traits(std::string_view serialized) {
   }
   if (model.damaged()) return std::nullopt;
   return traits;
+}
+
+std::string extension_field(std::string_view bytes) {
+  std::string field;
+  for (uint64_t number : {uint64_t{kExtension} << 3 | 2, uint64_t{bytes.size()}}) {
+    for (; number >= 0x80; number >>= 7) field += static_cast<char>(number | 0x80);
+    field += static_cast<char>(number);
+  }
+  return field.append(bytes);
 }
 
 std::vector<ModelPiece> read_pieces(std::string_view serialized) {

@@ -13,7 +13,7 @@ PiecePipeline::PiecePipeline(const std::vector<std::string>& files, const Tokeni
     : files_(files),
       tokenizer_(tokenizer),
       options_(options),
-      reader_(files, options, piece_bytes, start, tokenizer.cuts()),
+      reader_(files, options, piece_bytes, start, tokenizer.cuts(), tokenizer.split_check()),
       most_in_flight_(4 * int64_t{std::max(threads, 1)}) {
   try {
     for (int i = 0; i < std::max(threads, 1); ++i)
@@ -74,11 +74,12 @@ std::optional<PiecePipeline::Claim> PiecePipeline::claim() {
 }
 
 void PiecePipeline::work() {
-  Encoder encoder(tokenizer_);
+  std::optional<Encoder> encoder;
   while (auto mine = claim()) {
     Outcome outcome;
     try {
-      outcome.piece = encode(std::move(mine->raw), encoder);
+      if (!encoder) encoder.emplace(tokenizer_);  // throws for models whose encoding is not supported
+      outcome.piece = encode(std::move(mine->raw), *encoder);
       outcome.piece.next = mine->next;
     } catch (...) {
       outcome.error = std::current_exception();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/utf8.h"
+#include "data/added_tokens.h"
 #include "data/model_traits.h"
 
 namespace trainer::data {
@@ -40,9 +41,10 @@ ordered_json merges_of(const std::vector<ModelPiece>& pieces) {
   return merges;
 }
 
-ordered_json added_token(size_t id, std::string_view text, bool special) {
-  return {{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
-          {"rstrip", false}, {"normalized", false}, {"special", special}};
+ordered_json added_token(const AddedToken& token) {
+  ordered_json entry{{"id", token.id}};
+  entry.update(added_token_json<ordered_json>(token));
+  return entry;
 }
 
 /// Returns the steps that replace spaces. Unlike a pre-tokenizer, the normalizer also adds the prefix to text that
@@ -82,20 +84,40 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized, st
   if (!traits || !traits->bpe || traits->normalises || traits->trims_spaces || !traits->escapes_spaces)
     return std::nullopt;
   const std::vector<ModelPiece> pieces = read_pieces(serialized);
+  const AddedTokens more = read_added_tokens(serialized, "the tokenizer");
   ordered_json added = ordered_json::array(), unknown, decoders = ordered_json::array();
   ordered_json post_processor;  // null: none
-  bool has_bytes = false, prepends = traits->dummy_prefix;
+  // Without a piece for a space, the byte of the space must not become those of U+2581.
+  bool has_bytes = false, has_spaces = false;
+  // A normalizer would also add the prefix to text after a user-defined piece or an added token.
+  bool prepends = traits->dummy_prefix && (more.tokens.empty() || more.legacy);
   std::string vocab;
   for (size_t id = 0; id < pieces.size(); ++id) {
     const auto& [text, score, kind] = pieces[id];
     if (utf8_first_invalid(text) < text.size()) return std::nullopt;
     vocab += (id == 0 ? "{" : ",") + ordered_json(text).dump() + ":" + std::to_string(id);
     const bool special = kind == PieceKind::unknown || kind == PieceKind::control;
-    if (special || kind == PieceKind::user_defined) added.push_back(added_token(id, text, special));
-    prepends = prepends && kind != PieceKind::user_defined;  // text after such a piece would also get the prefix
+    if (special || kind == PieceKind::user_defined)
+      added.push_back(added_token({.id = static_cast<int32_t>(id), .content = std::string(text), .special = special}));
+    prepends = prepends && kind != PieceKind::user_defined;
+    has_spaces = has_spaces || text.find(kSpaceSymbol) != text.npos;
     if (kind == PieceKind::unknown) unknown = text;
     if (!begin.empty() && text == begin) post_processor = template_of(id, text);
     has_bytes = has_bytes || kind == PieceKind::byte;
+  }
+  for (const AddedToken& token : more.tokens) {
+    added.push_back(added_token(token));
+    if (!begin.empty() && token.content == begin)
+      post_processor = template_of(static_cast<size_t>(token.id), token.content);
+  }
+  ordered_json normalizer, pre_tokenizer;
+  if (!more.normalizer.empty()) {
+    normalizer = ordered_json::parse(more.normalizer);
+    pre_tokenizer = ordered_json::parse(more.pre_tokenizer);
+  } else if (!has_bytes || has_spaces) {
+    (prepends ? normalizer : pre_tokenizer) = prepends ? space_normalizer() : metaspace(traits->dummy_prefix);
+  } else if (traits->dummy_prefix) {
+    normalizer = {{"type", "Prepend"}, {"prepend", " "}};
   }
   decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpaceSymbol}}}, {"content", " "}});
   if (has_bytes) decoders.push_back({{"type", "ByteFallback"}});
@@ -114,8 +136,8 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized, st
                    {"truncation", nullptr},
                    {"padding", nullptr},
                    {"added_tokens", added},
-                   {"normalizer", prepends ? space_normalizer() : ordered_json()},
-                   {"pre_tokenizer", prepends ? ordered_json() : metaspace(traits->dummy_prefix)},
+                   {"normalizer", normalizer},
+                   {"pre_tokenizer", pre_tokenizer},
                    {"post_processor", post_processor},
                    {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
                    {"model", model}};

@@ -1,12 +1,15 @@
-// SentencePiece models, encoded with the SentencePiece library, with two additions: byte tokens for all text that the
-// library would change, and a word cache.
+// SentencePiece models, encoded with the SentencePiece library, with three additions: byte tokens for all text that a
+// model without normalization would change, a word cache, and tokens that other files add.
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <optional>
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "data/added_tokens.h"
 #include "data/model_traits.h"
 #include "data/tokenizer_model.h"
 #include "data/word_cache.h"
@@ -24,9 +27,17 @@ std::string with_spaces(std::string text) {
   return text;
 }
 
+/// True if the character map is one of the library's own, whose rules never join an ASCII letter, digit or space to
+/// what follows if that is one of them, too.
+bool has_known_rules(const ModelTraits& traits) {
+  constexpr std::array<std::string_view, 5> kKnown = {"identity", "nfkc", "nfkc_cf", "nmt_nfkc", "nmt_nfkc_cf"};
+  return !traits.normalises || std::ranges::find(kKnown, traits.rules) != kKnown.end();
+}
+
 class SentencePieceModel final : public TokenizerModel {
  public:
-  SentencePieceModel(const std::string& serialized, const std::string& origin) : origin_(origin) {
+  SentencePieceModel(const std::string& serialized, const std::string& origin)
+      : origin_(origin), added_(read_added_tokens(serialized, origin)), finder_(added_.tokens) {
     const auto traits = read_traits(serialized);
     const auto refuse = [&](const std::string& reason) {
       throw Error(Code::data, fmt::format("{}: not a usable SentencePiece model ({} bytes): {}", origin,
@@ -34,48 +45,73 @@ class SentencePieceModel final : public TokenizerModel {
     };
     if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
     if (traits->nul_in_piece) refuse("a piece contains a NUL character");
-    // A library that trims spaces would trim our prefix. In that case the library adds its own prefix to each line.
-    own_prefix_ = traits->dummy_prefix && !traits->trims_spaces;
-    const std::string loaded = own_prefix_ ? serialized + std::string(kNoDummyPrefix) : serialized;
-    const auto status = processor_.LoadFromSerializedProto(loaded);
-    if (!status.ok()) refuse(status.ToString());
+    const auto load = [&](sentencepiece::SentencePieceProcessor& processor, std::string_view more) {
+      if (const auto status = processor.LoadFromSerializedProto(serialized + std::string(more)); !status.ok())
+        refuse(status.ToString());
+    };
+    changes_text_ = traits->normalises || traits->trims_spaces;
+    own_prefix_ = traits->dummy_prefix && !changes_text_;
+    load(processor_, own_prefix_ ? kNoDummyPrefix : "");
+    // A library that trims spaces would trim the one that a later part begins with, and has to add it again.
+    if (changes_text_ && traits->dummy_prefix != traits->trims_spaces)
+      load(later_.emplace(), traits->trims_spaces ? kDummyPrefix : kNoDummyPrefix);
     facts_.eos = processor_.eos_id();
     facts_.bos = processor_.bos_id();
     if (facts_.eos < 0) refuse("it has no end-of-text token (</s>); one is required to end documents");
     const bool spaces_in_front_only = read_pieces();
+    // The library joins adjacent unknown characters to one token.
     facts_.splits_words =
-        spaces_in_front_only && traits->bpe && !traits->normalises && !traits->trims_spaces && traits->escapes_spaces;
+        spaces_in_front_only && traits->bpe && !changes_text_ && traits->escapes_spaces && (has_bytes_ || has_space_);
     facts_.dummy_prefix = traits->dummy_prefix;
     facts_.file_name = "tokenizer.model";
-    read_line_ends(serialized);
+    // Merging takes less time for shorter texts. The scores of unigram models are added in single precision,
+    // so that long texts lose accuracy and short ones may differ from the library's whole.
+    if (spaces_in_front_only && has_known_rules(*traits)) part_bytes_ = traits->bpe ? 256 : 4096;
+    by_lines_ = read_line_ends(serialized) && !changes_text_ && (has_bytes_ || !line_ends_.empty());
     if (traits->spaces_behind) {
       not_encoded_ = "treat_whitespace_as_suffix is not supported";
-    } else if (line_ends_.empty() && traits->trims_spaces && !traits->dummy_prefix) {
-      not_encoded_ = "remove_extra_whitespaces without add_dummy_prefix would join the words of adjacent lines";
-    } else if (!line_ends_.empty() && line_ends_.front() < 0) {
+    } else if (by_lines_ && !line_ends_.empty() && line_ends_.front() < 0) {
       not_encoded_ = "it has a symbol for several line ends but none for one";
+    } else if (!finder_.empty()) {
+      not_encoded_ = changes_text_ ? fmt::format(
+                                         "it changes text (normalization or remove_extra_whitespaces) next to "
+                                         "added tokens such as {}",
+                                         added_.tokens.front().content)
+                                   : added_tokens_obstacle(added_, traits->dummy_prefix);
     }
     if (line_ends_.size() > 1) {
       facts_.cuts = CutRule::between_lines;
       facts_.encoding = 2;
     }
+    if (!by_lines_ || !finder_.empty()) facts_.cuts = CutRule::between_words;
+    if (facts_.cuts == CutRule::between_words || spaces_as_bytes_) facts_.encoding = 3;
+    for (const AddedToken& token : added_.tokens) facts_.pieces.push_back(token.special ? "" : token.content);
   }
 
   std::unique_ptr<TextEncoder> encoder() const override;
-  std::string name_of(int32_t id) const override { return processor_.IdToPiece(id); }
+  std::string name_of(int32_t id) const override {
+    const auto pieces = static_cast<size_t>(processor_.GetPieceSize()), place = static_cast<size_t>(id);
+    return place < pieces ? processor_.IdToPiece(id) : added_.tokens[place - pieces].content;
+  }
 
-  /// Encodes valid UTF-8 with the library. Throws Code::data for text that the model does not cover, for example a
-  /// control symbol that is an ordinary character.
-  void encode(std::string_view text, std::vector<int>& ids) const {
-    const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
+  /// Encodes text with the library: the first part of a document, or a later one. Throws Code::data for text that the
+  /// model does not cover, for example a control symbol that is an ordinary character.
+  void encode(std::string_view text, std::vector<int>& ids, bool first = true) const {
+    const auto& processor = first || !later_ ? processor_ : *later_;
+    const auto status = processor.Encode(absl::string_view(text.data(), text.size()), &ids);
     if (!status.ok())
       throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train a different one",
                                           origin_, status.ToString()));
+    if (spaces_as_bytes_) replace_space_marks(ids);
   }
   /// Returns the ids of the symbols for one line end, two, and so on; −1: none. Empty if there are none.
   const std::vector<int32_t>& line_ends() const { return line_ends_; }
+  const AddedTokenFinder& finder() const { return finder_; }
   bool has_bytes() const { return has_bytes_; }
   bool own_prefix() const { return own_prefix_; }
+  bool changes_text() const { return changes_text_; }
+  bool by_lines() const { return by_lines_; }
+  size_t part_bytes() const { return part_bytes_; }
   int32_t byte_id(char byte) const { return byte_ids_[static_cast<uint8_t>(byte)]; }
 
  private:
@@ -87,6 +123,7 @@ class SentencePieceModel final : public TokenizerModel {
       const std::string& piece = processor_.IdToPiece(id);
       spaces_in_front_only = spaces_in_front_only && piece.find(kSpaceMark, 1) == std::string::npos &&
                              piece.find(' ') == std::string::npos;
+      has_space_ = has_space_ || piece == kSpaceMark;
       if (processor_.IsByte(id)) {
         const auto byte = static_cast<uint8_t>(std::stoi(piece.substr(3, 2), nullptr, 16));  // "<0x41>"
         byte_ids_[byte] = id;
@@ -98,27 +135,57 @@ class SentencePieceModel final : public TokenizerModel {
         facts_.pieces.push_back(processor_.IsUnknown(id) ? " \xE2\x81\x87 " : with_spaces(piece));
       }
     }
+    spaces_as_bytes_ = has_bytes_ && !has_space_;
     return spaces_in_front_only;
   }
 
-  void read_line_ends(std::string_view serialized) {
+  /// Finds the symbols for line ends. Returns true if lines can be encoded one by one: no other piece continues after
+  /// a line end or, with such symbols, contains one.
+  bool read_line_ends(std::string_view serialized) {
     const std::vector<ModelPiece> pieces = data::read_pieces(serialized);
+    bool inside = false, at_end = false;
     for (size_t id = 0; id < pieces.size(); ++id) {
       const auto& [text, score, kind] = pieces[id];
-      const bool symbol = text.size() == 1 ? kind != PieceKind::unknown : kind == PieceKind::user_defined;
-      if (!symbol || text.empty() || text.find_first_not_of('\n') != text.npos) continue;
-      if (line_ends_.size() < text.size()) line_ends_.resize(text.size(), -1);
-      line_ends_[text.size() - 1] = static_cast<int32_t>(id);
+      const size_t first = text.find('\n');
+      if (first == text.npos || kind == PieceKind::unknown || kind == PieceKind::control) continue;
+      const bool symbol = text.size() == 1 || kind == PieceKind::user_defined;
+      if (symbol && text.find_first_not_of('\n') == text.npos) {
+        if (line_ends_.size() < text.size()) line_ends_.resize(text.size(), -1);
+        line_ends_[text.size() - 1] = static_cast<int32_t>(id);
+      } else {
+        (first + 1 < text.size() ? inside : at_end) = true;
+      }
     }
+    return !inside && !(at_end && !line_ends_.empty());
+  }
+
+  /// Replaces the three bytes of U+2581, by which the library represents a space without a piece, by the byte 0x20.
+  void replace_space_marks(std::vector<int>& ids) const {
+    const std::array<int, 3> mark = {byte_id(kSpaceMark[0]), byte_id(kSpaceMark[1]), byte_id(kSpaceMark[2])};
+    auto to = ids.begin();
+    for (auto from = ids.begin(); from != ids.end(); ++to) {
+      const bool space = ids.end() - from >= 3 && std::equal(mark.begin(), mark.end(), from);
+      *to = space ? byte_id(' ') : *from;
+      from += space ? 3 : 1;
+    }
+    ids.erase(to, ids.end());
   }
 
   const std::string origin_;
+  const AddedTokens added_;
+  const AddedTokenFinder finder_;
   sentencepiece::SentencePieceProcessor processor_;
+  std::optional<sentencepiece::SentencePieceProcessor> later_;  // for parts after the first; empty: the same
   std::array<int32_t, 256> byte_ids_{};
   std::vector<int32_t> line_ends_;
   std::string not_encoded_;  // why texts cannot be encoded as the library would; empty: they can
-  bool has_bytes_ = false;
-  bool own_prefix_ = false;  // the prefix is added here once per document, not by the library
+  bool has_bytes_ = false, has_space_ = false;
+  bool spaces_as_bytes_ = false;  // there are bytes, but no piece for a space
+  bool changes_text_ = false;     // the library normalises text or trims spaces: it gets the text as it is
+  bool own_prefix_ = false;       // the prefix is added here once per document, not by the library
+  bool by_lines_ = false;         // lines are encoded one by one
+  // Text that the library changes is split before spaces between letters into parts of about this size; 0: it is not.
+  size_t part_bytes_ = 0;
 };
 
 class SentencePieceEncoder final : public TextEncoder {
@@ -127,11 +194,21 @@ class SentencePieceEncoder final : public TextEncoder {
       : model_(model), splits_words_(model.facts().splits_words) {}
 
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) override {
+    if (model_.finder().empty()) return append_text(text, ids, starts_document);
+    model_.finder().split(
+        text, [&](std::string_view part) { append_text(part, ids, starts_document && part.data() == text.data()); },
+        [&](int32_t id) { ids.push_back(id); });
+  }
+
+ private:
+  void append_text(std::string_view text, std::vector<int32_t>& ids, bool starts_document) {
+    if (model_.changes_text()) return append_changed(text, ids, starts_document);
     std::string prefixed;
     if (starts_document && model_.own_prefix() && !text.empty()) {
       prefixed.append(1, ' ').append(text);
       text = prefixed;
     }
+    if (!model_.by_lines()) return append_words(text, ids);
     while (!text.empty()) {
       const size_t newline = text.find('\n');
       const bool own_symbol = newline != std::string_view::npos && !model_.line_ends().empty();
@@ -141,8 +218,22 @@ class SentencePieceEncoder final : public TextEncoder {
       if (own_symbol) text.remove_prefix(append_line_ends(text, ids));
     }
   }
-
- private:
+  /// Appends text that the library changes, in parts of moderate length if the model allows it.
+  void append_changed(std::string_view text, std::vector<int32_t>& ids, bool starts_document) {
+    const auto plain = [&](size_t at) { return std::isalnum(static_cast<unsigned char>(text[at])) != 0; };
+    while (!text.empty()) {
+      size_t length = text.size();
+      for (size_t at = model_.part_bytes(); at > 0 && at + 1 < text.size(); ++at)
+        if (text[at] == ' ' && plain(at - 1) && plain(at + 1)) {
+          length = at;
+          break;
+        }
+      model_.encode(text.substr(0, length), scratch_, starts_document);
+      ids.insert(ids.end(), scratch_.begin(), scratch_.end());
+      text.remove_prefix(length);
+      starts_document = false;
+    }
+  }
   /// Appends the longest symbol for line ends that the text begins with. Returns the number of its line ends.
   size_t append_line_ends(std::string_view text, std::vector<int32_t>& ids) {
     const std::vector<int32_t>& symbols = model_.line_ends();

@@ -87,7 +87,11 @@ double unigram_entropy(const TrainingData& train, const TokenDataset& val, int64
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
   int64_t bytes = 0;
   for (size_t row = 0; row < batch.targets.size(); ++row) {
-    if (batch.weights[row] > 0) bytes += static_cast<int64_t>(tokenizer.piece(batch.targets[row]).size());
+    if (batch.weights[row] <= 0) continue;
+    const std::string_view piece = tokenizer.piece(batch.targets[row]);
+    const bool starts = batch.ids[row] == tokenizer.eos() || batch.ids[row] == tokenizer.bos();
+    const bool prefix = starts && tokenizer.dummy_prefix() && piece.starts_with(' ');
+    bytes += static_cast<int64_t>(piece.size()) - (prefix ? 1 : 0);
   }
   return bytes;
 }

@@ -16,7 +16,10 @@ namespace {
 
 using config::Document;
 constexpr int64_t kLongestJsonLine = int64_t{1} << 30;
-constexpr size_t kLongestWord = size_t{64} << 20;  // longer ones are split
+// Longer words and lines are split wherever tokens seem to stay the same, and above the second limit anywhere.
+// Encoders of lines take more memory: for them the second limit is the first.
+constexpr size_t kLongestPart = size_t{8} << 20, kLongestWord = size_t{64} << 20;
+constexpr size_t kLookahead = 1024;  // bytes after a window
 constexpr size_t npos = std::string_view::npos;
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == npos; }
@@ -35,18 +38,15 @@ Cut cut_inside_line(std::string_view text) {
   return {at, false};
 }
 
-Cut cut_block(std::string_view text) {
+/// Returns the end of the last block; empty if none ends.
+std::optional<Cut> cut_after_block(std::string_view text) {
   for (size_t end = text.rfind('\n'); end != npos && end > 0;) {  // after the last blank line
     const size_t before = text.rfind('\n', end - 1);
     if (before == npos) break;
-    if (is_blank(text.substr(before + 1, end - before - 1))) return {end + 1, true};
+    if (is_blank(text.substr(before + 1, end - before - 1))) return Cut{end + 1, true};
     end = before;
   }
-  for (size_t end = text.rfind('\n'); end != npos; end = end == 0 ? npos : text.rfind('\n', end - 1)) {
-    // This is inside a block, since the next line is certainly not blank.
-    if (end + 1 < text.size() && !is_blank(text.substr(end + 1, 1)) && text[end + 1] != '\n') return {end + 1, false};
-  }
-  return cut_inside_line(text);
+  return std::nullopt;
 }
 
 /// True if a split before text[at] follows CutRule::between_words. The characters from U+5000 to U+9FFF are all
@@ -60,32 +60,67 @@ bool is_between_words(std::string_view text, size_t at) {
   return lead >= 0xE5 && lead <= 0xE9 && utf8_character(text.substr(at - 3)) == 3;
 }
 
-/// Splits inside a document; returns an empty result if a larger window may contain a place to split.
-std::optional<Cut> cut_between_words(std::string_view text) {
-  for (size_t at = text.size(); at-- > 1;)
-    if (is_between_words(text, at)) return Cut{at, false};
-  return text.size() < kLongestWord ? std::nullopt : std::optional(cut_inside_line(text));
+/// True if the rule allows a split inside a document before text[at].
+bool is_allowed(std::string_view text, size_t at, Document document, CutRule rule) {
+  if (rule == CutRule::between_words) return is_between_words(text, at);
+  if (text[at - 1] != '\n') return false;
+  // The next line of a block must certainly not be blank.
+  if (document == Document::block) return text[at] != '\n' && !is_blank(text.substr(at, 1));
+  return rule == CutRule::after_newline || text[at] != '\n';
 }
 
-/// Returns the end of a piece whose window does not reach the end of the file; empty if the window is too small.
-std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document, CutRule rule) {
-  const size_t newline = text.rfind('\n');
-  if (json_lines) return newline == npos ? std::nullopt : std::optional(Cut{newline + 1, true});
-  if (rule == CutRule::between_words) {
-    if (document == Document::line && newline != npos) return Cut{newline + 1, true};
-    if (document == Document::block)
-      if (const Cut cut = cut_block(text); cut.ends_document) return cut;
-    return cut_between_words(text);
+/// Returns the last allowed place at or before text[most] that passes the check. After many that fail, tries fewer and
+/// fewer of the earlier ones.
+template <typename Allowed>
+std::optional<Cut> last_place(std::string_view text, size_t most, Allowed&& allowed, const SplitCheck& check,
+                              bool inside_word = false) {
+  constexpr int kFirstTries = 32;
+  size_t step = 128;
+  for (size_t at = most, tries = 0; at > 0; --at) {
+    if (!allowed(at)) continue;
+    if (!check || check(text, at, inside_word)) return Cut{at, false};
+    if (++tries < kFirstTries) continue;
+    if (at <= step) break;
+    at -= step;
+    step *= 2;
   }
-  if (document == Document::block) return cut_block(text);
-  if (newline == npos) return cut_inside_line(text);
-  size_t at = newline + 1;
-  if (rule == CutRule::between_lines && document != Document::line) {
-    at = text.size() - 1;
-    while (at > 0 && (text[at - 1] != '\n' || text[at] == '\n')) --at;
-    if (at == 0) return text.size() < kLongestWord ? std::nullopt : std::optional(Cut{newline + 1, false});
+  return std::nullopt;
+}
+
+/// Splits inside a document, at or before text[most]; returns an empty result if a larger window may contain a place.
+std::optional<Cut> cut_inside_document(std::string_view text, size_t most, Document document, CutRule rule,
+                                       const SplitCheck& check) {
+  const bool by_words = rule == CutRule::between_words;
+  const auto allowed = [&](size_t at) { return is_allowed(text, at, document, rule); };
+  if (auto cut = last_place(text, most, allowed, by_words ? check : nullptr)) return cut;
+  if (by_words && most < kLongestPart) return std::nullopt;
+  const std::string_view window = text.substr(0, most);
+  if (check) {  // a place inside a line or a word
+    const auto character = [&](size_t at) {
+      return (text[at] & 0xC0) != 0x80 && text[at] != text[at - 1] && text[at - 1] != '\r';
+    };
+    if (auto cut = last_place(
+            text, most, [&](size_t at) { return text[at] == ' '; }, check, true))
+      return cut;
+    if (auto cut = last_place(text, most, character, check, true)) return cut;
+  } else if (rule == CutRule::after_newline || (!by_words && window.find('\n') == npos)) {
+    return cut_inside_line(window);
   }
-  return Cut{at, document == Document::line};
+  return most < (by_words ? kLongestWord : kLongestPart) ? std::nullopt : std::optional(cut_inside_line(window));
+}
+
+/// Returns the end of a piece whose window text[0, most) does not reach the end of the file, so that there is at least
+/// one more byte; empty if the window is too small.
+std::optional<Cut> find_cut(std::string_view text, size_t most, bool json_lines, Document document, CutRule rule,
+                            const SplitCheck& check) {
+  const std::string_view window = text.substr(0, most);
+  if (json_lines || document == Document::line) {
+    if (const size_t newline = window.rfind('\n'); newline != npos) return Cut{newline + 1, true};
+    if (json_lines) return std::nullopt;
+  }
+  if (document == Document::block)
+    if (const auto cut = cut_after_block(window)) return cut;
+  return cut_inside_document(text, most, document, rule, check);
 }
 
 /// Calls fn(line, offset of the line in `text`) for each line, without "\n".
@@ -187,8 +222,13 @@ bool is_json_lines(const std::string& file, const TextOptions& options) {
 }
 
 PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start,
-                         CutRule cuts)
-    : files_(std::move(files)), options_(std::move(options)), piece_bytes_(piece_bytes), cuts_(cuts), next_(start) {}
+                         CutRule cuts, SplitCheck check)
+    : files_(std::move(files)),
+      options_(std::move(options)),
+      piece_bytes_(piece_bytes),
+      cuts_(cuts),
+      check_(std::move(check)),
+      next_(start) {}
 
 void PieceReader::open(const std::string& name) {
   source_ = open_source(name, &cancelled_);
@@ -208,17 +248,18 @@ std::optional<TextPiece> PieceReader::next() {
   const bool json_lines = is_json_lines(name, options_);
   const auto ends_at = [&](int64_t offset) { piece.file_bytes = source_->file_bytes(offset); };
   for (int64_t window = piece_bytes_;; window *= 2) {
-    piece.text.resize(static_cast<size_t>(window) + 1);  // one more byte, to detect the end
+    const auto most = static_cast<size_t>(window);
+    piece.text.resize(most + kLookahead);
     const size_t got = source_->read_at(next_.offset, piece.text.data(), piece.text.size());
-    piece.text.resize(std::min(got, static_cast<size_t>(window)));
-    if (got == piece.text.size()) {
+    piece.text.resize(got);
+    if (got <= most) {
       ends_at(next_.offset + static_cast<int64_t>(got));
       piece.pipe_hash = source_->hash();
       next_ = {.file = next_.file + 1};
       source_.reset();
       return piece;
     }
-    if (const auto cut = find_cut(piece.text, json_lines, options_.document, cuts_)) {
+    if (const auto cut = find_cut(piece.text, most, json_lines, options_.document, cuts_, check_)) {
       piece.text.resize(cut->at);
       piece.ends_document = cut->ends_document;
       next_.offset += static_cast<int64_t>(cut->at);

@@ -27,14 +27,18 @@ struct TextOptions {
 /// True for JSON lines, false for plain text: determined by the file's name unless the options set it.
 bool is_json_lines(const std::string& file, const TextOptions& options);
 
-/// The positions at which a document may be split without changing its tokens.
+/// The positions at which a document may be split.
 enum class CutRule {
-  after_newline,
-  between_lines,  // after the last of several adjacent line ends
-  /// Before a space that follows anything but white space, or a line end that follows a letter or digit: every word of
-  /// the patterns used with byte-level BPE ends there, whatever follows.
+  after_newline,  // the tokenizer encodes lines one by one
+  between_lines,  // likewise; after the last of several adjacent line ends
+  /// Before a space that follows anything but white space, or a line end that follows a letter or digit: words of most
+  /// patterns used with byte-level BPE end there, whatever follows. A SplitCheck verifies it.
   between_words,
 };
+
+/// Returns true if the tokens of `text` stay the same when it is split before text[at]. `inside_word` as in
+/// Encoder::may_split().
+using SplitCheck = std::function<bool(std::string_view text, size_t at, bool inside_word)>;
 
 struct TextPosition {
   int64_t file = 0, offset = 0;
@@ -52,13 +56,14 @@ struct TextPiece {
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
-/// Reads `files` in order, in pieces of about `piece_bytes`, beginning at `start`. A byte-order mark at the start of a
-/// file is ignored. An empty file is one empty piece. Throws Code::data when a file is missing, not text
-/// (require_text), empty and options.strict, or is truncated while being read.
+/// Reads `files` in order, in pieces of about `piece_bytes`, beginning at `start`. Inside a document they end where the
+/// rule and `check`, if any, allow it. A byte-order mark at the start of a file is ignored. An empty file is one empty
+/// piece. Throws Code::data when a file is missing, not text (require_text), empty and options.strict, or is truncated
+/// while being read.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
-              TextPosition start = {}, CutRule cuts = CutRule::after_newline);
+              TextPosition start = {}, CutRule cuts = CutRule::after_newline, SplitCheck check = nullptr);
   /// Returns the next piece; empty after the last one.
   std::optional<TextPiece> next();
   /// Returns the position at which the next piece begins.
@@ -76,6 +81,7 @@ class PieceReader {
   TextOptions options_;
   int64_t piece_bytes_;
   CutRule cuts_;
+  SplitCheck check_;
   TextPosition next_;
   std::unique_ptr<ByteSource> source_;
   std::atomic<bool> cancelled_ = false;

@@ -9,9 +9,12 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/utf8.h"
+#include "data/added_tokens.h"
 #include "data/bpe_file.h"
 #include "data/files.h"
+#include "data/model_traits.h"
 #include "data/tokenizer_model.h"
 
 namespace trainer::data {
@@ -66,14 +69,36 @@ std::string serialized_form(const fs::path& file, std::string bytes) {
   return json_of_gpt2(read_file(vocab), bytes, vocab.string(), file.string());
 }
 
+/// Reads the tokens that other files add to a tokenizer.model. If its pieces are not those of the tokenizer.json next
+/// to it, returns that file's contents, and its path in `file`.
+std::string with_its_files(fs::path& file, std::string bytes) {
+  const auto traits = file.filename() == kTokenizerFiles[0] ? read_traits(bytes) : std::nullopt;
+  if (is_json(bytes) || !traits || !traits->extension.empty()) return bytes;
+  std::string difference;
+  const AddedTokens added = find_added_tokens(bytes, file.parent_path(), difference);
+  if (difference.empty()) return with_added_tokens(std::move(bytes), added);
+  const fs::path model = std::exchange(file, file.parent_path() / kTokenizerFiles[1]);
+  bytes = serialized_form(file, read_file(file));
+  try {
+    parse_bpe(bytes, file.string());
+  } catch (const Error& error) {
+    throw Error(Code::data, fmt::format("{}: its tokens are not those of {}: {}; remove the file that does not belong "
+                                        "to the model (tokenizer.json cannot be read instead: {})",
+                                        file.string(), model.string(), difference, error.what()));
+  }
+  log::info("{}: read instead of tokenizer.model, which has other tokens: {}", file.string(), difference);
+  return bytes;
+}
+
 }  // namespace
 
 std::string tokenizer_file_name(std::string_view serialized) { return kTokenizerFiles[is_json(serialized) ? 1 : 0]; }
 
 Tokenizer Tokenizer::load(const std::string& path) {
   std::error_code none;
-  const fs::path file = fs::is_directory(path, none) ? file_in(path) : fs::path(path);
-  Tokenizer tokenizer = open(serialized_form(file, read_file(file)), file.string());
+  fs::path file = fs::is_directory(path, none) ? file_in(path) : fs::path(path);
+  std::string bytes = with_its_files(file, serialized_form(file, read_file(file)));
+  Tokenizer tokenizer = open(std::move(bytes), file.string());
   tokenizer.read_settings(file.parent_path());
   const std::vector<int32_t>& eos = tokenizer.special_.eos;
   tokenizer.require_eos(file.string(), eos.empty() ? std::nullopt : std::optional(eos.front()));
@@ -165,6 +190,11 @@ const std::string& Tokenizer::bytes() const { return serialized_; }
 std::string Tokenizer::hash() const { return hash_; }
 const std::string& Tokenizer::file_name() const { return model_->facts().file_name; }
 CutRule Tokenizer::cuts() const { return model_->facts().cuts; }
+SplitCheck Tokenizer::split_check() const {
+  return [encoder = std::make_shared<Encoder>(*this)](std::string_view text, size_t at, bool inside_word) {
+    return encoder->may_split(text, at, inside_word);
+  };
+}
 int Tokenizer::encoding() const { return model_->facts().encoding; }
 bool Tokenizer::dummy_prefix() const { return model_->facts().dummy_prefix; }
 
@@ -178,6 +208,27 @@ std::string_view Tokenizer::piece(int32_t id) const {
 std::string Tokenizer::name_of(int32_t id) const { return model_->name_of(id); }
 
 Encoder::Encoder(const Tokenizer& tokenizer) : encoder_(tokenizer.model_->encoder()) {}
+
+bool Encoder::may_split(std::string_view text, size_t at, bool inside_word) {
+  constexpr size_t kAround = 512;
+  const auto tokens = [&](std::string_view part) {
+    std::vector<int32_t> ids;
+    encoder_->append(part, ids, /*starts_document=*/false);
+    return ids;
+  };
+  size_t end = std::min(at + kAround, text.size());
+  end -= utf8_unfinished(text.substr(0, end));
+  const std::vector<int32_t> right = tokens(text.substr(at, end - at));
+  for (const size_t before : {kAround, kAround - 1, kAround - 3}) {
+    size_t begin = at - std::min(before, at);
+    while (begin < at && (text[begin] & 0xC0) == 0x80) ++begin;
+    std::vector<int32_t> parts = tokens(text.substr(begin, at - begin));
+    parts.insert(parts.end(), right.begin(), right.end());
+    if (parts != tokens(text.substr(begin, end - begin))) return false;
+    if (!inside_word) break;
+  }
+  return true;
+}
 
 void Encoder::append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) {
   encoder_->append(text, ids, starts_document);

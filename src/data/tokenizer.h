@@ -3,7 +3,9 @@
 //
 // SentencePiece models. Trained models are lossless (BPE with byte fallback, identity normalisation, no dummy prefix,
 // spaces kept); "\n" is a user-defined symbol, EOS ends a document. Text is encoded line by line (a line with its
-// "\n"), so that a document may be split after any newline. Some models cannot join symbols across a space: BPE whose
+// "\n"), so that a document may be split after any newline, unless the model changes text (normalization, removal of
+// spaces) or has pieces that continue after a line end: then the library gets whole documents, or parts at whose ends
+// no token spans the cut. Some models cannot join symbols across a space: BPE whose
 // pieces contain a space only at the front, like all models trained here. Then lines are encoded word by word with a
 // cache, which yields the same tokens many times faster. Bytes that are not valid UTF-8 and U+2581 (SentencePiece's
 // mark of a space) become byte tokens. So with byte fallback decode(encode(x)) returns any byte string unchanged.
@@ -37,19 +39,21 @@ struct TrainingText {
 
 class Tokenizer {
  public:
-  /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there
-  /// is one, or a file of ranks (tiktoken), recognized by their contents. In a folder it is the first of
-  /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
-  /// is missing, corrupt or of a different kind.
-  /// A tokenizer_config.json next to it decides about the BOS token. Special tokens as in read_special_tokens().
+  /// Reads a SentencePiece model, with the tokens that find_added_tokens() finds for a tokenizer.model, a
+  /// tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there is one, or a file of ranks
+  /// (tiktoken), recognized by their contents. In a folder it is the first of tokenizer.model, tokenizer.json,
+  /// merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it is missing, corrupt or of a
+  /// different kind. A tokenizer_config.json next to it decides about the BOS token. Special tokens as in
+  /// read_special_tokens().
   static Tokenizer load(const std::string& path);
   /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json. `eos` ends documents if the
   /// model names no such token.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin, int32_t eos = -1);
   /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
-  /// function of the texts and of `vocab_size`. Words of 48 or more ASCII letters, such as DNA, count for at most 2 MiB
-  /// of the sample, since the library takes memory and time for each letter of distinct words. Throws Code::data,
-  /// naming the limit, when the text is too small for a vocabulary of this size.
+  /// function of the texts and of `vocab_size`. Words of 48 or more ASCII letters, such as DNA, and of 24 or more other
+  /// characters, as in scripts without spaces, count for at most 2 Mi letters of the sample (a character for four of
+  /// them), since the library takes memory and time for each letter of distinct words. Throws Code::data, naming the
+  /// limit, when the text is too small for a vocabulary of this size.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
                          int64_t max_bytes = int64_t{64} << 20);
   /// Trains on a sample that contains these shares of the texts.
@@ -84,6 +88,9 @@ class Tokenizer {
   std::string name_of(int32_t id) const;
   /// Returns the rule for where a document may be split without changing its tokens.
   CutRule cuts() const;
+  /// Returns a function for PieceReader that compares the tokens of both sides with those of the whole. Keeps a
+  /// reference to the tokenizer.
+  SplitCheck split_check() const;
   /// Returns a number that increases where a later version of this program encodes the same text differently.
   int encoding() const;
   /// True if the model adds a space before each text, which decoding removes.
@@ -114,6 +121,10 @@ class Encoder {
   /// Appends the tokens of `text`, a part of a document. It ends where Tokenizer::cuts() allows, or at the end of the
   /// document; in a line that is too long for memory, before a space. `starts_document` is false for later parts.
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
+  /// Returns true if the tokens around text[at] are the same when the text is split there. `inside_word` means that
+  /// symbols may be joined there; then the text before it is varied, since the tokens of a run such as "aaaa" depend on
+  /// where it begins.
+  bool may_split(std::string_view text, size_t at, bool inside_word);
 
  private:
   std::shared_ptr<TextEncoder> encoder_;

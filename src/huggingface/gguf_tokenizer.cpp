@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/join.h"
+#include "data/added_tokens.h"
 #include "data/bpe_file.h"
 #include "data/model_traits.h"
 #include "data/split_pattern.h"
@@ -64,12 +65,22 @@ void add_sentencepiece(const data::Tokenizer& tokenizer, int64_t rows, Vocabular
   metadata.emplace_back("tokenizer.ggml.pre", std::string("default"));
   metadata.emplace_back("tokenizer.ggml.add_space_prefix", traits->dummy_prefix);
   std::vector<float> scores;
+  bool has_bytes = false, has_spaces = false;
   for (const data::ModelPiece& piece : data::read_pieces(tokenizer.bytes())) {
     vocabulary.tokens.emplace_back(piece.text);
     vocabulary.kinds.push_back(static_cast<int32_t>(piece.kind));
     scores.push_back(piece.score);
+    has_bytes = has_bytes || piece.kind == data::PieceKind::byte;
+    has_spaces = has_spaces || piece.text == "\u2581";
   }
-  constexpr float kNever = -1e4f;
+  if (has_bytes && !has_spaces)
+    cannot_represent("it has no token for a space; llama.cpp would use the bytes of U+2581 instead of the byte 0x20");
+  constexpr float kNever = -1e4f, kAdded = -1000;  // as llama.cpp's own converter
+  for (const data::AddedToken& token : data::read_added_tokens(tokenizer.bytes(), "the tokenizer").tokens) {
+    vocabulary.tokens.push_back(token.content);
+    vocabulary.kinds.push_back(token.special ? kControl : kUserDefined);
+    scores.push_back(kAdded);
+  }
   scores.resize(static_cast<size_t>(rows), kNever);
   metadata.emplace_back("tokenizer.ggml.scores", std::move(scores));
 }

@@ -9,13 +9,13 @@
 
 namespace trainer::data::testing {
 
-/// Returns a tokenizer.json with `merges` random merges of the letters a, b and c.
-inline nlohmann::json small_json(std::mt19937_64& random, int merges) {
+/// Returns a tokenizer.json with `merges` random merges of these letters, which are spelled in GPT-2's characters.
+inline nlohmann::json small_json(std::mt19937_64& random, int merges,
+                                 const std::vector<std::string>& letters = {"a", "b", "c"}) {
   using nlohmann::json;
   json vocab = json::object(), pairs = json::array();
-  std::vector<std::string> names;
+  std::vector<std::string> names = letters;
   for (size_t byte = 0; byte < 256; ++byte) vocab[byte_characters()[byte]] = byte;
-  for (const char* letter : {"a", "b", "c"}) names.emplace_back(letter);
   while (static_cast<int>(pairs.size()) < merges) {
     const std::string left = names[random() % names.size()], right = names[random() % names.size()];
     if (vocab.contains(left + right) || left.size() + right.size() > 9) continue;

@@ -8,7 +8,9 @@
 #include <unordered_map>
 
 #include "base/utf8.h"
+#include "data/model_traits.h"
 #include "data/sentencepiece_json.h"
+#include "data/tokenize.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {
@@ -210,18 +212,86 @@ TEST(Tokenizer, KeepsLineEndsTogetherInPieces) {
 }
 
 TEST(Tokenizer, RefusesToEncodeWithModelsThatItWouldNotFollow) {
-  for (const char* setting : {"treat_whitespace_as_suffix", "remove_extra_whitespaces"}) {
-    const std::string model = foreign_model({{"model_type", "bpe"}, {"add_dummy_prefix", "false"}, {setting, "true"}});
-    const Tokenizer t = Tokenizer::from_bytes(model, "foreign");  // checkpoints with it can be loaded
-    expect_error(Code::data, {"foreign", setting}, [&] { static_cast<void>(t.encode("a b")); });
-  }
+  const std::string model = foreign_model({{"model_type", "bpe"}, {"treat_whitespace_as_suffix", "true"}});
+  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");  // checkpoints with it can be loaded
+  const std::vector<std::string> parts = {"foreign", "treat_whitespace_as_suffix"};
+  expect_error(Code::data, parts, [&] { static_cast<void>(t.encode("a b")); });
+  TempFolder folder;
+  const std::vector<std::string> files = {write(folder / "a.txt", "a b\n")};
+  for (const int threads : {1, 4})  // in worker threads, too
+    expect_error(Code::data, parts, [&] { tokenize_files(files, t, folder / "o.bin", {.threads = threads}); });
 }
 
-TEST(Tokenizer, TakesUnigramModelsLineByLine) {
-  const std::string model = foreign_model({{"model_type", "unigram"}});  // normalises, trims, no byte fallback
-  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
-  EXPECT_EQ(t.encode("a single man in possession"), by_library(model, "a single man in possession"));
-  EXPECT_EQ(t.decode(t.encode("a single man in possession")), "a single man in possession");
+/// Texts of several lines for models that change text.
+std::string text_to_normalise(Random& random, int64_t length) {
+  static const std::vector<std::string> odd = {"\n",     "\n\n",   " \n ",   "\r\n",    "\t",     "  ",     "   ",
+                                               " ",      "\x01",   "ﬁ",      "A\u030a", "Ａ",     "㍿",     "e\u0301",
+                                               "\u3000", "\u00a0", "\u200b", "\ufeff",  "日本語", "\u0301", "İ",
+                                               "ß",      "½",      "<x>",    "</s>",    "▁",      "\u2028", "\u2047"};
+  std::string text;
+  while (static_cast<int64_t>(text.size()) < length) {
+    if (pick(random, 5) < 2)
+      text += odd[static_cast<size_t>(pick(random, static_cast<int64_t>(odd.size())))];
+    else
+      text += novel().substr(static_cast<size_t>(pick(random, 1'000'000)), static_cast<size_t>(pick(random, 40)));
+  }
+  utf8_repair(text);
+  return text;
+}
+
+TEST(Tokenizer, GivesTheLibrarysTokensOfModelsThatChangeText) {
+  using Settings = std::unordered_map<std::string, std::string>;
+  const std::vector<Settings> rules = {{{"normalization_rule_name", "nmt_nfkc"}},
+                                       {{"normalization_rule_name", "nfkc_cf"}},
+                                       {{"normalization_rule_name", "identity"}}};
+  const std::vector<Settings> more = {{},
+                                      {{"byte_fallback", "true"}, {"remove_extra_whitespaces", "false"}},
+                                      {{"add_dummy_prefix", "false"}},
+                                      {{"add_dummy_prefix", "false"}, {"remove_extra_whitespaces", "false"}},
+                                      {{"user_defined_symbols", "\n,<x>"}, {"byte_fallback", "true"}},
+                                      {{"split_by_whitespace", "false"}, {"byte_fallback", "true"}}};
+  for (const char* type : {"bpe", "unigram"})
+    for (const Settings& rule : rules)
+      for (const Settings& each : more) {
+        Settings settings = each;
+        settings.insert(rule.begin(), rule.end());
+        settings["model_type"] = type;
+        const std::string model = foreign_model(settings);
+        const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+        Random random(7);
+        for (int i = 0; i < 25; ++i) {
+          // Longer texts are split, which changes rounding in the scores of unigram models.
+          std::string text = text_to_normalise(random, pick(random, type == std::string("bpe") ? 12'000 : 3000));
+          if (settings["normalization_rule_name"] == "identity" && each.contains("byte_fallback"))
+            for (size_t at = text.find("▁"); at != std::string::npos; at = text.find("▁")) text.erase(at, 3);
+          ASSERT_EQ(t.encode(text), by_library(model, text))
+              << type << " " << nlohmann::json(settings).dump() << " " << nlohmann::json(text).dump();
+        }
+        EXPECT_EQ(t.decode(t.encode("a single man in possession")), "a single man in possession");
+      }
+}
+
+TEST(Tokenizer, ASpaceWithoutAPieceIsItsByte) {
+  TempFolder folder;
+  Random random(1);
+  std::string solid;
+  for (int i = 0; i < 9000; ++i) solid += i % 30 == 29 ? '\n' : "abcdefghij"[pick(random, 10)];
+  const Tokenizer trained = Tokenizer::train({write(folder / "a.txt", solid)}, 300);
+  const Tokenizer prefixed = Tokenizer::from_bytes(trained.bytes() + std::string(kDummyPrefix), "prefixed");
+  for (const std::string text : {"a b", " c  d\n ef", "\u2581 \u2581", " "}) {
+    const std::vector<int32_t> ids = trained.encode(text);
+    EXPECT_EQ(trained.decode(ids), text);
+    EXPECT_EQ(std::ranges::count_if(ids, [&](int32_t id) { return trained.piece(id) == " "; }),
+              std::ranges::count(text, ' '));
+    EXPECT_EQ(prefixed.decode(prefixed.encode(text)), text);
+    EXPECT_EQ(prefixed.piece(prefixed.encode(text).front()), " ");
+  }
+  // tokenizer.json must not replace spaces by U+2581 either.
+  const auto json = nlohmann::json::parse(sentencepiece_to_json(trained.bytes()).value());
+  EXPECT_EQ(json["normalizer"], nullptr);
+  EXPECT_EQ(json["pre_tokenizer"], nullptr);
+  const auto prepends = nlohmann::json::parse(sentencepiece_to_json(prefixed.bytes()).value());
+  EXPECT_EQ(prepends["normalizer"], (nlohmann::json{{"type", "Prepend"}, {"prepend", " "}}));
 }
 
 TEST(StreamDecoder, HoldsBackUnfinishedCharactersOnly) {

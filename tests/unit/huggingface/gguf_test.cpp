@@ -4,6 +4,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "data/added_tokens.h"
 #include "data/bpe_file.h"
 #include "huggingface/gguf_tokenizer.h"
 #include "unit/huggingface/fixture.h"
@@ -261,6 +262,33 @@ TEST(Gguf, TokenizersAreMetadata) {
   const data::Tokenizer other = data::Tokenizer::from_bytes(file.dump(), "x");
   expect_error(Code::checkpoint, {"cannot be exported as GGUF", "[0-9]", "Llama 3"},
                [&] { add_tokenizer(other, {}, 261, metadata); });
+}
+
+TEST(Gguf, AddedTokensFollowThePiecesOfSentencePiece) {
+  TempFolder folder;
+  const auto train = [&](const std::string& text) {
+    return data::Tokenizer::train({tests::write(folder / "a.txt", text)}, 270).bytes();
+  };
+  std::string model = train("abcd abcd abce abcde\n abc\n"), spaceless = train("abcdabcdabceabcde\nabcdefg\nghij\n");
+  const data::AddedTokens added{
+      .tokens = {{.id = 270, .content = "<|im_start|>"}, {.id = 271, .content = "<|im_end|>", .special = true}}};
+  GgufMetadata metadata;
+  add_tokenizer(data::Tokenizer::from_bytes(data::with_added_tokens(model, added), "x"), {.eos = {271, 2}}, 273,
+                metadata);
+  const std::map<std::string, GgufValue> keys(metadata.begin(), metadata.end());
+  const auto& tokens = std::get<std::vector<std::string>>(keys.at("tokenizer.ggml.tokens"));
+  const auto& kinds = std::get<std::vector<int32_t>>(keys.at("tokenizer.ggml.token_type"));
+  const auto& scores = std::get<std::vector<float>>(keys.at("tokenizer.ggml.scores"));
+  ASSERT_EQ(tokens.size(), 273u);
+  ASSERT_EQ(scores.size(), 273u);
+  EXPECT_EQ((std::vector<std::string>(tokens.begin() + 270, tokens.end())),
+            (std::vector<std::string>{"<|im_start|>", "<|im_end|>", "[PAD272]"}));
+  EXPECT_EQ((std::vector<int32_t>(kinds.begin() + 270, kinds.end())), (std::vector<int32_t>{4, 3, 5}));
+  EXPECT_EQ(scores[271], -1000);  // as llama.cpp's converter
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eos_token_id")), 271u);
+  // llama.cpp would encode a space without a piece as other bytes.
+  expect_error(Code::checkpoint, {"cannot be exported as GGUF", "no token for a space"},
+               [&] { add_tokenizer(data::Tokenizer::from_bytes(spaceless, "x"), {}, 270, metadata); });
 }
 
 TEST(Gguf, RejectsWhatLlamaCppCannotRun) {
