@@ -270,6 +270,58 @@ class Tokenizers(rig.Runs):
         text = self.trainer("generate", "--checkpoint", "next", "--prompt", "The", "--tokens", "20", "--seed", "1", stdout=True)
         self.assertTrue(text.startswith("The"))
 
+    def test_tokens_next_to_a_sentencepiece_model_are_kept(self):
+        rows = ["data.vocab_size=330", "data.tokenizer=tokens/tokenizer.model", 'data.train=["text.txt"]']
+        self.train(*rows, "train.steps=3")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        hf = self.folder / "hf"
+        fast = json.loads((hf / "tokenizer.json").read_text())
+        pieces = len(fast["model"]["vocab"])
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        chat = [{"id": pieces, "content": "<|im_start|>", **flags, "special": False},
+                {"id": pieces + 1, "content": "<|im_end|>", **flags, "rstrip": True, "special": True}]
+        fast["added_tokens"] += chat
+        (hf / "tokenizer.json").write_text(json.dumps(fast))
+        (hf / "added_tokens.json").write_text(json.dumps({token["content"]: token["id"] for token in chat}))
+        settings = json.loads((hf / "tokenizer_config.json").read_text())
+        (hf / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|im_end|>"}))
+        config = json.loads((hf / "config.json").read_text())
+        for name in ("config.json", "generation_config.json"):
+            ids = json.loads((hf / name).read_text())
+            (hf / name).write_text(json.dumps({**ids, "eos_token_id": pieces + 1}))
+        text = "The cat<|im_start|>user\n sat<|im_end|>\n"
+        (self.folder / "chat.txt").write_text(text)
+        self.trainer("tokenize", "--input", "chat.txt", "--output", "chat", "--tokenizer", "hf")
+        tokens = list(self.tokens("chat"))
+        self.assertEqual(tokens.count(pieces), 1)
+        self.assertNotIn(pieces + 1, tokens[:-1])
+        # Through import, training, another checkpoint and export.
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
+        self.assertEqual(self.manifest("back")["special_tokens"]["eos"], [pieces + 1])
+        self.train("data.tokenizer=back", "model.init_from=back", 'data.train=["text.txt"]', "data.vocab_size=330", "run.dir=next",
+                   "train.steps=3")
+        for checkpoint in ("back", "next"):
+            self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", checkpoint, "--output", "hf-" + checkpoint)
+            out = self.folder / ("hf-" + checkpoint)
+            self.assertEqual((out / "tokenizer.model").read_bytes(), (hf / "tokenizer.model").read_bytes())
+            self.assertEqual(json.loads((out / "tokenizer.json").read_text()), fast)
+            self.assertEqual(json.loads((out / "added_tokens.json").read_text()), {"<|im_start|>": pieces, "<|im_end|>": pieces + 1})
+            written = json.loads((out / "tokenizer_config.json").read_text())
+            self.assertEqual(written["eos_token"], "<|im_end|>")
+            self.assertEqual(written["added_tokens_decoder"],
+                             {str(token["id"]): {key: value for key, value in token.items() if key != "id"} for token in chat})
+            self.trainer("tokenize", "--input", "chat.txt", "--output", "chat-" + checkpoint, "--tokenizer", out)
+            self.assertEqual(list(self.tokens("chat-" + checkpoint)), tokens)
+        self.assertEqual(json.loads((self.folder / "hf-next/config.json").read_text())["vocab_size"], config["vocab_size"])
+
+    def test_a_model_that_cannot_encode_is_refused(self):
+        # treat_whitespace_as_suffix = true, as a second trainer_spec that overrides one field
+        model = (self.folder / "tokens/tokenizer.model").read_bytes() + b"\x12\x03\xc0\x01\x01"
+        (self.folder / "suffix.model").write_bytes(model)
+        reported = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", "suffix.model", status=4)
+        self.assertIn("suffix.model", reported)
+        self.assertIn("treat_whitespace_as_suffix", reported)
+
     def test_bos_that_is_missing_is_a_mistake(self):
         reported = self.train('data.train=["text.txt"]', f"data.tokenizer={GPT2}", "data.bos=on", status=2)
         for part in ("data.bos", '"on"', str(GPT2), "no BOS token", '"off"'):
