@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/files.h"
+#include "base/lfs_pointer.h"
 
 namespace trainer {
 
@@ -167,6 +168,7 @@ std::string read_file(const fs::path& path, int64_t limit, SystemCalls& calls) {
   }
   std::string bytes(static_cast<size_t>(size), '\0');
   file.read(0, std::as_writable_bytes(std::span(bytes)));
+  refuse_lfs_pointer(path, bytes, Code::checkpoint);
   return bytes;
 }
 

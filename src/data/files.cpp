@@ -7,6 +7,7 @@
 
 #include "base/checksum.h"
 #include "base/files.h"
+#include "base/lfs_pointer.h"
 
 namespace trainer::data {
 
@@ -49,6 +50,7 @@ std::string read_file(const fs::path& path) {
   const File file = File::open_input(path);
   std::string bytes(static_cast<size_t>(file.size()), '\0');
   bytes.resize(file.read_at(0, bytes.data(), bytes.size()));
+  refuse_lfs_pointer(path, bytes, Code::data);
   return bytes;
 }
 

@@ -40,7 +40,7 @@ class MappedFile {
   std::optional<MappingGuard> guard_;
 };
 
-/// Returns the whole file. Throws Code::data when it cannot be read.
+/// Returns the whole file. Throws Code::data when it cannot be read or is a pointer of Git LFS.
 std::string read_file(const std::filesystem::path& path);
 
 /// Returns the XXH3-128 of a file's content as 32 lower-case hexadecimal digits.

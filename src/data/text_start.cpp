@@ -23,6 +23,8 @@ constexpr Signature kSignatures[] = {
     {"\xFD\x37zXZ\0"sv, "xz-compressed data; unpack it first (unxz)"},
     {"PK\x03\x04"sv, "a ZIP archive; unpack it first (unzip)", true},
     {"PAR1"sv, "a Parquet table; convert it to .jsonl: one JSON object per line, one text in each", true},
+    {"version https://git-lfs.github.com/spec/"sv,
+     "a pointer of Git LFS, not the file itself; download the file (`git lfs pull` in its repository)", true},
     {"\xFF\xFE"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
     {"\xFE\xFF"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
 };

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/lfs_pointer.h"
 #include "base/shape.h"
 
 namespace trainer::huggingface {
@@ -139,10 +140,14 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(File::open(path))
     refuse(format("{} bytes: not a safetensors file, which begins with a length of 8 bytes", size));
   uint64_t length = 0;
   file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
-  if (length > static_cast<uint64_t>(kMostHeaderBytes))
+  if (length > static_cast<uint64_t>(kMostHeaderBytes)) {
+    std::string start(static_cast<size_t>(std::min<int64_t>(size, 64)), '\0');
+    file_.read(0, std::as_writable_bytes(std::span(start)));
+    refuse_lfs_pointer(path, start, Code::checkpoint);
     refuse(format(
         "its header would have {} bytes, more than the limit of {}: the file is corrupt or not a safetensors file",
         length, kMostHeaderBytes));
+  }
   if (static_cast<int64_t>(length) > size - kLengthBytes)
     refuse(format("its header has {} bytes, but only {} follow: the file is truncated", length, size - kLengthBytes));
   std::string header(static_cast<size_t>(length), '\0');

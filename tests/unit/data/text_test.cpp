@@ -256,10 +256,15 @@ TEST(Text, RejectsWhatDoesNotBeginAsText) {
   TempFolder folder;
   using namespace std::string_literals;
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"\x1F\x8B\x08\0\0"s, "gzip"}, {"\x28\xB5\x2F\xFD..."s, "Zstandard"},
-      {"\xFD\x37zXZ\0.."s, "xz"},    {"BZh91AY&SY.."s, "bzip2"},
-      {"PK\x03\x04.."s, "ZIP"},      {"PAR1...."s, "Parquet"},
-      {"\xFF\xFE\x61\0"s, "UTF-16"}, {"\xFE\xFF\0a"s, "UTF-16"}};
+      {"\x1F\x8B\x08\0\0"s, "gzip"},
+      {"\x28\xB5\x2F\xFD..."s, "Zstandard"},
+      {"\xFD\x37zXZ\0.."s, "xz"},
+      {"BZh91AY&SY.."s, "bzip2"},
+      {"version https://git-lfs.github.com/spec/v1\noid"s, "Git LFS"},
+      {"PK\x03\x04.."s, "ZIP"},
+      {"PAR1...."s, "Parquet"},
+      {"\xFF\xFE\x61\0"s, "UTF-16"},
+      {"\xFE\xFF\0a"s, "UTF-16"}};
   for (const auto& [bytes, what] : cases) {
     const std::string file = write(folder / "a.txt", bytes);
     const std::vector<std::string> parts = {file, "offset 0: expected text, found", what};

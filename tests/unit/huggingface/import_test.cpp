@@ -280,6 +280,21 @@ TEST(Import, KeepsSpecialTokensAndExportWritesThemBack) {
   EXPECT_FALSE(fs::exists(folder / "other"));
 }
 
+TEST(Import, NamesPointersOfGitLfs) {
+  TempFolder folder;
+  save(folder / "run", llama());
+  export_model(folder / "run", folder / "hf");
+  for (const char* file : {"model.safetensors", "config.json", "tokenizer.json", "tokenizer.model"}) {
+    const fs::path clone = folder / (std::string(file) + "-clone");
+    fs::copy(folder / "hf", clone);
+    write(clone / file, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n");
+    const bool weights = file == std::string("model.safetensors") || file == std::string("config.json");
+    expect_error(weights ? Code::checkpoint : Code::data,
+                 {(clone / file).string(), "a pointer of Git LFS", "git lfs pull"},
+                 [&] { import_model(clone, folder / "back"); });
+  }
+}
+
 TEST(Import, TakesNamesOfModelsWithoutAHeadMasksAndACopyOfTheTable) {
   TempFolder folder;
   save(folder / "run", gpt2());
