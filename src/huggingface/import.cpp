@@ -1,6 +1,7 @@
 #include "huggingface/import.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <set>
@@ -27,30 +28,28 @@ namespace {
 
 constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a time
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
-constexpr const char *kHead = "lm_head.weight", *kConfigFile = "config.json";
-
-/// True if a tensor is not a parameter but a buffer that older versions of the library stored: a mask or RoPE
-/// frequencies.
-bool is_constant(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
-}
+constexpr const char *kHead = "lm_head.weight", *kTable = "wte", *kConfigFile = "config.json";
 
 /// Reads the tensors of a model from its files.
 class TensorReader {
  public:
-  TensorReader(const WeightFiles& files, const config::Model& model) : files_(files), prefix_(name_prefix(model)) {}
+  TensorReader(const WeightFiles& files, const config::Model& model)
+      : files_(files), prefix_(name_prefix(model)), tied_(model.tie_embeddings.value()) {}
 
-  /// Returns the position of a tensor. Files of models without a head omit the prefix of the names.
+  /// Returns the position of a tensor. Files of models without a head omit the prefix of the names. A tied embedding
+  /// may be stored under the name of the head only.
   WeightFiles::Place place_of(const MappedTensor& tensor) const {
     WeightFiles::Place place = files_.find(tensor.name);
     if (place.file == nullptr && tensor.name.starts_with(prefix_))
       place = files_.find(tensor.name.substr(prefix_.size()));
+    if (place.file == nullptr && tied_ && std::ranges::equal(tensor.parts, std::array{kTable}))
+      place = files_.find(kHead);
     return place;
   }
 
   /// Throws unless the files contain exactly these tensors. They may also contain a tied head, which must equal the
   /// embedding.
-  void require_tensors(const std::vector<MappedTensor>& all, bool tied) {
+  void require_tensors(const std::vector<MappedTensor>& all) {
     std::set<std::string> used;
     for (const MappedTensor& tensor : all) {
       const WeightFiles::Place place = place_of(tensor);
@@ -66,7 +65,7 @@ class TensorReader {
     }
     for (const auto& [name, place] : files_.tensors()) {
       if (used.contains(name) || is_constant(name)) continue;
-      if (name != kHead || !tied) refuse(place, "this program's model has no such tensor");
+      if (name != kHead || !tied_) refuse(place, "this program's model has no such tensor");
       require_same(place, place_of(all.front()));
     }
   }
@@ -106,6 +105,7 @@ class TensorReader {
 
   const WeightFiles& files_;
   const std::string prefix_;
+  const bool tied_;
   std::vector<float> values_;
   std::vector<std::byte> buffer_;
 };
@@ -175,7 +175,7 @@ Imported import_model(const fs::path& input, const fs::path& output, int64_t seq
   const WeightFiles files(input);
   const std::vector<MappedTensor> tensors = tensor_map(model.config.model, model.vocab);
   TensorReader reader(files, model.config.model);
-  reader.require_tensors(tensors, model.config.model.tie_embeddings.value());
+  reader.require_tensors(tensors);
   Imported done;
   done.tokenizer = tokenizer.has_value();
   checkpoint::write_new_folder(output, [&](const fs::path& folder) {

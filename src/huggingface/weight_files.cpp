@@ -37,6 +37,11 @@ std::vector<std::string> files_of(const fs::path& folder, WeightIndex& index) {
 
 }  // namespace
 
+bool is_constant(std::string_view tensor) {
+  return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
+         tensor.ends_with("rotary_emb.inv_freq");
+}
+
 WeightFiles::WeightFiles(const fs::path& folder) {
   WeightIndex index;
   const std::vector<std::string> names = files_of(folder, index);
@@ -49,6 +54,7 @@ WeightFiles::WeightFiles(const fs::path& folder) {
         throw Error(Code::checkpoint, format("{}: {}: also in {}", file.path().string(), entry.name,
                                              tensors_.at(entry.name).file->path().filename().string()));
   for (const auto& [tensor, name] : index) {
+    if (is_constant(tensor)) continue;
     const Place place = find(tensor);
     if (place.file == nullptr || place.file->path().filename() != name)
       throw Error(Code::checkpoint, format("{}: {}: missing from this file, although {} lists it there",

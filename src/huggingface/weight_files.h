@@ -3,16 +3,21 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "huggingface/safetensors.h"
 
 namespace trainer::huggingface {
 
+/// True if a tensor is not a parameter but a buffer that older versions of the library stored: a mask or RoPE
+/// frequencies.
+bool is_constant(std::string_view tensor);
+
 class WeightFiles {
  public:
   /// Opens model.safetensors, or the files that the index names. Throws Code::checkpoint when the folder has neither,
-  /// or when a file is corrupt or is missing a tensor that the index lists.
+  /// or when a file is corrupt or is missing a parameter that the index lists.
   explicit WeightFiles(const std::filesystem::path& folder);
 
   struct Place {

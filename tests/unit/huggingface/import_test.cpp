@@ -295,6 +295,28 @@ TEST(Import, NamesPointersOfGitLfs) {
   }
 }
 
+TEST(Import, TakesATiedTableUnderTheNameOfTheHead) {
+  for (const char* arch : {"gpt2", "llama", "qwen2"}) {
+    TempFolder folder;
+    save(folder / "run", config_of({std::string("model.arch=") + arch, "model.tie_embeddings=true"}));
+    export_model(folder / "run", folder / "hf");
+    const std::string table = arch == std::string("gpt2") ? "transformer.wte.weight" : "model.embed_tokens.weight";
+    rewrite(folder / "hf", folder / "head", [&](auto& all) {
+      all["lm_head.weight"] = all.at(table);
+      all.erase(table);
+    });
+    import_model(folder / "head", folder / "back");
+    export_model(folder / "back", folder / "again");
+    EXPECT_EQ(files_in(folder / "again"), files_in(folder / "hf")) << arch;
+  }
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=llama", "model.tie_embeddings=false"}));
+  export_model(folder / "run", folder / "hf");
+  rewrite(folder / "hf", folder / "head", [&](auto& all) { all.erase("model.embed_tokens.weight"); });
+  expect_error(Code::checkpoint, {"model.embed_tokens.weight: missing"},
+               [&] { import_model(folder / "head", folder / "back"); });
+}
+
 TEST(Import, TakesNamesOfModelsWithoutAHeadMasksAndACopyOfTheTable) {
   TempFolder folder;
   save(folder / "run", gpt2());

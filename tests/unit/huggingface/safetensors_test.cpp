@@ -157,6 +157,8 @@ TEST(WeightFiles, AreRejectedIfIndexAndFilesDisagree) {
   EXPECT_EQ(read(), "");
   index(R"({"a":"2.safetensors","b":"2.safetensors"})");
   expect_parts(read(), {"2.safetensors: a: missing from this file"});
+  index(R"({"a":"1.safetensors","b":"2.safetensors","model.layers.0.self_attn.rotary_emb.inv_freq":"1.safetensors"})");
+  EXPECT_EQ(read(), "") << "a buffer that the model does not need";
   index(R"({"a":"1.safetensors","b":"3.safetensors"})");
   expect_parts(read(), {"3.safetensors"});
   put("2.safetensors", "a");
