@@ -34,7 +34,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSameFiles =
     "all ranks must find the same files: start them in the same folder, or copy the files to every host again";
-constexpr const char* kNotFinite = "the loss is not finite: training had diverged before this checkpoint was saved";
+constexpr const char* kNotFinite =
+    "the loss is not finite: some weights are not finite, or so large that they overflow; evaluate an earlier "
+    "checkpoint, or import the model from intact files";
 
 /// Returns the folder with the run's tokenized text: `tokens` in the run folder that contains the checkpoint, else the
 /// folder that the configuration names.
@@ -81,7 +83,7 @@ std::function<bool(int64_t, int64_t)> show_progress(const comm::World& world, co
   };
 }
 
-/// Throws the same error on every rank if the model had diverged.
+/// Throws the same error on every rank if the loss is not finite.
 void require_finite(const run::LoadedModel& model, double loss) {
   if (!std::isfinite(loss))
     throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);

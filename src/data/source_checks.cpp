@@ -54,9 +54,14 @@ int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Co
                             name));
   }
   if (requested > 0 && requested < implied) {
-    throw Error(Code::config, fmt::format("{}: {}, but {} has a vocabulary of {}: leave data.vocab_size out or set it "
-                                          "to at least that",
-                                          config::place(config, "data.vocab_size"), requested, name, implied));
+    const auto given = config.origins.find("data.vocab_size");  // a line or --set, unless it is that of the model
+    const bool of_model = given != config.origins.end() && given->second.line == 0 && given->second.set.empty();
+    throw Error(Code::config,
+                fmt::format("{}: {}, but {} has a vocabulary of {}: {}",
+                            of_model ? given->second.file + ": vocab_size" : config::place(config, "data.vocab_size"),
+                            requested, name, implied,
+                            of_model ? "the model of model.init_from has fewer rows; use that model's own tokenizer"
+                                     : "leave data.vocab_size out or set it to at least that"));
   }
   return requested > 0 ? requested : implied;
 }

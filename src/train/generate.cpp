@@ -109,7 +109,11 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
     if (sequence) chosen.push_back(sequence->chosen);
   trainer_.scalars().broadcast_from_first_rank(chosen);
   if (std::ranges::min(chosen) < 0)
-    throw Error(Code::nonfinite, "the logits are not finite: the weights diverged").on(Scope::all_ranks);
+    throw Error(
+        Code::nonfinite,
+        "the logits are not finite: some weights are not finite, or so large that they overflow; use an earlier "
+        "checkpoint, or import the model from intact files")
+        .on(Scope::all_ranks);
   for (auto& sequence : slots) {
     if (!sequence) continue;
     const auto id = static_cast<int32_t>(chosen[proceeds.size()]);

@@ -310,6 +310,10 @@ TEST_F(Source, RejectsAVocabularySmallerThanTheTokenizers) {
   config_.data.vocab_size = small_tokenizer().vocab_size() - 1;
   for (const auto& look : {std::function<void()>([&] { open(); }), {[&] { planned_vocab(config_); }}})
     expect_error(Code::config, {"data.vocab_size", "my.model has a vocabulary of", "at least"}, look);
+  config_.origins["data.vocab_size"] = {"models/hf", 0, 0, {}};  // the value is that of model.init_from
+  expect_error(Code::config,
+               {"models/hf: vocab_size: 599", "my.model has a vocabulary of 600", "model's own tokenizer"},
+               [&] { open(); });
 }
 
 TEST_F(Source, RejectsTokensOfAnotherTokenizer) {
