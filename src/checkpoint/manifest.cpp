@@ -139,6 +139,8 @@ json special_tokens_json(const Snapshot& header) {
   add("unk", special.unk);
   if (!special.eos.empty()) out["eos"] = special.eos;
   if (special.add_eos) out["add_eos"] = true;
+  add("text_end", special.text_end);
+  for (const auto& [file, fields] : special.fields) out["fields"][file] = parse_json(fields);
   return out;
 }
 

@@ -59,6 +59,11 @@ class Value {
     if (!json_.is_string()) fail("expected a string");
     return json_.get<std::string>();
   }
+  /// Returns an object as JSON.
+  std::string object_text() const {
+    if (!json_.is_object()) fail("expected an object");
+    return json_text(json_);
+  }
   bool flag() const {
     if (!json_.is_boolean()) fail("expected true or false");
     return json_.get<bool>();
@@ -147,6 +152,9 @@ void read_special_tokens(const Value& value, Snapshot& header) {
   if (const auto eos = value.if_there("eos"))
     for (const Value& id : eos->list()) header.special.eos.push_back(id_of(id));
   if (const auto add_eos = value.if_there("add_eos")) header.special.add_eos = add_eos->flag();
+  header.special.text_end = find("text_end");
+  if (const auto fields = value.if_there("fields"))
+    for (const auto& [file, object] : fields->members()) header.special.fields[file] = object.object_text();
   if (!add_bos || !header.special.empty()) header.special.bos = find("bos");
 }
 

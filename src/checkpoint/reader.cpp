@@ -59,11 +59,8 @@ Reader::Reader(const fs::path& path) : folder_(resolve(path)), manifest_(read_ma
 std::optional<data::Tokenizer> tokenizer_of(const Snapshot& header, const fs::path& folder) {
   if (header.tokenizer.empty()) return std::nullopt;
   const fs::path file = folder / data::tokenizer_file_name(header.tokenizer);
-  const data::SpecialTokens& special = header.special;
-  data::Tokenizer tokenizer =
-      data::Tokenizer::from_bytes(header.tokenizer, file.string(), special.eos.empty() ? -1 : special.eos.front());
+  data::Tokenizer tokenizer = data::Tokenizer::from_bytes(header.tokenizer, file.string(), header.special);
   tokenizer.use_bos(header.bos);
-  tokenizer.use_special(special);
   return tokenizer;
 }
 

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "data/nfc.h"
+#include "data/post_processor.h"
 #include "data/split_pattern.h"
 
 namespace trainer::data {
@@ -59,7 +60,9 @@ class Reader {
              format("{} is not supported; use a byte-level BPE or a SentencePiece model", json_text(type)));
     if (flag(model, "byte_fallback", false))
       refuse("model.byte_fallback",
-             "true is not supported; use the tokenizer.model from which this file was converted");
+             "true is not supported; put the tokenizer.model from which this file was converted next to it "
+             "(transformers 5 "
+             "does not save it: take it from the original model)");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (const json& value = member(model, key); !value.is_null() && value != "")
         refuse(std::string("model.") + key, format("{} is not supported", json_text(value)));
@@ -236,25 +239,20 @@ class Reader {
     if (spec_.eos < 0 && specials_.size() == 1) spec_.eos = specials_.front();
   }
 
-  /// Returns the name of the special token with which a post-processor's template begins texts; empty: none.
-  static std::string first_of_template(const json& post_processor) {
-    for (const json& step : member(post_processor, "processors"))  // if it is a sequence of post-processors
-      if (std::string name = first_of_template(step); !name.empty()) return name;
-    const json& single = member(post_processor, "single");
-    if (!single.is_array() || single.empty()) return {};
-    const json& name = member(member(single[0], "SpecialToken"), "id");
-    return name.is_string() ? name.get<std::string>() : std::string();
-  }
-
-  /// Finds the special token that begins texts: the one in the template, or else one with a usual name, which is then
-  /// not added automatically.
+  /// Finds the special tokens that a post-processor adds. Without one before the text, BOS is a token with a usual
+  /// name, which is then not added automatically.
   void find_bos(const json& post_processor) {
-    const std::string first = first_of_template(post_processor);
-    for (const std::string& name : {first, std::string("<|begin_of_text|>"), std::string("<|startoftext|>"),
-                                    std::string("<s>"), std::string("<bos>"), std::string("[BOS]")})
+    const AddedEnds added = ends_of(post_processor);
+    const auto find = [&](const std::string& name) {
       for (const int32_t id : specials_)
-        if (spec_.bos < 0 && spec_.names[static_cast<size_t>(id)] == name) spec_.bos = id;
-    spec_.adds_bos = spec_.bos >= 0 && spec_.names[static_cast<size_t>(spec_.bos)] == first;
+        if (spec_.names[static_cast<size_t>(id)] == name) return id;
+      return -1;
+    };
+    for (const std::string& name : {added.before, std::string("<|begin_of_text|>"), std::string("<|startoftext|>"),
+                                    std::string("<s>"), std::string("<bos>"), std::string("[BOS]")})
+      if (spec_.bos < 0) spec_.bos = find(name);
+    spec_.adds_bos = spec_.bos >= 0 && spec_.names[static_cast<size_t>(spec_.bos)] == added.before;
+    spec_.adds_eos = find(added.after) >= 0;
   }
 
   const std::string& origin_;

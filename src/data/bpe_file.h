@@ -32,6 +32,7 @@ struct BpeSpec {
   int32_t eos = -1;               // −1: the file names no such token
   int32_t bos = -1;               // −1: none
   bool adds_bos = false;          // the file's post-processor begins texts with it
+  bool adds_eos = false;          // and ends them with a special token
   bool ignore_merges = false;     // a word that is itself a token is not split further
 };
 
@@ -40,9 +41,11 @@ struct BpeSpec {
 BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 
 /// Returns the tokenizer.json of GPT-2's pair of files. Without `vocab_json` the ids are GPT-2's: bytes, merges in
-/// their order, then <|endoftext|>. Throws Code::data naming the file and line.
+/// their order, then <|endoftext|>. Tokens with one of `special_names` are special. Throws Code::data naming the file
+/// and line.
 std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges,
-                         const std::string& vocab_origin, const std::string& merges_origin);
+                         const std::string& vocab_origin, const std::string& merges_origin,
+                         const std::vector<std::string>& special_names = {});
 /// Returns the tokenizer.json of a tiktoken file of ranks: each line has a token in base64 and its rank. The number of
 /// tokens identifies OpenAI's vocabulary, and thereby the pattern and the special tokens.
 std::string json_of_ranks(std::string_view ranks, const std::string& origin);

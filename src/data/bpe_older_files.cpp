@@ -112,6 +112,27 @@ std::vector<NamedToken> read_vocab_json(std::string_view text, const std::string
   return tokens;
 }
 
+/// Returns the special tokens of a vocabulary: those with the given names, and GPT-2's. If there are none, those with
+/// another usual name, unless merges produce it from text.
+std::vector<NamedToken> special_among(const std::vector<NamedToken>& vocab, const std::vector<std::string>& merges,
+                                      const std::vector<std::string>& names) {
+  const auto among = [&](const auto& list) {
+    std::vector<NamedToken> found;
+    for (const NamedToken& token : vocab)
+      if (std::ranges::find(list, token.name) != std::end(list)) found.push_back(token);
+    return found;
+  };
+  std::vector<std::string> known = names;
+  known.emplace_back(kEndOfText);
+  if (std::vector<NamedToken> special = among(known); !special.empty()) return special;
+  std::vector<NamedToken> usual = among(std::array<std::string_view, 5>{"</s>", "<s>", "<pad>", "<unk>", "<mask>"});
+  std::erase_if(usual, [&](const NamedToken& token) {
+    return std::ranges::any_of(merges,
+                               [&](std::string merge) { return merge.erase(merge.find(' '), 1) == token.name; });
+  });
+  return usual;
+}
+
 std::optional<std::string> from_base64(std::string_view text) {
   std::string bytes;
   uint32_t bits = 0;
@@ -193,7 +214,8 @@ const std::array<std::string, 256>& byte_characters() {
 }
 
 std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges_text,
-                         const std::string& vocab_origin, const std::string& merges_origin) {
+                         const std::string& vocab_origin, const std::string& merges_origin,
+                         const std::vector<std::string>& special_names) {
   std::vector<std::string> merges;
   const std::vector<std::string> lines = lines_of(merges_text);
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -216,10 +238,12 @@ std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string
     }
     vocab.push_back({kEndOfText, vocab.size()});
   }
-  std::vector<NamedToken> special;
-  for (const NamedToken& token : vocab)
-    if (token.name == kEndOfText) special.push_back(token);
-  if (special.empty()) throw Error(Code::data, format("{}: the token {} is missing", vocab_origin, kEndOfText));
+  const std::vector<NamedToken> special = special_among(vocab, merges, special_names);
+  if (special.empty())
+    throw Error(Code::data,
+                format("{}: no end-of-text token such as {}; name it as eos_token in tokenizer_config.json, or use the "
+                       "tokenizer.json of the model",
+                       vocab_origin, kEndOfText));
   return assemble(vocab, merges, special, kGpt2Pattern);
 }
 

@@ -34,6 +34,7 @@ class ByteBpe final : public TokenizerModel {
     facts_.eos = spec_.eos;
     facts_.bos = spec_.bos;
     facts_.adds_bos = spec_.adds_bos;
+    facts_.adds_eos = spec_.adds_eos;
     facts_.splits_words = true;
     facts_.cuts = CutRule::between_words;
     // Earlier versions gave patterns to PCRE2 as they are; to these it means the same.

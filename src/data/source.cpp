@@ -113,17 +113,23 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-/// Decides which token begins documents. With "auto", token files made with the same tokenizer decide, if there are
-/// any.
-void choose_bos(const config::Data& data, const std::vector<FilePart>& parts, const OpenOptions& options,
-                Tokenizer& tokenizer) {
-  if (options.bos && (options.bos_of.empty() || options.bos_of == tokenizer.hash()))
-    return tokenizer.use_bos(*options.bos);
-  tokenizer.use_bos(data.bos, data.tokenizer == "train" ? "the trained tokenizer" : data.tokenizer);
+/// Decides which tokens begin and end documents. Where neither a checkpoint nor data.bos does, token files made with
+/// the same tokenizer decide, if there are any: the settings of the tokenizer's files may be missing here.
+void choose_ends(const config::Data& data, const std::vector<FilePart>& parts, const OpenOptions& options,
+                 Tokenizer& tokenizer) {
+  const bool applies = options.bos_of.empty() || options.bos_of == tokenizer.hash();
+  const bool known_bos = options.bos && applies, known_eos = !options.special.empty() && applies;
+  if (known_bos)
+    tokenizer.use_bos(*options.bos);
+  else
+    tokenizer.use_bos(data.bos, data.tokenizer == "train" ? "the trained tokenizer" : data.tokenizer);
   for (const FilePart& part : parts) {
-    if (data.bos != config::Bos::automatic || !all_token_files(part.files, part.data.format)) continue;
+    if (!all_token_files(part.files, part.data.format)) continue;
     const TokenFileInfo info = TokenStream({part.files.front()}).info();
-    if (info.tokenizer_hash == tokenizer.hash()) return tokenizer.use_bos(info.bos);
+    if (info.tokenizer_hash != tokenizer.hash()) continue;
+    if (!known_bos && data.bos == config::Bos::automatic) tokenizer.use_bos(info.bos);
+    if (!known_eos && info.eos >= 0) tokenizer.use_eos(info.eos);
+    return;
   }
 }
 
@@ -221,8 +227,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) try
     throw Error(Code::config,
                 fmt::format("data.tokenizer: \"train\" requires text, but {} contains tokens", files.front()));
   if (!options.tokenizer.empty()) {
-    const std::vector<int32_t>& eos = options.special.eos;
-    result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer", eos.empty() ? -1 : eos.front());
+    result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer", options.special);
   } else if (data.tokenizer == "train") {
     result.tokenizer = trained_tokenizer(data, parts, cache, {options.stop, options.busy});
   } else if (!data.tokenizer.empty()) {
@@ -231,9 +236,9 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) try
   }
   result.special = options.special;
   if (result.tokenizer) {
-    choose_bos(data, parts, options, *result.tokenizer);
     if (!options.special.empty() && (options.bos_of.empty() || options.bos_of == result.tokenizer->hash()))
       result.tokenizer->use_special(options.special);
+    choose_ends(data, parts, options, *result.tokenizer);
     result.special = result.tokenizer->special();
   }
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;

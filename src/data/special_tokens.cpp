@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "data/files.h"
+#include "data/python_json.h"
 
 namespace trainer::data {
 namespace {
@@ -21,81 +23,198 @@ using nlohmann::json;
 constexpr std::array kDefaultsOfClasses{std::pair("gpt2", 50256), std::pair("olmo2", 50279),
                                         std::pair("smollm3", 128000), std::pair("smollm3", 128001)};
 
-/// One of the JSON files that name special tokens; has no fields if the file does not exist.
-class TokenFields {
- public:
-  explicit TokenFields(const fs::path& file) : file_(file) {
-    if (std::error_code none; !fs::exists(file, none)) return;
-    fields_ = parse_json(read_file(file));
-    if (!fields_.is_object())
-      throw Error(Code::data, fmt::format("{}: not a JSON object, or values are nested too deeply", file.string()));
-  }
+constexpr const char *kModel = "config.json", *kGeneration = "generation_config.json",
+                     *kTokenizer = "tokenizer_config.json";
+constexpr const char* kNames[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
 
-  bool has(const char* field) const { return fields_.contains(field); }
-  json value(const char* field) const { return fields_.value(field, json()); }
-  /// Turns ids into lists of ids below `rows`. Throws for other values, except −1, which older files write for none,
-  /// and defaults of the class of this `model_type`.
-  void require_tokens(int64_t rows, const json& model_type) {
-    for (const char* field : {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"}) {
-      const json given = std::exchange(fields_[field], json::array());
+/// Names that transformers' classes of tokenizers use if the files contain none; in the order of kNames, null: none.
+struct ClassNames {
+  const char* name;
+  const char* tokens[std::size(kNames)];
+};
+constexpr const char* kEndOfText = "<|endoftext|>";
+constexpr ClassNames kClassNames[] = {{"GPT2Tokenizer", {kEndOfText, kEndOfText, kEndOfText, nullptr}},
+                                      {"GPTNeoXTokenizer", {kEndOfText, kEndOfText, kEndOfText, nullptr}},
+                                      {"Qwen2Tokenizer", {nullptr, kEndOfText, kEndOfText, kEndOfText}},
+                                      {"tokenizer.model", {"<s>", "</s>", "<unk>", nullptr}}};
+
+json read_object(const fs::path& file) {
+  if (std::error_code none; !fs::exists(file, none)) return json::object();
+  json fields = parse_python_json(read_file(file));
+  if (!fields.is_object())
+    throw Error(Code::data, fmt::format("{}: not a JSON object, or values are nested too deeply", file.string()));
+  return fields;
+}
+
+/// The ids of special tokens in one of a model's files; none if the file does not exist.
+class TokenIds {
+ public:
+  /// Throws for ids that are not below `rows`, except −1, which older files write for none, and defaults of the class
+  /// of this `model_type`.
+  TokenIds(const fs::path& folder, const char* name, const json& fields, int64_t rows, const json& model_type) {
+    bool usual = false;  // only defaults of the class
+    for (const auto& [field, given] : fields.items()) {
+      if (!field.ends_with("_token_id")) continue;
       for (const json& id : given.is_array() ? given : json::array({given})) {
         if (id.is_null() || id == -1) continue;
         if (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(rows)) {
-          fields_[field].push_back(id);
+          ids_[field].push_back(id);
           continue;
         }
         const std::string what = fmt::format("{}: {}: {}, expected the id of a token, which is between 0 and {}",
-                                             file_.string(), field, json_text(id), rows - 1);
+                                             (folder / name).string(), field, json_text(id), rows - 1);
         if (std::ranges::none_of(kDefaultsOfClasses,
                                  [&](const auto& each) { return model_type == each.first && id == each.second; }))
           throw Error(Code::data, what);
         log::info("{}; ignored, since it is only the default of transformers' {}", what, model_type.get<std::string>());
+        usual = true;
       }
+      as_they_were_[field] = given;
     }
+    if (usual) as_they_were_.clear();
   }
-  std::vector<int32_t> ids(const char* field) const { return fields_[field]; }
-  std::optional<int32_t> id(const char* field) const {
-    const std::vector<int32_t> all = ids(field);
-    return all.empty() ? std::nullopt : std::optional(all.front());
+
+  std::vector<int32_t> all(const char* field) const {
+    const auto found = ids_.find(field);
+    return found == ids_.end() ? std::vector<int32_t>() : found->second;
   }
-  /// Returns the id of a token that is given by its name, or by an object with its name.
-  std::optional<int32_t> named(const char* field, const TokenId& id_of) const {
-    const auto found = fields_.find(field);
-    if (found == fields_.end()) return std::nullopt;
-    const json name = found->is_object() ? found->value("content", json()) : *found;
-    return name.is_string() ? id_of(name.get<std::string>()) : std::nullopt;
+  std::optional<int32_t> first(const char* field) const {
+    const std::vector<int32_t> ids = all(field);
+    return ids.empty() ? std::nullopt : std::optional(ids.front());
   }
-  bool flag(const char* field) const { return has(field) && fields_[field] == true; }
+  /// Returns the fields of the file; none if some are only defaults of the class.
+  const json& as_they_were() const { return as_they_were_; }
 
  private:
-  fs::path file_;
-  json fields_ = json::object();
+  std::map<std::string, std::vector<int32_t>> ids_;
+  json as_they_were_ = json::object();
 };
+
+/// Returns the names that the class of tokenizers has by default, as AutoTokenizer chooses it; null: none.
+const ClassNames* class_names(const fs::path& folder, const json& settings, const json& model_type) {
+  std::error_code none;
+  std::string name = model_type == "gpt2" ? "GPT2Tokenizer" : model_type == "qwen3" ? "Qwen2Tokenizer" : "";
+  if (const auto given = settings.find("tokenizer_class"); given != settings.end() && given->is_string())
+    name = given->get<std::string>();
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  if (model_type == "qwen2") name = "Qwen2Tokenizer";
+  if (model_type == "mistral" || model_type == "olmo2") name.clear();
+  const bool known = std::ranges::find(kClassNames, name, &ClassNames::name) != std::end(kClassNames),
+             of_model = !settings.empty() || model_type.is_string();  // not a file of this program
+  if (!known && of_model && fs::exists(folder / "tokenizer.model", none) &&
+      !fs::exists(folder / "tokenizer.json", none))
+    name = "tokenizer.model";
+  const auto* const found = std::ranges::find(kClassNames, name, &ClassNames::name);
+  return found == std::end(kClassNames) ? nullptr : found;
+}
+
+/// Returns the names of special tokens as AutoTokenizer finds them: null for none, no member if no file and no class
+/// mentions it.
+json token_names(const fs::path& folder, const json& settings, const json& model_type, const TokenId& id_of) {
+  // Later versions do not read this file next to the list that replaced it.
+  const json map =
+      settings.contains("added_tokens_decoder") ? json::object() : read_object(folder / "special_tokens_map.json");
+  const ClassNames* defaults = class_names(folder, settings, model_type);
+  json names = json::object();
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    const char* field = kNames[i];
+    json value = map.contains(field) ? map[field] : settings.value(field, json());
+    if (value.is_object()) value = value.value("content", json());
+    if (map.contains(field) || settings.contains(field))
+      names[field] = value.is_string() ? value : json();
+    else if (defaults != nullptr && defaults->tokens[i] != nullptr && id_of(defaults->tokens[i]))
+      names[field] = defaults->tokens[i];
+  }
+  return names;
+}
+
+/// Appends all texts in `value` and its members.
+void append_texts(const json& value, std::string& out) {
+  if (value.is_string()) out += value.get_ref<const std::string&>() + "\n";
+  if (value.is_structured())
+    for (const json& each : value) append_texts(each, out);
+}
+
+/// Returns the chat templates of a model, one after the other.
+std::string chat_templates(const fs::path& folder) {
+  std::string all;
+  std::error_code none;
+  for (const char* file : {kTokenizer, "chat_template.json"})
+    append_texts(read_object(folder / file).value("chat_template", json()), all);
+  if (const fs::path file = folder / "chat_template.jinja"; fs::exists(file, none)) all += read_file(file);
+  for (const fs::directory_entry& each : fs::directory_iterator(folder / "additional_chat_templates", none))
+    if (each.path().extension() == ".jinja") all += read_file(each.path());
+  return all;
+}
 
 }  // namespace
 
 SpecialTokens read_special_tokens(const fs::path& folder, const TokenId& id_of) {
-  TokenFields generation(folder / "generation_config.json"), model(folder / "config.json");
-  const TokenFields tokenizer(folder / "tokenizer_config.json");
-  const json vocab_size = model.value("vocab_size"), type = model.value("model_type");
+  const json settings = read_object(folder / kTokenizer), config = read_object(folder / kModel);
+  const json vocab_size = config.value("vocab_size", json()), type = config.value("model_type", json());
   constexpr uint64_t kMost = uint64_t{1} << 31;
   const auto rows =
       static_cast<int64_t>(vocab_size.is_number_unsigned() ? std::min(vocab_size.get<uint64_t>(), kMost) : kMost);
-  generation.require_tokens(rows, type);
-  model.require_tokens(rows, type);
+  const TokenIds generation(folder, kGeneration, read_object(folder / kGeneration), rows, type),
+      model(folder, kModel, config, rows, type);
+  const json names = token_names(folder, settings, type, id_of);
+  const auto named = [&](const char* field) {
+    const auto found = names.find(field);
+    return found != names.end() && found->is_string() ? id_of(found->get<std::string>()) : std::nullopt;
+  };
   SpecialTokens special;
-  special.eos = generation.ids("eos_token_id");
-  if (special.eos.empty()) special.eos = model.ids("eos_token_id");
+  special.eos = generation.all("eos_token_id");
+  if (special.eos.empty()) special.eos = model.all("eos_token_id");
   if (special.eos.empty())
-    if (const auto eos = tokenizer.named("eos_token", id_of)) special.eos = {*eos};
+    if (const auto eos = named("eos_token")) special.eos = {*eos};
   const auto other = [&](const char* name, const char* field) {
-    return tokenizer.has(name) ? tokenizer.named(name, id_of) : model.id(field);
+    return names.contains(name) ? named(name) : model.first(field);
   };
   special.bos = other("bos_token", "bos_token_id");
   special.pad = other("pad_token", "pad_token_id");
   special.unk = other("unk_token", "unk_token_id");
-  special.add_eos = tokenizer.flag("add_eos_token");
+  special.add_eos = settings.contains("add_eos_token") && settings["add_eos_token"] == true;
+  const auto keep = [&](const char* file, const json& fields) {
+    if (!fields.empty()) special.fields[file] = json_text(fields);
+  };
+  keep(kGeneration, generation.as_they_were());
+  keep(kModel, model.as_they_were());
+  if (std::error_code none; !names.empty() || fs::exists(folder / kTokenizer, none))
+    special.fields[kTokenizer] = json_text(names);
   return special;
+}
+
+std::vector<std::string> special_names(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const char* file : {kTokenizer, "special_tokens_map.json"}) {
+    const json object = read_object(folder / file);
+    for (const auto& [field, value] : object.items()) {
+      const json name = value.is_object() ? value.value("content", json()) : value;
+      if (field.ends_with("_token") && name.is_string()) names.push_back(name.get<std::string>());
+    }
+  }
+  return names;
+}
+
+std::vector<ConfiguredEnd> configured_ends(const fs::path& folder, const SpecialTokens& special, const TokenId& id_of,
+                                           const std::function<std::string(int32_t)>& name_of) {
+  const auto field = [&](const char* file, const char* name) {
+    const auto found = special.fields.find(file);
+    return found == special.fields.end() ? json() : parse_json(found->second).value(name, json());
+  };
+  std::vector<ConfiguredEnd> ends;
+  if (const json name = field(kTokenizer, "eos_token"); name.is_string())
+    if (const auto id = id_of(name.get<std::string>())) ends.push_back({*id, true, false});
+  if (const json ids = field(kModel, "eos_token_id"); ends.empty())
+    for (const json& id : ids.is_array() ? ids : json::array({ids}))
+      if (id.is_number_unsigned()) ends.push_back({id.get<int32_t>(), false, false});
+  if (ends.empty()) return ends;
+  const std::string templates = chat_templates(folder);
+  for (ConfiguredEnd& end : ends) {
+    const std::string name = name_of(end.id);
+    end.ends_turns = !name.empty() && templates.find(name) != templates.npos;
+  }
+  return ends;
 }
 
 }  // namespace trainer::data

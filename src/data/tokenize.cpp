@@ -250,7 +250,9 @@ struct Request {
 std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOptions& text) {
   const std::string bos = tokenizer.bos() < 0 ? "" : fmt::format(" bos {}", tokenizer.bos());
   const std::string encoding = tokenizer.encoding() == 1 ? "" : fmt::format(" encoding {}", tokenizer.encoding());
-  return input_key(inputs, text, kFormat + tokenizer.hash() + bos + encoding);
+  const std::optional<int32_t> end = tokenizer.special().text_end;
+  return input_key(inputs, text,
+                   kFormat + tokenizer.hash() + bos + (end ? fmt::format(" eos {}", *end) : "") + encoding);
 }
 Request request_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
                    const TextOptions& text, const Watch& watch) {

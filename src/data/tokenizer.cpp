@@ -15,6 +15,8 @@
 #include "data/bpe_file.h"
 #include "data/files.h"
 #include "data/model_traits.h"
+#include "data/post_processor.h"
+#include "data/python_json.h"
 #include "data/tokenizer_model.h"
 
 namespace trainer::data {
@@ -24,14 +26,21 @@ using nlohmann::json;
 
 namespace {
 
+constexpr const char *kJsonFile = "tokenizer.json", *kModelFile = "tokenizer.model",
+                     *kConfigFile = "tokenizer_config.json";
+
 /// A SentencePiece model begins with the tag of its first field, which is never a brace.
 bool is_json(std::string_view bytes) { return bytes.starts_with('{'); }
 
 /// Returns the tokenizer's file in a folder.
 fs::path file_in(const fs::path& folder) {
   std::error_code none;
-  for (const char* name : {"tokenizer.model", "tokenizer.json", "merges.txt", "vocab.bpe"})
-    if (fs::exists(folder / name, none)) return folder / name;
+  for (const char* name : {kModelFile, kJsonFile, "merges.txt", "vocab.bpe"}) {
+    if (!fs::exists(folder / name, none)) continue;
+    // Some models have a file of ranks under the name of a SentencePiece model, which lacks their special tokens.
+    const bool has_better = name == kModelFile && fs::exists(folder / kJsonFile, none);
+    if (!has_better || !looks_like_ranks(read_file(folder / name))) return folder / name;
+  }
   std::vector<fs::path> ranks;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, none))
     if (entry.path().extension() == ".tiktoken") ranks.push_back(entry.path());
@@ -60,13 +69,13 @@ std::string serialized_form(const fs::path& file, std::string bytes) {
     bytes.erase(0, first);
     const fs::path merges = file.parent_path() / "merges.txt";
     if (file.filename() == vocab.filename() && fs::exists(merges, none))
-      return json_of_gpt2(bytes, read_file(merges), file.string(), merges.string());
+      return json_of_gpt2(bytes, read_file(merges), file.string(), merges.string(), special_names(file.parent_path()));
     return bytes;
   }
   if (looks_like_ranks(bytes)) return json_of_ranks(bytes, file.string());
   if (!looks_like_merges(bytes)) return bytes;
   if (!fs::exists(vocab, none)) return json_of_gpt2(std::nullopt, bytes, file.string(), file.string());
-  return json_of_gpt2(read_file(vocab), bytes, vocab.string(), file.string());
+  return json_of_gpt2(read_file(vocab), bytes, vocab.string(), file.string(), special_names(file.parent_path()));
 }
 
 /// Reads the tokens that other files add to a tokenizer.model. If its pieces are not those of the tokenizer.json next
@@ -99,9 +108,8 @@ Tokenizer Tokenizer::load(const std::string& path) {
   fs::path file = fs::is_directory(path, none) ? file_in(path) : fs::path(path);
   std::string bytes = with_its_files(file, serialized_form(file, read_file(file)));
   Tokenizer tokenizer = open(std::move(bytes), file.string());
-  tokenizer.read_settings(file.parent_path());
-  const std::vector<int32_t>& eos = tokenizer.special_.eos;
-  tokenizer.require_eos(file.string(), eos.empty() ? std::nullopt : std::optional(eos.front()));
+  tokenizer.read_settings(file);
+  tokenizer.require_eos(file.string());
   return tokenizer;
 }
 
@@ -111,32 +119,76 @@ std::optional<int32_t> Tokenizer::find(const std::string& name) const {
   return std::nullopt;
 }
 
-void Tokenizer::require_eos(const std::string& origin, std::optional<int32_t> otherwise) {
-  if (eos_ < 0 && otherwise && *otherwise >= 0 && *otherwise < vocab_size()) eos_ = *otherwise;
+void Tokenizer::use_special(SpecialTokens special) {
+  special_ = std::move(special);
+  eos_ = special_.text_end.value_or(model_->facts().eos);
+  if (eos_ < 0 && !special_.eos.empty()) eos_ = special_.eos.front();
+  if (eos_ >= vocab_size()) eos_ = -1;
+}
+
+void Tokenizer::use_eos(int32_t eos) {
+  piece(eos);
+  eos_ = eos;
+  special_.text_end = eos == model_->facts().eos ? std::nullopt : std::optional(eos);
+}
+
+void Tokenizer::require_eos(const std::string& origin) const {
   if (eos_ < 0)
     throw Error(Code::data, fmt::format("{}: added_tokens: no end-of-text token such as <|endoftext|>; one is required "
                                         "to end documents: name it as eos_token in tokenizer_config.json",
                                         origin));
 }
 
-/// Reads the special tokens, and whether texts begin with BOS, from Hugging Face's settings if the files exist.
-void Tokenizer::read_settings(const fs::path& folder) {
-  special_ = read_special_tokens(folder, [&](const std::string& name) { return find(name); });
-  const fs::path file = folder / "tokenizer_config.json";
-  if (std::error_code none; !fs::exists(file, none)) return;
-  const json settings = parse_json(read_file(file));
-  const auto flag = [&](const char* key) {
-    const auto found = settings.find(key);
-    return found == settings.end() ? std::nullopt : std::optional(*found == true);
-  };
-  if (settings.contains("bos_token")) known_bos_ = special_.bos.value_or(-1);
-  const auto adds_bos = flag("add_bos_token");
-  if (adds_bos || flag("add_eos_token")) adds_bos_ = adds_bos.value_or(false);
+/// Reads the special tokens, and whether texts begin with BOS, from the files next to the tokenizer's.
+void Tokenizer::read_settings(const fs::path& file) {
+  const fs::path folder = file.parent_path(), config = folder / kConfigFile, sibling = folder / kJsonFile;
+  use_special(read_special_tokens(folder, [&](const std::string& name) { return find(name); }));
+  choose_eos(folder);
+  std::error_code none;
+  const json settings = fs::exists(config, none) ? parse_python_json(read_file(config)) : json::object();
+  const auto flag = [&](const char* key) { return settings.contains(key) && settings[key] == true; };
+  const bool is_json_file = file.extension() == ".json" && file.filename() != "vocab.json";
+  AddedEnds added;
+  if (is_json_file) {
+    added.before = adds_bos_ ? name_of(known_bos_) : "";
+    special_.add_eos = model_->facts().adds_eos;
+  } else if (fs::exists(sibling, none)) {
+    added = ends_of(parse_json(read_file(sibling)).value("post_processor", json()));
+    special_.add_eos = !added.after.empty();
+  }
+  const auto names = special_.fields.find(kConfigFile);
+  if (const auto bos = find(added.before); bos && !added.before.empty()) {
+    known_bos_ = *bos;
+  } else if (names != special_.fields.end() && parse_json(names->second).contains("bos_token")) {
+    known_bos_ = special_.bos.value_or(-1);
+  }
+  const bool decided = is_json_file || fs::exists(sibling, none);
+  adds_bos_ = decided ? !added.before.empty() : flag("add_bos_token");
+  if (decided && settings.contains("add_bos_token") && settings["add_bos_token"].is_boolean() &&
+      flag("add_bos_token") != adds_bos_)
+    ignored_setting_ = fmt::format(
+        "{}: add_bos_token = {} is ignored, as in transformers: the post_processor of {} {}; set data.bos to decide it",
+        config.string(), flag("add_bos_token"), kJsonFile,
+        adds_bos_ ? "begins texts with " + added.before : "adds no token before texts");
 }
 
-Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origin, int32_t eos) {
+/// Makes documents end with the configured EOS, unless it ends turns of a chat.
+void Tokenizer::choose_eos(const fs::path& folder) {
+  const auto known = [&](int32_t id) { return id >= 0 && id < vocab_size(); };
+  const std::vector<ConfiguredEnd> ends = configured_ends(
+      folder, special_, [&](const std::string& name) { return find(name); },
+      [&](int32_t id) { return known(id) ? name_of(id) : ""; });
+  // An id in config.json may be a default of transformers' class, which means nothing in this vocabulary.
+  const auto may_end = [&](const ConfiguredEnd& end) { return known(end.id) && (end.named || piece(end.id).empty()); };
+  auto chosen = std::ranges::find_if(ends, [&](const auto& end) { return may_end(end) && !end.ends_turns; });
+  if (chosen == ends.end() && model_->facts().eos < 0) chosen = std::ranges::find_if(ends, may_end);
+  if (chosen != ends.end()) use_eos(chosen->id);
+}
+
+Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origin, SpecialTokens special) {
   Tokenizer tokenizer = open(std::move(serialized), origin);
-  tokenizer.require_eos(origin, eos);
+  tokenizer.use_special(std::move(special));
+  tokenizer.require_eos(origin);
   return tokenizer;
 }
 
@@ -144,7 +196,6 @@ Tokenizer Tokenizer::open(std::string serialized, const std::string& origin) {
   Tokenizer tokenizer;
   tokenizer.model_ = is_json(serialized) ? make_byte_bpe(serialized, origin) : make_sentencepiece(serialized, origin);
   tokenizer.hash_ = to_string(checksum_of(serialized));
-  tokenizer.eos_ = tokenizer.model_->facts().eos;
   tokenizer.known_bos_ = tokenizer.model_->facts().bos;
   tokenizer.adds_bos_ = tokenizer.model_->facts().adds_bos;
   tokenizer.serialized_ = std::move(serialized);
@@ -182,6 +233,7 @@ void Tokenizer::use_bos(config::Bos choice, const std::string& origin) {
   if (choice == config::Bos::on && known_bos_ < 0)
     throw Error(Code::config,
                 fmt::format("data.bos: \"on\", but {} has no BOS token; use \"auto\" or \"off\"", origin));
+  if (choice == config::Bos::automatic && !ignored_setting_.empty()) log::info("{}", ignored_setting_);
   const bool used = choice == config::Bos::on || (choice == config::Bos::automatic && adds_bos_);
   bos_ = used ? known_bos_ : -1;
 }

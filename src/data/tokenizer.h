@@ -43,12 +43,13 @@ class Tokenizer {
   /// tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there is one, or a file of ranks
   /// (tiktoken), recognized by their contents. In a folder it is the first of tokenizer.model, tokenizer.json,
   /// merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it is missing, corrupt or of a
-  /// different kind. A tokenizer_config.json next to it decides about the BOS token. Special tokens as in
-  /// read_special_tokens().
+  /// different kind.
+  /// Special tokens are those of the files next to it, as in read_special_tokens(). Documents end with the configured
+  /// EOS, or if that ends turns of a chat, with the tokenizer's own. As in transformers, the post-processor of a
+  /// tokenizer.json decides whether texts begin with BOS; without this file, add_bos_token of tokenizer_config.json.
   static Tokenizer load(const std::string& path);
-  /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json. `eos` ends documents if the
-  /// model names no such token.
-  static Tokenizer from_bytes(std::string serialized, const std::string& origin, int32_t eos = -1);
+  /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json.
+  static Tokenizer from_bytes(std::string serialized, const std::string& origin, SpecialTokens special = {});
   /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
   /// function of the texts and of `vocab_size`. Words of 48 or more ASCII letters, such as DNA, and of 24 or more other
   /// characters, as in scripts without spaces, count for at most 2 Mi letters of the sample (a character for four of
@@ -69,7 +70,10 @@ class Tokenizer {
   /// Returns the tokens at which generation stops: eos(), and those of special().
   std::vector<int32_t> stops() const;
   const SpecialTokens& special() const { return special_; }
-  void use_special(SpecialTokens special) { special_ = std::move(special); }
+  /// Sets special(). Documents end with its text_end, else with the tokenizer's own token, else with its first EOS.
+  void use_special(SpecialTokens special);
+  /// Makes this token end documents, as it does in existing tokens.
+  void use_eos(int32_t eos);
   /// Returns the token that begins each document and prompt; −1: none, as long as use_bos() is not called.
   int32_t bos() const { return bos_; }
   /// Throws Code::data when the token is not in the vocabulary.
@@ -100,11 +104,13 @@ class Tokenizer {
   friend class Encoder;
   Tokenizer() = default;
   static Tokenizer open(std::string serialized, const std::string& origin);
-  void read_settings(const std::filesystem::path& folder);
-  void require_eos(const std::string& origin, std::optional<int32_t> otherwise);
+  void read_settings(const std::filesystem::path& file);
+  void choose_eos(const std::filesystem::path& folder);
+  void require_eos(const std::string& origin) const;
   std::optional<int32_t> find(const std::string& name) const;
   std::shared_ptr<const TokenizerModel> model_;
   std::string serialized_, hash_;
+  std::string ignored_setting_;  // a message; empty: no setting was ignored
   SpecialTokens special_;
   int32_t eos_ = -1, known_bos_ = -1, bos_ = -1;  // the last two: the BOS token named in the files, and the one in use
   bool adds_bos_ = false;

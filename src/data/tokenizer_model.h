@@ -33,6 +33,7 @@ class TokenizerModel {
     int32_t eos = -1;
     int32_t bos = -1;           // −1: the vocabulary has none
     bool adds_bos = false;      // the model's file specifies that texts begin with it
+    bool adds_eos = false;      // and that they end with EOS
     bool dummy_prefix = false;  // a space is added before each text, which decoding removes
     bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;

@@ -136,6 +136,14 @@ std::span<const float> read(const Item& item, TensorSource& weights, std::vector
   return memory;
 }
 
+constexpr double kBetaFast = 32, kBetaSlow = 1;  // llama.cpp reads others for few architectures only
+
+/// True unless the model uses YaRN in a form that llama.cpp does not compute from its metadata.
+bool is_plain_yarn(const config::Model& m) {
+  return m.rope_type != config::RopeType::yarn ||
+         (m.rope_truncate && m.rope_beta_fast == kBetaFast && m.rope_beta_slow == kBetaSlow);
+}
+
 /// Throws for models that Hugging Face's library can represent, but llama.cpp cannot.
 void require_runnable(const ExportSource& source) {
   using config::RopeType;
@@ -149,16 +157,47 @@ void require_runnable(const ExportSource& source) {
   if (m.arch == config::Arch::qwen3 && biases) cannot_run("attn_bias", "\"all\"", "llama.cpp's qwen3 has no biases");
   if (m.rope_type == RopeType::llama3 && !turns_pairs(m.arch))
     cannot_run("rope_type", "\"llama3\"", "llama.cpp has it for llama and mistral only");
-  if (m.rope_type == RopeType::yarn && !m.rope_truncate)
-    cannot_run("rope_truncate", "false", "llama.cpp always rounds the ends of YaRN's ramp");
+  if (m.arch == config::Arch::qwen2 && attention_width(m) != m.d_model)
+    cannot_run("head_dim", format("{}", head_size(m)),
+               format("llama.cpp's qwen2 requires n_head * head_dim = d_model, here {} * {} and {}; its qwen3 does not",
+                      m.n_head, head_size(m), m.d_model));
+  if (is_plain_yarn(m)) return;
+  if (turns_pairs(m.arch))
+    return log::warning(
+        "this form of YaRN (rope_beta_fast, rope_beta_slow, rope_truncate) is written as a tensor of frequencies, "
+        "rope_freqs.weight, which llama.cpp uses; a program that ignores it computes something else");
+  const char* reason = "llama.cpp uses 32 and 1 for this architecture, and rounds the ends of YaRN's ramp";
+  if (!m.rope_truncate) cannot_run("rope_truncate", "false", reason);
+  if (m.rope_beta_fast != kBetaFast) cannot_run("rope_beta_fast", format("{}", m.rope_beta_fast), reason);
+  cannot_run("rope_beta_slow", format("{}", m.rope_beta_slow), reason);
+}
+
+/// True if the frequencies are written as numbers that divide those of plain RoPE.
+bool divides_frequencies(const config::Model& m) {
+  return m.rope_type == config::RopeType::llama3 || !is_plain_yarn(m);
+}
+/// Returns the scaling of such a model.
+ops::RopeScaling scaling_of(const config::Model& m) {
+  using Kind = ops::RopeScaling::Kind;
+  return {.kind = m.rope_type == config::RopeType::yarn ? Kind::yarn : Kind::llama3,
+          .factor = m.rope_factor,
+          .original = static_cast<double>(m.rope_original),
+          .low_freq = m.rope_low_freq,
+          .high_freq = m.rope_high_freq,
+          .beta_fast = m.rope_beta_fast,
+          .beta_slow = m.rope_beta_slow,
+          .attention = m.rope_attention,
+          .truncate = m.rope_truncate};
 }
 
 void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata& metadata) {
   using config::RopeType;
   metadata.emplace_back(arch + ".rope.dimension_count", static_cast<uint32_t>(head_size(m)));
   metadata.emplace_back(arch + ".rope.freq_base", static_cast<float>(m.rope_theta));
-  if (m.rope_type != RopeType::linear && m.rope_type != RopeType::yarn) return;
   const std::string scaling = arch + ".rope.scaling.";
+  if (m.rope_type == RopeType::yarn && divides_frequencies(m))
+    metadata.emplace_back(scaling + "attn_factor", static_cast<float>(ops::rope_magnitude(scaling_of(m))));
+  if (divides_frequencies(m) || m.rope_type == RopeType::plain) return;
   metadata.emplace_back(scaling + "type", std::string(config::kRopeNames[static_cast<size_t>(m.rope_type)]));
   metadata.emplace_back(scaling + "factor", static_cast<float>(m.rope_factor));
   if (m.rope_type != RopeType::yarn) return;
@@ -184,7 +223,7 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
                         {"general.file_type", file_type},
                         {"general.quantization_version", uint32_t{2}},
                         {arch + ".vocab_size", number(source.vocab)},
-                        {arch + ".context_length", number(longest_text(m))},
+                        {arch + ".context_length", number(m.arch == config::Arch::gpt2 ? m.seq_len : longest_text(m))},
                         {arch + ".embedding_length", number(m.d_model)},
                         {arch + ".block_count", number(m.n_layer)},
                         {arch + ".feed_forward_length", number(m.d_ff)},
@@ -202,16 +241,11 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   return metadata;
 }
 
-/// Returns the numbers by which llama.cpp divides the frequencies of Llama 3; empty for other scaling.
+/// Returns the numbers by which llama.cpp divides the frequencies of plain RoPE; empty: it does not.
 std::vector<float> frequency_divisors(const config::Model& m) {
-  if (m.rope_type != config::RopeType::llama3) return {};
-  const ops::RopeScaling scaling{.kind = ops::RopeScaling::Kind::llama3,
-                                 .factor = m.rope_factor,
-                                 .original = static_cast<double>(m.rope_original),
-                                 .low_freq = m.rope_low_freq,
-                                 .high_freq = m.rope_high_freq};
+  if (!divides_frequencies(m)) return {};
   const std::vector<double> plain = ops::rope_frequencies(head_size(m), m.rope_theta, {}),
-                            scaled = ops::rope_frequencies(head_size(m), m.rope_theta, scaling);
+                            scaled = ops::rope_frequencies(head_size(m), m.rope_theta, scaling_of(m));
   std::vector<float> divisors;
   for (size_t i = 0; i < plain.size(); ++i) divisors.push_back(static_cast<float>(plain[i] / scaled[i]));
   return divisors;

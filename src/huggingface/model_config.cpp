@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "config/load.h"
+#include "data/python_json.h"
 #include "huggingface/json_fields.h"
 #include "huggingface/layer_fields.h"
 #include "huggingface/rope_fields.h"
@@ -13,6 +14,8 @@
 namespace trainer::huggingface {
 
 namespace {
+
+constexpr const char *kConfigJson = "config.json", *kGenerationConfigJson = "generation_config.json";
 
 /// A family with rotary positions, RMS norms and a gated MLP: its names, and the defaults of fields that config.json
 /// may omit.
@@ -193,7 +196,10 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   out["attention_dropout"] = 0.0;
 }
 
-ordered_json token_ids(const data::SpecialTokens& special) {
+/// Returns the ids of special tokens for one of the files: as the imported model's file had them, if there was one.
+ordered_json token_ids(const data::SpecialTokens& special, const char* file) {
+  if (const auto found = special.fields.find(file); found != special.fields.end())
+    return parse_json<ordered_json>(found->second);
   ordered_json ids;
   ids["bos_token_id"] = special.bos ? ordered_json(*special.bos) : ordered_json();
   ids["eos_token_id"] = special.eos.size() > 1    ? ordered_json(special.eos)
@@ -296,10 +302,11 @@ std::string to_config_json(const config::Model& model, int64_t vocab, const std:
   family == nullptr ? add_gpt2(model, out) : add_llama(model, *family, out);
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings.value();
-  out.update(token_ids(special.value_or(data::SpecialTokens())));
-  // A missing field would be the family's default there, which may be outside this vocabulary.
-  const bool has_default_pad = model.arch == config::Arch::smollm3 || model.arch == config::Arch::olmo2;
-  if (has_default_pad && !out.contains("pad_token_id")) out["pad_token_id"] = nullptr;
+  out.update(token_ids(special.value_or(data::SpecialTokens()), kConfigJson));
+  // A missing field is the family's default there, which an imported model may have meant if the vocabulary has it.
+  const int64_t default_pad = model.arch == config::Arch::smollm3 ? 128004 : model.arch == config::Arch::olmo2 ? 1 : -1;
+  const bool imported = special && special->fields.contains(kConfigJson);
+  if (default_pad >= (imported ? vocab : 0) && !out.contains("pad_token_id")) out["pad_token_id"] = nullptr;
   out["use_cache"] = true;
   out["torch_dtype"] = torch_name(type);
   return out.dump(2) + "\n";
@@ -315,10 +322,13 @@ std::string export_obstacle(const config::Model& model) {
   return {};
 }
 
-std::string to_generation_config_json(const data::SpecialTokens& special) { return token_ids(special).dump(2) + "\n"; }
+std::string to_generation_config_json(const data::SpecialTokens& special) {
+  const bool has_own = special.fields.contains(kGenerationConfigJson);
+  return token_ids(special, has_own ? kGenerationConfigJson : kConfigJson).dump(2) + "\n";
+}
 
 ModelConfig parse_config_json(std::string_view text, const std::string& origin, int64_t seq_len) {
-  const json document = parse_json(text);
+  const json document = data::parse_python_json(text);
   if (!document.is_object())
     throw Error(Code::checkpoint, format("{}: not a JSON object, or values are nested too deeply", origin));
   const Fields fields(document, origin);

@@ -4,9 +4,11 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "data/added_tokens.h"
 #include "data/bpe_file.h"
+#include "data/post_processor.h"
 #include "data/sentencepiece_json.h"
 #include "data/split_pattern.h"
 
@@ -16,8 +18,19 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 namespace {
-constexpr const char* kJsonFile = "tokenizer.json";
+constexpr const char *kJsonFile = "tokenizer.json", *kConfigFile = "tokenizer_config.json";
+
+/// Returns the tokenizer.json of byte-level BPE, whose post-processor adds the tokens that the run adds to texts.
+std::string as_in_run(const data::Tokenizer& tokenizer, const data::BpeSpec& spec, const data::SpecialTokens& special) {
+  const bool same_bos = spec.adds_bos ? tokenizer.bos() == spec.bos : tokenizer.bos() < 0;
+  if (same_bos && (spec.adds_eos || !special.add_eos)) return tokenizer.bytes();
+  data::NamedId before, after;
+  if (tokenizer.bos() >= 0) before = {tokenizer.name_of(tokenizer.bos()), tokenizer.bos()};
+  if (spec.adds_eos || special.add_eos) after = {tokenizer.name_of(tokenizer.eos()), tokenizer.eos()};
+  return data::with_ends(tokenizer.bytes(), before, after);
 }
+
+}  // namespace
 
 std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const data::SpecialTokens& special,
                                        int64_t longest) {
@@ -26,8 +39,9 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
   std::vector<NamedFile> files;
   ordered_json ids, decoder;  // added tokens; null: there are none
   if (tokenizer.file_name() == kJsonFile) {
-    files.push_back({kJsonFile, tokenizer.bytes()});
-    auto [vocab, merges] = data::vocab_and_merges(data::parse_bpe(tokenizer.bytes(), kJsonFile));
+    const data::BpeSpec spec = data::parse_bpe(tokenizer.bytes(), kJsonFile);
+    auto [vocab, merges] = data::vocab_and_merges(spec);
+    files.push_back({kJsonFile, as_in_run(tokenizer, spec, special)});
     files.push_back({"vocab.json", std::move(vocab)});
     files.push_back({"merges.txt", std::move(merges)});
   } else {
@@ -37,15 +51,14 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
       decoder[std::to_string(token.id)] = data::added_token_json<ordered_json>(token);
     }
     if (!ids.is_null()) files.push_back({"added_tokens.json", ids.dump(2) + "\n"});
-    if (std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes(), begin)) {
-      files.push_back({kJsonFile, std::move(*json)});
-    } else {
+    std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes(), begin);
+    if (!json)
       log::warning(
           "the tokenizer is written as tokenizer.model only: of SentencePiece models, tokenizer.json can represent "
-          "only "
-          "BPE without normalisation");
-      if (ids.is_null()) return files;
-    }
+          "only BPE without normalisation");
+    const data::NamedId end{tokenizer.name_of(tokenizer.eos()), tokenizer.eos()};
+    if (json && special.add_eos) json = data::with_ends(*json, {begin, tokenizer.bos()}, end);
+    if (json) files.push_back({kJsonFile, std::move(*json)});
   }
   const auto name = [&](std::optional<int32_t> id) {
     return id && *id < tokenizer.vocab_size() ? ordered_json(tokenizer.name_of(*id)) : ordered_json();
@@ -53,14 +66,19 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
   ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
                       {"bos_token", name(special.bos)},
                       {"eos_token", name(special.eos.empty() ? tokenizer.eos() : special.eos.front())},
+                      {"unk_token", name(special.unk)},
+                      {"pad_token", name(special.pad)},
                       {"model_max_length", longest},
                       {"clean_up_tokenization_spaces", false}};
-  if (special.pad) config["pad_token"] = name(special.pad);
-  if (special.unk) config["unk_token"] = name(special.unk);
+  if (const auto found = special.fields.find(kConfigFile); found != special.fields.end()) {
+    const auto names = parse_json<ordered_json>(found->second);
+    for (const char* field : {"bos_token", "eos_token", "unk_token", "pad_token"})
+      config[field] = names.value(field, ordered_json());
+  }
   config["add_bos_token"] = adds_bos;
   if (special.add_eos) config["add_eos_token"] = true;
   if (!decoder.is_null()) config["added_tokens_decoder"] = std::move(decoder);
-  files.push_back({"tokenizer_config.json", config.dump(2) + "\n"});
+  files.push_back({kConfigFile, config.dump(2) + "\n"});
   return files;
 }
 
@@ -74,7 +92,7 @@ bool splits_as_qwen2(const data::Tokenizer& tokenizer) {
 std::optional<data::Tokenizer> find_tokenizer(const fs::path& folder) {
   std::error_code none;
   for (const char* name : {"tokenizer.model", kJsonFile, "merges.txt"})
-    if (fs::exists(folder / name, none)) return data::Tokenizer::load((folder / name).string());
+    if (fs::exists(folder / name, none)) return data::Tokenizer::load(folder.string());
   return std::nullopt;
 }
 

@@ -137,7 +137,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
     datasets = data::open_data(config, {.threads = machine.threads,
                                         .tokenizer = tokenizer,
                                         .bos = static_cast<int32_t>(ids[0]),
-                                        .special = {.eos = {static_cast<int32_t>(ids[1])}}});
+                                        .special = {.text_end = static_cast<int32_t>(ids[1])}});
   });
   std::set<std::string> joined;
   if (world.first() && config.data.separate_documents)

@@ -4,6 +4,7 @@ Its argument is a JSON list of calls; it prints the list of their results:
 
     ["read", FILE]                  with the gguf package: metadata, and each tensor's shape, type and checksum in fp32
     ["run", FILE, PROMPT, TOKENS]   with llama.cpp: the greedy continuation, and the tokens of the prompt
+    ["tokens", FILE, TEXTS]         with llama.cpp: the tokens of each text
 """
 import json
 import os
@@ -24,6 +25,17 @@ def read(file):
     return {"keys": keys, "tensors": tensors}
 
 
+def tokens(file, texts):
+    try:
+        import llama_cpp
+    except ImportError:
+        from llama_cpp_py_sync import Llama
+        with Llama(file, n_ctx=256, n_threads=1) as model:
+            return [model.tokenize(text, add_special=True) for text in texts]
+    model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, vocab_only=True, verbose=False)
+    return [model.tokenize(text.encode(), add_bos=True) for text in texts]
+
+
 def run(file, prompt, tokens):
     try:
         import llama_cpp
@@ -40,6 +52,6 @@ def run(file, prompt, tokens):
 
 if __name__ == "__main__":
     stdout, sys.stdout = sys.stdout, sys.stderr
-    results = [{"read": read, "run": run}[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
+    results = [{"read": read, "run": run, "tokens": tokens}[name](*arguments) for name, *arguments in json.loads(sys.argv[1])]
     print(json.dumps(results), file=stdout, flush=True)
     os._exit(0)

@@ -5,6 +5,7 @@ Skipped without a Python that has gguf and llama.cpp; TRAINER_GGUF_PYTHON names 
 import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 
@@ -22,9 +23,15 @@ FAMILIES = {
     "llama3": [*LLAMA, "model.rope_type=llama3", "model.rope_factor=8", "model.rope_original=64"],
     "yarn": [*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16"],
     "attention": [*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16", "model.rope_attention=1.3"],
+    "ramp": [*LLAMA, "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16", "model.rope_beta_fast=4",
+             "model.rope_beta_slow=2", "model.rope_truncate=false"],
+    "untied": ["model.tie_embeddings=false"],
     "biases": [*LLAMA, "model.attn_bias=all", "model.mlp_bias=true"],
     "mistral": ["model.arch=mistral", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=12"],
     "qwen2": ["model.arch=qwen2", "model.n_head=4", "model.n_kv_head=2", "model.tie_embeddings=true"],
+    "qwen2-yarn": ["model.arch=qwen2", "model.n_head=4", "model.rope_type=yarn", "model.rope_factor=4", "model.rope_original=16",
+                   "model.rope_attention=1.3"],
+    "qwen3-linear": ["model.arch=qwen3", "model.n_head=4", "model.rope_type=linear", "model.rope_factor=2"],
     "qwen3": ["model.arch=qwen3", "model.n_head=4", "model.n_kv_head=2", "model.head_dim=10"],
 }
 PROMPT = "The cat"
@@ -76,6 +83,61 @@ class Gguf(rig.Runs):
         reported, = self.peer(["run", "run.gguf", PROMPT, 64])
         self.assertEqual(len(reported["ids"]), 2)
         self.assertEqual(reported["text"], self.generate("run", 64))
+
+    def test_llama_cpp_tokenizes_as_the_program(self):
+        """Every pattern that is exported, with the token that begins texts, on texts where patterns differ."""
+        self.train('data.train=["text.txt"]', f"data.tokenizer={ROOT / 'data/gpt2'}", "train.steps=1", "optim.warmup_steps=0", *LLAMA)
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        plain = json.loads((self.folder / "hf/tokenizer.json").read_text())
+        size = len(plain["model"]["vocab"])
+        begin = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                                                          {"Sequence": {"id": "A", "type_id": 0}}],
+                 "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [size], "tokens": ["<s>"]}}}
+
+        def added(id, content, special):
+            return {"id": id, "content": content, "special": special, "single_word": False, "lstrip": False, "rstrip": False,
+                    "normalized": False}
+
+        def split(*patterns):
+            steps = [{"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False} for each in patterns]
+            return {"type": "Sequence", "pretokenizers": [*steps, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}
+        plain["added_tokens"] += [added(size, "<s>", True), added(size + 1, "<tool>", False)]
+        digits = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True},
+                                                        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]}
+        numbers = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+                   r"|\s+(?!\S)|\s+")
+        kinds = {"gpt-2": {}, "smollm": {"pre_tokenizer": digits}, "qwen2": {"pre_tokenizer": split(numbers % "")},
+                 "qwen2-nfc": {"pre_tokenizer": split(numbers % ""), "normalizer": {"type": "NFC"}},
+                 "dbrx": {"pre_tokenizer": split(numbers % "{1,3}"), "post_processor": begin},
+                 "llama-bpe": {"pre_tokenizer": split(numbers % "{1,3}"), "model": {**plain["model"], "ignore_merges": True}}}
+        texts = ["The cat's 12345 CATS'LL  run\n\n\t x <tool> y", " a\u0301b e\u0301\u0302 \u1100\u1161\u11a8", "naïve 日本語\r\n\r\n  !!! \u00a0\u2028x",
+                 "<s> 1 22 333 4444", "<tool><tool>a"]
+        calls, ours = [], {}
+        for kind, changes in kinds.items():
+            for choice in ("on", "off", "auto"):
+                name = f"{kind}-{choice}"
+                (self.folder / name).mkdir()
+                (self.folder / name / "tokenizer.json").write_text(json.dumps({**plain, **changes}))
+                (self.folder / name / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "<|endoftext|>"}')
+                self.train(f"run.dir={name}-run", 'data.train=["text.txt"]', f"data.tokenizer={name}", f"data.bos={choice}", "train.steps=1",
+                           "optim.warmup_steps=0", *LLAMA)
+                self.export(f"{name}-run", f"{name}.gguf", "bf16")
+                calls.append(["tokens", f"{name}.gguf", texts])
+                ours[name] = [self.tokens(name, text, choice) for text in texts]
+        for (name, mine), theirs in zip(ours.items(), self.peer(*calls), strict=True):
+            for text, one, other in zip(texts, mine, theirs, strict=True):
+                with self.subTest(name, text=text):
+                    # Earlier versions of llama.cpp do not normalise text.
+                    plain_name = name.replace("-nfc", "")
+                    self.assertIn(other, [one, ours[plain_name][texts.index(text)]])
+
+    def tokens(self, tokenizer, text, bos):
+        """Returns the program's tokens of a text, with BOS but without the end of the document."""
+        (self.folder / "prompt.txt").write_text(text, newline="")
+        self.trainer("tokenize", "--input", "prompt.txt", "--output", "text-tokens", "--tokenizer", tokenizer, "--bos", bos)
+        content = (self.folder / "text-tokens/tokens.bin").read_bytes()
+        count, = struct.unpack("<i", content[8:12])
+        return list(struct.unpack(f"<{count}{'H' if len(content) == 1024 + 2 * count else 'I'}", content[1024:]))[:-1]
 
     def test_gguf_reads_every_type(self):
         self.train("train.steps=4", *LLAMA)

@@ -6,6 +6,9 @@ of calls, it prints a line with the list of their results, or with the text of a
     ["logits", FOLDER, TOKENS, OUTPUT]     fp32 logits [tokens, vocabulary]; returns the mean loss, in double
     ["tokens", FOLDER, TEXT]               returns the token numbers that AutoTokenizer gives for the file TEXT
     ["make", FAMILY, FOLDER, DTYPE]        a small model with random weights, in several files
+    ["tokenizer", FOLDER, SPECIAL, POST]   a byte-level BPE with these special tokens, whose post-processor is none, a template,
+                                           or RoBERTa's, with the first two of them
+    ["describe", FOLDER, TEXT]             names and ids of special tokens in all files, and the tokens of TEXT with those added
     ["gradients", FOLDER, TOKENS, OUTPUT]  gradients of the mean loss of TOKENS in double precision, as a safetensors file; returns
                                            the loss
     ["train", FOLDER, TOKENS, OPTIONS]     losses of a model of GPT-2's family, trained on all windows of TOKENS in every step,
@@ -118,6 +121,33 @@ def make(family, folder, dtype):
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="40KB", safe_serialization=True)
 
 
+def tokenizer(folder, special, post):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(["the house of the king was near the old house by the sea. "], trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    begin, end = (special + special)[:2]
+    if post == "template":
+        made.post_processor = processors.TemplateProcessing(single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, 0)])
+    elif post == "roberta":
+        made.post_processor = processors.RobertaProcessing((end, special.index(end)), (begin, 0))
+    made.save(folder + "/tokenizer.json")
+
+
+def describe(folder, text):
+    loaded, kinds = transformers.AutoTokenizer.from_pretrained(folder), ("bos", "eos", "unk", "pad")
+    if os.path.exists(folder + "/config.json"):
+        files = [transformers.AutoConfig.from_pretrained(folder)]
+        has_own = os.path.exists(folder + "/generation_config.json")
+        files.append(transformers.GenerationConfig.from_pretrained(folder) if has_own
+                     else transformers.GenerationConfig.from_model_config(files[0]))
+    return {"names": [getattr(loaded, f"{kind}_token") for kind in kinds],
+            "ids": [getattr(loaded, f"{kind}_token_id") for kind in kinds], "size": len(loaded), "tokens": loaded(text)["input_ids"],
+            "files": [[getattr(each, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")] for each in files]}
+
+
 def newton_schulz(gradient, coefficients, steps, eps):
     """Computes torch.optim.Muon's orthogonalization, but in the gradient's type instead of bf16."""
     a, b, c = coefficients
@@ -174,7 +204,8 @@ def train(folder, tokens, options):
 
 
 if __name__ == "__main__":
-    calls = {"logits": logits, "tokens": tokens, "make": make, "gradients": gradients, "train": train}
+    calls = {"logits": logits, "tokens": tokens, "make": make, "gradients": gradients, "train": train,
+             "tokenizer": tokenizer, "describe": describe}
     for line in sys.stdin:
         folder, requests = json.loads(line)
         os.chdir(folder)

@@ -239,6 +239,100 @@ class Transformers(rig.Runs):
         self.assertEqual(reported["size"], size)
         self.assertEqual(ours, reported["ids"])
 
+    def make_tokenizer(self, kind, folder, special, post, settings):
+        """Writes the files of a tokenizer of this kind."""
+        path = self.folder / folder
+        path.mkdir(exist_ok=True)
+        (path / "tokenizer_config.json").write_text(json.dumps(settings))
+        if kind == "sentencepiece":
+            (path / "tokenizer.model").write_bytes((self.folder / "tokens/tokenizer.model").read_bytes())
+            return
+        self.peer(["tokenizer", folder, special, post])
+        if kind == "ranks":  # as next to Llama 3's tokenizer.json
+            (path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
+        elif kind == "pair":
+            model = json.loads((path / "tokenizer.json").read_text())["model"]
+            (path / "vocab.json").write_text(json.dumps(model["vocab"]))
+            merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
+            (path / "merges.txt").write_text("#version: 0.2\n" + merges)
+            (path / "tokenizer.json").unlink()
+
+    def test_special_tokens_come_back_as_they_were(self):
+        """Names and ids of BOS, EOS and padding in all files, and the tokens that are added to a text."""
+        said = "{{ bos_token }}{{ messages }}<|eot|>"
+        llama3 = ["<|begin|>", "<|end_of_text|>", "<|eom|>", "<|eot|>"]
+        qwen = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+        older = ["<s>", "</s>", "<pad>"]
+        none = {"unk_token": None, "pad_token": None}  # the class of Qwen 2's tokenizer would add its own
+        piece = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
+        no_bos = {"bos_token": None, "eos_token": qwen[2], "pad_token": qwen[0]}
+        # kind, special tokens, post-processor, tokenizer_config.json, config.json, generation_config.json (None: no such file)
+        cases = {
+            "llama 3.1": ("json", llama3, "template", {**none, "bos_token": llama3[0], "eos_token": llama3[3],
+                                                            "chat_template": said},
+                          {"bos_token_id": 0, "eos_token_id": [1, 2, 3]}, {"bos_token_id": 0, "eos_token_id": [1, 2, 3]}),
+            "ranks": ("ranks", llama3, "template", {**none, "bos_token": llama3[0], "eos_token": llama3[1]},
+                      {"bos_token_id": 0, "eos_token_id": 1}, {"bos_token_id": 0, "eos_token_id": [1, 3]}),
+            "qwen 2.5": ("json", qwen, "none", no_bos, {"bos_token_id": 0, "eos_token_id": 2}, {"eos_token_id": [2, 0], "pad_token_id": 0}),
+            "no generation": ("json", qwen, "none", no_bos, {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1}, None),
+            "roberta": ("json", older, "roberta", {**none, "bos_token": older[0], "eos_token": older[1], "add_bos_token": False},
+                        {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}, {"eos_token_id": 1}),
+            "ignored settings": ("json", older, "none", {**none, "bos_token": older[0], "eos_token": older[1], "add_bos_token": True,
+                                                         "add_eos_token": True}, {"bos_token_id": 0, "eos_token_id": 1}, None),
+            "defaults": ("json", qwen, "template", {"tokenizer_class": "GPT2Tokenizer"}, {"bos_token_id": 0, "eos_token_id": 0}, None),
+            "pair": ("pair", older, None, {"tokenizer_class": "GPT2Tokenizer", "bos_token": older[0], "eos_token": older[1],
+                                           "unk_token": older[1], "pad_token": older[2], "add_bos_token": True, "add_eos_token": True},
+                     {"bos_token_id": 0, "eos_token_id": 1}, None),
+            "model": ("sentencepiece", None, None, piece, {"bos_token_id": 1, "eos_token_id": 2}, None),
+            "model with bos": ("sentencepiece", None, None, {**piece, "add_bos_token": True}, {"bos_token_id": 1, "eos_token_id": 2},
+                               None),
+        }
+        families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"]
+        self.peer(*(["make", family, family, "float32"] for family in families))
+        folders = []
+        for family in families:
+            for case, (kind, special, post, settings, ids, generation) in cases.items():
+                if kind == "pair" and family in ("mistral", "olmo2"):
+                    continue  # which AutoTokenizer loads from tokenizer.json only
+                folder = f"{family} {case}"
+                path = self.folder / folder
+                rig.shutil.copytree(self.folder / family, path)
+                self.make_tokenizer(kind, folder, special, post, {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+                config = json.loads((path / "config.json").read_text())
+                config = {key: value for key, value in config.items() if not key.endswith("_token_id")}
+                if family in ("smollm3", "olmo2"):  # which have defaults that these vocabularies lack
+                    ids = {"pad_token_id": None, **ids}
+                (path / "config.json").write_text(json.dumps({**config, **ids}))
+                (path / "generation_config.json").unlink(missing_ok=True)
+                if generation is not None:
+                    (path / "generation_config.json").write_text(json.dumps(generation))
+                self.trainer("checkpoint", "import", "--format", "hf", "--input", folder, "--output", f"{folder}-in")
+                self.export(f"{folder}-in", f"{folder}-out")
+                folders.append(folder)
+        pairs = self.peer(*(["describe", each, "the house"] for folder in folders for each in (folder, f"{folder}-out")))
+        for folder, before, after in zip(folders, pairs[::2], pairs[1::2], strict=True):
+            with self.subTest(folder):
+                self.assertEqual(before, after)
+
+    def test_exported_tokenizers_begin_texts_as_their_runs_do(self):
+        names = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+        expected = {}
+        for post, adds in {"none": False, "template": True, "roberta": True}.items():
+            self.make_tokenizer("json", post, ["<|begin|>", "<|end|>"], post, names)
+            for choice, begins in {"auto": adds, "on": True, "off": False}.items():
+                name = f"{post}-{choice}"
+                self.train(f"run.dir={name}", 'data.train=["text.txt"]', f"data.tokenizer={post}", f"data.bos={choice}", "train.steps=1",
+                           "optim.warmup_steps=0", *LLAMA)
+                self.export(name, f"{name}-hf")
+                expected[name] = begins
+        described = self.peer(*(["describe", f"{name}-hf", "the house"] for name in expected))
+        for (name, begins), result in zip(expected.items(), described, strict=True):
+            with self.subTest(name):
+                self.assertEqual(result["tokens"][0] == 0, begins)
+                self.assertEqual(result["tokens"][-1] == 1, name.startswith("roberta"))
+                self.assertEqual(result["names"][:2], ["<|begin|>", "<|end|>"])
+                self.assertEqual(result["files"], [[0, 1, None]] * 2)
+
     def test_auto_tokenizer_loads_a_sentencepiece_model(self):
         self.train("train.steps=3")
         self.export("run", "hf")

@@ -101,7 +101,13 @@ TEST(Manifest, KeepsTheTokenThatBeginsTexts) {
   EXPECT_TRUE(parse_manifest(with, "m").header.special.empty());
   for (const int32_t bos : {-1, 7}) {
     manifest.header.bos = bos;
-    manifest.header.special = {.eos = {3, 5, 9}, .bos = 7, .pad = 0, .unk = 2, .add_eos = true};
+    manifest.header.special = {.eos = {3, 5, 9},
+                               .bos = 7,
+                               .pad = 0,
+                               .unk = 2,
+                               .add_eos = true,
+                               .text_end = 5,
+                               .fields = {{"config.json", R"({"bos_token_id":null,"eos_token_id":[3,5]})"}}};
     const Snapshot again = parse_manifest(to_json(manifest), "m").header;
     EXPECT_EQ(again.bos, bos);
     EXPECT_EQ(again.special, manifest.header.special);
@@ -156,6 +162,9 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
       {"/mixture", json::object(), "\"parts\" is missing"},
       {"/special_tokens", {{"bos", -1}, {"add_bos", true}}, "special_tokens: bos: -1 is outside"},
       {"/special_tokens", {{"eos", {2, "x"}}, {"add_bos", false}}, "special_tokens: eos[1]: expected an integer"},
+      {"/special_tokens",
+       {{"fields", {{"a", 3}}}, {"add_bos", false}},
+       "special_tokens: fields: a: expected an object"},
       {"/mixture", mixture(7, {{"a", 100'000}}, 0), "parts: 7 is outside"},
       {"/mixture", mixture(100'000, {{"a", 99'999}}, 0), "phases[0]: 99999 slots, expected 100000"},
       {"/mixture", mixture(100'000, json::object(), 0), "phases[0]: 0 slots"},

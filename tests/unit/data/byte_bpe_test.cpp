@@ -279,13 +279,31 @@ TEST(ByteBpe, IsRejectedIfTheOlderFilesAreWrong) {
   merges("a \xff\n", "line 1");
   for (const auto& [text, part] : {std::pair{"[1]", "not a JSON object"},
                                    {"{\"a\":\"b\"}", "a: "},
-                                   {"{\"a\":0}", "the token <|endoftext|> is missing"}})
+                                   {"{\"a\":0}", "no end-of-text token such as <|endoftext|>"}})
     expect_error(Code::data, {"v.json: ", part}, [&] { json_of_gpt2(text, "a b\n", "v.json", "m"); });
   for (const auto& [text, part] : {std::pair{"YQ== 0\n", "1 ranks"},
                                    {"YQ== 0\nYQ== 1\n", "line 2: the token occurs twice"},
                                    {"YQ== 0\nY!== 1\n", "line 2: expected a token in base64"},
                                    {"YQ== x\n", "line 1"}})
     expect_error(Code::data, {"r: ", part}, [&] { json_of_ranks(text, "r"); });
+}
+
+TEST(ByteBpe, HasTheSpecialTokensOfAnOlderVocabulary) {
+  const auto special = [](std::vector<std::string> names, const char* merges,
+                          const std::vector<std::string>& configured) {
+    nlohmann::json vocab;
+    for (size_t id = 0; id < names.size(); ++id) vocab[names[id]] = id;
+    std::vector<std::string> found;
+    const auto file = nlohmann::json::parse(json_of_gpt2(vocab.dump(), merges, "v", "m", configured));
+    for (const auto& token : file["added_tokens"]) found.push_back(token["content"]);
+    return found;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(special({"a", "<s>", "</s>"}, "", {}), (Names{"<s>", "</s>"})) << "usual names";
+  EXPECT_EQ(special({"a", "<s>", "</s>", "<|endoftext|>"}, "", {}), Names{"<|endoftext|>"});
+  EXPECT_EQ(special({"a", "<end>", "</s>"}, "", {"<end>", "<none>"}), Names{"<end>"})
+      << "tokenizer_config.json names it";
+  EXPECT_EQ(special({"<", "/s>", "<s>", "</s>"}, "< /s>", {}), Names{"<s>"}) << "merges produce the other from text";
 }
 
 TEST(ByteBpe, GivesTheSameTokensInPieces) {

@@ -191,6 +191,38 @@ TEST(Gguf, FrequenciesOfLlama3AreDividedByATensor) {
   EXPECT_FALSE(all.metadata.contains("llama.rope.scaling.type"));
 }
 
+// The places of the ramp are those of gpt-oss, 8.0928 and 17.3980, which are not rounded.
+TEST(Gguf, FrequenciesOfYarnThatLlamaCppLacksAreDividedByATensor) {
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=mistral", "model.n_head=2", "model.head_dim=64", "model.rope_theta=1.5e5",
+                                  "model.rope_type=yarn", "model.rope_factor=32", "model.rope_original=4096",
+                                  "model.rope_truncate=false"}));
+  const Parsed all = exported(folder / "run", folder / "y.gguf");
+  const auto& divisors = all.tensors.at("rope_freqs.weight");
+  ASSERT_EQ(divisors.sizes, std::vector<uint64_t>{32});
+  for (size_t i = 0; i < 32; ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - 8.092779115512402) / 9.305245386076158, 0.0, 1.0);
+    EXPECT_NEAR(divisors.f32(i), 1 / (1 - ramp * 31 / 32), 1e-5) << i;
+  }
+  EXPECT_NEAR(all.metadata.at("llama.rope.scaling.attn_factor").get<double>(), 1.346573590279973, 1e-6);
+  EXPECT_FALSE(all.metadata.contains("llama.rope.scaling.type")) << "the frequencies are scaled once";
+  for (const char* set : {"model.rope_beta_fast=16", "model.rope_beta_slow=2"}) {
+    save(folder / set, config_of({"model.arch=llama", "model.rope_type=yarn", "model.rope_factor=4",
+                                  "model.rope_original=64", "model.rope_attention=1.25", set}));
+    const Parsed other = exported(folder / set, folder / (std::string(set) + ".gguf"));
+    EXPECT_TRUE(other.tensors.contains("rope_freqs.weight")) << set;
+    EXPECT_EQ(other.metadata.at("llama.rope.scaling.attn_factor"), 1.25) << set;
+  }
+}
+
+TEST(Gguf, LearnedPositionsFixTheContextLength) {
+  TempFolder folder;
+  save(folder / "run", config_of({"model.arch=gpt2", "model.max_positions=64"}));
+  const Parsed all = exported(folder / "run", folder / "g.gguf");
+  EXPECT_EQ(all.metadata.at("gpt2.context_length"), 10);
+  EXPECT_EQ(all.tensors.at("position_embd.weight").sizes, (std::vector<uint64_t>{24, 10}));
+}
+
 TEST(Gguf, BlocksOfQ8HaveAScaleAndBytes) {
   std::vector<float> values(64);
   for (size_t i = 0; i < 64; ++i) values[i] = i < 32 ? std::sin(static_cast<float>(i)) * 3 : 0;
@@ -262,6 +294,37 @@ TEST(Gguf, TokenizersAreMetadata) {
   const data::Tokenizer other = data::Tokenizer::from_bytes(file.dump(), "x");
   expect_error(Code::checkpoint, {"cannot be exported as GGUF", "[0-9]", "Llama 3"},
                [&] { add_tokenizer(other, {}, 261, metadata); });
+  const auto refused = [&](const json& changed, const std::vector<std::string>& parts) {
+    const data::Tokenizer made = data::Tokenizer::from_bytes(changed.dump(), "x");
+    expect_error(Code::checkpoint, parts, [&] { add_tokenizer(made, {}, 270, metadata); });
+  };
+  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  json whole = file;
+  whole["model"]["ignore_merges"] = true;
+  refused(whole, {"ignore_merges", "gpt-2"});
+  json overlapping = file;
+  overlapping["added_tokens"].push_back({{"id", 259}, {"content", "x>12"}, {"special", false}});
+  refused(overlapping, {"x>12", "<x>", "overlap"});
+}
+
+TEST(Gguf, NamesTheEosOfTheTokenizerFirst) {
+  json file, vocab;
+  for (int byte = 0; byte < 256; ++byte) vocab[data::byte_characters()[static_cast<size_t>(byte)]] = byte;
+  file["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array()}};
+  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  for (const char* name : {"<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"})
+    file["added_tokens"].push_back(
+        {{"id", 256 + static_cast<int>(file["added_tokens"].size())}, {"content", name}, {"special", true}});
+  data::SpecialTokens special{.eos = {256, 257, 258}};
+  special.fields["tokenizer_config.json"] = json{{"eos_token", "<|eot_id|>"}}.dump();
+  const data::Tokenizer tokenizer = data::Tokenizer::from_bytes(file.dump(), "x", special);
+  GgufMetadata metadata;
+  add_tokenizer(tokenizer, special, 259, metadata);
+  const std::map<std::string, GgufValue> keys(metadata.begin(), metadata.end());
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eos_token_id")), 258u);
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eot_token_id")), 256u);
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eom_token_id")), 257u);
+  EXPECT_FALSE(keys.contains("tokenizer.ggml.normalizer.nfc"));
 }
 
 TEST(Gguf, AddedTokensFollowThePiecesOfSentencePiece) {
@@ -302,9 +365,19 @@ TEST(Gguf, RejectsWhatLlamaCppCannotRun) {
            {{"model.arch=qwen3", "model.attn_bias=all", "model.head_dim=4"}, {"model.attn_bias = \"all\"", "qwen3"}},
            {{"model.arch=qwen2", "model.rope_type=llama3", "model.rope_factor=2", "model.rope_original=64"},
             {"model.rope_type = \"llama3\"", "llama and mistral"}},
-           {{"model.arch=llama", "model.rope_type=yarn", "model.rope_factor=2", "model.rope_original=64",
+           {{"model.arch=qwen3", "model.rope_type=yarn", "model.rope_factor=2", "model.rope_original=64",
              "model.rope_truncate=false"},
-            {"model.rope_truncate = false"}},
+            {"model.rope_truncate = false", "32 and 1"}},
+           {{"model.arch=qwen2", "model.rope_type=yarn", "model.rope_factor=2", "model.rope_original=64",
+             "model.rope_beta_fast=16"},
+            {"model.rope_beta_fast = 16", "32 and 1"}},
+           {{"model.arch=qwen3", "model.rope_type=yarn", "model.rope_factor=2", "model.rope_original=64",
+             "model.rope_beta_slow=2"},
+            {"model.rope_beta_slow = 2", "32 and 1"}},
+           {{"model.arch=qwen2", "model.head_dim=6"}, {"model.head_dim = 6", "6 * 6", "24", "qwen3"}},
+           {{"model.arch=mistral", "model.window=4"}, {"model.window = 4"}},
+           {{"model.arch=smollm3"}, {"model.arch = \"smollm3\"", "qwen3"}},
+           {{"model.arch=olmo2"}, {"model.arch = \"olmo2\"", "qwen3"}},
            {{"model.arch=llama", "model.qk_norm=head"}, {"model.qk_norm = \"head\""}},
            {{"model.arch=gpt2", "model.n_kv_head=3"}, {"model.n_kv_head = 3"}}}) {
     const fs::path run = folder / std::to_string(index++);
