@@ -133,7 +133,13 @@ void CheckpointStore::complete(int64_t proven) {
       sync_folder(folder_, calls_);
     }
   } catch (const Error& error) {
-    return log::warning("{} is complete, but {}; older checkpoints are kept", (folder_ / name).string(), error.what());
+    log::warning("{} is complete, but {}; older checkpoints are kept", (folder_ / name).string(), error.what());
+    try {
+      remove_left_overs();
+    } catch (const Error& left) {
+      log::warning("{}", left.what());
+    }
+    return;
   }
   apply_retention(proven);
 }
