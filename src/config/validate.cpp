@@ -321,7 +321,7 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   checker.require(config.optim.min_lr <= config.optim.lr, {"optim.min_lr", "optim.lr"},
                   "min_lr = {} is above lr = {}; lower it", config.optim.min_lr, config.optim.lr);
   // With train.tokens, the steps of a resumed run follow from the tokens that it has seen: see require_schedule().
-  if (config.train.steps > 0 || !files || !resumes(config)) check_schedule(config, total_steps(config), checker);
+  if (config.train.steps > 0 || (files && !resumes(config))) check_schedule(config, total_steps(config), checker);
   check_world(config, options, checker);
   check_checkpoints(config, files, checker);
   check_hardware(config.hardware, files, checker);

@@ -12,6 +12,8 @@ struct Prompt {
   std::string text;
   std::optional<uint64_t> seed;
   std::string line;  // the JSON object
+
+  bool operator==(const Prompt&) const = default;
 };
 
 /// Reads prompts, one JSON object per line; an empty text is an error. `path` names it in messages. Throws Code::data

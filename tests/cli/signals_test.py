@@ -200,8 +200,9 @@ class Signals(rig.Runs):
 
     def slow_tokenizer(self):
         """Writes a text whose tokenizer takes long to train, and returns the settings of a run on it."""
-        words = [f"{a}{b}{c}{d}" for a in "abcdefghijk" for b in "lmnopqrst" for c in "uvwxyzabc" for d in "defghijkl"]
-        (self.folder / "long.txt").write_text(" ".join(words * 100))
+        ends = [f"{c}{d}{e}" for c in "uvwxyzabcde" for d in "defghijklmn" for e in "opqrstuvw"]
+        words = [f"{a}{b}{end}{begin}" for a in "abcdefghijk" for b in "lmnopqrst" for begin in "xyz" for end in ends]
+        (self.folder / "long.txt").write_text(" ".join(words * 3))
         return ["data.train=long.txt", "data.tokenizer=train", "data.vocab_size=8000", "hardware.peak_tflops=1"]
 
     def training_a_tokenizer(self, *sets, **options):

@@ -48,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::accepted({Code::data}, [&] {
     std::string again;
     const auto prompts = data::read_prompts(text, "p");
-    for (const nlohmann::ordered_json& prompt : prompts) again += prompt.dump() + "\n";
+    for (const trainer::data::Prompt& prompt : prompts) again += prompt.line + "\n";
     TRAINER_CHECK(data::read_prompts(again, "p") == prompts, "read back otherwise: {}", again);
   });
   return 0;
