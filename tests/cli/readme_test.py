@@ -29,11 +29,11 @@ MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|share|NEW_IN
 # Files that runs and checks write: `config.toml`, `results/gpu_check.md`.
 OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
-           "tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json"}
+           "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
 # Other programs, and their options that READMEs mention without the program.
 FOREIGN = {"tar", "pip", "docker", "git", "sbatch", "tensorboard", "cpack"}
-FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
+FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--mpi", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
 ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
 PLACEHOLDER = re.compile(r"<?[A-Z][A-Z_]*>?$|…")
 
