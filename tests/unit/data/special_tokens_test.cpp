@@ -238,7 +238,7 @@ TEST(SpecialTokens, AreReadFromTheFirstFileThatNamesThem) {
   write(folder / "config.json",
         json{{"eos_token_id", 7}, {"pad_token_id", 8}, {"bos_token_id", 9}, {"unk_token_id", -1}}.dump());
   expected.eos = {7};
-  EXPECT_EQ(ids(), expected) << "a bos_token of null is no BOS";
+  EXPECT_EQ(ids(), expected) << "a bos_token of null means that there is none";
   write(folder / "generation_config.json", json{{"eos_token_id", {5, 7, end}}}.dump());
   write(folder / "tokenizer_config.json", json{{"add_eos_token", true}}.dump());
   EXPECT_EQ(ids(), (SpecialTokens{.eos = {5, 7, end}, .bos = 9, .pad = 8}));
