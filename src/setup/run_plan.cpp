@@ -24,7 +24,7 @@ namespace {
 /// threads' stacks, and the memory of a save, which takes one chunk and a copy of the Runs for weights and each moment.
 /// A fixed amount covers logs and everything else.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
-  constexpr int64_t kStack = 16 << 10, kFixed = 288 << 10;
+  constexpr int64_t kStack = 16 << 10, kFixed = 240 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;
   for (const params::Param& param : trainer.store().params()) {
     runs += static_cast<int64_t>(param.runs.size() * sizeof(mesh::Run));
