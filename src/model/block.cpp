@@ -279,6 +279,7 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, std::span<const KvCac
     op.v = caches[i].values;
     op.out = s.context.tensor().row_range(row, rows);
     op.shape.k_len = used + rows;
+    op.shape.first_query = used;
     op.shape.k_capacity = caches[i].capacity;
     ops::run(ex, op);
   }

@@ -32,7 +32,7 @@ double visible_pairs(const AttentionShape& s, int64_t window) {
   const auto pairs = [](int64_t queries, int64_t earlier) {
     return static_cast<double>(queries) * (static_cast<double>(earlier) + 0.5 * (static_cast<double>(queries) + 1));
   };
-  const int64_t earlier = s.k_len - s.q_len;
+  const int64_t earlier = s.earlier();
   if (window <= 0 || window >= s.k_len) return pairs(s.q_len, earlier);
   const int64_t growing = std::clamp<int64_t>(window - earlier, 0, s.q_len);  // queries that see all earlier keys
   return pairs(growing, earlier) + static_cast<double>(s.q_len - growing) * static_cast<double>(window);
@@ -48,22 +48,27 @@ Cost attention_cost(const AttentionShape& s, int64_t window, DType dtype, double
 
 void check_shape(const AttentionShape& s, const AttentionMask& mask, DType dtype) {
   kernel_index(dtype, "attention");  // checks the type
+  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.head_dim > 0,
+                "attention requires batch, q_len, head_dim > 0, not batch {}, q_len {}, head_dim {}", s.batch, s.q_len,
+                s.head_dim);
   TRAINER_CHECK(
-      s.batch > 0 && s.q_len > 0 && s.q_len <= s.k_len && s.head_dim > 0,
-      "attention requires batch, head_dim > 0 and 0 < q_len <= k_len, not batch {}, head_dim {}, q_len {}, k_len {}",
-      s.batch, s.head_dim, s.q_len, s.k_len);
+      s.first_key >= 0 && s.earlier() >= 0 && s.seen() <= s.k_len,
+      "attention requires a key at the position of each query, not {} queries from {} on and {} keys from {} on",
+      s.q_len, s.first_query, s.k_len, s.first_key);
   TRAINER_CHECK(s.k_capacity == 0 || s.k_capacity >= s.k_len, "attention: {} keys exceed a capacity of {}", s.k_len,
                 s.k_capacity);
   TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0,
                 "attention: {} query heads are not a multiple of {} key/value heads", s.heads, s.kv_heads);
-  if (mask.first) expect_count(mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
+  if (!mask.first) return;
+  expect_count(mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
+  TRAINER_CHECK(s.first_key == 0, "attention: first visible keys require first_key = 0, not {}", s.first_key);
 }
 AttentionRows operand(const Tensor& x, int64_t head) { return {x.data, x.ld(), head}; }
 
 AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropout& dropout, const AttentionMask& mask) {
   AttentionJob job{};
   job.q_len = s.q_len;
-  job.k_len = s.k_len;
+  job.k_len = s.seen();
   job.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
   job.key_rows = s.by_head ? s.kv_heads * job.k_capacity : job.k_capacity;
   job.heads = s.heads;
@@ -72,7 +77,7 @@ AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropou
   job.group = s.heads / s.kv_heads;
   job.scale = scale;
   job.query_blocks = divide_up(s.q_len, kQueryBlock);
-  job.key_blocks = divide_up(s.k_len, kKeyBlock);
+  job.key_blocks = divide_up(job.k_len, kKeyBlock);
   job.window = mask.window;
   job.first_keys = mask.first ? mask.first.as<int32_t>() : nullptr;
   if (dropout.p > 0) {

@@ -1,7 +1,8 @@
 #pragma once
 // Causal grouped-query attention without the s×s matrix (online softmax; Dao et al. 2022). Head h of A query heads uses
-// key/value head h / (A/K). Query row i of a sequence is at position k_len − q_len + i and attends to the keys from its
-// first visible key, 0 unless there is an AttentionMask, to that position.
+// key/value head h / (A/K). Row i of a sequence's queries is at position first_query + i, row j of its keys at
+// first_key + j. A query attends to the keys from its first visible one, the first key unless there is an
+// AttentionMask, to its position.
 #include "base/philox.h"
 #include "tensor/exec.h"
 
@@ -12,18 +13,24 @@ struct AttentionShape {
   int64_t k_capacity = 0;                   // rows of a head per sequence in k and v; 0 = k_len (KV cache: seq_len)
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   bool by_head = false;  // forward on CPUs only: k and v are [b·K·k_capacity, D], each head's rows in one piece
+  /// Positions in the sequence of the first query and the first key. There must be a key at each query's position.
+  int64_t first_query = 0, first_key = 0;
+  /// Returns the number of keys before the one at the first query's position.
+  int64_t earlier() const { return first_query - first_key; }
+  /// Returns the number of keys up to the one at the last query's position. Later keys are not seen.
+  int64_t seen() const { return earlier() + q_len; }
 };
 
 /// Hides keys that are too old or of another document. The first visible key of a row is the larger of the two bounds;
 /// it must not decrease from one row of a sequence to the next, and must not exceed the row's position.
 struct AttentionMask {
   int64_t window = 0;  // a row sees at most this many keys, its own included; 0: no limit
-  Tensor first;        // i32 [batch·q_len]: a row sees no key before this one; empty: no bound
+  Tensor first;        // i32 [batch·q_len]: a row sees no key before this position; empty: no bound
   bool hides() const { return window > 0 || static_cast<bool>(first); }
 };
 
 /// Dropout on the probabilities: element (sample, head, query, key) has index ((first_sample + b)·heads_global +
-/// first_head + h)·S·S + q·S + k, S = k_len.
+/// first_head + h)·S·S + q·S + k, S = seen(), q and k counted from the first key.
 struct AttentionDropout {
   double p = 0;
   PhiloxKey key{0, 0};

@@ -62,7 +62,8 @@ struct FusedAttention : ::testing::Test {
                                .k_len = c.keys,
                                .heads = kHeads,
                                .kv_heads = kKvHeads,
-                               .head_dim = c.head_dim};
+                               .head_dim = c.head_dim,
+                               .first_query = c.keys - c.queries};
     const DType sums = accumulator_of(c.dtype);
     Normal draw(3);
     const auto rows = [&](int64_t length, int64_t heads) {

@@ -24,7 +24,7 @@ AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDrop
                       const AttentionMask& mask) {
   AttentionArgs args;
   args.q_len = static_cast<int>(s.q_len);
-  args.k_len = static_cast<int>(s.k_len);
+  args.k_len = static_cast<int>(s.seen());
   args.heads = static_cast<int>(s.heads);
   args.kv_heads = static_cast<int>(s.kv_heads);
   args.head_dim = static_cast<int>(s.head_dim);

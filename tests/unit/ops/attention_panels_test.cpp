@@ -80,11 +80,16 @@ TEST(AttentionPanels, ReadACacheOfAnyLength) {
           EXPECT_LE(relative_error(x.out, expected.out), kForward);
           EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
         }
-    for (const int64_t window : {40, 200}) {
-      Problem<bf16> x(Case{{2, 70, 300, 309, 4, 2, 48}, 0, 1, true, window, 0.05});
-      own_attention(cpu.ex, x.forward_op(), *set.kernels);
-      EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward) << "window " << window;
-    }
+    for (const int64_t window : {40, 200})
+      for (const int64_t first_query : {0, 1150}) {  // 1150: the last 80 keys are after all queries
+        const int64_t first_key = first_query == 0 ? 0 : 1000;
+        const Case c{
+            {2, 70, 300, 309, 4, 2, 48, false, first_query, first_key}, 0, 1, true, window, first_key == 0 ? 0.05 : 0};
+        SCOPED_TRACE(to_string(c));
+        Problem<bf16> x(c);
+        own_attention(cpu.ex, x.forward_op(), *set.kernels);
+        EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward);
+      }
   }
 }
 

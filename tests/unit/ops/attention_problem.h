@@ -57,13 +57,14 @@ struct Case {
 inline std::string to_string(const Case& c) {
   const AttentionShape& s = c.shape;
   return fmt::format(
-      "batch {}, {} queries, {} keys (room {}), heads {}/{}, head size {}, dropout {}, window {}, "
+      "batch {}, {} queries from {}, {} keys from {} (room {}), heads {}/{}, head size {}, dropout {}, window {}, "
       "documents {}",
-      s.batch, s.q_len, s.k_len, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout, c.window, c.documents);
+      s.batch, s.q_len, s.first_query, s.k_len, s.first_key, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout,
+      c.window, c.documents);
 }
 inline int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
 
-/// Operands and results of one case.
+/// Operands and results of one case. If its first query is 0, the last query is at the position of the last key.
 template <typename T>
 struct Problem {
   Case c;
@@ -85,6 +86,7 @@ struct Problem {
         dv(k),
         lse(c.shape.batch * c.shape.heads, c.shape.q_len, false),
         scale(0.9 / std::sqrt(static_cast<double>(c.shape.head_dim))) {
+    if (c.shape.first_query == 0) c.shape.first_query = c.shape.first_key + c.shape.k_len - c.shape.q_len;
     std::mt19937 rng(seed);
     q.draw(rng, c.deviation);
     k.draw(rng, c.deviation);
@@ -96,8 +98,7 @@ struct Problem {
     for (int64_t b = 0; b < c.shape.batch; ++b) {
       int64_t start = 0;
       for (int64_t i = 0; i < c.shape.q_len; ++i) {
-        const int64_t position = c.shape.k_len - c.shape.q_len + i;
-        if (uniform(rng) < c.documents) start = position;
+        if (uniform(rng) < c.documents) start = c.shape.first_query + i;
         first.push_back(static_cast<int32_t>(start));
       }
     }
@@ -108,10 +109,10 @@ struct Problem {
       view = {reinterpret_cast<std::byte*>(first.data()), {static_cast<int64_t>(first.size())}, DType::i32};
     return {c.window, view};
   }
+  /// Returns the index of the first key that a row sees.
   int64_t first_key(int64_t row) const {
-    const int64_t position = c.shape.k_len - c.shape.q_len + row % c.shape.q_len;
-    const int64_t own = first.empty() ? 0 : first[static_cast<size_t>(row)];
-    return c.window == 0 ? own : std::max(own, position - c.window + 1);
+    const int64_t own = first.empty() ? 0 : std::max<int64_t>(0, first[static_cast<size_t>(row)] - c.shape.first_key);
+    return c.window == 0 ? own : std::max(own, c.shape.earlier() + row % c.shape.q_len - c.window + 1);
   }
   AttentionForward forward_op(bool keep_lse = true) {
     return {q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{},
@@ -205,7 +206,7 @@ struct Reference {
       for (int64_t h = 0; h < s.heads; ++h) {
         const int64_t hk = h / group * d;
         for (int64_t i = 0; i < s.q_len; ++i) {
-          const int64_t row = b * s.q_len + i, position = s.k_len - s.q_len + i;
+          const int64_t row = b * s.q_len + i, position = s.earlier() + i;
           Matrix p(static_cast<size_t>(position + 1)), mask(p.size(), 1.0), dp(p.size());
           double top = -std::numeric_limits<double>::infinity(), sum = 0;
           const int64_t seen_from = x.first_key(row);

@@ -122,6 +122,15 @@ TYPED_TEST(AttentionOf, ReadsACacheOfAnyLength) {
   for (const int64_t queries : {1, 3, 70})
     for (const int64_t window : {1, 100, 257, 300, 700})
       cases.push_back({{2, queries, 600, 609, 4, 2, 48}, 0, 1, true, window, queries == 3 ? 0.3 : 0});
+  for (const int64_t queries : {1, 3, 70})  // keys before and after those that the queries see
+    for (const int64_t window : {0, 100})
+      for (const int64_t first_key : {0, 1000})
+        cases.push_back({{2, queries, 400, 0, 4, 2, 48, false, first_key + 150, first_key},
+                         0,
+                         1,
+                         true,
+                         window,
+                         first_key == 0 ? 0.05 : 0});
   for (const Case& c : cases) {
     SCOPED_TRACE(to_string(c));
     Problem<T> x(c);
@@ -149,7 +158,7 @@ TYPED_TEST(AttentionOf, DecodingWithACacheEqualsTheRowsOfOnePass) {
                                  whole.v.view(),
                                  row,
                                  {},
-                                 {1, 1, position + 1, length, heads, kv_heads, d},
+                                 {1, 1, position + 1, length, heads, kv_heads, d, false, position},
                                  whole.scale,
                                  {}});
     for (int64_t e = 0; e < heads * d; ++e)
