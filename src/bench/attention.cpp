@@ -9,7 +9,7 @@ namespace trainer::bench {
 AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const ops::Timing& timing) {
   const int64_t query_cols = shape.heads * shape.head_dim, key_cols = shape.kv_heads * shape.head_dim;
   const int64_t queries = shape.batch * shape.q_len;
-  const int64_t keys = shape.batch * (shape.k_capacity == 0 ? shape.k_len : shape.k_capacity);
+  const int64_t keys = shape.batch * shape.capacity();
   const std::string category = "bench";
   const Buffer q(ex.device, category, {queries, query_cols}, dtype),
       kv(ex.device, category, {keys, 2 * key_cols}, dtype);
@@ -25,27 +25,12 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& 
   const double scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const Tensor k = kv.tensor().col_range(0, key_cols), v = kv.tensor().col_range(key_cols, key_cols);
   const ops::AttentionForward forward{q, k, v, out, lse, shape, scale, {}};
-  const bool both = shape.q_len == shape.k_len;
-  ops::AttentionBackward backward;
-  if (both) {
-    backward = {q,
-                k,
-                v,
-                out,
-                lse,
-                dout,
-                dq,
-                dkv.tensor().col_range(0, key_cols),
-                dkv.tensor().col_range(key_cols, key_cols),
-                shape,
-                scale,
-                {}};
-  }
-
+  const ops::AttentionBackward backward{forward, dout, dq, dkv.tensor().col_range(0, key_cols),
+                                        dkv.tensor().col_range(key_cols, key_cols)};
   AttentionRate rate;
   rate.forward_seconds = ops::seconds_of(ex, forward, timing);
   rate.forward_gflops = cost(forward).flops / rate.forward_seconds * 1e-9;
-  if (both) {
+  if (shape.q_len == shape.k_len) {
     rate.backward_seconds = ops::seconds_of(ex, backward, timing);
     rate.backward_gflops = cost(backward).flops / rate.backward_seconds * 1e-9;
   }

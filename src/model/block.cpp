@@ -366,19 +366,16 @@ Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcont
   const Tensor qkv = s.qkv, qk = q_norm_ ? s.qk.tensor() : queries_and_keys(qkv);
   Scratch d = ex.take("attention.dqkv", qkv.shape, qkv.dtype);
   const Tensor dqkv = d;
-  ops::run(ex, ops::AttentionBackward{.q = queries(qk),
+  const ops::AttentionForward forward{.q = queries(qk),
                                       .k = keys(qk),
                                       .v = values(qkv),
                                       .out = s.context,
                                       .lse = s.lse,
-                                      .dout = dcontext,
-                                      .dq = queries(dqkv),
-                                      .dk = keys(dqkv),
-                                      .dv = values(dqkv),
                                       .shape = attention_shape(batch),
                                       .scale = scale_,
                                       .dropout = attention_dropout(batch),
-                                      .mask = attention_mask(batch)});
+                                      .mask = attention_mask(batch)};
+  ops::run(ex, ops::AttentionBackward{forward, dcontext, queries(dqkv), keys(dqkv), values(dqkv)});
   rotate(ex, batch, queries_and_keys(dqkv), /*inverse=*/true);
   s.qk.reset();
   if (q_norm_) {  // in place; ranks that share a key head pass on partial sums of its gradient, since the norm's

@@ -29,67 +29,76 @@ int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 :
 
 /// Returns the number of (query, key) pairs in one head of one sequence that are visible within the window.
 double visible_pairs(const AttentionShape& s, int64_t window) {
-  const auto pairs = [](int64_t queries, int64_t earlier) {
-    return static_cast<double>(queries) * (static_cast<double>(earlier) + 0.5 * (static_cast<double>(queries) + 1));
-  };
-  const int64_t earlier = s.earlier();
-  if (window <= 0 || window >= s.k_len) return pairs(s.q_len, earlier);
-  const int64_t growing = std::clamp<int64_t>(window - earlier, 0, s.q_len);  // queries that see all earlier keys
-  return pairs(growing, earlier) + static_cast<double>(s.q_len - growing) * static_cast<double>(window);
+  const int64_t earlier = s.earlier(), most = window > 0 ? window : s.k_len;
+  const int64_t growing = std::clamp<int64_t>(most - earlier, 0, s.q_len);  // queries that see all earlier keys
+  return static_cast<double>(growing) * (static_cast<double>(earlier) + 0.5 * (static_cast<double>(growing) + 1)) +
+         static_cast<double>(s.q_len - growing) * static_cast<double>(most);
 }
-Cost attention_cost(const AttentionShape& s, int64_t window, DType dtype, double flops_per_pair_and_dim,
-                    int64_t query_sized, int64_t key_sized) {
-  const double pairs = static_cast<double>(s.batch * s.heads) * visible_pairs(s, window);
+/// `tensors`: number of tensors of the size of the queries, and of that of the keys, that are read or written.
+Cost attention_cost(const AttentionForward& op, double flops_per_pair_and_dim, int64_t tensors) {
+  const AttentionShape& s = op.shape;
+  const double pairs = static_cast<double>(s.batch * s.heads) * visible_pairs(s, op.mask.window);
   const int64_t queries = s.batch * s.q_len * s.heads, keys = s.batch * s.k_len * s.kv_heads;
   return {flops_per_pair_and_dim * static_cast<double>(s.head_dim) * pairs,
-          static_cast<double>((query_sized * queries + key_sized * keys) * s.head_dim * size_of(dtype) +
-                              queries * size_of(accumulator_of(dtype)))};
+          static_cast<double>(tensors * (queries + keys) * s.head_dim * size_of(op.q.dtype) +
+                              queries * size_of(accumulator_of(op.q.dtype)))};
 }
+AttentionRows operand(const Tensor& x, int64_t head) { return {x.data, x.ld(), head}; }
 
-void check_shape(const AttentionShape& s, const AttentionMask& mask, DType dtype) {
+/// Checks the operands that both passes have, and returns a job with them.
+AttentionJob job_of(const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
+  const DType dtype = op.q.dtype;
   kernel_index(dtype, "attention");  // checks the type
-  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.head_dim > 0,
-                "attention requires batch, q_len, head_dim > 0, not batch {}, q_len {}, head_dim {}", s.batch, s.q_len,
-                s.head_dim);
+  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.head_dim > 0, "attention over {} sequences of {} queries of size {}",
+                s.batch, s.q_len, s.head_dim);
   TRAINER_CHECK(
       s.first_key >= 0 && s.earlier() >= 0 && s.seen() <= s.k_len,
       "attention requires a key at the position of each query, not {} queries from {} on and {} keys from {} on",
       s.q_len, s.first_query, s.k_len, s.first_key);
-  TRAINER_CHECK(s.k_capacity == 0 || s.k_capacity >= s.k_len, "attention: {} keys exceed a capacity of {}", s.k_len,
-                s.k_capacity);
+  TRAINER_CHECK(s.capacity() >= s.k_len, "attention: {} keys exceed a capacity of {}", s.k_len, s.k_capacity);
   TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0,
                 "attention: {} query heads are not a multiple of {} key/value heads", s.heads, s.kv_heads);
-  if (!mask.first) return;
-  expect_count(mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
-  TRAINER_CHECK(s.first_key == 0, "attention: first visible keys require first_key = 0, not {}", s.first_key);
-}
-AttentionRows operand(const Tensor& x, int64_t head) { return {x.data, x.ld(), head}; }
-
-AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropout& dropout, const AttentionMask& mask) {
   AttentionJob job{};
   job.q_len = s.q_len;
   job.k_len = s.seen();
-  job.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
+  job.k_capacity = s.capacity();
   job.key_rows = s.by_head ? s.kv_heads * job.k_capacity : job.k_capacity;
   job.heads = s.heads;
   job.kv_heads = s.kv_heads;
   job.head_dim = s.head_dim;
   job.group = s.heads / s.kv_heads;
-  job.scale = scale;
+  job.scale = op.scale;
   job.query_blocks = divide_up(s.q_len, kQueryBlock);
   job.key_blocks = divide_up(job.k_len, kKeyBlock);
-  job.window = mask.window;
-  job.first_keys = mask.first ? mask.first.as<int32_t>() : nullptr;
-  if (dropout.p > 0) {
-    job.dropout = true;
-    job.threshold = dropout_threshold(dropout.p);
-    job.keep_scale = 1 / (1 - dropout.p);
-    job.key = dropout.key;
-    job.step = dropout.step;
-    job.first_sample = dropout.first_sample;
-    job.first_head = dropout.first_head;
-    job.heads_global = dropout.heads_global;
+  if (op.mask.first) {
+    expect_count(op.mask.first, s.batch * s.q_len, DType::i32, "attention first visible keys");
+    TRAINER_CHECK(s.first_key == 0, "attention: first visible keys require first_key = 0, not {}", s.first_key);
+    job.first_keys = op.mask.first.as<int32_t>();
   }
+  job.window = op.mask.window;
+  if (op.dropout.p > 0) {
+    job.dropout = true;
+    job.threshold = dropout_threshold(op.dropout.p);
+    job.keep_scale = 1 / (1 - op.dropout.p);
+    job.key = op.dropout.key;
+    job.step = op.dropout.step;
+    job.first_sample = op.dropout.first_sample;
+    job.first_head = op.dropout.first_head;
+    job.heads_global = op.dropout.heads_global;
+  }
+  const int64_t key_cols = s.by_head ? s.head_dim : s.kv_heads * s.head_dim;
+  expect_rows(op.q, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention q");
+  expect_rows(op.k, s.batch * job.key_rows, key_cols, dtype, "attention k");
+  expect_rows(op.v, s.batch * job.key_rows, key_cols, dtype, "attention v");
+  expect_rows(op.out, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention out");
+  if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator_of(dtype), "attention lse");
+  TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
+  job.q = operand(op.q, s.head_dim);
+  job.k = operand(op.k, s.by_head ? job.k_capacity * op.k.ld() : s.head_dim);
+  job.v = operand(op.v, s.by_head ? job.k_capacity * op.v.ld() : s.head_dim);
+  job.out = operand(op.out, s.head_dim);
+  job.lse = op.lse ? op.lse.data : nullptr;
   return job;
 }
 
@@ -154,12 +163,6 @@ int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t p
   return pieces.bytes();
 }
 
-/// Returns the number of pairs per wave: enough tasks to keep all threads busy until the end, but no more packed memory
-/// than necessary.
-int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) {
-  return std::min(s.batch * s.kv_heads, divide_up(tasks, tasks_per_pair));
-}
-
 /// Calls work(task, worker) for the blocks of each head, task = head·blocks + block, whose first block takes longest.
 /// If all threads can have the same number of heads, each works on its own heads, whose operands stay in its caches.
 /// Otherwise they are dealt the blocks of all heads, the longest first.
@@ -167,6 +170,27 @@ template <typename F>
 void for_blocks(device::ThreadPool& pool, int64_t heads, int64_t blocks, F&& work) {
   if (heads % pool.threads() == 0) return pool.parallel_for(heads * blocks, work);
   pool.deal(heads * blocks, [&](int64_t nth, int worker) { work(nth % heads * blocks + nth / heads, worker); });
+}
+
+/// Calls work(pool) for each wave of pairs, whose keys and values are packed. A wave has enough tasks to keep all
+/// threads busy until the end, but no more packed memory than necessary.
+template <typename F>
+void run_waves(Exec& ex, const AttentionForward& op, AttentionJob& job, const AttentionKernels& kernels, F&& work) {
+  const DType accumulator = accumulator_of(op.q.dtype);
+  const int threads = ex.device.threads();
+  const int64_t pairs = op.shape.batch * op.shape.kv_heads;
+  const int64_t wave = std::min(
+      pairs, job.backward ? divide_up(8 * threads, job.chunks) : divide_up(16 * threads, job.group * job.query_blocks));
+  const Scratch scratch =
+      ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads, kernels)}, DType::u8);
+  if (ex.device.dry()) return;
+  lay_out(job, scratch.tensor().data, accumulator, wave, threads, kernels);
+  device::ThreadPool& pool = device::pool_of(ex.device);
+  for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
+    job.pairs = std::min(wave, pairs - job.first_pair);
+    pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
+    work(pool);
+  }
 }
 
 void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const AttentionKernels& kernels) {
@@ -189,8 +213,8 @@ OpCall call_of(const AttentionShape& shape, const Cost& cost, bool backward) {
 
 }  // namespace
 
-Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.mask.window, op.q.dtype, 4, 2, 2); }
-Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.mask.window, op.q.dtype, 10, 4, 4); }
+Cost cost(const AttentionForward& op) { return attention_cost(op, 4, 2); }
+Cost cost(const AttentionBackward& op) { return attention_cost(op, 10, 4); }
 
 std::string attention_path(const device::Device& device) {
   return device.kind() == device::DeviceKind::cuda ? cuda::attention_path(device) : "built-in kernels";
@@ -200,106 +224,52 @@ void run(Exec& ex, const AttentionForward& op) { own_attention(ex, op, block_ker
 void run(Exec& ex, const AttentionBackward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }
 
 void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels& kernels) {
-  const AttentionShape& s = op.shape;
-  const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
-  check_shape(s, op.mask, dtype);
-  AttentionJob job = job_of(s, op.scale, op.dropout, op.mask);
-  expect_rows(op.q, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention q");
-  const int64_t key_cols = s.by_head ? s.head_dim : s.kv_heads * s.head_dim;
-  expect_rows(op.k, s.batch * job.key_rows, key_cols, dtype, "attention k");
-  expect_rows(op.v, s.batch * job.key_rows, key_cols, dtype, "attention v");
-  expect_rows(op.out, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention out");
-  if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
-  TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
-
-  const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/false));
+  AttentionJob job = job_of(op);
+  const OpTimer timer(ex.meter, call_of(op.shape, cost(op), /*backward=*/false));
   if (ex.device.kind() == device::DeviceKind::cuda) {
-    TRAINER_CHECK(!s.by_head, "attention kernels for GPUs require keys of all heads side by side");
+    TRAINER_CHECK(!op.shape.by_head, "attention kernels for GPUs require keys of all heads side by side");
     return cuda::run(ex, op);
   }
-  const device::Isa isa = ex.device.isa();
-  job.q = operand(op.q, s.head_dim);
-  job.k = operand(op.k, s.by_head ? job.k_capacity * op.k.ld() : s.head_dim);
-  job.v = operand(op.v, s.by_head ? job.k_capacity * op.v.ld() : s.head_dim);
-  job.out = operand(op.out, s.head_dim);
-  job.lse = op.lse ? op.lse.data : nullptr;
-  const bool few = s.q_len <= kDecodeQueries && !job.dropout;
-  set_packing(job, accumulator, isa, !few && kernels.pack_queries != nullptr);
-  if (few) return run_decode(ex, op, job, kernels_for(ex, dtype));
-
-  const int threads = ex.device.threads();
-  const int64_t pairs = s.batch * s.kv_heads;
-  const int64_t wave = wave_of(s, job.group * job.query_blocks, 16 * threads);
-  const Scratch scratch =
-      ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads, kernels)}, DType::u8);
-  if (ex.device.dry()) return;
-  lay_out(job, scratch.tensor().data, accumulator, wave, threads, kernels);
-  device::ThreadPool& pool = device::pool_of(ex.device);
-  for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
-    job.pairs = std::min(wave, pairs - job.first_pair);
-    pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
+  const bool few = job.q_len <= kDecodeQueries && !job.dropout;
+  set_packing(job, accumulator_of(op.q.dtype), ex.device.isa(), !few && kernels.pack_queries != nullptr);
+  if (few) return run_decode(ex, op, job, kernels_for(ex, op.q.dtype));
+  run_waves(ex, op, job, kernels, [&](device::ThreadPool& pool) {
     for_blocks(pool, job.pairs * job.group, job.query_blocks,
                [&](int64_t task, int worker) { kernels.forward(job, task, worker); });
-  }
+  });
 }
 
 void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels& kernels) {
   const AttentionShape& s = op.shape;
-  const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
-  check_shape(s, op.mask, dtype);
+  AttentionJob job = job_of(op);
   TRAINER_CHECK(!s.by_head, "attention backward requires keys of all heads side by side");
   TRAINER_CHECK(s.q_len == s.k_len, "attention backward requires as many keys as queries, not {} queries and {} keys",
                 s.q_len, s.k_len);
-  AttentionJob job = job_of(s, op.scale, op.dropout, op.mask);
-  const int64_t query_cols = s.heads * s.head_dim, key_cols = s.kv_heads * s.head_dim;
-  const int64_t query_rows = s.batch * s.q_len, key_rows = s.batch * job.k_capacity;
-  expect_rows(op.q, query_rows, query_cols, dtype, "attention q");
-  expect_rows(op.out, query_rows, query_cols, dtype, "attention out");
-  expect_rows(op.dout, query_rows, query_cols, dtype, "attention dout");
-  expect_rows(op.dq, query_rows, query_cols, dtype, "attention dq");
-  expect_rows(op.k, key_rows, key_cols, dtype, "attention k");
-  expect_rows(op.v, key_rows, key_cols, dtype, "attention v");
-  expect_rows(op.dk, key_rows, key_cols, dtype, "attention dk");
-  expect_rows(op.dv, key_rows, key_cols, dtype, "attention dv");
-  expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
-  TRAINER_CHECK(op.lse.packed(), "attention: lse has row stride {}, expected {}", op.lse.ld(), s.q_len);
+  TRAINER_CHECK(op.lse, "attention backward requires the log-sum-exps of the forward pass");
+  expect_rows(op.dout, op.q.rows(), op.q.cols(), op.q.dtype, "attention dout");
+  expect_rows(op.dq, op.q.rows(), op.q.cols(), op.q.dtype, "attention dq");
+  expect_rows(op.dk, op.k.rows(), op.k.cols(), op.q.dtype, "attention dk");
+  expect_rows(op.dv, op.k.rows(), op.k.cols(), op.q.dtype, "attention dv");
 
   const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/true));
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
-  const device::Isa isa = ex.device.isa();
   job.backward = true;
-  job.q = operand(op.q, s.head_dim);
-  job.k = operand(op.k, s.head_dim);
-  job.v = operand(op.v, s.head_dim);
-  job.out = operand(op.out, s.head_dim);
   job.dout = operand(op.dout, s.head_dim);
   job.dq = operand(op.dq, s.head_dim);
   job.dk = operand(op.dk, s.head_dim);
   job.dv = operand(op.dv, s.head_dim);
-  job.lse = op.lse.data;
-  set_packing(job, accumulator, isa, kernels.pack_queries != nullptr);
+  set_packing(job, accumulator_of(op.q.dtype), ex.device.isa(), kernels.pack_queries != nullptr);
   // dq is summed in at most eight parts, each over enough keys to amortise reading the queries again.
   job.chunk_keys = std::max(s.k_len <= 512 ? int64_t{128} : int64_t{256}, round_up(divide_up(s.k_len, 8), kKeyBlock));
   job.chunks = divide_up(s.k_len, job.chunk_keys);
-
-  const int threads = ex.device.threads();
-  const int64_t pairs = s.batch * s.kv_heads;
-  const int64_t wave = wave_of(s, job.chunks, 8 * threads);
-  const Scratch scratch =
-      ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads, kernels)}, DType::u8);
-  if (ex.device.dry()) return;
-  lay_out(job, scratch.tensor().data, accumulator, wave, threads, kernels);
-  device::ThreadPool& pool = device::pool_of(ex.device);
-  for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
-    job.pairs = std::min(wave, pairs - job.first_pair);
-    pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
+  run_waves(ex, op, job, kernels, [&](device::ThreadPool& pool) {
     for (job.head_in_group = 0; job.head_in_group < job.group; ++job.head_in_group) {
       if (kernels.pack_queries != nullptr)
         pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.pack_queries(job, task); });
       for_blocks(pool, job.pairs, job.chunks, [&](int64_t task, int worker) { kernels.backward(job, task, worker); });
       pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.sum_dq(job, task); });
     }
-  }
+  });
 }
 
 }  // namespace trainer::ops

@@ -19,6 +19,8 @@ struct AttentionShape {
   int64_t earlier() const { return first_query - first_key; }
   /// Returns the number of keys up to the one at the last query's position. Later keys are not seen.
   int64_t seen() const { return earlier() + q_len; }
+  /// Returns the rows of a head per sequence in k and v.
+  int64_t capacity() const { return k_capacity == 0 ? k_len : k_capacity; }
 };
 
 /// Hides keys that are too old or of another document. The first visible key of a row is the larger of the two bounds;
@@ -53,13 +55,9 @@ void run(Exec& ex, const AttentionForward& op);
 /// there is none. The bound by documents is not known to costs.
 Cost cost(const AttentionForward& op);
 
-/// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.
-struct AttentionBackward {
-  Tensor q, k, v, out, lse, dout, dq, dk, dv;
-  AttentionShape shape;
-  double scale = 1;
-  AttentionDropout dropout;
-  AttentionMask mask;
+/// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout and the forward pass, with lse. q_len = k_len.
+struct AttentionBackward : AttentionForward {
+  Tensor dout, dq, dk, dv;
 };
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);

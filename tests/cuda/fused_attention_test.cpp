@@ -73,12 +73,13 @@ struct FusedAttention : ::testing::Test {
                out = rows(c.queries, kHeads);
     TestTensor lse({kBatch * kHeads, c.queries}, sums);
     const AttentionDropout dropout{.p = c.dropout, .key = philox_key(1, "mask"), .heads_global = kHeads};
+    const AttentionForward forward{q, k, v, out, c.lse ? Tensor(lse) : Tensor(), shape, 0.5, dropout};
     if (!c.backward) {
-      testing::run(machine.ex, AttentionForward{q, k, v, out, c.lse ? Tensor(lse) : Tensor(), shape, 0.5, dropout});
+      testing::run(machine.ex, forward);
     } else {
       lse.fill([] { return 1.0; });
       TestTensor dout = rows(c.queries, kHeads), dq = out, dk = k, dv = v;
-      testing::run(machine.ex, AttentionBackward{q, k, v, out, lse, dout, dq, dk, dv, shape, 0.5, dropout});
+      testing::run(machine.ex, AttentionBackward{forward, dout, dq, dk, dv});
     }
     return out;
   }

@@ -20,8 +20,8 @@ AttentionRows operand(const Tensor& x, int64_t head_dim) {
   return {x.data, x.ld(), vectors};
 }
 
-AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDropout& dropout,
-                      const AttentionMask& mask) {
+AttentionArgs args_of(const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
   AttentionArgs args;
   args.q_len = static_cast<int>(s.q_len);
   args.k_len = static_cast<int>(s.seen());
@@ -29,31 +29,37 @@ AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDrop
   args.kv_heads = static_cast<int>(s.kv_heads);
   args.head_dim = static_cast<int>(s.head_dim);
   args.group = static_cast<int>(s.heads / s.kv_heads);
-  args.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
-  args.scale = static_cast<float>(scale);
-  args.scale_log2 = static_cast<float>(scale * kLog2e);
-  args.window = static_cast<int>(std::min(mask.window, s.k_len));
-  args.first_keys = mask.first ? mask.first.as<int32_t>() : nullptr;
-  if (dropout.p > 0) {
-    args.threshold = dropout_threshold(dropout.p);
-    args.keep_scale = static_cast<float>(1 / (1 - dropout.p));
-    args.step = dropout.step;
-    args.key = dropout.key;
-    args.first_head = dropout.first_sample * dropout.heads_global + dropout.first_head;
-    args.heads_global = dropout.heads_global;
+  args.k_capacity = s.capacity();
+  args.scale = static_cast<float>(op.scale);
+  args.scale_log2 = static_cast<float>(op.scale * kLog2e);
+  args.window = static_cast<int>(std::min(op.mask.window, s.k_len));
+  args.first_keys = op.mask.first ? op.mask.first.as<int32_t>() : nullptr;
+  if (op.dropout.p > 0) {
+    args.threshold = dropout_threshold(op.dropout.p);
+    args.keep_scale = static_cast<float>(1 / (1 - op.dropout.p));
+    args.step = op.dropout.step;
+    args.key = op.dropout.key;
+    args.first_head = op.dropout.first_sample * op.dropout.heads_global + op.dropout.first_head;
+    args.heads_global = op.dropout.heads_global;
   }
+  args.q = operand(op.q, s.head_dim);
+  args.k = operand(op.k, s.head_dim);
+  args.v = operand(op.v, s.head_dim);
+  args.out = operand(op.out, s.head_dim);
+  args.lse = op.lse ? op.lse.as<float>() : nullptr;
   return args;
 }
 
 /// Checks that sizes fit the kernels' grids and 32-bit positions.
-void check_limits(const AttentionShape& s, double scale, DType dtype) {
+void check_limits(const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
   constexpr int64_t kGrid = 65535, kLength = int64_t{1} << 30;
-  TRAINER_CHECK(dtype == DType::f32 || dtype == DType::bf16, "attention in {}: CUDA devices support only fp32 and bf16",
-                name_of(dtype));
+  TRAINER_CHECK(op.q.dtype == DType::f32 || op.q.dtype == DType::bf16,
+                "attention in {}: CUDA devices support only fp32 and bf16", name_of(op.q.dtype));
   TRAINER_CHECK(s.batch <= kGrid && s.heads * kDecodeQueries <= kGrid && s.k_len <= kLength,
                 "attention over {} sequences, {} heads, {} keys: CUDA kernels support at most {}, {} and {}", s.batch,
                 s.heads, s.k_len, kGrid, kGrid / kDecodeQueries, kLength);
-  TRAINER_CHECK(scale > 0, "attention scale is {}, expected a positive number", scale);
+  TRAINER_CHECK(op.scale > 0, "attention scale is {}, expected a positive number", op.scale);
 }
 
 /// Returns the library used instead of the built-in kernels, or null.
@@ -63,23 +69,26 @@ FusedAttention* fused_on(const device::Device& device) {
 
 /// Returns the pass as a library may run it; empty if only the built-in kernels support it. Operands on a dry device
 /// count as aligned, as all memory in an arena is.
-std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, const AttentionDropout& dropout,
-                                      const AttentionMask& mask, std::initializer_list<const Tensor*> operands) {
-  if (dropout.p > 0 || mask.hides() || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0)
+std::optional<FusedShape> fused_shape(const AttentionForward& op, std::initializer_list<const Tensor*> operands) {
+  const AttentionShape& s = op.shape;
+  if (op.dropout.p > 0 || op.mask.hides() || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0 ||
+      s.capacity() != s.k_len)
     return {};
-  if (s.k_capacity != 0 && s.k_capacity != s.k_len) return {};
   FusedShape shape{.batch = s.batch,
                    .length = s.q_len,
                    .heads = s.heads,
                    .kv_heads = s.kv_heads,
                    .head_dim = s.head_dim,
-                   .scale = static_cast<float>(scale)};
+                   .scale = static_cast<float>(op.scale)};
   size_t place = 0;
   for (const Tensor* x : operands) {
     if (x->dtype != DType::bf16 || x->ld() % 8 != 0 || reinterpret_cast<uintptr_t>(x->data) % 16 != 0) return {};
     shape.row_distance[place++] = x->ld();
   }
   return shape;
+}
+FusedOperands fused_operands(const AttentionForward& op) {
+  return {op.q.data, op.k.data, op.v.data, op.out.data, op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr};
 }
 
 /// Runs the pass with the library, if there is one that supports it; returns true if it did.
@@ -102,19 +111,13 @@ std::string attention_path(const device::Device& device) {
 }
 
 void run(Exec& ex, const AttentionForward& op) {
+  check_limits(op);
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
-  check_limits(s, op.scale, dtype);
-  std::optional<FusedShape> fused = fused_shape(s, op.scale, op.dropout, op.mask, {&op.q, &op.k, &op.v, &op.out});
+  std::optional<FusedShape> fused = fused_shape(op, {&op.q, &op.k, &op.v, &op.out});
   if (fused) fused->keeps_lse = static_cast<bool>(op.lse);
-  if (run_fused(ex, fused,
-                {.q = op.q.data,
-                 .k = op.k.data,
-                 .v = op.v.data,
-                 .out = op.out.data,
-                 .lse = op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr}))
-    return;
-  AttentionArgs args = args_of(s, op.scale, op.dropout, op.mask);
+  if (run_fused(ex, fused, fused_operands(op))) return;
+  AttentionArgs args = args_of(op);
   // The size of scratch depends only on k_capacity, so that one arena program decodes at every length.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
   Scratch scratch;
@@ -123,11 +126,6 @@ void run(Exec& ex, const AttentionForward& op) {
         ex.take("attention.parts", {decode_parts(s.batch, s.q_len, s.heads, s.head_dim, args.k_capacity)}, DType::f32);
   if (ex.device.dry()) return;
 
-  args.q = operand(op.q, s.head_dim);
-  args.k = operand(op.k, s.head_dim);
-  args.v = operand(op.v, s.head_dim);
-  args.out = operand(op.out, s.head_dim);
-  args.lse = op.lse ? op.lse.as<float>() : nullptr;
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   if (decodes) {
     args.parts = scratch.tensor().as<float>();
@@ -140,36 +138,25 @@ void run(Exec& ex, const AttentionForward& op) {
 }
 
 void run(Exec& ex, const AttentionBackward& op) {
+  check_limits(op);
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
-  check_limits(s, op.scale, dtype);
-  std::optional<FusedShape> fused =
-      fused_shape(s, op.scale, op.dropout, op.mask, {&op.q, &op.k, &op.v, &op.out, &op.dout, &op.dq, &op.dk, &op.dv});
+  std::optional<FusedShape> fused = fused_shape(op, {&op.q, &op.k, &op.v, &op.out, &op.dout, &op.dq, &op.dk, &op.dv});
   if (fused) fused->backward = true;
-  if (run_fused(ex, fused,
-                {.q = op.q.data,
-                 .k = op.k.data,
-                 .v = op.v.data,
-                 .out = op.out.data,
-                 .lse = reinterpret_cast<float*>(op.lse.data),
-                 .dout = op.dout.data,
-                 .dq = op.dq.data,
-                 .dk = op.dk.data,
-                 .dv = op.dv.data}))
-    return;
-  AttentionArgs args = args_of(s, op.scale, op.dropout, op.mask);
+  FusedOperands operands = fused_operands(op);
+  operands.dout = op.dout.data;
+  operands.dq = op.dq.data;
+  operands.dk = op.dk.data;
+  operands.dv = op.dv.data;
+  if (run_fused(ex, fused, operands)) return;
   const Scratch delta = ex.take("attention.delta", {s.batch * s.heads, s.q_len}, DType::f32);
   if (ex.device.dry()) return;
 
-  args.q = operand(op.q, s.head_dim);
-  args.k = operand(op.k, s.head_dim);
-  args.v = operand(op.v, s.head_dim);
-  args.out = operand(op.out, s.head_dim);
+  AttentionArgs args = args_of(op);
   args.dout = operand(op.dout, s.head_dim);
   args.dq = operand(op.dq, s.head_dim);
   args.dk = operand(op.dk, s.head_dim);
   args.dv = operand(op.dv, s.head_dim);
-  args.lse = op.lse.as<float>();
   args.delta = delta.tensor().as<float>();
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   if (dtype == DType::f32) {

@@ -62,7 +62,7 @@ inline std::string to_string(const Case& c) {
       s.batch, s.q_len, s.first_query, s.k_len, s.first_key, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout,
       c.window, c.documents);
 }
-inline int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
+inline int64_t capacity(const AttentionShape& s) { return s.capacity(); }
 
 /// Operands and results of one case. If its first query is 0, the last query is at the position of the last key.
 template <typename T>
@@ -118,10 +118,7 @@ struct Problem {
     return {q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{},
             c.shape,  scale,    dropout,  mask()};
   }
-  AttentionBackward backward_op() {
-    return {q.view(),  k.view(),  v.view(), out.view(), lse.view(), dout.view(), dq.view(),
-            dk.view(), dv.view(), c.shape,  scale,      dropout,    mask()};
-  }
+  AttentionBackward backward_op() { return {forward_op(), dout.view(), dq.view(), dk.view(), dv.view()}; }
   void forward(TestExec& ex, bool keep_lse = true) { run(ex, forward_op(keep_lse)); }
   void backward(TestExec& ex) { run(ex, backward_op()); }
 };
@@ -172,7 +169,9 @@ void expect_bounded(const Problem<T>& x) {
     for (int64_t r = 0; r < each->rows; ++r)
       for (int64_t e = 0; e < each->cols; ++e) {
         ASSERT_TRUE(std::isfinite(each->value(r, e)));
-        if (each == &x.out) ASSERT_LE(std::abs(each->value(r, e)), 6);
+        if (each == &x.out) {
+          ASSERT_LE(std::abs(each->value(r, e)), 6);
+        }
       }
 }
 /// Sets an element of key `bad` to NaN. Its row and those that follow see it.

@@ -74,10 +74,10 @@ TYPED_TEST(AttentionShapes, GiveTheSameBitsInEveryOrderAndPlace) {
       Problem<T> x(c);
       const auto part = [&](Rows<T>& rows, int64_t at, int64_t cols) { return rows.view().col_range(at, cols); };
       const Tensor q = part(packed, q_at, q_cols), k = part(packed, k_at, k_cols), v = part(packed, v_at, k_cols);
-      run(machine.ex, AttentionForward{q, k, v, x.out.view(), x.lse.view(), c.shape, x.scale, x.dropout});
-      run(machine.ex,
-          AttentionBackward{q, k, v, x.out.view(), x.lse.view(), x.dout.view(), part(gradients, q_at, q_cols),
-                            part(gradients, k_at, k_cols), part(gradients, v_at, k_cols), c.shape, x.scale, x.dropout});
+      const AttentionForward forward{q, k, v, x.out.view(), x.lse.view(), c.shape, x.scale, x.dropout};
+      run(machine.ex, forward);
+      run(machine.ex, AttentionBackward{forward, x.dout.view(), part(gradients, q_at, q_cols),
+                                        part(gradients, k_at, k_cols), part(gradients, v_at, k_cols)});
       EXPECT_TRUE(same_bits(first.out, x.out)) << "shift " << shift;
       const auto equals = [&](Rows<T>& expected, int64_t column) {
         for (int64_t r = 0; r < expected.rows; ++r)
