@@ -29,9 +29,10 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                          const config::Model& model, int64_t vocab, const config::Train& train, uint64_t dropout_seed)
     : model_(model),
       vocab_(vocab),
-      embedding_site_(philox_key(dropout_seed, "dropout.embedding")),
       store_(store),
-      strategy_(strategy) {
+      strategy_(strategy),
+      embedding_dropout_{strategy.ranks(), strategy.stream(0), model.d_model, model.dropout,
+                         philox_key(dropout_seed, "dropout.embedding")} {
   const bool llama = is_llama_like(model), tied = model.tie_embeddings.value();
   const parallel::EmbeddingSpec table{.vocab = vocab,
                                       .d_model = model.d_model,
@@ -52,25 +53,12 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   blocks_.reserve(static_cast<size_t>(model.n_layer));
   for (int layer = 0; layer < model.n_layer; ++layer) {
     const int group = store.add_group(format("blocks.{}", layer));
-    blocks_.emplace_back(BlockSpec{layer, group, model.n_layer, model, dropout_seed}, strategy,
-                         recompute_of(train, layer));
-    if (has_rope(model, layer)) blocks_.back().set_rope(rope);
+    blocks_.emplace_back(strategy, parallel::LayerSpec{layer, group, model, recompute_of(train, layer), dropout_seed,
+                                                       has_rope(model, layer) ? rope : nullptr});
   }
   head_group_ = store.add_group("head");
-  final_norm_ = strategy.norm(
-      static_cast<int>(model.n_layer), head_group_,
-      {.name = "norm_f", .width = model.d_model, .center = !llama, .bias = model.bias.value(), .eps = model.norm_eps});
+  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), head_group_, parallel::norm_of(model, "norm_f"));
   head_ = strategy.head(static_cast<int>(model.n_layer), head_group_, table, tied);
-}
-
-ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
-  const parallel::Tile tile = strategy_.ranks().tile(strategy_.stream(0), batch.rows(), model_.d_model);
-  return {.p = model_.dropout,
-          .key = embedding_site_,
-          .step = batch.step,
-          .first_row = batch.first_sample * batch.seq_len + tile.first_row,
-          .first_col = tile.first_col,
-          .width = model_.d_model};
 }
 
 Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, size_t from, size_t to) const {
@@ -80,7 +68,7 @@ Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, size_t from, 
 
 Scratch Transformer::embed(Exec& ex, const Batch& batch) {
   Scratch x = embedding_->forward(ex, batch);
-  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{x, {}, x, embedding_dropout(batch)});
+  if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{x, {}, x, *dropout});
   return x;
 }
 
@@ -111,18 +99,22 @@ void Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, const Ten
     dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
     grads.end_group(ex, blocks_[l].group());
   }
-  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
+  if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{dx, {}, dx, *dropout});
   embedding_->backward(ex, batch, dx, grads);
   grads.end_group(ex, embedding_group_);
   grads.end_micro(ex);
 }
 
-Scratch Transformer::infer(Exec& ex, const Batch& batch, std::span<Cache* const> caches) {
+Scratch Transformer::infer(Exec& ex, Batch batch, std::span<Cache* const> caches) {
+  batch.keep = false;
   Scratch x = embed(ex, batch);
-  std::vector<KvCache> of_block(caches.size());
+  std::vector<parallel::KvCache> of_block(caches.size());
+  batch.caches = of_block;
   for (size_t l = 0; l < blocks_.size(); ++l) {
     for (size_t i = 0; i < caches.size(); ++i) of_block[i] = caches[i]->blocks_[l];
-    x = blocks_[l].infer(ex, batch, std::move(x), of_block);
+    Block::Saved passing;
+    x = blocks_[l].forward(ex, batch, std::move(x), passing);
+    passing = {};
     x = move(ex, batch, std::move(x), l, l + 1);
   }
   return final_norm_->forward(ex, x, nullptr);

@@ -41,7 +41,7 @@ class Transformer {
    private:
     friend class Transformer;
     std::vector<Buffer> buffers_;
-    std::vector<KvCache> blocks_;
+    std::vector<parallel::KvCache> blocks_;
   };
   /// Returns the memory of one Cache.
   int64_t cache_bytes() const;
@@ -71,17 +71,16 @@ class Transformer {
  private:
   Scratch embed(Exec& ex, const parallel::Batch& batch);
   /// Runs the model up to the input of the head, without saving activations.
-  Scratch infer(Exec& ex, const parallel::Batch& batch, std::span<Cache* const> caches);
+  Scratch infer(Exec& ex, parallel::Batch batch, std::span<Cache* const> caches);
   /// Redistributes this rank's part of the residual stream from the spread of one layer to that of another.
   Scratch move(Exec& ex, const parallel::Batch& batch, Scratch x, size_t from, size_t to) const;
-  ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;
 
   config::Model model_;
   int64_t vocab_;
-  PhiloxKey embedding_site_;
   int embedding_group_ = 0, head_group_ = 0;  // groups in the store
   parallel::ParamStore& store_;
   parallel::Strategy& strategy_;
+  parallel::StreamDropout embedding_dropout_;
   std::unique_ptr<parallel::Embedding> embedding_;
   std::vector<Block> blocks_;
   std::unique_ptr<parallel::Norm> final_norm_;

@@ -6,6 +6,14 @@
 
 namespace trainer::parallel {
 
+/// The keys and values of one sequence so far, in one layer, for generation: [capacity, local K·D] on a GPU. On a CPU
+/// each head's rows are in one piece, [local K·capacity, D], which decoding reads as long streams.
+struct KvCache {
+  Tensor keys, values;
+  int64_t capacity = 0;  // in rows
+  bool by_head = false;
+};
+
 /// A micro-batch on the device: N = sequences·seq_len token rows, batch-major. Every rank of a replica has all of them,
 /// whatever its shard of the activations.
 struct Batch {
@@ -15,11 +23,13 @@ struct Batch {
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;         // index of the first sequence in the whole step's batch: selects the dropout masks
   std::span<const int64_t> starts;  // positions of the sequences' first rows (generation with caches); empty: 0
+  std::span<const KvCache> caches;  // the sequences', in the layer that runs: they receive its keys and values
   uint32_t step = 0;
   double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
   double z_loss = 0;      // coefficient of the z-loss, in training
   bool dropout = false;
-  bool cut = true;  // false in generation: rows are not split over ranks
+  bool keep = true;  // a backward pass follows, for which activations are saved
+  bool cut = true;   // false in generation: rows are not split over ranks
   Rows rows() const { return {sequences * seq_len, cut}; }
 };
 

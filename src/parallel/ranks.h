@@ -25,12 +25,6 @@ struct Tile {
   int64_t first_row = 0, rows = 0, first_col = 0, cols = 0;
 };
 
-/// The sequences and heads for which a rank computes attention.
-struct AttentionTile {
-  int64_t first_sequence = 0, sequences = 0;
-  int64_t first_head = 0, heads = 0, kv_heads = 0;
-};
-
 /// This rank and the other ranks of the mesh. A single rank requires no mesh.
 class Ranks {
  public:

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "parallel/attention.h"
 #include "parallel/grid_linear.h"
+#include "parallel/mlp.h"
 #include "parallel/summa.h"
 
 namespace trainer::parallel {
@@ -35,19 +37,36 @@ std::unique_ptr<Linear> Strategy::linear(int layer, int group, const LinearSpec&
       GridLinear::Place{.grid = linear, .from = reads ? cut.stream : inside, .to = reads ? inside : cut.stream});
 }
 
+std::optional<ops::DropoutSite> StreamDropout::of(const Batch& batch) const {
+  if (!batch.dropout || p <= 0) return {};
+  const Tile tile = ranks.tile(stream, batch.rows(), width);
+  const int64_t first_row = batch.first_sample * batch.seq_len + tile.first_row;
+  return ops::DropoutSite{p, key, batch.step, first_row, tile.first_col, width};
+}
+
+std::unique_ptr<Attention> Strategy::attention(const LayerSpec& spec) {
+  return std::make_unique<Attention>(*this, spec, AttentionCore(ranks_, sharding_.layer(spec.layer).attention, spec));
+}
+
+std::unique_ptr<Mlp> Strategy::mlp(const LayerSpec& spec) { return std::make_unique<Mlp>(*this, spec); }
+
 std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec) {
   return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
 }
 
-// Ranks that share a key head, like ranks with different rows, hold different partial sums of the norm's gradient.
-std::unique_ptr<Norm> Strategy::head_norm(int layer, int group, const NormSpec& spec, int64_t heads) {
-  const Spread attention = sharding_.layer(layer).attention;
+// Ranks that share a key head, like ranks with different rows or heads, hold different partial sums of the gradient.
+std::unique_ptr<Norm> Strategy::head_norm(const LayerSpec& spec, const std::string& name, int64_t heads) {
+  const Spread attention = sharding_.layer(spec.layer).attention;
+  NormSpec norm{name, head_size(spec.model), /*center=*/false, /*bias=*/false, spec.model.norm_eps};
   AxisSet cols = 0;
-  if (heads > 0) {
-    const LinearPart part{spec.name, spec.width, heads};
+  if (query_key_norm(spec.model) == config::QkNorm::full) {
+    norm.width *= heads;
+    const LinearPart part{name, norm.width, heads};
     cols = Parts(ranks_, {part}).cut_axes(part, {.spread = attention, .by_heads = true});
+  } else {
+    norm.groups = std::max<int64_t>(1, heads / ranks_.size(attention.cols));
   }
-  return std::make_unique<Norm>(ranks_, store_, group, spec,
+  return std::make_unique<Norm>(ranks_, store_, spec.group, norm,
                                 Spread{.rows = attention.rows | (attention.cols & ~cols), .cols = cols});
 }
 
@@ -63,21 +82,6 @@ std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec
                                   spec.logit_softcap);
   TRAINER_CHECK(table_.has_value(), "a tied head must be created after its embedding");
   return std::make_unique<Head>(table_->with_stream(features), true, spec.logit_softcap);
-}
-
-AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const {
-  const Spread spread = sharding_.layer(layer).attention;
-  const AxisSet cut = batch.cut ? spread.rows : AxisSet{0};
-  const int64_t groups = ranks_.size(cut), sharers = ranks_.size(spread.cols);
-  TRAINER_CHECK(batch.sequences % groups == 0 && heads % sharers == 0,
-                "{} sequences x {} heads cannot be split evenly over {} x {} ranks", batch.sequences, heads, groups,
-                sharers);
-  const int64_t sequences = batch.sequences / groups;
-  return {.first_sequence = ranks_.index(cut) * sequences,
-          .sequences = sequences,
-          .first_head = ranks_.index(spread.cols) * heads / sharers,
-          .heads = heads / sharers,
-          .kv_heads = std::max<int64_t>(1, kv_heads / sharers)};
 }
 
 mesh::MeshShape mesh_shape(const sharding::ModelSharding& sharding) {

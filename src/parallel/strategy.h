@@ -5,6 +5,7 @@
 // sharded.
 //
 // Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) are stored side by side in one local matrix.
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -66,6 +67,45 @@ class Linear {
                            GradSink& grads) = 0;
 };
 
+/// A tensor that the callee frees after its last use, if it is passed the owner.
+struct Operand {
+  Operand(const Tensor& borrowed) : x(borrowed) {}
+  Operand(Scratch&& owned) : owner(std::move(owned)), x(owner.tensor()) {}
+  operator const Tensor&() const { return x; }
+  Scratch owner;
+  Tensor x;
+};
+
+/// Dropout of a layer's residual stream, `width` columns wide.
+struct StreamDropout {
+  /// Returns this rank's part of the mask; empty without dropout.
+  std::optional<ops::DropoutSite> of(const Batch& batch) const;
+  Ranks ranks;
+  Spread stream;
+  int64_t width = 0;
+  double p = 0;
+  PhiloxKey key{0, 0};
+};
+
+/// A layer of a resolved model.
+struct LayerSpec {
+  int layer = 0, group = 0;  // group: in the store
+  const config::Model& model;
+  config::Recompute recompute;
+  uint64_t seed = 0;                   // seed of the dropout masks
+  std::shared_ptr<const Buffer> rope;  // cos and sin of every position, which all layers share; null: not rotated
+  std::string name() const { return format("blocks.{}.", layer); }
+  PhiloxKey dropout_key(const char* site) const { return philox_key(seed, format("dropout.{}.{}", layer, site)); }
+  /// Returns the deviation of initial weights that write the stream: pre-norm, it is divided by √(2·layers).
+  double residual_std() const {
+    return has_post_norms(model) ? model.init_std
+                                 : model.init_std / std::sqrt(2.0 * static_cast<double>(model.n_layer));
+  }
+};
+
+class Attention;
+class Mlp;
+
 class Strategy {
  public:
   /// `sharding` must be on the axes of the mesh (sharding::on_mesh). `overlap` false: every collective blocks
@@ -80,15 +120,15 @@ class Strategy {
   /// Creates the linear y = x·W + b with the schedule and sharding of its layer and site.
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
-  /// Creates a norm of queries or keys. `heads` 0: of each head, so that ranks hold different rows or heads, all with
-  /// the same gain. Otherwise of all of these heads together, which may be on several ranks.
-  std::unique_ptr<Norm> head_norm(int layer, int group, const NormSpec& spec, int64_t heads);
+  /// Create the attention and the MLP of a layer.
+  std::unique_ptr<Attention> attention(const LayerSpec& spec);
+  std::unique_ptr<Mlp> mlp(const LayerSpec& spec);
+  /// Creates a layer's norm of queries or keys, of each head or, with QkNorm::full, of all `heads` together, which may
+  /// be on several ranks.
+  std::unique_ptr<Norm> head_norm(const LayerSpec& spec, const std::string& name, int64_t heads);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);
   /// `tied`: shares the embedding's table; the embedding must be created first.
   std::unique_ptr<Head> head(int n_layer, int group, const EmbeddingSpec& spec, bool tied);
-  /// Returns this rank's sequences of a batch and its share of the heads and key/value heads. If there are more ranks
-  /// than key/value heads, several ranks hold the same key/value head.
-  AttentionTile attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const;
   const Ranks& ranks() const { return ranks_; }
 
  private:
@@ -97,6 +137,11 @@ class Strategy {
   const Ranks ranks_;
   std::optional<Table> table_;  // the embedding's table
 };
+
+/// Returns the norm of the residual stream.
+inline NormSpec norm_of(const config::Model& m, std::string name) {
+  return {std::move(name), m.d_model, /*center=*/!is_llama_like(m), m.bias.value(), m.norm_eps};
+}
 
 /// Returns the mesh of a sharding: its axes, with its groups as aliases.
 mesh::MeshShape mesh_shape(const sharding::ModelSharding& sharding);

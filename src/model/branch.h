@@ -1,0 +1,112 @@
+#pragma once
+// A branch of the residual stream: what attention or the MLP adds to it.
+//   pre-norm:   x + dropout(inner(norm(x)))
+//   post-norm:  x + dropout(norm(inner(x)))
+#include "ops/activation.h"
+#include "parallel/attention.h"
+#include "parallel/mlp.h"
+
+namespace trainer::model {
+
+/// Inner: parallel::Attention or parallel::Mlp.
+template <typename Inner>
+class Branch {
+ public:
+  /// Activations saved for backward. Members that recomputation rebuilds are empty.
+  struct Saved {
+    Scratch x;  // [n, H] this rank's part of the residual stream
+    parallel::NormStats stats;
+    Scratch normed;  // [n, H] norm(x), rebuilt under `selective`; post-norm: the norm's input
+    typename Inner::Saved inner;
+  };
+
+  /// `make` creates the inner part. `norm` and `dropout` are names, of parameters and of the mask.
+  Branch(parallel::Strategy& strategy, const parallel::LayerSpec& spec, const char* norm, const char* dropout,
+         std::unique_ptr<Inner> (parallel::Strategy::*make)(const parallel::LayerSpec&))
+      : norm_(strategy.norm(spec.layer, spec.group, parallel::norm_of(spec.model, spec.name() + norm))),
+        inner_((strategy.*make)(spec)),
+        dropout_{strategy.ranks(), strategy.stream(spec.layer), spec.model.d_model, spec.model.dropout,
+                 spec.dropout_key(dropout)},
+        post_norm_(has_post_norms(spec.model)),
+        recompute_(spec.recompute) {}
+
+  /// Returns the residual stream after the branch. Sets `s` for the backward pass if batch.keep.
+  Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& s) {
+    rebuild(ex, batch, std::move(x), s);
+    const std::optional<ops::DropoutSite> dropout = dropout_.of(batch);
+    Scratch y;
+    if (!post_norm_) {
+      y = inner_->output(ex, batch, {.residual = s.x, .dropout = dropout}, s.inner);
+    } else {
+      y = norm_->forward(ex, s.normed, batch.keep ? &s.stats : nullptr);
+      if (!batch.keep) s.normed.reset();
+      if (dropout)
+        ops::run(ex, ops::DropoutAdd{y, s.x, y, *dropout, {}});
+      else
+        ops::run(ex, ops::Add{.x = y, .other = s.x, .y = y});
+    }
+    if (!batch.keep) s.x.reset();
+    return y;
+  }
+
+  /// Sets `s` as forward() does, without computing the stream after the branch.
+  void rebuild(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& s) {
+    s.x = std::move(x);
+    if (post_norm_) {
+      inner_->forward(ex, batch, s.x.tensor(), s.inner);
+      s.normed = inner_->output(ex, batch, {}, s.inner);
+      return;
+    }
+    s.normed = norm_->forward(ex, s.x, batch.keep ? &s.stats : nullptr);
+    parallel::Operand input(s.normed);
+    if (!batch.keep || recompute_ == config::Recompute::selective) input = std::move(s.normed);
+    inner_->forward(ex, batch, std::move(input), s.inner);
+  }
+
+  /// Frees what recomputation rebuilds from x. With `full`, statistics stay if they cost an exchange, or post-norm a
+  /// norm: they take a few bytes per row.
+  void forget(Saved& s) const {
+    if (recompute_ == config::Recompute::none) return;
+    inner_->forget(s.inner, recompute_);
+    if (recompute_ == config::Recompute::selective) return;
+    s.normed.reset();
+    if (!norm_->is_split() && !post_norm_) s.stats = {};
+  }
+
+  /// Returns the gradient of the residual stream before the branch, given that after it. Empties `s`.
+  Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
+    parallel::Operand d(dy);
+    if (const std::optional<ops::DropoutSite> dropout = dropout_.of(batch)) {
+      d = ex.take("dropout.dy", d.x.shape, d.x.dtype);
+      ops::run(ex, ops::DropoutAdd{dy, {}, d, *dropout});
+    }
+    if (post_norm_) {
+      d = norm_->backward(ex, d, s.normed, s.stats, {}, grads);
+      s.normed.reset();
+      s.stats = {};
+    }
+    Scratch dinner = inner_->backward(ex, batch, std::move(d), s.inner, grads);
+    if (!post_norm_ && !s.normed) s.normed = norm_->forward(ex, s.x, &s.stats);
+    Scratch dx = inner_->input_gradient(ex, batch, dinner, post_norm_ ? s.x : s.normed, grads);
+    dinner.reset();
+    s.normed.reset();
+    if (post_norm_)
+      ops::run(ex, ops::Add{.x = dx, .other = dy, .y = dx});
+    else
+      dx = norm_->backward(ex, dx, s.x, s.stats, dy, grads);
+    dy.reset();
+    s = {};
+    return dx;
+  }
+
+  const Inner& inner() const { return *inner_; }
+
+ private:
+  std::unique_ptr<parallel::Norm> norm_;
+  std::unique_ptr<Inner> inner_;
+  parallel::StreamDropout dropout_;
+  bool post_norm_;
+  config::Recompute recompute_;
+};
+
+}  // namespace trainer::model

@@ -1,0 +1,60 @@
+#include "parallel/mlp.h"
+
+#include "ops/activation.h"
+
+namespace trainer::parallel {
+namespace {
+
+Tensor gate(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
+Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
+
+}  // namespace
+
+Mlp::Mlp(Strategy& strategy, const LayerSpec& spec) : gated_(is_llama_like(spec.model)) {
+  const config::Model& m = spec.model;
+  const std::string name = spec.name() + "mlp.";
+  LinearSpec up{Site::up, m.d_model, {{name + "up", m.d_ff}}, has_mlp_bias(m), m.init_std};
+  if (gated_) up.parts.insert(up.parts.begin(), {name + "gate", m.d_ff});
+  up_ = strategy.linear(spec.layer, spec.group, up);
+  down_ = strategy.linear(spec.layer, spec.group,
+                          {Site::down, m.d_ff, {{name + "down", m.d_model}}, has_mlp_bias(m), spec.residual_std()});
+}
+
+// Computes z from `pre`.
+void Mlp::activate(Exec& ex, Saved& s) const {
+  const Tensor pre = s.pre;
+  s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
+  if (gated_)
+    ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
+  else
+    ops::run(ex, ops::BiasActivation{.x = pre, .bias = {}, .pre = {}, .y = s.z, .act = ops::Activation::gelu});
+}
+
+void Mlp::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
+  if (gated_) {
+    s.pre = up_->forward(ex, batch.rows(), x, {});
+    activate(ex, s);
+  } else {
+    s.z = up_->forward(ex, batch.rows(), x,
+                       {.act = ops::Activation::gelu, .pre = batch.keep ? &s.pre : nullptr, .residual = {}});
+  }
+  x.owner.reset();
+  if (!batch.keep) s.pre.reset();
+}
+
+Scratch Mlp::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
+  if (!s.z) activate(ex, s);
+  const BackwardFusion gelu{.act = ops::Activation::gelu, .pre = s.pre};
+  Scratch d = down_->backward(ex, batch.rows(), dy, s.z, gated_ ? BackwardFusion{} : gelu, grads);
+  dy.owner.reset();
+  s.z.reset();
+  if (gated_) {
+    const Tensor pre = s.pre;  // not needed afterwards
+    ops::run(ex, ops::SwigluBackward{d, gate(pre), up(pre), gate(pre), up(pre)});
+    d = std::move(s.pre);
+  }
+  s.pre.reset();
+  return d;
+}
+
+}  // namespace trainer::parallel
