@@ -31,13 +31,13 @@ void LazyGathers::begin(Exec& ex) {
   started_ = 0;
   Exec counting{*dry_, none_dry_, ex.meter};
   for (int group = 0; group < static_cast<int>(tickets_.size()); ++group)
-    store_.gather_weights(counting, group).join(counting);
+    if (store_.has(group)) store_.gather_weights(counting, group).join(counting);
 }
 
 void LazyGathers::start(int last, const std::function<void(int group)>& wait) {
   for (; started_ <= last; ++started_) {
     wait(started_);
-    tickets_[static_cast<size_t>(started_)] = store_.gather_weights(ex_, started_);
+    if (store_.has(started_)) tickets_[static_cast<size_t>(started_)] = store_.gather_weights(ex_, started_);
   }
 }
 

@@ -38,7 +38,8 @@ class DeviceOptimizer final : public Optimizer {
     for (size_t i = updaters_.size(); i-- > 0;)
       for (size_t g = 0; g < gathers_.size(); ++g) {
         updaters_[i]->finish(ex, update, static_cast<int>(g));
-        if (i == 0 && store_.replicas().split_state) gathers_[g] = store_.gather_weights(ex, static_cast<int>(g));
+        if (i == 0 && store_.replicas().split_state && store_.has(static_cast<int>(g)))
+          gathers_[g] = store_.gather_weights(ex, static_cast<int>(g));
       }
     for (comm::Ticket& gather : gathers_)
       if (gather.is_open()) gather.join(ex);

@@ -123,7 +123,7 @@ void ParamStore::refresh_compute() {
     } else {
       send_compute(group);
     }
-    if (replicas_.split_state) gather_weights(ex, static_cast<int>(g)).join(ex);
+    if (replicas_.split_state && has(static_cast<int>(g))) gather_weights(ex, static_cast<int>(g)).join(ex);
   }
 }
 

@@ -78,6 +78,9 @@ class ParamTable {
   mesh::Layout replicated(Shape shape) const { return {mesh_shape_, shape}; }
 
   const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
+  /// True if this rank has slots of the group. Groups have the same ids on all ranks; one without slots has no
+  /// elements.
+  bool has(int group) const { return !slot_groups_[static_cast<size_t>(group)].slots.empty(); }
   const std::vector<Param>& params() const { return params_; }
   int64_t parameter_count() const;  // number of elements of all global tensors, without padding
 
