@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <ranges>
 
 #include "ops/activation.h"
 #include "ops/adamw.h"
@@ -24,39 +25,34 @@ int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops
 
 GradSink::GradSink(ParamStore& store, const Options& options)
     : store_(store),
-      written_(static_cast<size_t>(store.slots())),
-      placed_(store.slot_groups().size()),
-      outgoing_(static_cast<size_t>(store.slots())),
-      sums_(store.slot_groups().size()),
-      replica_sums_(store.slot_groups().size()),
-      reduced_(store.slot_groups().size()),
-      summed_(store.slot_groups().size()),
-      pieces_(store.slot_groups().size()),
+      slots_(static_cast<size_t>(store.slots())),
+      groups_(store.slot_groups().size()),
       options_(options) {
+  for (size_t g = 0; g < groups_.size(); ++g) groups_[g].id = static_cast<int>(g);
   flights_.reserve(kMostFlights);
 }
 
 void GradSink::prepare(device::Device& device) {
   int64_t blocks = 0, largest_strided = 0;
-  for (int g = 0; g < static_cast<int>(pieces_.size()); ++g) {
+  size_t ranges = 0;
+  for (GroupState& state : groups_) {
     // Blocks restart at the beginning of each replica's chunk, whether or not the optimizer state is sharded.
-    for (const Region& region : store_.counted_regions(g))
-      for (const Region& piece : clip(region, store_.groups()[static_cast<size_t>(g)].owned)) {
-        pieces_[static_cast<size_t>(g)].push_back({piece, blocks});
-        blocks += norm_blocks(piece);
-        if (piece.rows > 1) largest_strided = std::max(largest_strided, piece.count());
+    for (const Region& region : store_.counted_regions(state.id))
+      for (const Region& owned : clip(region, buffers(state).owned)) {
+        state.ranges.push_back({owned, blocks});
+        blocks += norm_blocks(owned);
+        if (owned.rows > 1) largest_strided = std::max(largest_strided, owned.count());
       }
-    for (ParamStore::Sum& sum : store_.sums_of(g)) {
-      Sum& own = sums_[static_cast<size_t>(g)].emplace_back(
+    ranges += state.ranges.size();
+    for (ParamStore::Sum& sum : store_.sums_of(state.id)) {
+      Sum& own = state.sums.emplace_back(
           Sum{&store_.mesh()->along(sum.axes, comm::Purpose::grads), sum.sharded, std::move(sum.regions), {}, {}});
       int64_t count = 0;
       for (const Region& region : own.regions) count += region.count();
       if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
     }
   }
-  size_t pieces = 0;
-  for (const auto& of_group : pieces_) pieces += of_group.size();
-  norms_.reserve(pieces);
+  norms_.reserve(ranges);
   if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
   blocks_ = Buffer(device, "gradients", {blocks}, DType::f64);
   const mesh::MeshShape& mesh = store_.mesh_shape();
@@ -67,12 +63,11 @@ void GradSink::prepare(device::Device& device) {
     ranks_.push_back(&store_.mesh()->along(all ? mesh.all() : mesh::AxisSet{1} << axis, comm::Purpose::control));
     longest = std::max<int64_t>(longest, mesh.size(axis));
   }
-  squares_ = Buffer(device, "gradients", {longest, static_cast<int64_t>(pieces_.size())}, DType::f64);
-  bad_ = Buffer(device, "gradients", {1}, DType::f64);
+  squares_ = Buffer(device, "gradients", {longest, std::ssize(groups_)}, DType::f64);
 }
 
-Tensor GradSink::region_of(int group, const Region& region) const {
-  const Tensor grad = store_.groups()[static_cast<size_t>(group)].grad;
+Tensor GradSink::region_of(const GroupState& group, const Region& region) const {
+  const Tensor grad = buffers(group).grad;
   if (region.rows == 1) return grad.range(region.offset, region.cols);
   Tensor matrix = grad.range(region.offset, (region.rows - 1) * region.pitch + region.cols);
   matrix.shape = {region.rows, region.cols};
@@ -81,34 +76,33 @@ Tensor GradSink::region_of(int group, const Region& region) const {
 }
 
 void GradSink::begin_step() {
-  std::fill(written_.begin(), written_.end(), char{0});
-  std::fill(reduced_.begin(), reduced_.end(), char{0});
-  std::fill(summed_.begin(), summed_.end(), char{0});
-  std::fill(placed_.begin(), placed_.end(), char{0});
-  completed_ = -1;
+  for (SlotState& slot : slots_) slot.written = false;
+  for (GroupState& group : groups_) group.phase = Phase::untouched;
+}
+
+void GradSink::mark_all_written() {
+  for (SlotState& slot : slots_) slot.written = true;
+  for (GroupState& group : groups_) group.phase = std::max(group.phase, Phase::placed);
 }
 
 GradSlot GradSink::slot(Exec& ex, SlotId id) {
   if (!store_.is_sharded(id)) return stored_slot(ex, id);
-  GradSlot slot;
-  Scratch& block = outgoing_[static_cast<size_t>(id)];
-  slot.accumulate = static_cast<bool>(block);
-  if (!block) {
+  Scratch& block = at(id).outgoing;
+  const bool accumulate = static_cast<bool>(block);
+  if (!accumulate) {
     while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
     block = ex.take("gradient.outgoing", store_.box(id), store_.state_dtype());
   }
-  slot.tensor = block;
-  return slot;
+  return {block, accumulate};
 }
 
 void GradSink::complete(Exec& ex, SlotId id) {
   if (!store_.is_sharded(id)) return;
-  Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
+  Scratch block = std::move(at(id).outgoing);
   TRAINER_CHECK(block, "complete() of slot {} must follow a write of its gradient", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Purpose::grads);
-  place(ex, id);
+  const bool accumulate = begin_write(ex, id);
   const Tensor home = store_.gradient(id), flat = block.tensor().reshape({block.tensor().count()});
-  const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
   while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
   if (const DType type = options_.scatters.value_or(flat.dtype); type != flat.dtype) {
     Scratch sent = ex.take("gradient.sent", flat.shape, type), piece = ex.take("gradient.piece", home.shape, type);
@@ -126,17 +120,18 @@ void GradSink::complete(Exec& ex, SlotId id) {
   if (!options_.overlap) join_oldest_flight(ex);
 }
 
-void GradSink::place(Exec& ex, SlotId id) {
-  const int group = store_.group_of(id);
-  if (std::exchange(placed_[static_cast<size_t>(group)], char{1}) == 0) store_.place_gradient(ex, group);
+bool GradSink::begin_write(Exec& ex, SlotId id) {
+  GroupState& group = groups_[static_cast<size_t>(store_.group_of(id))];
+  TRAINER_CHECK(group.phase <= Phase::placed, "a gradient must be written before its group {} ends",
+                buffers(group).name);
+  if (group.phase == Phase::untouched) store_.place_gradient(ex, group.id);
+  group.phase = Phase::placed;
+  return std::exchange(at(id).written, true);
 }
 
 GradSlot GradSink::stored_slot(Exec& ex, SlotId id) {
-  place(ex, id);
-  GradSlot slot;
-  slot.tensor = store_.gradient(id);
-  slot.accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
-  return slot;
+  const bool accumulate = begin_write(ex, id);
+  return {store_.gradient(id), accumulate};
 }
 
 void GradSink::join_later(Exec& ex, SlotId id, comm::Ticket&& ticket) {
@@ -159,87 +154,91 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flights_.erase(flights_.begin());
 }
 
-void GradSink::end_group(Exec& ex, int group) {
-  start_replica_sum(ex);
-  finished_ = group;
-  start_sums(ex, /*sharded=*/false);
-  if (!has_gradient_in_flight(group) && sums_[static_cast<size_t>(group)].empty()) start_replica_sum(ex);
+void GradSink::end_group(Exec& ex, int id) {
+  end_reductions(ex);
+  if (!store_.has(id)) return;
+  GroupState& group = groups_[static_cast<size_t>(id)];
+  TRAINER_CHECK(group.phase <= Phase::placed, "group {} must end once per micro-batch", buffers(group).name);
+  group.phase = Phase::ending;
+  start_sums(ex, group, /*sharded=*/false);
+  if (!has_gradient_in_flight(group) && group.sums.empty()) end_reductions(ex);
 }
 
-void GradSink::start_sums(Exec& ex, bool sharded) {
-  if (!last_) return;
-  for (Sum& sum : sums_[static_cast<size_t>(finished_)]) {
-    if (sum.sharded != sharded) continue;
-    if (sum.in_place()) {
-      sum.ticket = sum.group->all_reduce(ex, region_of(finished_, sum.regions.front()));
-      continue;
-    }
-    int64_t at = 0;
-    for (const Region& region : sum.regions) {
-      const Tensor partial = region_of(finished_, region);
-      ops::run(ex, ops::Copy{partial, sum.packed.tensor().range(at, region.count()).reshape(partial.shape)});
-      at += region.count();
-    }
-    sum.ticket = sum.group->all_reduce(ex, sum.packed);
+void GradSink::start_sums(Exec& ex, GroupState& group, bool sharded) {
+  for (Sum& sum : group.sums) {
+    if (!last_ || sum.sharded != sharded) continue;
+    if (!sum.in_place()) copy_regions(ex, group, sum, /*back=*/false);
+    sum.ticket =
+        sum.group->all_reduce(ex, sum.in_place() ? region_of(group, sum.regions.front()) : sum.packed.tensor());
   }
 }
 
-void GradSink::start_replica_sum(Exec& ex) {
-  if (finished_ < 0) return;
-  while (has_gradient_in_flight(finished_)) join_oldest_flight(ex);
-  start_sums(ex, /*sharded=*/true);  // all-reduces shards whose reduce-scatter has just ended
-  const int index = std::exchange(finished_, -1);
+void GradSink::copy_regions(Exec& ex, const GroupState& group, const Sum& sum, bool back) {
+  int64_t at = 0;
+  for (const Region& region : sum.regions) {
+    const Tensor own = region_of(group, region);
+    const Tensor packed = sum.packed.tensor().range(at, region.count()).reshape(own.shape);
+    ops::run(ex, back ? ops::Copy{packed, own} : ops::Copy{own, packed});
+    at += region.count();
+  }
+}
+
+void GradSink::end_reductions(Exec& ex) {
+  GroupState* const group = group_in(Phase::ending);
+  if (group == nullptr) return;
+  while (has_gradient_in_flight(*group)) join_oldest_flight(ex);
+  start_sums(ex, *group, /*sharded=*/true);  // all-reduces shards whose reduce-scatter has just ended
+  group->phase = Phase::placed;
   if (!last_) return;
-  for (Sum& sum : sums_[static_cast<size_t>(index)]) {
+  for (Sum& sum : group->sums) {
     sum.ticket.join(ex);
-    if (sum.in_place()) continue;
-    int64_t at = 0;
-    for (const Region& region : sum.regions) {
-      const Tensor total = region_of(index, region);
-      ops::run(ex, ops::Copy{sum.packed.tensor().range(at, region.count()).reshape(total.shape), total});
-      at += region.count();
-    }
+    if (!sum.in_place()) copy_regions(ex, *group, sum, /*back=*/true);
   }
+  GroupState* const before = group_in(Phase::reducing);  // with on_reduced_, the only one
+  group->phase = Phase::reducing;
   const Replicas& replicas = store_.replicas();
-  const Group& group = store_.groups()[static_cast<size_t>(index)];
-  const Tensor grad = group.grad;
-  if (replicas.count() > 1)
-    replica_sums_[static_cast<size_t>(index)] =
-        replicas.split_state
-            ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
-            : replicas.grads->all_reduce(ex, grad);
-  // The gradient is complete, and a CPU's caches may still hold some of it.
-  if (replicas.count() == 1 && ex.device.kind() == device::DeviceKind::cpu) sum_group(ex, static_cast<size_t>(index));
-  const int before = std::exchange(completed_, index);
-  if (!on_reduced_) return;
-  if (before >= 0) join_replica_sum(ex, before);
-  if (replicas.count() == 1) join_replica_sum(ex, index);
+  if (replicas.count() == 1) {
+    join_replica_sum(ex, *group);
+    // A CPU's caches may still hold some of the gradient.
+    if (ex.device.kind() == device::DeviceKind::cpu) sum_group(ex, *group);
+    return;
+  }
+  const Tensor grad = buffers(*group).grad;
+  const comm::Chunk owned = buffers(*group).owned;
+  group->over_replicas = replicas.split_state
+                             ? replicas.grads->reduce_scatter(ex, grad, grad.range(owned.begin, owned.count))
+                             : replicas.grads->all_reduce(ex, grad);
+  if (on_reduced_ && before != nullptr) join_replica_sum(ex, *before);
 }
 
-void GradSink::join_replica_sum(Exec& ex, int group) {
-  const auto g = static_cast<size_t>(group);
-  if (std::exchange(reduced_[g], char{1}) != 0) return;
-  if (replica_sums_[g].is_open()) replica_sums_[g].join(ex);
-  if (on_reduced_) on_reduced_(ex, group);
+void GradSink::join_replica_sum(Exec& ex, GroupState& group) {
+  if (group.phase >= Phase::reduced) return;
+  if (group.over_replicas.is_open()) group.over_replicas.join(ex);
+  group.phase = Phase::reduced;
+  if (on_reduced_) on_reduced_(ex, group.id);
 }
 
 void GradSink::end_micro(Exec& ex) {
-  start_replica_sum(ex);
-  TRAINER_CHECK(flights_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
+  end_reductions(ex);
+  TRAINER_CHECK(flights_.empty() && std::ranges::none_of(slots_, [](const SlotState& s) { return bool(s.outgoing); }),
                 "the backward pass ended before complete() was called for a gradient");
 }
 
 GradNorm GradSink::finish(Exec& ex) {
   // The groups' reductions end in the order in which they started: the last group first.
-  for (size_t g = pieces_.size(); g-- > 0;) {
-    join_replica_sum(ex, static_cast<int>(g));
-    sum_group(ex, g);
+  for (GroupState& group : std::views::reverse(groups_)) {
+    if (!store_.has(group.id)) continue;
+    join_replica_sum(ex, group);
+    sum_group(ex, group);
   }
   sum_squares(ex);
   if (!ex.device.dry()) {
-    const Tensor& blocks = on_host_.get(ex.device, blocks_);
-    own_squares_.resize(pieces_.size());
-    for (size_t g = 0; g < pieces_.size(); ++g) own_squares_[g] = sum_of_blocks(blocks, pieces_[g]);
+    const auto* blocks = on_host_.get(ex.device, blocks_).as<double>();
+    own_squares_.assign(groups_.size(), 0);
+    for (const GroupState& group : groups_)
+      for (const NormRange& range : group.ranges)
+        for (int64_t i = 0; i < norm_blocks(range.region); ++i)
+          own_squares_[static_cast<size_t>(group.id)] += blocks[range.block + i];
   }
   double squares = ranks_.empty() ? std::accumulate(own_squares_.begin(), own_squares_.end(), 0.0) : 0;
   for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -261,29 +260,24 @@ GradNorm GradSink::finish(Exec& ex) {
   GradNorm result;
   if (ex.device.dry()) return result;
   result.norm = std::sqrt(squares);
-  if (!std::isfinite(squares)) {
-    comm::Communicator* ranks =
-        ranks_.empty() ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Purpose::control);
-    const int64_t bad = find_first_nonfinite(ex, ranks);
-    result.bad_tensor = bad < static_cast<int64_t>(store_.params().size())
-                            ? store_.params()[static_cast<size_t>(bad)].name
-                            : "the sum of squares (overflow)";
-  }
+  if (std::isfinite(squares)) return result;
+  result.bad_tensor = find_first_nonfinite(ex);
+  if (result.bad_tensor.empty()) result.bad_tensor = "the sum of squares (overflow)";
   return result;
 }
 
-void GradSink::sum_group(Exec& ex, size_t g) {
-  if (std::exchange(summed_[g], char{1}) != 0) return;
-  for (const Piece& piece : pieces_[g]) {
-    Tensor x = region_of(static_cast<int>(g), piece.region);
-    const bool packed = piece.region.rows > 1;
+void GradSink::sum_group(Exec& ex, GroupState& group) {
+  if (std::exchange(group.phase, Phase::summed) == Phase::summed) return;
+  for (const NormRange& range : group.ranges) {
+    Tensor x = region_of(group, range.region);
+    const bool packed = range.region.rows > 1;
     if (packed) {
-      const Tensor copy = strided_.tensor().range(0, piece.region.count());
+      const Tensor copy = strided_.tensor().range(0, range.region.count());
       ops::run(ex, ops::Copy{x, copy.reshape(x.shape)});
       x = copy;
     }
-    norms_.push_back({x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
-    if (packed) sum_squares(ex);  // before the next piece is packed
+    norms_.push_back({x, blocks_.tensor().range(range.block, norm_blocks(range.region))});
+    if (packed) sum_squares(ex);  // before the next range is packed
   }
   // A CPU sums while later groups are reduced; a GPU fills better with all groups at once.
   if (ex.device.kind() == device::DeviceKind::cpu) sum_squares(ex);
@@ -294,31 +288,28 @@ void GradSink::sum_squares(Exec& ex) {
   norms_.clear();
 }
 
-double GradSink::sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces) {
-  double sum = 0;
-  for (const Piece& piece : pieces)
-    for (int64_t i = 0; i < norm_blocks(piece.region); ++i) sum += blocks.as<double>()[piece.block + i];
-  return sum;
-}
-
-int64_t GradSink::find_first_nonfinite(Exec& ex, comm::Communicator* ranks) {
-  const auto params = static_cast<int64_t>(store_.params().size());
-  int64_t first = 0;
-  for (; first < params; ++first) {
-    const Param& param = store_.params()[static_cast<size_t>(first)];
-    const Group& group = store_.groups()[static_cast<size_t>(param.group)];
-    const Tensor& owned = on_host_.get(ex.device, group.grad.range(group.owned.begin, group.owned.count));
-    const auto bad = [&](const mesh::Run& run) {
-      return owned.dtype == DType::f64 ? any_nonfinite(owned.as<double>(), run) : any_nonfinite(owned.as<float>(), run);
-    };
-    if (std::ranges::any_of(mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), bad)) break;
-  }
-  if (ranks == nullptr) return first;
-  double least = -static_cast<double>(first);
-  ex.device.copy_to_device(bad_.tensor().data, &least, sizeof(least));
-  ranks->all_reduce(ex, bad_, comm::Reduce::max).join(ex);
-  ex.device.copy_to_host(&least, bad_.tensor().data, sizeof(least));
-  return static_cast<int64_t>(-least);
+std::string GradSink::find_first_nonfinite(Exec& ex) {
+  const auto first_here = [&]() -> std::string {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const Group& group = store_.groups()[g];
+      const Tensor& owned = on_host_.get(ex.device, group.grad.range(group.owned.begin, group.owned.count));
+      const auto bad = [&](const mesh::Run& run) {
+        return owned.dtype == DType::f64 ? any_nonfinite(owned.as<double>(), run)
+                                         : any_nonfinite(owned.as<float>(), run);
+      };
+      for (size_t i = 0; i < group.params.size(); ++i) {
+        const Param& param = store_.params()[static_cast<size_t>(group.params[i])];
+        if (std::ranges::any_of(mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), bad))
+          return format("{:08}.{:08} {}", g, i, param.name);
+      }
+    }
+    return {};
+  };
+  std::string least = first_here();
+  if (!ranks_.empty())
+    for (const std::string& each : store_.mesh()->host().gather(least))
+      if (!each.empty() && (least.empty() || each < least)) least = each;
+  return least.substr(least.find(' ') + 1);  // without the place; empty if there is none
 }
 
 }  // namespace trainer::params

@@ -27,7 +27,7 @@ struct GradSlot {
 
 struct GradNorm {
   double norm = 0;         // norm of all gradients, before clipping
-  std::string bad_tensor;  // the first tensor, in declaration order, with a non-finite gradient
+  std::string bad_tensor;  // the first tensor, by group and position in it, with a non-finite gradient
   bool is_finite() const { return bad_tensor.empty(); }
   /// Returns min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0.
   double clip_factor(double max_norm) const { return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + 1e-6)); }
@@ -50,7 +50,7 @@ class GradSink {
   void begin_micro(bool last) { last_ = last; }
   /// Marks every gradient as written, after a graph has replayed a micro-step's device work, in the memory that the
   /// recorded micro-step placed gradients in. Only for micro-steps without communication.
-  void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
+  void mark_all_written();
   /// Returns the destination of a slot's gradient. For a sharded slot it is memory taken from ex.arena, the same for
   /// all writes in a micro-batch; complete() must follow the last write.
   GradSlot slot(Exec& ex, SlotId id);
@@ -63,7 +63,7 @@ class GradSink {
   void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
   /// Ends a group: this micro-batch's backward pass will write no more gradients of the group. Waits for the previous
   /// group's reduce-scatters within the replica. With one replica, a CPU also sums the squares of complete gradients
-  /// for finish(): in the last micro-batch, they must not change after that.
+  /// for finish(): in the last micro-batch, they must not change after that. A group without slots has nothing to end.
   void end_group(Exec& ex, int group);
   /// Sets `reduced`, which is called once per step for each group, in the order of the backward pass, when the group's
   /// gradient is complete: summed over all micro-batches, ranks and replicas (with ZeRO-1, for the chunk that this
@@ -75,11 +75,21 @@ class GradSink {
   /// Joins the reductions over the replicas (with ZeRO-1 a replica has the result for its own chunk) and returns the
   /// norm over all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, in the part of each
   /// group's flat buffer that it owns and counts. Blocks and groups are added in order, and ranks along one axis of the
-  /// mesh after the other, innermost first. So the norm is the same on every rank, with or without ZeRO-1.
+  /// mesh after the other, innermost first; ranks without a group add 0. So the norm is the same on every rank, with or
+  /// without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
-  /// A group's partial sums over some axes of a replica, packed side by side.
+  /// A group's gradient in a step. A phase includes the work of all phases before it.
+  enum class Phase : uint8_t {
+    untouched,  // not written yet
+    placed,     // has memory
+    ending,     // this micro-batch's backward pass has ended it; reductions within the replica may be in flight
+    reducing,   // summed over micro-batches and the replica's ranks; the reduction over the replicas is in flight
+    reduced,    // complete
+    summed,     // its ranges are in norms_, or their block sums are computed
+  };
+  /// Partial sums over some axes of a replica, packed side by side.
   struct Sum {
     comm::Communicator* group;
     bool sharded;  // true: a sum over sharded slots, which starts after their reduce-scatter
@@ -87,6 +97,22 @@ class GradSink {
     Buffer packed;  // a copy of the regions, if there are several; a single region is reduced in place
     comm::Ticket ticket;
     bool in_place() const { return regions.size() == 1 && regions.front().rows == 1; }
+  };
+  /// A part of a group's flat buffer whose squares this rank sums, and the index of its first block sum.
+  struct NormRange {
+    Region region;
+    int64_t block;
+  };
+  struct GroupState {
+    int id = 0;
+    Phase phase = Phase::untouched;
+    std::vector<Sum> sums;
+    std::vector<NormRange> ranges;
+    comm::Ticket over_replicas;  // open only in phase `reducing`
+  };
+  struct SlotState {
+    bool written = false;  // in this step
+    Scratch outgoing;      // a sharded slot's gradient before its last write in a micro-batch
   };
   /// A gradient whose reduce-scatter is in flight.
   struct Flight {
@@ -96,50 +122,48 @@ class GradSink {
     bool accumulate = false;
   };
   static constexpr size_t kMostFlights = 2;
-  /// A piece of a group's flat buffer whose squares this rank sums, and the index of its first block sum.
-  struct Piece {
-    Region region;
-    int64_t block;
-  };
-  /// Before the first write of a step to a group's gradient: gives it memory (ParamStore::place_gradient).
-  void place(Exec& ex, SlotId id);
-  /// Adds the group's pieces to norms_, once per step; a CPU computes their block sums immediately.
-  void sum_group(Exec& ex, size_t g);
+
+  SlotState& at(SlotId id) { return slots_[static_cast<size_t>(id)]; }
+  /// Returns the first group in this phase; null: none.
+  GroupState* group_in(Phase phase) {
+    const auto found = std::ranges::find(groups_, phase, &GroupState::phase);
+    return found == groups_.end() ? nullptr : &*found;
+  }
+  /// Begins a write to a slot's stored gradient; before the group's first write of a step, gives it memory
+  /// (ParamStore::place_gradient). Returns true if the slot has been written in this step.
+  bool begin_write(Exec& ex, SlotId id);
+  /// Adds the group's ranges to norms_; a CPU computes their block sums immediately.
+  void sum_group(Exec& ex, GroupState& group);
   /// Computes the block sums of the vectors in norms_, and empties it.
   void sum_squares(Exec& ex);
-  static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
-  Tensor region_of(int group, const Region& region) const;
+  const Group& buffers(const GroupState& group) const { return store_.groups()[static_cast<size_t>(group.id)]; }
+  Tensor region_of(const GroupState& group, const Region& region) const;
   void join_oldest_flight(Exec& ex);
-  bool has_gradient_in_flight(int group) const {
-    return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
+  bool has_gradient_in_flight(const GroupState& group) const {
+    return std::ranges::any_of(flights_, [&](const Flight& each) { return store_.group_of(each.slot) == group.id; });
   }
-  void start_sums(Exec& ex, bool sharded);
-  /// Joins the group's reduction over the replicas, once per step.
-  void join_replica_sum(Exec& ex, int group);
-  /// Joins the finished group's reduce-scatters within its replica, and starts its reduction over the replicas.
-  void start_replica_sum(Exec& ex);
-  /// Returns the index in store.params() of the first non-finite gradient on any rank, within owned chunks.
-  int64_t find_first_nonfinite(Exec& ex, comm::Communicator* ranks);
+  void start_sums(Exec& ex, GroupState& group, bool sharded);
+  /// Copies the regions of a sum to its packed copy, or back.
+  void copy_regions(Exec& ex, const GroupState& group, const Sum& sum, bool back);
+  /// Joins the reductions within the replica of the group that is ending, if any. In the last micro-batch, also starts
+  /// its reduction over the replicas.
+  void end_reductions(Exec& ex);
+  /// Brings a group to phase `reduced`: joins its reduction over the replicas.
+  void join_replica_sum(Exec& ex, GroupState& group);
+  /// Returns the first tensor, by group and position in it, with a non-finite gradient on any rank, within owned
+  /// chunks; empty if there is none.
+  std::string find_first_nonfinite(Exec& ex);
 
   ParamStore& store_;
-  std::vector<char> written_;               // by slot
-  std::vector<char> placed_;                // by group: its gradient has memory in this step
-  std::vector<Scratch> outgoing_;           // by slot: a sharded slot's gradient before its last write
-  std::vector<Flight> flights_;             // oldest first
-  std::vector<std::vector<Sum>> sums_;      // by group
-  std::vector<comm::Ticket> replica_sums_;  // by group
-  std::vector<char> reduced_;               // by group: its gradient for this step is complete
-  std::vector<char> summed_;                // by group: its pieces are in norms_ or summed in this step
+  std::vector<SlotState> slots_;
+  std::vector<GroupState> groups_;  // by id
+  std::vector<Flight> flights_;     // oldest first
   std::function<void(Exec&, int)> on_reduced_;
-  int finished_ = -1;                       // the group that waits for start_replica_sum(); -1: none
-  int completed_ = -1;                      // the last group whose reduction over the replicas has started
-  std::vector<std::vector<Piece>> pieces_;  // by group
   std::vector<ops::SquaredNorm> norms_;     // to be computed by sum_squares()
-  Buffer strided_;                          // scratch to pack a piece whose rows are not contiguous
+  Buffer strided_;                          // scratch to pack a range whose rows are not contiguous
   Buffer blocks_;                           // [block sums of this rank] f64
   std::vector<comm::Communicator*> ranks_;  // along each axis with several ranks, the innermost first
   Buffer squares_;                          // [ranks of the longest axis, groups] f64
-  Buffer bad_;                              // [1] f64
   HostCopy on_host_;                        // copy of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank
   const Options options_;

@@ -139,6 +139,31 @@ TEST(GradSink, NormIsOfAllGroupsAndNamesTheFirstBadTensor) {
   EXPECT_EQ(norm.bad_tensor, "k");
 }
 
+TEST(GradSink, RejectsWritesToAGroupThatHasEnded) {
+  device::CpuDevice device(1);
+  Store s(device, DType::f32);
+  params::GradSink sink(s.store);
+  sink.prepare(device);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const auto micro = [&](bool last) {
+    sink.begin_micro(last);
+    for (const int slot : {s.table, s.gain, s.qkv}) sink.slot(ex, slot);
+    sink.end_group(ex, 0);
+    sink.end_micro(ex);
+  };
+  for (int step = 0; step < 2; ++step) {
+    sink.begin_step();
+    micro(false);
+    micro(true);
+    EXPECT_THROW(sink.slot(ex, s.gain), Error);
+    EXPECT_THROW(sink.end_group(ex, 0), Error);
+    sink.finish(ex);
+    EXPECT_THROW(sink.slot(ex, s.gain), Error);
+  }
+}
+
 TEST(GradSink, WaitsForUpdatesThatReadAGradientBeforeItIsWritten) {
   struct Owner final : params::StateOwner {
     void await(int group) override { awaited.push_back(group); }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <ranges>
 
 #include "params/grad_sink.h"
 
@@ -257,6 +258,55 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
     backward(rank, sink, 0, true, world.rank() == 0);
     EXPECT_EQ(sink.finish(rank.ex).bad_tensor, "b");
   });
+}
+
+TEST(SpreadSlots, RanksMayHaveDifferentGroups) {
+  // Rank r has the groups whose number is r modulo the number of ranks, as pipeline stages have; group 6 is empty.
+  constexpr int kGroups = 7;
+  for (const int ranks : {1, 2, 3})
+    for (const bool bad : {false, true})
+      comm::run_on_threads(ranks, {}, [&](comm::World& world) {
+        device::CpuDevice device(1);
+        Mesh mesh(world, device, MeshShape({{"stage", ranks}}));
+        ParamStore store(device, DType::f32, &mesh);
+        std::map<int, SlotId> slots;  // by group
+        for (int g = 0; g < kGroups; ++g) {
+          ASSERT_EQ(store.add_group(format("{}", g)), g);
+          // A rank's part of a vector that is split over the ranks, so that this rank counts it.
+          const Layout own = Layout(mesh.shape(), {5 * ranks}).with("stage", split(0));
+          if (g % ranks == world.rank() && g != 6) slots[g] = store.add_slot(g, {{format("w{}", g), own, {}}});
+          EXPECT_EQ(store.has(g), slots.contains(g));
+        }
+        store.allocate(true);
+        GradSink sink(store);
+        sink.prepare(device);
+        std::vector<int> reduced, expected;
+        sink.on_group_reduced([&](Exec&, int group) { reduced.push_back(group); });
+        Arena arena(device, Arena::Mode::heap);
+        Meter meter;
+        Exec ex{device, arena, meter};
+        for (int step = 0; step < 2; ++step) {
+          reduced.clear();
+          expected.clear();
+          sink.begin_step();
+          sink.begin_micro(true);
+          for (const auto& [group, slot] : std::views::reverse(slots)) {
+            for (float& x : sink.slot(ex, slot).tensor.span<float>()) x = static_cast<float>(group + 1);
+            if (bad && (group == 1 || group == 4)) store.gradient(slot).span<float>()[group] = NAN;
+            sink.complete(ex, slot);
+            sink.end_group(ex, group);
+            expected.push_back(group);
+          }
+          sink.end_group(ex, 6);
+          sink.end_micro(ex);
+          const params::GradNorm norm = sink.finish(ex);
+          EXPECT_EQ(reduced, expected);
+          EXPECT_EQ(norm.bad_tensor, bad ? "w1" : "") << "on every rank";
+          if (!bad) {
+            EXPECT_DOUBLE_EQ(norm.norm, std::sqrt(5 * (1 + 4 + 9 + 16 + 25 + 36)));
+          }
+        }
+      });
 }
 
 TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
