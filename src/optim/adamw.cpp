@@ -65,15 +65,15 @@ std::unique_ptr<Updater> AdamW::make(params::ParamStore& store, Selection select
   return std::make_unique<AdamWUpdater>(*this, store, std::move(selection));
 }
 
-void AdamW::update(Exec& ex, const Update& update, bool decay, const Piece& piece) const {
-  ops::run(ex, ops::AdamW{.p = piece.p,
-                          .m = piece.states[0],
-                          .v = piece.states[1],
-                          .g = piece.g,
-                          .compute = piece.compute,
+void AdamW::update(Exec& ex, const Update& update, bool decay, const UpdateRange& range) const {
+  ops::run(ex, ops::AdamW{.p = range.p,
+                          .m = range.states[0],
+                          .v = range.states[1],
+                          .g = range.g,
+                          .compute = range.compute,
                           .scalars = scalars_of(optim_, update, decay),
-                          .round_gradient = round_gradients_ && piece.g.dtype != DType::bf16,
-                          .whole = piece.whole});
+                          .round_gradient = round_gradients_ && range.g.dtype != DType::bf16,
+                          .whole = range.whole});
 }
 
 }  // namespace trainer::optim

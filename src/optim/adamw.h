@@ -23,7 +23,7 @@ class AdamW final : public Rule {
   std::vector<params::StateSpec> states() const override { return {{"m", moments_}, {"v", moments_}}; }
   int64_t traffic() const override;
   std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const override;
-  void update(Exec& ex, const Update& update, bool decay, const Piece& piece) const override;
+  void update(Exec& ex, const Update& update, bool decay, const UpdateRange& range) const override;
 
  private:
   const config::Optim optim_;

@@ -6,7 +6,7 @@ void Updater::update(Exec&, const Update&, int, comm::Chunk) {
   TRAINER_CHECK(false, "the rule updates each element on its own");
 }
 
-void Rule::update(Exec&, const Update&, bool, const Piece&) const {
+void Rule::update(Exec&, const Update&, bool, const UpdateRange&) const {
   TRAINER_CHECK(false, "the rule updates each element on its own");
 }
 

@@ -13,7 +13,7 @@ namespace trainer::optim {
 
 /// A range of elements to update: master weights, the rule's states in their order, gradients, and a copy of the
 /// weights in a different type to refresh, or an empty tensor.
-struct Piece {
+struct UpdateRange {
   Tensor p;
   std::span<const Tensor> states;
   Tensor g, compute;
@@ -46,7 +46,7 @@ class Rule {
   virtual std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const = 0;
   /// Updates any range of elements, with the same bits wherever they are stored: for offload. Only for rules that
   /// update each element on its own.
-  virtual void update(Exec& ex, const Update& update, bool decay, const Piece& piece) const;
+  virtual void update(Exec& ex, const Update& update, bool decay, const UpdateRange& range) const;
 };
 
 /// Returns the bytes of a rule's states per element.
