@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "base/clock.h"
 #include "base/median.h"
 #include "comm/engine_world.h"
 #include "comm/mpi/mpi_transport.h"
+#include "mesh/mesh.h"
 
 namespace trainer::bench {
 namespace {
@@ -17,13 +17,13 @@ constexpr int kWarmUp = 2;
 /// Measures operations among all ranks.
 class Bench {
  public:
-  Bench(comm::World& world, device::Device& device, int64_t n) : world_(world), timer_(world, device, n) {
-    comm::Group group{.axes = 1,
-                      .name = "world",
-                      .members = std::vector<int>(static_cast<size_t>(world.size())),
-                      .index = world.rank()};
-    std::iota(group.members.begin(), group.members.end(), 0);
-    all_ = world.communicator(device, std::move(group), comm::Purpose::critical);
+  Bench(comm::World& world, device::Device& device, int64_t n)
+      : world_(world),
+        mesh_(world, device, mesh::MeshShape({{"world", world.size()}})),
+        timer_(world, device, n),
+        all_(mesh_.along(mesh_.shape().all(), comm::Purpose::critical)) {
+    for (int from = std::max(0, world.rank() - 1); from < std::min(world.size() - 1, world.rank() + 1); ++from)
+      links_.push_back(&mesh_.link(mesh_.shape().all(), from, comm::Way::forward));
     world.connect();
     // MPI's own reduction runs on the progress thread, as all MPI calls do.
     if (world.transport() == "mpi" && device.kind() == device::DeviceKind::cpu)
@@ -34,7 +34,7 @@ class Bench {
   CollectiveRate measure(CommOp op, int64_t n, int repeats) {
     CollectiveRate rate{.op = op,
                         .bytes = n * size_of(DType::f32),
-                        .microseconds = timer_.seconds(*all_, op, n, repeats, kWarmUp) * 1e6};
+                        .microseconds = timer_.slowest([&] { run(op, n); }, repeats, kWarmUp) * 1e6};
     rate.bus_gbps = static_cast<double>(comm::wire_elements(op, world_.size(), n) * size_of(DType::f32)) /
                     world_.size() / rate.microseconds * 1e-3;
     if (op == CommOp::all_reduce && library_ != nullptr)
@@ -48,9 +48,18 @@ class Bench {
   }
 
  private:
+  void run(CommOp op, int64_t n) {
+    if (op != CommOp::send) return static_cast<void>(timer_.start(all_, op, n).join(timer_.exec()));
+    std::vector<comm::Ticket> tickets;
+    for (comm::Communicator* link : links_) tickets.push_back(timer_.start(*link, op, n));
+    for (comm::Ticket& ticket : tickets) ticket.join(timer_.exec());
+  }
+
   comm::World& world_;
+  mesh::Mesh mesh_;
   CollectiveTimer timer_;
-  std::unique_ptr<comm::Communicator> all_;
+  comm::Communicator& all_;
+  std::vector<comm::Communicator*> links_;  // from the previous rank, and to the next one
   comm::EngineWorld* library_ = nullptr;
   std::vector<float> values_;
 };
@@ -97,6 +106,8 @@ comm::Ticket CollectiveTimer::start(comm::Communicator& ranks, CommOp op, int64_
       return ranks.broadcast(ex_, in, 0);
     case CommOp::reduce:
       return ranks.reduce(ex_, in, 0);
+    case CommOp::send:
+      return ranks.send(ex_, ranks.rank() == 0 ? in : out);
     case CommOp::all_to_all:
       break;
   }

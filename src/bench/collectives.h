@@ -11,10 +11,10 @@
 namespace trainer::bench {
 
 struct CollectiveRate {
-  CommOp op = CommOp::all_reduce;
-  int64_t bytes = 0;        // fp32 payload, as comm/bytes.h counts it
-  double microseconds = 0;  // on the slowest rank, from start to join; median of the repeats
-  double bus_gbps = 0;      // 10⁹ bytes per second that each rank sends on average: wire bytes / ranks / time
+  CommOp op = CommOp::all_reduce;  // send: every rank except the last sends to the next one, all at once
+  int64_t bytes = 0;               // fp32 payload, as comm/bytes.h counts it
+  double microseconds = 0;         // on the slowest rank, from start to join; median of the repeats
+  double bus_gbps = 0;             // 10⁹ bytes per second that each rank sends on average: wire bytes / ranks / time
   std::optional<double> mpi_microseconds;  // MPI_Allreduce, to compare with an all_reduce under MPI
 };
 

@@ -11,7 +11,7 @@ namespace trainer::comm {
 inline constexpr int64_t kDirectElements = 4096;
 
 /// Returns the number of elements that one operation sends, summed over the g ranks of its group. The payload n counts
-///   - for all_reduce, broadcast and reduce the elements of the tensor;
+///   - for all_reduce, broadcast, reduce and send the elements of the tensor;
 ///   - for all_gather the elements of the gathered tensor;
 ///   - for reduce_scatter and all_to_all the elements that each rank passes in.
 /// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  all others (g−1)·n.

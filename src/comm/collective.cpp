@@ -23,6 +23,8 @@ Path path_of(const Collective& c) {
       return little ? Path::exchange : Path::ring;
     case CommOp::broadcast:
       return little ? Path::exchange : Path::chain;
+    case CommOp::send:
+      return Path::chain;
     case CommOp::all_to_all:
       break;
   }

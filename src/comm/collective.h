@@ -2,7 +2,7 @@
 // Collectives as state machines over messages. An operation is split into segments, each of which runs as a flow. A few
 // flows run at a time: while one segment is reduced, others are on the wire. The staging memory has a fixed size.
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: ranks send to the right neighbour
-//   chain           broadcast from the root, reduce from the rank after the root, towards the root
+//   chain           broadcast from the root, reduce from the rank after the root, towards the root; send
 //   direct_reduce   small all_reduce, reduce_scatter and reduce: ranks exchange inputs and add them in rank order
 //   exchange        all_to_all, and small all_gather and broadcast: directly between ranks
 #include <cstddef>

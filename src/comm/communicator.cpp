@@ -20,7 +20,11 @@ bool in_place_or_apart(const Tensor& part, const Tensor& whole, int64_t begin) {
 
 }  // namespace
 
-Communicator::Communicator(Group group) : group_(std::move(group)) {}
+Communicator::Communicator(Group group) : group_(std::move(group)) {
+  TRAINER_CHECK(group_.link == 0 || (group_.link > 0 && group_.link <= kLinks && size() == 2),
+                "link {} along {} connects {} ranks, expected two ranks and a number of at most {}", group_.link,
+                group_.name, size(), kLinks);
+}
 Communicator::~Communicator() = default;
 
 std::string_view name_of(Purpose purpose) {
@@ -88,6 +92,12 @@ Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out, c
   return submit(ex, {.op = CommOp::all_to_all, .in = in, .out = out, .counts = counts}, payload, counts.wire);
 }
 
+Ticket Communicator::send(Exec& ex, const Tensor& tensor) {
+  const Tensor none{tensor.data, {0}, tensor.dtype};  // a rank reads or writes, but not both
+  const bool sends = rank() == 0;
+  return submit(ex, {.op = CommOp::send, .in = sends ? tensor : none, .out = sends ? none : tensor}, tensor.count());
+}
+
 Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t wire) {
   const bool reduces = r.op == CommOp::all_reduce || r.op == CommOp::reduce_scatter || r.op == CommOp::reduce;
   TRAINER_CHECK(r.in && r.out && r.in.dtype == r.out.dtype && r.in.packed() && r.out.packed(),
@@ -95,6 +105,8 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
                 to_string(r.in), to_string(r.out));
   TRAINER_CHECK(!reduces || is_reduced(r.in.dtype), "{} along {} of {}: elements of this type cannot be reduced",
                 name_of(r.op), group_.name, to_string(r.in));
+  TRAINER_CHECK((r.op == CommOp::send) == (group_.link > 0),
+                "{} along {}: send() requires a link, which has only send()", name_of(r.op), group_.name);
   TRAINER_CHECK(r.root >= 0 && r.root < size(), "{} with root {} in a group of {} ranks", name_of(r.op), r.root,
                 size());
 
@@ -115,14 +127,15 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload, int64_t
   }
   const int64_t elements = wire < 0 ? wire_elements(r.op, size(), payload) : wire;
   const int64_t wire_bytes = elements * size_of(r.in.dtype);
-  ex.meter.add(key, payload, wire_bytes);
+  const bool counts = r.op != CommOp::send || rank() == 0;
+  if (counts) ex.meter.add(key, payload, wire_bytes);
   const int64_t recorded =
       ex.meter.recorder == nullptr
           ? -1
-          : ex.meter.recorder->add_collective({group_.axes, r.op, r.in.dtype}, static_cast<uint8_t>(group_.purpose),
-                                              payload, wire_bytes);
+          : ex.meter.recorder->add_collective({group_.axes, r.op, r.in.dtype}, static_cast<uint8_t>(group_.queue()),
+                                              payload, counts ? wire_bytes : 0);
   if (ex.device.dry()) return {nullptr, key, recorded};
-  if (payload == 0) {  // at most an all_to_all in which each rank sends only to itself
+  if (payload == 0) {  // an empty message, or an all_to_all in which each rank sends only to itself
     if (r.op == CommOp::all_to_all) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return {nullptr, key, recorded};
   }

@@ -1,11 +1,12 @@
 #pragma once
-// Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), for one purpose.
+// Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), for one purpose; or
+// messages on a link, from one rank to another.
 //
 // An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again. The
 // operations of one communicator run in the order in which they were started, which must be the same on all its ranks.
-// Operations on different channels (a group and a purpose; see WorldOptions::lanes) are independent. The order of a
-// reduction depends on neither the transport nor timing, so results are bitwise identical in every run, with threads
-// and with processes. NCCL has its own order (comm/nccl/nccl_world.h).
+// Operations on different channels (a group and a purpose, see WorldOptions::lanes; or a link) are independent. The
+// order of a reduction depends on neither the transport nor timing, so results are bitwise identical in every run, with
+// threads and with processes. NCCL has its own order (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
 #include <span>
@@ -32,6 +33,18 @@ std::string_view name_of(Purpose purpose);
 /// kControlAxes.
 inline constexpr uint32_t kControlGroup = ~uint32_t{0};
 
+/// The direction of messages between neighbours in a ring of ranks: to the next rank, or to the previous one.
+enum class Way : uint8_t { forward, back };
+inline constexpr int kLinks = 6;
+/// Returns the number of the link (Group::link) on which the rank at place `from` of a ring sends to its neighbour. The
+/// links of a rank have different numbers, also in a ring of two: pairs of neighbours that share a rank have different
+/// colors.
+constexpr int link_in_ring(int ranks, int from, Way way) {
+  const int pair = way == Way::forward ? from : (from + ranks - 1) % ranks;  // the places `pair` and pair + 1
+  const int color = pair == ranks - 1 && ranks % 2 == 1 ? 2 : pair % 2;
+  return 1 + 2 * color + static_cast<int>(way);
+}
+
 /// The ranks that a communicator connects: `members` are world ranks in group order, `index` is the caller's position
 /// among them.
 struct Group {
@@ -40,7 +53,12 @@ struct Group {
   std::vector<int> members;
   int index = 0;
   Purpose purpose = Purpose::critical;  // control: counted under kControlGroup
+  int link = 0;  // 1 to kLinks: a link, on which members[0] sends to members[1]; 0: the group has no direction
+
+  /// Returns the number of the group's queue among those of the ranks along its axes: its purpose, or its link.
+  int queue() const { return link > 0 ? kPurposes + link - 1 : static_cast<int>(purpose); }
 };
+inline constexpr int kQueues = kPurposes + kLinks;
 
 /// The number of elements that a rank sends to and receives from each member of its group, in group order. All ranks
 /// know their counts beforehand: a message of an unexpected length is an internal error that names both ranks. The
@@ -107,6 +125,7 @@ class Staged;
 ///   - Every call in a group of two or more is counted in ex.meter under the group's axes. On a dry device, calls
 ///     are only counted.
 ///   - A group of one copies immediately and counts nothing. Shapes are checked (internal error).
+///   - A link has send() only, other groups have all operations but send().
 class Communicator {
  public:
   explicit Communicator(Group group);
@@ -145,6 +164,11 @@ class Communicator {
   /// all members. A rank's piece for itself is copied. The payload is that of an equal all_to_all with as many elements
   /// on the wire, rounded up.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out, const PeerCounts& counts);
+  /// On a link: the first rank's tensor is copied to the second rank's, which has equal type and count. Both ranks call
+  /// in the same order; an empty tensor sends no message. Only the first rank counts the call. Its send may complete
+  /// only when the second rank has started to receive: two ranks that send to each other both start to receive before
+  /// they join what they send.
+  Ticket send(Exec& ex, const Tensor& tensor);
 
  protected:
   struct Request {

@@ -21,7 +21,8 @@ class DryNcclWorld final : public World {
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Purpose purpose) override {
     const auto link = nccl::link_of(group, purpose, streams_);
     if (&device == &device_ && link && !links_.contains(*link))
-      links_.emplace(*link, Buffer(device_, "nccl", {nccl::kBytesOfCommunicator}, DType::u8));
+      links_.emplace(*link,
+                     Buffer(device_, "nccl", {nccl::bytes_of_communicator(nccl::channels_of(group))}, DType::u8));
     return below_.communicator(device, std::move(group), purpose);
   }
 

@@ -82,13 +82,14 @@ void Engine::set_names(std::vector<std::string> names) {
 }
 
 Engine::Channel& Engine::channel(const Group& group, Purpose purpose) {
-  const int queue = options_.lanes == 1 && purpose != Purpose::control ? 0 : static_cast<int>(purpose);
+  const bool shared = options_.lanes == 1 && purpose != Purpose::control;
+  const int queue = group.link > 0 ? group.queue() : shared ? 0 : static_cast<int>(purpose);
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Channel>& slot = channels_[{group.axes, queue}];
   if (!slot) {
     // Tag 0 is for control messages. The next tags are for the group of all ranks (host data).
     const int64_t axes = group.axes == kControlGroup ? 0 : int64_t{group.axes};
-    const int64_t tag = 1 + (axes * kPurposes + queue) * kFlows;
+    const int64_t tag = 1 + (axes * kQueues + queue) * kFlows;
     TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} require message tags above the limit of {}",
                   group.axes, transport_->max_tag());
     slot = std::make_unique<Channel>();
@@ -141,6 +142,7 @@ Interval Engine::wait(Operation& operation) {
     state = operation.state.load(std::memory_order_acquire);
   }
   if (state == Operation::kRunning) {
+    operation.blocked_since = now_seconds();
     operation.state.compare_exchange_strong(state, Operation::kSleeping);
     while ((state = operation.state.load(std::memory_order_acquire)) == Operation::kSleeping)
       futex_wait(operation.state, Operation::kSleeping);

@@ -106,12 +106,14 @@ class Engine {
   /// Extends all deadlines by the time for which this process was suspended: other ranks could not be heard meanwhile.
   void skip_suspension(double now);
   void conclude_probe(double now);
-  /// Decides whether a control operation whose ranks are all alive may wait longer. True if a missing rank is busy or
-  /// may be waiting for a busy rank. False if all missing ranks have themselves waited too long; if no rank is missing,
-  /// true only the first time.
+  /// Decides whether a patient operation whose ranks are all alive may wait longer. True if a missing rank or this rank
+  /// is busy, or may be waiting for a busy rank. False if all missing ranks have themselves waited too long; if no rank
+  /// is missing, true only the first time.
   bool may_wait_longer(double now);
   /// Returns this rank's value for ControlMessage::waits.
   double waits_since(double now) const;
+  /// "rank 1 has been waiting for rank 0 for 3 s in send along stage (operation 2 of link 1)"
+  std::string describe_wait(double now) const;
   std::string describe_missing();
   bool receive_control_messages();
   void send_to_all_ranks(const ControlMessage& message) noexcept;

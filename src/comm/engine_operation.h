@@ -20,6 +20,7 @@ struct Engine::Operation final : Pending {
   Channel* channel = nullptr;
   int64_t number = 0;  // position on its channel, from 1
   double started = 0;
+  double blocked_since = 0;  // state kSleeping: when the compute thread began to wait
   Interval flight;  // from its first message to its end; owned by the progress thread until the operation has ended
   Segments segments;
   int64_t begun = 0, ended = 0;  // number of segments started and ended
@@ -34,6 +35,18 @@ struct Engine::Channel {
     Operation* operation = nullptr;  // null: the slot is free
     int open = 0;                    // incomplete messages of this step
   };
+
+  /// True if operations may wait for busy ranks for longer than the timeout.
+  bool is_patient() const { return purpose == Purpose::control || group.link > 0; }
+  /// Returns the seconds for which the compute thread has been blocked in an operation of this channel, or a GPU in one
+  /// that runs outside the engine; negative: neither is.
+  double blocked(double now) const {
+    for (const Operation* each = first; each != nullptr; each = each->next) {
+      if (each->watched) return now - each->started;
+      if (each->state.load(std::memory_order_acquire) == Operation::kSleeping) return now - each->blocked_since;
+    }
+    return -1;
+  }
 
   Group group;
   Purpose purpose = Purpose::critical;

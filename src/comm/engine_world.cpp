@@ -19,6 +19,7 @@ class EngineCommunicator final : public Communicator {
         kernels_(reduce_kernels(device.kind() == device::DeviceKind::cpu ? device.isa() : device::detect_isa())) {
     if (size() == 1) return;
     channel_ = &engine.channel(this->group(), purpose);
+    if (this->group().link > 0) return;  // messages need no staging
     if (device.kind() == device::DeviceKind::cpu) {
       staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
     } else if (!device.dry()) {
@@ -32,8 +33,10 @@ class EngineCommunicator final : public Communicator {
 
  private:
   Pending* start(const Request& r) override {
-    TRAINER_CHECK(staging_memory_ != nullptr, "the communicator along {} was created for a dry device", group().name);
-    const int64_t n = r.op == CommOp::all_gather ? r.out.count() : r.in.count();
+    TRAINER_CHECK(staging_memory_ != nullptr || group().link > 0,
+                  "the communicator along {} was created for a dry device", group().name);
+    const bool receives = r.op == CommOp::all_gather || (r.op == CommOp::send && rank() == 1);
+    const int64_t n = receives ? r.out.count() : r.in.count();
     return engine_.start(*channel_, {r.op, r.reduce, r.in.dtype, size(), rank(), n, r.root, r.in.data, r.out.data,
                                      staging_memory_, &kernels_, r.counts, r.arriving, r.window});
   }

@@ -10,7 +10,7 @@ namespace {
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {
-    if (size() > 1 && device.kind() == device::DeviceKind::cpu)
+    if (size() > 1 && this->group().link == 0 && device.kind() == device::DeviceKind::cpu)
       staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
   }
 

@@ -16,19 +16,20 @@ const device::Mirror* Staged::stage(Tensor& in, Tensor& out) {
     out_at = out.data - first;
   }
   std::byte* memory = mirror_->memory(std::max(in_at + in.bytes(), out_at + out.bytes()));
-  mirror_->fetch(in_at, in.data, in.bytes());
+  const bool reads = in.bytes() > 0;
+  if (reads) mirror_->fetch(in_at, in.data, in.bytes());
   in.data = memory + in_at;
   out.data = memory + out_at;
   result_ = out_at;
   busy_ = true;
-  return mirror_.get();
+  return reads ? mirror_.get() : nullptr;
 }
 
 Interval Staged::wait() {
   busy_ = false;
   Interval flight;
   if (operation_ != nullptr) flight = std::exchange(operation_, nullptr)->wait();
-  mirror_->put(out_.data, result_, out_.bytes());
+  if (out_.bytes() > 0) mirror_->put(out_.data, result_, out_.bytes());
   return flight;
 }
 

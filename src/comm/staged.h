@@ -17,7 +17,7 @@ class Staged final : public Pending {
   }
   bool is_busy() const { return busy_; }
   /// Starts to copy `in` to the host, and replaces both operands with host copies that overlap in the same way. Returns
-  /// the mirror to wait for.
+  /// the mirror to wait for; null if `in` is empty.
   const device::Mirror* stage(Tensor& in, Tensor& out);
   /// Sets the operation that runs on the host copies. wait() waits for it and copies the result to the device.
   void follow(Pending* operation) { operation_ = operation; }

@@ -122,17 +122,21 @@ void Engine::drop_ended() {
 
 void Engine::conclude_probe(double now) {
   Channel& channel = *probe_.channel;
-  // An exchange of host data may wait longer for a rank that is busy preparing the data, if that rank is alive and has
-  // not ended.
+  // An exchange of host data, or a message on a link, may wait longer for a rank that is busy preparing the data, if
+  // that rank is alive and has not ended.
   bool lost = false;
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
             (probe_.answers[place] < probe_.number && arrived_[static_cast<size_t>(channel.group.members[place])]);
-  if (channel.purpose == Purpose::control && !lost && may_wait_longer(now)) {
+  if (channel.is_patient() && !lost && may_wait_longer(now)) {
     probe_.channel = nullptr;
     return;
   }
   const Operation& operation = *channel.first;
+  if (channel.group.link > 0) {
+    fail_here(Error(Code::comm, format("{}: {}", describe_wait(now), describe_missing())), true);
+    return;
+  }
   fail_here(
       Error(Code::comm, format("rank {}: {} along {} (operation {} of channel {}) did not complete within {:.3g} s: {}",
                                rank(), name_of(operation.collective.op), channel.group.name, operation.number,
@@ -143,7 +147,11 @@ void Engine::conclude_probe(double now) {
 bool Engine::may_wait_longer(double now) {
   Channel& channel = *probe_.channel;
   bool missing = false, busy = false;
-  double least = std::numeric_limits<double>::infinity();  // the least time that any missing rank has waited
+  double least = channel.blocked(now);  // the least time that this rank or a missing one has waited
+  if (least < 0) {                      // this rank is busy: it has started the operation ahead of its use
+    channel.finished_at = now;
+    return true;
+  }
   for (size_t place = 0; place < probe_.answers.size(); ++place) {
     if (probe_.answers[place] >= probe_.number) continue;
     missing = true;
@@ -151,8 +159,7 @@ bool Engine::may_wait_longer(double now) {
     least = std::min(least, probe_.waits[place] + now - probe_.sent);
   }
   if (busy) {
-    log::warning("rank {} has been waiting for other ranks for {:.3g} s: {}", rank(), now - channel.first->started,
-                 describe_missing());
+    log::warning("{}: {}", describe_wait(now), describe_missing());
     channel.excused = probe_.number;
     channel.finished_at = now;
     return true;
@@ -173,11 +180,21 @@ bool Engine::may_wait_longer(double now) {
 double Engine::waits_since(double now) const {
   double longest = -1;
   for (const Channel* channel : active_) {
-    if (channel->purpose != Purpose::control || channel->first == nullptr) continue;
-    if (channel->first->number == channel->excused) return -1;
-    longest = std::max(longest, now - channel->first->started);
+    const double waited = channel->is_patient() ? channel->blocked(now) : -1;
+    if (waited >= 0 && channel->first->number == channel->excused) return -1;
+    longest = std::max(longest, waited);
   }
   return longest;
+}
+
+std::string Engine::describe_wait(double now) const {
+  const Channel& channel = *probe_.channel;
+  const Group& group = channel.group;
+  const double seconds = now - channel.first->started;
+  if (group.link == 0) return format("rank {} has been waiting for other ranks for {:.3g} s", rank(), seconds);
+  return format("rank {} has been waiting for rank {} for {:.3g} s in send along {} (operation {} of link {})", rank(),
+                group.members[static_cast<size_t>(1 - group.index)], seconds, group.name, channel.first->number,
+                group.link);
 }
 
 std::string Engine::describe_missing() {

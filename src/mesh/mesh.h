@@ -1,6 +1,6 @@
 #pragma once
 // Mesh: a rank's coordinates on the named axes and its communicators along them. Communicators are created on first use
-// (the dry pass that plans a run uses all of them), one for each set of axes and purpose.
+// (the dry pass that plans a run uses all of them), one for each set of axes and purpose, and for each link.
 #include <map>
 #include <memory>
 
@@ -24,6 +24,9 @@ class Mesh {
 
   comm::Communicator& along(AxisSet axes, comm::Purpose purpose);
   comm::Communicator& along(std::string_view name, comm::Purpose purpose) { return along(shape_.set(name), purpose); }
+  /// Returns the link from the rank at place `from` of the ring along `axes` to its neighbour; this rank is one of the
+  /// two.
+  comm::Communicator& link(AxisSet axes, int from, comm::Way way);
   comm::Control& host() const { return world_.control(); }
   /// Returns find_route(from, to); the result is cached.
   const Route& route(const Layout& from, const Layout& to);
@@ -32,7 +35,7 @@ class Mesh {
   comm::World& world_;
   device::Device& device_;
   MeshShape shape_;
-  std::map<std::pair<AxisSet, comm::Purpose>, std::unique_ptr<comm::Communicator>> communicators_;
+  std::map<std::pair<AxisSet, int>, std::unique_ptr<comm::Communicator>> communicators_;  // by axes and Group::queue()
   std::map<std::pair<Layout, Layout>, Route> routes_;
 };
 

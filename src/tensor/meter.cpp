@@ -10,8 +10,8 @@ std::string_view name_of(OpKind kind) {
 }
 
 std::string_view name_of(CommOp op) {
-  static constexpr std::string_view names[kCommOps] = {"all_reduce", "reduce_scatter", "all_gather",
-                                                       "broadcast",  "reduce",         "all_to_all"};
+  static constexpr std::string_view names[kCommOps] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                                       "reduce",     "all_to_all",     "send"};
   return names[static_cast<size_t>(op)];
 }
 

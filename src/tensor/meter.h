@@ -39,8 +39,8 @@ struct Cost {
 };
 
 /// Operations of a communicator (comm/communicator.h).
-enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all };
-inline constexpr int kCommOps = 6;
+enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, send };
+inline constexpr int kCommOps = 7;
 std::string_view name_of(CommOp op);
 
 /// `axes` is the set of mesh axes that the group spans, as bits (mesh/mesh_shape.h).
@@ -85,9 +85,9 @@ class Recorder {
  public:
   virtual ~Recorder() = default;
   virtual void add_operator(const OpCall& call) = 0;
-  /// `purpose` is a comm::Purpose, `elements` the payload. Scalars are keyed by the axes of their ranks. Returns a
-  /// number for add_wait().
-  virtual int64_t add_collective(const CommKey& key, uint8_t purpose, int64_t elements, int64_t wire_bytes) = 0;
+  /// `queue` is a comm::Purpose, or above those the link of a message (comm::Group::queue()), `elements` the payload.
+  /// Scalars are keyed by the axes of their ranks. Returns a number for add_wait().
+  virtual int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes) = 0;
   virtual void add_wait(int64_t collective) = 0;
 };
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "comm/gpu_transport.h"
 #include "cuda/nccl_rig.h"
+#include "unit/comm/link_cases.h"
 
 namespace trainer::comm {
 namespace {
@@ -65,6 +66,27 @@ TEST_F(NcclFailure, AnOperationThatHangsOnTheDeviceIsReported) {
                        "all_reduce along data (operation 2 of channel grads) did not complete within 0.4 s: all "
                        "ranks of its group have started it and respond"))
       << error.what();
+}
+
+TEST_F(NcclFailure, TheWatchdogNamesThePeerOfALink) {
+  const Error error = error_of([&] {
+    on_gpus(2, {.timeout_s = 0.4}, [&](World&, GpuRank& rank) {
+      const auto link =
+          rank.world->communicator(*rank.device, link_group(*rank.world, 0, Way::forward), Purpose::critical);
+      rank.world->connect();
+      OnGpu<float> x(rank, std::vector<float>(300, 1.0f));
+      link->send(rank.ex, x.all()).join(rank.ex);
+      x.get();
+      if (rank.world->rank() == 0) return;
+      link->send(rank.ex, x.all()).join(rank.ex);
+      x.get();  // blocks until the communicators are aborted
+      link->send(rank.ex, x.all()).join(rank.ex);
+    });
+  });
+  EXPECT_EQ(error.code(), Code::comm);
+  for (const char* part : {"rank 1 has been waiting for rank 0 for", "in send along stage (operation 2 of link 1)",
+                           "rank 0 has ended without starting it"})
+    EXPECT_TRUE(contains(error.what(), part)) << error.what();
 }
 
 TEST_F(NcclFailure, ABrokenCommunicatorEndsAllRanks) {

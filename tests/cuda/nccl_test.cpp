@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cuda/nccl_rig.h"
+#include "unit/comm/link_cases.h"
 
 namespace trainer::comm {
 namespace {
@@ -223,6 +224,71 @@ void cross(GpuRank& rank) {
 
 TEST(NcclGroups, CrossOnOneLaneAndOnThree) {
   for (const int lanes : {0, 1, 3}) on_gpus(4, {.timeout_s = 60, .lanes = lanes}, [](World&, GpuRank& r) { cross(r); });
+}
+
+/// Sends around a ring of all ranks in both directions, all in flight at once, while all ranks reduce.
+void send_around(GpuRank& rank) {
+  World& world = *rank.world;
+  const int g = world.size(), me = world.rank();
+  struct Link {
+    int from;
+    std::unique_ptr<Communicator> comm;
+    std::vector<OnGpu<float>> messages;
+  };
+  std::vector<Link> links;
+  const auto all = world.communicator(*rank.device, group_of(world, g), Purpose::critical);
+  for (const Way way : {Way::forward, Way::back})
+    for (const int from : {me, (me + (way == Way::forward ? g - 1 : 1)) % g})
+      links.push_back({from, world.communicator(*rank.device, link_group(world, from, way), Purpose::critical), {}});
+  world.connect();
+  emulator::take_nccl_log(me);
+  OnGpu<float> sum(rank, std::vector<float>(5000, 1.0f));
+  const std::vector<int64_t> sizes = {1, 3001, 0, 7};
+  std::vector<Ticket> tickets;
+  for (Link& link : links)
+    for (const int64_t n : sizes) {
+      const int number = link.comm->group().link;
+      link.messages.emplace_back(rank, values<float>(link.from == me ? me : -2, n, static_cast<uint64_t>(number)));
+      tickets.push_back(link.comm->send(rank.ex, link.messages.back().all()));
+    }
+  tickets.push_back(all->all_reduce(rank.ex, sum.all()));
+  for (Ticket& ticket : tickets) ticket.join(rank.ex);
+  for (Link& link : links)
+    for (size_t i = 0; i < sizes.size(); ++i)
+      EXPECT_TRUE(same_bits(link.messages[i].get(),
+                            values<float>(link.from, sizes[i], static_cast<uint64_t>(link.comm->group().link))));
+  EXPECT_EQ(sum.get(), std::vector<float>(5000, static_cast<float>(g)));
+  const std::vector<std::string> log = emulator::take_nccl_log(me);
+  EXPECT_EQ(std::ranges::count(log, "send 12004 bytes of 2"), 2);
+  EXPECT_EQ(std::ranges::count(log, "receive 12004 bytes of 2"), 2);
+  EXPECT_EQ(rank.meter.comm().at({1, CommOp::send, DType::f32}).wire_bytes, 2 * (1 + 3001 + 7) * 4);
+}
+
+TEST(NcclLinks, MoveMessagesAroundARingInBothDirections) {
+  for (const int g : {2, 3, 4})
+    for (const int lanes : {1, 3})
+      on_gpus(g, {.timeout_s = 60, .lanes = lanes}, [](World&, GpuRank& rank) { send_around(rank); });
+}
+
+TEST(NcclLinks, HaveStreamsOfTheirOwn) {
+  on_gpus(2, {.timeout_s = 60, .lanes = 1}, [](World& below, GpuRank& rank) {
+    World& world = *rank.world;
+    const auto all = world.communicator(*rank.device, group_of(world, 2), Purpose::critical);
+    const auto in =
+        world.communicator(*rank.device, link_group(world, 1 - world.rank(), Way::forward), Purpose::critical);
+    const auto out = world.communicator(*rank.device, link_group(world, world.rank(), Way::forward), Purpose::critical);
+    world.connect();
+    below.control().barrier();
+    EXPECT_EQ(emulator::streams_with_priority(emulator::kHighestPriority), 2 * 3);
+    below.control().barrier();
+    OnGpu<float> x(rank, std::vector<float>(100, 1.0f)), y(rank, std::vector<float>(100)), sum(rank, {1});
+    Ticket receive = in->send(rank.ex, y.all());  // its message is sent only after the all-reduce
+    all->all_reduce(rank.ex, sum.all()).join(rank.ex);
+    EXPECT_EQ(sum.get(), std::vector<float>{2});
+    out->send(rank.ex, x.all()).join(rank.ex);
+    receive.join(rank.ex);
+    EXPECT_EQ(y.get(), std::vector<float>(100, 1.0f));
+  });
 }
 
 TEST(NcclOrder, StreamsHaveTheHighestPriority) {

@@ -5,7 +5,7 @@
 #include "device/cuda/runtime.h"
 #include "emulator.h"
 #include "rigs/layouts.h"
-#include "unit/comm/rig.h"
+#include "unit/comm/link_cases.h"
 
 namespace trainer::tests {
 namespace {
@@ -68,6 +68,53 @@ TEST(SharedDevice, OperationsThroughTheHostAreExact) {
           EXPECT_EQ(rig.get(e.tensor().range(rank * 100, 100)), std::vector<int32_t>(100, rank));
       }
     });
+}
+
+TEST(SharedDevice, MessagesThroughTheHostAreExact) {
+  comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+    GpuRig rig;
+    const int me = world.rank(), before = (me + 2) % 3;
+    const auto link = [&](int from) {
+      return world.communicator(*rig.device, comm::link_group(world, from, comm::Way::forward),
+                                comm::Purpose::critical);
+    };
+    const auto out = link(me), in = link(before);
+    std::vector<Buffer> sent, received;
+    std::vector<comm::Ticket> tickets;
+    const std::vector<int64_t> sizes = {1, 200'001, 7, 0, 1001};
+    for (const int64_t n : sizes) {
+      sent.push_back(rig.put(comm::values<int32_t>(me, n)));
+      received.push_back(rig.put(std::vector<int32_t>(static_cast<size_t>(n), -1)));
+      tickets.push_back(in->send(rig.ex, received.back()));
+      tickets.push_back(out->send(rig.ex, sent.back()));
+      rig.device->clear(sent.back().tensor().data, sent.back().tensor().bytes());  // later work: after the copy
+    }
+    for (comm::Ticket& ticket : tickets) ticket.join(rig.ex);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      EXPECT_EQ(rig.get(received[i]), comm::values<int32_t>(before, sizes[i]));
+      EXPECT_EQ(rig.get(sent[i]), std::vector<int32_t>(static_cast<size_t>(sizes[i]))) << "not overwritten by a join";
+    }
+  });
+}
+
+TEST(SharedDevice, AReceiveDoesNotWaitForTheComputeStream) {
+  comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+    GpuRig rig;
+    const auto link =
+        world.communicator(*rig.device, comm::link_group(world, 0, comm::Way::forward), comm::Purpose::critical);
+    Buffer x = rig.put(std::vector<int32_t>(5000, 1 + world.rank()));
+    if (world.rank() == 1) {
+      emulator::Hold hold(device::cuda::stream_of(*rig.device));  // as if a long kernel ran
+      comm::Ticket ticket = link->send(rig.ex, x);
+      world.control().barrier();  // rank 0 has joined its send
+      hold.release();
+      ticket.join(rig.ex);
+    } else {
+      link->send(rig.ex, x).join(rig.ex);
+      world.control().barrier();
+    }
+    EXPECT_EQ(rig.get(x), std::vector<int32_t>(5000, 1));
+  });
 }
 
 TEST(SharedDevice, StartingAnOperationWaitsForNothing) {

@@ -1,6 +1,7 @@
-// Runs the cases of tests/unit/comm/collective_cases.h between processes.
+// Runs the cases of tests/unit/comm/collective_cases.h and link_cases.h between processes.
 #include "mpi/mpi_main.h"
 #include "unit/comm/collective_cases.h"
+#include "unit/comm/link_cases.h"
 
 namespace trainer::comm {
 namespace {
@@ -17,6 +18,8 @@ TYPED_TEST(MpiCollectives, ReduceInTheDocumentedOrderAndSendWhatTheyCount) {
 TYPED_TEST(MpiCollectives, MoveEveryElementAndSendWhatTheyCount) {
   for (int g = 1; g <= test_world().size(); ++g) check_movements<TypeParam>(test_world(), g);
 }
+
+TYPED_TEST(MpiCollectives, MoveMessagesAroundARingInBothDirections) { check_links<TypeParam>(test_world()); }
 
 TYPED_TEST(MpiCollectives, KeepSeveralSegmentsInFlight) { check_large<TypeParam>(test_world(), test_world().size()); }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A rank is stopped or killed in the middle of all-reduces: every other rank reports it in time and exits with status 7,
-also if the rank returns while they end. A suspended job continues, although its ranks do so one after another.
+"""A rank is stopped or killed in the middle of all-reduces, or of messages around a ring: every other rank reports it in
+time and exits with status 7, also if the rank returns while they end. A suspended job continues, although its ranks do
+so one after another.
 
-usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend MPIRUN...
+usage: lost_peer_test.py PROGRAM RANKS stop|kill|return|suspend all_reduce|send MPIRUN...
 """
 import os
 import re
@@ -18,9 +19,9 @@ PATIENCE = 40.0  # limit of a run in seconds, on a busy machine
 class Run:
     """A run of the program; lines() reads what it prints, and notes the ranks' processes, steps and ends."""
 
-    def __init__(self, program, ranks, mpirun, options, timeout, elements=100000):
+    def __init__(self, program, ranks, mpirun, options, timeout, operation="all_reduce", elements=100000):
         self.ranks, self.mpirun, self.timeout = ranks, mpirun, timeout
-        self.process = subprocess.Popen(mpirun + options + ["-np", str(ranks), program, str(timeout), str(elements)],
+        self.process = subprocess.Popen(mpirun + options + ["-np", str(ranks), program, str(timeout), operation, str(elements)],
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.guard = threading.Timer(PATIENCE, self.process.kill)
         self.guard.start()
@@ -53,9 +54,10 @@ class Run:
             sys.exit("\n".join(problems) + "\noutput:\n" + "".join(self.output))
 
 
-def lose(how, program, ranks, mpirun, elements=100000):
+def lose(how, operation, program, ranks, mpirun, elements=100000):
     # Without --enable-recovery mpirun ends the other ranks when a rank is killed; with it, they continue.
-    run = Run(program, ranks, mpirun, ["--enable-recovery"] if how == "kill" else [], 3.0 if how != "return" else 1.0, elements)
+    run = Run(program, ranks, mpirun, ["--enable-recovery"] if how == "kill" else [], 3.0 if how != "return" else 1.0,
+              operation, elements)
     victim, lost_at, returned = ranks - 1, None, False
     for _ in run.lines():
         if len(run.pids) == ranks and lost_at is None:
@@ -83,6 +85,9 @@ def lose(how, program, ranks, mpirun, elements=100000):
             problems.append(f"rank {rank} left with {code}")
         if rank != victim and not re.search(rf"rank {victim} \(host \S+, process {run.pids[victim]}\) does not respond", message):
             problems.append(f"rank {rank} does not name rank {victim} and its process: {message}")
+        waits = rf"rank \d has been waiting for rank {victim} for \S+ s in send along stage \(operation \d+ of link \d\)"
+        if operation == "send" and not re.search(waits, message):
+            problems.append(f"rank {rank} does not name the operation: {message}")
         if at - lost_at > run.timeout + 5:
             problems.append(f"rank {rank} needed {at - lost_at:.1f} s")
     # MPICH's mpiexec reports the signal by which it ends remaining ranks: SIGKILL if one is stopped, else SIGHUP or SIGKILL.
@@ -117,12 +122,12 @@ def suspend(program, ranks, mpirun):
 
 
 def main():
-    program, ranks, how, mpirun = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    program, ranks, how, operation, mpirun = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:]
     if how == "suspend":
         return suspend(program, ranks, mpirun)
     # Messages of different sizes: sent at once, copied by the library, and read from the sender's memory.
     for elements in (2000, 100000, 3000000) if how == "return" else (100000,):
-        lose(how, program, ranks, mpirun, elements)
+        lose(how, operation, program, ranks, mpirun, elements)
 
 
 main()

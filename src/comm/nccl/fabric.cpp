@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/nccl/links.h"
 
 namespace trainer::comm::nccl {
 namespace {
@@ -25,9 +24,10 @@ constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
 
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-ncclConfig_t configuration() {
+ncclConfig_t configuration(int channels) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // a blocking call could not be aborted while it waits for a lost rank
+  if (channels < kChannels) config.maxCTAs = channels;
   return config;
 }
 
@@ -62,20 +62,14 @@ Interval Launched::wait() {
 }
 void Launched::abandon() noexcept { fabric.abandon(*this); }
 
-Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {
+Fabric::Fabric(Engine& engine, Control& control, device::Device& device)
+    : engine_(engine), device_(device), lanes_(streams_of(engine.options().lanes)) {
   using device::cuda::check;
-  const int lanes = streams_of(engine.options().lanes);
   check(cudaSetDevice(device.gpu().ordinal), "selecting the CUDA device");
   check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "event");
-  streams_.resize(static_cast<size_t>(lanes));
-  running_.resize(streams_.size());
-  free_.resize(streams_.size());
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
-  for (cudaStream_t& stream : streams_)
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "communication stream");
+  for (int lane = 0; lane < lanes_; ++lane) add_stream();
 
-  if (streams_.size() > 1) start_in_program_order(engine.rank(), control);
+  if (lanes_ > 1) start_in_program_order(engine.rank(), control);
   ncclUniqueId id{};
   control.run_on_all_ranks([&] {
     if (engine.rank() != 0) return;
@@ -87,7 +81,7 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
   std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
   watcher_ = std::thread([this] { watch(); });
   try {
-    ncclConfig_t config = configuration();
+    ncclConfig_t config = configuration(kChannels);
     carry_out(all_, format("the connection of {} ranks", engine.size()), [&] {
       const ncclResult_t result = ncclCommInitRankConfig(&all_, engine.size(), id, engine.rank(), &config);
       if (all_ != nullptr) made_.push_back({all_, "all ranks"});
@@ -100,6 +94,18 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
 }
 
 Fabric::~Fabric() { end(); }
+
+int Fabric::add_stream() {
+  int lowest = 0, highest = 0;
+  cudaStream_t stream = nullptr;
+  device::cuda::check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities of streams");
+  device::cuda::check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "communication stream");
+  const std::lock_guard lock(mutex_);
+  streams_.push_back(stream);
+  running_.emplace_back();
+  free_.emplace_back();
+  return static_cast<int>(streams_.size()) - 1;
+}
 
 void Fabric::end() noexcept {
   {
@@ -165,11 +171,11 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
   if (state != ncclSuccess) fail(what, state, comm);
 }
 
-ncclComm_t Fabric::split(int color, int key, const std::string& name) {
+ncclComm_t Fabric::split(int color, int key, const std::string& name, int channels) {
   // An NCCL thread stores the handle before the parent is ready again, so the variable must stay valid even if this
   // rank gives up on the split.
   ncclComm_t& made = splits_.emplace_back(nullptr);
-  ncclConfig_t config = configuration();
+  ncclConfig_t config = configuration(channels);
   const std::string what = format("the connection along {}", name);
   carry_out(all_, what, [&] { return ncclCommSplit(all_, color, key, &made, &config); });
   if (made == nullptr) return nullptr;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/engine.h"
+#include "comm/nccl/links.h"
 #include "device/cuda/runtime.h"
 
 namespace trainer::comm::nccl {
@@ -41,12 +42,15 @@ class Fabric {
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
 
-  int streams() const { return static_cast<int>(streams_.size()); }
+  /// Returns the number of streams for groups, which parallel.lanes determines.
+  int streams() const { return lanes_; }
+  /// Adds a stream of the highest priority, for a link; returns its number.
+  int add_stream();
   Engine& engine() { return engine_; }
 
   /// Returns a communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR.
   /// Collective.
-  ncclComm_t split(int color, int key, const std::string& name);
+  ncclComm_t split(int color, int key, const std::string& name, int channels = kChannels);
 
   /// Makes the NCCL calls of `calls`, for one communicator, on stream number `stream_index`, after the work enqueued so
   /// far on the compute stream.
@@ -75,6 +79,7 @@ class Fabric {
 
   Engine& engine_;
   device::Device& device_;
+  const int lanes_;
   cudaEvent_t ready_ = nullptr;  // an event on the compute stream
   std::vector<cudaStream_t> streams_;
 

@@ -48,15 +48,15 @@ class Calls {
 /// The communicator of one group on one stream, shared by the purposes that use this stream.
 struct Link {
   Group group;
+  int stream = 0;
   ncclComm_t comm = nullptr;
 };
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(Fabric& fabric, Group group, Purpose purpose, int queue, std::shared_ptr<Link> link)
+  NcclCommunicator(Fabric& fabric, Group group, Purpose purpose, std::shared_ptr<Link> link)
       : Communicator(std::move(group)),
         fabric_(fabric),
-        queue_(queue),
         link_(std::move(link)),
         channel_(fabric.engine().channel(this->group(), purpose)) {}
 
@@ -66,7 +66,7 @@ class NcclCommunicator final : public Communicator {
   Pending* start(const Request& r) override {
     TRAINER_CHECK(link_->comm != nullptr, "the communicator along {} was used before the world is connected",
                   group().name);
-    return fabric_.launch(queue_, link_->comm, channel_, r.op, group().name,
+    return fabric_.launch(link_->stream, link_->comm, channel_, r.op, group().name,
                           [&](cudaStream_t stream) { return calls(r, stream); });
   }
 
@@ -89,6 +89,9 @@ class NcclCommunicator final : public Communicator {
       case CommOp::all_gather:
         if (r.out.count() % size() == 0) return ncclAllGather(r.in.data, r.out.data, bytes, ncclInt8, comm, stream);
         return gather_unevenly(r, stream);
+      case CommOp::send:
+        if (rank() == 0) return ncclSend(r.in.data, bytes, ncclInt8, 1, comm, stream);
+        return ncclRecv(r.out.data, static_cast<size_t>(r.out.bytes()), ncclInt8, 0, comm, stream);
       case CommOp::all_to_all:
         break;
     }
@@ -138,7 +141,6 @@ class NcclCommunicator final : public Communicator {
   }
 
   Fabric& fabric_;
-  int queue_;
   std::shared_ptr<Link> link_;
   Engine::Channel& channel_;
 };
@@ -164,8 +166,9 @@ class NcclWorld final : public World {
     const auto key = link_of(group, purpose, fabric_.streams());
     if (&device != &device_ || !key) return below_.communicator(device, std::move(group), purpose);
     std::shared_ptr<Link>& link = links_[*key];
-    if (link == nullptr) link = std::make_shared<Link>(Link{group});
-    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), purpose, key->second, link);
+    if (link == nullptr)
+      link = std::make_shared<Link>(Link{group, group.link > 0 ? fabric_.add_stream() : key->second});
+    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), purpose, link);
   }
 
   void connect() override {
@@ -187,7 +190,7 @@ class NcclWorld final : public World {
       }
       const Group& group = found->second->group;  // all ranks of the group pass the lowest one as color
       const int color = *std::min_element(group.members.begin(), group.members.end());
-      found->second->comm = fabric_.split(color, group.index, group.name);
+      found->second->comm = fabric_.split(color, group.index, group.name, channels_of(group));
     }
   }
 
@@ -195,7 +198,7 @@ class NcclWorld final : public World {
   EngineWorld& below_;
   device::Device& device_;
   Fabric fabric_;
-  std::map<std::pair<uint32_t, int>, std::shared_ptr<Link>> links_;  // by axes and stream
+  std::map<std::pair<uint32_t, int>, std::shared_ptr<Link>> links_;  // by axes, and stream or link
 };
 
 }  // namespace

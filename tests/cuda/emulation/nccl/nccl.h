@@ -60,6 +60,7 @@ struct ncclUniqueId {
 };
 struct ncclConfig_t {
   int blocking = 1;
+  int maxCTAs = 0;  // 0: the library's choice
 };
 
 ncclResult_t ncclGetVersion(int* version);
