@@ -127,8 +127,10 @@ double Cluster::seconds_of(DType compute, const OpCall& call) const {
   return std::max(call.cost.flops / rate, traffic) + operator_seconds;
 }
 
-CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
+CollectiveTime collective_time(const Cluster& cluster, const GroupShape& along, CommOp op, DType dtype,
                                int64_t payload) {
+  const GroupShape neighbours{.ranks = std::min(along.ranks, 2), .per_node = along.spans_nodes() ? 1 : 2};
+  const GroupShape& group = op == CommOp::send ? neighbours : along;
   const int g = group.ranks;
   if (g <= 1 || payload == 0) return {};
   const double bytes = static_cast<double>(payload * size_of(dtype));
@@ -158,7 +160,7 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
   const auto latency = [&](int inner, int outer) {
     return (link.start_us + inner * cluster.intra.hop_us + outer * cluster.inter.hop_us) * 1e-6;
   };
-  const bool chain = op == CommOp::broadcast || op == CommOp::reduce;
+  const bool chain = op == CommOp::broadcast || op == CommOp::reduce || op == CommOp::send;
   const double sent =
       chain && !direct ? bytes : static_cast<double>(comm::wire_elements(op, g, payload) * size_of(dtype)) / g;
   const auto seconds_of = [&](double moved) { return rate > 0 ? moved / rate : 0; };

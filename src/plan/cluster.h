@@ -136,6 +136,7 @@ struct CollectiveTime {
 ///   tree (all_reduce on GPUs, if it is faster)      2 payload / β; twice log₂ n steps between and log₂ within nodes
 ///   few elements (sent straight to all)             the same bytes in log₂ g steps
 ///   chain (broadcast, reduce)                       payload / β + (g − 1) steps
+///   send, to a neighbour along the axes             a chain of two ranks, on different nodes if the group spans nodes
 /// β: within a node intra.gb_per_s; between nodes inter.gb_per_s · per_node / devices_per_node, since the other groups
 /// of the node share its link, and at most intra.gb_per_s.
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,

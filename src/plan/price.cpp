@@ -87,8 +87,9 @@ class Timeline {
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();
     if (!time.measured) time_->unmeasured += time.total();
-    // Scalars are exchanged on a separate channel, even if all other operations share one.
-    const uint64_t channel = cluster_.lanes == 1 && !control ? 0 : uint64_t{axes} << 8 | event.purpose;
+    // Scalars and links have separate channels, even if all other operations share one.
+    const bool shared = cluster_.lanes == 1 && !control && event.key.op != CommOp::send;
+    const uint64_t channel = shared ? 0 : uint64_t{axes} << 8 | event.queue;
     channels_[channel].push_back(std::move(transfer));
   }
 

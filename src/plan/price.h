@@ -3,10 +3,10 @@
 //
 // One rank represents all ranks, which run the same program in lockstep. Operators run one after the other. A started
 // collective overlaps with them; collectives on the same channel run in order. There is one channel per set of axes and
-// purpose (a single channel with parallel.lanes = 1), and one for scalars. Concurrent collectives on a link share its
-// bandwidth. Waiting for a collective that has not ended is exposed communication. Communication slows down compute by
-// Link::slowdown, and compute slows down communication to Link::progress. So a step overlaps as much as the trainer's
-// schedule does, and no more.
+// purpose (a single channel with parallel.lanes = 1), one per link, and one for scalars. Concurrent collectives on a
+// link share its bandwidth. Waiting for a collective that has not ended is exposed communication. Communication slows
+// down compute by Link::slowdown, and compute slows down communication to Link::progress. So a step overlaps as much as
+// the trainer's schedule does, and no more.
 #include <map>
 #include <string>
 

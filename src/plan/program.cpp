@@ -10,9 +10,9 @@ void ProgramRecorder::add_operator(const OpCall& call) {
   program.push_back({.kind = Event::Kind::compute, .key = {}, .op = call});
 }
 
-int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t purpose, int64_t elements, int64_t wire_bytes) {
+int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes) {
   program.push_back({.kind = Event::Kind::start,
-                     .purpose = purpose,
+                     .queue = queue,
                      .key = key,
                      .collective = collectives,
                      .elements = elements,

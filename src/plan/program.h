@@ -16,7 +16,7 @@ using setup::RunPlan;
 struct Event {
   enum class Kind : uint8_t { compute, start, wait };
   Kind kind = Kind::compute;
-  uint8_t purpose = 0;                   // start: a comm::Purpose
+  uint8_t queue = 0;                     // start: a comm::Purpose, or above those a link (comm::Group::queue())
   CommKey key;                           // start
   int64_t collective = 0;                // start, wait: the number of the collective in the program
   int64_t elements = 0, wire_bytes = 0;  // start: the payload, and the bytes that the whole group sends
@@ -26,14 +26,14 @@ using Program = std::vector<Event>;
 
 /// True for collectives of scalars: losses, norms, requests to stop.
 inline bool is_scalar_exchange(const Event& event) {
-  return event.kind == Event::Kind::start && event.purpose == static_cast<uint8_t>(comm::Purpose::control);
+  return event.kind == Event::Kind::start && event.queue == static_cast<uint8_t>(comm::Purpose::control);
 }
 
 /// ProgramRecorder records the operations of a pass.
 class ProgramRecorder final : public Recorder {
  public:
   void add_operator(const OpCall& call) override;
-  int64_t add_collective(const CommKey& key, uint8_t purpose, int64_t elements, int64_t wire_bytes) override;
+  int64_t add_collective(const CommKey& key, uint8_t queue, int64_t elements, int64_t wire_bytes) override;
   void add_wait(int64_t collective) override;
 
   Program program;

@@ -52,6 +52,14 @@ TEST(CollectiveTime, FollowsRingsAndSharesTheLinkOfANode) {
   // Few elements are sent directly to all ranks.
   EXPECT_NEAR(time(CommOp::all_reduce, 4, 4, 1000).total(), 12 * kMicro + 12e-6, 1e-9);
   EXPECT_EQ(time(CommOp::all_reduce, 1, 1, 1000).total(), 0);
+  // A message goes to a neighbour, however many ranks are along the axis. Between nodes, each of the four devices of a
+  // node has a quarter of its link.
+  EXPECT_NEAR(time(CommOp::send, 2, 2, 1'000'000).total(), 11 * kMicro + 4e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::send, 4, 4, 1'000'000).total(), 11 * kMicro + 4e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::send, 2, 1, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::send, 8, 1, 1'000'000).total(), 22 * kMicro + 16e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::send, 2, 1, 10).fixed, 22 * kMicro, 1e-9);
+  EXPECT_EQ(time(CommOp::send, 2, 1, 0).total(), 0);
 }
 
 TEST(CollectiveTime, ComesFromATableWhereThereIsOne) {
@@ -258,6 +266,28 @@ TEST_F(Play, ExchangesScalarsNextToAnyQueue) {
   const StepTime time = played();
   EXPECT_LT(time.comm.at("control").exposed, 0.1e-3);
   EXPECT_NEAR(time.total(), 3.013e-3, 0.02e-3);
+}
+
+TEST_F(Play, SendsOnLinksNextToAnyQueue) {
+  const auto send = [&](int link) {
+    const comm::Group group{.link = link};
+    return recorder_.add_collective({step_.mesh.set("x"), CommOp::send, DType::f32},
+                                    static_cast<uint8_t>(group.queue()), 1'000'000, 0);
+  };
+  for (const int lanes : {1, 3}) {
+    cluster_.lanes = lanes;
+    recorder_ = {};
+    const int64_t received = send(1), gathered = gather(4), sent = send(2);
+    wait(gathered);
+    wait(received);
+    wait(sent);
+    EXPECT_NEAR(played().total(), 11.013e-3, 0.01e-3) << "three share the link: 4 + 4 + 3 ms";
+    recorder_ = {};
+    const int64_t first = send(1), second = send(1);
+    wait(first);
+    wait(second);
+    EXPECT_NEAR(played().total(), 2 * 4.011e-3, 1e-12) << "messages of one link are in order";
+  }
 }
 
 TEST_F(Play, AddsTheClosedFormToCompute) {
