@@ -313,8 +313,9 @@ class Resume(rig.Runs):
             shutil.copytree(self.folder / "run", self.folder / name)
             (self.folder / name / "metrics.jsonl").write_text(log)
             stderr = self.train(f"run.dir={name}", resume=f"{name}/checkpoints/step-00000004")
-            self.assertEqual(f"{name}/metrics.jsonl: does not record step 4, from which this run resumes, with its loss; its steps may be "
-                             "from a different run" in stderr, warned)
+            self.assertEqual("from a different run" in stderr, warned, name)
+            if warned:
+                self.assertIn(f"{name}/metrics.jsonl: does not record step 4, from which this run resumes, with its loss", stderr)
 
     def test_a_log_is_read_once_at_the_start_and_once_for_the_report(self):
         for name, sets, reads in (("steps", ["train.steps=6"], 2), ("evaluated", ["train.steps=6", "train.eval_interval=2"], 2),

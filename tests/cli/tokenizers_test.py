@@ -111,6 +111,14 @@ for name, pattern, size in (("r50k", openai_public.r50k_pat_str, 50256), ("cl100
     pathlib.Path(f"{name}/ids.json").write_text(json.dumps(encoding.encode_ordinary(text)))
 """
 
+EXPORTED = """
+import json, pathlib, sys
+from tokenizers import Tokenizer
+file, text, ids = sys.argv[1:]
+ours = Tokenizer.from_file(file).encode(pathlib.Path(text).read_bytes().decode(), add_special_tokens=False).ids
+assert ours == json.loads(pathlib.Path(ids).read_text()), "the exported tokenizer gives other tokens"
+"""
+
 
 def find_python():
     for python in (os.environ.get("TRAINER_TORCH_PYTHON"), sys.executable, ROOT / "build/torch-python/bin/python"):
@@ -386,6 +394,11 @@ class Tokenizers(rig.Runs):
                 theirs = json.loads((self.folder / folder.split("/")[0] / "ids.json").read_text())
                 place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), len(theirs))
                 self.assertEqual((len(ours) - 1, ours[place:-1][:8]), (len(theirs), theirs[place:place + 8]), f"at {place}")
+        # An exported model of a file of ranks has the pattern that the run used.
+        self.train('data.train=["hard.txt"]', "data.tokenizer=cl100k/x.tiktoken", "train.steps=1", "optim.warmup_steps=0")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        subprocess.run([python, "-c", EXPORTED, "hf/tokenizer.json", "hard.txt", "cl100k/ids.json"], cwd=self.folder, check=True,
+                       timeout=300)
 
     def test_a_tokenizer_with_the_fields_of_olmo2_has_the_tokens_of_tokenizers(self):
         python = find_python()

@@ -144,7 +144,7 @@ class Validation(rig.Runs):
         manifest = self.step_folder(4) / "manifest.json"
         self.assertIn("best_data", self.state(4))
         text = re.sub(r'"best_data":"\w+",?', "", manifest.read_text())
-        mark = f"checkpoint format 1\nmanifest.json {len(text)} bytes, XXH3-128 {xxhash.xxh3_128_hexdigest(text)}\n"
+        mark = f"checkpoint format 1\nmanifest.json {len(text)} bytes, XXH3-128 {xxhash.xxh3_128_hexdigest(text.encode())}\n"
         for other, expected in ((False, False), (True, True)):
             shutil.rmtree(self.folder / "old", ignore_errors=True)
             shutil.copytree(self.folder / "run", self.folder / "old")
