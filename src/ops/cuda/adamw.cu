@@ -18,46 +18,23 @@ __device__ inline uint32_t mixed(uint32_t h) {
 
 /// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No product here is added to anything, so that the
 /// compiler cannot fuse a multiplication with an addition.
-template <typename G, typename M>
-struct AdamWBody {
-  Rows<float> p;
-  Rows<M> m, v;
-  Rows<const G> g;
-  Rows<bf16> compute;
+template <typename M>
+struct AdamWFormula {
   float b1, b2, ob1, ob2, correction, eps, step, decay, scale;
   bool rounds;    // rounds the gradient to bf16
   uint32_t salt;  // for rounding second moments to bf16
-
-  template <int V>
-  struct Values {
-    float p[V], m[V], v[V], g[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& x, const Piece& at) const {
-    get(g.at(0, at.c), at.n, x.g);
-    get(p.at(0, at.c), at.n, x.p);
-    get(m.at(0, at.c), at.n, x.m);
-    get(v.at(0, at.c), at.n, x.v);
-  }
-  template <int V>
-  __device__ void store(Values<V>& x, const Piece& at) const {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float gradient = (rounds ? static_cast<float>(bf16(x.g[i])) : x.g[i]) * scale;
-      x.m[i] = fmaf(b1, x.m[i], ob1 * gradient);
-      x.v[i] = fmaf(b2, x.v[i], ob2 * gradient * gradient);
-      const float u = x.m[i] / fmaf(sqrtf(x.v[i]), correction, eps);
-      const uint32_t old = std::bit_cast<uint32_t>(x.p[i]);
-      x.p[i] = fmaf(step, u, fmaf(decay, x.p[i], x.p[i]));
-      if constexpr (sizeof(M) < 4) {
-        const uint32_t bits = std::bit_cast<uint32_t>(x.v[i]), hash = mixed(bits ^ mixed(old + salt));
-        x.v[i] = std::bit_cast<float>((bits + (hash & 0xffffu)) & 0xffff0000u);
-      }
+  __device__ void operator()(float (&x)[5]) const {
+    auto& [p, m, v, g, compute] = x;
+    const float gradient = (rounds ? static_cast<float>(bf16(g)) : g) * scale;
+    m = fmaf(b1, m, ob1 * gradient);
+    v = fmaf(b2, v, ob2 * gradient * gradient);
+    const float u = m / fmaf(sqrtf(v), correction, eps);
+    const uint32_t old = std::bit_cast<uint32_t>(p);
+    compute = p = fmaf(step, u, fmaf(decay, p, p));
+    if constexpr (sizeof(M) < 4) {
+      const uint32_t bits = std::bit_cast<uint32_t>(v), hash = mixed(bits ^ mixed(old + salt));
+      v = std::bit_cast<float>((bits + (hash & 0xffffu)) & 0xffff0000u);
     }
-    put(p.at(0, at.c), at.n, x.p);
-    put(m.at(0, at.c), at.n, x.m);
-    put(v.at(0, at.c), at.n, x.v);
-    if (compute.data != nullptr) put(compute.at(0, at.c), at.n, x.p);
   }
 };
 
@@ -112,23 +89,19 @@ void run(Exec& ex, const AdamW& op) {
     using G = decltype(type);
     for_compute_type(op.m.dtype, "adamw m", [&](auto moment) {
       using M = decltype(moment);
-      const AdamWBody<G, M> body{rows_of<float>(op.p),
-                                 rows_of<M>(op.m),
-                                 rows_of<M>(op.v),
-                                 rows_in<G>(op.g),
-                                 rows_of<bf16>(op.compute),
-                                 rounded(s.beta1),
-                                 rounded(s.beta2),
-                                 rounded(1 - s.beta1),
-                                 rounded(1 - s.beta2),
-                                 rounded(s.inv_sqrt_correction),
-                                 rounded(s.eps),
-                                 rounded(s.negative_step),
-                                 rounded(s.negative_decay),
-                                 rounded(s.gradient_scale),
-                                 op.round_gradient,
-                                 rounding_salt(s)};
-      map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.m, op.v, op.g, op.compute}, true);
+      const AdamWFormula<M> formula{rounded(s.beta1),
+                                    rounded(s.beta2),
+                                    rounded(1 - s.beta1),
+                                    rounded(1 - s.beta2),
+                                    rounded(s.inv_sqrt_correction),
+                                    rounded(s.eps),
+                                    rounded(s.negative_step),
+                                    rounded(s.negative_decay),
+                                    rounded(s.gradient_scale),
+                                    op.round_gradient,
+                                    rounding_salt(s)};
+      map_elements<4>(ex, formula, InOut<float>{op.p}, InOut<M>{op.m}, InOut<M>{op.v}, In<G>{op.g},
+                      Out<bf16>{op.compute});
     });
   });
 }

@@ -1,8 +1,10 @@
 #pragma once
 // Elementwise kernels: a body loads a piece of V elements of a row, computes and stores it. A thread loads all its
 // pieces before it stores the first one, which keeps enough accesses in flight. Outputs may alias inputs, element by
-// element.
+// element. Most operators are a formula of one element, for map_elements.
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "device/cuda/runtime.h"
 #include "ops/cuda/lanes.cuh"
@@ -62,6 +64,78 @@ void map(Exec& ex, const Body& body, int64_t rows, int64_t cols, std::initialize
     rows = std::min<int64_t>(rows, 1);
   }
   aligned_rows(operands, rows, V) ? map_pieces<V>(ex, body, rows, cols) : map_pieces<1>(ex, body, rows, cols);
+}
+
+/// An operand of map_elements. An empty one is not written and reads as 0.
+template <typename T, bool kRead, bool kWritten>
+struct Operand {
+  const Tensor& tensor;
+  bool every_row = false;  // a vector [cols], the same for all rows
+};
+template <typename T>
+using In = Operand<T, true, false>;
+template <typename T>
+using Out = Operand<T, false, true>;
+template <typename T>
+using InOut = Operand<T, true, true>;
+
+/// Operand `kNumber` in a kernel.
+template <size_t kNumber, typename T, bool kRead, bool kWritten>
+struct Accesses {
+  Rows<T> rows;
+  template <typename Values>
+  __device__ void load_into(Values& v, const Piece& at) const {
+    auto& x = v.x[kNumber];
+    for (float& element : x) element = 0;
+    if constexpr (kRead)
+      if (rows.data != nullptr) get(static_cast<const T*>(rows.at(at.r, at.c)), at.n, x);
+  }
+  template <typename Values>
+  __device__ void store_from(const Values& v, const Piece& at) const {
+    if constexpr (kWritten)
+      if (rows.data != nullptr) put(rows.at(at.r, at.c), at.n, v.x[kNumber]);
+  }
+};
+
+template <typename Formula, typename... A>
+struct ElementsBody : A... {
+  Formula formula;
+  template <int V>
+  struct Values {
+    float x[sizeof...(A)][V];
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    (A::load_into(v, at), ...);
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      float element[sizeof...(A)];
+#pragma unroll
+      for (size_t k = 0; k < sizeof...(A); ++k) element[k] = v.x[k][i];
+      formula(element);
+#pragma unroll
+      for (size_t k = 0; k < sizeof...(A); ++k) v.x[k][i] = element[k];
+    }
+    (A::store_from(v, at), ...);
+  }
+};
+
+/// Applies formula(float (&x)[N]), which reads and writes one element of each of the N operands, to all elements of the
+/// first operand's shape, in pieces of V.
+template <int V, typename Formula, typename... T, bool... kRead, bool... kWritten>
+void map_elements(Exec& ex, const Formula& formula, const Operand<T, kRead, kWritten>&... operands) {
+  const Tensor& shape = std::get<0>(std::tie(operands...)).tensor;
+  const auto body_of = [&]<size_t... kNumber>(std::index_sequence<kNumber...>) {
+    return ElementsBody<Formula, Accesses<kNumber, T, kRead, kWritten>...>{
+        {{operands.tensor ? operands.tensor.template as<T>() : nullptr,
+          operands.tensor && !operands.every_row ? operands.tensor.ld() : 0}}...,
+        formula};
+  };
+  map<V>(ex, body_of(std::index_sequence_for<T...>{}), shape.rows(), shape.cols(), {operands.tensor...},
+         (... && !(operands.every_row && operands.tensor)));
 }
 
 /// Calls fn(T{}) for the compute type of a CUDA operator.

@@ -7,97 +7,36 @@ namespace trainer::ops::cuda {
 namespace {
 
 // The arithmetic is canonical, as in adamw.cu: no product is added to anything, except by fmaf.
-struct MomentumBody {
-  Rows<float> m, g;
+struct MomentumFormula {
   float mu, omu, scale;
   bool nesterov;
-  template <int V>
-  struct Values {
-    float m[V], g[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& x, const Piece& at) const {
-    get(g.at(0, at.c), at.n, x.g);
-    get(m.at(0, at.c), at.n, x.m);
-  }
-  template <int V>
-  __device__ void store(Values<V>& x, const Piece& at) const {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float y = omu * (x.g[i] * scale);
-      x.m[i] = fmaf(mu, x.m[i], y);
-      x.g[i] = nesterov ? fmaf(mu, x.m[i], y) : x.m[i];
-    }
-    put(m.at(0, at.c), at.n, x.m);
-    put(g.at(0, at.c), at.n, x.g);
+  __device__ void operator()(float (&x)[2]) const {
+    auto& [m, g] = x;
+    const float y = omu * (g * scale);
+    m = fmaf(mu, m, y);
+    g = nesterov ? fmaf(mu, m, y) : m;
   }
 };
 
-struct ApplyBody {
-  Rows<float> p;
-  Rows<const float> o;
-  Rows<bf16> compute;
+struct ApplyFormula {
   float step, decay;
-  template <int V>
-  struct Values {
-    float p[V], o[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& x, const Piece& at) const {
-    get(p.at(0, at.c), at.n, x.p);
-    get(o.at(0, at.c), at.n, x.o);
-  }
-  template <int V>
-  __device__ void store(Values<V>& x, const Piece& at) const {
-#pragma unroll
-    for (int i = 0; i < V; ++i) x.p[i] = fmaf(step, x.o[i], fmaf(decay, x.p[i], x.p[i]));
-    put(p.at(0, at.c), at.n, x.p);
-    if (compute.data != nullptr) put(compute.at(0, at.c), at.n, x.p);
+  __device__ void operator()(float (&x)[3]) const {
+    auto& [p, o, compute] = x;
+    compute = p = fmaf(step, o, fmaf(decay, p, p));
   }
 };
 
 /// x <- x·factor[0], with the factor rounded to f32.
-template <typename T>
-struct MultiplyBody {
-  Rows<T> x;
+struct MultiplyFormula {
   const double* factor;
-  template <int V>
-  struct Values {
-    float x[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& v, const Piece& at) const {
-    get(x.at(0, at.c), at.n, v.x);
-  }
-  template <int V>
-  __device__ void store(Values<V>& v, const Piece& at) const {
-    const auto rounded = static_cast<float>(*factor);
-#pragma unroll
-    for (int i = 0; i < V; ++i) v.x[i] *= rounded;
-    put(x.at(0, at.c), at.n, v.x);
-  }
+  __device__ void operator()(float (&x)[1]) const { x[0] *= static_cast<float>(*factor); }
 };
 
-template <typename T>
-struct CombineBody {
-  Rows<const float> product;
-  Rows<const T> x;
-  Rows<T> y;
+struct CombineFormula {
   float alpha, beta;
-  template <int V>
-  struct Values {
-    float product[V], x[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& v, const Piece& at) const {
-    get(product.at(0, at.c), at.n, v.product);
-    get(x.at(0, at.c), at.n, v.x);
-  }
-  template <int V>
-  __device__ void store(Values<V>& v, const Piece& at) const {
-#pragma unroll
-    for (int i = 0; i < V; ++i) v.x[i] = fmaf(alpha, v.product[i], beta * v.x[i]);
-    put(y.at(0, at.c), at.n, v.x);
+  __device__ void operator()(float (&x)[3]) const {
+    auto& [product, in, y] = x;
+    y = fmaf(alpha, product, beta * in);
   }
 };
 
@@ -146,17 +85,16 @@ void require_f32(const Tensor& t, const char* name) {
 void run(Exec& ex, const MuonMomentum& op) {
   require_f32(op.m, "muon m");
   if (ex.device.dry()) return;
-  const MomentumBody body{rows_of<float>(op.m),     rows_of<float>(op.g),       rounded(op.momentum),
-                          rounded(1 - op.momentum), rounded(op.gradient_scale), op.nesterov};
-  map<4>(ex, body, op.m.count() == 0 ? 0 : 1, op.m.count(), {op.m, op.g}, true);
+  map_elements<4>(
+      ex, MomentumFormula{rounded(op.momentum), rounded(1 - op.momentum), rounded(op.gradient_scale), op.nesterov},
+      InOut<float>{op.m}, InOut<float>{op.g});
 }
 
 void run(Exec& ex, const MuonApply& op) {
   require_f32(op.p, "muon p");
   if (ex.device.dry()) return;
-  const ApplyBody body{rows_of<float>(op.p), rows_in<float>(op.o), rows_of<bf16>(op.compute), rounded(op.negative_step),
-                       rounded(op.negative_decay)};
-  map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.o, op.compute}, true);
+  map_elements<4>(ex, ApplyFormula{rounded(op.negative_step), rounded(op.negative_decay)}, InOut<float>{op.p},
+                  In<float>{op.o}, Out<bf16>{op.compute});
 }
 
 void run(Exec& ex, const GatherStrips& op) {
@@ -191,7 +129,7 @@ void run(Exec& ex, const MuonNormalize& op) {
     cuda::run(ex, SquaredNorms{{&norm, 1}});
     device::cuda::launch(device::cuda::stream_of(ex.device), {dim3(1), dim3(32)}, factor_kernel, op.blocks.as<double>(),
                          op.blocks.count(), op.room, op.floor);
-    map<wide_of<bf16>()>(ex, MultiplyBody<T>{rows_of<T>(op.x), op.blocks.as<double>()}, 1, n, {op.x}, true);
+    map_elements<wide_of<bf16>()>(ex, MultiplyFormula{op.blocks.as<double>()}, InOut<T>{op.x});
   });
 }
 
@@ -199,10 +137,8 @@ void run(Exec& ex, const MuonCombine& op) {
   const int64_t n = op.x.count();
   for_compute_type(op.x.dtype, "muon x", [&]<typename T>(T) {
     if (ex.device.dry() || n == 0) return;
-    map<wide_of<bf16>()>(ex,
-                         CombineBody<T>{rows_in<float>(op.product), rows_in<T>(op.x), rows_of<T>(op.y),
-                                        rounded(op.alpha), rounded(op.beta)},
-                         1, n, {op.product, op.x, op.y}, true);
+    map_elements<wide_of<bf16>()>(ex, CombineFormula{rounded(op.alpha), rounded(op.beta)}, In<float>{op.product},
+                                  In<T>{op.x}, Out<T>{op.y});
   });
 }
 
