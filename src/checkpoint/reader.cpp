@@ -237,7 +237,8 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
   }
   compare(
       format("the training data differs from that of checkpoint {}", folder.string()), stored.data_hash, run.data_hash,
-      "restore the files of data.train, data.val_fraction and data.document, or start a new run in a different run.dir",
+      "restore the files of data.train and data.tokenizer, data.val_fraction and data.document, or start a new run in a "
+      "different run.dir",
       allow_other_data);
 }
 

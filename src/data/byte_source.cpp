@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "base/checksum.h"
+#include "base/lfs_pointer.h"
 #include "config/file_kind.h"
 #include "data/byte_stream.h"
 
@@ -96,6 +97,7 @@ size_t ByteStream::read_at(int64_t offset, char* out, size_t bytes) {
 std::string PackedFile::next() {
   std::string block(size_t{256} << 10, '\0');
   block.resize(file_.read_at(at_, block.data(), block.size()));
+  if (at_ == 0) refuse_lfs_pointer(file_.path(), block, Code::data);
   at_ += static_cast<int64_t>(block.size());
   return block;
 }

@@ -71,8 +71,8 @@ void require_windows(const TokenStream& train, int64_t train_end, const config::
   if (val >= window && train_end >= window) return;
   const double share = static_cast<double>(window) / static_cast<double>(all);
   const std::string remedy =
-      share < 0.5 ? fmt::format("a value between {:.2g} and {:.2g} leaves enough for both; 0 means no validation",
-                                1.1 * share, 1 - 1.1 * share)
+      share < 0.5 ? fmt::format("a value from {0:.2g} to 1 - {0:.2g} leaves enough for both; 0 means no validation",
+                                1.1 * share)
                   : "add data or choose a smaller model.seq_len";
   throw Error(Code::data,
               fmt::format("{}: {}: of the {} tokens of {} this leaves {} for {}, fewer than one window of "

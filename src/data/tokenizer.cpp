@@ -124,12 +124,15 @@ void Tokenizer::use_special(SpecialTokens special) {
   eos_ = special_.text_end.value_or(model_->facts().eos);
   if (eos_ < 0 && !special_.eos.empty()) eos_ = special_.eos.front();
   if (eos_ >= vocab_size()) eos_ = -1;
+  // One form for one meaning, since ranks compare it.
+  special_.text_end = eos_ < 0 || eos_ == model_->facts().eos ? std::nullopt : std::optional(eos_);
 }
 
 void Tokenizer::use_eos(int32_t eos) {
   piece(eos);
-  eos_ = eos;
-  special_.text_end = eos == model_->facts().eos ? std::nullopt : std::optional(eos);
+  SpecialTokens special = special_;
+  special.text_end = eos;
+  use_special(std::move(special));
 }
 
 void Tokenizer::require_eos(const std::string& origin) const {

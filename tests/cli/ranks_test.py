@@ -31,6 +31,20 @@ class Ranks(rig.Runs):
             for run in runs[1:]:
                 self.assert_same_run(8, run, runs[0])
 
+    def test_text_is_tokenized_once_for_any_number_of_ranks(self):
+        """Also if an EOS is configured that is not the tokenizer's own."""
+        (self.folder / "own").mkdir()
+        shutil.copy(self.folder / "tokens/tokenizer.model", self.folder / "own")
+        (self.folder / "own/tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+        for name, *tokenizer in (("trained", "data.tokenizer=train", "data.vocab_size=300"), ("given",),
+                                 ("own", "data.tokenizer=own")):
+            sets = [f"run.dir={name}", 'data.train=["text.txt"]', *tokenizer, "train.micro_batch=1"]
+            files = set()
+            for steps, count, transport in ((2, 1, "threads"), (4, 2, "threads"), (6, 3, "mpi"), (8, 4, "threads")):
+                self.replicas(count, *sets, transport=transport, max_steps=steps)
+                files.add((self.folder / name / "tokens/train.bin").stat().st_ino)
+            self.assertEqual(len(files), 1, name)
+
     def test_delayed_messages_and_a_single_lane_change_no_bit(self):
         self.replicas(3, "run.dir=plain", "parallel.zero_stage=1")
         self.replicas(3, "run.dir=late", "parallel.zero_stage=1", 'debug.inject=["delay:0.002"]', "parallel.lanes=1")
