@@ -71,7 +71,7 @@ offload::Rates rates_of(const config::Config& config, device::Device& device, DT
   const std::unique_ptr<device::Device> host = device::make_host(device, config.offload.pinned);
   const DType master = accumulator_of(compute);
   const optim::Rules rules = optim::make_rules(config, compute);
-  return offload::measure_rates(device, *host, elements, master, *rules.back());
+  return offload::measure_rates(device, *host, elements, master, *rules.back()->elementwise());
 }
 
 std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {

@@ -67,7 +67,8 @@ std::vector<double> seconds_together(const std::vector<std::function<void()>>& c
 }
 
 /// `state`: master weights, states and the gradient of some elements, one after the other.
-void update(device::Device& where, const Buffer& state, int64_t elements, DType master, const optim::Rule& rule) {
+void update(device::Device& where, const Buffer& state, int64_t elements, DType master,
+            const optim::ElementwiseRule& rule) {
   Arena none(where, Arena::Mode::heap);
   Meter meter;
   Exec ex{where, none, meter};
@@ -78,7 +79,8 @@ void update(device::Device& where, const Buffer& state, int64_t elements, DType 
   const Tensor p = next(master);
   std::vector<Tensor> states;
   for (const params::StateSpec& spec : rule.states()) states.push_back(next(spec.type));
-  rule.update(ex, {.lr = 1e-6}, /*decay=*/false, {.p = p, .states = states, .g = next(master), .compute = {}});
+  rule.update(ex, {.lr = 1e-6, .agreed = rule.agreed(1)}, /*decay=*/false,
+              {.p = p, .states = states, .g = next(master), .compute = {}});
   where.synchronize();
 }
 
@@ -129,7 +131,7 @@ double pageable_rate(device::Device& device, const Buffer& from) {
 }  // namespace
 
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType master,
-                    const optim::Rule& rule) {
+                    const optim::ElementwiseRule& rule) {
   const int64_t n = std::min(elements, kMostElements), bytes_each = 2 * size_of(master) + optim::state_bytes(rule);
   const auto on = [&](device::Device& where) { return Buffer(where, "calibration", {n * bytes_each}, DType::u8); };
   const Buffer here = on(host), sent = on(host), received = on(host);

@@ -13,6 +13,6 @@ namespace trainer::offload {
 /// `host` is the device that stores the state. Memory is allocated as "calibration" and released. On a dry device
 /// nothing else is done, and all rates are 1.
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType master,
-                    const optim::Rule& rule);
+                    const optim::ElementwiseRule& rule);
 
 }  // namespace trainer::offload

@@ -6,7 +6,7 @@
 
 namespace trainer::offload {
 
-Engine::Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& plan, const Options& options)
+Engine::Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, const Plan& plan, const Options& options)
     : store_(store),
       rule_(rule),
       states_(rule.states()),

@@ -58,7 +58,7 @@ class Engine final : public optim::Optimizer, public params::StateOwner {
   };
   /// `store` and `rule` must outlive the engine. The rule updates all parameters. The store must be allocated, with its
   /// state in the memory of store.home(). On a dry device, memory is only counted.
-  Engine(params::ParamStore& store, const optim::Rule& rule, const Plan& plan, const Options& options);
+  Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, const Plan& plan, const Options& options);
   ~Engine() override;
 
   void begin_step() override;
@@ -97,7 +97,7 @@ class Engine final : public optim::Optimizer, public params::StateOwner {
   void make_lists();
   /// Master weights and the rule's states, in their order. An array, so that steps do not allocate memory.
   struct Kept {
-    std::array<Tensor, 3> tensors;
+    std::array<Tensor, 1 + optim::kMostStates> tensors;
     size_t count = 0;
     void add(const Tensor& tensor) { tensors.at(count++) = tensor; }
     const Tensor& master() const { return tensors[0]; }
@@ -132,7 +132,7 @@ class Engine final : public optim::Optimizer, public params::StateOwner {
   void poison(device::Device& device, const Tensor& tensor) const;
 
   params::ParamStore& store_;
-  const optim::Rule& rule_;
+  const optim::ElementwiseRule& rule_;
   const std::vector<params::StateSpec> states_;
   Plan plan_;
   const Options options_;

@@ -21,9 +21,11 @@ bool is_chosen(const config::Offload& offload) {
   return offload.optimizer == config::OffloadOptimizer::interleaved && !config::fraction_of(offload.gpu_fraction);
 }
 
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rule& rule, const config::Config& config) {
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rules& rules,
+                                    const config::Config& config) {
   const config::Offload& offload = config.offload;
   if (offload.optimizer == config::OffloadOptimizer::none) return nullptr;
+  const optim::ElementwiseRule& rule = *rules.front()->elementwise();
   const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved, chosen = is_chosen(offload);
   Plan plan{.resident = interleaved ? static_cast<int>(offload.resident) : 0, .blocking = !config.debug.overlap};
   if (interleaved && !chosen) plan.device_share = *config::fraction_of(offload.gpu_fraction);

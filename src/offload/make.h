@@ -3,13 +3,14 @@
 #include <memory>
 
 #include "offload/engine.h"
+#include "optim/make.h"
 
 namespace trainer::offload {
 
 /// Creates the engine; null if offload.optimizer = "none". `store`, which must be allocated with its state in the
-/// memory of store.home(), and `rule` must outlive it. Measures this machine's rates if the streamed share depends on
-/// them; for this, all ranks of a host must call at the same time.
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rule& rule, const config::Config& config);
+/// memory of store.home(), and `rules`, an elementwise one, must outlive it. Measures this machine's rates if the
+/// streamed share depends on them; for this, all ranks of a host must call at the same time.
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rules& rules, const config::Config& config);
 
 /// True if the streamed share is chosen from the machine's rates (gpu_fraction = "auto").
 bool is_chosen(const config::Offload& offload);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "offload/plan.h"
-#include "optim/rule.h"
+#include "optim/elementwise.h"
 
 namespace trainer::offload {
 

@@ -10,6 +10,11 @@
 namespace trainer::optim {
 namespace {
 
+std::unique_ptr<Rule> adamw(const config::Config& config, DType compute) {
+  return std::make_unique<AdamW>(config.optim, accumulator_of(compute),
+                                 config.offload.grad_transport == config::GradTransport::bf16);
+}
+
 /// Returns the selection of each rule.
 std::vector<Selection> select(const params::ParamTable& table, const Rules& rules) {
   const auto rule_of = [&](params::SlotId slot) {
@@ -56,9 +61,9 @@ class DeviceOptimizer final : public Optimizer {
 /// nothing between two steps.
 class OverlappedOptimizer final : public Optimizer, public params::StateOwner {
  public:
-  OverlappedOptimizer(params::ParamStore& store, const Rule& rule)
+  OverlappedOptimizer(params::ParamStore& store, const ElementwiseRule& rule)
       : store_(store),
-        updater_(rule.make(store, Selection(store))),
+        updater_(rule, store, Selection(store)),
         dry_(device::make_dry(store.device())),
         unused_(*dry_, Arena::Mode::heap) {
     int64_t tasks = 0;
@@ -74,7 +79,7 @@ class OverlappedOptimizer final : public Optimizer, public params::StateOwner {
   void step(Exec& ex, const Update& update) override {
     const bool now = ex.device.dry() || ex.meter.timed != nullptr || ex.meter.trace != nullptr;
     Exec counting{*dry_, unused_, ex.meter};  // executes nothing
-    for (size_t g = 0; g < ends_.size(); ++g) updater_->finish(now ? ex : counting, update, static_cast<int>(g));
+    for (size_t g = 0; g < ends_.size(); ++g) updater_.finish(now ? ex : counting, update, static_cast<int>(g));
     if (!now) next_ = update;
     store_.weights_changed();
   }
@@ -102,12 +107,12 @@ class OverlappedOptimizer final : public Optimizer, public params::StateOwner {
     const int64_t at = ops::kTaskElements * (task - (group == 0 ? 0 : ends_[group - 1]));
     Meter uncounted;
     Exec ex{store_.device(), unused_, uncounted};
-    updater_->update(ex, update_, static_cast<int>(group),
-                     {held.begin + at, std::min(ops::kTaskElements, held.count - at)});
+    updater_.update(ex, update_, static_cast<int>(group),
+                    {held.begin + at, std::min(ops::kTaskElements, held.count - at)});
   }
 
   params::ParamStore& store_;
-  std::unique_ptr<Updater> updater_;
+  ElementwiseUpdater updater_;
   std::unique_ptr<device::Device> dry_;
   Arena unused_;
   std::vector<int64_t> ends_;   // by group: the number of tasks that update it and the groups before it
@@ -117,12 +122,30 @@ class OverlappedOptimizer final : public Optimizer, public params::StateOwner {
 
 }  // namespace
 
+std::unique_ptr<Rule> named_rule(const config::Config& config, DType compute) {
+  if (config.optim.name == config::OptimizerName::muon) return std::make_unique<Muon>(config, compute);
+  return adamw(config, compute);
+}
+
 Rules make_rules(const config::Config& config, DType compute) {
   Rules rules;
-  if (config.optim.name == config::OptimizerName::muon) rules.push_back(std::make_unique<Muon>(config, compute));
-  rules.push_back(std::make_unique<AdamW>(config.optim, accumulator_of(compute),
-                                          config.offload.grad_transport == config::GradTransport::bf16));
+  rules.push_back(named_rule(config, compute));
+  if (rules.front()->elementwise() == nullptr) rules.push_back(adamw(config, compute));
   return rules;
+}
+
+std::vector<double> agreed(const Rules& rules, int64_t t) {
+  std::vector<double> values;
+  for (const std::unique_ptr<Rule>& rule : rules)
+    if (std::vector<double> own = rule->agreed(t); !own.empty()) {
+      TRAINER_CHECK(values.empty(), "at most one rule has agreed values");
+      values = std::move(own);
+    }
+  return values;
+}
+
+Update make_update(const Rules& rules, double lr, int64_t t, double gradient_scale) {
+  return {.lr = lr, .t = t, .gradient_scale = gradient_scale, .agreed = agreed(rules, t)};
 }
 
 void keep_states(params::ParamStore& store, const Rules& rules) {
@@ -134,13 +157,12 @@ void keep_states(params::ParamStore& store, const Rules& rules) {
 bool overlaps_forward(const config::Config& config, int threads) {
   constexpr int64_t kFewRows = 512;
   return config.optim.overlap && config.debug.overlap && threads > 1 &&
-         config.train.micro_batch * config.model.seq_len <= kFewRows &&
-         config.optim.name == config::OptimizerName::adamw && config.parallel.zero_stage == 0 &&
-         config.offload.optimizer == config::OffloadOptimizer::none;
+         config.train.micro_batch * config.model.seq_len <= kFewRows && config.parallel.zero_stage == 0 &&
+         config.offload.optimizer == config::OffloadOptimizer::none && named_rule(config)->elementwise() != nullptr;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(params::ParamStore& store, const Rules& rules, bool overlaps) {
-  if (overlaps) return std::make_unique<OverlappedOptimizer>(store, *rules.front());
+  if (overlaps) return std::make_unique<OverlappedOptimizer>(store, *rules.front()->elementwise());
   return std::make_unique<DeviceOptimizer>(store, rules);
 }
 

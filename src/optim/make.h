@@ -13,6 +13,12 @@ using Rules = std::vector<std::unique_ptr<Rule>>;
 /// Returns the rules of a configuration for a run that computes in `compute`. A parameter is updated by the first rule
 /// that takes it. The last rule takes every parameter.
 Rules make_rules(const config::Config& config, DType compute);
+/// Returns the rule that optim.name selects, the first of them. If it is elementwise, it is the only one.
+std::unique_ptr<Rule> named_rule(const config::Config& config, DType compute = DType::f32);
+
+/// Returns the values of Rule::agreed(t). At most one of the rules has any.
+std::vector<double> agreed(const Rules& rules, int64_t t);
+Update make_update(const Rules& rules, double lr, int64_t t, double gradient_scale);
 
 /// Makes the store keep the states of its parameters' rules. Call before the store is allocated.
 void keep_states(params::ParamStore& store, const Rules& rules);

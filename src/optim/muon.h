@@ -14,9 +14,11 @@ class Muon final : public Rule {
   /// `config` must be resolved. `compute` is the type in which the run computes.
   Muon(const config::Config& config, DType compute);
 
+  std::string_view name() const override { return "muon"; }
   bool takes(const params::Param& param) const override { return param.hidden; }
   std::vector<params::StateSpec> states() const override { return {{"momentum", state_}}; }
   int64_t traffic() const override;
+  bool needs_same_kernels() const override { return true; }
   std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const override;
 
   const config::Muon& config() const { return muon_; }

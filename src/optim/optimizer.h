@@ -3,6 +3,7 @@
 // a CPU, during the next forward pass. offload::Engine (offload/engine.h) does so concurrently with the steps, on host
 // or device. All round identically, so they produce bitwise identical weights.
 #include <cstdint>
+#include <vector>
 
 #include "tensor/exec.h"
 
@@ -11,9 +12,9 @@ namespace trainer::optim {
 /// The parameters of an update, the same for all elements and on every rank.
 struct Update {
   double lr = 0;
-  int64_t t = 1;                            // number of the update, 1-based; skipped steps are not counted
-  double gradient_scale = 1;                // clip factor
-  double correction1 = 1, correction2 = 1;  // Adam's bias corrections, 1 - beta1^t and 1 - beta2^t
+  int64_t t = 1;                    // number of the update, 1-based; skipped steps are not counted
+  double gradient_scale = 1;        // clip factor
+  std::vector<double> agreed = {};  // the values of Rule::agreed(t), on every rank those of the first rank
 };
 
 class Optimizer {

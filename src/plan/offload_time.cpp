@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/layouts.h"
+#include "optim/make.h"
 
 namespace trainer::plan {
 namespace {
@@ -72,7 +73,7 @@ std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, cons
 }
 
 std::vector<OffloadOptimizer> offload_choices(const config::Config& config, const Cluster& cluster) {
-  if (config.optim.name != config::OptimizerName::adamw || config::is_given(config, "offload.optimizer") ||
+  if (optim::named_rule(config)->elementwise() == nullptr || config::is_given(config, "offload.optimizer") ||
       cluster.cpu || !cluster.host.known())
     return {};
   return {OffloadOptimizer::cpu, OffloadOptimizer::interleaved};

@@ -11,6 +11,7 @@
 #include "config/text.h"
 #include "config/toml_reader.h"
 #include "huggingface/import.h"
+#include "optim/make.h"
 #include "run/fallback.h"
 
 namespace trainer::run {
@@ -107,7 +108,7 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
   checkpoint::Snapshot snapshot;
   snapshot.model_keys = checkpoint::model_keys(config.model, vocab);
-  snapshot.optimizer = config.optim.name == config::OptimizerName::muon ? "muon" : "adamw";
+  snapshot.optimizer = optim::named_rule(config)->name();
   return snapshot;
 }
 

@@ -13,6 +13,7 @@
 #include "config/resolve.h"
 #include "huggingface/import.h"
 #include "huggingface/model_config.h"
+#include "optim/make.h"
 #include "plan/prediction.h"
 #include "run/planning.h"
 #include "run/run_data.h"
@@ -154,7 +155,8 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
     return 0;
   }
   setup::require_one_compute(world, machine);
-  if (config.optim.name == config::OptimizerName::muon) setup::warn_of_different_kernels(world, machine);
+  if (const std::unique_ptr<optim::Rule> rule = optim::named_rule(config); rule->needs_same_kernels())
+    setup::warn_of_different_kernels(world, machine, rule->name());
   if (world.first())
     if (const std::string obstacle = huggingface::export_obstacle(config.model); !obstacle.empty())
       log::warning("{}; the run is not affected", obstacle);

@@ -157,16 +157,16 @@ void require_one_compute(comm::World& world, const Machine& machine) {
   });
 }
 
-void warn_of_different_kernels(comm::World& world, const Machine& machine) {
+void warn_of_different_kernels(comm::World& world, const Machine& machine, std::string_view optimizer) {
   const std::vector<std::string> kernels =
       world.control().gather(ops::product_path(*make_dry_device(machine), machine.compute) +
                              (machine.gpu ? " on " + device_text(machine) : ""));
   const auto other = std::ranges::find_if(kernels, [&](const auto& text) { return text != kernels.front(); });
   if (!world.first() || other == kernels.end()) return;
   log::warning(
-      "rank {} computes with {}, but rank 0 with {}: results depend on which rank orthogonalizes a matrix "
-      "(optim.name = \"muon\"); use equal machines, or set TRAINER_ISA to an instruction set that all of them have",
-      other - kernels.begin(), *other, kernels.front());
+      "rank {} computes with {}, but rank 0 with {}: results depend on which rank updates a matrix "
+      "(optim.name = \"{}\"); use equal machines, or set TRAINER_ISA to an instruction set that all of them have",
+      other - kernels.begin(), *other, kernels.front(), optimizer);
 }
 
 std::unique_ptr<device::Device> make_device(const Machine& machine) {

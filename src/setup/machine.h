@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "comm/world.h"
 #include "config/config.h"
@@ -34,9 +35,9 @@ device::Isa agree_on_isa(comm::World& world, device::Isa own);
 /// Throws Code::plan if ranks would compute in different types, which can happen when each rank uses its machine's
 /// default. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
-/// Warns if ranks multiply matrices with different kernels: then a matrix that a single rank orthogonalizes (Muon) gets
-/// the bits of that rank. Collective.
-void warn_of_different_kernels(comm::World& world, const Machine& machine);
+/// Warns if ranks multiply matrices with different kernels: then a matrix that a single rank updates gets the bits of
+/// that rank. `optimizer`: the value of optim.name. Collective.
+void warn_of_different_kernels(comm::World& world, const Machine& machine, std::string_view optimizer);
 /// Creates the machine's device, or a dry device that represents it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);

@@ -3,6 +3,7 @@
 #include "base/units.h"
 #include "offload/engine.h"
 #include "offload/make.h"
+#include "optim/make.h"
 
 namespace trainer::setup {
 namespace {
@@ -58,7 +59,7 @@ std::string offload_change_that_fits(const RunPlan& plan, const config::Config& 
   }
   if (tried.optimizer == OffloadOptimizer::none) {
     tried.optimizer = OffloadOptimizer::cpu;
-    const bool offloads = config.optim.name == config::OptimizerName::adamw;
+    const bool offloads = optim::named_rule(config)->elementwise() != nullptr;
     return offloads && machine.gpu && now_fits() ? "offload.optimizer = \"cpu\" fits" : "";
   }
   tried.optimizer = OffloadOptimizer::none;
@@ -95,7 +96,7 @@ std::string offload_note(const train::Trainer& trainer, const config::Config& co
 }
 
 std::string offload_table(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
-  if (config.optim.name != config::OptimizerName::adamw) return {};  // nothing else can be offloaded
+  if (optim::named_rule(config)->elementwise() == nullptr) return {};
   std::string text = format("optimizer offload          {:>12}{:>12}\n", "device", "host");
   const auto row = [&](OffloadOptimizer optimizer, const std::string& name) {
     config::Offload tried = config.offload;

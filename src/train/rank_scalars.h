@@ -20,10 +20,10 @@ class RankScalars {
   void make_communicators();
 
   /// Record a step's exchanges on a dry device, which has no values: the request to stop before each micro-step, the
-  /// sums of the step's losses (`values`: how many sums), and the scalars of the update.
+  /// sums of the step's losses, and the scalars of the update; `values` of them.
   void record_stop(Exec& dry) { run(dry, mesh_.shape().all(), 1, comm::Reduce::max); }
   void record_loss(Exec& dry, int64_t values) { run(dry, row_axes(), values, comm::Reduce::sum); }
-  void record_update(Exec& dry) { run(dry, mesh_.shape().all(), 4, {}); }
+  void record_update(Exec& dry, int64_t values) { run(dry, mesh_.shape().all(), values, {}); }
 
   // The following functions are collective and take at most kMost values unless stated. On a GPU the host waits for the
   // result.

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "base/clock.h"
 #include "config/layouts.h"
 #include "device/stream.h"
 #include "offload/make.h"
-#include "optim/adamw.h"
 #include "parallel/loss.h"
 #include "train/spikes.h"
 
@@ -93,7 +93,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     return;
   }
   world.control().barrier();  // so that all ranks of a host measure its rates at the same time
-  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, *rules_.front(), config_);
+  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, rules_, config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
   grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });
@@ -150,11 +150,11 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
 }
 
 optim::Update Trainer::agreed_update(const StepWork& work, const params::GradNorm& norm) {
-  const optim::Update own =
-      optim::make_update(config_.optim, work.lr, work.adam_step, norm.clip_factor(config_.optim.grad_clip));
-  double values[] = {own.lr, own.gradient_scale, own.correction1, own.correction2};
+  std::vector<double> values = {work.lr, norm.clip_factor(config_.optim.grad_clip)};
+  std::ranges::copy(optim::agreed(rules_, work.adam_step), std::back_inserter(values));
   scalars_->take_from_first_rank(values);
-  return {.lr = values[0], .t = own.t, .gradient_scale = values[1], .correction1 = values[2], .correction2 = values[3]};
+  return {
+      .lr = values[0], .t = work.adam_step, .gradient_scale = values[1], .agreed = {values.begin() + 2, values.end()}};
 }
 
 std::optional<Trainer::Outcome::Spike> Trainer::spike_of(const StepWork& work, const Outcome& outcome) const {
@@ -319,10 +319,11 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   scalars(recorders.last, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
-  scalars(recorders.last, [&](Exec& apart) { scalars_->record_update(apart); });
+  const optim::Update update = optim::make_update(rules_, /*lr=*/0, /*t=*/1, /*gradient_scale=*/1);
+  scalars(recorders.last, [&](Exec& apart) { scalars_->record_update(apart, 2 + std::ssize(update.agreed)); });
   const std::map<CommKey, CommCount> before = meter_.comm();
   arena_.record(
-      update_key_, [&] { optimizer_->step(ex, {.lr = 0, .t = 1}); }, train_key_);
+      update_key_, [&] { optimizer_->step(ex, update); }, train_key_);
   update_cost_ = cost_of_update(before);
   meter_.recorder = nullptr;
   std::map<CommKey, CommCount> step = meter_.comm();

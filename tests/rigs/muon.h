@@ -1,6 +1,5 @@
 #pragma once
 // Runs with Muon, and updates whose gradients are a formula of name and index, and so equal in every layout.
-#include "optim/adamw.h"
 #include "optim/make.h"
 #include "rigs/layouts.h"
 
@@ -52,7 +51,7 @@ inline void update_by_formula(comm::World* world, config::Config c, DType comput
           grad.dtype == DType::f64 ? grad.as<double>()[at] = value : grad.as<float>()[at] = static_cast<float>(value);
         }
     }
-    optimizer->step(ex, optim::make_update(run.trainer.config().optim, 1e-2, t, t % 2 == 0 ? 0.7 : 1.0));
+    optimizer->step(ex, optim::make_update(rules, 1e-2, t, t % 2 == 0 ? 0.7 : 1.0));
   }
   const std::lock_guard lock(mutex);
   for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_fill(store, true)) merge(all, slice);

@@ -218,7 +218,7 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
     const params::GradNorm norm = rig.sink.finish(rig.ex);
     ASSERT_NEAR(norm.norm, reference_norm, 1e-9 * std::max(1.0, reference_norm)) << "step " << step;
     clipped = clipped || norm.norm > optim.grad_clip;
-    adam->step(rig.ex, optim::make_update(optim, lr, step, norm.clip_factor(optim.grad_clip)));
+    adam->step(rig.ex, optim::make_update(rules, lr, step, norm.clip_factor(optim.grad_clip)));
   }
   EXPECT_TRUE(clipped || c.spec.vocab == 1);
   const Named actual = rig.weights();

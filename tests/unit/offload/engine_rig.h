@@ -49,7 +49,7 @@ struct Rig {
     use_adamw(options.round_gradients);
     store.allocate(true);
     if (plan.device_share.num == 0) plan.slots = 0;
-    auto made = std::make_unique<Engine>(store, *rules[0], plan, options);
+    auto made = std::make_unique<Engine>(store, *rules[0]->elementwise(), plan, options);
     engine = made.get();
     optimizer = std::move(made);
     store.initialize(5);
@@ -82,7 +82,7 @@ struct Rig {
         std::fill_n(buffer->tensor().data, buffer->tensor().bytes(), std::byte{0});
   }
   optim::Update update(int64_t t) const {
-    return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = clips && t % 2 == 0 ? 0.75 : 1.0};
+    return optim::make_update(rules, 1e-2 / static_cast<double>(t), t, clips && t % 2 == 0 ? 0.75 : 1.0);
   }
   void step(int64_t t) {
     begin(t);

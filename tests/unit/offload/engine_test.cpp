@@ -94,7 +94,7 @@ TEST(Engine, ComputeWeightsAreTheRoundedMasterWeightsInEveryPlace) {
     Rig rig(DType::bf16);
     rig.with_offload({.device_share = {1, 2}, .slots = 2, .resident = resident}, {.subgroup = 128});
     rig.begin(1);
-    rig.optimizer->step(rig.ex, {.lr = 0, .t = 1});  // weights of magnitude 0.02 keep their value
+    rig.optimizer->step(rig.ex, optim::make_update(rig.rules, 0, 1, 1));  // weights of magnitude 0.02 keep their value
     rig.store.settle();
     for (const params::Group& group : rig.store.groups())
       for (int64_t i = 0; i < group.elements; ++i)
@@ -210,7 +210,7 @@ TEST(Engine, ADryOneTakesTheSameMemory) {
     store.keep_state_on(*host);
     optim::keep_states(store, rig.rules);
     store.allocate(true);
-    const Engine dry(store, *rig.rules[0], plan, {.subgroup = 192});
+    const Engine dry(store, *rig.rules[0]->elementwise(), plan, {.subgroup = 192});
     EXPECT_EQ(device.memory_total(), rig.device.memory_total());
     EXPECT_EQ(host->memory_total(), rig.host->memory_total());
     int64_t elements = 0, largest = 0;

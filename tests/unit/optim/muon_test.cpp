@@ -77,7 +77,7 @@ struct Rig {
           put(grad, local, factor * std::sin(static_cast<double>(t) + 3 * x + 7 * y) / (1 + x + y));
         },
         cols);
-    optimizer->step(ex, make_update(muon_config().optim, lr, t, scale));
+    optimizer->step(ex, make_update(rules, lr, t, scale));
   }
   std::vector<double> weights(int64_t rows, int64_t cols) const {
     std::vector<double> all(static_cast<size_t>(rows * cols));
@@ -208,7 +208,7 @@ std::vector<double> trained_on_integers(int parts, DType compute) {
       sink.end_micro(rig.ex);
     }
     out.push_back(sink.finish(rig.ex).norm);
-    rig.optimizer->step(rig.ex, make_update(muon_config().optim, 0.02, t, 1.0 / kRows));
+    rig.optimizer->step(rig.ex, make_update(rig.rules, 0.02, t, 1.0 / kRows));
   }
   const params::Group& group = rig.store.groups()[0];
   for (size_t i = 0; i <= group.states.size(); ++i) {

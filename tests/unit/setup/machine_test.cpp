@@ -133,7 +133,7 @@ TEST(Machine, RanksWithDifferentKernelsAreNamedInOneWarning) {
     comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
       setup::Machine machine;
       machine.isa = world.rank() == odd ? device::Isa::avx2 : device::Isa::plain;
-      setup::warn_of_different_kernels(world, machine);
+      setup::warn_of_different_kernels(world, machine, "muon");
     });
     ASSERT_EQ(logged.lines.size(), odd < 0 ? 0 : 1);
     if (odd < 0) continue;
