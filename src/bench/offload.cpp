@@ -25,36 +25,37 @@ class Ladder {
     subgroups_ = offload::cut({&group, 1}, work.subgroup);
   }
 
-  OffloadRung rung(std::string rung, std::string name, const offload::Plan& plan, const offload::Rates& rates) const {
-    const std::vector<offload::Residency> where = residencies(plan, count());
+  OffloadRung rung(std::string rung, std::string name, const offload::Placement& placement,
+                   const offload::Rates& rates) const {
+    const std::vector<offload::Residency> where = residencies(placement, count());
     const offload::Schedule list = offload::schedule({.residencies = where,
-                                                      .slots = plan.slots,
-                                                      .blocking = plan.blocking,
+                                                      .slots = placement.slots,
+                                                      .blocking = placement.blocking,
                                                       .bounce = work_.sizes.bounces(),
                                                       .loaded = true});
-    const double played = play(list, subgroups_, rates, work_.sizes, /*hidden=*/!plan.blocking);
-    const double predicted = plan.blocking ? 0 : update_seconds(plan, subgroups_, rates, work_.sizes);
-    const int64_t common = std::gcd<int64_t, int64_t>(plan.resident, count());
-    return {std::move(rung), std::move(name), plan.device_share, {plan.resident / common, count() / common},
+    const double played = play(list, subgroups_, rates, work_.sizes, /*hidden=*/!placement.blocking);
+    const double predicted = placement.blocking ? 0 : update_seconds(placement, subgroups_, rates, work_.sizes);
+    const int64_t common = std::gcd<int64_t, int64_t>(placement.resident, count());
+    return {std::move(rung), std::move(name), placement.device_share, {placement.resident / common, count() / common},
             played,          predicted};
   }
-  OffloadRung rung(std::string name, std::string text, const offload::Plan& plan) const {
-    return rung(std::move(name), std::move(text), plan, work_.rates);
+  OffloadRung rung(std::string name, std::string text, const offload::Placement& placement) const {
+    return rung(std::move(name), std::move(text), placement, work_.rates);
   }
-  offload::Plan plan(const Fraction& streamed, const Fraction& resident = {}) const {
+  offload::Placement placement(const Fraction& streamed, const Fraction& resident = {}) const {
     return {.device_share = streamed,
             .slots = work_.slots,
             .resident = static_cast<int>(count() * resident.num / resident.den)};
   }
-  offload::Plan best(const Fraction& resident = {}) const {
-    offload::Plan plan = this->plan({}, resident);
-    plan.device_share = best_share(plan, subgroups_, work_.rates, work_.sizes);
-    return plan;
+  offload::Placement best(const Fraction& resident = {}) const {
+    offload::Placement placement = this->placement({}, resident);
+    placement.device_share = best_share(placement, subgroups_, work_.rates, work_.sizes);
+    return placement;
   }
-  offload::Plan blocking() const {
-    offload::Plan plan = this->plan({});
-    plan.blocking = true;
-    return plan;
+  offload::Placement blocking() const {
+    offload::Placement placement = this->placement({});
+    placement.blocking = true;
+    return placement;
   }
 
  private:
@@ -78,14 +79,14 @@ std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {
   const Ladder ladder(work);
   offload::Rates pageable = work.rates;  // for B1, which copies only gradients to the host
   if (pageable.pageable > 0) pageable.to_host = pageable.pageable;
-  return {ladder.rung("B0", "on the device, without offload", ladder.plan({}, {1, 1})),
+  return {ladder.rung("B0", "on the device, without offload", ladder.placement({}, {1, 1})),
           ladder.rung("B1", "blocking, all on the host, pageable gradients", ladder.blocking(), pageable),
           ladder.rung("B1p", "blocking, all on the host, pinned gradients", ladder.blocking()),
-          ladder.rung("B2", "asynchronous, all on the host", ladder.plan({})),
-          ladder.rung("B3", "asynchronous, a fifth resident", ladder.plan({}, kStatic)),
-          ladder.rung("B4", "interleaved", ladder.plan({1, 4})),
-          ladder.rung("B4", "interleaved", ladder.plan({1, 2})),
-          ladder.rung("B4", "interleaved", ladder.plan({1, 1})),
+          ladder.rung("B2", "asynchronous, all on the host", ladder.placement({})),
+          ladder.rung("B3", "asynchronous, a fifth resident", ladder.placement({}, kStatic)),
+          ladder.rung("B4", "interleaved", ladder.placement({1, 4})),
+          ladder.rung("B4", "interleaved", ladder.placement({1, 2})),
+          ladder.rung("B4", "interleaved", ladder.placement({1, 1})),
           ladder.rung("B4", "interleaved, best share", ladder.best()),
           ladder.rung("B5", "interleaved, best share, a fifth resident", ladder.best(kStatic))};
 }
@@ -95,7 +96,7 @@ std::vector<OffloadRung> offload_sweep(const OffloadCase& work) {
   std::vector<OffloadRung> rungs;
   for (int64_t b = 1; b <= 8; ++b)
     for (int64_t a = 0; a <= b; ++a)
-      if (std::gcd(a, b) == 1) rungs.push_back(ladder.rung("B4", "interleaved", ladder.plan({a, b})));
+      if (std::gcd(a, b) == 1) rungs.push_back(ladder.rung("B4", "interleaved", ladder.placement({a, b})));
   return rungs;
 }
 

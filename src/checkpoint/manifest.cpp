@@ -39,7 +39,7 @@ std::vector<RunGroup> group_runs(std::vector<mesh::Run> runs) {
   return groups;
 }
 
-int64_t Piece::elements() const {
+int64_t StoredPart::elements() const {
   return std::accumulate(runs.begin(), runs.end(), int64_t{0},
                          [](int64_t sum, const RunGroup& group) { return sum + group.elements(); });
 }
@@ -63,7 +63,7 @@ void write_pieces(json& root, const Manifest& manifest) {
   }
   for (const StoredTensor& tensor : manifest.tensors) {
     json pieces = json::array();
-    for (const Piece& piece : tensor.pieces) {
+    for (const StoredPart& piece : tensor.pieces) {
       json runs = json::array(), chunks = json::array();
       for (const RunGroup& group : piece.runs) {
         runs.push_back(group.count == 1 ? json{group.global, group.length}
@@ -94,7 +94,7 @@ void merge_part(Manifest& manifest, const Manifest& part) {
   std::map<std::string, size_t, std::less<>> places;
   for (size_t i = 0; i < manifest.tensors.size(); ++i) places[manifest.tensors[i].name] = i;
   for (StoredTensor tensor : part.tensors) {
-    for (Piece& piece : tensor.pieces) piece.shard += first_shard;
+    for (StoredPart& piece : tensor.pieces) piece.shard += first_shard;
     const auto place = places.find(tensor.name);
     if (place == places.end()) {
       manifest.tensors.push_back(std::move(tensor));

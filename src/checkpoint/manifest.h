@@ -41,7 +41,7 @@ struct RunGroup {
 /// Sorts runs by their global offset, joins adjacent runs and groups runs of equal length and spacing.
 std::vector<RunGroup> group_runs(std::vector<mesh::Run> runs);
 
-struct Piece {
+struct StoredPart {
   int64_t shard = 0;             // index into Manifest::shards
   int64_t offset = 0;            // in bytes
   std::vector<RunGroup> runs;    // ascending
@@ -56,7 +56,7 @@ struct StoredTensor {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;  // global
-  std::vector<Piece> pieces;
+  std::vector<StoredPart> pieces;
   int64_t bytes() const { return shape.count() * size_of(dtype); }
   /// Returns the slice that is the whole tensor, with its elements at `memory`.
   TensorSlice slice(std::byte* memory) const {

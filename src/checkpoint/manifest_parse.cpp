@@ -234,8 +234,8 @@ RunGroup run_group_of(const Value& value, int64_t total) {
   return group;
 }
 
-Piece piece_of(const Value& value, const StoredTensor& tensor, const Manifest& manifest) {
-  Piece piece;
+StoredPart piece_of(const Value& value, const StoredTensor& tensor, const Manifest& manifest) {
+  StoredPart piece;
   piece.shard = value["shard"].integer(0, static_cast<int64_t>(manifest.shards.size()) - 1);
   const int64_t total = tensor.shape.count(), size = size_of(tensor.dtype);
   const int64_t shard_bytes = manifest.shards[static_cast<size_t>(piece.shard)].bytes;
@@ -312,7 +312,7 @@ void check_shards(const Value& root, const Manifest& manifest) {
   };
   std::vector<Range> ranges;
   for (const StoredTensor& tensor : manifest.tensors) {
-    for (const Piece& piece : tensor.pieces) {
+    for (const StoredPart& piece : tensor.pieces) {
       ranges.push_back({piece.shard, piece.offset, piece.offset + piece.elements() * size_of(tensor.dtype)});
     }
   }

@@ -145,7 +145,7 @@ class Intersection {
     // Offsets in the chunk and in local storage; the number of elements; their stride in local storage. In elements.
     int64_t from, to, count, step;
   };
-  Intersection(const Piece& piece, const std::vector<mesh::Run>& requested, int64_t size)
+  Intersection(const StoredPart& piece, const std::vector<mesh::Run>& requested, int64_t size)
       : groups_(piece.runs), requested_(requested), size_(size) {}
 
   /// Returns the copies to make from the next `bytes` bytes of the piece.
@@ -198,7 +198,7 @@ void ShardWriter::add(const TensorSlice& slice) {
   if (runs.empty()) return;
   int64_t& end = written_.file.bytes;
   file_.write(std::span(kZeros).first(static_cast<size_t>(round_up(end, kAlignment) - end)));
-  Piece piece{shard_, round_up(end, kAlignment), group_runs(runs), {}};
+  StoredPart piece{shard_, round_up(end, kAlignment), group_runs(runs), {}};
   const int64_t bytes = piece.elements() * size_of(slice.local.dtype);
   if (const auto needed = static_cast<size_t>(std::min(bytes, kChunkBytes)); buffer_.size() < needed)
     buffer_.resize(needed);
@@ -278,7 +278,7 @@ const File& ShardReader::file(int64_t shard) {
   return *file;
 }
 
-std::optional<std::span<const std::byte>> ShardReader::chunk(const Piece& piece, int64_t bytes, int64_t index) {
+std::optional<std::span<const std::byte>> ShardReader::chunk(const StoredPart& piece, int64_t bytes, int64_t index) {
   const int64_t begin = index * manifest_.chunk_bytes;
   const size_t length = static_cast<size_t>(std::min(manifest_.chunk_bytes, bytes - begin));
   if (buffer_.size() < length) buffer_.resize(length);
@@ -288,7 +288,7 @@ std::optional<std::span<const std::byte>> ShardReader::chunk(const Piece& piece,
   return target;
 }
 
-std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, int64_t index) const {
+std::string ShardReader::damage(const StoredTensor& stored, const StoredPart& piece, int64_t index) const {
   const int64_t begin = index * manifest_.chunk_bytes;
   const int64_t end = std::min(begin + manifest_.chunk_bytes, piece.elements() * size_of(stored.dtype));
   return format(
@@ -302,7 +302,7 @@ void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
   OnHost local(slice, requested);
   const DType type = slice.local.dtype;
   const int64_t size = size_of(stored.dtype);
-  for (const Piece& piece : stored.pieces) {
+  for (const StoredPart& piece : stored.pieces) {
     const int64_t bytes = piece.elements() * size;
     Intersection intersection(piece, requested, size);
     for (size_t index = 0; index < piece.chunks.size(); ++index) {
@@ -325,7 +325,7 @@ void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
 }
 
 void ShardReader::verify(const StoredTensor& stored, const std::function<void(const std::string&)>& report) {
-  for (const Piece& piece : stored.pieces) {
+  for (const StoredPart& piece : stored.pieces) {
     const int64_t bytes = piece.elements() * size_of(stored.dtype);
     for (size_t index = 0; index < piece.chunks.size(); ++index) {
       if (!chunk(piece, bytes, static_cast<int64_t>(index))) {
@@ -337,7 +337,7 @@ void ShardReader::verify(const StoredTensor& stored, const std::function<void(co
 
 void ShardReader::verify_padding(const std::function<void(const std::string&)>& report) {
   for (const StoredTensor& tensor : manifest_.tensors) {
-    for (const Piece& piece : tensor.pieces) {
+    for (const StoredPart& piece : tensor.pieces) {
       const int64_t end = piece.offset + piece.elements() * size_of(tensor.dtype);
       const int64_t next =
           std::min(round_up(end, kAlignment), manifest_.shards[static_cast<size_t>(piece.shard)].bytes);

@@ -63,8 +63,8 @@ class ShardReader {
  private:
   const File& file(int64_t shard);
   /// Reads chunk `index` of a piece into `buffer_`; returns an empty result if the checksum differs.
-  std::optional<std::span<const std::byte>> chunk(const Piece& piece, int64_t bytes, int64_t index);
-  std::string damage(const StoredTensor& stored, const Piece& piece, int64_t index) const;
+  std::optional<std::span<const std::byte>> chunk(const StoredPart& piece, int64_t bytes, int64_t index);
+  std::string damage(const StoredTensor& stored, const StoredPart& piece, int64_t index) const;
 
   std::filesystem::path folder_;
   const Manifest& manifest_;

@@ -29,11 +29,12 @@ double host_traffic(const Rates& rates, const Sizes& sizes);
 ///     link     (w·n + c·n_c)/B_in and w·n/B_out       memory   (b·n_c + 2w·n)/B_m
 ///     slots    n·(w/B_in + 1/U_g + w/B_out)/d
 /// plus the last refresh, of an average subgroup, and the operations' start-up times.
-double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes);
+double update_seconds(const Placement& placement, std::span<const Subgroup> subgroups, const Rates& rates,
+                      const Sizes& sizes);
 
 /// Returns the fastest streamed share of the elements that are not resident: 0, 1 or a/b with b up to 8; the smallest
-/// if several are equally fast; 0 if `plan` has no slots. Everything else is taken from `plan`.
-config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates,
+/// if several are equally fast; 0 if `placement` has no slots. Everything else is taken from `placement`.
+config::Fraction best_share(const Placement& placement, std::span<const Subgroup> subgroups, const Rates& rates,
                             const Sizes& sizes);
 
 }  // namespace trainer::offload

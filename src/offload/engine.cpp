@@ -6,19 +6,20 @@
 
 namespace trainer::offload {
 
-Engine::Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, const Plan& plan, const Options& options)
+Engine::Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, const Placement& placement,
+               const Options& options)
     : store_(store),
       rule_(rule),
       states_(rule.states()),
-      plan_(plan),
+      placement_(placement),
       options_(options),
       selection_(store),
       subgroups_(cut(store.groups(), options.subgroup)),
       sizes_(sizes_of(store, rule, options.round_gradients)),
       versions_(subgroups_.size()),
       fresh_(store.groups().size(), 1) {
-  plan_.slots = std::min(plan_.slots, static_cast<int>(subgroups_.size()));
-  residencies_ = residencies(plan_, static_cast<int>(subgroups_.size()));
+  placement_.slots = std::min(placement_.slots, static_cast<int>(subgroups_.size()));
+  residencies_ = residencies(placement_, static_cast<int>(subgroups_.size()));
   make_slots();
   const DType sent = options_.round_gradients ? DType::bf16 : store.state_dtype();
   for (const params::Group& group : store.groups())
@@ -34,8 +35,8 @@ Engine::Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, co
   for (size_t g = 0; g < store.groups().size(); ++g) events_.push_back(device::make_event(store.device()));
   host_memory_ = device::memory_of(store.device(), store.home());
   if (host_memory_ == device::HostMemory::pageable) {  // streaming would be slow: it copies the state twice per step
-    plan_.device_share = {0, 1};
-    residencies_ = residencies(plan_, static_cast<int>(subgroups_.size()));
+    placement_.device_share = {0, 1};
+    residencies_ = residencies(placement_, static_cast<int>(subgroups_.size()));
   }
   make_lists();
   for (int stream = 0; stream < kStreams; ++stream)
@@ -54,7 +55,7 @@ void Engine::make_slots() {
     slots_.push_back({.memory = Buffer(store_.device(), "optimizer_slots", {sizes_.kept() * elements}, DType::u8),
                       .elements = elements});
   };
-  for (int slot = 0; slot < plan_.slots; ++slot) add(largest_of(subgroups_));
+  for (int slot = 0; slot < placement_.slots; ++slot) add(largest_of(subgroups_));
   for (size_t i = 0; i < residencies_.size(); ++i)
     if (residencies_[i] == Residency::resident) add(subgroups_[i].part.count);
 }
@@ -63,12 +64,12 @@ void Engine::make_lists() {
   for (const bool loaded : {false, true}) {
     List& list = lists_[loaded];
     list.schedule = schedule({.residencies = residencies_,
-                              .slots = plan_.slots,
-                              .blocking = plan_.blocking,
+                              .slots = placement_.slots,
+                              .blocking = placement_.blocking,
                               .bounce = sizes_.bounces(),
                               .loaded = loaded});
     if (options_.emulated)
-      list.emulated_s = play(list.schedule, subgroups_, *options_.rates, sizes_, /*hidden=*/!plan_.blocking);
+      list.emulated_s = play(list.schedule, subgroups_, *options_.rates, sizes_, /*hidden=*/!placement_.blocking);
   }
 }
 
@@ -96,7 +97,7 @@ void Engine::gradient_complete(Exec& ex, int group) {
   if (ex.device.dry()) return;
   events_[static_cast<size_t>(group)]->set();
   streams_->gradient_complete(group);
-  if (plan_.blocking) exposed([&] { streams_->wait_for_gradient(begun_, group); });
+  if (placement_.blocking) exposed([&] { streams_->wait_for_gradient(begun_, group); });
 }
 
 void Engine::step(Exec& ex, const optim::Update& update) {
@@ -109,11 +110,11 @@ void Engine::step(Exec& ex, const optim::Update& update) {
     newest_ = std::exchange(open_, nullptr);
     std::ranges::fill(fresh_, char{0});
     streams_->norm_known();
-    if (plan_.blocking) exposed([&] { streams_->wait_for_all(stepped_); });
+    if (placement_.blocking) exposed([&] { streams_->wait_for_all(stepped_); });
   }
   if (gathers_) gathers_->begin(ex);
   store_.weights_changed();
-  if (ex.device.dry() || !plan_.blocking) return;
+  if (ex.device.dry() || !placement_.blocking) return;
   for (int group = 0; group < static_cast<int>(fresh_.size()); ++group) await(group);
 }
 
@@ -140,7 +141,7 @@ void Engine::settle() {
   if (dry() || stepped_ < 0) return;
   streams_->wait_for_all(stepped_);
   if (!std::exchange(loaded_, false)) return;
-  if (const Schedule home = write_back(residencies_, plan_.slots); !home.empty())
+  if (const Schedule home = write_back(residencies_, placement_.slots); !home.empty())
     streams_->wait_for_all(start(home, {}));
 }
 
@@ -166,13 +167,13 @@ std::vector<Done> Engine::recorded() {
 
 Report Engine::report() {
   Report report;
-  report.device_share = plan_.device_share;
+  report.device_share = placement_.device_share;
   report.share = share_of(residencies_, subgroups_);
   report.exposed_ms = exposed_s_ * 1e3;
   if (newest_ != nullptr) report.bytes = bytes_of(newest_->schedule, subgroups_, sizes_);
   if (newest_ != nullptr) report.emulated_ms = newest_->emulated_s * 1e3;
   const std::optional<Rates>& rates = options_.rates;
-  if (rates && !plan_.blocking) report.predicted_ms = 1e3 * update_seconds(plan_, subgroups_, *rates, sizes_);
+  if (rates && !placement_.blocking) report.predicted_ms = 1e3 * update_seconds(placement_, subgroups_, *rates, sizes_);
   if (streams_ == nullptr) return report;
   const Measured measured = streams_->measured();
   report.update_ms = 1e3 * measured.update_s;

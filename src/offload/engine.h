@@ -7,8 +7,8 @@
 // three bounce buffers if the compute weights' type differs from the master weights'. All of this is allocated at
 // construction, and nothing later.
 //
-// Schedule. A step's update is a list of operations, a pure function of the plan and of whether residents are in their
-// slots (schedule.h). The list is started at the beginning of the step. Slots are filled during the forward pass,
+// Schedule. A step's update is a list of operations, a pure function of the placement and of whether residents are in
+// their slots (schedule.h). The list is started at the beginning of the step. Slots are filled during the forward pass,
 // gradients are copied to the host during the backward pass as groups become complete, and updates begin when the norm
 // is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's StateOwner).
 // Drains may end even later. Only the waits between operations ensure that data is in place. There are five streams: to
@@ -17,7 +17,7 @@
 //
 // Versions. Each subgroup's host copy and each slot record the number of their last update. It is an internal error if
 // an update finds any state but that of the previous update. A checkpoint is written from the groups' buffers after
-// settle(), so it does not depend on the plan.
+// settle(), so it does not depend on the placement.
 //
 // On an emulated device (debug.emulate_device), time is that of a virtual clock, which simulates the same list at given
 // rates (clock.h). The operations are executed, but the time they take on this machine says nothing about the emulated
@@ -58,7 +58,8 @@ class Engine final : public optim::Optimizer, public params::StateOwner {
   };
   /// `store` and `rule` must outlive the engine. The rule updates all parameters. The store must be allocated, with its
   /// state in the memory of store.home(). On a dry device, memory is only counted.
-  Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, const Plan& plan, const Options& options);
+  Engine(params::ParamStore& store, const optim::ElementwiseRule& rule, const Placement& placement,
+         const Options& options);
   ~Engine() override;
 
   void begin_step() override;
@@ -71,7 +72,7 @@ class Engine final : public optim::Optimizer, public params::StateOwner {
   void forget() override;
 
   const Options& options() const { return options_; }
-  const Plan& plan() const { return plan_; }
+  const Placement& placement() const { return placement_; }
   const std::vector<Subgroup>& subgroups() const { return subgroups_; }
   const std::vector<Residency>& where() const { return residencies_; }
   const Sizes& sizes() const { return sizes_; }
@@ -134,7 +135,7 @@ class Engine final : public optim::Optimizer, public params::StateOwner {
   params::ParamStore& store_;
   const optim::ElementwiseRule& rule_;
   const std::vector<params::StateSpec> states_;
-  Plan plan_;
+  Placement placement_;
   const Options options_;
   const optim::Selection selection_;
   const std::vector<Subgroup> subgroups_;

@@ -27,11 +27,12 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rule
   if (offload.optimizer == config::OffloadOptimizer::none) return nullptr;
   const optim::ElementwiseRule& rule = *rules.front()->elementwise();
   const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved, chosen = is_chosen(offload);
-  Plan plan{.resident = interleaved ? static_cast<int>(offload.resident) : 0, .blocking = !config.debug.overlap};
-  if (interleaved && !chosen) plan.device_share = *config::fraction_of(offload.gpu_fraction);
+  Placement placement{.resident = interleaved ? static_cast<int>(offload.resident) : 0,
+                      .blocking = !config.debug.overlap};
+  if (interleaved && !chosen) placement.device_share = *config::fraction_of(offload.gpu_fraction);
   const std::vector<Subgroup> subgroups = cut(store.groups(), offload.subgroup);
-  const bool streams = chosen || plan.device_share.num > 0;  // some subgroups may be streamed
-  plan.slots = streams ? static_cast<int>(std::min<int64_t>(offload.slots, std::ssize(subgroups))) : 0;
+  const bool streams = chosen || placement.device_share.num > 0;  // some subgroups may be streamed
+  placement.slots = streams ? static_cast<int>(std::min<int64_t>(offload.slots, std::ssize(subgroups))) : 0;
   Engine::Options options{.subgroup = offload.subgroup,
                           .round_gradients = offload.grad_transport == config::GradTransport::bf16,
                           .rates = rates_of(config.debug)};
@@ -41,21 +42,22 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, const optim::Rule
     if (!store.device().dry()) options.rates = rates;
   }
   if (chosen && options.rates)
-    plan.device_share = best_share(plan, subgroups, *options.rates, sizes_of(store, rule, options.round_gradients));
-  return std::make_unique<Engine>(store, rule, plan, options);
+    placement.device_share =
+        best_share(placement, subgroups, *options.rates, sizes_of(store, rule, options.round_gradients));
+  return std::make_unique<Engine>(store, rule, placement, options);
 }
 
 std::string to_string(const Engine& engine) {
   int counts[3] = {};
   for (size_t i = 0; i < engine.subgroups().size(); ++i) ++counts[static_cast<size_t>(engine.where()[i])];
-  const Plan& plan = engine.plan();
+  const Placement& placement = engine.placement();
   static constexpr std::string_view memory[] = {"", "; host memory is pinned",
                                                 "; host memory is pageable, copied through pinned buffers",
                                                 "; host memory is pageable, so no subgroup is streamed"};
   std::string text =
       format("{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}, {} resident{}{}",
              engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()),
-             counts[0], counts[1], plan.slots, plan.slots == 1 ? "" : "s", counts[2],
+             counts[0], counts[1], placement.slots, placement.slots == 1 ? "" : "s", counts[2],
              engine.options().round_gradients ? "; gradients are rounded to bf16" : "",
              memory[static_cast<size_t>(engine.host_memory())]);
   if (!engine.options().rates || engine.options().emulated) return text;

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "offload/plan.h"
+#include "offload/placement.h"
 #include "optim/elementwise.h"
 
 namespace trainer::offload {

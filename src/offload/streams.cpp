@@ -20,16 +20,16 @@ Streams::~Streams() {
   changed_.notify_all();
 }
 
-void Streams::count(Run& run, const Operation& op, int change) const {
+void Streams::count(Progress& progress, const Operation& op, int change) const {
   const auto group = static_cast<size_t>(group_of(op));
-  if (makes_weights(op.kind)) run.weights_left[group] += change;
-  if (op.kind == OperationKind::flush) run.flushes_left[group] += change;
+  if (makes_weights(op.kind)) progress.weights_left[group] += change;
+  if (op.kind == OperationKind::flush) progress.flushes_left[group] += change;
 }
 
 int64_t Streams::start(const Schedule& schedule) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return finished_ >= started_ - 1; });
-  Run& next = run(started_);
+  Progress& next = progress_of(started_);
   next.schedule = &schedule;
   next.done.assign(schedule.size(), 0);
   next.gradients.assign(groups_, 0);
@@ -47,13 +47,13 @@ int64_t Streams::start(const Schedule& schedule) {
 
 void Streams::gradient_complete(int group) {
   const std::lock_guard lock(mutex_);
-  run(started_ - 1).gradients[static_cast<size_t>(group)] = 1;
+  progress_of(started_ - 1).gradients[static_cast<size_t>(group)] = 1;
   changed_.notify_all();
 }
 
 void Streams::norm_known() {
   const std::lock_guard lock(mutex_);
-  Run& current = run(started_ - 1);
+  Progress& current = progress_of(started_ - 1);
   current.norm_known = true;
   current.norm_at = now_seconds();
   changed_.notify_all();
@@ -62,7 +62,7 @@ void Streams::norm_known() {
 void Streams::cancel() {
   std::unique_lock lock(mutex_);
   if (started_ == 0) return;
-  run(started_ - 1).cancelled = true;
+  progress_of(started_ - 1).cancelled = true;
   changed_.notify_all();
   changed_.wait(lock, [&] { return finished_ == started_; });
 }
@@ -70,24 +70,24 @@ void Streams::cancel() {
 void Streams::recover() {
   cancel();
   const std::lock_guard lock(mutex_);
-  for (Run& each : runs_) each.error = nullptr;
+  for (Progress& each : progress_) each.error = nullptr;
 }
 
 template <typename Reached>
 void Streams::wait(int64_t list, Reached&& reached) {
   std::unique_lock lock(mutex_);
   if (list < started_ - 2) return;
-  Run& at = run(list);
+  Progress& at = progress_of(list);
   changed_.wait(lock, [&] { return at.error != nullptr || reached(at) || finished_ > list; });
   if (at.error != nullptr) std::rethrow_exception(at.error);
 }
 
 void Streams::wait_for_weights(int64_t list, int group) {
-  wait(list, [&](const Run& at) { return at.weights_left[static_cast<size_t>(group)] == 0; });
+  wait(list, [&](const Progress& at) { return at.weights_left[static_cast<size_t>(group)] == 0; });
 }
 
 void Streams::wait_for_gradient(int64_t list, int group) {
-  wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
+  wait(list, [&](const Progress& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
 // On return, even after an error, no thread is working on the list any more, so it may be destroyed.
@@ -95,7 +95,7 @@ void Streams::wait_for_all(int64_t list) {
   std::unique_lock lock(mutex_);
   if (list < started_ - 2) return;
   changed_.wait(lock, [&] { return finished_ > list; });
-  if (run(list).error != nullptr) std::rethrow_exception(run(list).error);
+  if (progress_of(list).error != nullptr) std::rethrow_exception(progress_of(list).error);
 }
 
 Measured Streams::measured() {
@@ -113,14 +113,14 @@ std::vector<Done> Streams::recorded() {
   return std::exchange(recorded_, {});
 }
 
-bool Streams::is_ready(const Run& run, const Operation& op) const {
-  return (!is_update(op.kind) || run.norm_known) &&
-         (op.kind != OperationKind::flush || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
-         std::ranges::all_of(op.after, [&](int before) { return run.done[static_cast<size_t>(before)] != 0; });
+bool Streams::is_ready(const Progress& progress, const Operation& op) const {
+  return (!is_update(op.kind) || progress.norm_known) &&
+         (op.kind != OperationKind::flush || progress.gradients[static_cast<size_t>(group_of(op))] != 0) &&
+         std::ranges::all_of(op.after, [&](int before) { return progress.done[static_cast<size_t>(before)] != 0; });
 }
 
 void Streams::work_on(int64_t list, Stream stream, std::unique_lock<std::mutex>& lock) {
-  Run& current = run(list);
+  Progress& current = progress_of(list);
   for (size_t i = 0; i < current.schedule->size(); ++i) {
     const Operation& op = (*current.schedule)[i];
     if (op.stream() != stream) continue;
@@ -157,8 +157,8 @@ void Streams::work_all(Stream stream) {
   for (int64_t list = 0;; ++list) {
     changed_.wait(lock, [&] { return ending_ || (started_ > list && finished_ == list); });
     if (ending_) return;
-    Run& current = run(list);
-    if (const Run& before = run(list + 1); list > 0 && before.error != nullptr) {
+    Progress& current = progress_of(list);
+    if (const Progress& before = progress_of(list + 1); list > 0 && before.error != nullptr) {
       current.error = before.error;
       current.cancelled = true;
     }

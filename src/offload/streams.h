@@ -67,7 +67,8 @@ class Streams {
   std::vector<Done> recorded();
 
  private:
-  struct Run {
+  /// The progress of a list.
+  struct Progress {
     const Schedule* schedule = nullptr;
     std::vector<char> done;                       // by operation
     std::vector<char> gradients;                  // by group: true if the gradient is complete
@@ -78,11 +79,11 @@ class Streams {
     Seconds busy{};
     std::exception_ptr error;
   };
-  Run& run(int64_t list) { return runs_[static_cast<size_t>(list % 2)]; }
+  Progress& progress_of(int64_t list) { return progress_[static_cast<size_t>(list % 2)]; }
   int group_of(const Operation& op) const { return subgroups_[static_cast<size_t>(op.subgroup)].group; }
   /// Adds `change` to the counts of remaining operations that include `op`.
-  void count(Run& run, const Operation& op, int change) const;
-  bool is_ready(const Run& run, const Operation& op) const;
+  void count(Progress& progress, const Operation& op, int change) const;
+  bool is_ready(const Progress& progress, const Operation& op) const;
   void work_all(Stream stream);
   void work_on(int64_t list, Stream stream, std::unique_lock<std::mutex>& lock);
   template <typename Reached>
@@ -93,7 +94,7 @@ class Streams {
   const size_t groups_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::array<Run, 2> runs_;
+  std::array<Progress, 2> progress_;
   int64_t started_ = 0, finished_ = 0;  // numbers of lists
   Measured measured_;
   bool recording_ = false;

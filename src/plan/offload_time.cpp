@@ -43,17 +43,17 @@ offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes
 }
 
 config::Fraction device_share(const OffloadWork& work, const offload::Rates& rates) {
-  if (!work.chosen) return work.plan.device_share;
-  return offload::best_share(work.plan, work.subgroups, rates, work.sizes);
+  if (!work.chosen) return work.placement.device_share;
+  return offload::best_share(work.placement, work.subgroups, rates, work.sizes);
 }
 
 double offload_seconds(const OffloadWork& work, const Cluster& cluster, double backward) {
   const offload::Rates rates = offload_rates(cluster, work.sizes);
-  offload::Plan plan = work.plan;
-  plan.device_share = device_share(work, rates);
-  const double update = offload::update_seconds(plan, work.subgroups, rates, work.sizes);
+  offload::Placement placement = work.placement;
+  placement.device_share = device_share(work, rates);
+  const double update = offload::update_seconds(placement, work.subgroups, rates, work.sizes);
   const offload::Share share =
-      offload::share_of(offload::residencies(plan, static_cast<int>(work.subgroups.size())), work.subgroups);
+      offload::share_of(offload::residencies(placement, static_cast<int>(work.subgroups.size())), work.subgroups);
   const double flushed = static_cast<double>(share.host * work.sizes.gradient) / rates.to_host;
   return update + std::max(0.0, flushed - backward);
 }

@@ -68,7 +68,7 @@ report::OffloadReport offload_report(offload::Engine& engine) {
   report.subgroups = static_cast<int64_t>(engine.subgroups().size());
   report.largest_subgroup = offload::largest_of(engine.subgroups());
   report.resident_subgroups = std::ranges::count(engine.where(), offload::Residency::resident);
-  report.slots = engine.plan().slots;
+  report.slots = engine.placement().slots;
   report.host_memory = memory[static_cast<size_t>(engine.host_memory())];
   return report;
 }

@@ -182,7 +182,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
       plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
   plan.comm_bytes = trainer.comm_bytes_per_step();
   if (const offload::Engine* engine = trainer.offload(); engine != nullptr)
-    plan.offload = OffloadWork{.plan = engine->plan(),
+    plan.offload = OffloadWork{.placement = engine->placement(),
                                .chosen = offload::is_chosen(config.offload),
                                .subgroups = engine->subgroups(),
                                .sizes = engine->sizes()};

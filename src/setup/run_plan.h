@@ -8,7 +8,7 @@
 
 #include "config/flops.h"
 #include "offload/cost.h"
-#include "offload/plan.h"
+#include "offload/placement.h"
 #include "setup/machine.h"
 #include "tensor/costs.h"
 #include "train/trainer.h"
@@ -17,7 +17,7 @@ namespace trainer::setup {
 
 /// The update that a run's offload engine would perform.
 struct OffloadWork {
-  offload::Plan plan;
+  offload::Placement placement;
   bool chosen = false;  // the streamed share is chosen to suit the machine's rates
   std::vector<offload::Subgroup> subgroups;
   offload::Sizes sizes;

@@ -18,7 +18,7 @@ constexpr int64_t kMostElements = 1 << 16;
 /// Sets the checksums of a parsed manifest to those of the bytes.
 void put_right(Manifest& manifest, std::string_view shard) {
   for (StoredTensor& tensor : manifest.tensors) {
-    for (Piece& piece : tensor.pieces) {
+    for (StoredPart& piece : tensor.pieces) {
       const int64_t bytes = piece.elements() * size_of(tensor.dtype);
       for (size_t i = 0; i < piece.chunks.size(); ++i) {
         const int64_t begin = piece.offset + static_cast<int64_t>(i) * manifest.chunk_bytes;
@@ -34,7 +34,7 @@ void put_right(Manifest& manifest, std::string_view shard) {
 std::string by_hand(const StoredTensor& tensor, std::string_view shard) {
   const auto size = static_cast<size_t>(size_of(tensor.dtype));
   std::string out(static_cast<size_t>(tensor.bytes()), '\0');
-  for (const Piece& piece : tensor.pieces) {
+  for (const StoredPart& piece : tensor.pieces) {
     auto from = static_cast<size_t>(piece.offset);
     for (const RunGroup& group : piece.runs) {
       for (int64_t i = 0; i < group.count; ++i) {

@@ -20,15 +20,15 @@ std::vector<Subgroup> equal_subgroups(double elements, int64_t each) {
   return all;
 }
 
-double predicted(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates) {
-  return update_seconds(plan, subgroups, rates, {});
+double predicted(const Placement& placement, std::span<const Subgroup> subgroups, const Rates& rates) {
+  return update_seconds(placement, subgroups, rates, {});
 }
 
-double played(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates) {
-  const std::vector<Residency> where = residencies(plan, static_cast<int>(subgroups.size()));
+double played(const Placement& placement, std::span<const Subgroup> subgroups, const Rates& rates) {
+  const std::vector<Residency> where = residencies(placement, static_cast<int>(subgroups.size()));
   const Schedule list =
-      schedule({.residencies = where, .slots = plan.slots, .blocking = plan.blocking, .bounce = true});
-  return play(list, subgroups, rates, {}, /*hidden=*/!plan.blocking);
+      schedule({.residencies = where, .slots = placement.slots, .blocking = placement.blocking, .bounce = true});
+  return play(list, subgroups, rates, {}, /*hidden=*/!placement.blocking);
 }
 
 constexpr Rates kFast{.to_device = 1e15, .to_host = 1e15, .host = 1e15, .device = 1e15, .memory = 1e15};
@@ -71,7 +71,7 @@ TEST(Cost, EachStreamOnItsOwnGivesItsClosedForm) {
     change(rates);
     return rates;
   };
-  const Plan host{.device_share = {0, 1}, .slots = 1}, half{.device_share = {1, 2}, .slots = 1},
+  const Placement host{.device_share = {0, 1}, .slots = 1}, half{.device_share = {1, 2}, .slots = 1},
       all{.device_share = {1, 1}, .slots = 1};
   const double n = 8e8, s = 1e8;
   EXPECT_NEAR(predicted(host, subgroups, with([](Rates& r) { r.host = 1e9; })), n / 1e9, 1e-3);
@@ -117,8 +117,8 @@ TEST(Cost, TheClockTakesWhatWasPredicted) {
   double worst = 1, least = 1;
   for (const Rates& rates : random_rates(500))
     for (const Fraction share : {Fraction{0, 1}, {1, 3}, {1, 2}, {1, 1}}) {
-      const Plan plan{.device_share = share, .slots = 3};
-      const double ratio = predicted(plan, subgroups, rates) / played(plan, subgroups, rates);
+      const Placement placement{.device_share = share, .slots = 3};
+      const double ratio = predicted(placement, subgroups, rates) / played(placement, subgroups, rates);
       worst = std::max(worst, ratio);
       least = std::min(least, ratio);
       EXPECT_NEAR(ratio, 1, 0.05) << share.num << "/" << share.den;
@@ -133,9 +133,9 @@ TEST(Cost, TheChosenShareIsWithinTwoPerCentOfTheBestOnTheClock) {
     for (int64_t b = 1; b <= 8; ++b)
       for (int64_t a = 0; a <= b; ++a)
         if (std::gcd(a, b) == 1) best = std::min(best, played({.device_share = {a, b}}, subgroups, rates));
-    Plan plan;
-    plan.device_share = best_share(plan, subgroups, rates, {});
-    EXPECT_LE(played(plan, subgroups, rates), 1.02 * best) << plan.device_share.value();
+    Placement placement;
+    placement.device_share = best_share(placement, subgroups, rates, {});
+    EXPECT_LE(played(placement, subgroups, rates), 1.02 * best) << placement.device_share.value();
   }
 }
 
@@ -156,16 +156,16 @@ TEST(Cost, AHigherRateNeverTakesLonger) {
       for (const Fraction share : {Fraction{0, 1}, {1, 2}, {1, 1}}) {
         Rates higher = rates;
         higher.*rate *= 1.5;
-        const Plan plan{.device_share = share};
-        EXPECT_LE(predicted(plan, subgroups, higher), predicted(plan, subgroups, rates));
+        const Placement placement{.device_share = share};
+        EXPECT_LE(predicted(placement, subgroups, higher), predicted(placement, subgroups, rates));
       }
 }
 
 // 3.8e9 parameters per rank, as in the published run.
 TEST(Ladder, OnTheEmulatedH100) {
   const auto subgroups = equal_subgroups(3.8e9, 25'000'000);
-  const Plan blocking{.device_share = {0, 1}, .blocking = true}, all_host{.device_share = {0, 1}};
-  Plan best;
+  const Placement blocking{.device_share = {0, 1}, .blocking = true}, all_host{.device_share = {0, 1}};
+  Placement best;
   best.device_share = best_share(best, subgroups, kH100, {});
   const double b1 = played(blocking, subgroups, kH100);
   const double b2 = played(all_host, subgroups, kH100), b4 = played(best, subgroups, kH100);

@@ -1,6 +1,6 @@
 #pragma once
 // A store of uneven groups whose gradients are functions of step and index, and its optimizer: with an Engine of any
-// plan, or without offload.
+// placement, or without offload.
 #include <memory>
 #include <vector>
 
@@ -44,12 +44,12 @@ struct Rig {
     optimizer = optim::make_optimizer(store, rules);
     store.initialize(5);
   }
-  void with_offload(Plan plan, const Engine::Options& options) {
+  void with_offload(Placement placement, const Engine::Options& options) {
     store.keep_state_on(*host);
     use_adamw(options.round_gradients);
     store.allocate(true);
-    if (plan.device_share.num == 0) plan.slots = 0;
-    auto made = std::make_unique<Engine>(store, *rules[0]->elementwise(), plan, options);
+    if (placement.device_share.num == 0) placement.slots = 0;
+    auto made = std::make_unique<Engine>(store, *rules[0]->elementwise(), placement, options);
     engine = made.get();
     optimizer = std::move(made);
     store.initialize(5);

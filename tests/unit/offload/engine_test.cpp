@@ -201,8 +201,8 @@ TEST(Engine, WeightsWrittenElsewhereReplaceTheContentsOfSlots) {
 TEST(Engine, ADryOneTakesTheSameMemory) {
   for (const Fraction share : {Fraction{0, 1}, {1, 2}}) {
     Rig rig(DType::bf16);
-    const Plan plan{.device_share = share, .slots = share.num > 0 ? 2 : 0, .resident = 1};
-    rig.with_offload(plan, {.subgroup = 192});
+    const Placement placement{.device_share = share, .slots = share.num > 0 ? 2 : 0, .resident = 1};
+    rig.with_offload(placement, {.subgroup = 192});
     device::DryDevice device(2);
     const std::unique_ptr<device::Device> host = device::make_host(device);
     params::ParamStore store(device, DType::bf16);
@@ -210,7 +210,7 @@ TEST(Engine, ADryOneTakesTheSameMemory) {
     store.keep_state_on(*host);
     optim::keep_states(store, rig.rules);
     store.allocate(true);
-    const Engine dry(store, *rig.rules[0]->elementwise(), plan, {.subgroup = 192});
+    const Engine dry(store, *rig.rules[0]->elementwise(), placement, {.subgroup = 192});
     EXPECT_EQ(device.memory_total(), rig.device.memory_total());
     EXPECT_EQ(host->memory_total(), rig.host->memory_total());
     int64_t elements = 0, largest = 0;

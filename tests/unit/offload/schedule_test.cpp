@@ -18,7 +18,7 @@ std::string picture(const std::vector<Residency>& residencies) {
   return text;
 }
 
-TEST(Plan, AShareOfOneInKTakesEveryKth) {
+TEST(Placement, AShareOfOneInKTakesEveryKth) {
   EXPECT_EQ(picture(residencies({.device_share = {0, 1}}, 6)), "hhhhhh");
   EXPECT_EQ(picture(residencies({.device_share = {1, 1}}, 6)), "ssssss");
   EXPECT_EQ(picture(residencies({.device_share = {1, 2}}, 6)), "hshshs");
@@ -29,7 +29,7 @@ TEST(Plan, AShareOfOneInKTakesEveryKth) {
   EXPECT_EQ(picture(residencies({.device_share = {1, 2}, .resident = 9}, 3)), "rrr");
 }
 
-TEST(Plan, SubgroupsCoverWhatIsHeldInNearEqualPieces) {
+TEST(Placement, SubgroupsCoverWhatIsHeldInNearEqualPieces) {
   std::vector<params::Group> groups(3);
   groups[0].held = {0, 1000};
   groups[1].held = {0, 0};

@@ -149,10 +149,10 @@ bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
       EXPECT_EQ(work_of(run.trainer.meter(), but), predicted_work(step, n, but)) << "after step " << n;
       if (run.trainer.offload() != nullptr) {
         const setup::OffloadWork& work = *step.plan.offload;
-        const auto where = offload::residencies(work.plan, static_cast<int>(work.subgroups.size()));
+        const auto where = offload::residencies(work.placement, static_cast<int>(work.subgroups.size()));
         EXPECT_EQ(run.trainer.offload()->report().bytes,
-                  offload::bytes_of(offload::schedule({.residencies = where, .slots = work.plan.slots}), work.subgroups,
-                                    work.sizes));
+                  offload::bytes_of(offload::schedule({.residencies = where, .slots = work.placement.slots}),
+                                    work.subgroups, work.sizes));
       }
     }
   });

@@ -52,8 +52,8 @@ TEST(OffloadPlan, PriceIsThatOfTheEnginesUpdate) {
   const offload::Rates rates = offload_rates(cluster, work.sizes);
   EXPECT_EQ(rates.to_device, 24e9);
   const offload::Share share =
-      offload::share_of(offload::residencies(work.plan, static_cast<int>(work.subgroups.size())), work.subgroups);
-  const double update = offload::update_seconds(work.plan, work.subgroups, rates, work.sizes);
+      offload::share_of(offload::residencies(work.placement, static_cast<int>(work.subgroups.size())), work.subgroups);
+  const double update = offload::update_seconds(work.placement, work.subgroups, rates, work.sizes);
   EXPECT_GE(run.time.offload, update);
   EXPECT_LE(run.time.offload, update + static_cast<double>(4 * share.host) / rates.to_host);
   EXPECT_EQ(run.time.products, none.time.products);

@@ -1,10 +1,10 @@
 #pragma once
-// The plan: where each part of the optimizer state is updated. A value, computed by pure functions.
+// The placement: where each part of the optimizer state is updated. A value, computed by pure functions.
 //
 // A subgroup is a range of this rank's part of one group's flat buffer. Its master weights and states are in host
 // memory. It is updated on the host or on the device; in the latter case its state is copied to the device and back
-// (streamed), or stays on the device (resident). Host and device round identically (ops/adamw.h), so a plan changes
-// times and memory but not results.
+// (streamed), or stays on the device (resident). Host and device round identically (ops/adamw.h), so a placement
+// changes times and memory but not results.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -27,7 +27,7 @@ int64_t largest_of(std::span<const Subgroup> subgroups);
 
 enum class Residency : uint8_t { host, streamed, resident };
 
-struct Plan {
+struct Placement {
   config::Fraction device_share;  // the streamed share of the subgroups that are not resident
   int slots = 3;                  // device memory for streamed subgroups: each slot has the state of one subgroup
   int resident = 0;               // number of resident subgroups, from the first: last gradients, first weights
@@ -36,7 +36,7 @@ struct Plan {
 
 /// Returns the residency of each subgroup. Residents come first; of the remaining subgroups, number x (from 0) is
 /// streamed if ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋ with the share a/b. A share of 1/k streams every k-th subgroup.
-std::vector<Residency> residencies(const Plan& plan, int subgroups);
+std::vector<Residency> residencies(const Placement& placement, int subgroups);
 
 /// The number of elements by residency.
 struct Share {

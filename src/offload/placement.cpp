@@ -1,4 +1,4 @@
-#include "offload/plan.h"
+#include "offload/placement.h"
 
 #include <algorithm>
 
@@ -31,11 +31,11 @@ int64_t largest_of(std::span<const Subgroup> subgroups) {
   return largest;
 }
 
-std::vector<Residency> residencies(const Plan& plan, int subgroups) {
+std::vector<Residency> residencies(const Placement& placement, int subgroups) {
   std::vector<Residency> all(static_cast<size_t>(subgroups), Residency::host);
-  const int resident = std::min(plan.resident, subgroups);
+  const int resident = std::min(placement.resident, subgroups);
   std::fill_n(all.begin(), resident, Residency::resident);
-  const auto [a, b] = plan.device_share;
+  const auto [a, b] = placement.device_share;
   for (int64_t x = 0; x + resident < subgroups; ++x)
     if ((x + 1) * a / b > x * a / b) all[static_cast<size_t>(x + resident)] = Residency::streamed;
   return all;
