@@ -11,7 +11,6 @@ ALLOWED = {  # file: (names, why)
     "base/file_io.cpp": ({"calls"}, "has no fields, only the virtual functions that tests replace"),
     "base/interruptible.cpp": ({"abandoned"}, "no thread of the process can be stopped from outside"),
     "base/log.cpp": ({"mutex", "this_rank", "current"}, "a process has one stderr; ranks may be its threads"),
-    "data/mapping_guard.cpp": ({"all", "mutex", "unused", "previous", "page_bytes", "once"}, "read by the handler of SIGBUS"),
     "device/pages.cpp": ({"kept"}, "set when a process ends whose memory MPI may still access"),
     "device/thread_pool.cpp": ({"inside_task"}, "belongs to the thread: whether it runs a task"),
     "ops/cpu/tiles.h": ({"tile_file"}, "belongs to the thread, as the registers of AMX that it emulates"),

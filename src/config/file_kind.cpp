@@ -72,7 +72,7 @@ std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
   const std::string extension = kind_extension(path);
   for (const Known& known : kKnown) {
     if (extension != known.extension) continue;
-    if (known.kind == FileKind::tokens && packing_of(path) != Packing::none) break;  // tokens are mapped into memory
+    if (known.kind == FileKind::tokens && packing_of(path) != Packing::none) break;  // tokens are read at any offset
     return known.kind;
   }
   return std::nullopt;

@@ -45,14 +45,12 @@ int64_t TokenDataset::window_of(int64_t sample) const {
 void TokenDataset::train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const {
   out.resize(sequences, seq_len_);
   for (int64_t row = 0; row < sequences; ++row) fill(window_of(sample + row), row, out);
-  stream_->require_whole();
 }
 
 void TokenDataset::eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const {
   out.resize(sequences, seq_len_);
   const int64_t real = std::clamp<int64_t>(windows() - window, 0, sequences);
   for (int64_t row = 0; row < real; ++row) fill(window + row, row, out);
-  stream_->require_whole();
   std::fill(out.ids.begin() + real * seq_len_, out.ids.end(), 0);
   std::fill(out.targets.begin() + real * seq_len_, out.targets.end(), 0);
   std::fill(out.weights.begin() + real * seq_len_, out.weights.end(), 0.0f);

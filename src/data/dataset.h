@@ -1,5 +1,5 @@
 #pragma once
-// TokenDataset: token files, memory-mapped, split into training windows by a permutation that is a pure function of
+// TokenDataset: token files split into training windows by a permutation that is a pure function of
 // (seed, samples seen); resuming needs no state. Depends only on base and config.
 #include <cstdint>
 #include <memory>
@@ -44,10 +44,9 @@ class TokenDataset {
   /// windows)(n % windows).
   int64_t window_of(int64_t sample) const;
   /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity. Throws Code::data
-  /// when a token file was truncated, as eval_batch() does.
+  /// when a token file was truncated and lacks them, as eval_batch() does.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
-  /// Fills one sequence of `out` with that sample, without checking whether files were truncated. Rows are filled in
-  /// ascending order.
+  /// Fills one sequence of `out` with that sample. Rows are filled in ascending order.
   void fill_sample(int64_t sample, int64_t row, TokenBatch& out) const { fill(window_of(sample), row, out); }
   /// Fills consecutive windows beginning with `window`, in file order; windows past the end have weight 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;

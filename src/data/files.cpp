@@ -1,49 +1,51 @@
 #include "data/files.h"
 
-#include <sys/mman.h>
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#include <cerrno>
-
 #include "base/checksum.h"
-#include "base/files.h"
 #include "base/lfs_pointer.h"
 
 namespace trainer::data {
 
 namespace fs = std::filesystem;
+namespace {
 
-MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  const File file = File::open_input(path);
-  size_ = file.size();
-  if (size_ == 0) return;
-  void* mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, file.descriptor(), 0);
-  if (mapped == MAP_FAILED) {
-    const int reason = errno;
-    throw Error(reason == ENOMEM ? Code::plan : Code::io,
-                format("{}: cannot map into memory: {}", path.string(), system_reason(reason)));
+File open_one_more(const fs::path& path) {
+  struct rlimit files {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+    files.rlim_cur = files.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &files);
   }
-  data_ = static_cast<const std::byte*>(mapped);
-  guard_.emplace(data_, size_, path);
+  return File::open_input(path);
 }
 
-void MappedFile::refuse_cut() const {
-  std::error_code none;
-  const auto now = fs::file_size(path_, none);
-  throw Error(Code::data, fmt::format("{}: truncated while in use: it had {} bytes, there {} {} now", path_.string(),
-                                      size_, none ? "is" : "are", none ? "no file" : fmt::format("{}", now)));
+}  // namespace
+
+InputFile::InputFile(const fs::path& path) : file_(open_one_more(path)), size_(file_.size()) {}
+
+void InputFile::read(int64_t offset, std::span<std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t got = uninterrupted([&] { return ::pread(file_.descriptor(), bytes.data(), bytes.size(), offset); });
+    if (got < 0) fail_to("read", path(), errno, Code::data);
+    if (got == 0) throw cut_short();
+    bytes = bytes.subspan(static_cast<size_t>(got));
+    offset += got;
+  }
 }
 
-MappedFile::~MappedFile() {
-  guard_.reset();
-  if (size_ > 0) ::munmap(const_cast<std::byte*>(data_), static_cast<size_t>(size_));
+void InputFile::require_whole() const {
+  if (!is_whole()) throw cut_short();
 }
 
-void MappedFile::will_need(int64_t offset, int64_t bytes) const {
-  if (size_ == 0) return;
-  static const int64_t page = ::sysconf(_SC_PAGESIZE);
-  const int64_t begin = offset / page * page;
-  ::madvise(const_cast<std::byte*>(data_) + begin, static_cast<size_t>(offset - begin + bytes), MADV_WILLNEED);
+Error InputFile::cut_short() const {
+  return {Code::data, fmt::format("{}: truncated while in use: it had {} bytes, there are {} now", path().string(),
+                                  size_, file_.size())};
+}
+
+void InputFile::will_need(int64_t offset, int64_t bytes) const {
+  ::posix_fadvise(file_.descriptor(), offset, bytes, POSIX_FADV_WILLNEED);
 }
 
 std::string read_file(const fs::path& path) {

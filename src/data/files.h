@@ -1,43 +1,39 @@
 #pragma once
-// Plain files for data: mapping and hashing.
+// Plain files for data: reading at any offset, and hashing.
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <span>
 #include <string>
 
 #include "base/file_io.h"
-#include "data/mapping_guard.h"
 
 namespace trainer::data {
 
-/// A file mapped read-only. An empty file has no bytes and no mapping. If the file is truncated while it is mapped,
-/// reads return zeros (see mapping_guard.h): data that was read is valid only if require_whole() succeeds afterwards.
-class MappedFile {
+/// A file that stays open while parts of it are read.
+class InputFile {
  public:
-  /// Throws Code::data when the file cannot be opened, Code::io when it cannot be mapped.
-  explicit MappedFile(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  /// Throws Code::data when the file cannot be opened. Raises the process's limit on open files as far as it may, since
+  /// a run may have thousands of them.
+  explicit InputFile(const std::filesystem::path& path);
 
-  const std::byte* data() const { return data_; }
+  const std::filesystem::path& path() const { return file_.path(); }
+  /// Returns the bytes that the file had when it was opened.
   int64_t size() const { return size_; }
-  const std::filesystem::path& path() const { return path_; }
-  /// Throws Code::data if a read touched a page that the file has lost, or, with `ask`, if the file has become shorter.
-  /// The message names the file and its sizes.
-  void require_whole(bool ask = false) const {
-    if (guard_ && (ask ? guard_->is_cut_short() : guard_->has_lost_page())) refuse_cut();
-  }
+  /// Fills `bytes` with those at `offset`, which the file had when it was opened. Throws Code::data naming the file
+  /// when it was truncated since, or cannot be read. Thread-safe.
+  void read(int64_t offset, std::span<std::byte> bytes) const;
+  /// True if the file has not become shorter since it was opened. Queries the system.
+  bool is_whole() const { return file_.size() >= size_; }
+  /// Throws Code::data, naming the file and its sizes, if it has.
+  void require_whole() const;
   /// Asks the system to read ahead [offset, offset + bytes).
   void will_need(int64_t offset, int64_t bytes) const;
 
  private:
-  [[noreturn]] void refuse_cut() const;
+  Error cut_short() const;
 
-  std::filesystem::path path_;
-  const std::byte* data_ = nullptr;
-  int64_t size_ = 0;
-  std::optional<MappingGuard> guard_;
+  File file_;
+  int64_t size_;
 };
 
 /// Returns the whole file. Throws Code::data when it cannot be read or is a pointer of Git LFS.

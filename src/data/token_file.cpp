@@ -1,6 +1,7 @@
 #include "data/token_file.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -13,29 +14,7 @@ namespace trainer::data {
 namespace {
 
 constexpr int64_t kScanBlock = int64_t{1} << 20;  // tokens
-
-/// Calls fn with the tokens at `data` as a span of their stored type.
-template <typename F>
-void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
-  if (width == 2) {
-    fn(std::span(reinterpret_cast<const uint16_t*>(data), static_cast<size_t>(count)));
-  } else {
-    fn(std::span(reinterpret_cast<const uint32_t*>(data), static_cast<size_t>(count)));
-  }
-}
-
-/// Returns the first document that ends at or after `position`, in tokens of its file; documents() if none does.
-int64_t first_ending_from(const DocumentIndex& index, int64_t position) {
-  int64_t first = 0, last = index.documents();
-  while (first < last) {
-    const int64_t middle = first + (last - first) / 2;
-    if (index.end_of(middle) < position)
-      first = middle + 1;
-    else
-      last = middle;
-  }
-  return first;
-}
+constexpr int64_t kReadBytes = int64_t{1} << 16;
 
 /// A plain loop over a local maximum, which the compiler vectorizes.
 template <typename T>
@@ -55,7 +34,22 @@ struct TokenStream::Segment {
   int64_t count() const { return layout.info.tokens; }
   int64_t end() const { return begin + count(); }
   int64_t byte_of(int64_t position) const { return layout.offset + (position - begin) * layout.width; }
-  const std::byte* at(int64_t position) const { return layout.file->data() + byte_of(position); }
+
+  /// Reads [from, stop) in blocks: calls fn(position, tokens) with spans of their stored type.
+  template <typename F>
+  void read(int64_t from, int64_t stop, F&& fn) const {
+    alignas(uint32_t) std::array<std::byte, kReadBytes> block;
+    while (from < stop) {
+      const auto count = static_cast<size_t>(std::min(stop - from, kReadBytes / layout.width));
+      layout.file->read(byte_of(from), std::span(block).first(count * static_cast<size_t>(layout.width)));
+      if (layout.width == 2) {
+        fn(from, std::span(reinterpret_cast<const uint16_t*>(block.data()), count));
+      } else {
+        fn(from, std::span(reinterpret_cast<const uint32_t*>(block.data()), count));
+      }
+      from += static_cast<int64_t>(count);
+    }
+  }
 
   /// Throws for the first token of the span (which begins at `position`) that is not below `limit`.
   template <typename T>
@@ -117,24 +111,33 @@ void TokenStream::for_each_span(int64_t begin, int64_t end, F&& fn) const {
     const Segment& segment = segment_at(begin);
     const int64_t stop = std::min(end, segment.end());
     fn(segment, begin, stop);
-    segment.layout.file->require_whole();
     begin = stop;
   }
 }
 
+/// Reads [begin, end): calls fn(segment, position, tokens).
+template <typename F>
+void TokenStream::for_each_block(int64_t begin, int64_t end, F&& fn) const {
+  for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
+    segment.read(from, stop, [&](int64_t position, auto tokens) { fn(segment, position, tokens); });
+  });
+}
+
+bool TokenStream::is_whole() const {
+  return std::ranges::all_of(segments_, [](const auto& segment) { return segment->layout.file->is_whole(); });
+}
+
 void TokenStream::require_whole() const {
-  for (const auto& segment : segments_) segment->layout.file->require_whole(/*ask=*/true);
+  for (const auto& segment : segments_) segment->layout.file->require_whole();
 }
 
 void TokenStream::copy(int64_t begin, std::span<int32_t> out) const {
   int32_t* to = out.data();
-  for_each_span(begin, begin + static_cast<int64_t>(out.size()),
-                [&](const Segment& segment, int64_t from, int64_t stop) {
-                  with_width(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
-                    if (vocab_limit_ > 0) segment.check(tokens, from, vocab_limit_);
-                    to = std::ranges::transform(tokens, to, [](auto token) { return static_cast<int32_t>(token); }).out;
-                  });
-                });
+  for_each_block(begin, begin + static_cast<int64_t>(out.size()),
+                 [&](const Segment& segment, int64_t position, auto tokens) {
+                   if (vocab_limit_ > 0) segment.check(tokens, position, vocab_limit_);
+                   to = std::ranges::transform(tokens, to, [](auto token) { return static_cast<int32_t>(token); }).out;
+                 });
 }
 
 void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
@@ -142,11 +145,9 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
   std::atomic<int64_t> next{0}, first_bad{blocks};
   const auto scan = [&](int64_t block) {
     const int64_t begin = block * kScanBlock;
-    for_each_span(begin, std::min(begin + kScanBlock, tokens_),
-                  [&](const Segment& segment, int64_t from, int64_t stop) {
-                    with_width(segment.at(from), stop - from, segment.layout.width,
-                               [&](auto tokens) { segment.check(tokens, from, vocab_size); });
-                  });
+    for_each_block(
+        begin, std::min(begin + kScanBlock, tokens_),
+        [&](const Segment& segment, int64_t position, auto tokens) { segment.check(tokens, position, vocab_size); });
   };
   const auto work = [&] {
     for (int64_t block = next++; block < first_bad.load(); block = next++) {
@@ -168,11 +169,9 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
 
 void TokenStream::count(int64_t begin, int64_t end, std::span<int64_t> counts) const {
   const auto limit = static_cast<int64_t>(counts.size());
-  for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
-    with_width(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
-      segment.check(tokens, from, limit);
-      for (const auto token : tokens) ++counts[token];
-    });
+  for_each_block(begin, end, [&](const Segment& segment, int64_t position, auto tokens) {
+    segment.check(tokens, position, limit);
+    for (const auto token : tokens) ++counts[token];
   });
 }
 
@@ -194,17 +193,16 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
     if (segment.end() < low || segment.begin > high) continue;
     offer(segment.end());
     if (const DocumentIndex* index = segment.layout.documents.get()) {
-      const int64_t first = first_ending_from(*index, position - segment.begin);
+      const int64_t first = index->first_ending_from(position - segment.begin);
       if (first < index->documents()) offer(segment.begin + index->end_of(first));
       if (first > 0) offer(segment.begin + index->end_of(first - 1));
     } else if (info_.eos >= 0) {
       const int64_t from = std::max(low - 1, segment.begin), stop = std::min(high, segment.end());
-      with_width(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+      segment.read(from, stop, [&](int64_t at, auto tokens) {
         for (size_t i = 0; i < tokens.size(); ++i) {
-          if (static_cast<int64_t>(tokens[i]) == info_.eos) offer(from + static_cast<int64_t>(i) + 1);
+          if (static_cast<int64_t>(tokens[i]) == info_.eos) offer(at + static_cast<int64_t>(i) + 1);
         }
       });
-      segment.layout.file->require_whole();
     }
   }
   return best;
@@ -224,7 +222,7 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                   if (from == segment.begin) start_at(from++);
                   if (const DocumentIndex* index = segment.layout.documents.get()) {
                     int64_t last = from - 1;  // empty documents end where the previous one does
-                    for (int64_t document = first_ending_from(*index, from - segment.begin);
+                    for (int64_t document = index->first_ending_from(from - segment.begin);
                          document < index->documents(); ++document) {
                       const int64_t end = segment.begin + index->end_of(document);
                       if (end >= stop) break;
@@ -233,7 +231,7 @@ void TokenStream::append_starts(int64_t begin, std::span<const int32_t> ids, int
                   } else if (separator >= 0 && from < stop) {
                     const auto after_eos = [&](auto token) { return static_cast<int64_t>(token) == separator; };
                     if (from == begin) {  // the token before it is not in `ids`
-                      with_width(segment.at(from - 1), 1, segment.layout.width, [&](auto before) {
+                      segment.read(from - 1, from, [&](int64_t, auto before) {
                         if (after_eos(before[0])) start_at(from);
                       });
                       ++from;
@@ -250,8 +248,8 @@ std::vector<FileSpan> TokenStream::files_of(int64_t begin, int64_t end) const {
   for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
     FileSpan& span = spans.emplace_back(FileSpan{segment.path, from - segment.begin, stop - segment.begin});
     if (const DocumentIndex* index = segment.layout.documents.get()) {
-      span.first_document = first_ending_from(*index, span.begin + 1);
-      span.last_document = first_ending_from(*index, span.end);
+      span.first_document = index->first_ending_from(span.begin + 1);
+      span.last_document = index->first_ending_from(span.end);
     }
   });
   return spans;
@@ -259,19 +257,20 @@ std::vector<FileSpan> TokenStream::files_of(int64_t begin, int64_t end) const {
 
 std::string TokenStream::fingerprint() const {
   constexpr int64_t kBlocks = 256, kBlockBytes = 4096;
+  std::array<std::byte, kBlockBytes> block;
   std::string facts = fmt::format("{} {} {};", info_.vocab_size, info_.eos, info_.tokenizer_hash);
   for (const auto& segment : segments_) {
-    const MappedFile& file = *segment->layout.file;
+    const InputFile& file = *segment->layout.file;
     facts += fmt::format("{} {} ", segment->count(), segment->layout.width);
     const int64_t begin = segment->layout.offset, bytes = file.size() - begin;
     const int64_t last = std::max<int64_t>(bytes - kBlockBytes, 0);  // start of the last block
-    for (int64_t block = 0; block < kBlocks; ++block) {
-      const int64_t start = last / (kBlocks - 1) * block + last % (kBlocks - 1) * block / (kBlocks - 1);
-      const auto* data = file.data() + begin + start;
-      facts += fmt::format("{:016x}", hash64({data, static_cast<size_t>(std::min(kBlockBytes, bytes - start))}));
+    for (int64_t i = 0; i < kBlocks; ++i) {
+      const int64_t start = last / (kBlocks - 1) * i + last % (kBlocks - 1) * i / (kBlocks - 1);
+      const std::span data = std::span(block).first(static_cast<size_t>(std::min(kBlockBytes, bytes - start)));
+      file.read(begin + start, data);
+      facts += fmt::format("{:016x}", hash64(data));
       if (start == last && last == 0) break;
     }
-    file.require_whole();
   }
   return to_string(checksum_of(facts));
 }

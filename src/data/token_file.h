@@ -1,5 +1,5 @@
 #pragma once
-// Token files, memory-mapped: several files as one stream of tokens.
+// Token files: several files as one stream of tokens, of which the parts that are used are read.
 //
 // Formats that are read (recognized by their contents):
 //   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7, uint32
@@ -70,8 +70,10 @@ class TokenStream {
   /// tokenizer.
   const TokenFileInfo& info() const { return info_; }
 
-  /// Throws Code::data, naming the file and its sizes, if one was truncated since it was opened. Queries the system.
-  /// Functions that read tokens also detect a lost page.
+  // Functions that read tokens throw Code::data when a file was truncated since it was opened, so that it lacks them.
+  /// True if no file was truncated since it was opened. Queries the system.
+  bool is_whole() const;
+  /// Throws Code::data, naming the file and its sizes, if one was.
   void require_whole() const;
   /// Copies tokens [begin, begin + out.size()) to `out`; they must exist. Throws Code::data naming file and offset for
   /// a token outside the vocabulary limit, if one is set.
@@ -109,6 +111,8 @@ class TokenStream {
   const Segment& segment_at(int64_t position) const;
   template <typename F>
   void for_each_span(int64_t begin, int64_t end, F&& fn) const;
+  template <typename F>
+  void for_each_block(int64_t begin, int64_t end, F&& fn) const;
 
   std::vector<std::unique_ptr<Segment>> segments_;
   int64_t tokens_ = 0;

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
 
@@ -19,31 +20,55 @@ constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9}, kDocumentsMagic{"tr
 constexpr int64_t kDocumentsHeader = 16, kMegatronHeader = 9 + 8 + 1 + 8 + 8;
 constexpr int32_t kGpt2EndOfText = 50256;
 
-template <typename T>
-T load(const MappedFile& file, int64_t offset) {
-  T value;
-  std::memcpy(&value, file.data() + offset, sizeof value);
-  file.require_whole();
-  return value;
-}
+/// Reads numbers of a file through a block around the last one, so that a search in it takes few calls of the system.
+class NumberReader {
+ public:
+  explicit NumberReader(const InputFile& file) : file_(file) {}
 
-[[noreturn]] void refuse(const MappedFile& file, int64_t offset, const std::string& reason) {
+  template <typename T>
+  T at(int64_t offset) const {
+    const std::lock_guard lock(mutex_);
+    constexpr auto bytes = static_cast<int64_t>(sizeof(T));
+    if (offset < begin_ || offset + bytes > end_) {
+      constexpr auto most = static_cast<int64_t>(sizeof block_);
+      end_ = 0;  // nothing, should the file be damaged
+      begin_ = std::max<int64_t>(0, offset - most / 2);
+      const int64_t end = std::max(offset + bytes, std::min(begin_ + most, file_.size()));
+      file_.read(begin_, std::span(block_).first(static_cast<size_t>(end - begin_)));
+      end_ = end;
+    }
+    T value;
+    std::memcpy(&value, block_.data() + (offset - begin_), sizeof value);
+    return value;
+  }
+
+ private:
+  const InputFile& file_;
+  mutable std::mutex mutex_;  // guards the block
+  mutable std::array<std::byte, 8192> block_;
+  mutable int64_t begin_ = 0, end_ = 0;
+};
+
+[[noreturn]] void refuse(const InputFile& file, int64_t offset, const std::string& reason) {
   throw Error(Code::data, fmt::format("{}: offset {}: {}", file.path().string(), offset, reason));
 }
 
-bool starts_with(const MappedFile& file, std::string_view magic) {
-  return file.size() >= static_cast<int64_t>(magic.size()) && std::memcmp(file.data(), magic.data(), magic.size()) == 0;
+bool starts_with(const InputFile& file, std::string_view magic) {
+  std::string start(magic.size(), '\0');
+  if (file.size() < static_cast<int64_t>(magic.size())) return false;
+  file.read(0, std::as_writable_bytes(std::span(start)));
+  return start == magic;
 }
 
 /// This program's index: n + 1 positions after the header.
 class OwnIndex : public DocumentIndex {
  public:
-  OwnIndex(const fs::path& path, int64_t tokens) : file_(path) {
+  OwnIndex(const fs::path& path, int64_t tokens) : file_(path), tokens_(tokens) {
     if (!starts_with(file_, kDocumentsMagic) || file_.size() < kDocumentsHeader + 8) {
       refuse(file_, 0,
              "not a document index (expected it to start with \"trndocs1\"); delete it to train without an index");
     }
-    documents_ = load<int64_t>(file_, 8);
+    documents_ = numbers_.at<int64_t>(8);
     const int64_t whole = (file_.size() - kDocumentsHeader) / 8 - 1;
     if (documents_ != whole || file_.size() % 8 != 0) {
       refuse(file_, file_.size(),
@@ -57,16 +82,18 @@ class OwnIndex : public DocumentIndex {
   int64_t documents() const override { return documents_; }
   int64_t end_of(int64_t document) const override {
     const int64_t end = position(document + 1);
-    if (end < 0 || end > position(documents_)) {
+    if (end < 0 || end > tokens_) {
       refuse(file_, kDocumentsHeader + 8 * (document + 1),
-             fmt::format("a document ends at token {} of {}", end, position(documents_)));
+             fmt::format("a document ends at token {} of {}", end, tokens_));
     }
     return end;
   }
 
  private:
-  int64_t position(int64_t n) const { return load<int64_t>(file_, kDocumentsHeader + 8 * n); }
-  MappedFile file_;
+  int64_t position(int64_t n) const { return numbers_.at<int64_t>(kDocumentsHeader + 8 * n); }
+  const InputFile file_;
+  const NumberReader numbers_{file_};
+  const int64_t tokens_;
   int64_t documents_ = 0;
 };
 
@@ -77,30 +104,30 @@ class MegatronIndex : public DocumentIndex {
   explicit MegatronIndex(const fs::path& path) : file_(path) {
     if (file_.size() < kMegatronHeader)
       refuse(file_, file_.size(), "truncated: the header of a Megatron index has 34 bytes");
-    if (const auto version = load<uint64_t>(file_, 9); version != 1) {
+    if (const auto version = numbers_.at<uint64_t>(9); version != 1) {
       refuse(file_, 9, fmt::format("version {} of a Megatron index, expected 1", version));
     }
-    const int code = load<uint8_t>(file_, 17);
+    const int code = numbers_.at<uint8_t>(17);
     if (code != 3 && code != 4 && code != 8) {
       refuse(file_, 17,
              fmt::format("token type {} of a Megatron index, expected 3 (int16), 4 (int32) or 8 (uint16)", code));
     }
     width_ = code == 4 ? 4 : 2;
-    sequences_ = load<int64_t>(file_, 18);
-    marks_ = load<int64_t>(file_, 26);
+    sequences_ = numbers_.at<int64_t>(18);
+    marks_ = numbers_.at<int64_t>(26);
     const int64_t most = file_.size() / 8;
     if (sequences_ <= 0 || marks_ <= 0 || sequences_ > most || marks_ > most || document_mark(marks_) > file_.size()) {
       refuse(file_, file_.size(),
              fmt::format("truncated or corrupt: the header states {} sequences and {} document indices", sequences_,
                          marks_));
     }
-    tokens_ = start_of(sequences_ - 1) + load<int32_t>(file_, kMegatronHeader + 4 * (sequences_ - 1));
+    tokens_ = start_of(sequences_ - 1) + numbers_.at<int32_t>(kMegatronHeader + 4 * (sequences_ - 1));
   }
   int width() const { return width_; }
   int64_t tokens() const { return tokens_; }
   int64_t documents() const override { return marks_ - 1; }
   int64_t end_of(int64_t document) const override {
-    const auto sequence = load<int64_t>(file_, document_mark(document + 1));
+    const auto sequence = numbers_.at<int64_t>(document_mark(document + 1));
     if (sequence < 0 || sequence > sequences_) {
       refuse(file_, document_mark(document + 1),
              fmt::format("document index {}, expected at most {}", sequence, sequences_));
@@ -115,9 +142,10 @@ class MegatronIndex : public DocumentIndex {
  private:
   int64_t document_mark(int64_t n) const { return kMegatronHeader + 12 * sequences_ + 8 * n; }
   int64_t start_of(int64_t sequence) const {
-    return load<int64_t>(file_, kMegatronHeader + 4 * sequences_ + 8 * sequence) / width_;
+    return starts_.at<int64_t>(kMegatronHeader + 4 * sequences_ + 8 * sequence) / width_;
   }
-  MappedFile file_;
+  const InputFile file_;
+  const NumberReader numbers_{file_}, starts_{file_};
   int width_ = 2;
   int64_t sequences_ = 0, marks_ = 0, tokens_ = 0;
 };
@@ -132,11 +160,13 @@ std::array<uint32_t, 4> hash_words(const std::string& hash) {
 }
 
 void read_header(TokenFileLayout& layout) {
-  const MappedFile& file = *layout.file;
+  const InputFile& file = *layout.file;
   if (file.size() < kTokenHeaderBytes) {
     refuse(file, file.size(), fmt::format("truncated: the header has {} bytes", kTokenHeaderBytes));
   }
-  const auto word = [&](int64_t n) { return load<uint32_t>(file, 4 * n); };
+  std::array<uint32_t, 11> words;
+  file.read(0, std::as_writable_bytes(std::span(words)));
+  const auto word = [&](size_t n) { return words[n]; };
   const bool wide = word(0) == static_cast<uint32_t>(kMagic32);
   const int32_t version = wide ? kVersion32 : kVersion16;
   if (word(1) != static_cast<uint32_t>(version)) {
@@ -156,6 +186,26 @@ void read_header(TokenFileLayout& layout) {
 }
 
 }  // namespace
+
+int64_t DocumentIndex::first_ending_from(int64_t position) const {
+  int64_t first = 0, last = documents();
+  for (size_t step = 1; first < last;) {
+    const int64_t middle = first + (last - first) / 2;
+    std::atomic<int64_t>* const known = step < first_steps_.size() ? &first_steps_[step] : nullptr;
+    int64_t end = known == nullptr ? 0 : known->load(std::memory_order_relaxed);
+    if (end == 0) {
+      end = end_of(middle);
+      if (known != nullptr) known->store(end, std::memory_order_relaxed);
+    }
+    const bool right = end < position;
+    step = 2 * step + right;
+    if (right)
+      first = middle + 1;
+    else
+      last = middle;
+  }
+  return first;
+}
 
 int token_width(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
 
@@ -187,12 +237,12 @@ fs::path document_index_path(const fs::path& token_file) { return fs::path(token
 
 TokenFileLayout open_token_file(const std::string& path) {
   TokenFileLayout layout;
-  layout.file = std::make_unique<MappedFile>(path);
-  const MappedFile& file = *layout.file;
+  layout.file = std::make_unique<InputFile>(path);
+  const InputFile& file = *layout.file;
   if (file.size() == 0) refuse(file, 0, "the file is empty, expected tokens");
   const fs::path megatron = fs::path(path).replace_extension(".idx");
-  const int32_t magic = file.size() >= 4 ? load<int32_t>(file, 0) : 0;
-  if (std::error_code none; fs::exists(megatron, none) && starts_with(MappedFile(megatron), kMegatronMagic)) {
+  const int32_t magic = file.size() >= 4 ? NumberReader(file).at<int32_t>(0) : 0;
+  if (std::error_code none; fs::exists(megatron, none) && starts_with(InputFile(megatron), kMegatronMagic)) {
     auto index = std::make_unique<MegatronIndex>(megatron);
     layout.width = index->width();
     layout.info.tokens = index->tokens();

@@ -1,7 +1,6 @@
 #include "data/training_data.h"
 
 #include <algorithm>
-#include <set>
 
 #include "base/error.h"
 
@@ -35,15 +34,12 @@ void TrainingData::set_mixture(Mixture mixture) {
 void TrainingData::train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const {
   if (!is_mixed()) return sources_.front().dataset.train_batch(sample, sequences, out);
   out.resize(sequences, sources_.front().dataset.seq_len());
-  std::set<const TokenDataset*> used;
   for (int64_t row = 0; row < sequences; ++row) {
     const Mixture::Place place = mixture_->at(sample + row);
     const TokenDataset* dataset = by_place_[place.source];
     TRAINER_CHECK(dataset != nullptr, "the source of sample {} is open", sample + row);
     dataset->fill_sample(place.index, row, out);
-    used.insert(dataset);
   }
-  for (const TokenDataset* dataset : used) dataset->stream().require_whole();
 }
 
 void TrainingData::prefetch(int64_t sample, int64_t sequences) const {
@@ -52,10 +48,6 @@ void TrainingData::prefetch(int64_t sample, int64_t sequences) const {
     const Mixture::Place place = mixture_->at(n);
     if (by_place_[place.source] != nullptr) by_place_[place.source]->prefetch(place.index, 1);
   }
-}
-
-void TrainingData::require_whole() const {
-  for (const NamedDataset& source : sources_) source.dataset.stream().require_whole();
 }
 
 }  // namespace trainer::data

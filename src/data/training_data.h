@@ -29,7 +29,6 @@ class TrainingData {
   /// Like the functions of TokenDataset.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
   void prefetch(int64_t sample, int64_t sequences) const;
-  void require_whole() const;
 
  private:
   std::vector<NamedDataset> sources_;

@@ -42,7 +42,6 @@ void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t fi
     dataset.stream().append_starts(dataset.begin() + begin, ids, i * length, out.starts);
     std::fill_n(out.weights.begin() + i * length + seen, rows - seen, 1.0f);
   }
-  dataset.stream().require_whole();
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "checkpoint/folder.h"
 #include "config/resolve.h"
-#include "data/mapping_guard.h"
 #include "run/divergence.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
@@ -27,8 +26,12 @@ namespace {
 
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
-/// True if a stop was requested or a token file was truncated. The trainer polls this between micro-steps.
-bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
+/// Calls fn(stream) for all token files of a run.
+template <typename F>
+void each_stream(const data::Datasets& datasets, F&& fn) {
+  for (const data::NamedDataset& set : datasets.train->sources()) fn(set.dataset.stream());
+  for (const data::NamedDataset& set : datasets.val) fn(set.dataset.stream());
+}
 
 /// Returns a probe that starts before any rank allocates tensors: ranks may be threads of this process.
 MemoryProbe probe_before_all(comm::World& world) {
@@ -196,7 +199,7 @@ bool TrainingLoop::step() {
   train::Trainer::Outcome outcome;
   {
     const TraceScope traced(trainer_.meter().trace, "step", work.step);
-    outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
+    outcome = trainer_.step(work, batches_, [this] { return stop_requested() || !data_is_whole(); });
   }
   if (outcome.interrupted) return false;
   const double seconds = now_seconds() - start;
@@ -342,13 +345,17 @@ void TrainingLoop::require_convergence() {
   if (!train::weights_are_finite(trainer_)) give_up(format("step {}: weights are not finite", state_.step));
 }
 
+bool TrainingLoop::data_is_whole() const {
+  bool whole = true;
+  each_stream(open_.datasets, [&](const data::TokenStream& stream) { whole = whole && stream.is_whole(); });
+  return whole;
+}
+
 void TrainingLoop::require_whole_data() {
-  if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_are_whole())) return;
+  if (!trainer_.scalars().is_true_on_any_rank(!data_is_whole())) return;
   save_last_step();
-  world_.control().run_on_all_ranks([&] {
-    open_.datasets.train->require_whole();
-    for (const data::NamedDataset& set : open_.datasets.val) set.dataset.stream().require_whole();
-  });
+  world_.control().run_on_all_ranks(
+      [&] { each_stream(open_.datasets, [](const data::TokenStream& stream) { stream.require_whole(); }); });
 }
 
 int TrainingLoop::finish(bool in_time) {

@@ -95,8 +95,9 @@ class TrainingLoop {
   [[noreturn]] void give_up(const std::string& reason);
   /// Ends the run with an error when losses or weights are not finite.
   void require_convergence();
-  /// If a token file was truncated while the run had it mapped, saves the last complete step and ends the run with an
-  /// error.
+  /// True if no token file was truncated since it was opened. The trainer polls this between micro-steps.
+  bool data_is_whole() const;
+  /// If one was, saves the last complete step and ends the run with an error.
   void require_whole_data();
 
   comm::World& world_;

@@ -99,7 +99,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });
 }
 
-Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {
+Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop) {
   Outcome outcome;
   Exec ex = exec();
   PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
@@ -114,7 +114,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   optimizer_->begin_step();
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
-    if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
+    if (stop && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
       return outcome;

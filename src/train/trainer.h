@@ -89,7 +89,7 @@ class Trainer {
     double visible_share = 1;  // visible share of the causal pairs of query and key in this replica's sequences
     PhaseMs phase_ms;
   };
-  Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
+  Outcome step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop = {});
 
   /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
   /// has. Masked rows count as 0. Waits for the device.

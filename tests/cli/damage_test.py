@@ -132,7 +132,7 @@ class Kills(rig.Runs):
 
 
 class CutShort(rig.Runs):
-    """A token file is truncated or overwritten while a run has it mapped."""
+    """A token file is truncated while a run has it open."""
 
     def cut_while(self, *sets, launcher=(), bytes_left=1024):
         tokens = self.folder / "tokens/tokens.bin"
@@ -187,8 +187,9 @@ class CutShort(rig.Runs):
         self.trainer("tokenize", "--input", "long.txt", "--output", "long", "--tokenizer", "tokens/tokenizer.model")
         long = self.folder / "long/tokens.bin"
         process = self.start("eval", "--checkpoint", "run", "--data", "long/tokens.bin")
-        maps = pathlib.Path(f"/proc/{process.pid}/maps")
-        self.wait_until(lambda: "long/tokens.bin" in maps.read_text(), process, "its data", pause=0)
+        opened = pathlib.Path(f"/proc/{process.pid}/fd")
+        index = long.with_suffix(".docs").resolve()  # opened after the tokens
+        self.wait_until(lambda: any(path.resolve() == index for path in opened.iterdir()), process, "its data", pause=0)
         with open(long, "r+b") as file:
             file.truncate(1024)
         self.assertIn("long/tokens.bin: truncated while in use", self.ended(process, 4))
