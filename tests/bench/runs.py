@@ -35,12 +35,6 @@ def rate(text):
     return text
 
 
-def add_network_arguments(parser):
-    parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
-    parser.add_argument("--rate", type=rate, default="400mbit",
-                        help="of the emulated hosts' links: number and kbit, mbit or gbit")
-
-
 def launcher(ranks, per_host=None, rate=None):
     """Returns the command that starts ranks on this machine, or on emulated hosts."""
     if per_host is None:
@@ -56,16 +50,6 @@ def run(command):
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr}")
     return done.stdout
-
-
-def waits_by_axis(events):
-    """Returns the median time in ms that a step waits for each axis."""
-    axes = {axis for event in events for axis in event["comm_wait_ms"]} - {"control"}
-    return {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in events) for axis in axes}
-
-
-def toml(value):
-    return str(value).lower()
 
 
 def write_tokens(folder, vocabulary):
