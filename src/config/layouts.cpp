@@ -168,7 +168,7 @@ ModelSharding sharding_on(const Config& config, int64_t world) {
   ModelSharding s = sharding_of(config);
   const int64_t replica = s.ranks_of_replica();
   TRAINER_CHECK(world % replica == 0, "{} ranks, {} of a replica", world, replica);
-  s.axes.front().size = world / replica;
+  s.axes[s.replica_axis()].size = world / replica;
   constexpr size_t kMostAxes = 8;  // the limit of a mesh
   s = on_mesh(std::move(s), extents_of(config).n_kv_head);
   if (s.axes.size() > kMostAxes)

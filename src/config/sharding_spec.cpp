@@ -34,7 +34,8 @@ std::vector<std::pair<std::string LayerSpec::*, Letters>> words_of(Layer& layer)
           {&LayerSpec::down, letters_of(layer.at(Site::down))}};
 }
 
-/// Parses one spec: adds each mesh axis to the set that its letter selects. Axis 0 is "data", which has no letter.
+/// Parses one spec: adds each mesh axis to the set that its letter selects. "data", which has no letter, comes before
+/// them (parse_tables()).
 void read(std::string_view word, const Letters& letters) {
   for (size_t a = 0; a < word.size(); ++a)
     for (const auto& [letter, set] : letters)

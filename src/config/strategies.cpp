@@ -144,7 +144,7 @@ ModelSharding fsdp(const Config& config) {
   ModelSharding s = over(config, {{"shards", shards}});
   if (context > 1) {
     s = over(config, {{"batch", shards / context}, {"context", context}});
-    s.groups.push_back({"shards", s.all() & ~AxisSet{1}});
+    s.groups.push_back({"shards", s.all() & ~s.data()});
   }
   const AxisSet z = s.find("shards"), c = s.find("context");
   const LinearSharding gathered{.rows = z, .flat = z};

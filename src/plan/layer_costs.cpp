@@ -51,7 +51,7 @@ double LayerCosts::move(const MatrixPlacement& from, const MatrixPlacement& to, 
   const auto [found, is_new] = moves_[elements].try_emplace(pair_key(from, to), 0);
   if (!is_new) return found->second;
   double seconds = 0;
-  for (const RouteShares::Leg& leg : routes_.of(axes_.axes, from, to))
+  for (const RouteShares::Leg& leg : routes_.of(axes_, from, to))
     seconds += collective(leg.axes, leg.op, type_of(from), leg.payload * elements);
   return found->second = seconds;
 }

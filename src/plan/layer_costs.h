@@ -52,7 +52,7 @@ inline AxisSet moved(const MatrixPlacement& from, const MatrixPlacement& to) {
 class LayerCosts {
  public:
   using Gradients = params::ParamStore::Gradients;
-  /// `config` must be resolved and have parallel.data; `axes` as in ModelSharding, "data" first. Costs are per
+  /// `config` must be resolved and have parallel.data; of `axes` only axes and groups are read. Costs are per
   /// micro-step; work done once per step counts with the share of one micro-step.
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
              const ModelSharding& axes, RouteShares& routes);

@@ -16,11 +16,12 @@ constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
 Variable variable_of(Site site) { return kVariableOf[static_cast<size_t>(site)]; }
 bool is_of_attention(Site site) { return site == Site::qkv || site == Site::out; }
 
-/// Returns every assignment of the axes other than "data" to one of `choices` sets, the fifth of which is "none"; the
-/// last axis varies fastest.
-std::vector<std::array<AxisSet, 4>> ways_to_cut(size_t axes, size_t choices) {
+/// Returns every assignment of the axes, other than the one that counts replicas, to one of `choices` sets, the fifth
+/// of which is "none"; the last axis varies fastest.
+std::vector<std::array<AxisSet, 4>> ways_to_cut(const ModelSharding& mesh, size_t choices) {
   std::vector<std::array<AxisSet, 4>> all = {{}};
-  for (size_t a = 1; a < axes; ++a) {
+  for (size_t a = 0; a < mesh.axes.size(); ++a) {
+    if (a == mesh.replica_axis()) continue;
     std::vector<std::array<AxisSet, 4>> longer;
     for (const std::array<AxisSet, 4>& sets : all)
       for (size_t choice = 0; choice < choices; ++choice) {
@@ -102,15 +103,14 @@ bool LayerCosts::divides(const Spread& spread, double rows, double cols) const {
 }
 
 void LayerCosts::add_choices(LayerSearch& layer) const {
-  const size_t axes = axes_.axes.size();
   const double sequences = rows_ / static_cast<double>(config_.model.seq_len);
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 3)) {
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 3)) {
     const Spread spread{sets[0], sets[1]};
     if (divides(spread, rows_, width_)) layer.stream.push_back(spread);
     if (divides(spread, sequences, heads_) && divides(spread, sequences, kv_heads_)) layer.attention.push_back(spread);
     if (divides(spread, rows_, wide_)) layer.hidden.push_back(spread);
   }
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes, 5)) {
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 5)) {
     const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
     const auto over = [&](double extent, AxisSet set) { return std::fmod(extent, ranks(set)) == 0; };
     for (const Site site : sharding::kSites) {
@@ -179,7 +179,7 @@ LayerCosts::LayerSearch& LayerCosts::layer_search(Gradients stored) {
 std::pair<sharding::VocabSpread, double> LayerCosts::best_table(ModelSharding layout, double cap) {
   std::pair<sharding::VocabSpread, double> least{{}, kInfinity};
   const sharding::Extents extents = config::extents_of(config_);
-  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_.axes.size(), 4)) {
+  for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 4)) {
     if ((sets[1] & ~layout.head.rows) != 0) continue;  // illegal
     layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1], .keep = config_.parallel.cache_layers > 0};
     double seconds = vocabulary(layout.head, layout.table);

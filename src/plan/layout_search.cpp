@@ -155,7 +155,8 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
     estimate(runs.back(), priced, costs, other);
   };
   // Changes one axis, in all layers, in each pair of a spread and a linear that exchange a tensor, or in the table.
-  for (size_t a = 1; a < layout.axes.size(); ++a) {
+  for (size_t a = 0; a < layout.axes.size(); ++a) {
+    if (a == layout.replica_axis()) continue;
     const AxisSet axis = AxisSet{1} << a;
     for (const Site site : sharding::kSites)
       for (const bool on_stream : {true, false})

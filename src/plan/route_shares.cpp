@@ -2,15 +2,15 @@
 
 namespace trainer::plan {
 
-std::vector<RouteShares::Leg> RouteShares::of(const std::vector<sharding::Axis>& axes, const MatrixPlacement& from,
+std::vector<RouteShares::Leg> RouteShares::of(const sharding::ModelSharding& mesh, const MatrixPlacement& from,
                                               const MatrixPlacement& to) {
   std::vector<Leg> legs;
   MatrixPlacement state = from;
-  for (const mesh::Step& step : steps_of(axes.size(), from, to)) {
+  for (const mesh::Step& step : steps_of(mesh, from, to)) {
     double group = 1, share = 1;  // ranks along the changing axes; the share of elements that is left after the splits
                                   // along other axes
-    for (size_t a = 1; a < axes.size(); ++a) {
-      const auto size = static_cast<double>(axes[a].size);
+    for (size_t a = 0; a < mesh.axes.size(); ++a) {
+      const auto size = static_cast<double>(mesh.axes[a].size);
       if ((step.axes >> a & 1) != 0) {
         group *= size;
       } else if (((state.rows | state.cols) >> a & 1) != 0) {
@@ -26,13 +26,14 @@ std::vector<RouteShares::Leg> RouteShares::of(const std::vector<sharding::Axis>&
   return legs;
 }
 
-const std::vector<mesh::Step>& RouteShares::steps_of(size_t axes, const MatrixPlacement& from,
+const std::vector<mesh::Step>& RouteShares::steps_of(const sharding::ModelSharding& axes, const MatrixPlacement& from,
                                                      const MatrixPlacement& to) {
-  const uint64_t key = pair_key(from, to) << 4 | axes;
+  const uint64_t key = pair_key(from, to) << 16 | uint64_t{axes.replicas()} << 8 | axes.axes.size();
   const auto found = steps_.find(key);
   if (found != steps_.end()) return found->second;
-  std::vector<mesh::MeshAxis> all = {{"data", 1}};
-  while (all.size() < axes) all.push_back({std::string(1, static_cast<char>('a' + all.size())), 2});
+  std::vector<mesh::MeshAxis> all;
+  for (size_t a = 0; a < axes.axes.size(); ++a)
+    all.push_back({std::string(1, static_cast<char>('a' + a)), a == axes.replica_axis() ? 1 : 2});
   const mesh::MeshShape mesh(all);
   const int64_t extent = int64_t{4} * mesh.world_size();
   const auto layout = [&](const MatrixPlacement& at) {

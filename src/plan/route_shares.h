@@ -32,11 +32,12 @@ class RouteShares {
     CommOp op;
     double payload;  // share of the elements
   };
-  /// Axis 0 is "data", which takes no part.
-  std::vector<Leg> of(const std::vector<sharding::Axis>& axes, const MatrixPlacement& from, const MatrixPlacement& to);
+  /// Only the axes of `mesh` are read. The one that counts replicas takes no part.
+  std::vector<Leg> of(const sharding::ModelSharding& mesh, const MatrixPlacement& from, const MatrixPlacement& to);
 
  private:
-  const std::vector<mesh::Step>& steps_of(size_t axes, const MatrixPlacement& from, const MatrixPlacement& to);
+  const std::vector<mesh::Step>& steps_of(const sharding::ModelSharding& mesh, const MatrixPlacement& from,
+                                          const MatrixPlacement& to);
   std::unordered_map<uint64_t, std::vector<mesh::Step>> steps_;
 };
 

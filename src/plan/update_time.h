@@ -13,7 +13,7 @@ namespace trainer::plan {
 /// have parallel.data.
 double orthogonalization_seconds(const Cluster& cluster, const config::Config& config, DType compute);
 
-/// Returns the same with the exchange of matrices, which overlaps with it. `axes`: those of the run, "data" first.
+/// Returns the same with the exchange of matrices, which overlaps with it. `axes`: those of the run.
 double update_seconds(const Cluster& cluster, const config::Config& config, DType compute,
                       const sharding::ModelSharding& axes);
 

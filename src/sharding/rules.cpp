@@ -98,7 +98,7 @@ class Check {
     const int64_t kv = e_.n_kv_head, sharers = s_.ranks(attention.cols);
     require(kv % sharers == 0 || shares_evenly(attention.cols),
             {.rule = Rule::shares_heads, .extent = Extent::n_kv_head, .value = kv, .axes = attention.cols});
-    divides(Extent::micro_batch, e_.micro_batch, attention.rows | (s_.data() & ~AxisSet{1}), "hold whole sequences");
+    divides(Extent::micro_batch, e_.micro_batch, attention.rows | s_.depth_axes(), "hold whole sequences");
     stream(layer.stream, "split rows of the residual stream", "split columns of the residual stream");
     token_rows(hidden.rows, "split rows between up and down");
     width(true, hidden.cols, "split columns between up and down");

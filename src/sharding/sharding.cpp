@@ -24,10 +24,10 @@ void for_each_set(ModelSharding& s, const Map& map) {
 
 constexpr AxisSet below(size_t axis) { return (AxisSet{1} << axis) - 1; }
 
-/// Removes the axes of one rank, except the first axis.
+/// Removes the axes of one rank, except the one that counts replicas.
 void drop_single_axes(ModelSharding& s) {
-  for (size_t a = s.axes.size(); a-- > 1;) {
-    if (s.axes[a].size > 1) continue;
+  for (size_t a = s.axes.size(); a-- > 0;) {
+    if (s.axes[a].size > 1 || a == s.replica_axis()) continue;
     for_each_set(s, [&](AxisSet& set) { set = (set & below(a)) | (set & ~below(a + 1)) >> 1; });
     s.axes.erase(s.axes.begin() + static_cast<std::ptrdiff_t>(a));
   }
@@ -114,7 +114,9 @@ ModelSharding anonymous(const ModelSharding& sharding) {
   ModelSharding s = sharding;
   std::erase_if(s.groups, [](const Group& group) { return group.name != "data"; });
   drop_single_axes(s);
-  for (size_t a = 1; a < s.axes.size(); ++a) s.axes[a].name.clear();
+  const size_t replicas = s.replica_axis();
+  for (size_t a = 0; a < s.axes.size(); ++a)
+    if (a != replicas) s.axes[a].name.clear();
   for (size_t l = s.layers.size(); l-- > 1;) {  // merges equal neighbours into one entry
     Layer before = s.layers[l - 1];
     before.count = s.layers[l].count;

@@ -2,9 +2,10 @@
 // ModelSharding: the sharding of a model over ranks, as one value. Rules, the planner, checkpoints and the trainer read
 // it; config/strategies.h creates it from the keys of a named strategy or from sharding specs (tables of letters).
 //
-// Possible extensions: pipeline stages would add a member to Layer, context parallelism an axis set to Spread, and
-// expert parallelism an axis set to LinearSharding.
+// Possible extensions: pipeline stages would add a member to ModelSharding, context parallelism an axis set to Spread,
+// and expert parallelism an axis set to LinearSharding.
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -76,7 +77,7 @@ struct Layer {
 };
 
 struct ModelSharding {
-  /// Outermost first: ranks are numbered row-major. Axis 0, or the group "data", counts replicas.
+  /// Outermost first: ranks are numbered row-major. The axis or group "data" is found by name; it may be anywhere.
   std::vector<Axis> axes = {{"data", 1}};
   std::vector<Group> groups;
   std::vector<Layer> layers = {Layer()};
@@ -97,11 +98,15 @@ struct ModelSharding {
 
   /// Returns the axes whose ranks process different sequences; the gradients of all weights are reduced over them.
   AxisSet data() const { return find("data"); }
-  /// Returns the number of ranks in one replica of the model: the product of the sizes of all axes but the first.
-  int64_t ranks_of_replica() const { return ranks(all() & ~AxisSet{1}); }
+  /// Return the axis that counts replicas, the outermost one of data(): its index, and the set of it.
+  size_t replica_axis() const { return static_cast<size_t>(std::countr_zero(data())); }
+  AxisSet replicas() const { return data() & (~data() + 1); }
+  /// Returns the number of ranks in one replica of the model: the product of the sizes of all axes but replica_axis().
+  int64_t ranks_of_replica() const { return ranks(all() & ~replicas()); }
   /// Returns the number of parts of a replica that have the same weights but process different sequences (the depth of
   /// a 2.5D mesh).
-  int64_t depth() const { return ranks(data() & ~AxisSet{1}); }
+  int64_t depth() const { return ranks(depth_axes()); }
+  AxisSet depth_axes() const { return data() & ~replicas(); }
   const Layer& layer(int64_t index) const;
   /// True if any linear's weights are gathered from flat shards for use.
   bool gathers_weights() const;
@@ -111,12 +116,12 @@ struct ModelSharding {
 
 /// Returns the same sharding on the axes of a run's mesh: an axis along which ranks share key/value heads is split in
 /// two. Ranks along the outer factor hold different heads, ranks along the inner factor the same heads; groups "kv" and
-/// "rep" name the outer and inner axes. Axes of size 1 are omitted, except the first.
+/// "rep" name the outer and inner axes. Axes of size 1 are omitted, except the one that counts replicas.
 ModelSharding on_mesh(ModelSharding sharding, int64_t n_kv_head);
 
-/// Returns the same sharding in a canonical form: without axes of size 1 (except the first axis), and without the names
-/// of groups other than "data" and of axes other than the first. Two canonical values are equal if each rank holds and
-/// computes the same under both.
+/// Returns the same sharding in a canonical form: without axes of size 1, and without the names of axes and of groups
+/// other than "data". The axis that counts replicas is kept as it is. Two canonical values are equal if each rank holds
+/// and computes the same under both.
 ModelSharding anonymous(const ModelSharding& sharding);
 
 }  // namespace trainer::sharding

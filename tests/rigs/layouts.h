@@ -73,7 +73,7 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
   std::optional<sharding::ModelSharding> sharding = how.sharding;
   const int64_t data = std::max<int64_t>(c.parallel.data, 1);
   if (sharding) {
-    sharding->axes.front().size = data;
+    sharding->axes[sharding->replica_axis()].size = data;
     sharding = sharding::on_mesh(std::move(*sharding), c.model.n_kv_head);
   }
   const auto ranks = static_cast<int>(data * (sharding ? sharding->ranks_of_replica() : config::ranks_of_replica(c)));

@@ -48,7 +48,8 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   std::vector<double> widths;
   for (int i = 0; i <= variables; ++i) widths.push_back(static_cast<double>(draw.power_of_two(9, 14)));
   if (ring) widths.back() = widths.front();
-  const std::vector<sharding::Axis> mesh(axes + 1, sharding::Axis{"a", 2});
+  sharding::ModelSharding mesh;
+  mesh.axes.resize(axes + 1, {"a", 2});
   const auto placed = [](const std::string& letters) {  // r rows, c columns, p partial sums, - copies
     MatrixPlacement at;
     for (size_t a = 0; a < letters.size(); ++a)

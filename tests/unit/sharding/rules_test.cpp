@@ -208,5 +208,21 @@ TEST(Anonymous, ForgetsNamesAndAxesOfOneRank) {
   EXPECT_NE(anonymous(a), anonymous(b));
 }
 
+TEST(DataAxis, IsFoundByNameAndMayBeAnywhere) {
+  ModelSharding s;
+  s.axes = {{"x", 2}, {"y", 1}, {"data", 1}, {"z", 3}};
+  s.layers[0].stream.rows = 0b1001;
+  EXPECT_EQ(s.replica_axis(), 2u);
+  EXPECT_EQ(s.ranks_of_replica(), 6);
+  EXPECT_EQ(s.depth(), 1);
+  EXPECT_EQ(anonymous(s).axes, (std::vector<Axis>{{"", 2}, {"data", 1}, {"", 3}}));
+  EXPECT_EQ(anonymous(s).layers[0].stream.rows, 0b101u);
+  s.axes = {{"x", 2}, {"replica", 4}, {"depth", 3}};
+  s.groups = {{"data", 0b110}};
+  EXPECT_EQ(s.replica_axis(), 1u);
+  EXPECT_EQ(s.ranks_of_replica(), 6);
+  EXPECT_EQ(s.depth(), 3);
+}
+
 }  // namespace
 }  // namespace trainer::sharding

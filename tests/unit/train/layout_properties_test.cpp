@@ -104,6 +104,34 @@ TEST(LayoutLoss, DoesNotDependOnThePaddingOfTheVocabulary) {
   for (size_t n = 0; n < usual.losses.size(); ++n) EXPECT_NEAR(wider.losses[n], usual.losses[n], 1e-12);
 }
 
+/// Returns the same sharding with the axis "data" innermost.
+sharding::ModelSharding with_data_last(sharding::ModelSharding s) {
+  const auto shift = [](auto&... sets) { ((sets >>= 1), ...); };
+  for (sharding::Layer& layer : s.layers) {
+    for (sharding::Spread* at : {&layer.stream, &layer.attention, &layer.hidden}) shift(at->rows, at->cols);
+    for (sharding::LinearSharding& l : layer.linears) shift(l.rows, l.cols, l.contraction, l.flat);
+  }
+  shift(s.head.rows, s.head.cols, s.table.vocab, s.table.hidden, s.table.flat);
+  for (sharding::Group& group : s.groups) shift(group.axes);
+  std::ranges::rotate(s.axes, s.axes.begin() + 1);
+  return s;
+}
+
+TEST(DataAxis, MayBeTheInnermost) {
+  for (const LayoutCase& one : layouts_named({"Tensor2Data2SpEach1Gpt2", "X2Y3Z1Data2Gpt2", "Shards3Data2Gpt2"}))
+    for (const int64_t zero_stage : {0, 1}) {
+      Config c = one.config;
+      c.parallel.zero_stage = zero_stage;
+      const Result usual = train(c, DType::f64, 3),
+                   last = train(c, DType::f64, 3, {.sharding = with_data_last(config::sharding_of(c))});
+      EXPECT_TRUE(last.start == usual.start) << one;
+      expect_same_gradients(last.gradients, usual.gradients, 1e-13);
+      EXPECT_LE(distance(last.losses, usual.losses), 1e-13) << one;
+      EXPECT_EQ(last.measured, usual.measured) << one;
+      EXPECT_EQ(last.predicted, usual.predicted) << one;
+    }
+}
+
 TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
   const Config base = configure(Square{2});
   std::vector<Config> chain;
