@@ -1,5 +1,7 @@
 #include "model/transformer.h"
 
+#include <algorithm>
+
 #include "ops/rope.h"
 #include "tensor/host_copy.h"
 
@@ -26,13 +28,16 @@ ops::RopeScaling rope_scaling(const config::Model& m) {
 }  // namespace
 
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
-                         const config::Model& model, int64_t vocab, const config::Train& train, uint64_t dropout_seed)
+                         const config::Model& model, int64_t vocab, const config::Train& train, uint64_t dropout_seed,
+                         std::vector<Chunk> chunks)
     : model_(model),
       vocab_(vocab),
       store_(store),
       strategy_(strategy),
       embedding_dropout_{strategy.ranks(), strategy.stream(0), model.d_model, model.dropout,
-                         philox_key(dropout_seed, "dropout.embedding")} {
+                         philox_key(dropout_seed, "dropout.embedding")},
+      chunks_(chunks.empty() ? std::vector{Chunk{.last = model.n_layer}} : std::move(chunks)),
+      blocks_(static_cast<size_t>(model.n_layer)) {
   const bool llama = is_llama_like(model), tied = model.tie_embeddings.value();
   const parallel::EmbeddingSpec table{.vocab = vocab,
                                       .d_model = model.d_model,
@@ -41,7 +46,7 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                                       .init_std = model.init_std,
                                       .logit_softcap = model.logit_softcap};
   embedding_group_ = store.add_group("embedding");
-  embedding_ = strategy.embedding(embedding_group_, table);
+  if (std::ranges::any_of(chunks_, &Chunk::embedding)) embedding_ = strategy.embedding(embedding_group_, table);
   std::shared_ptr<const Buffer> rope;
   if (llama) {
     rope =
@@ -50,20 +55,22 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
     ops::fill_rope_table(table_here.tensor(), model.rope_theta, rope_scaling(model));
     table_here.put();
   }
-  blocks_.reserve(static_cast<size_t>(model.n_layer));
   for (int layer = 0; layer < model.n_layer; ++layer) {
     const int group = store.add_group(format("blocks.{}", layer));
-    blocks_.emplace_back(strategy, parallel::LayerSpec{layer, group, model, recompute_of(train, layer), dropout_seed,
-                                                       has_rope(model, layer) ? rope : nullptr});
+    if (std::ranges::any_of(chunks_, [&](const Chunk& chunk) { return chunk.has(layer); }))
+      blocks_[static_cast<size_t>(layer)].emplace(
+          strategy, parallel::LayerSpec{layer, group, model, recompute_of(train, layer), dropout_seed,
+                                        has_rope(model, layer) ? rope : nullptr});
   }
   head_group_ = store.add_group("head");
+  if (std::ranges::none_of(chunks_, &Chunk::head)) return;
   final_norm_ = strategy.norm(static_cast<int>(model.n_layer), head_group_, parallel::norm_of(model, "norm_f"));
   head_ = strategy.head(static_cast<int>(model.n_layer), head_group_, table, tied);
 }
 
-Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, size_t from, size_t to) const {
-  return strategy_.ranks().move(ex, batch.rows(), model_.d_model, strategy_.stream(static_cast<int>(from)),
-                                strategy_.stream(static_cast<int>(to)), std::move(x));
+Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, int64_t from, int64_t to) const {
+  return strategy_.ranks().move(ex, batch.rows(), model_.d_model, strategy_.stream(from), strategy_.stream(to),
+                                std::move(x));
 }
 
 Scratch Transformer::embed(Exec& ex, const Batch& batch) {
@@ -72,64 +79,82 @@ Scratch Transformer::embed(Exec& ex, const Batch& batch) {
   return x;
 }
 
-void Transformer::forward(Exec& ex, const Batch& batch, Saved& saved) {
-  Scratch x = embed(ex, batch);
-  for (size_t l = 0; l < blocks_.size(); ++l) {
-    const TraceScope traced(ex.meter.trace, kLayer, static_cast<int64_t>(l));
-    x = blocks_[l].forward(ex, batch, std::move(x), saved.blocks[l]);
+Scratch Transformer::forward(Exec& ex, const Batch& batch, Saved& saved, Scratch x) {
+  const Chunk& chunk = saved.chunk;
+  if (chunk.embedding) x = embed(ex, batch);
+  for (int64_t l = chunk.first; l < chunk.last; ++l) {
+    const TraceScope traced(ex.meter.trace, kLayer, l);
+    x = block(l).forward(ex, batch, std::move(x), saved.blocks[static_cast<size_t>(l - chunk.first)]);
     x = move(ex, batch, std::move(x), l, l + 1);
   }
+  if (!chunk.head) return x;
   saved.x = std::move(x);
   saved.features = final_norm_->forward(ex, saved.x, &saved.stats);
+  return {};
 }
 
-void Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, const Tensor& losses,
-                           parallel::GradSink& grads) {
-  Scratch df;
-  head_->loss_backward(ex, batch, saved.features, losses, df, grads);
-  saved.features.reset();
-  Scratch dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, grads);
-  df.reset();
-  saved.x.reset();
-  saved.stats = {};
-  grads.end_group(ex, head_group_);
-  for (size_t l = blocks_.size(); l-- > 0;) {
-    const TraceScope traced(ex.meter.trace, kLayer, static_cast<int64_t>(l));
-    dx = move(ex, batch, std::move(dx), l + 1, l);
-    dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
-    grads.end_group(ex, blocks_[l].group());
+Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, const Tensor& losses,
+                                   parallel::GradSink& grads, Scratch dx) {
+  const Chunk& chunk = saved.chunk;
+  if (chunk.head) {
+    Scratch df;
+    head_->loss_backward(ex, batch, saved.features, losses, df, grads);
+    saved.features.reset();
+    dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, grads);
+    df.reset();
+    saved.x.reset();
+    saved.stats = {};
+    grads.end_group(ex, head_group_);
   }
-  if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{dx, {}, dx, *dropout});
-  embedding_->backward(ex, batch, dx, grads);
-  grads.end_group(ex, embedding_group_);
+  for (int64_t l = chunk.last; l-- > chunk.first;) {
+    const TraceScope traced(ex.meter.trace, kLayer, l);
+    dx = move(ex, batch, std::move(dx), l + 1, l);
+    dx = block(l).backward(ex, batch, std::move(dx), saved.blocks[static_cast<size_t>(l - chunk.first)], grads);
+    grads.end_group(ex, block(l).group());
+  }
+  if (chunk.embedding) {
+    if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{dx, {}, dx, *dropout});
+    embedding_->backward(ex, batch, dx, grads);
+    grads.end_group(ex, embedding_group_);
+  }
   grads.end_micro(ex);
+  if (chunk.embedding) dx.reset();
+  return dx;
 }
 
-Scratch Transformer::infer(Exec& ex, Batch batch, std::span<Cache* const> caches) {
+Scratch Transformer::infer(Exec& ex, Batch batch, std::span<Cache* const> caches, From from) {
   batch.keep = false;
-  Scratch x = embed(ex, batch);
+  const Chunk& chunk = chunks_[from.chunk];
+  Scratch x = chunk.embedding ? embed(ex, batch) : std::move(from.x);
   std::vector<parallel::KvCache> of_block(caches.size());
   batch.caches = of_block;
-  for (size_t l = 0; l < blocks_.size(); ++l) {
-    for (size_t i = 0; i < caches.size(); ++i) of_block[i] = caches[i]->blocks_[l];
+  for (int64_t l = chunk.first; l < chunk.last; ++l) {
+    for (size_t i = 0; i < caches.size(); ++i) of_block[i] = caches[i]->blocks_[static_cast<size_t>(l)];
     Block::Saved passing;
-    x = blocks_[l].forward(ex, batch, std::move(x), passing);
+    x = block(l).forward(ex, batch, std::move(x), passing);
     passing = {};
     x = move(ex, batch, std::move(x), l, l + 1);
   }
-  return final_norm_->forward(ex, x, nullptr);
+  return chunk.head ? final_norm_->forward(ex, x, nullptr) : std::move(x);
 }
 
-void Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses) {
-  const Scratch features = infer(ex, batch, {});
-  head_->loss(ex, batch, features, losses);
+Scratch Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses, From from) {
+  const bool head = chunks_[from.chunk].head;
+  Scratch x = infer(ex, batch, {}, std::move(from));
+  if (!head) return x;
+  head_->loss(ex, batch, x, losses);
+  return {};
 }
 
 Transformer::Cache::Cache(device::Device& device, const Transformer& model) : capacity(model.model_.seq_len) {
   const bool by_head = device.kind() == device::DeviceKind::cpu;
   const int64_t head_dim = head_size(model.model_);
-  for (const Block& block : model.blocks_) {
-    const int64_t width = block.kv_width();
+  for (const std::optional<Block>& block : model.blocks_) {
+    if (!block) {
+      blocks_.emplace_back();
+      continue;
+    }
+    const int64_t width = block->kv_width();
     const Shape shape = by_head ? Shape{capacity * width / head_dim, head_dim} : Shape{capacity, width};
     for (int i = 0; i < 2; ++i) buffers_.emplace_back(device, "kv_cache", shape, model.store_.compute_dtype());
     blocks_.push_back({buffers_[buffers_.size() - 2], buffers_.back(), capacity, by_head});
@@ -138,11 +163,11 @@ Transformer::Cache::Cache(device::Device& device, const Transformer& model) : ca
 
 int64_t Transformer::cache_bytes() const {
   int64_t width = 0;
-  for (const Block& block : blocks_) width += block.kv_width();
+  for (const std::optional<Block>& block : blocks_) width += block ? block->kv_width() : 0;
   return 2 * model_.seq_len * width * size_of(store_.compute_dtype());
 }
 
-Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> caches, bool with_logits) {
+Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> caches, bool with_logits, From from) {
   Batch batch = all;
   batch.cut = false;
   std::vector<int64_t> starts;
@@ -154,10 +179,13 @@ Scratch Transformer::extend(Exec& ex, const Batch& all, std::span<Cache* const> 
   batch.starts = starts;
   TRAINER_CHECK(static_cast<int64_t>(caches.size()) == batch.sequences && (batch.sequences == 1 || batch.seq_len == 1),
                 "{} caches for {} sequences of {} rows", caches.size(), batch.sequences, batch.seq_len);
-  const Scratch features = infer(ex, batch, caches);
-  for (Cache* cache : caches) cache->used += batch.seq_len;
+  const bool head = chunks_[from.chunk].head, last = from.chunk + 1 == chunks_.size();
+  Scratch x = infer(ex, batch, caches, std::move(from));
+  if (last)
+    for (Cache* cache : caches) cache->used += batch.seq_len;
+  if (!head) return x;
   if (!with_logits) return {};
-  return head_->logits(ex, features.tensor().row_range(batch.rows().count - batch.sequences, batch.sequences));
+  return head_->logits(ex, x.tensor().row_range(batch.rows().count - batch.sequences, batch.sequences));
 }
 
 }  // namespace trainer::model

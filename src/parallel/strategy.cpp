@@ -25,6 +25,11 @@ Spread Strategy::stream(int64_t layer) const {
   return sharding_.head;
 }
 
+AxisSet Strategy::loss_axes() const {
+  const VocabSpread& table = sharding_.table;
+  return (sharding_.head.rows | table.flat) & ~(table.vocab | table.hidden);
+}
+
 std::unique_ptr<Linear> Strategy::linear(int layer, int group, const LinearSpec& spec) {
   const sharding::Layer& cut = sharding_.layer(layer);
   const sharding::LinearSharding& linear = cut.at(spec.site);

@@ -117,6 +117,9 @@ class Strategy {
   /// Returns the spread of a layer's residual stream (norms and skip connections); for layer n_layer, the spread at the
   /// final norm and the head.
   Spread stream(int64_t layer) const;
+  /// Returns the axes over which the rows are split when losses are computed (Head::loss_axes()), on ranks without a
+  /// head, too.
+  AxisSet loss_axes() const;
   /// Creates the linear y = x·W + b with the schedule and sharding of its layer and site.
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);

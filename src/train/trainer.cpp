@@ -84,7 +84,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   // If any layer is recomputed, the first one is.
   const bool recomputes = recompute_of(config.train, 0) != config::Recompute::none;
   if (recomputes) store_.weights().save_memory_if_few();
-  saved_ = std::make_unique<model::Transformer::Saved>(*model_);
+  for (const model::Chunk& chunk : model_->chunks()) saved_.emplace_back(chunk);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
@@ -215,10 +215,10 @@ void Trainer::launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClo
 }
 
 void Trainer::forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock) {
-  model_->forward(ex, batch, *saved_);
+  model_->forward(ex, batch, saved_.front());
   if (clock != nullptr) clock->charge(&PhaseMs::forward);
   grads_->begin_micro(last);
-  model_->backward(ex, batch, *saved_, losses_, *grads_);
+  model_->loss_backward(ex, batch, saved_.front(), losses_, *grads_);
 }
 
 double Trainer::loss_sum(const data::TokenBatch& host) {
@@ -266,7 +266,7 @@ void Trainer::end() {
 void Trainer::plan(const StepRecorders& recorders) {
   scalars_->make_communicators();
   parallel::Batch batch = views();
-  if (saved_ != nullptr) {
+  if (!saved_.empty()) {
     grads_->prepare(device_);
     batch.dropout = true;
     batch.z_loss = config_.train.z_loss;

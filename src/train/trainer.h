@@ -179,7 +179,7 @@ class Trainer {
   params::ParamStore store_;
   parallel::Strategy strategy_;
   std::unique_ptr<model::Transformer> model_;
-  std::unique_ptr<model::Transformer::Saved> saved_;
+  std::vector<model::Transformer::Saved> saved_;  // by chunk; none without training
   std::unique_ptr<params::GradSink> grads_;
   optim::Rules rules_;
   std::unique_ptr<optim::Optimizer> optimizer_;

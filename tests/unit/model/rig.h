@@ -38,7 +38,8 @@ struct RigOptions {
   DType compute = DType::f64;
   config::Train train = {};  // recomputation
   int threads = 2;
-  const optim::Rules* rules = nullptr;  // the store keeps their optimizer states; null: none
+  const optim::Rules* rules = nullptr;    // the store keeps their optimizer states; null: none
+  std::vector<model::Chunk> chunks = {};  // empty: the whole model
 };
 
 class Rig {
@@ -50,7 +51,7 @@ class Rig {
         arena(device, Arena::Mode::heap),
         store(device, options.compute),
         strategy(store, config.n_layer),
-        model(device, store, strategy, config, vocab, options.train, seed),
+        model(device, store, strategy, config, vocab, options.train, seed, options.chunks),
         sink(store),
         has_dropout_(config.dropout > 0) {
     if (options.rules != nullptr) optim::keep_states(store, *options.rules);
@@ -82,12 +83,12 @@ class Rig {
     z_term = 0;
     for (const reference::Batch& micro : micro_batches) {
       Loaded loaded = load(micro);
-      Transformer::Saved saved(model);
+      Transformer::Saved saved(model.chunks().front());
       model.forward(ex, loaded.batch, saved);
       loaded.batch.z_loss = z_loss;
       const int64_t rows = model.loss_rows(loaded.batch.rows());
       const Scratch losses = ex.take("losses", {(z_loss > 0 ? 2 : 1) * rows}, DType::f64);
-      model.backward(ex, loaded.batch, saved, losses, sink);
+      model.loss_backward(ex, loaded.batch, saved, losses, sink);
       loss += parallel::sum_of_losses(ex, losses.tensor().range(0, rows)) * loaded.batch.loss_scale;
       if (z_loss > 0)
         z_term += parallel::sum_of_losses(ex, losses.tensor().range(rows, rows)) * loaded.batch.loss_scale;

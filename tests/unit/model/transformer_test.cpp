@@ -250,3 +250,58 @@ TEST_P(EveryModel, GenerationWithACacheHasTheLogitsOfTheWholeSequence) {
           << "position " << at + n - 1 << ", token " << v;
   }
 }
+
+// As pipeline stages would have them: one rank has the ends of the model, another its middle.
+TEST(Chunks, TogetherComputeTheBitsOfTheWholeModel) {
+  const auto untied = [](ModelSpec& s) { s.tied = false, s.layers = 3, s.dropout = 0.1; };
+  for (const Case& c : {Case{"gpt2", with(gpt2(), untied)}, Case{"llama", with(llama(), untied)}})
+    for (const std::array<int64_t, 2> cut : {std::array<int64_t, 2>{1, 2}, {0, 3}, {2, 2}})
+      for (const config::Recompute recompute : {config::Recompute::none, config::Recompute::full}) {
+        const Named weights = reference::random_weights(c.spec, kWeightSeed);
+        const RigOptions options{.train = {.recompute = recompute}};
+        RigOptions outer = options, inner = options;
+        outer.chunks = {{.last = cut[0], .head = false}, {.first = cut[1], .last = 3, .embedding = false}};
+        inner.chunks = {{.first = cut[0], .last = cut[1], .embedding = false, .head = false}};
+        Rig whole(c.spec, options), ends(c.spec, outer), middle(c.spec, inner);
+        for (Rig* rig : {&whole, &ends, &middle}) rig->set_weights(weights);
+        const Batch batch = batch_of(c);
+        whole.step({batch});
+
+        Rig::Loaded loaded = ends.load(batch);
+        const Shape rows{ends.model.loss_rows(loaded.batch.rows())};
+        EXPECT_EQ(middle.model.loss_rows(loaded.batch.rows()), 0);
+        const Scratch losses = ends.ex.take("losses", rows, DType::f64),
+                      again = ends.ex.take("losses", rows, DType::f64);
+        model::Transformer::Saved first(outer.chunks[0]), between(inner.chunks[0]), last(outer.chunks[1]);
+        for (Rig* rig : {&ends, &middle}) rig->sink.begin_step();
+        Scratch x = ends.model.forward(ends.ex, loaded.batch, first);
+        x = middle.model.forward(middle.ex, loaded.batch, between, std::move(x));
+        EXPECT_FALSE(ends.model.forward(ends.ex, loaded.batch, last, std::move(x)));
+        Scratch dx = ends.model.loss_backward(ends.ex, loaded.batch, last, losses, ends.sink);
+        dx = middle.model.loss_backward(middle.ex, loaded.batch, between, {}, middle.sink, std::move(dx));
+        EXPECT_FALSE(ends.model.loss_backward(ends.ex, loaded.batch, first, {}, ends.sink, std::move(dx)));
+        Named gradients = ends.gradients();
+        gradients.merge(middle.gradients());
+        EXPECT_TRUE(gradients == whole.gradients()) << c.name << " " << cut[0] << " " << cut[1];
+        for (const Rig* rig : {&ends, &middle})
+          EXPECT_EQ(rig->store.slot_groups().size(), whole.store.slot_groups().size());
+
+        loaded.batch.dropout = false;
+        x = ends.model.loss(ends.ex, loaded.batch, again);
+        x = middle.model.loss(middle.ex, loaded.batch, {}, {.x = std::move(x)});
+        EXPECT_FALSE(ends.model.loss(ends.ex, loaded.batch, again, {.chunk = 1, .x = std::move(x)}));
+        EXPECT_EQ(parallel::sum_of_losses(ends.ex, again) * loaded.batch.loss_scale, whole.loss(batch));
+        Rig::Loaded one = ends.load(reference::random_batch(c.spec, 1, 5, kBatchSeed));
+        model::Transformer::Cache all(whole.device, whole.model), outside(ends.device, ends.model),
+            inside(middle.device, middle.model);
+        const Scratch expected = whole.model.extend(whole.ex, one.batch, all);
+        const std::array caches{&outside};
+        x = ends.model.extend(ends.ex, one.batch, caches);
+        EXPECT_EQ(outside.used, 0);
+        x = middle.model.extend(middle.ex, one.batch, std::array{&inside}, true, {.x = std::move(x)});
+        x = ends.model.extend(ends.ex, one.batch, caches, true, {.chunk = 1, .x = std::move(x)});
+        EXPECT_EQ(outside.used, 5);
+        EXPECT_TRUE(std::ranges::equal(x.tensor().span<double>(), expected.tensor().span<double>()));
+        EXPECT_EQ(ends.model.cache_bytes() + middle.model.cache_bytes(), whole.model.cache_bytes());
+      }
+}
