@@ -190,10 +190,11 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
 
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute) {
   Timeline timeline(step, cluster, compute);
-  if (step.accumulation > 1) timeline.play(step.first, 1);
-  if (step.accumulation > 2) timeline.play(step.middle, static_cast<double>(step.accumulation - 2));
-  const double before = timeline.all.compute();
-  timeline.play(step.last, 1);
+  double before = 0;
+  for (const auto& [program, count] : step.parts) {
+    before = timeline.all.compute();
+    timeline.play(program, static_cast<double>(count));
+  }
   if (step.plan.offload)
     timeline.all.offload =
         offload_seconds(*step.plan.offload, cluster, last_backward_seconds(timeline.all.compute() - before));

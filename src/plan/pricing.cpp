@@ -204,8 +204,7 @@ void Pricer::price(PlannedRun& run, Depth depth) const {
   } else {
     StepProgram less = record(kFewLayers - 1), more = record(kFewLayers);
     const auto factor = static_cast<double>(layers - kFewLayers + 1);
-    for (Program StepProgram::*const program : {&StepProgram::first, &StepProgram::middle, &StepProgram::last})
-      deepen_scalars(less.*program, more.*program, factor);
+    for (size_t i = 0; i < less.parts.size(); ++i) deepen_scalars(less.parts[i].program, more.parts[i].program, factor);
     run.time = extrapolate(plan::price(less, cluster_, machine_.compute), plan::price(more, cluster_, machine_.compute),
                            factor);
     // The matrices of the busiest rank are not proportional to the layers.

@@ -1,5 +1,7 @@
 #include "plan/program.h"
 
+#include <deque>
+
 #include "config/layouts.h"
 #include "config/resolve.h"
 #include "parallel/strategy.h"
@@ -26,13 +28,14 @@ void ProgramRecorder::add_wait(int64_t collective) {
 }
 
 StepProgram record_step(const config::Config& config, int64_t vocab, const Machine& machine) {
-  ProgramRecorder first, middle, last;
+  std::deque<ProgramRecorder> recorders;
   StepProgram step;
-  step.plan = plan_run(config, vocab, machine, true, {&first, &middle, &last});
+  step.plan = plan_run(config, vocab, machine, true, [&](int64_t count) {
+    step.parts.push_back({.program = {}, .count = count});
+    return &recorders.emplace_back();
+  });
+  for (size_t i = 0; i < recorders.size(); ++i) step.parts[i].program = std::move(recorders[i].program);
   step.mesh = parallel::mesh_shape(config::sharding_on(config, machine.ranks));
-  step.first = std::move(first.program);
-  step.middle = std::move(middle.program);
-  step.last = std::move(last.program);
   step.accumulation = config.train.global_batch / (config.train.micro_batch * config.parallel.data);
   step.orthogonalize = config::type_of(config.muon.compute).value_or(machine.compute);
   return step;

@@ -40,10 +40,15 @@ class ProgramRecorder final : public Recorder {
   int64_t collectives = 0;
 };
 
-/// The micro-steps of a step: the first, those in between, and the last with the update.
+/// The programs of a step, in the order in which they begin, and how often it runs each. The last one includes the
+/// update.
 struct StepProgram {
+  struct Part {
+    Program program;
+    int64_t count = 1;
+  };
   mesh::MeshShape mesh;
-  Program first, middle, last;  // without gradient accumulation, only `last` is used
+  std::vector<Part> parts;
   int64_t accumulation = 1;
   DType orthogonalize = DType::f32;  // operand type of Muon's GEMMs
   RunPlan plan;                      // memory and bytes of the same run

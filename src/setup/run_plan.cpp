@@ -145,7 +145,7 @@ RunPlan overlap_if_it_fits(config::Config& config, const Machine& machine, const
 }
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
-                 const train::StepRecorders& recorders) {
+                 const train::ProgramRecorders& recorders) {
   const std::unique_ptr<device::Device> device = make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
   const std::unique_ptr<comm::World> gpu_world =

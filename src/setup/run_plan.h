@@ -54,7 +54,7 @@ struct RunPlan {
 };
 /// `recorders` receive training's programs, from which their time is predicted (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
-                 const train::StepRecorders& recorders = {});
+                 const train::ProgramRecorders& recorders = {});
 /// Returns the plan of `config` that `plan` makes. If the run does not fit with gradients in memory of their own, which
 /// updates that overlap with forward passes need, clears optim.overlap first.
 RunPlan overlap_if_it_fits(config::Config& config, const Machine& machine, const std::function<RunPlan()>& plan);

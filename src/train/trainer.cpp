@@ -113,18 +113,17 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
-  for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
-    if (stop && scalars_->is_true_on_any_rank(stop())) {
+  for (const sharding::Action& action : sharding::lists_of(work.micro_batches).front()) {
+    if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
       return outcome;
     }
-    const parallel::Batch batch = load(work, micro, tokens, batches);
+    const parallel::Batch batch = load(work, action.micro, tokens, batches);
     if (batch.first_key) pairs.add(config_.model, first_keys_);
     clock.charge(&PhaseMs::data);
-    const bool last = micro + 1 == work.micro_batches;
-    micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
-    draw_ahead(first_sample(work, micro + 1), batches);
+    run(ex, sharding::kind_of(action, work.micro_batches), batch, clock);
+    draw_ahead(first_sample(work, action.micro + 1), batches);
     losses[0] += parallel::sum_of_losses(ex, this->losses());
     if (has_z) losses[1] += parallel::sum_of_losses(ex, z_losses());
     clock.charge(&PhaseMs::backward);
@@ -193,32 +192,38 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   return batch;
 }
 
-void Trainer::micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock) {
-  switch (graphs_->next(ex, kind)) {
+void Trainer::run(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock& clock) {
+  const MicroGraphs::Kind of_graph{kind.first, kind.last, batch.loss_scale};
+  switch (graphs_->next(ex, of_graph)) {
     case MicroGraphs::Next::launch:
-      launch(ex, batch, kind.last, &clock);
+      launch(ex, kind, batch, &clock);
       return;
     case MicroGraphs::Next::record:
-      graphs_->record(kind, [&] { launch(ex, batch, kind.last, nullptr); });
+      graphs_->record(of_graph, [&] { launch(ex, kind, batch, nullptr); });
       break;
     case MicroGraphs::Next::repeat:
       grads_->mark_all_written();
       break;
   }
-  graphs_->run(kind);
+  graphs_->run(of_graph);
 }
 
-void Trainer::launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock) {
+void Trainer::launch(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock* clock) {
   begin(ex, train_key_);
-  forward_backward(ex, batch, last, clock);
+  run_passes(ex, kind, batch, clock);
   end();
 }
 
-void Trainer::forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock) {
-  model_->forward(ex, batch, saved_.front());
-  if (clock != nullptr) clock->charge(&PhaseMs::forward);
-  grads_->begin_micro(last);
-  model_->loss_backward(ex, batch, saved_.front(), losses_, *grads_);
+void Trainer::run_passes(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock* clock) {
+  model::Transformer::Saved& saved = saved_[static_cast<size_t>(kind.chunk)];
+  if ((kind.passes & sharding::kForward) != 0) {
+    model_->forward(ex, batch, saved);
+    if (clock != nullptr) clock->charge(&PhaseMs::forward);
+  }
+  if ((kind.passes & sharding::kBackward) != 0) {
+    grads_->begin_micro(kind.last);
+    model_->loss_backward(ex, batch, saved, losses_, *grads_);
+  }
 }
 
 double Trainer::loss_sum(const data::TokenBatch& host) {
@@ -263,7 +268,7 @@ void Trainer::end() {
   arena_.end();
 }
 
-void Trainer::plan(const StepRecorders& recorders) {
+void Trainer::plan(const ProgramRecorders& recorders) {
   scalars_->make_communicators();
   parallel::Batch batch = views();
   if (!saved_.empty()) {
@@ -282,55 +287,56 @@ void Trainer::plan(const StepRecorders& recorders) {
   mesh_.world().connect();
 }
 
-void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& recorders) {
+void Trainer::plan_training(const parallel::Batch& batch, const ProgramRecorders& recorders) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  // The order of gathers is the same in every micro-step.
-  record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // The rest counts a whole step.
+  const std::vector<sharding::Repeated> kinds =
+      sharding::kinds_of(sharding::lists_of(accumulation()).front(), accumulation());
+  // The order of gathers is the same in all actions of a program.
+  sharding::ActionKind any = kinds.front().kind;
+  any.last = false;
+  record_gathers(train_key_, [&](Exec& ex) { run_passes(ex, any, batch); });
+  // The rest counts a whole step: each kind of action once, its communication as often as it runs. The last one, with
+  // the reductions, also records the memory.
   store_.weights().weights_changed();
   grads_->begin_step();
-  // Counts the communication of the micro-steps before the last one. Of these, only the first gathers the kept
-  // matrices.
   Arena heap(*dry, Arena::Mode::heap);
-  Meter first, middle;
-  first.recorder = recorders.first;
-  middle.recorder = recorders.middle;
   const auto scalars = [&](Recorder* recorder, auto record) {
     Meter not_counted;
     not_counted.recorder = recorder;
     Exec apart{*dry, heap, not_counted};
     record(apart);
   };
-  const auto record_stop = [&](Exec& apart) { scalars_->record_stop(apart); };
-  const auto earlier = [&](Meter& meter) {
-    scalars(meter.recorder, record_stop);
-    Exec apart{*dry, heap, meter};
-    store_.weights().begin(apart, train_key_);
-    forward_backward(apart, batch, /*last=*/false);
-    store_.weights().end();
-  };
-  if (accumulation() > 1) earlier(first);
-  if (accumulation() > 2) earlier(middle);
-  meter_.recorder = recorders.last;
-  scalars(recorders.last, record_stop);
-  record_memory(
-      train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/true); }, meter_);
-  const bool last_communicates = !meter_.comm().empty();
-  scalars(recorders.last, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
+  std::map<CommKey, CommCount> step;
+  bool communicates = false, last_communicates = false;
+  for (const auto& [kind, count] : kinds) {
+    Meter once;
+    Meter& meter = kind.last ? meter_ : once;
+    if (recorders) meter.recorder = recorders(count);
+    scalars(meter.recorder, [&](Exec& apart) { scalars_->record_stop(apart); });
+    const auto passes = [&, &of = kind](Exec& ex) { run_passes(ex, of, batch); };
+    if (kind.last) {
+      record_memory(train_key_, passes, meter);
+    } else {
+      Exec apart{*dry, heap, meter};
+      store_.weights().begin(apart, train_key_);
+      passes(apart);
+      store_.weights().end();
+      for (const auto& [key, sent] : meter.comm()) step[key].wire_bytes += count * sent.wire_bytes;
+    }
+    (kind.last ? last_communicates : communicates) |= !meter.comm().empty();
+  }
+  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
-  const optim::Update update = optim::make_update(rules_, /*lr=*/0, /*t=*/1, /*gradient_scale=*/1);
-  scalars(recorders.last, [&](Exec& apart) { scalars_->record_update(apart, 2 + std::ssize(update.agreed)); });
+  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_update(apart); });
   const std::map<CommKey, CommCount> before = meter_.comm();
   arena_.record(
       update_key_, [&] { optimizer_->step(ex, update); }, train_key_);
   update_cost_ = cost_of_update(before);
   meter_.recorder = nullptr;
-  std::map<CommKey, CommCount> step = meter_.comm();
-  for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;
-  for (const auto& [key, count] : middle.comm()) step[key].wire_bytes += (accumulation() - 2) * count.wire_bytes;
+  for (const auto& [key, sent] : meter_.comm()) step[key].wire_bytes += sent.wire_bytes;
   comm_bytes_per_step_ = comm_bytes(step);
-  graphs_ = std::make_unique<MicroGraphs>(device_, config_, !first.comm().empty(), last_communicates);
+  graphs_ = std::make_unique<MicroGraphs>(device_, config_, communicates, last_communicates);
 }
 
 UpdateCost Trainer::cost_of_update(const std::map<CommKey, CommCount>& before) const {

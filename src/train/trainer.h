@@ -16,6 +16,7 @@
 #include "offload/engine.h"
 #include "optim/make.h"
 #include "params/grad_sink.h"
+#include "sharding/pipeline.h"
 #include "tensor/costs.h"
 #include "train/documents.h"
 #include "train/micro_graphs.h"
@@ -40,11 +41,9 @@ struct StepWork {
 /// Copies sequences [first_sample, first_sample + sequences) of the training order to `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
-/// Receive the operations of the different kinds of micro-step, on a dry device: of the first one, of one in between,
-/// and of the last one with the update.
-struct StepRecorders {
-  Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
-};
+/// Returns what receives the operations of the next program of a step, on a dry device; a step runs it `count` times.
+/// Programs are in the order in which they begin (sharding::kinds_of()); the last one includes the update.
+using ProgramRecorders = std::function<Recorder*(int64_t count)>;
 
 /// The work of an update on one rank: FLOPs of GEMMs, bytes of memory traffic, and bytes sent to other ranks.
 struct UpdateCost {
@@ -61,7 +60,7 @@ class Trainer {
 
   /// Records the programs of training and evaluation and allocates their memory. Must be called before the first step.
   /// `recorders` receive the operations of training.
-  void plan(const StepRecorders& recorders = {});
+  void plan(const ProgramRecorders& recorders = {});
 
   /// Runs a program on a dry device, to record the order of its gathers and then its memory, and adds its costs to
   /// `meter`. The caller then seals arena(). Does nothing if the program is already recorded.
@@ -137,7 +136,7 @@ class Trainer {
   BytesByCategory memory() const;
 
  private:
-  void plan_training(const parallel::Batch& batch, const StepRecorders& recorders);
+  void plan_training(const parallel::Batch& batch, const ProgramRecorders& recorders);
   /// Returns the work of an update that `meter_` counted after it had counted `before`.
   UpdateCost cost_of_update(const std::map<CommKey, CommCount>& before) const;
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
@@ -150,16 +149,17 @@ class Trainer {
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
   /// Copies this rank's micro-batch to the device. `tokens` tokens of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
-  /// Computes losses and gradients of a micro-batch, with a graph if there is one.
-  void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
+  /// Runs an action of this kind on a micro-batch, with a graph if there is one.
+  void run(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock& clock);
   /// Returns the step's update with the scalars of the first rank.
   optim::Update agreed_update(const StepWork& work, const params::GradNorm& norm);
   /// Returns why the step is a spike; empty if it is none. The same on every rank.
   std::optional<Outcome::Spike> spike_of(const StepWork& work, const Outcome& outcome) const;
-  /// Launches the micro-step's operators. `clock` is charged with the forward pass; null while a graph is captured.
-  void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);
-  /// Runs the forward and backward passes, without beginning a program.
-  void forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock = nullptr);
+  /// Launches the action's operators. `clock` is charged with the forward pass; null while a graph is captured.
+  void launch(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock* clock);
+  /// Runs the action's passes, without beginning a program.
+  void run_passes(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch,
+                  PhaseClock* clock = nullptr);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;
   /// Returns the losses of the rows, and their z terms; empty without train.z_loss.

@@ -67,9 +67,7 @@ void each_event(const plan::StepProgram& step, int64_t steps, F&& f) {
   const auto add = [&](const plan::Program& program, int64_t times) {
     for (const plan::Event& event : program) f(event, times);
   };
-  if (step.accumulation > 1) add(step.first, steps);
-  if (step.accumulation > 2) add(step.middle, steps * (step.accumulation - 2));
-  add(step.last, steps);
+  for (const auto& [program, count] : step.parts) add(program, steps * count);
 }
 
 Counts predicted(const plan::StepProgram& step, int64_t steps) {

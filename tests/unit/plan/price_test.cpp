@@ -183,7 +183,10 @@ TEST(OperatorTimes, AreByKindWhereTheKindWasMeasured) {
 /// Programs on four ranks of one node, axis x; an all-gather of n MB takes n · 0.75 ms and 13 us.
 class Play : public testing::Test {
  protected:
-  Play() { step_.mesh = mesh::MeshShape({{"data", 1}, {"x", 4}}); }
+  Play() {
+    step_.mesh = mesh::MeshShape({{"data", 1}, {"x", 4}});
+    step_.parts.resize(1);
+  }
   void compute(double seconds, OpKind kind = OpKind::attention) {
     recorder_.add_operator({.kind = kind, .cost = {seconds * 1e12, 0}, .product = {}, .attention = {}});
   }
@@ -193,7 +196,7 @@ class Play : public testing::Test {
   }
   void wait(int64_t collective) { recorder_.add_wait(collective); }
   StepTime played() {
-    step_.last = recorder_.program;
+    step_.parts.back().program = recorder_.program;
     return price(step_, cluster_, DType::f32);
   }
   ProgramRecorder recorder_;
@@ -320,8 +323,7 @@ TEST_F(Play, ComputesAsLongAsTheSlowestRank) {
 
 TEST_F(Play, AddsUpMicroSteps) {
   compute(1e-3);
-  step_.first = step_.middle = recorder_.program;
-  step_.accumulation = 5;
+  step_.parts.insert(step_.parts.begin(), {recorder_.program, 4});
   compute(1e-3, OpKind::grad_norm);  // no FLOPs are counted for it: its time is that of its bytes
   EXPECT_NEAR(played().total(), 5e-3, 1e-12);
   const StepTime line = extrapolate(played(), played(), 7);
