@@ -236,7 +236,9 @@ double Trainer::loss_sum(const data::TokenBatch& host) {
 
 void Trainer::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
   record_gathers(program, body);
-  record_memory(program, body, meter);
+  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
+  Exec ex{*dry, arena_, meter};
+  arena_.record(program, [&] { run_recorded(ex, program, body); });
 }
 
 void Trainer::record_gathers(const std::string& program, const std::function<void(Exec&)>& body) {
@@ -248,14 +250,10 @@ void Trainer::record_gathers(const std::string& program, const std::function<voi
   store_.weights().forget_kept();
 }
 
-void Trainer::record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
-  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  Exec ex{*dry, arena_, meter};
-  arena_.record(program, [&] {
-    store_.weights().begin(ex, program);
-    body(ex);
-    store_.weights().end();
-  });
+void Trainer::run_recorded(Exec& dry, const std::string& program, const std::function<void(Exec&)>& body) {
+  store_.weights().begin(dry, program);
+  body(dry);
+  store_.weights().end();
 }
 
 void Trainer::begin(Exec& ex, const std::string& program) {
@@ -314,13 +312,12 @@ void Trainer::plan_training(const parallel::Batch& batch, const ProgramRecorders
     if (recorders) meter.recorder = recorders(count);
     scalars(meter.recorder, [&](Exec& apart) { scalars_->record_stop(apart); });
     const auto passes = [&, &of = kind](Exec& ex) { run_passes(ex, of, batch); };
+    Exec ex{*dry, kind.last ? arena_ : heap, meter};
+    const auto pass = [&] { run_recorded(ex, train_key_, passes); };
     if (kind.last) {
-      record_memory(train_key_, passes, meter);
+      arena_.record_sequence({{train_key_, pass}});
     } else {
-      Exec apart{*dry, heap, meter};
-      store_.weights().begin(apart, train_key_);
-      passes(apart);
-      store_.weights().end();
+      pass();
       for (const auto& [key, sent] : meter.comm()) step[key].wire_bytes += count * sent.wire_bytes;
     }
     (kind.last ? last_communicates : communicates) |= !meter.comm().empty();

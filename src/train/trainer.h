@@ -140,7 +140,8 @@ class Trainer {
   /// Returns the work of an update that `meter_` counted after it had counted `before`.
   UpdateCost cost_of_update(const std::map<CommKey, CommCount>& before) const;
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
-  void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
+  /// Runs `body` on a dry device with the gathers of the recorded program.
+  void run_recorded(Exec& dry, const std::string& program, const std::function<void(Exec&)>& body);
   class PhaseClock;
   /// Returns the position in the training order of this rank's micro-batch number `micro` in the step. The micro-batch
   /// after the last one is the first one of the next step.
