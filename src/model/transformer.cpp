@@ -93,7 +93,7 @@ Scratch Transformer::forward(Exec& ex, const Batch& batch, Saved& saved, Scratch
   return {};
 }
 
-Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, const Tensor& losses,
+Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, const parallel::Losses& losses,
                                    parallel::GradSink& grads, Scratch dx) {
   const Chunk& chunk = saved.chunk;
   if (chunk.head) {
@@ -142,7 +142,7 @@ Scratch Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses, Fr
   const bool head = chunks_[from.chunk].head;
   Scratch x = infer(ex, batch, {}, std::move(from));
   if (!head) return x;
-  head_->loss(ex, batch, x, losses);
+  head_->loss(ex, batch, x, {losses});
   return {};
 }
 

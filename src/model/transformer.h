@@ -49,15 +49,14 @@ class Transformer {
   /// chunk; nothing with the head.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Saved& saved, Scratch x = {});
   /// Runs the chunk's gradients, last layer first; with the head, head and loss before them. Without the head, `dx` is
-  /// what the chunk after it returned. Returns the gradient of the chunk's input; nothing with the embedding. losses
-  /// [loss_rows] f64 receives weights·loss of the rows whose losses this rank computes, not scaled by loss_scale;
-  /// parallel::sum_of_losses waits for them and sums them. With batch.z_loss, losses is [2·loss_rows] and also receives
-  /// the rows' z terms.
-  Scratch loss_backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const Tensor& losses,
+  /// what the chunk after it returned. Returns the gradient of the chunk's input; nothing with the embedding. `losses`
+  /// receives the terms of the rows whose losses this rank computes, which only the head reads;
+  /// parallel::sum_of_losses() waits for a term and sums it.
+  Scratch loss_backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const parallel::Losses& losses,
                         parallel::GradSink& grads, Scratch dx = {});
 
-  /// Writes the same losses as loss_backward(), but computes no gradients and applies no dropout. Returns the residual
-  /// stream as forward() does.
+  /// Writes the same losses as loss_backward(), without z terms; computes no gradients and applies no dropout. Returns
+  /// the residual stream as forward() does.
   Scratch loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses, From from = {});
 
   /// The keys and values of this rank's blocks for one sequence of up to seq_len tokens.

@@ -107,11 +107,11 @@ Head::Head(const Table& table, bool tied, double cap) : table_(table), tied_(tie
                 "a head's table can be in flat shards only over ranks that have different rows");
 }
 
-void Head::loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses) {
+void Head::loss(Exec& ex, const Batch& batch, const Tensor& x, const Losses& losses) {
   run_in_chunks(ex, batch, x, losses, {}, nullptr);
 }
 
-void Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
+void Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Losses& losses, Scratch& dx,
                          params::GradSink& grads) {
   dx = ex.take("head.dx", x.shape, x.dtype);
   run_in_chunks(ex, batch, x, losses, dx, &grads);
@@ -192,17 +192,18 @@ static Tensor start_of_rows(const Tensor& x, DType type) {
 /// Maximum bytes of each of the two packed copies of the table that are kept because a micro-batch has several chunks.
 constexpr int64_t kTableCopy = int64_t{128} << 20;
 
-/// A chunk of rows that the head processes: the rows' features, targets and weights, the destinations of their losses,
-/// z terms (empty: none) and dx, and the logit gradients.
+/// A chunk of rows that the head processes: the rows' features, targets and weights, the destinations of their losses
+/// and dx, and the logit gradients.
 struct Head::Chunk {
   Rows rows;  // the rows of all ranks over which rows are split
-  Tensor features, targets, weights, losses, z_losses, dlogits, dx;
+  Tensor features, targets, weights, dlogits, dx;
+  Losses losses;
   Scratch memory;     // the memory of dlogits
   int64_t gemms = 1;  // number of GEMMs per micro-batch that can share a packed table
   bool last = false;
 };
 
-void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, const Tensor& dx,
+void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Losses& losses, const Tensor& dx,
                          params::GradSink* grads) {
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
@@ -213,9 +214,10 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   const int64_t rows_here = loss_rows(all);
   const Shape box = table_.store.box(table_.slot);
   const bool small = ops::packed_bytes(ex.device, x.dtype, box[1], box[0]) <= kTableCopy;
-  TRAINER_CHECK(losses.count() == (batch.z_loss > 0 ? 2 : 1) * rows_here,
-                "expected one value per row, or two with z_loss, but there are {} values for {} rows", losses.count(),
-                rows_here);
+  const std::pair<const Tensor*, bool> terms[] = {{&losses.loss, true}, {&losses.z_loss, batch.z_loss > 0}};
+  for (const auto& [values, used] : terms)
+    TRAINER_CHECK(values->count() == (used ? rows_here : 0), "there are {} losses for {} rows", values->count(),
+                  rows_here);
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut},
@@ -228,8 +230,8 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
                   rows = pick(ex, all, batch.weights, first, count);
     at.targets = targets ? targets.tensor() : batch.targets.range(first, count);
     at.weights = rows ? rows.tensor() : batch.weights.range(first, count);
-    at.losses = losses.range(wide * first, wide * count);
-    if (batch.z_loss > 0) at.z_losses = losses.range(rows_here + wide * first, wide * count);
+    at.losses.loss = losses.loss.range(wide * first, wide * count);
+    if (batch.z_loss > 0) at.losses.z_loss = losses.z_loss.range(wide * first, wide * count);
     compute_losses(ex, batch, weights, at, grads != nullptr);
     if (grads == nullptr) continue;
     at.dx = dx.row_range(first, count);
@@ -256,14 +258,14 @@ void Head::compute_losses(Exec& ex, const Batch& batch, const Tensor& table, Chu
     Scratch logits = own_logits(ex, table, chunk.features.row_range(row, n), packed);
     if (gradients && overwrites) chunk.dlogits = start_of_rows(logits, compute);
     ops::LossTerms terms{.z = batch.z_loss, .cap = cap_};
-    if (chunk.z_losses) terms.z_loss = chunk.z_losses.range(row, n);
+    if (batch.z_loss > 0) terms.z_loss = chunk.losses.z_loss.range(row, n);
     run(ex, sharers,
         ShardedLoss{.shard = {.logits = logits,
                               .targets = chunk.targets.range(row, n),
                               .first = table_.first_token(),
                               .vocab = std::clamp<int64_t>(table_.vocab - table_.first_token(), 0, table.rows())},
                     .weights = chunk.weights.range(row, n),
-                    .loss = chunk.losses.range(row, n),
+                    .loss = chunk.losses.loss.range(row, n),
                     .dlogits = gradients ? chunk.dlogits.row_range(row, n) : Tensor{},
                     .vocabulary = table_.vocab,
                     .scale = batch.loss_scale,

@@ -61,6 +61,12 @@ class Embedding {
   params::SlotId positions_ = -1;
 };
 
+/// Where a pass writes the terms of its rows' loss, each [loss_rows] f64 and not scaled.
+struct Losses {
+  Tensor loss;         // weights[r]·loss[r]
+  Tensor z_loss = {};  // z terms (ops::LossTerms); empty without batch.z_loss
+};
+
 /// The output head with softmax cross-entropy. It processes rows in chunks and computes the logits, the loss and both
 /// gradients of a chunk together, so that the logits of the whole batch are never in memory. So the backward pass
 /// returns the loss. If rows are split over axes that also split the table, a chunk contains the same number of rows
@@ -76,13 +82,11 @@ class Head {
   int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
   /// Returns the token row of each loss that loss() and loss_backward() write.
   std::vector<int64_t> rows_of_losses(const device::Device& device, Rows rows) const;
-  /// Sets losses [loss_rows] f64 to weights[r]·loss[r] of this rank's rows, not scaled. Does not block; sum_of_losses()
-  /// does.
-  void loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses);
-  /// Sets the same losses, followed by as many z terms (ops::LossTerms) if batch.z_loss > 0. dx, in the spread of x,
-  /// becomes the gradient of loss_scale · (sum of losses and z terms over all rows). Passes weight gradients to the
-  /// sink.
-  void loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
+  /// Sets the losses of this rank's rows. Does not block; sum_of_losses() does.
+  void loss(Exec& ex, const Batch& batch, const Tensor& x, const Losses& losses);
+  /// Sets the same losses. dx, in the spread of x, becomes the gradient of loss_scale · (sum of all terms over all
+  /// rows). Passes weight gradients to the sink.
+  void loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Losses& losses, Scratch& dx,
                      params::GradSink& grads);
   /// Returns the logits of a few rows, [rows, padded vocabulary], in the accumulator type, on every rank. x has this
   /// rank's columns of the rows' features.
@@ -92,7 +96,7 @@ class Head {
 
  private:
   struct Chunk;
-  void run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, const Tensor& dx,
+  void run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Losses& losses, const Tensor& dx,
                      params::GradSink* grads);
   void compute_losses(Exec& ex, const Batch& batch, const Tensor& table, Chunk& chunk, bool gradients) const;
   /// `packed`: the table as packed by WeightCache, or empty.

@@ -75,8 +75,12 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
-  loss_rows_ = model_->loss_rows({rows.count()});
-  losses_ = Buffer(device, "data", {(training && config.train.z_loss > 0 ? 2 : 1) * loss_rows_}, DType::f64);
+  std::vector<double Outcome::*> reported = {&Outcome::loss};
+  if (training && config.train.z_loss > 0) reported.push_back(&Outcome::z_loss);
+  const int64_t terms = std::ssize(reported), loss_rows = model_->loss_rows({rows.count()});
+  losses_ = Buffer(device, "data", {terms * loss_rows}, DType::f64);
+  for (int64_t t = 0; t < terms; ++t)
+    terms_.push_back({losses_.tensor().range(t * loss_rows, loss_rows), reported[static_cast<size_t>(t)]});
   if (config.data.separate_documents) first_key_ = Buffer(device, "data", rows, DType::i32);
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
@@ -105,8 +109,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
-  const bool has_z = config_.train.z_loss > 0;
-  double losses[2] = {};  // the sum over rows, and that of the z terms
+  std::vector<double> sums(terms_.size());
   VisiblePairs pairs;
   TRAINER_CHECK(work.micro_batches <= accumulation(), "planned for {} micro-batches per step, not {}", accumulation(),
                 work.micro_batches);
@@ -124,13 +127,11 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     clock.charge(&PhaseMs::data);
     run(ex, sharding::kind_of(action, work.micro_batches), batch, clock);
     draw_ahead(first_sample(work, action.micro + 1), batches);
-    losses[0] += parallel::sum_of_losses(ex, this->losses());
-    if (has_z) losses[1] += parallel::sum_of_losses(ex, z_losses());
+    for (size_t t = 0; t < terms_.size(); ++t) sums[t] += parallel::sum_of_losses(ex, terms_[t].values);
     clock.charge(&PhaseMs::backward);
   }
-  scalars_->sum_over_rows({losses, has_z ? size_t{2} : size_t{1}});
-  outcome.loss = losses[0] / static_cast<double>(tokens);
-  outcome.z_loss = losses[1] / static_cast<double>(tokens);
+  scalars_->sum_over_rows(sums);
+  for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t].mean = sums[t] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
@@ -222,16 +223,16 @@ void Trainer::run_passes(Exec& ex, const sharding::ActionKind& kind, const paral
   }
   if ((kind.passes & sharding::kBackward) != 0) {
     grads_->begin_micro(kind.last);
-    model_->loss_backward(ex, batch, saved, losses_, *grads_);
+    model_->loss_backward(ex, batch, saved, losses(), *grads_);
   }
 }
 
 double Trainer::loss_sum(const data::TokenBatch& host) {
   Exec ex = exec();
   begin(ex, eval_key_);
-  model_->loss(ex, upload(host), losses());
+  model_->loss(ex, upload(host), losses().loss);
   end();
-  return parallel::sum_of_losses(ex, losses());
+  return parallel::sum_of_losses(ex, losses().loss);
 }
 
 void Trainer::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
@@ -279,7 +280,7 @@ void Trainer::plan(const ProgramRecorders& recorders) {
   batch.z_loss = 0;
   Meter evaluation;
   record(
-      eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses()); }, evaluation);
+      eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses().loss); }, evaluation);
   arena_.seal();
   store_.weights().forget_kept();
   mesh_.world().connect();
@@ -322,7 +323,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const ProgramRecorders
     }
     (kind.last ? last_communicates : communicates) |= !meter.comm().empty();
   }
-  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, config_.train.z_loss > 0 ? 2 : 1); });
+  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, std::ssize(terms_)); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_update(apart); });

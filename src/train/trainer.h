@@ -163,11 +163,8 @@ class Trainer {
                   PhaseClock* clock = nullptr);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;
-  /// Returns the losses of the rows, and their z terms; empty without train.z_loss.
-  Tensor losses() const { return losses_.tensor().range(0, loss_rows_); }
-  Tensor z_losses() const {
-    return config_.train.z_loss > 0 ? losses_.tensor().range(loss_rows_, loss_rows_) : Tensor();
-  }
+  /// Returns where passes write their losses, without gradients only the first term.
+  parallel::Losses losses() const { return {terms_.front().values, terms_.size() > 1 ? terms_[1].values : Tensor()}; }
 
   device::Device& device_;
   config::Config config_;
@@ -188,8 +185,13 @@ class Trainer {
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_, first_key_;
+  /// A term of the loss that a step reports: its values in a micro-batch, a part of losses_, and the place of its mean.
+  struct Term {
+    Tensor values;
+    double Outcome::*mean;
+  };
+  std::vector<Term> terms_;  // the first one is that of evaluations
   data::TokenBatch host_;
-  int64_t loss_rows_ = 0;
   std::vector<int32_t> first_keys_;  // first keys of the last batch that was copied to the device
   std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;

@@ -87,11 +87,10 @@ class Rig {
       model.forward(ex, loaded.batch, saved);
       loaded.batch.z_loss = z_loss;
       const int64_t rows = model.loss_rows(loaded.batch.rows());
-      const Scratch losses = ex.take("losses", {(z_loss > 0 ? 2 : 1) * rows}, DType::f64);
-      model.loss_backward(ex, loaded.batch, saved, losses, sink);
-      loss += parallel::sum_of_losses(ex, losses.tensor().range(0, rows)) * loaded.batch.loss_scale;
-      if (z_loss > 0)
-        z_term += parallel::sum_of_losses(ex, losses.tensor().range(rows, rows)) * loaded.batch.loss_scale;
+      const Scratch losses = ex.take("losses", {rows}, DType::f64), z_losses = ex.take("z_losses", {rows}, DType::f64);
+      model.loss_backward(ex, loaded.batch, saved, {losses, z_loss > 0 ? z_losses.tensor() : Tensor()}, sink);
+      loss += parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
+      if (z_loss > 0) z_term += parallel::sum_of_losses(ex, z_losses) * loaded.batch.loss_scale;
     }
     return loss;
   }

@@ -277,7 +277,7 @@ TEST(Chunks, TogetherComputeTheBitsOfTheWholeModel) {
         Scratch x = ends.model.forward(ends.ex, loaded.batch, first);
         x = middle.model.forward(middle.ex, loaded.batch, between, std::move(x));
         EXPECT_FALSE(ends.model.forward(ends.ex, loaded.batch, last, std::move(x)));
-        Scratch dx = ends.model.loss_backward(ends.ex, loaded.batch, last, losses, ends.sink);
+        Scratch dx = ends.model.loss_backward(ends.ex, loaded.batch, last, {losses}, ends.sink);
         dx = middle.model.loss_backward(middle.ex, loaded.batch, between, {}, middle.sink, std::move(dx));
         EXPECT_FALSE(ends.model.loss_backward(ends.ex, loaded.batch, first, {}, ends.sink, std::move(dx)));
         Named gradients = ends.gradients();

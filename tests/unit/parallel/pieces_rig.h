@@ -55,7 +55,7 @@ struct Rig {
   Scratch backward(parallel::Embedding& embedding, parallel::Head& head, const Tensor& x, const Tensor& dy) {
     Scratch dx;
     losses = ex.take("losses", {head.loss_rows(batch.rows())}, DType::f64);
-    head.loss_backward(ex, batch, x, losses, dx, *sink);
+    head.loss_backward(ex, batch, x, {losses}, dx, *sink);
     sink->end_group(ex, 1);
     embedding.backward(ex, batch, dy, *sink);
     sink->end_group(ex, 0);

@@ -110,7 +110,7 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
     for (int64_t i = 0; i < shape.count(); ++i) set(x, i, size * get(x, i));
     const Scratch dx = rig.backward(*embedding, *head, x, dy);
     const Scratch again = rig.ex.take("again", rig.losses.tensor().shape, DType::f64);
-    head->loss(rig.ex, rig.batch, x, again);  // without gradients: the same losses
+    head->loss(rig.ex, rig.batch, x, {again});  // without gradients: the same losses
     const Scratch row = local(rig, "row", {1, tile.cols}, {0, tile.first_col, kWidth}, false);
     const Scratch logits = head->logits(rig.ex, row);
 
@@ -254,10 +254,13 @@ HeadResults head_in_bf16(int64_t rows, bool copies) {
       const Scratch losses = rig.ex.take("losses", {2 * rows}, DType::f64),
                     again = rig.ex.take("losses", {2 * rows}, DType::f64);
       Scratch dx;
-      head->loss_backward(rig.ex, rig.batch, x.row_range(first, rows), losses, dx, *rig.sink);
+      const auto terms = [&](const Tensor& both) {
+        return parallel::Losses{both.range(0, rows), both.range(rows, rows)};
+      };
+      head->loss_backward(rig.ex, rig.batch, x.row_range(first, rows), terms(losses), dx, *rig.sink);
       rig.sink->end_group(rig.ex, 0);
       rig.sink->end_micro(rig.ex);
-      head->loss(rig.ex, rig.batch, x.row_range(first, rows), again);
+      head->loss(rig.ex, rig.batch, x.row_range(first, rows), terms(again));
       EXPECT_EQ(std::memcmp(losses.tensor().data, again.tensor().data, static_cast<size_t>(losses.tensor().bytes())),
                 0);
       append(results.losses, losses.tensor().range(0, rows));
