@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Fails on an include that violates the module order, on toml++ in a second file, on a strategy's name outside config/,
-and if the folders listed in src/README.md are not the modules.
+on code outside config/ and huggingface/ that reads a model's family instead of its facts, and if the folders listed in
+src/README.md are not the modules.
 
 The order is read from the trainer_module lines of CMakeLists.txt: a module may include itself and its
 direct and indirect DEPS.
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FAMILIES = re.compile(r"\bArch::|\b(m|model)\.arch\b(?!=)")
 STRATEGIES = re.compile(r'"(megatron-1d|fsdp|optimus-2d|axonn-4d|autoddl)"')
 
 
@@ -40,6 +42,9 @@ def main():
                                 "changes macros of the library")
             if module != "config" and STRATEGIES.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: a strategy is named outside config/")
+            if module not in {"config", "huggingface"} and FAMILIES.search(line):
+                problems.append(f"{path.relative_to(ROOT)}:{number}: a family is read outside config/ and huggingface/; read "
+                                "its facts (config::FamilyFacts)")
     rooms = re.findall(r"^\| `(\w+)/` \|", (ROOT / "src/README.md").read_text(), re.M)
     if rooms != list(reach):
         problems.append(f"src/README.md lists the folders {rooms}, CMakeLists.txt the modules {list(reach)}")

@@ -1,6 +1,7 @@
 #include "checkpoint/model_keys.h"
 
 #include "base/format.h"
+#include "config/families.h"
 
 namespace trainer::checkpoint {
 namespace {
@@ -26,18 +27,13 @@ void add_rope(const config::Model& m, std::map<std::string, std::string>& keys) 
 }  // namespace
 
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
-  std::map<std::string, std::string> keys = {{"arch", config::kArchNames[static_cast<size_t>(m.arch)]},
-                                             {"n_layer", format("{}", m.n_layer)},
-                                             {"n_head", format("{}", m.n_head)},
-                                             {"n_kv_head", format("{}", m.n_kv_head)},
-                                             {"d_model", format("{}", m.d_model)},
-                                             {"d_ff", format("{}", m.d_ff)},
-                                             {"seq_len", format("{}", m.seq_len)},
-                                             {"tie_embeddings", format("{}", m.tie_embeddings.value())},
-                                             {"bias", format("{}", m.bias.value())},
-                                             {"norm_eps", format("{}", m.norm_eps)},
-                                             {"rope_theta", format("{}", m.rope_theta)},
-                                             {"vocab_size", format("{}", vocab)}};
+  std::map<std::string, std::string> keys = {
+      {"arch", config::family_of(m).name},        {"n_layer", format("{}", m.n_layer)},
+      {"n_head", format("{}", m.n_head)},         {"n_kv_head", format("{}", m.n_kv_head)},
+      {"d_model", format("{}", m.d_model)},       {"d_ff", format("{}", m.d_ff)},
+      {"seq_len", format("{}", m.seq_len)},       {"tie_embeddings", format("{}", m.tie_embeddings.value())},
+      {"bias", format("{}", m.bias.value())},     {"norm_eps", format("{}", m.norm_eps)},
+      {"rope_theta", format("{}", m.rope_theta)}, {"vocab_size", format("{}", vocab)}};
   if (attention_width(m) != m.d_model) keys["head_dim"] = format("{}", head_size(m));
   add_rope(m, keys);
   if (query_key_norm(m) != config::QkNorm::none)

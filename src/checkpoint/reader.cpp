@@ -11,6 +11,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/model_keys.h"
 #include "checkpoint/shard.h"
+#include "config/families.h"
 #include "data/tokenizer.h"
 
 namespace trainer::checkpoint {
@@ -170,7 +171,8 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
                       const std::function<bool(const std::string& key)>& chosen) {
   std::vector<std::string> problems;
   std::string remedy;
-  const bool gpt2 = value_of(stored.model_keys, "arch") == "gpt2";
+  const config::Family* const family = config::find_family(value_of(stored.model_keys, "arch"));
+  const bool learned = family != nullptr && family->facts.positions == config::Positions::learned;
   const bool same_type = value_of(stored.model_keys, "rope_type") == value_of(run.model_keys, "rope_type");
   std::set<std::string> names;
   for (const auto* keys : {&stored.model_keys, &run.model_keys})
@@ -180,8 +182,8 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
     const bool rope = name.starts_with("rope_"), scaling = rope && name != "rope_theta";
     // Checkpoints of older versions lack keys; a missing RoPE scaling key may also be one that rope_type does not use.
     if (before == now || (before == kNone && !(scaling && same_type)) || (now == kNone && !rope)) continue;
-    // GPT-2 has seq_len learned positions and no RoPE; with RoPE any seq_len works.
-    if (gpt2 ? rope : name == "seq_len") continue;
+    // With learned positions there are seq_len of them and no RoPE; with RoPE any seq_len works.
+    if (learned ? rope : name == "seq_len") continue;
     if (name == "tie_embeddings" && before == "true") continue;  // an untied head gets a copy
     const std::string problem = format("{}: {} in the checkpoint, the run has {}", name, before, now);
     if ((name == "norm_eps" || name.starts_with("window") || rope) &&

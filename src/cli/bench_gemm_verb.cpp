@@ -22,7 +22,7 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   }
   const config::Model& m = b.config.model;
   const int64_t tokens = b.config.train.micro_batch * m.seq_len;
-  const int64_t queries = attention_width(m), up = is_llama_like(m) ? 2 * m.d_ff : m.d_ff;
+  const int64_t queries = attention_width(m), up = has_gated_mlp(m) ? 2 * m.d_ff : m.d_ff;
   std::vector<bench::GemmShape> shapes = {{tokens, m.d_model, queries + 2 * key_width(m)},
                                           {tokens, queries, m.d_model},
                                           {tokens, m.d_model, up},

@@ -15,6 +15,9 @@ enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2 };
 enum class AttentionBias { none, qkv, all };
 enum class QkNorm { none, head, full };
 enum class NormPlace { pre, post };
+enum class NormKind { layer, rms };
+enum class Positions { learned, rope };
+enum class MlpKind { plain, gated };  // down(gelu(up(x))), down(silu(gate(x)) ∘ up(x))
 enum class RopeType { plain, linear, llama3, yarn };
 enum class Document { file, line, block };
 enum class Bos { automatic, on, off };
@@ -40,8 +43,22 @@ struct Run {
   int64_t threads = 0;  // 0: decided from the affinity mask
 };
 
+/// What distinguishes the models of a family from those of another.
+struct FamilyFacts {
+  NormKind norm = NormKind::layer;
+  Positions positions = Positions::learned;
+  MlpKind mlp = MlpKind::plain;
+  // Values of keys that are not set:
+  bool bias = false, tied = false;
+  AttentionBias attn_bias = AttentionBias::none;  // without bias; with bias all linears of attention have one
+  QkNorm qk_norm = QkNorm::none;
+  NormPlace norm_place = NormPlace::pre;
+  int64_t nope_every = 0;
+};
+
 struct Model {
-  Arch arch = Arch::gpt2;
+  Arch arch = Arch::gpt2;  // only config/ and huggingface/ read it; `family` contains what follows from it
+  FamilyFacts family;      // set by resolve(): those of arch (config/families.h)
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
   int64_t head_dim = 0;                      // 0: d_model / n_head; head_size() returns the effective value
   std::optional<bool> tie_embeddings, bias;  // default depends on the family
@@ -67,8 +84,6 @@ struct Model {
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
 };
 
-/// The names of Arch, in order.
-inline constexpr const char* kArchNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"};
 /// The names of AttentionBias, in order.
 inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
 /// The names of QkNorm, in order.
@@ -77,18 +92,17 @@ inline constexpr const char* kQkNormNames[] = {"none", "head", "full"};
 inline constexpr const char* kNormPlaceNames[] = {"pre", "post"};
 /// The names of RopeType, in order.
 inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
-/// True for the families with RoPE, RMSNorm and a gated MLP (SwiGLU): all except GPT-2.
-inline bool is_llama_like(const Model& model) { return model.arch != Arch::gpt2; }
+inline bool has_rope_positions(const Model& model) { return model.family.positions == Positions::rope; }
+inline bool has_gated_mlp(const Model& model) { return model.family.mlp == MlpKind::gated; }
 /// Returns the number of features of one attention head.
 inline int64_t head_size(const Model& model) {
   return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;
 }
 /// Returns which linears of attention have biases in a resolved model.
 inline AttentionBias attention_bias(const Model& model) {
-  const AttentionBias usual = model.arch == Arch::qwen2 ? AttentionBias::qkv : AttentionBias::none;
-  return model.attn_bias.value_or(model.bias.value() ? AttentionBias::all : usual);
+  return model.attn_bias.value_or(model.bias.value_or(model.family.bias) ? AttentionBias::all : model.family.attn_bias);
 }
-inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value()); }
+inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value_or(model.family.bias)); }
 /// Returns whether a layer, counted from 0, has a sliding window.
 inline bool has_window(const Model& model, int64_t layer) {
   const bool full = model.window_full_every > 0 && (layer + 1) % model.window_full_every == 0;
@@ -99,23 +113,17 @@ inline int64_t window_of(const Model& model, int64_t layer) {
   return !has_window(model, layer) || model.window >= model.seq_len ? 0 : model.window;
 }
 /// Returns n if layers n, 2n, …, counted from 1, have no RoPE; 0 if all have it.
-inline int64_t nope_interval(const Model& model) {
-  return model.nope_every.value_or(model.arch == Arch::smollm3 ? 4 : 0);
-}
+inline int64_t nope_interval(const Model& model) { return model.nope_every.value_or(model.family.nope_every); }
 /// Returns whether queries and keys are rotated in a layer, counted from 0.
 inline bool has_rope(const Model& model, int64_t layer) {
   const int64_t every = nope_interval(model);
-  return is_llama_like(model) && (every == 0 || (layer + 1) % every != 0);
+  return has_rope_positions(model) && (every == 0 || (layer + 1) % every != 0);
 }
 /// Returns the norms that are applied to queries and keys.
-inline QkNorm query_key_norm(const Model& model) {
-  return model.qk_norm.value_or(model.arch == Arch::qwen3   ? QkNorm::head
-                                : model.arch == Arch::olmo2 ? QkNorm::full
-                                                            : QkNorm::none);
-}
+inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or(model.family.qk_norm); }
 /// True if norms are applied to the outputs of attention and MLP instead of their inputs.
 inline bool has_post_norms(const Model& model) {
-  return model.norm_place.value_or(model.arch == Arch::olmo2 ? NormPlace::post : NormPlace::pre) == NormPlace::post;
+  return model.norm_place.value_or(model.family.norm_place) == NormPlace::post;
 }
 /// Returns the total width of the query heads, which is also the width of the attention output.
 inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }

@@ -78,17 +78,18 @@ class Declare {
     bind<bool>(add(name, Type::boolean, initial, help, std::move(extra)), member);
   }
   /// Declare optional keys; `derived` describes how an unset value follows from other keys.
-  void boolean(const char* name, std::optional<bool> Struct::*at, const char* derived, const char* help) {
-    bind(add(name, Type::boolean, {}, help, {.derived = derived}), member(name, Type::boolean, at));
+  void boolean(const char* name, std::optional<bool> Struct::*at, std::string derived, const char* help) {
+    bind(add(name, Type::boolean, {}, help, {.derived = std::move(derived)}), member(name, Type::boolean, at));
   }
-  void integer(const char* name, std::optional<int64_t> Struct::*at, Range range, const char* derived,
+  void integer(const char* name, std::optional<int64_t> Struct::*at, Range range, std::string derived,
                const char* help) {
-    bind(add(name, Type::integer, {}, help, {.range = range, .derived = derived}), member(name, Type::integer, at));
+    bind(add(name, Type::integer, {}, help, {.range = range, .derived = std::move(derived)}),
+         member(name, Type::integer, at));
   }
   template <typename Enum>
-  void choice(const char* name, std::optional<Enum> Struct::*at, StringList names, const char* derived,
+  void choice(const char* name, std::optional<Enum> Struct::*at, StringList names, std::string derived,
               const char* help) {
-    Key& key = add(name, Type::choice, {}, help, {.derived = derived});
+    Key& key = add(name, Type::choice, {}, help, {.derived = std::move(derived)});
     bind(key, choice_member(name, at, names));
     key.names = std::move(names);
   }
@@ -152,10 +153,10 @@ class Declare {
   }
   /// Declares an enum key whose enumerators, counted from 0, are called `names`.
   template <typename Enum>
-  void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, const char* help,
+  void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, std::string help,
               Extra extra = {}) {
     static_assert(std::is_enum_v<Enum>);
-    Key& key = add(name, Type::choice, names[static_cast<size_t>(initial)], help, std::move(extra));
+    Key& key = add(name, Type::choice, names[static_cast<size_t>(initial)], std::move(help), std::move(extra));
     key.names = names;
     key.get = [part = part_, member, names](const Config& c) {
       return Value(names.at(static_cast<size_t>(c.*part.*member)));
@@ -168,13 +169,13 @@ class Declare {
   }
 
  private:
-  Key& add(const char* name, Type type, Value initial, const char* help, Extra extra = {}) {
+  Key& add(const char* name, Type type, Value initial, std::string help, Extra extra = {}) {
     Key& key = keys_.emplace_back();
     key.section = section_;
     key.name = name;
     key.type = type;
     key.initial = std::move(initial);
-    key.help = help;
+    key.help = std::move(help);
     key.range = extra.range;
     key.unit = std::move(extra.unit);
     key.derived = std::move(extra.derived);

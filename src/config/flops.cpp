@@ -11,7 +11,7 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
                 "model sizes must be resolved: n_layer {}, n_head {}, d_model {}, d_ff {}, vocabulary {}",
                 model.n_layer, model.n_head, model.d_model, model.d_ff, vocab);
   const int64_t attention = 2 * model.d_model * (attention_width(model) + key_width(model));  // wq and wo; wk and wv
-  const int64_t mlp_matrices = is_llama_like(model) ? 3 : 2;                                  // gate, up, down
+  const int64_t mlp_matrices = has_gated_mlp(model) ? 3 : 2;                                  // gate, up, down
   const int64_t mlp = mlp_matrices * model.d_model * model.d_ff;
   return {.blocks = model.n_layer * (attention + mlp), .head = model.d_model * vocab};
 }

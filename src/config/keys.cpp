@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/format.h"
+#include "base/join.h"
 #include "config/declare.h"
+#include "config/families.h"
 
 namespace trainer::config {
 namespace {
@@ -23,14 +25,41 @@ void declare_run(std::vector<Key>& keys) {
               "CPU threads; 0: one per core that this process may use. Results are bitwise identical for any number.");
 }
 
+/// Describes a value that depends on the family, the most frequent one last: "gpt2: true; else false".
+template <typename F>
+std::string by_family(const F& value_of) {
+  std::vector<std::pair<std::string, StringList>> values;  // with the names of their families
+  for (const Family& family : families()) {
+    const std::string value = value_of(family.facts);
+    auto found = std::ranges::find(values, value, [](const auto& each) { return each.first; });
+    if (found == values.end()) found = values.insert(found, {value, {}});
+    found->second.push_back(family.name);
+  }
+  const auto usual = std::ranges::max_element(values, {}, [](const auto& each) { return each.second.size(); });
+  std::string text;
+  for (auto each = values.begin(); each != values.end(); ++each)
+    if (each != usual) text += format("{}: {}; ", fmt::join(each->second, ", "), each->first);
+  return text + "else " + usual->first;
+}
+
+/// Describes the families: "gpt2: …. llama and mistral: …."
+std::string about_families() {
+  std::string text;
+  for (const Family& family : families()) {
+    const bool same = text.ends_with(format(": {}.", family.about));
+    if (same)
+      text.insert(text.rfind(':'), format(" and {}", family.name));
+    else
+      text += format(" {}: {}.", family.name, family.about);
+  }
+  return text;
+}
+
 void declare_model(std::vector<Key>& keys) {
   Declare<Model> model(keys, "model", &Config::model);
-  model.choice(
-      "arch", &Model::arch, Arch::gpt2, {std::begin(kArchNames), std::end(kArchNames)},
-      "Architecture. gpt2: learned positions, LayerNorm, GELU. llama and mistral: RoPE, RMSNorm, SwiGLU. qwen2: llama "
-      "with biases in the query, key and value projections. qwen3: llama with RMS norms of queries and keys. smollm3: "
-      "llama without RoPE in every 4th block. olmo2: llama with RMS norms of queries and keys, and with norms after "
-      "attention and MLP instead of before.");
+  StringList names;
+  for (const Family& family : families()) names.push_back(family.name);
+  model.choice("arch", &Model::arch, Arch::gpt2, names, "Architecture." + about_families());
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"},
                 "Number of transformer blocks.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
@@ -45,30 +74,36 @@ void declare_model(std::vector<Key>& keys) {
   model.integer("d_ff", &Model::d_ff, 0,
                 {.range = between(1, 16'777'216),
                  .unit = "features",
-                 .derived = "gpt2: 4 d_model; else 8/3 d_model, rounded up to a multiple of 64"},
+                 .derived = by_family([](const FamilyFacts& f) {
+                   return f.mlp == MlpKind::plain ? "4 d_model" : "8/3 d_model, rounded up to a multiple of 64";
+                 })},
                 "Width of the feed-forward layer.");
   model.integer("seq_len", &Model::seq_len, 1024, {.range = between(2, 16'777'216), .unit = "tokens"},
                 "Length of training sequences and of the context window.");
   model.integer("max_positions", &Model::max_positions, 0,
                 {.range = between(2, 1e9), .unit = "tokens", .derived = "seq_len"},
                 "Context length that `checkpoint export` declares; training does not use it.");
-  model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; else false",
+  model.boolean("tie_embeddings", &Model::tie_embeddings,
+                by_family([](const FamilyFacts& f) { return f.tied ? "true" : "false"; }),
                 "The output head shares the token embedding's weights.");
-  model.boolean("bias", &Model::bias, "gpt2: true; else false", "Linear layers and norms have biases.");
+  model.boolean("bias", &Model::bias, by_family([](const FamilyFacts& f) { return f.bias ? "true" : "false"; }),
+                "Linear layers and norms have biases.");
   model.choice("attn_bias", &Model::attn_bias, {std::begin(kAttentionBiasNames), std::end(kAttentionBiasNames)},
-               "all with bias; qwen2: qkv; else none",
+               "all with bias; " + by_family([](const FamilyFacts& f) {
+                 return kAttentionBiasNames[static_cast<size_t>(f.attn_bias)];
+               }),
                "Biases in attention. none: no linear has one; qkv: the query, key and value projections; all: every "
                "linear.");
   model.boolean("mlp_bias", &Model::mlp_bias, "bias", "Biases in the linear layers of the feed-forward block.");
   model.choice(
       "qk_norm", &Model::qk_norm, {std::begin(kQkNormNames), std::end(kQkNormNames)},
-      "qwen3: head; olmo2: full; else none",
+      by_family([](const FamilyFacts& f) { return kQkNormNames[static_cast<size_t>(f.qk_norm)]; }),
       "RMS norms of queries and keys before RoPE. none: no norms; head: one per head, with a gain that all heads "
       "share (Qwen3); full: one over all heads together (OLMo 2). They bound the attention scores, which prevents loss "
       "spikes.");
   model.choice(
       "norm_place", &Model::norm_place, {std::begin(kNormPlaceNames), std::end(kNormPlaceNames)},
-      "olmo2: post; else pre",
+      by_family([](const FamilyFacts& f) { return kNormPlaceNames[static_cast<size_t>(f.norm_place)]; }),
       "Place of the norms in attention and MLP. pre: before the first linear; post: after the last linear, before "
       "the result is added to the residual stream (OLMo 2).");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
@@ -101,7 +136,8 @@ void declare_model(std::vector<Key>& keys) {
                 "tokens of the sequence.");
   model.integer("window_full_every", &Model::window_full_every, 0, {.range = between(0, 10'000), .unit = "blocks"},
                 "Blocks whose number, counted from 1, is a multiple of this have no window; 0: all blocks have one.");
-  model.integer("nope_every", &Model::nope_every, between(0, 10'000), "smollm3: 4; else 0",
+  model.integer("nope_every", &Model::nope_every, between(0, 10'000),
+                by_family([](const FamilyFacts& f) { return std::to_string(f.nope_every); }),
                 "Blocks whose number, counted from 1, is a multiple of this have no RoPE; 0: all blocks have it.");
   model.number("logit_softcap", &Model::logit_softcap, 0, {.range = at_least(0)},
                "Soft cap of the logits, cap x tanh(logit / cap), with this cap (Gemma); 0: none.");

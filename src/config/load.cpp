@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "base/join.h"
 #include "base/log.h"
+#include "config/families.h"
 #include "config/fit.h"
 #include "config/foreign_names.h"
 #include "config/keys.h"
@@ -297,11 +298,12 @@ void Loader::warn_of_switched_off_keys() const {
   constexpr const char *kScaled = "only a model.rope_type other than \"default\" uses it",
                        *kLlama3 = "only model.rope_type = \"llama3\" uses it",
                        *kYarn = "only model.rope_type = \"yarn\" uses it";
+  const std::string learned = format("model.arch = \"{}\" has learned positions", family_of(c.model).name);
   const struct {
     bool off;
     const char *section, *name, *why;
   } all[] = {
-      {c.model.arch == Arch::gpt2, "model", "rope_theta", "model.arch = \"gpt2\" has learned positions"},
+      {!has_rope_positions(c.model), "model", "rope_theta", learned.c_str()},
       {!scaled, "model", "rope_factor", kScaled},
       {!llama3 && !yarn, "model", "rope_original", "only model.rope_type = \"llama3\" and \"yarn\" use it"},
       {!llama3, "model", "rope_low_freq", kLlama3},

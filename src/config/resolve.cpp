@@ -5,6 +5,7 @@
 
 #include "base/files.h"
 #include "base/shape.h"
+#include "config/families.h"
 #include "config/keys.h"
 #include "config/layouts.h"
 
@@ -40,11 +41,12 @@ void resolve_run(Config& config) {
 }
 
 void resolve_model(Model& model) {
-  const bool gpt2 = model.arch == Arch::gpt2;
+  set_family(model, model.arch);
   if (model.n_kv_head == 0) model.n_kv_head = model.n_head;
-  if (model.d_ff == 0) model.d_ff = gpt2 ? 4 * model.d_model : round_up(divide_up(8 * model.d_model, 3), 64);
-  if (!model.tie_embeddings) model.tie_embeddings = gpt2;
-  if (!model.bias) model.bias = gpt2;
+  if (model.d_ff == 0)
+    model.d_ff = has_gated_mlp(model) ? round_up(divide_up(8 * model.d_model, 3), 64) : 4 * model.d_model;
+  if (!model.tie_embeddings) model.tie_embeddings = model.family.tied;
+  if (!model.bias) model.bias = model.family.bias;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "base/join.h"
 #include "base/units.h"
 #include "config/checker.h"
+#include "config/families.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
 #include "config/text.h"
@@ -67,9 +68,9 @@ void check_rope(const Model& m, Checker& checker) {
   if (m.rope_type == RopeType::plain) return;
   const char* const type = kRopeNames[static_cast<size_t>(m.rope_type)];
   const bool llama3 = m.rope_type == RopeType::llama3, yarn = m.rope_type == RopeType::yarn;
-  checker.require(is_llama_like(m), {"model.rope_type", "model.arch"},
-                  "\"{}\" scales RoPE, but arch = \"gpt2\" has learned positions; remove it, or use arch = \"llama\"",
-                  type);
+  checker.require(has_rope_positions(m), {"model.rope_type", "model.arch"},
+                  "\"{}\" scales RoPE, but arch = \"{}\" has learned positions; remove it, or use arch = \"llama\"",
+                  type, family_of(m).name);
   checker.require(
       m.rope_factor > 0, {"model.rope_factor", "model.rope_type"},
       "rope_factor is missing; rope_type = \"{}\" requires the factor by which the context grows, as in 8.0", type);
@@ -90,10 +91,10 @@ void check_model(const Model& m, Checker& checker) {
                   "d_model = {} is not divisible by n_head = {}; use d_model = {} or {}, or set head_dim", m.d_model,
                   m.n_head, std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head,
                   (m.d_model / m.n_head + 1) * m.n_head);
-  checker.require(m.head_dim == 0 || !is_llama_like(m) || m.head_dim % 2 == 0, {"model.head_dim", "model.arch"},
+  checker.require(m.head_dim == 0 || !has_rope_positions(m) || m.head_dim % 2 == 0, {"model.head_dim", "model.arch"},
                   "head_dim = {} is odd; RoPE rotates pairs of features, so it must be even", m.head_dim);
   checker.require(
-      !heads_fit || m.head_dim > 0 || !is_llama_like(m) || (m.d_model / m.n_head) % 2 == 0,
+      !heads_fit || m.head_dim > 0 || !has_rope_positions(m) || (m.d_model / m.n_head) % 2 == 0,
       {"model.n_head", "model.d_model", "model.arch"},
       "head size d_model / n_head = {} / {} = {} is odd; RoPE rotates pairs of features, so it must be even", m.d_model,
       m.n_head, m.d_model / m.n_head);
@@ -108,10 +109,9 @@ void check_model(const Model& m, Checker& checker) {
                   "window_full_every = {} has no effect without a window; set window, or remove it",
                   m.window_full_every);
   checker.require(
-      nope_interval(m) == 0 || is_llama_like(m), {"model.nope_every", "model.arch"},
-      "nope_every = {} leaves out RoPE, but arch = \"gpt2\" has learned positions; remove it, or use arch = "
-      "\"llama\"",
-      nope_interval(m));
+      nope_interval(m) == 0 || has_rope_positions(m), {"model.nope_every", "model.arch"},
+      "nope_every = {} leaves out RoPE, but arch = \"{}\" has learned positions; remove it, or use arch = \"llama\"",
+      nope_interval(m), family_of(m).name);
   check_rope(m, checker);
 }
 

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/step_files.h"
+#include "config/families.h"
 #include "huggingface/export_source.h"
 #include "huggingface/index.h"
 #include "huggingface/model_config.h"
@@ -95,7 +96,7 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
         "model.arch = \"llama\" or \"qwen3\"");
   source.weights.require_parts(source.tensors);
   const bool all_biases = m.bias.value() && attention_bias(m) == config::AttentionBias::all && has_mlp_bias(m);
-  if (m.arch == config::Arch::gpt2 && !all_biases)
+  if (config::family_of(m).hugging_face.form == config::FileForm::gpt2 && !all_biases)
     log::info("model.bias = false: Hugging Face's GPT-2 always has biases, so zeros are written for them");
   Exported done{source.reader.folder(), {}, 0, 0};
   checkpoint::write_new_folder(output, [&](const fs::path& folder) {

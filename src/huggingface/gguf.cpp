@@ -6,10 +6,11 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/step_files.h"
+#include "config/families.h"
 #include "huggingface/export_source.h"
 #include "huggingface/gguf_tokenizer.h"
 #include "huggingface/model_config.h"
-#include "ops/rope.h"
+#include "model/rope.h"
 
 namespace trainer::huggingface {
 
@@ -22,27 +23,6 @@ constexpr size_t kGgufChunk = size_t{1} << 18;  // elements converted at a time;
 [[noreturn]] void cannot_run(const std::string& key, const std::string& value, const std::string& reason) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported as GGUF: {}", key, value, reason));
 }
-
-const char* name_of(config::Arch arch) {
-  switch (arch) {
-    case config::Arch::gpt2:
-      return "gpt2";
-    case config::Arch::llama:
-    case config::Arch::mistral:
-      return "llama";
-    case config::Arch::qwen2:
-      return "qwen2";
-    case config::Arch::qwen3:
-      return "qwen3";
-    default:
-      break;
-  }
-  cannot_run("arch", format("\"{}\"", config::kArchNames[static_cast<size_t>(arch)]),
-             "use gpt2, llama, mistral, qwen2 or qwen3");
-}
-
-/// For these models, llama.cpp rotates adjacent pairs of features, not halves: heads are stored in that order.
-bool turns_pairs(config::Arch arch) { return arch == config::Arch::llama || arch == config::Arch::mistral; }
 
 /// Returns the name of a tensor of Hugging Face's layout in GGUF files.
 std::string gguf_name(std::string name) {
@@ -92,16 +72,17 @@ struct Item {
 
 std::vector<Item> items_of(const ExportSource& source, GgufType type) {
   const config::Model& m = source.config.model;
+  const config::Family& family = config::family_of(m);
   std::vector<Item> items;
   bool wide = false;
   for (const MappedTensor& tensor : source.tensors) {
     Item item{&tensor, {gguf_name(tensor.name), tensor.shape, GgufType::f32}};
     const std::string& name = item.tensor.name;
     const bool table = name.starts_with("token_embd.") || name.starts_with("position_embd.");
-    item.transposed =
-        m.arch == config::Arch::gpt2 && tensor.shape.dims() == 2 && !table && !name.starts_with("output.");
+    item.transposed = family.hugging_face.form == config::FileForm::gpt2 && tensor.shape.dims() == 2 && !table &&
+                      !name.starts_with("output.");
     if (item.transposed) item.tensor.shape = {tensor.shape[1], tensor.shape[0]};
-    if (turns_pairs(m.arch))
+    if (family.gguf.turns_pairs)
       item.heads = name.find(".attn_q.") != name.npos ? m.n_head : name.find(".attn_k.") != name.npos ? m.n_kv_head : 0;
     if (tensor.shape.dims() == 2 && !name.starts_with("position_embd.")) {
       const bool blocks = item.tensor.shape[1] % kGgufBlock == 0;
@@ -148,21 +129,23 @@ bool is_plain_yarn(const config::Model& m) {
 void require_runnable(const ExportSource& source) {
   using config::RopeType;
   const config::Model& m = source.config.model;
+  const config::GgufFamily& theirs = config::family_of(m).gguf;
   const auto fields = nlohmann::json::parse(to_config_json(m, source.vocab, source.special, FloatType::f32));
   for (const char* field : {"sliding_window", "final_logit_softcapping"})
     if (const auto found = fields.find(field); found != fields.end() && !found->is_null())
       cannot_run(field == std::string("sliding_window") ? "window" : "logit_softcap", found->dump(),
                  "llama.cpp has none for this architecture");
   const bool biases = attention_bias(m) == config::AttentionBias::all;
-  if (m.arch == config::Arch::qwen3 && biases) cannot_run("attn_bias", "\"all\"", "llama.cpp's qwen3 has no biases");
-  if (m.rope_type == RopeType::llama3 && !turns_pairs(m.arch))
+  if (!theirs.has_biases && biases)
+    cannot_run("attn_bias", "\"all\"", format("llama.cpp's {} has no biases", theirs.architecture));
+  if (m.rope_type == RopeType::llama3 && !theirs.turns_pairs)
     cannot_run("rope_type", "\"llama3\"", "llama.cpp has it for llama and mistral only");
-  if (m.arch == config::Arch::qwen2 && attention_width(m) != m.d_model)
+  if (theirs.fixed_heads && attention_width(m) != m.d_model)
     cannot_run("head_dim", format("{}", head_size(m)),
-               format("llama.cpp's qwen2 requires n_head * head_dim = d_model, here {} * {} and {}; its qwen3 does not",
-                      m.n_head, head_size(m), m.d_model));
+               format("llama.cpp's {} requires n_head * head_dim = d_model, here {} * {} and {}; its qwen3 does not",
+                      theirs.architecture, m.n_head, head_size(m), m.d_model));
   if (is_plain_yarn(m)) return;
-  if (turns_pairs(m.arch))
+  if (theirs.turns_pairs)
     return log::warning(
         "this form of YaRN (rope_beta_fast, rope_beta_slow, rope_truncate) is written as a tensor of frequencies, "
         "rope_freqs.weight, which llama.cpp uses; a program that ignores it computes something else");
@@ -176,19 +159,6 @@ void require_runnable(const ExportSource& source) {
 bool divides_frequencies(const config::Model& m) {
   return m.rope_type == config::RopeType::llama3 || !is_plain_yarn(m);
 }
-/// Returns the scaling of such a model.
-ops::RopeScaling scaling_of(const config::Model& m) {
-  using Kind = ops::RopeScaling::Kind;
-  return {.kind = m.rope_type == config::RopeType::yarn ? Kind::yarn : Kind::llama3,
-          .factor = m.rope_factor,
-          .original = static_cast<double>(m.rope_original),
-          .low_freq = m.rope_low_freq,
-          .high_freq = m.rope_high_freq,
-          .beta_fast = m.rope_beta_fast,
-          .beta_slow = m.rope_beta_slow,
-          .attention = m.rope_attention,
-          .truncate = m.rope_truncate};
-}
 
 void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata& metadata) {
   using config::RopeType;
@@ -196,7 +166,7 @@ void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata
   metadata.emplace_back(arch + ".rope.freq_base", static_cast<float>(m.rope_theta));
   const std::string scaling = arch + ".rope.scaling.";
   if (m.rope_type == RopeType::yarn && divides_frequencies(m))
-    metadata.emplace_back(scaling + "attn_factor", static_cast<float>(ops::rope_magnitude(scaling_of(m))));
+    metadata.emplace_back(scaling + "attn_factor", static_cast<float>(ops::rope_magnitude(model::rope_scaling(m))));
   if (divides_frequencies(m) || m.rope_type == RopeType::plain) return;
   metadata.emplace_back(scaling + "type", std::string(config::kRopeNames[static_cast<size_t>(m.rope_type)]));
   metadata.emplace_back(scaling + "factor", static_cast<float>(m.rope_factor));
@@ -212,7 +182,10 @@ void add_rope_keys(const config::Model& m, const std::string& arch, GgufMetadata
 
 GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
   const config::Model& m = source.config.model;
-  const std::string arch = name_of(m.arch);
+  const config::Family& family = config::family_of(m);
+  if (family.gguf.architecture == nullptr)
+    cannot_run("arch", format("\"{}\"", family.name), "use gpt2, llama, mistral, qwen2 or qwen3");
+  const std::string arch = family.gguf.architecture;
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   // Numbers of llama.cpp's file types.
   const uint32_t file_type = type == GgufType::f32 ? 0 : type == GgufType::f16 ? 1 : type == GgufType::q8_0 ? 7 : 32;
@@ -223,16 +196,15 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
                         {"general.file_type", file_type},
                         {"general.quantization_version", uint32_t{2}},
                         {arch + ".vocab_size", number(source.vocab)},
-                        {arch + ".context_length", number(m.arch == config::Arch::gpt2 ? m.seq_len : longest_text(m))},
+                        {arch + ".context_length", number(has_rope_positions(m) ? longest_text(m) : m.seq_len)},
                         {arch + ".embedding_length", number(m.d_model)},
                         {arch + ".block_count", number(m.n_layer)},
                         {arch + ".feed_forward_length", number(m.d_ff)},
                         {arch + ".attention.head_count", number(m.n_head)},
                         {arch + ".attention.head_count_kv", number(m.n_kv_head)}};
-  if (m.arch == config::Arch::gpt2) {
-    metadata.emplace_back(arch + ".attention.layer_norm_epsilon", static_cast<float>(m.norm_eps));
-  } else {
-    metadata.emplace_back(arch + ".attention.layer_norm_rms_epsilon", static_cast<float>(m.norm_eps));
+  const char* const epsilon = m.family.norm == config::NormKind::rms ? "layer_norm_rms_epsilon" : "layer_norm_epsilon";
+  metadata.emplace_back(format("{}.attention.{}", arch, epsilon), static_cast<float>(m.norm_eps));
+  if (has_rope_positions(m)) {
     metadata.emplace_back(arch + ".attention.key_length", number(head_size(m)));
     metadata.emplace_back(arch + ".attention.value_length", number(head_size(m)));
     add_rope_keys(m, arch, metadata);
@@ -245,7 +217,7 @@ GgufMetadata metadata_of(const ExportSource& source, GgufType type) {
 std::vector<float> frequency_divisors(const config::Model& m) {
   if (!divides_frequencies(m)) return {};
   const std::vector<double> plain = ops::rope_frequencies(head_size(m), m.rope_theta, {}),
-                            scaled = ops::rope_frequencies(head_size(m), m.rope_theta, scaling_of(m));
+                            scaled = ops::rope_frequencies(head_size(m), m.rope_theta, model::rope_scaling(m));
   std::vector<float> divisors;
   for (size_t i = 0; i < plain.size(); ++i) divisors.push_back(static_cast<float>(plain[i] / scaled[i]));
   return divisors;

@@ -26,15 +26,15 @@ int64_t interval_of(const Fields& fields, const char* field, int64_t layers, con
 
 }  // namespace
 
-void read_windows(const Fields& fields, Windows kind, int64_t layers, Keys& keys) {
+void read_windows(const Fields& fields, WindowFields kind, int64_t layers, Keys& keys) {
   constexpr int64_t kDefaultWindow = 4096, kDefaultMaxWindowLayers = 28;
-  if (kind == Windows::none) fields.demand_absent("sliding_window");
-  if (kind == Windows::never) fields.demand("use_sliding_window", false);
-  const bool windows =
-      kind == Windows::all_layers || (kind == Windows::some_layers && fields.flag("use_sliding_window", false));
+  if (kind == WindowFields::none) fields.demand_absent("sliding_window");
+  if (kind == WindowFields::never) fields.demand("use_sliding_window", false);
+  const bool windows = kind == WindowFields::all_layers ||
+                       (kind == WindowFields::some_layers && fields.flag("use_sliding_window", false));
   int64_t window = 0, full_every = 0;
   if (windows && !fields.has_null("sliding_window")) window = fields.size("sliding_window", kDefaultWindow);
-  if (window > 0 && kind == Windows::some_layers && fields.find("layer_types") == nullptr) {
+  if (window > 0 && kind == WindowFields::some_layers && fields.find("layer_types") == nullptr) {
     const double first = fields.number("max_window_layers", kDefaultMaxWindowLayers), all = static_cast<double>(layers);
     if (first >= all) window = 0;
     if (first > 0 && first < all)
@@ -59,10 +59,10 @@ void read_windows(const Fields& fields, Windows kind, int64_t layers, Keys& keys
   if (full_every > 0) keys.add("window_full_every", full_every);
 }
 
-void add_windows(const config::Model& m, Windows kind, ordered_json& out) {
-  if (kind == Windows::none) return;
+void add_windows(const config::Model& m, WindowFields kind, ordered_json& out) {
+  if (kind == WindowFields::none) return;
   out["sliding_window"] = m.window > 0 ? ordered_json(m.window) : ordered_json(nullptr);
-  if (kind == Windows::all_layers) return;
+  if (kind == WindowFields::all_layers) return;
   out["use_sliding_window"] = m.window > 0;
   if (m.window == 0) return;
   out["max_window_layers"] = 0;

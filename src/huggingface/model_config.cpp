@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "config/families.h"
 #include "config/load.h"
 #include "data/python_json.h"
 #include "huggingface/json_fields.h"
@@ -13,94 +14,37 @@
 
 namespace trainer::huggingface {
 
+using config::Family;
+using config::HuggingFaceFamily;
+
 namespace {
 
 constexpr const char *kConfigJson = "config.json", *kGenerationConfigJson = "generation_config.json";
-
-/// A family with rotary positions, RMS norms and a gated MLP: its names, and the defaults of fields that config.json
-/// may omit.
-struct Family {
-  config::Arch arch;
-  const char *model_type, *architecture;
-  int64_t kv_heads = 0;  // 0: as many as query heads
-  int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
-  Windows windows = Windows::none;
-  double rope_theta = 1e4, norm_eps = 1e-6;
-  bool tied = false;
-  config::QkNorm qk_norm = config::QkNorm::none;
-  bool post_norms = false;
-  bool has_attention_bias = false, has_mlp_bias = false;  // true if config.json has these fields
-};
-constexpr Family kFamilies[] = {
-    {.arch = config::Arch::llama,
-     .model_type = "llama",
-     .architecture = "LlamaForCausalLM",
-     .has_attention_bias = true,
-     .has_mlp_bias = true},
-    {.arch = config::Arch::mistral,
-     .model_type = "mistral",
-     .architecture = "MistralForCausalLM",
-     .kv_heads = 8,
-     .windows = Windows::all_layers},
-    {.arch = config::Arch::qwen2,
-     .model_type = "qwen2",
-     .architecture = "Qwen2ForCausalLM",
-     .kv_heads = 32,
-     .windows = Windows::some_layers},
-    {.arch = config::Arch::qwen3,
-     .model_type = "qwen3",
-     .architecture = "Qwen3ForCausalLM",
-     .kv_heads = 32,
-     .head_dim = 128,
-     .windows = Windows::some_layers,
-     .qk_norm = config::QkNorm::head,
-     .has_attention_bias = true},
-    {.arch = config::Arch::smollm3,
-     .model_type = "smollm3",
-     .architecture = "SmolLM3ForCausalLM",
-     .kv_heads = 4,
-     .windows = Windows::never,
-     .rope_theta = 2e6,
-     .tied = true,
-     .has_attention_bias = true,
-     .has_mlp_bias = true},
-    {.arch = config::Arch::olmo2,
-     .model_type = "olmo2",
-     .architecture = "Olmo2ForCausalLM",
-     .norm_eps = 1e-5,
-     .qk_norm = config::QkNorm::full,
-     .post_norms = true,
-     .has_attention_bias = true},
-};
-const Family* family_of(config::Arch arch) {
-  const auto* const found = std::ranges::find(kFamilies, arch, &Family::arch);
-  return found == std::end(kFamilies) ? nullptr : found;
-}
 
 [[noreturn]] void cannot_represent(const std::string& key, const std::string& value, const std::string& reason) {
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported: {}", key, value, reason));
 }
 
-/// Throws if the model has windows, layers without RoPE, bounded logits or norms that the family lacks. `family` is
-/// null for GPT-2.
-void require_same_features(const config::Model& m, const Family* family) {
-  const std::string type = family == nullptr ? "GPT-2" : family->model_type;
-  const Windows windows = family == nullptr ? Windows::none : family->windows;
-  const config::QkNorm qk_norm = family == nullptr ? config::QkNorm::none : family->qk_norm;
-  const bool post_norms = family != nullptr && family->post_norms;
+/// Throws if the model has windows, layers without RoPE, bounded logits or norms that the family lacks.
+void require_same_features(const config::Model& m, const Family& family) {
+  const std::string type =
+      family.hugging_face.form == config::FileForm::gpt2 ? "GPT-2" : family.hugging_face.model_type;
+  const WindowFields windows = family.hugging_face.windows;
+  const config::QkNorm qk_norm = family.facts.qk_norm;
+  const bool post_norms = family.facts.norm_place == config::NormPlace::post;
   if (m.logit_softcap > 0)
     cannot_represent("logit_softcap", format("{}", m.logit_softcap),
                      format("Hugging Face's {} has no logit soft cap", type));
-  if (m.window > 0 && windows != Windows::all_layers && windows != Windows::some_layers)
+  if (m.window > 0 && windows != WindowFields::all_layers && windows != WindowFields::some_layers)
     cannot_represent(
         "window", format("{}", m.window),
         format("Hugging Face's {} has no windows; arch = \"mistral\", \"qwen2\" and \"qwen3\" have them", type));
-  if (m.window_full_every > 0 && windows != Windows::some_layers)
+  if (m.window_full_every > 0 && windows != WindowFields::some_layers)
     cannot_represent("window_full_every", format("{}", m.window_full_every),
                      format("Hugging Face's {} has the same window in all layers; arch = \"qwen2\" and \"qwen3\" may "
                             "have it in some",
                             type));
-  if (nope_interval(m) > 0 && m.arch != config::Arch::smollm3)
+  if (nope_interval(m) > 0 && family.facts.nope_every == 0)
     cannot_represent("nope_every", format("{}", nope_interval(m)),
                      format("Hugging Face's {} has RoPE in all layers; arch = \"smollm3\" leaves some out", type));
   if (query_key_norm(m) != qk_norm)
@@ -119,8 +63,8 @@ void require_same_features(const config::Model& m, const Family* family) {
 }
 
 /// Throws if Hugging Face's GPT-2 cannot represent the model.
-void require_gpt2(const config::Model& m) {
-  require_same_features(m, nullptr);
+void require_gpt2(const config::Model& m, const Family& family) {
+  require_same_features(m, family);
   if (m.n_kv_head != m.n_head)
     cannot_represent("n_kv_head", format("{}", m.n_kv_head),
                      format("Hugging Face's GPT-2 has as many key and value heads as query heads ({})", m.n_head));
@@ -129,8 +73,8 @@ void require_gpt2(const config::Model& m) {
                      format("Hugging Face's GPT-2 has heads of d_model / n_head = {} / {}", m.d_model, m.n_head));
 }
 
-void add_gpt2(const config::Model& m, ordered_json& out) {
-  require_gpt2(m);
+void add_gpt2(const config::Model& m, const Family& family, ordered_json& out) {
+  require_gpt2(m, family);
   out["n_positions"] = m.seq_len;
   out["n_embd"] = m.d_model;
   out["n_layer"] = m.n_layer;
@@ -144,41 +88,43 @@ void add_gpt2(const config::Model& m, ordered_json& out) {
   out["reorder_and_upcast_attn"] = false;
 }
 
-/// Throws if Hugging Face's models of the family cannot represent the model.
-void require_represented(const config::Model& m, const Family& family) {
+/// Throws if Hugging Face's models of a family derived from Llama cannot represent the model.
+void require_llama(const config::Model& m, const Family& family) {
   using config::AttentionBias;
   const auto quoted = [](const char* name) { return format("\"{}\"", name); };
-  const std::string type = family.model_type;
+  const HuggingFaceFamily& theirs = family.hugging_face;
+  const std::string type = theirs.model_type;
   if (m.bias.value())
     cannot_represent("bias", "true",
                      format("the norms of Hugging Face's {} have no biases; train with model.bias = false", type));
   const AttentionBias bias = attention_bias(m);
-  const bool qkv = family.arch == config::Arch::qwen2;
+  const bool qkv = family.facts.attn_bias == AttentionBias::qkv;
   if (qkv ? bias != AttentionBias::qkv
-          : bias == AttentionBias::qkv || (bias == AttentionBias::all && !family.has_attention_bias))
+          : bias == AttentionBias::qkv || (bias == AttentionBias::all && !theirs.has_attention_bias))
     cannot_represent("attn_bias", quoted(config::kAttentionBiasNames[static_cast<size_t>(bias)]),
                      format("Hugging Face's {} has biases in {}; arch = \"qwen2\" has \"qkv\", \"llama\" and "
                             "\"qwen3\" have \"none\" and \"all\", \"mistral\" has \"none\"",
                             type,
                             qkv                         ? "the query, key and value projections"
-                            : family.has_attention_bias ? "all linear layers of attention or none of them"
+                            : theirs.has_attention_bias ? "all linear layers of attention or none of them"
                                                         : "no linear layer"));
-  if (has_mlp_bias(m) && !family.has_mlp_bias)
+  if (has_mlp_bias(m) && !theirs.has_mlp_bias)
     cannot_represent("mlp_bias", "true",
                      format("Hugging Face's {} has no MLP biases; arch = \"llama\" has them", type));
-  require_same_features(m, &family);
-  if (family.arch == config::Arch::llama && m.d_model % m.n_head != 0)
+  require_same_features(m, family);
+  if (theirs.heads_divide_width && m.d_model % m.n_head != 0)
     cannot_represent("n_head", format("{}", m.n_head),
-                     format("Hugging Face's llama needs n_head to divide d_model = {}", m.d_model));
+                     format("Hugging Face's {} needs n_head to divide d_model = {}", type, m.d_model));
 }
 
 void add_llama(const config::Model& m, const Family& family, ordered_json& out) {
-  require_represented(m, family);
+  require_llama(m, family);
+  const HuggingFaceFamily& theirs = family.hugging_face;
   if (m.dropout > 0)
     log::info(
         "model.dropout = {} is not exported, since Hugging Face's {} has no dropout; evaluation and generation do not "
         "use it",
-        m.dropout, family.model_type);
+        m.dropout, theirs.model_type);
   out["max_position_embeddings"] = m.max_positions > 0 ? m.max_positions : m.seq_len;
   out["hidden_size"] = m.d_model;
   out["intermediate_size"] = m.d_ff;
@@ -189,10 +135,10 @@ void add_llama(const config::Model& m, const Family& family, ordered_json& out) 
   out["hidden_act"] = "silu";
   out["rms_norm_eps"] = m.norm_eps;
   add_rope(m, out);
-  if (family.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
-  if (family.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
-  add_windows(m, family.windows, out);
-  if (family.arch == config::Arch::smollm3) add_nope(m, out);
+  if (theirs.has_attention_bias) out["attention_bias"] = attention_bias(m) == config::AttentionBias::all;
+  if (theirs.has_mlp_bias) out["mlp_bias"] = has_mlp_bias(m);
+  add_windows(m, theirs.windows, out);
+  if (family.facts.nope_every > 0) add_nope(m, out);
   out["attention_dropout"] = 0.0;
 }
 
@@ -209,7 +155,7 @@ ordered_json token_ids(const data::SpecialTokens& special, const char* file) {
   return ids;
 }
 
-void read_gpt2(const Fields& fields, int64_t seq_len, Keys& keys) {
+void read_gpt2(const Fields& fields, const Family&, int64_t seq_len, Keys& keys) {
   const int64_t width = fields.size("n_embd"), heads = fields.size("n_head");
   if (width % heads != 0) fields.refuse("n_head", format("{} does not divide n_embd = {}", heads, width));
   keys.add("n_layer", fields.size("n_layer"));
@@ -254,17 +200,18 @@ void read_length(const Fields& fields, int64_t requested, Keys& keys) {
 }
 
 void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Keys& keys) {
+  const HuggingFaceFamily& theirs = family.hugging_face;
   const int64_t width = fields.size("hidden_size"), heads = fields.size("num_attention_heads");
-  if (width % heads != 0 && family.arch == config::Arch::llama)
+  if (width % heads != 0 && theirs.heads_divide_width)
     fields.refuse("num_attention_heads", format("{} does not divide {}", heads, width));
   const bool given = fields.find("head_dim") != nullptr;
-  if (!given && family.head_dim == 0 && width % heads != 0)
+  if (!given && theirs.head_dim == 0 && width % heads != 0)
     fields.refuse("num_attention_heads", format("{} does not divide {}, and head_dim is missing", heads, width));
-  const int64_t head = given ? fields.size("head_dim") : family.head_dim > 0 ? family.head_dim : width / heads;
+  const int64_t head = given ? fields.size("head_dim") : theirs.head_dim > 0 ? theirs.head_dim : width / heads;
   if (head * heads != width) keys.add("head_dim", head);
   if (head % 2 != 0) fields.refuse("head_dim", format("{} is odd: RoPE rotates pairs of features", head));
-  const bool all_heads = family.kv_heads == 0 || fields.has_null("num_key_value_heads");
-  const int64_t kv_heads = fields.size("num_key_value_heads", all_heads ? heads : family.kv_heads);
+  const bool all_heads = theirs.kv_heads == 0 || fields.has_null("num_key_value_heads");
+  const int64_t kv_heads = fields.size("num_key_value_heads", all_heads ? heads : theirs.kv_heads);
   if (heads % kv_heads != 0)
     fields.refuse("num_key_value_heads", format("{} does not divide num_attention_heads = {}", kv_heads, heads));
   const int64_t layers = fields.size("num_hidden_layers");
@@ -274,37 +221,47 @@ void read_llama(const Fields& fields, const Family& family, int64_t seq_len, Key
   keys.add("d_model", width);
   keys.add("d_ff", fields.size("intermediate_size"));
   read_length(fields, seq_len, keys);
-  read_windows(fields, family.windows, layers, keys);
-  if (family.arch == config::Arch::smollm3) read_nope(fields, layers, keys);
-  keys.add("norm_eps", fields.number("rms_norm_eps", family.norm_eps));
-  read_rope(fields, family.rope_theta, keys);
+  read_windows(fields, theirs.windows, layers, keys);
+  if (family.facts.nope_every > 0) read_nope(fields, layers, keys);
+  keys.add("norm_eps", fields.number("rms_norm_eps", theirs.norm_eps));
+  read_rope(fields, theirs.rope_theta, keys);
   fields.demand_one_of("hidden_act", {"silu", "swish"});
-  if (family.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
-  if (family.has_mlp_bias && fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
+  if (theirs.has_attention_bias && fields.flag("attention_bias", false)) keys.add("attn_bias", std::string("all"));
+  if (theirs.has_mlp_bias && fields.flag("mlp_bias", false)) keys.add("mlp_bias", true);
   fields.demand("partial_rotary_factor", 1.0);
   if (const double dropout = fields.number("attention_dropout", 0); dropout != 0)
     fields.refuse("attention_dropout",
                   format("{}: this program would apply dropout elsewhere too; set it to 0 in the file (results do not "
                          "depend on it) and train with model.dropout",
                          dropout));
-  keys.add("tie_embeddings", fields.flag("tie_word_embeddings", family.tied));
+  keys.add("tie_embeddings", fields.flag("tie_word_embeddings", theirs.tied));
 }
+
+/// The functions for a form of config.json.
+struct Form {
+  /// Throws if models of the family cannot represent the model.
+  void (*require)(const config::Model&, const Family&);
+  void (*add)(const config::Model&, const Family&, ordered_json&);
+  void (*read)(const Fields&, const Family&, int64_t seq_len, Keys&);
+};
+constexpr Form kForms[] = {{require_gpt2, add_gpt2, read_gpt2}, {require_llama, add_llama, read_llama}};  // by FileForm
+const Form& form_of(const Family& family) { return kForms[static_cast<size_t>(family.hugging_face.form)]; }
 
 }  // namespace
 
 std::string to_config_json(const config::Model& model, int64_t vocab, const std::optional<data::SpecialTokens>& special,
                            FloatType type) {
-  const Family* const family = family_of(model.arch);
+  const Family& family = config::family_of(model);
   ordered_json out;
-  out["architectures"] = {family == nullptr ? "GPT2LMHeadModel" : family->architecture};
-  out["model_type"] = family == nullptr ? "gpt2" : family->model_type;
+  out["architectures"] = {family.hugging_face.architecture};
+  out["model_type"] = family.hugging_face.model_type;
   out["vocab_size"] = vocab;
-  family == nullptr ? add_gpt2(model, out) : add_llama(model, *family, out);
+  form_of(family).add(model, family, out);
   out["initializer_range"] = model.init_std;
   out["tie_word_embeddings"] = model.tie_embeddings.value();
   out.update(token_ids(special.value_or(data::SpecialTokens()), kConfigJson));
   // A missing field is the family's default there, which an imported model may have meant if the vocabulary has it.
-  const int64_t default_pad = model.arch == config::Arch::smollm3 ? 128004 : model.arch == config::Arch::olmo2 ? 1 : -1;
+  const int64_t default_pad = family.hugging_face.pad_token;
   const bool imported = special && special->fields.contains(kConfigJson);
   if (default_pad >= (imported ? vocab : 0) && !out.contains("pad_token_id")) out["pad_token_id"] = nullptr;
   out["use_cache"] = true;
@@ -313,9 +270,9 @@ std::string to_config_json(const config::Model& model, int64_t vocab, const std:
 }
 
 std::string export_obstacle(const config::Model& model) {
-  const Family* const family = family_of(model.arch);
+  const Family& family = config::family_of(model);
   try {
-    family == nullptr ? require_gpt2(model) : require_represented(model, *family);
+    form_of(family).require(model, family);
   } catch (const Error& error) {
     return error.what();
   }
@@ -333,16 +290,17 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin, 
     throw Error(Code::checkpoint, format("{}: not a JSON object, or values are nested too deeply", origin));
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");
-  const std::string known = format("{}", fmt::join(config::kArchNames, ", "));
-  if (type == nullptr) fields.refuse("model_type", format("missing; expected one of {}", known));
-  const auto* const found = std::ranges::find_if(config::kArchNames, [&](const char* name) { return *type == name; });
-  if (found == std::end(config::kArchNames))
-    fields.refuse("model_type", format("{} is not supported; expected one of {}", json_text(*type), known));
-  const Family* const family = family_of(static_cast<config::Arch>(found - std::begin(config::kArchNames)));
+  std::vector<std::string> known;
+  for (const Family& each : config::families()) known.emplace_back(each.hugging_face.model_type);
+  const std::string expected = format("expected one of {}", fmt::join(known, ", "));
+  if (type == nullptr) fields.refuse("model_type", "missing; " + expected);
+  const auto found = std::ranges::find_if(known, [&](const std::string& name) { return *type == name; });
+  if (found == known.end()) fields.refuse("model_type", format("{} is not supported; {}", json_text(*type), expected));
+  const Family& family = config::families()[static_cast<size_t>(found - known.begin())];
   fields.demand_absent("quantization_config");
   Keys keys;
-  keys.add("arch", type->get<std::string>());
-  family == nullptr ? read_gpt2(fields, seq_len, keys) : read_llama(fields, *family, seq_len, keys);
+  keys.add("arch", std::string(family.name));
+  form_of(family).read(fields, family, seq_len, keys);
   if (const double deviation = fields.number("initializer_range", 0.02); deviation != 0)
     keys.add("init_std", deviation);  // which must not be 0; imported weights are not initialized
   ModelConfig model;

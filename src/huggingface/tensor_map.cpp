@@ -1,14 +1,19 @@
 #include "huggingface/tensor_map.h"
 
 #include "base/error.h"
+#include "config/families.h"
 
 namespace trainer::huggingface {
 namespace {
 
+bool has_gpt2_form(const config::Model& model) {
+  return config::family_of(model).hugging_face.form == config::FileForm::gpt2;
+}
+
 /// Collects the tensors of one model. The weight of a linear has shape [in, out], however it is stored.
 class Collector {
  public:
-  explicit Collector(const config::Model& model) : model_(model), gpt2_(model.arch == config::Arch::gpt2) {}
+  explicit Collector(const config::Model& model) : model_(model), gpt2_(has_gpt2_form(model)) {}
 
   void table(const std::string& name, int64_t rows, const std::string& ours) {
     tensors_.push_back({name, {rows, model_.d_model}, {ours}});
@@ -98,12 +103,10 @@ std::vector<mesh::Run> MappedTensor::runs(size_t index) const {
   return mesh::matrix_runs(rows, part[-1], static_cast<int64_t>(index) * part[-1], shape[-1]);
 }
 
-std::string name_prefix(const config::Model& model) {
-  return model.arch == config::Arch::gpt2 ? "transformer." : "model.";
-}
+std::string name_prefix(const config::Model& model) { return has_gpt2_form(model) ? "transformer." : "model."; }
 
 std::vector<MappedTensor> tensor_map(const config::Model& model, int64_t vocab) {
-  const bool gpt2 = model.arch == config::Arch::gpt2;
+  const bool gpt2 = has_gpt2_form(model);
   const std::string prefix = name_prefix(model);
   Collector all(model);
   all.table(prefix + (gpt2 ? "wte.weight" : "embed_tokens.weight"), vocab, "wte");

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/rope.h"
+#include "model/rope.h"
 #include "tensor/host_copy.h"
 
 namespace trainer::model {
@@ -12,18 +12,6 @@ using parallel::Batch;
 namespace {
 
 constexpr const char* kLayer = "layer";  // in a trace
-
-ops::RopeScaling rope_scaling(const config::Model& m) {
-  return {.kind = static_cast<ops::RopeScaling::Kind>(m.rope_type),
-          .factor = m.rope_factor,
-          .original = static_cast<double>(m.rope_original),
-          .low_freq = m.rope_low_freq,
-          .high_freq = m.rope_high_freq,
-          .beta_fast = m.rope_beta_fast,
-          .beta_slow = m.rope_beta_slow,
-          .attention = m.rope_attention,
-          .truncate = m.rope_truncate};
-}
 
 }  // namespace
 
@@ -38,17 +26,17 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                          philox_key(dropout_seed, "dropout.embedding")},
       chunks_(chunks.empty() ? std::vector{Chunk{.last = model.n_layer}} : std::move(chunks)),
       blocks_(static_cast<size_t>(model.n_layer)) {
-  const bool llama = is_llama_like(model), tied = model.tie_embeddings.value();
+  const bool rotates = has_rope_positions(model), tied = model.tie_embeddings.value();
   const parallel::EmbeddingSpec table{.vocab = vocab,
                                       .d_model = model.d_model,
-                                      .positions = llama ? 0 : model.seq_len,
+                                      .positions = rotates ? 0 : model.seq_len,
                                       .vocab_multiple = model.vocab_multiple,
                                       .init_std = model.init_std,
                                       .logit_softcap = model.logit_softcap};
   embedding_group_ = store.add_group("embedding");
   if (std::ranges::any_of(chunks_, &Chunk::embedding)) embedding_ = strategy.embedding(embedding_group_, table);
   std::shared_ptr<const Buffer> rope;
-  if (llama) {
+  if (rotates) {
     rope =
         std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, head_size(model)}, store.state_dtype());
     HostCopy table_here(device, *rope);

@@ -10,7 +10,7 @@ Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() /
 
 }  // namespace
 
-Mlp::Mlp(Strategy& strategy, const LayerSpec& spec) : gated_(is_llama_like(spec.model)) {
+Mlp::Mlp(Strategy& strategy, const LayerSpec& spec) : gated_(has_gated_mlp(spec.model)) {
   const config::Model& m = spec.model;
   const std::string name = spec.name() + "mlp.";
   LinearSpec up{Site::up, m.d_model, {{name + "up", m.d_ff}}, has_mlp_bias(m), m.init_std};

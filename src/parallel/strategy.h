@@ -143,7 +143,7 @@ class Strategy {
 
 /// Returns the norm of the residual stream.
 inline NormSpec norm_of(const config::Model& m, std::string name) {
-  return {std::move(name), m.d_model, /*center=*/!is_llama_like(m), m.bias.value(), m.norm_eps};
+  return {std::move(name), m.d_model, /*center=*/m.family.norm == config::NormKind::layer, m.bias.value(), m.norm_eps};
 }
 
 /// Returns the mesh of a sharding: its axes, with its groups as aliases.

@@ -29,7 +29,7 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   element_ = static_cast<double>(size_of(compute));
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
-  gated_ = is_llama_like(m);
+  gated_ = has_gated_mlp(m);
   const optim::Rules rules = optim::make_rules(config, compute);
   linears_ = {static_cast<double>(rules.front()->traffic()), static_cast<double>(optim::state_bytes(*rules.front()))};
   tables_ = {static_cast<double>(rules.back()->traffic()), static_cast<double>(optim::state_bytes(*rules.back()))};
@@ -147,7 +147,7 @@ double LayerCosts::stream(const Spread& spread) {
                    2 * traffic(OpKind::elementwise, 3 * part);
   if (ranks(spread.cols) > 1) {
     const DType sums = accumulator_of(compute_);
-    const double planes = gated_ ? 1 : 2;
+    const double planes = config_.model.family.norm == config::NormKind::rms ? 1 : 2;
     seconds += 2 * (collective(spread.cols, CommOp::all_gather, sums, planes * rows * ranks(spread.cols)) +
                     collective(spread.cols, CommOp::all_reduce, sums, planes * rows));
   }

@@ -37,7 +37,7 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
   const auto rows = static_cast<double>(run.config.train.micro_batch * m.seq_len),
              width = static_cast<double>(m.d_model), wide = static_cast<double>(m.d_ff),
              queries = static_cast<double>(attention_width(m)), keys = static_cast<double>(key_width(m)),
-             up = is_llama_like(m) ? 2 * wide : wide;
+             up = has_gated_mlp(m) ? 2 * wide : wide;
   double least = 0;
   for (const Product& product : {Product{rows, width, queries + 2 * keys}, Product{rows, queries, width},
                                  Product{rows, width, up}, Product{rows, wide, width}})

@@ -24,7 +24,7 @@ std::vector<Shape> matrices_of_block(const config::Model& m) {
   const int64_t width = m.d_model, queries = attention_width(m), keys = key_width(m);
   std::vector<Shape> shapes = {{width, queries}, {width, keys},   {width, keys},
                                {queries, width}, {width, m.d_ff}, {m.d_ff, width}};
-  if (is_llama_like(m)) shapes.push_back({width, m.d_ff});
+  if (has_gated_mlp(m)) shapes.push_back({width, m.d_ff});
   return shapes;
 }
 

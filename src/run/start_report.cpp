@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "config/families.h"
 #include "config/layouts.h"
 #include "ops/gemm.h"
 
@@ -15,7 +16,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   report::StartReport start;
   start.name = config.run.name;
   start.time = report::utc_now();
-  start.arch = config::kArchNames[static_cast<size_t>(config.model.arch)];
+  start.arch = config::family_of(config.model).name;
   start.compute = name_of(machine.compute);
   start.model = config.model;
   start.vocab_size = datasets.vocab;

@@ -117,7 +117,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   optimizer_->begin_step();
   store_.weights().forget_kept();
   for (const sharding::Action& action : sharding::lists_of(work.micro_batches).front()) {
-    if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
+    if (stop && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
       return outcome;
@@ -326,7 +326,8 @@ void Trainer::plan_training(const parallel::Batch& batch, const ProgramRecorders
   scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, std::ssize(terms_)); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
-  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_update(apart); });
+  const optim::Update update = optim::make_update(rules_, /*lr=*/0, /*t=*/1, /*gradient_scale=*/1);
+  scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_update(apart, 2 + std::ssize(update.agreed)); });
   const std::map<CommKey, CommCount> before = meter_.comm();
   arena_.record(
       update_key_, [&] { optimizer_->step(ex, update); }, train_key_);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/philox.h"
+#include "config/families.h"
 #include "tensor/host_copy.h"
 #include "train/trainer.h"
 
@@ -14,8 +15,7 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
   const bool llama = arch == config::Arch::llama;
   config::Config c;
   c.run.seed = 7;
-  c.model = {.arch = arch,
-             .n_layer = 2,
+  c.model = {.n_layer = 2,
              .n_head = 3,
              .n_kv_head = llama ? 1 : 3,
              .d_model = 24,
@@ -29,6 +29,7 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
              .init_std = 0.1,
              .vocab_multiple = 16,
              .init_from = {}};
+  set_family(c.model, arch);
   c.train.global_batch = 4;
   c.train.micro_batch = 2;
   c.optim = {.lr = 1e-3,

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "checkpoint/reader.h"
+#include "config/families.h"
 #include "fixture.h"
 
 namespace trainer::checkpoint {
@@ -12,7 +13,7 @@ namespace {
 
 TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
   config::Model plain;
-  plain.arch = config::Arch::llama;
+  set_family(plain, config::Arch::llama);
   plain.n_layer = plain.n_head = 4;
   plain.d_model = 32;
   plain.seq_len = 64;
@@ -50,7 +51,7 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
                  [&] { require_compatible(without, with, "step-1", true); });
   }
   config::Model smollm = plain;
-  smollm.arch = config::Arch::smollm3;
+  set_family(smollm, config::Arch::smollm3);
   EXPECT_EQ(model_keys(smollm, 29).at("nope_every"), "4");
   smollm.nope_every = 0;
   EXPECT_EQ(model_keys(smollm, 29).count("nope_every"), 0u);
@@ -58,12 +59,12 @@ TEST(ModelKeys, WeightsAreNotUsedWithOtherMasksOrLayersWithoutRopeInSilence) {
 
 TEST(ModelKeys, KeysAreStoredOnlyWhereTheyDifferFromOlderModels) {
   config::Model plain;
-  plain.arch = config::Arch::llama;
+  set_family(plain, config::Arch::llama);
   plain.n_head = plain.n_kv_head = 4;
   plain.d_model = 32;
   plain.tie_embeddings = plain.bias = false;
   config::Model gpt2 = plain;
-  gpt2.arch = config::Arch::gpt2;
+  set_family(gpt2, config::Arch::gpt2);
   gpt2.tie_embeddings = gpt2.bias = true;
   using Added = std::map<std::string, std::string>;
   struct Change {
@@ -101,17 +102,17 @@ TEST(ModelKeys, KeysAreStoredOnlyWhereTheyDifferFromOlderModels) {
               m.rope_factor = 2;
             }},
            {"all with RoPE", plain, {}, [](config::Model& m) { m.nope_every = 0; }},
-           {"Mistral", plain, {{"arch", "mistral"}}, [](config::Model& m) { m.arch = config::Arch::mistral; }},
+           {"Mistral", plain, {{"arch", "mistral"}}, [](config::Model& m) { set_family(m, config::Arch::mistral); }},
            {"Qwen2",
             plain,
             {{"arch", "qwen2"}, {"attn_bias", "qkv"}},
-            [](config::Model& m) { m.arch = config::Arch::qwen2; }},
+            [](config::Model& m) { set_family(m, config::Arch::qwen2); }},
            {"Qwen3",
             plain,
             {{"arch", "qwen3"}, {"qk_norm", "head"}},
-            [](config::Model& m) { m.arch = config::Arch::qwen3; }},
+            [](config::Model& m) { set_family(m, config::Arch::qwen3); }},
            {"OLMo 2", plain, {{"arch", "olmo2"}, {"qk_norm", "full"}, {"norm_place", "post"}}, [](config::Model& m) {
-              m.arch = config::Arch::olmo2;
+              set_family(m, config::Arch::olmo2);
             }}}) {
     config::Model changed = of;
     set(changed);
@@ -123,7 +124,7 @@ TEST(ModelKeys, KeysAreStoredOnlyWhereTheyDifferFromOlderModels) {
 
 TEST(ModelKeys, WeightsOfScaledPositionsAreNotUsedWithoutThemInSilence) {
   config::Model plain;
-  plain.arch = config::Arch::llama;
+  set_family(plain, config::Arch::llama);
   plain.n_head = 4;
   plain.d_model = 32;
   plain.tie_embeddings = plain.bias = false;

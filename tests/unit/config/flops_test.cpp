@@ -5,13 +5,14 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "config/families.h"
 
 namespace trainer::config {
 namespace {
 
 config::Model gpt2_124m() {
   config::Model model;
-  model.arch = config::Arch::gpt2;
+  set_family(model, Arch::gpt2);
   model.n_layer = 12;
   model.n_head = 12;
   model.d_model = 768;
@@ -22,7 +23,7 @@ config::Model gpt2_124m() {
 
 config::Model llama3_8b() {
   config::Model model;
-  model.arch = config::Arch::llama;
+  set_family(model, Arch::llama);
   model.n_layer = 32;
   model.n_head = 32;
   model.n_kv_head = 8;

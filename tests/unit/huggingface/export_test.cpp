@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "config/families.h"
 #include "huggingface/import.h"
 #include "huggingface/model_config.h"
 #include "unit/huggingface/fixture.h"
@@ -155,8 +156,8 @@ TEST(Export, NamesTheFamilyThatCanRepresentAModel) {
     expect_error(Code::checkpoint, parts, [&] { to_config_json(model, kVocab, std::nullopt, FloatType::f32); });
     expect_parts(export_obstacle(model), parts);  // reported at the start of a run
   }
-  for (const char* arch : config::kArchNames)
-    EXPECT_EQ(export_obstacle(config_of({std::string("model.arch=") + arch}).model), "") << arch;
+  for (const auto& family : config::families())
+    EXPECT_EQ(export_obstacle(config_of({std::string("model.arch=") + family.name}).model), "") << family.name;
 }
 
 TEST(Export, WritesWindowsInTheFieldsOfTheFamily) {

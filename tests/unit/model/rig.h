@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "config/families.h"
 #include "model/transformer.h"
 #include "optim/make.h"
 #include "parallel/loss.h"
@@ -17,7 +18,7 @@ using Named = reference::Weights<double>;
 
 inline config::Model to_config(const ModelSpec& spec) {
   config::Model model;
-  model.arch = spec.family == reference::Family::llama ? config::Arch::llama : config::Arch::gpt2;
+  set_family(model, spec.family == reference::Family::llama ? config::Arch::llama : config::Arch::gpt2);
   model.n_layer = spec.layers;
   model.n_head = spec.heads;
   model.n_kv_head = spec.kv_heads;

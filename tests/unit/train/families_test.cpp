@@ -44,6 +44,11 @@ const Family kFamilies[] = {
        m.tie_embeddings = true;
      }},
     {"Olmo2", config::Arch::olmo2, [](config::Model&) {}},
+    {"OtherFacts", config::Arch::llama,
+     [](config::Model& m) {  // no family: LayerNorm with RoPE and a plain MLP
+       m.family = {.norm = config::NormKind::layer, .positions = config::Positions::rope};
+       m.bias = true;
+     }},
 };
 
 class FamilyLayouts : public testing::TestWithParam<Family> {};
@@ -52,7 +57,7 @@ TEST_P(FamilyLayouts, FollowOneRankOver20Steps) {
   constexpr int64_t kSteps = 20;
   const Family& family = GetParam();
   Config one = tiny_config(family.arch == config::Arch::gpt2 ? config::Arch::gpt2 : config::Arch::llama);
-  one.model.arch = family.arch;
+  set_family(one.model, family.arch);
   one.model.n_head = 8;
   one.model.n_kv_head = family.arch == config::Arch::gpt2 ? 8 : 2;  // four ranks of `tensor` share them
   one.model.d_model = 32;
