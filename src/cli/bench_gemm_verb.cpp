@@ -3,6 +3,7 @@
 #include "bench/gemm.h"
 #include "bench/step.h"
 #include "cli/bench.h"
+#include "config/block_linears.h"
 #include "device/cuda/cuda_device.h"
 
 namespace trainer::cli {
@@ -22,11 +23,8 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   }
   const config::Model& m = b.config.model;
   const int64_t tokens = b.config.train.micro_batch * m.seq_len;
-  const int64_t queries = attention_width(m), up = has_gated_mlp(m) ? 2 * m.d_ff : m.d_ff;
-  std::vector<bench::GemmShape> shapes = {{tokens, m.d_model, queries + 2 * key_width(m)},
-                                          {tokens, queries, m.d_model},
-                                          {tokens, m.d_model, up},
-                                          {tokens, m.d_ff, m.d_model}};
+  std::vector<bench::GemmShape> shapes;
+  for (const config::BlockLinear& linear : linears_of(m, 0)) shapes.push_back({tokens, linear.in, linear.out()});
   if (b.config.data.vocab_size > 0) shapes.push_back({tokens, m.d_model, b.config.data.vocab_size});
   return shapes;
 }

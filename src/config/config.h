@@ -43,7 +43,7 @@ struct Run {
   int64_t threads = 0;  // 0: decided from the affinity mask
 };
 
-/// What distinguishes the models of a family from those of another.
+/// The facts by which the models of a family differ from those of another.
 struct FamilyFacts {
   NormKind norm = NormKind::layer;
   Positions positions = Positions::learned;

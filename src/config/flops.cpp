@@ -3,17 +3,23 @@
 #include <limits>
 
 #include "base/error.h"
+#include "config/block_linears.h"
 
 namespace trainer::config {
+
+/// Returns the number of weights of the linears in the first `layers` layers.
+static int64_t block_weights(const config::Model& model, int64_t layers) {
+  int64_t weights = 0;
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (const BlockLinear& linear : linears_of(model, layer)) weights += linear.in * linear.out();
+  return weights;
+}
 
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
   TRAINER_CHECK(model.n_layer > 0 && model.n_head > 0 && model.d_model > 0 && model.d_ff > 0 && vocab > 0,
                 "model sizes must be resolved: n_layer {}, n_head {}, d_model {}, d_ff {}, vocabulary {}",
                 model.n_layer, model.n_head, model.d_model, model.d_ff, vocab);
-  const int64_t attention = 2 * model.d_model * (attention_width(model) + key_width(model));  // wq and wo; wk and wv
-  const int64_t mlp_matrices = has_gated_mlp(model) ? 3 : 2;                                  // gate, up, down
-  const int64_t mlp = mlp_matrices * model.d_model * model.d_ff;
-  return {.blocks = model.n_layer * (attention + mlp), .head = model.d_model * vocab};
+  return {.blocks = block_weights(model, model.n_layer), .head = model.d_model * vocab};
 }
 
 /// Returns the mean number of keys that a query sees in a layer, summed over the first `layers` layers.
@@ -43,8 +49,7 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, int64_t
   // Full recomputation repeats a block's forward pass, a third of its training work. Selective recomputation repeats
   // no GEMM. Attention's backward pass always recomputes scores from the log-sum-exp; those FLOPs do not count.
   flops.recomputed_attention = 4.0 * width * visible_keys(model, recomputed_layers);
-  flops.recomputed =
-      2.0 * static_cast<double>(weights.blocks / model.n_layer * recomputed_layers) + flops.recomputed_attention;
+  flops.recomputed = 2.0 * static_cast<double>(block_weights(model, recomputed_layers)) + flops.recomputed_attention;
   return flops;
 }
 

@@ -65,7 +65,7 @@ ModelSharding parse_tables(const Config& config) {
   for (const LayerSpec& spec : p.layer) {
     Layer layer;
     for (const auto& [word, letters] : words_of(layer)) read(spec.*word, letters);
-    for (LinearSharding& linear : layer.linears) {
+    for (auto& [site, linear] : layer.linears) {
       linear.rows |= linear.flat;
       if (spec.schedule == kRing) linear.schedule = GemmSchedule::ring;
     }

@@ -17,6 +17,7 @@ using sharding::GemmSchedule;
 using sharding::Layer;
 using sharding::LinearSharding;
 using sharding::ModelSharding;
+using sharding::Site;
 using Visit = std::function<void(const Parallel&)>;
 
 // The named strategies as points in one space of shardings. r: rows, c: columns, k: contraction dimension, f: rows,
@@ -55,7 +56,7 @@ ModelSharding keeping(ModelSharding s, const Config& config) {
       s.layers[l].count = kept;
       s.layers[l + 1].count -= kept;
     }
-    for (LinearSharding& linear : s.layers[l].linears) linear.keep = linear.schedule == GemmSchedule::at_once;
+    for (auto& [site, linear] : s.layers[l].linears) linear.keep = linear.schedule == GemmSchedule::at_once;
     kept -= s.layers[l].count;
   }
   return s;
@@ -106,7 +107,7 @@ ModelSharding megatron(const Config& config) {
           {.stream = {.rows = config.parallel.sequence_parallel ? t : AxisSet{0}},
            .attention = {.cols = t},
            .hidden = {.cols = t},
-           .linears = {columns, rows, columns, rows}});
+           .linears = {{Site::qkv, columns}, {Site::out, rows}, {Site::up, columns}, {Site::down, rows}}});
   s.table = {.vocab = t};
   return s;
 }
@@ -153,7 +154,7 @@ ModelSharding fsdp(const Config& config) {
           {.stream = rows,
            .attention = {.rows = z & ~c, .cols = c},
            .hidden = rows,
-           .linears = {gathered, gathered, gathered, gathered}});
+           .linears = {{Site::qkv, gathered}, {Site::out, gathered}, {Site::up, gathered}, {Site::down, gathered}}});
   s.table = {.flat = z};
   return keeping(s, config);
 }
@@ -234,7 +235,10 @@ ModelSharding optimus(const Config& config) {
           {.stream = square,
            .attention = square,
            .hidden = square,
-           .linears = {all, all, all, p.stationary == "auto" ? input_stays : all}});
+           .linears = {{Site::qkv, all},
+                       {Site::out, all},
+                       {Site::up, all},
+                       {Site::down, p.stationary == "auto" ? input_stays : all}}});
   s.table = {.vocab = col, .flat = row};
   return keeping(s, config);
 }
@@ -323,7 +327,7 @@ ModelSharding axonn(const Config& config) {
           {.stream = {.rows = z, .cols = y},
            .attention = {.rows = z, .cols = x},
            .hidden = {.rows = z, .cols = x},
-           .linears = {read, write, read, write}});
+           .linears = {{Site::qkv, read}, {Site::out, write}, {Site::up, read}, {Site::down, write}}});
   const bool both = p.vocab_axes == "xy";  // "auto": not chosen yet (choose_vocab_axes), so as "x"
   if (both && s.ranks(x) > 1 && s.ranks(y) > 1) s.groups.push_back({"xy", x | y});
   s.table = {.vocab = both ? x | y : x, .hidden = both ? AxisSet{0} : y, .flat = z};

@@ -24,44 +24,6 @@ constexpr size_t kGgufChunk = size_t{1} << 18;  // elements converted at a time;
   throw Error(Code::checkpoint, format("model.{} = {} cannot be exported as GGUF: {}", key, value, reason));
 }
 
-/// Returns the name of a tensor of Hugging Face's layout in GGUF files.
-std::string gguf_name(std::string name) {
-  struct Names {
-    const char *theirs, *gguf;
-  };
-  static constexpr Names kOutside[] = {{"transformer.wte.", "token_embd."},   {"transformer.wpe.", "position_embd."},
-                                       {"transformer.ln_f.", "output_norm."}, {"model.embed_tokens.", "token_embd."},
-                                       {"model.norm.", "output_norm."},       {"lm_head.", "output."}};
-  static constexpr Names kInside[] = {{"ln_1.", "attn_norm."},
-                                      {"attn.c_attn.", "attn_qkv."},
-                                      {"attn.c_proj.", "attn_output."},
-                                      {"ln_2.", "ffn_norm."},
-                                      {"mlp.c_fc.", "ffn_up."},
-                                      {"mlp.c_proj.", "ffn_down."},
-                                      {"input_layernorm.", "attn_norm."},
-                                      {"self_attn.q_proj.", "attn_q."},
-                                      {"self_attn.k_proj.", "attn_k."},
-                                      {"self_attn.v_proj.", "attn_v."},
-                                      {"self_attn.o_proj.", "attn_output."},
-                                      {"self_attn.q_norm.", "attn_q_norm."},
-                                      {"self_attn.k_norm.", "attn_k_norm."},
-                                      {"post_attention_layernorm.", "ffn_norm."},
-                                      {"mlp.gate_proj.", "ffn_gate."},
-                                      {"mlp.up_proj.", "ffn_up."},
-                                      {"mlp.down_proj.", "ffn_down."}};
-  std::string block;
-  for (const std::string prefix : {"transformer.h.", "model.layers."}) {
-    if (!name.starts_with(prefix)) continue;
-    const size_t dot = name.find('.', prefix.size());
-    block = "blk." + name.substr(prefix.size(), dot + 1 - prefix.size());
-    name.erase(0, dot + 1);
-  }
-  const std::span<const Names> all = block.empty() ? std::span<const Names>(kOutside) : kInside;
-  const auto found = std::ranges::find_if(all, [&](const Names& each) { return name.starts_with(each.theirs); });
-  TRAINER_CHECK(found != all.end(), "{} has a name in GGUF files", name);
-  return block + found->gguf + name.substr(std::string_view(found->theirs).size());
-}
-
 /// A tensor of the file: one of Hugging Face's layout, in another order of elements.
 struct Item {
   const MappedTensor* source;
@@ -71,19 +33,14 @@ struct Item {
 };
 
 std::vector<Item> items_of(const ExportSource& source, GgufType type) {
-  const config::Model& m = source.config.model;
-  const config::Family& family = config::family_of(m);
+  const bool pairs = config::family_of(source.config.model).gguf.turns_pairs;
   std::vector<Item> items;
   bool wide = false;
   for (const MappedTensor& tensor : source.tensors) {
-    Item item{&tensor, {gguf_name(tensor.name), tensor.shape, GgufType::f32}};
+    Item item{&tensor, {tensor.gguf, tensor.shape, GgufType::f32}, tensor.in_first};
     const std::string& name = item.tensor.name;
-    const bool table = name.starts_with("token_embd.") || name.starts_with("position_embd.");
-    item.transposed = family.hugging_face.form == config::FileForm::gpt2 && tensor.shape.dims() == 2 && !table &&
-                      !name.starts_with("output.");
     if (item.transposed) item.tensor.shape = {tensor.shape[1], tensor.shape[0]};
-    if (family.gguf.turns_pairs)
-      item.heads = name.find(".attn_q.") != name.npos ? m.n_head : name.find(".attn_k.") != name.npos ? m.n_kv_head : 0;
+    if (pairs) item.heads = tensor.rotated_heads;
     if (tensor.shape.dims() == 2 && !name.starts_with("position_embd.")) {
       const bool blocks = item.tensor.shape[1] % kGgufBlock == 0;
       if (type != GgufType::q8_0 || blocks) item.tensor.type = type;

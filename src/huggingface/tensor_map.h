@@ -15,10 +15,13 @@
 namespace trainer::huggingface {
 
 struct MappedTensor {
-  std::string name;                // "transformer.h.0.attn.c_attn.weight"
+  std::string name = {};           // "transformer.h.0.attn.c_attn.weight"
   Shape shape;                     // in Hugging Face's layout
   std::vector<std::string> parts;  // tensors of this program, equally wide, side by side; empty: zeros
   bool transposed = false;         // the only part is stored transposed
+  bool in_first = false;           // a linear's weight, stored as [in, out]
+  int64_t rotated_heads = 0;       // heads of queries or keys, which RoPE rotates, in the tensor's rows; 0: others
+  std::string gguf = {};           // the name in GGUF files: "blk.0.attn_qkv.weight"
 
   /// Returns the shape of each part in this program.
   Shape part_shape() const;

@@ -99,23 +99,11 @@ Scratch AttentionCore::backward(Exec& ex, const Batch& batch, const Tensor& dcon
 
 Attention::Attention(Strategy& strategy, const LayerSpec& spec, AttentionCore core)
     : core_(std::move(core)), rope_(spec.rope) {
-  const config::Model& m = spec.model;
-  const std::string name = spec.name() + "attn.";
-  const config::AttentionBias bias = attention_bias(m);
-  const int64_t queries = attention_width(m), keys = key_width(m);
-  qkv_ = strategy.linear(
-      spec.layer, spec.group,
-      {Site::qkv,
-       m.d_model,
-       {{name + "q", queries, m.n_head}, {name + "k", keys, m.n_kv_head}, {name + "v", keys, m.n_kv_head}},
-       bias != config::AttentionBias::none,
-       m.init_std});
-  out_ = strategy.linear(
-      spec.layer, spec.group,
-      {Site::out, queries, {{name + "o", m.d_model}}, bias == config::AttentionBias::all, spec.residual_std()});
-  if (query_key_norm(m) == config::QkNorm::none) return;
-  q_norm_ = strategy.head_norm(spec, name + "q_norm", m.n_head);
-  k_norm_ = strategy.head_norm(spec, name + "k_norm", m.n_kv_head);
+  qkv_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::qkv));
+  out_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::out));
+  if (query_key_norm(spec.model) == config::QkNorm::none) return;
+  q_norm_ = strategy.head_norm(spec, spec.name() + "attn.q_norm", spec.model.n_head);
+  k_norm_ = strategy.head_norm(spec, spec.name() + "attn.k_norm", spec.model.n_kv_head);
 }
 
 void Attention::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {

@@ -11,13 +11,8 @@ Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() /
 }  // namespace
 
 Mlp::Mlp(Strategy& strategy, const LayerSpec& spec) : gated_(has_gated_mlp(spec.model)) {
-  const config::Model& m = spec.model;
-  const std::string name = spec.name() + "mlp.";
-  LinearSpec up{Site::up, m.d_model, {{name + "up", m.d_ff}}, has_mlp_bias(m), m.init_std};
-  if (gated_) up.parts.insert(up.parts.begin(), {name + "gate", m.d_ff});
-  up_ = strategy.linear(spec.layer, spec.group, up);
-  down_ = strategy.linear(spec.layer, spec.group,
-                          {Site::down, m.d_ff, {{name + "down", m.d_model}}, has_mlp_bias(m), spec.residual_std()});
+  up_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::up));
+  down_ = strategy.linear(spec.layer, spec.group, spec.linear(Site::down));
 }
 
 // Computes z from `pre`.

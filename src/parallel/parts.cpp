@@ -8,7 +8,7 @@ using mesh::Layout;
 
 Parts::Parts(const Ranks& ranks, const std::vector<LinearPart>& parts) : ranks_(ranks) {
   for (const LinearPart& part : parts) {
-    if (!kinds_.empty() && kinds_.back().part.out == part.out && kinds_.back().part.heads == part.heads) {
+    if (!kinds_.empty() && kinds_.back().part.width == part.width && kinds_.back().part.heads == part.heads) {
       ++kinds_.back().count;
     } else {
       kinds_.push_back({part, 1});
@@ -31,7 +31,7 @@ AxisSet Parts::cut_axes(const LinearPart& part, const PartSpread& where) const {
 
 int64_t Parts::width(const PartSpread& where) const {
   int64_t width = 0;
-  for (const Kind& kind : kinds_) width += kind.count * (kind.part.out / ranks_.size(cut_axes(kind.part, where)));
+  for (const Kind& kind : kinds_) width += kind.count * (kind.part.width / ranks_.size(cut_axes(kind.part, where)));
   return width;
 }
 
@@ -48,7 +48,7 @@ Layout Parts::joined(Rows rows, const PartSpread& where) const {
 
 Layout Parts::layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const {
   const AxisSet cols = cut_axes(kind.part, where);
-  return ranks_.layout({where.spread.rows, cols}, rows, kind.part.out, kind.count)
+  return ranks_.layout({where.spread.rows, cols}, rows, kind.part.width, kind.count)
       .with(where.partial | (gradient ? where.spread.cols & ~cols : AxisSet{0}), mesh::kPartial);
 }
 

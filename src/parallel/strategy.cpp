@@ -30,6 +30,14 @@ AxisSet Strategy::loss_axes() const {
   return (sharding_.head.rows | table.flat) & ~(table.vocab | table.hidden);
 }
 
+LinearSpec LayerSpec::linear(Site site) const {
+  std::vector<LinearSpec> all = linears_of(model, layer);
+  const auto found = std::ranges::find(all, site, &LinearSpec::site);
+  TRAINER_CHECK(found != all.end(), "layer {} has no linear at site {}", layer, static_cast<int>(site));
+  for (LinearPart& part : found->parts) part.name = name() + part.name;
+  return std::move(*found);
+}
+
 std::unique_ptr<Linear> Strategy::linear(int layer, int group, const LinearSpec& spec) {
   const sharding::Layer& cut = sharding_.layer(layer);
   const sharding::LinearSharding& linear = cut.at(spec.site);

@@ -5,13 +5,12 @@
 // sharded.
 //
 // Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) are stored side by side in one local matrix.
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "config/block_linears.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
 #include "parallel/batch.h"
@@ -23,23 +22,10 @@ namespace trainer::parallel {
 using params::GradSink;
 using params::ParamStore;
 
+using config::LinearPart;
+using LinearSpec = config::BlockLinear;
 using sharding::reads_residual;
 using sharding::Site;
-
-struct LinearPart {
-  std::string name;  // "blocks.0.attn.q": the parameters are name + ".weight" and name + ".bias"
-  int64_t out = 0;
-  /// The number of attention heads that the columns form. Each rank has whole heads; if there are more ranks than
-  /// heads, several ranks hold the same head. 0: columns may be split anywhere.
-  int64_t heads = 0;
-};
-struct LinearSpec {
-  Site site = Site::qkv;
-  int64_t in = 0;
-  std::vector<LinearPart> parts;
-  bool bias = false;
-  double init_std = 0.02;
-};
 
 /// The operations fused after x·W + b. A linear that reads the residual stream returns y = act(x·W + b); a linear that
 /// writes it returns y = residual + dropout(x·W + b).
@@ -96,11 +82,8 @@ struct LayerSpec {
   std::shared_ptr<const Buffer> rope;  // cos and sin of every position, which all layers share; null: not rotated
   std::string name() const { return format("blocks.{}.", layer); }
   PhiloxKey dropout_key(const char* site) const { return philox_key(seed, format("dropout.{}.{}", layer, site)); }
-  /// Returns the deviation of initial weights that write the stream: pre-norm, it is divided by √(2·layers).
-  double residual_std() const {
-    return has_post_norms(model) ? model.init_std
-                                 : model.init_std / std::sqrt(2.0 * static_cast<double>(model.n_layer));
-  }
+  /// Returns the linear at a site, with the names of its parameters in the store.
+  LinearSpec linear(Site site) const;
 };
 
 class Attention;

@@ -23,14 +23,14 @@ class Weights {
       : store_(store) {
     std::vector<params::Part> weights, biases;
     for (const LinearPart& part : spec.parts) {
-      const Placed matrix = place_weight(part, store.replicated({spec.in, part.out}));
+      const Placed matrix = place_weight(part, store.replicated({spec.in, part.width}));
       weights.push_back({part.name + ".weight",
                          matrix.layout,
                          {params::Init::Kind::normal, spec.init_std},
                          matrix.sum_over,
                          /*hidden=*/true});
       if (!spec.bias) continue;
-      const Placed vector = place_bias(part, store.replicated({part.out}));
+      const Placed vector = place_bias(part, store.replicated({part.width}));
       biases.push_back({part.name + ".bias", vector.layout, {}, vector.sum_over});
     }
     weight_ = store.add_slot(group, weights);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/block_linears.h"
 #include "optim/make.h"
 #include "parallel/strategy.h"
 #include "plan/update_time.h"
@@ -30,6 +31,11 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
   gated_ = has_gated_mlp(m);
+  for (const config::BlockLinear& linear : linears_of(m, 0)) {
+    Matrix& matrix = matrices_[linear.site];
+    matrix = {static_cast<double>(linear.in), static_cast<double>(linear.out()), {}};
+    for (const config::LinearPart& part : linear.parts) matrix.parts.push_back(static_cast<double>(part.width));
+  }
   const optim::Rules rules = optim::make_rules(config, compute);
   linears_ = {static_cast<double>(rules.front()->traffic()), static_cast<double>(optim::state_bytes(*rules.front()))};
   tables_ = {static_cast<double>(rules.back()->traffic()), static_cast<double>(optim::state_bytes(*rules.back()))};
@@ -61,24 +67,11 @@ double LayerCosts::added(AxisSet axes, double communication, double compute) {
   return added_by_overlap(group(axes).spans_nodes() ? cluster_.inter : cluster_.intra, communication, compute);
 }
 
-LayerCosts::Matrix LayerCosts::matrix_of(Site site) const {
-  switch (site) {
-    case Site::qkv:
-      return {width_, queries_ + 2 * keys_};
-    case Site::out:
-      return {queries_, width_};
-    case Site::up:
-      return {width_, gated_ ? 2 * wide_ : wide_};
-    default:
-      return {wide_, width_};
-  }
-}
-
 const LayerCosts::Products& LayerCosts::products(Site site, const LinearSharding& linear) {
   const uint64_t key = pair_key(output_of(linear), {linear.contraction, static_cast<AxisSet>(site), 0});
   const auto found = products_.find(key);
   if (found != products_.end()) return found->second;
-  const Matrix matrix = matrix_of(site);
+  const Matrix& matrix = matrix_of(site);
   const auto cut = [&](double extent, AxisSet axes) {
     return std::max<int64_t>(1, static_cast<int64_t>(extent / ranks(axes)));
   };
@@ -91,7 +84,7 @@ const LayerCosts::Products& LayerCosts::products(Site site, const LinearSharding
 }
 
 double LayerCosts::linear(Site site, const LinearSharding& linear) {
-  const Matrix matrix = matrix_of(site);
+  const Matrix& matrix = matrix_of(site);
   const Products& time = products(site, linear);
   double seconds = time.forward + time.dx + time.dw;
   seconds += repeated() * time.forward;
@@ -226,7 +219,7 @@ double LayerCosts::micro_seconds(const ModelSharding& layout) {
   double seconds = vocabulary(layout.head, layout.table);
   for (const sharding::Layer& layer : layout.layers) {
     double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.hidden);
-    for (const Site site : sharding::kSites) {
+    for (const auto& [site, matrix] : matrices_) {
       const LinearSharding& l = layer.at(site);
       const bool reads = reads_residual(site);
       one += linear(site, l) + read(site, reads ? layer.stream : layer.inside(site), l) +

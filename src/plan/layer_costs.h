@@ -14,7 +14,6 @@
 // An edge is the redistribution of activations between a spread and a linear, forward and backward. It is overlapped
 // with the GEMMs that the trainer runs next to them. A layer's variables form two cycles through `stream`; without it
 // they are two chains, so the least cost of a layer is found exactly (search.h).
-#include <array>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -76,6 +75,7 @@ class LayerCosts {
  private:
   struct Matrix {
     double in, out;
+    std::vector<double> parts;  // columns of each part
   };
   struct Products {
     double forward, dx, dw;
@@ -86,8 +86,8 @@ class LayerCosts {
   };
   /// The search for the sharding of one layer. Variables: stream, qkv, attention, out, up, hidden, down.
   struct LayerSearch {
-    std::vector<Spread> stream, attention, hidden;       // choices
-    std::array<std::vector<LinearSharding>, 4> linears;  // choices, by Site
+    std::vector<Spread> stream, attention, hidden;        // choices
+    std::map<Site, std::vector<LinearSharding>> linears;  // choices
     SearchProblem problem;
     std::vector<Assignment> free;              // see search()
     std::vector<std::vector<int>> by_spreads;  // the cheapest choices for different spreads, ignoring memory
@@ -111,7 +111,7 @@ class LayerCosts {
     const bool wide = config_.parallel.sum_dtype == "fp32" && ranks(from.partial) > 1;
     return wide ? accumulator_of(compute_) : compute_;
   }
-  Matrix matrix_of(Site site) const;
+  const Matrix& matrix_of(Site site) const { return matrices_.at(site); }
   const Products& products(Site site, const LinearSharding& linear);
   double linear(Site site, const LinearSharding& linear);
   /// Returns the seconds that communication along these axes adds to `compute` seconds of compute. `communication` is
@@ -174,6 +174,7 @@ class LayerCosts {
   double element_, accumulation_;
   Kept linears_, tables_;
   bool gated_;
+  std::map<Site, Matrix> matrices_;  // those of a layer; all layers have the same
   std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;
   std::map<double, std::unordered_map<uint64_t, double>> moves_;  // seconds by elements and placements

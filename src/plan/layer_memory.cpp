@@ -49,9 +49,8 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
     };
     const auto count = static_cast<double>(layer.count);
     double written = 0, moved = 0;
-    for (const Site site : sharding::kSites) {
+    for (const auto& [site, matrix] : matrices_) {
       const LinearSharding& l = layer.at(site);
-      const Matrix matrix = matrix_of(site);
       stays += count * matrix_bytes(cut_of(l), matrix.in, matrix.out, linears_, stored);
       if (shares) written += matrix.in * matrix.out / ranks(cut_of(l)) * wide;
       if (l.schedule == sharding::GemmSchedule::ring) continue;  // holds only one block at a time

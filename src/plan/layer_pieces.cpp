@@ -9,10 +9,10 @@ std::optional<LayerCosts::Pieces> LayerCosts::pieces(bool gathers, Site site, co
                                                      const MatrixPlacement& from, const MatrixPlacement& to,
                                                      double elements) {
   if (!cluster_.cpu || !config_.parallel.overlap_all_reduce || from == to) return {};
-  const Matrix matrix = matrix_of(site);
+  const Matrix& matrix = matrix_of(site);
   const double block = matrix.in * matrix.out / ranks(linear.contraction | linear.cols) * element_;
   if (block > static_cast<double>(parallel::Weights::kPanelBytes)) return {};
-  const std::vector<RouteShares::Leg> legs = routes_.of(axes_.axes, from, to);
+  const std::vector<RouteShares::Leg> legs = routes_.of(axes_, from, to);
   if (legs.size() != 1) return {};
   const auto& [axes, op, payload] = legs.front();
   const MatrixPlacement &whole = gathers ? to : from, &split = gathers ? from : to;

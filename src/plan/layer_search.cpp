@@ -1,5 +1,6 @@
 // The search of LayerCosts for the best sharding of a layer and of the tables.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -12,8 +13,18 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 enum Variable : int { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
-constexpr Variable kVariableOf[] = {kQkv, kOut, kUp, kDown};  // by Site
-Variable variable_of(Site site) { return kVariableOf[static_cast<size_t>(site)]; }
+Variable variable_of(Site site) {
+  switch (site) {
+    case Site::qkv:
+      return kQkv;
+    case Site::out:
+      return kOut;
+    case Site::up:
+      return kUp;
+    default:
+      return kDown;
+  }
+}
 bool is_of_attention(Site site) { return site == Site::qkv || site == Site::out; }
 
 /// Returns every assignment of the axes, other than the one that counts replicas, to one of `choices` sets, the fifth
@@ -113,12 +124,10 @@ void LayerCosts::add_choices(LayerSearch& layer) const {
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 5)) {
     const LinearSharding l{.rows = sets[0] | sets[3], .cols = sets[1], .contraction = sets[2], .flat = sets[0]};
     const auto over = [&](double extent, AxisSet set) { return std::fmod(extent, ranks(set)) == 0; };
-    for (const Site site : sharding::kSites) {
-      const Matrix matrix = matrix_of(site);
+    for (const auto& [site, matrix] : matrices_)
       if (over(rows_, l.rows) && over(matrix.in, l.contraction) &&
-          over(site == Site::up ? wide_ : matrix.out, l.cols) && (site != Site::qkv || over(keys_, l.cols)))
-        layer.linears[static_cast<size_t>(site)].push_back(l);
-    }
+          std::ranges::all_of(matrix.parts, [&](double part) { return over(part, l.cols); }))
+        layer.linears[site].push_back(l);
   }
 }
 
@@ -136,10 +145,9 @@ void LayerCosts::add_costs(LayerSearch& layer) {
     problem.nodes[kStream].push_back(stream(layer.stream[i]) + at_stream_[i]);
   for (const Spread& spread : layer.attention) problem.nodes[kAttention].push_back(attention(spread));
   for (const Spread& spread : layer.hidden) problem.nodes[kHidden].push_back(hidden(spread));
-  for (const Site site : sharding::kSites) {
+  for (const auto& [site, linears] : layer.linears) {
     const Variable variable = variable_of(site), inner = is_of_attention(site) ? kAttention : kHidden;
     const std::vector<Spread>& inside = is_of_attention(site) ? layer.attention : layer.hidden;
-    const std::vector<LinearSharding>& linears = layer.linears[static_cast<size_t>(site)];
     for (const LinearSharding& l : linears) problem.nodes[variable].push_back(linear(site, l));
     const bool reads = reads_residual(site);
     SearchProblem::Edge arriving{reads ? kStream : inner, variable, {}}, leaving{variable, reads ? inner : kStream, {}};
@@ -159,8 +167,8 @@ void LayerCosts::set_memory(LayerSearch& layer, Gradients stored) const {
   for (const Spread& spread : layer.stream) memory[kStream].push_back(streams * stream_bytes(spread));
   for (const Spread& spread : layer.attention) memory[kAttention].push_back(kept * attention_bytes(spread, rebuilds()));
   for (const Spread& spread : layer.hidden) memory[kHidden].push_back(kept * hidden_bytes(spread, rebuilds()));
-  for (const Site site : sharding::kSites)
-    for (const LinearSharding& l : layer.linears[static_cast<size_t>(site)])
+  for (const auto& [site, linears] : layer.linears)
+    for (const LinearSharding& l : linears)
       memory[variable_of(site)].push_back(
           matrix_bytes(cut_of(l), matrix_of(site).in, matrix_of(site).out, linears_, stored));
 }
@@ -217,13 +225,13 @@ std::vector<ModelSharding> LayerCosts::best(double cap, size_t most, Gradients s
   std::vector<ModelSharding> layouts;
   for (const Assignment& one : all) {
     const auto at = [&](Variable variable) { return static_cast<size_t>(one.choices[variable]); };
-    const auto linear_at = [&](Site site) { return choices.linears[static_cast<size_t>(site)][at(variable_of(site))]; };
     ModelSharding layout = axes_;
     layout.layers = {{choices.stream[at(kStream)],
                       choices.attention[at(kAttention)],
                       choices.hidden[at(kHidden)],
-                      {linear_at(Site::qkv), linear_at(Site::out), linear_at(Site::up), linear_at(Site::down)},
+                      {},
                       config_.model.n_layer}};
+    for (const auto& [site, linears] : choices.linears) layout.layers.front().at(site) = linears[at(variable_of(site))];
     layout.head = layout.layers.front().stream;
     double seconds = 0;
     std::tie(layout.table, seconds) = best_table(layout, cap);

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "config/block_linears.h"
 #include "config/layouts.h"
 #include "config/sharding_spec.h"
 
@@ -158,14 +159,14 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   for (size_t a = 0; a < layout.axes.size(); ++a) {
     if (a == layout.replica_axis()) continue;
     const AxisSet axis = AxisSet{1} << a;
-    for (const Site site : sharding::kSites)
+    for (const config::BlockLinear& each : linears_of(config.model, 0))
       for (const bool on_stream : {true, false})
         for (int spread = 0; spread < kSpreadChoices; ++spread)
           for (int linear = 0; linear < kLinearChoices; ++linear) {
             ModelSharding other = layout;
             for (sharding::Layer& layer : other.layers) {
-              put(on_stream ? layer.stream : layer.inside(site), axis, spread);
-              put(layer.at(site), axis, linear);
+              put(on_stream ? layer.stream : layer.inside(each.site), axis, spread);
+              put(layer.at(each.site), axis, linear);
             }
             add(std::move(other));
           }
@@ -177,7 +178,7 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   }
   ModelSharding other = layout;  // switch the schedule between a ring of GEMMs and a single GEMM
   for (sharding::Layer& layer : other.layers)
-    for (LinearSharding& l : layer.linears)
+    for (auto& [site, l] : layer.linears)
       l.schedule =
           l.schedule == sharding::GemmSchedule::ring ? sharding::GemmSchedule::at_once : sharding::GemmSchedule::ring;
   add(std::move(other));

@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "base/join.h"
 #include "base/units.h"
+#include "config/block_linears.h"
 #include "config/layouts.h"
 #include "config/text.h"
 #include "parallel/strategy.h"
@@ -34,16 +35,13 @@ std::string lower_bound_text(const PlannedRun& run, DType compute) {
   const int64_t ranks = config::ranks_of_replica(run.config);
   if (ranks == 1) return "";
   const config::Model& m = run.config.model;
-  const auto rows = static_cast<double>(run.config.train.micro_batch * m.seq_len),
-             width = static_cast<double>(m.d_model), wide = static_cast<double>(m.d_ff),
-             queries = static_cast<double>(attention_width(m)), keys = static_cast<double>(key_width(m)),
-             up = has_gated_mlp(m) ? 2 * wide : wide;
+  const auto rows = static_cast<double>(run.config.train.micro_batch * m.seq_len);
   double least = 0;
-  for (const Product& product : {Product{rows, width, queries + 2 * keys}, Product{rows, queries, width},
-                                 Product{rows, width, up}, Product{rows, wide, width}})
-    least += 2 * least_words(product, ranks);
+  for (int64_t layer = 0; layer < m.n_layer; ++layer)
+    for (const config::BlockLinear& linear : linears_of(m, layer))
+      least += 2 * least_words({rows, static_cast<double>(linear.in), static_cast<double>(linear.out())}, ranks);
   const int64_t steps = run.config.train.global_batch / (run.config.train.micro_batch * run.config.parallel.data);
-  least *= static_cast<double>(m.n_layer * steps * size_of(compute));
+  least *= static_cast<double>(steps * size_of(compute));
   const mesh::MeshShape mesh = parallel::mesh_shape(config::sharding_on(run.config, ranks * run.config.parallel.data));
   double moved = 0;
   for (const auto& [axes, operations] : run.plan.comm_bytes) {

@@ -78,7 +78,7 @@ bool repeats_gemms(const PlannedRun& run) {
   const sharding::ModelSharding layout = config::sharding_of(run.config);
   sharding::AxisSet split = layout.data();
   for (const sharding::Layer& layer : layout.layers)
-    for (const sharding::LinearSharding& l : layer.linears) split |= l.rows | l.cols | l.contraction;
+    for (const auto& [site, l] : layer.linears) split |= l.rows | l.cols | l.contraction;
   return layout.wide(layout.all() & ~split) != 0;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/block_linears.h"
 #include "config/layouts.h"
 #include "config/resolve.h"
 #include "optim/orthogonalize.h"
@@ -20,11 +21,11 @@ bool repeats_work(const config::Config& config) {
   return config.muon.owners == config::MuonOwners::replica && config.parallel.zero_stage == 0;
 }
 
+/// Returns the shapes of the matrices of a layer; all layers have the same.
 std::vector<Shape> matrices_of_block(const config::Model& m) {
-  const int64_t width = m.d_model, queries = attention_width(m), keys = key_width(m);
-  std::vector<Shape> shapes = {{width, queries}, {width, keys},   {width, keys},
-                               {queries, width}, {width, m.d_ff}, {m.d_ff, width}};
-  if (has_gated_mlp(m)) shapes.push_back({width, m.d_ff});
+  std::vector<Shape> shapes;
+  for (const config::BlockLinear& linear : linears_of(m, 0))
+    for (const config::LinearPart& part : linear.parts) shapes.push_back({linear.in, part.width});
   return shapes;
 }
 

@@ -103,8 +103,7 @@ class Check {
     token_rows(hidden.rows, "split rows between up and down");
     width(true, hidden.cols, "split columns between up and down");
 
-    for (const Site site : kSites) {
-      const LinearSharding& linear = layer.at(site);
+    for (const auto& [site, linear] : layer.linears) {
       const char* const name = kSiteNames[static_cast<size_t>(site)];
       // If the same axes split attention's heads and qkv's columns or out's contraction, the rules on heads apply
       // instead of those on widths.

@@ -14,7 +14,7 @@ void for_each_set(ModelSharding& s, const Map& map) {
   };
   for (Layer& layer : s.layers) {
     for (Spread* at : {&layer.stream, &layer.attention, &layer.hidden}) spread(*at);
-    for (LinearSharding& linear : layer.linears)
+    for (auto& [site, linear] : layer.linears)
       for (AxisSet* set : {&linear.rows, &linear.cols, &linear.contraction, &linear.flat}) map(*set);
   }
   spread(s.head);
@@ -47,6 +47,12 @@ void split_axis(ModelSharding& s, size_t axis, int64_t outer) {
 }
 
 }  // namespace
+
+const LinearSharding& Layer::at(Site site) const {
+  static const LinearSharding whole;
+  const auto found = linears.find(site);
+  return found == linears.end() ? whole : found->second;
+}
 
 int64_t ModelSharding::ranks(AxisSet set) const {
   int64_t product = 1;
@@ -88,7 +94,7 @@ const Layer& ModelSharding::layer(int64_t index) const {
 
 bool ModelSharding::gathers_weights() const {
   for (const Layer& layer : layers)
-    for (const LinearSharding& linear : layer.linears)
+    for (const auto& [site, linear] : layer.linears)
       if (linear.schedule == GemmSchedule::at_once && wide(linear.flat) != 0) return true;
   return false;
 }

@@ -4,9 +4,9 @@
 //
 // Possible extensions: pipeline stages would add a member to ModelSharding, context parallelism an axis set to Spread,
 // and expert parallelism an axis set to LinearSharding.
-#include <array>
 #include <bit>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,18 +57,17 @@ struct VocabSpread {
   bool operator==(const VocabSpread&) const = default;
 };
 
-/// The linears of a block. qkv and up read the residual stream; out and down add to it.
+/// The place of a linear in a block. qkv and up read the residual stream; out and down add to it.
 enum class Site : uint8_t { qkv, out, up, down };
-inline constexpr std::array<Site, 4> kSites = {Site::qkv, Site::out, Site::up, Site::down};
 constexpr bool reads_residual(Site site) { return site == Site::qkv || site == Site::up; }
 
 struct Layer {
-  Spread stream, attention, hidden;       // residual stream and norms; q, k, v (whole heads); between up and down
-  std::array<LinearSharding, 4> linears;  // by Site
-  int64_t count = 1;                      // number of consecutive layers with this sharding
+  Spread stream, attention, hidden;        // residual stream and norms; q, k, v (whole heads); between up and down
+  std::map<Site, LinearSharding> linears;  // those of the layer (config::linears_of); no axis splits the others
+  int64_t count = 1;                       // number of consecutive layers with this sharding
 
-  const LinearSharding& at(Site site) const { return linears[static_cast<size_t>(site)]; }
-  LinearSharding& at(Site site) { return linears[static_cast<size_t>(site)]; }
+  const LinearSharding& at(Site site) const;
+  LinearSharding& at(Site site) { return linears[site]; }
   /// Returns the spread of the linear's activations that are not the residual stream: its output if it reads the
   /// stream, else its input.
   const Spread& inside(Site site) const { return site == Site::qkv || site == Site::out ? attention : hidden; }

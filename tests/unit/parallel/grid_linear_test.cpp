@@ -70,8 +70,8 @@ struct Columns {
   int64_t first, count, sharers, sharer;
 };
 Columns columns_of(const parallel::LinearPart& part, int64_t ranks, int64_t index) {
-  if (part.heads == 0 || part.heads % ranks == 0) return {index * part.out / ranks, part.out / ranks, 1, 0};
-  const int64_t sharers = ranks / part.heads, width = part.out / part.heads;
+  if (part.heads == 0 || part.heads % ranks == 0) return {index * part.width / ranks, part.width / ranks, 1, 0};
+  const int64_t sharers = ranks / part.heads, width = part.width / part.heads;
   return {index / sharers * width, width, sharers, index % sharers};
 }
 
@@ -191,7 +191,7 @@ HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType ty
     const double more = at.sharers == 1 ? 0 : at.sharer == 0 ? 1 : at.sharer == 1 ? -1 : 0;
     for (int64_t i = 0; i < at.count; ++i, ++col)
       for (int64_t r = 0; r < out.rows; ++r) {
-        const double value = draw("d" + part.name, (out.first_row + r) * part.out + at.first + i, integers);
+        const double value = draw("d" + part.name, (out.first_row + r) * part.width + at.first + i, integers);
         set(dy, r * width + col, (at.sharer == 0 ? value : 0) + more);
       }
   }
@@ -212,7 +212,7 @@ HeldAll pass(RankOfCases& place, const Case& c, Use use, bool integers, DType ty
   col = 0;
   for (const auto& part : spec.parts) {
     const Columns at = columns_of(part, sharers, index);
-    const Piece here{out.first_row, at.first, part.out};
+    const Piece here{out.first_row, at.first, part.width};
     hold(all, "y." + part.name, y.tensor().col_range(col, at.count), here);
     if (pre) hold(all, "pre." + part.name, pre.tensor().col_range(col, at.count), here);
     col += at.count;

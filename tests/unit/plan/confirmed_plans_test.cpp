@@ -174,7 +174,7 @@ std::vector<ModelSharding> all_specs(const ModelSharding& axes, const Config& co
     sharding::Layer& layer = spec.layers.front();
     layer.count = config.model.n_layer;
     for (Spread* const each : {&layer.stream, &layer.attention, &layer.hidden}) *each = spread(take(3));
-    for (LinearSharding& each : layer.linears) each = linear(take(5));
+    for (const Site site : {Site::qkv, Site::out, Site::up, Site::down}) layer.at(site) = linear(take(5));
     const int table = take(4);
     spec.table = {.vocab = table == 0 ? a : 0, .hidden = table == 1 ? a : 0, .flat = table == 2 ? a : 0};
     spec.head = layer.stream;

@@ -18,6 +18,8 @@ void scatter(Draws& draw, size_t axes, AxisSet* const (&sets)[n]) {
     if (const int64_t choice = draw.below(n + 1); choice < static_cast<int64_t>(n)) *sets[choice] |= AxisSet{1} << a;
 }
 
+constexpr Site kSites[] = {Site::qkv, Site::out, Site::up, Site::down};
+
 ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
   ModelSharding s;
   for (int64_t a = draw.below(3); a >= 0; --a)
@@ -28,7 +30,8 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
     Layer layer;
     for (Spread* spread : {&layer.stream, &layer.attention, &layer.hidden})
       scatter(draw, axes, {&spread->rows, &spread->cols});
-    for (LinearSharding& l : layer.linears) {
+    for (const Site site : kSites) {
+      LinearSharding& l = layer.at(site);
       scatter(draw, axes, {&l.rows, &l.cols, &l.contraction, &l.flat});
       l.rows |= l.flat;
     }
@@ -138,7 +141,8 @@ ModelSharding square(GemmSchedule schedule) {
   ModelSharding s;
   s.axes = {{"data", 1}, {"row", 2}, {"col", 2}};
   const LinearSharding all{.rows = 2, .cols = 4, .flat = 2, .schedule = schedule};
-  s.layers = {{.stream = {2, 4}, .attention = {2, 4}, .hidden = {2, 4}, .linears = {all, all, all, all}, .count = 2}};
+  s.layers = {{.stream = {2, 4}, .attention = {2, 4}, .hidden = {2, 4}, .count = 2}};
+  for (const Site site : kSites) s.layers[0].at(site) = all;
   s.head = {2, 4};
   s.table = {.vocab = 4, .flat = 2};
   return s;
@@ -197,7 +201,8 @@ TEST(Anonymous, ForgetsNamesAndAxesOfOneRank) {
   ModelSharding a = square(GemmSchedule::ring), b;
   b.axes = {{"data", 1}, {"x", 1}, {"y", 2}, {"z", 2}};
   const LinearSharding all{.rows = 4, .cols = 8, .contraction = 2, .flat = 4, .schedule = GemmSchedule::ring};
-  b.layers = {{.stream = {4, 8}, .attention = {4, 8}, .hidden = {4, 8}, .linears = {all, all, all, all}, .count = 1}};
+  b.layers = {{.stream = {4, 8}, .attention = {4, 8}, .hidden = {4, 8}, .count = 1}};
+  for (const Site site : kSites) b.layers[0].at(site) = all;
   b.layers.push_back(b.layers[0]);
   b.head = {4, 8};
   b.table = {.vocab = 8, .flat = 4};
