@@ -9,6 +9,8 @@
 #include "base/utf8.h"
 #include "data/files.h"
 #include "data/model_traits.h"
+#include "data/python_json.h"
+#include "data/tokenizer_json.h"
 
 namespace trainer::data {
 namespace {
@@ -26,21 +28,14 @@ struct JsonFile {
 
   explicit JsonFile(const fs::path& path) : name(path.string()) {
     if (std::error_code none; !fs::exists(path, none)) return;
-    root = parse_json(read_file(path));
+    root = parse_python_json(read_file(path));
     if (!root.is_object())
-      throw Error(Code::data, fmt::format("{}: not a JSON object, or values are nested too deeply; download the file "
-                                          "again, or remove it",
-                                          name));
+      throw Error(Code::data, fmt::format("{}: {}; download the file again, or remove it", name, why_no_object(root)));
   }
   [[noreturn]] void refuse(const std::string& place, const std::string& reason) const {
     throw Error(Code::data, fmt::format("{}: {}: {}", name, place, reason));
   }
   const json& member(const char* key) const { return member_of(root, key); }
-  static const json& member_of(const json& object, const char* key) {
-    static const json kNone;
-    const auto found = object.is_object() ? object.find(key) : object.end();
-    return object.is_object() && found != object.end() ? *found : kNone;
-  }
 };
 
 int64_t token_id(const json& value) {
@@ -49,12 +44,12 @@ int64_t token_id(const json& value) {
 
 /// Returns a token from its properties, which `place` in the file has.
 AddedToken token_of(const json& value, int64_t id, const JsonFile& file, const std::string& place) {
-  const json& content = JsonFile::member_of(value, "content");
+  const json& content = member_of(value, "content");
   if (id < 0 || !content.is_string() || content.get_ref<const std::string&>().empty())
     file.refuse(place, fmt::format("{}, expected a token with id and content", json_text(value)));
   AddedToken token{.id = static_cast<int32_t>(id), .content = content.get<std::string>()};
   const auto flag = [&](const char* key, bool otherwise) {
-    const json& given = JsonFile::member_of(value, key);
+    const json& given = member_of(value, key);
     return given.is_boolean() ? given.get<bool>() : otherwise;
   };
   token.special = flag("special", false);
@@ -82,16 +77,18 @@ void collect_named(const json& root, std::unordered_set<std::string>& names) {
 std::vector<AddedToken> tokens_of(const JsonFile& file, const json& list, const char* place) {
   std::vector<AddedToken> tokens;
   if (!list.is_null() && !list.is_array()) file.refuse(place, "expected a list");
-  for (const json& each : list)
-    tokens.push_back(token_of(each, token_id(JsonFile::member_of(each, "id")), file, place));
+  for (const json& each : list) tokens.push_back(token_of(each, token_id(member_of(each, "id")), file, place));
   return tokens;
 }
 
 std::vector<AddedToken> tokens_of_settings(const JsonFile& settings) {
   std::vector<AddedToken> tokens;
+  std::unordered_set<std::string> names;
+  collect_named(settings.root, names);
   for (const auto& [id, token] : settings.member("added_tokens_decoder").items()) {
     const bool number = !id.empty() && id.size() < 9 && id.find_first_not_of("0123456789") == id.npos;
     tokens.push_back(token_of(token, number ? std::stoll(id) : -1, settings, "added_tokens_decoder: " + id));
+    tokens.back().special = tokens.back().special || names.contains(tokens.back().content);
   }
   return tokens;
 }
@@ -119,80 +116,43 @@ std::vector<AddedToken> tokens_of_ids(const JsonFile& ids, const JsonFile& setti
   return tokens;
 }
 
-/// Returns the tokens that the pieces lack, by ids. A token with the id of a piece must be that piece.
-std::vector<AddedToken> lacking(std::vector<AddedToken> tokens, const std::vector<ModelPiece>& pieces,
-                                const JsonFile& file) {
+/// True if these are the properties that SentencePiece gives a piece of this kind.
+bool has_properties_of(const AddedToken& token, PieceKind kind) {
+  const bool never_found = kind == PieceKind::unknown || kind == PieceKind::control;
+  return (never_found || kind == PieceKind::user_defined) && token.special == never_found && !token.lstrip &&
+         !token.rstrip && !token.single_word;
+}
+
+/// Sorts tokens by ids into those that the pieces lack and those that are pieces, with `symbols` also user-defined ones
+/// of any properties. A token with the id of a piece must be that piece.
+AddedTokens divide(std::vector<AddedToken> tokens, const std::vector<ModelPiece>& pieces, const JsonFile& file,
+                   bool symbols = false) {
   const size_t count = pieces.size();
+  AddedTokens added;
   std::unordered_set<std::string_view> names;
   for (const ModelPiece& piece : pieces) names.insert(piece.text);
-  for (const auto& [id, content, _1, _2, _3, _4, _5] : tokens)
-    if (const auto place = static_cast<size_t>(id); place < count && pieces[place].text != content)
-      file.refuse(content, fmt::format("id {} is {} in tokenizer.model; use files that belong together", id,
-                                       pieces[place].text));
-  std::erase_if(tokens, [&](const AddedToken& token) { return static_cast<size_t>(token.id) < count; });
   std::ranges::stable_sort(tokens, {}, &AddedToken::id);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const AddedToken& token = tokens[i];
-    if (const auto next = static_cast<int32_t>(count + i); token.id != next)
-      file.refuse(token.content,
-                  token.id < next ? fmt::format("id {} is also the id of {}; each token needs an id of its own",
-                                                token.id, tokens[i - 1].content)
-                                  : fmt::format("id {}, but id {} has no token; add one with that id", token.id, next));
+  for (const AddedToken& token : tokens) {
+    const auto id = static_cast<size_t>(token.id), next = count + added.tokens.size();
+    if (id < count) {
+      if (pieces[id].text != token.content)
+        file.refuse(token.content,
+                    fmt::format("id {} is {} in the vocabulary; use files that belong together", id, pieces[id].text));
+      if (!has_properties_of(token, pieces[id].kind) || (symbols && pieces[id].kind == PieceKind::user_defined))
+        added.pieces.push_back(token);
+      continue;
+    }
+    if (id != next)
+      file.refuse(token.content, id < next
+                                     ? fmt::format("id {} is also the id of {}; each token needs an id of its own", id,
+                                                   added.tokens.back().content)
+                                     : fmt::format("id {}, but id {} has no token; add one with that id", id, next));
     if (!names.insert(token.content).second)
       file.refuse(token.content,
-                  fmt::format("id {}, but a token with a lower id has the same text; remove one of them", token.id));
+                  fmt::format("id {}, but a token with a lower id has the same text; remove one of them", id));
+    added.tokens.push_back(token);
   }
-  return tokens;
-}
-
-/// True if both are the same piece. Gemma's tokenizer.json has "\t" for the byte <0x09>.
-bool same_piece(const ModelPiece& piece, const std::string& name) {
-  if (piece.text == name) return true;
-  return piece.kind == PieceKind::byte && name.size() == 1 &&
-         piece.text == fmt::format("<0x{:02X}>", static_cast<uint8_t>(name.front()));
-}
-
-/// Describes the first piece that differs from the vocabulary of a tokenizer.json; empty: none.
-std::string first_difference(const std::vector<ModelPiece>& pieces, const JsonFile& file,
-                             const std::vector<AddedToken>& added) {
-  std::vector<const std::string*> names(pieces.size());
-  std::string beyond;  // a name that no piece and no added token has
-  std::unordered_set<std::string_view> contents;
-  for (const AddedToken& token : added) contents.insert(token.content);
-  const auto put = [&](const std::string& name, int64_t id) {
-    if (id >= 0 && id < static_cast<int64_t>(names.size())) {
-      names[static_cast<size_t>(id)] = &name;
-    } else if (!contents.contains(name)) {
-      beyond = name;
-    }
-  };
-  const json& vocab = JsonFile::member_of(file.member("model"), "vocab");
-  if (vocab.is_object())
-    for (const auto& [name, id] : vocab.items()) put(name, token_id(id));
-  if (vocab.is_array())  // a unigram model has pieces with scores
-    for (size_t id = 0; id < vocab.size(); ++id)
-      if (const json& piece = vocab[id]; piece.is_array() && !piece.empty() && piece[0].is_string())
-        put(piece[0].get_ref<const std::string&>(), static_cast<int64_t>(id));
-  for (const AddedToken& token : added)
-    if (const auto id = static_cast<size_t>(token.id); id < names.size() && names[id] == nullptr)
-      names[id] = &token.content;
-  for (size_t id = 0; id < pieces.size(); ++id)
-    if (names[id] == nullptr || !same_piece(pieces[id], *names[id]))
-      return fmt::format("id {} is {} in tokenizer.model and {} in tokenizer.json", id,
-                         json_text(json(pieces[id].text)),
-                         names[id] == nullptr ? "missing" : json_text(json(*names[id])));
-  return beyond.empty() ? "" : fmt::format("tokenizer.model lacks {}", json_text(json(beyond)));
-}
-
-/// True if this step of a tokenizer.json adds the dummy prefix to every text between added tokens.
-bool prepends_again(const json& step) {
-  const json& type = JsonFile::member_of(step, "type");
-  for (const char* list : {"normalizers", "pretokenizers"})
-    for (const json& each : JsonFile::member_of(step, list))
-      if (prepends_again(each)) return true;
-  if (type != "Metaspace") return type == "Prepend";
-  const json& scheme = JsonFile::member_of(step, "prepend_scheme");  // older files have only add_prefix_space
-  return scheme == "always" || (scheme.is_null() && JsonFile::member_of(step, "add_prefix_space") != false);
+  return added;
 }
 
 /// Returns the length of the white space (Unicode's White_Space) that the text begins with; 0: none.
@@ -212,33 +172,70 @@ size_t white_space(std::string_view text) {
 AddedTokens find_added_tokens(std::string_view model, const fs::path& folder, std::string& difference) {
   const std::vector<ModelPiece> pieces = read_pieces(model);
   AddedTokens added;
+  bool says_more = false;
   const JsonFile fast(folder / "tokenizer.json");
   // A run's folder has a file of this name with other contents.
   if (fast.member("model").is_object()) {
     const std::vector<AddedToken> all = tokens_of(fast, fast.member("added_tokens"), "added_tokens");
-    difference = first_difference(pieces, fast, all);
+    difference = difference_from(model, fast.root, all);
     if (!difference.empty()) return added;
-    added.tokens = lacking(all, pieces, fast);
+    // Unlike SentencePiece, the tokenizers library adds no prefix before a symbol.
+    const ModelTraits traits = read_traits(model).value();
+    added = divide(all, pieces, fast, traits.dummy_prefix && !traits.normalises && !traits.trims_spaces);
     added.normalizer = json_text(fast.member("normalizer"));
     added.pre_tokenizer = json_text(fast.member("pre_tokenizer"));
     if (!added.tokens.empty()) return added;
+    says_more = traits.dummy_prefix && added.prefixes_words_only();
   }
   const JsonFile settings(folder / "tokenizer_config.json"), ids(folder / "added_tokens.json"),
       map(folder / "special_tokens_map.json");
+  AddedTokens others = divide(tokens_of_ids(ids, settings, map), pieces, ids);
+  others.pieces.clear();  // the file has no properties
+  if (others.tokens.empty()) others = divide(tokens_of_settings(settings), pieces, settings);
+  added.tokens = std::move(others.tokens);
+  if (!fast.member("model").is_object()) added.pieces = std::move(others.pieces);
   added.legacy = settings.member("legacy") == true;
-  added.tokens = lacking(tokens_of_ids(ids, settings, map), pieces, ids);
-  if (added.tokens.empty()) added.tokens = lacking(tokens_of_settings(settings), pieces, settings);
+  if (added.tokens.empty() && added.pieces.empty() && !says_more) return {};
   return added;
 }
 
+std::vector<AddedToken> find_added_tokens(const std::vector<std::string>& vocabulary, const fs::path& folder) {
+  std::vector<ModelPiece> pieces;
+  for (const std::string& name : vocabulary) pieces.push_back({.text = name});
+  const JsonFile settings(folder / "tokenizer_config.json"), ids(folder / "added_tokens.json"),
+      map(folder / "special_tokens_map.json");
+  const bool has_ids = !ids.root.empty();
+  AddedTokens added = divide(has_ids ? tokens_of_ids(ids, settings, map) : tokens_of_settings(settings), pieces,
+                             has_ids ? ids : settings);
+  std::ranges::move(added.tokens, std::back_inserter(added.pieces));
+  return added.pieces;
+}
+
+bool AddedTokens::prefixes_again() const {
+  const json first = parse_json(normalizer.empty() ? "null" : normalizer),
+             second = parse_json(pre_tokenizer.empty() ? "null" : pre_tokenizer);
+  return std::ranges::any_of(steps_of(first), [](const json* step) { return member_of(*step, "type") == "Prepend"; }) ||
+         std::ranges::any_of(steps_of(second), [](const json* step) {
+           return member_of(*step, "type") == "Metaspace" && prefix_scheme(*step) == "always";
+         });
+}
+
+bool AddedTokens::prefixes_words_only() const {
+  const json second = parse_json(pre_tokenizer.empty() ? "null" : pre_tokenizer);
+  return std::ranges::any_of(steps_of(second), [](const json* step) {
+    return member_of(*step, "type") == "Metaspace" && prefix_scheme(*step) != "never";
+  });
+}
+
 std::string with_added_tokens(std::string model, const AddedTokens& added) {
-  if (added.tokens.empty()) return model;
+  if (added.empty()) return model;
   ordered_json root;
-  for (const AddedToken& token : added.tokens) {
-    ordered_json entry = added_token_json<ordered_json>(token);
-    entry["id"] = token.id;
-    root["added_tokens"].push_back(std::move(entry));
-  }
+  for (const std::vector<AddedToken>* list : {&added.pieces, &added.tokens})
+    for (const AddedToken& token : *list) {
+      ordered_json entry = added_token_json<ordered_json>(token);
+      entry["id"] = token.id;
+      root["added_tokens"].push_back(std::move(entry));
+    }
   if (added.legacy) root["legacy"] = true;
   if (!added.normalizer.empty()) root["normalizer"] = ordered_json::parse(added.normalizer);
   if (!added.pre_tokenizer.empty()) root["pre_tokenizer"] = ordered_json::parse(added.pre_tokenizer);
@@ -246,17 +243,17 @@ std::string with_added_tokens(std::string model, const AddedTokens& added) {
 }
 
 AddedTokens read_added_tokens(std::string_view serialized, const std::string& origin) {
-  AddedTokens added;
   const auto traits = read_traits(serialized);
-  if (!traits || traits->extension.empty()) return added;
+  if (!traits || traits->extension.empty()) return {};
   JsonFile file{fs::path()};
   file.name = origin;
   file.root = parse_json(traits->extension);
-  added.tokens = lacking(tokens_of(file, file.member("added_tokens"), "added tokens"), read_pieces(serialized), file);
-  if (added.tokens.empty()) file.refuse("added tokens", "damaged; restore the file, or import the model again");
+  AddedTokens added = divide(tokens_of(file, file.member("added_tokens"), "added tokens"), read_pieces(serialized),
+                             file, /*symbols=*/true);
   added.legacy = file.member("legacy") == true;
   if (file.root.contains("normalizer")) added.normalizer = json_text(file.member("normalizer"));
   if (file.root.contains("pre_tokenizer")) added.pre_tokenizer = json_text(file.member("pre_tokenizer"));
+  if (added.empty()) file.refuse("added tokens", "damaged; restore the file, or import the model again");
   return added;
 }
 
@@ -267,38 +264,29 @@ std::string_view without_added_tokens(std::string_view serialized) {
 }
 
 std::string added_tokens_obstacle(const AddedTokens& added, bool dummy_prefix) {
-  const bool repeated =
-      dummy_prefix &&
-      (added.legacy || (!added.normalizer.empty() && (prepends_again(parse_json(added.normalizer)) ||
-                                                      prepends_again(parse_json(added.pre_tokenizer)))));
-  for (const AddedToken& token : added.tokens) {
-    if (token.special) continue;
-    const bool spaced =
-        token.content.find(' ') != std::string::npos || token.content.find(kMetaspace) != std::string::npos;
-    if (repeated) return fmt::format("its files add a space after each added token such as {}", token.content);
-    if (token.single_word) return fmt::format("the added token {} has single_word", token.content);
-    if (token.normalized && spaced && !added.normalizer.empty() && added.normalizer != "null")
-      return fmt::format("the added token {} has spaces and is normalized", token.content);
-  }
+  const bool replaces = !added.normalizer.empty() && added.normalizer != "null";
+  for (const std::vector<AddedToken>* list : {&added.pieces, &added.tokens})
+    for (const AddedToken& token : *list) {
+      if (token.special) continue;
+      const bool spaced =
+          token.content.find(' ') != std::string::npos || token.content.find(kMetaspace) != std::string::npos;
+      if (dummy_prefix && added.legacy && added.normalizer.empty())
+        return fmt::format("its files add a space after each added token such as {}", token.content);
+      if (token.single_word) return fmt::format("the added token {} has single_word", token.content);
+      if (token.normalized && replaces && (spaced || token.lstrip || token.rstrip || added.prefixes_again()))
+        return fmt::format("the added token {} is normalized, which changes it or the spaces at it", token.content);
+    }
   return {};
 }
 
 AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens) : tokens_(tokens) {
-  for (const bool normalized : {false, true}) {
-    Pass pass;
-    bool found = false;
-    for (const AddedToken& token : tokens_) {
-      if (token.normalized != normalized) continue;
-      pass.add(token);
-      found = found || !token.special;
-    }
-    if (found) passes_.push_back(std::move(pass));
-  }
+  for (const AddedToken& token : tokens_) passes_[token.normalized ? 1 : 0].add(token);
 }
 
 void AddedTokenFinder::Pass::add(const AddedToken& token) {
   tokens_.emplace(token.content, &token);
   starts_[static_cast<uint8_t>(token.content.front())] = true;
+  finds_ = finds_ || !token.special;
   const auto place = std::ranges::lower_bound(lengths_, token.content.size(), std::greater());
   if (place == lengths_.end() || *place != token.content.size()) lengths_.insert(place, token.content.size());
 }

@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "data/nfc.h"
-#include "data/post_processor.h"
+#include "data/python_json.h"
 #include "data/split_pattern.h"
 
 namespace trainer::data {
@@ -29,12 +29,12 @@ class Reader {
       refuse("model", "missing: not a tokenizer.json, or values are nested too deeply");
     const json& model = root["model"];
     check_model(model);
-    read_normalizer(member(root, "normalizer"));
-    read_pre_tokenizer(member(root, "pre_tokenizer"));
-    read_vocabulary(model, member(root, "added_tokens"));
+    read_normalizer(member_of(root, "normalizer"));
+    read_pre_tokenizer(member_of(root, "pre_tokenizer"));
+    read_vocabulary(model, member_of(root, "added_tokens"));
     read_merges(model);
     find_eos();
-    find_bos(member(root, "post_processor"));
+    find_bos(member_of(root, "post_processor"));
     return std::move(spec_);
   }
 
@@ -42,20 +42,15 @@ class Reader {
   [[noreturn]] void refuse(const std::string& place, const std::string& reason) const {
     throw Error(Code::data, format("{}: {}: {}", origin_, place, reason));
   }
-  static const json& member(const json& object, const char* key) {
-    static const json kNone;
-    const auto found = object.is_object() ? object.find(key) : object.end();
-    return object.is_object() && found != object.end() ? *found : kNone;
-  }
-  static std::string type_of(const json& value) { return json_text(member(value, "type")); }
+  static std::string type_of(const json& value) { return json_text(member_of(value, "type")); }
   bool flag(const json& object, const char* key, bool otherwise) const {
-    const json& value = member(object, key);
+    const json& value = member_of(object, key);
     if (!value.is_null() && !value.is_boolean()) refuse(key, format("{}, expected true or false", json_text(value)));
     return value.is_null() ? otherwise : value.get<bool>();
   }
 
   void check_model(const json& model) {
-    if (const json& type = member(model, "type"); !type.is_null() && type != "BPE")
+    if (const json& type = member_of(model, "type"); !type.is_null() && type != "BPE")
       refuse("model.type",
              format("{} is not supported; use a byte-level BPE or a SentencePiece model", json_text(type)));
     if (flag(model, "byte_fallback", false))
@@ -64,17 +59,17 @@ class Reader {
              "(transformers 5 "
              "does not save it: take it from the original model)");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
-      if (const json& value = member(model, key); !value.is_null() && value != "")
+      if (const json& value = member_of(model, key); !value.is_null() && value != "")
         refuse(std::string("model.") + key, format("{} is not supported", json_text(value)));
     spec_.ignore_merges = flag(model, "ignore_merges", false);
   }
 
   void read_normalizer(const json& step) {
-    const json& steps = member(step, "normalizers");
-    if (member(step, "type") == "Sequence" && steps.is_array() && steps.size() <= 1)
+    const json& steps = member_of(step, "normalizers");
+    if (member_of(step, "type") == "Sequence" && steps.is_array() && steps.size() <= 1)
       return steps.empty() ? void() : read_normalizer(steps[0]);
     if (step.is_null()) return;
-    if (member(step, "type") != "NFC")
+    if (member_of(step, "type") != "NFC")
       refuse("normalizer", format("{} is not supported; expected none or \"NFC\"", type_of(step)));
     if (!has_nfc())
       refuse("normalizer", "\"NFC\" is not supported by this build; build it with utf8proc (Debian: libutf8proc-dev)");
@@ -82,9 +77,9 @@ class Reader {
   }
 
   void read_pre_tokenizer(const json& step) {
-    const json& type = member(step, "type");
+    const json& type = member_of(step, "type");
     if (type == "Sequence") {
-      const json& steps = member(step, "pretokenizers");
+      const json& steps = member_of(step, "pretokenizers");
       if (!steps.is_array() || steps.empty()) refuse("pre_tokenizer", "empty sequence; expected at least one step");
       for (const json& each : steps) read_step(each);
     } else {
@@ -95,7 +90,7 @@ class Reader {
              format("{} is not supported: expected ByteLevel, on its own or last in a sequence", json_text(type)));
   }
   void read_step(const json& step) {
-    const json& type = member(step, "type");
+    const json& type = member_of(step, "type");
     if (byte_level_) refuse("pre_tokenizer", format("{} after ByteLevel is not supported", json_text(type)));
     if (type == "ByteLevel") {
       if (flag(step, "add_prefix_space", true)) refuse("pre_tokenizer.add_prefix_space", "true is not supported");
@@ -104,9 +99,9 @@ class Reader {
     } else if (type == "Digits") {
       spec_.splits.push_back({flag(step, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"});
     } else if (type == "Split") {
-      const json& pattern = member(member(step, "pattern"), "Regex");
+      const json& pattern = member_of(member_of(step, "pattern"), "Regex");
       const bool inverted = flag(step, "invert", false);
-      if (!pattern.is_string() || member(step, "behavior") != (inverted ? "Removed" : "Isolated"))
+      if (!pattern.is_string() || member_of(step, "behavior") != (inverted ? "Removed" : "Isolated"))
         refuse("pre_tokenizer", format("{} is not supported; expected a Split with a regular expression and "
                                        "behavior Isolated, or Removed with invert",
                                        json_text(step)));
@@ -123,7 +118,7 @@ class Reader {
   }
 
   void read_vocabulary(const json& model, const json& added) {
-    const json& vocab = member(model, "vocab");
+    const json& vocab = member_of(model, "vocab");
     if (!vocab.is_object() || vocab.empty()) refuse("model.vocab", "missing");
     std::vector<const json*> extra;
     if (!added.is_null() && !added.is_array()) refuse("added_tokens", "expected a list");
@@ -146,14 +141,23 @@ class Reader {
       ids_.emplace(name, static_cast<int32_t>(id));
     }
     std::vector<bool> is_added(most);
+    std::unordered_map<std::string, size_t> beyond;  // ids of tokens that the vocabulary lacks
     for (const json* token : extra) {
-      const json& content = member(*token, "content");
+      const json& content = member_of(*token, "content");
       if (!content.is_string() || content.get_ref<const std::string&>().empty())
         refuse("added_tokens", format("{} has no content", json_text(*token)));
       const std::string name = content.get<std::string>();
-      const size_t id = id_in(member(*token, "id"), "added_tokens: " + name);
+      const size_t id = id_in(member_of(*token, "id"), "added_tokens: " + name);
       if (id < most && known[id] && spec_.names[id] != name)
         refuse("added_tokens: " + name, format("id {} is also the id of {}", id, spec_.names[id]));
+      // The tokenizers library ignores the file's ids. Other programs that read the file would use other tokens.
+      const auto same = ids_.find(name);
+      const size_t given = same != ids_.end() ? static_cast<size_t>(same->second)
+                                              : beyond.emplace(name, vocab.size() + beyond.size()).first->second;
+      if (given != id)
+        refuse("added_tokens: " + name, format("id {}, but the tokenizers library gives it id {}: that of the "
+                                               "vocabulary, or the next one; order the list by ids, without gaps",
+                                               id, given));
       put(id, name);
       is_added[id] = true;
       add_token(*token, static_cast<int32_t>(id), name);
@@ -168,14 +172,17 @@ class Reader {
     read_bytes();
   }
   void add_token(const json& token, int32_t id, const std::string& name) {
-    if (flag(token, "special", false)) {
-      specials_.push_back(id);
-      return;
-    }
-    for (const char* key : {"lstrip", "rstrip", "single_word"})
-      if (flag(token, key, false)) refuse("added_tokens: " + name, format("{} is not supported", key));
+    const bool special = flag(token, "special", false);
+    spec_.added.push_back({.id = id,
+                           .content = name,
+                           .single_word = flag(token, "single_word", false),
+                           .lstrip = flag(token, "lstrip", false),
+                           .rstrip = flag(token, "rstrip", false),
+                           .normalized = flag(token, "normalized", !special),
+                           .special = special});
+    if (special) return;
+    if (spec_.added.back().single_word) refuse("added_tokens: " + name, "single_word is not supported");
     spec_.pieces[static_cast<size_t>(id)] = name;
-    spec_.literals.push_back(id);
   }
   /// Returns the bytes that a name of the vocabulary represents.
   std::string bytes_of(const std::string& name) const {
@@ -203,7 +210,7 @@ class Reader {
   }
 
   void read_merges(const json& model) {
-    const json& merges = member(model, "merges");
+    const json& merges = member_of(model, "merges");
     if (!merges.is_array()) refuse("model.merges", "missing");
     const auto id_of = [&](const std::string& name, size_t index) {
       const auto found = ids_.find(name);
@@ -231,34 +238,36 @@ class Reader {
     }
   }
 
+  /// Returns the special token with this name; −1: none.
+  int32_t special(std::string_view name) const {
+    const auto found = std::ranges::find_if(
+        spec_.added, [&](const AddedToken& token) { return token.special && token.content == name; });
+    return found == spec_.added.end() ? -1 : found->id;
+  }
+
   /// Finds the special token that ends documents: one with a usual name, or the only special token.
   void find_eos() {
     for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"})
-      for (const int32_t id : specials_)
-        if (spec_.eos < 0 && spec_.names[static_cast<size_t>(id)] == name) spec_.eos = id;
-    if (spec_.eos < 0 && specials_.size() == 1) spec_.eos = specials_.front();
+      if (spec_.eos < 0) spec_.eos = special(name);
+    if (spec_.eos < 0 && std::ranges::count(spec_.added, true, &AddedToken::special) == 1)
+      spec_.eos = std::ranges::find(spec_.added, true, &AddedToken::special)->id;
   }
 
-  /// Finds the special tokens that a post-processor adds. Without one before the text, BOS is a token with a usual
+  /// Finds the tokens that a post-processor adds. Without one before the text, BOS is a special token with a usual
   /// name, which is then not added automatically.
   void find_bos(const json& post_processor) {
-    const AddedEnds added = ends_of(post_processor);
-    const auto find = [&](const std::string& name) {
-      for (const int32_t id : specials_)
-        if (spec_.names[static_cast<size_t>(id)] == name) return id;
-      return -1;
-    };
-    for (const std::string& name : {added.before, std::string("<|begin_of_text|>"), std::string("<|startoftext|>"),
-                                    std::string("<s>"), std::string("<bos>"), std::string("[BOS]")})
-      if (spec_.bos < 0) spec_.bos = find(name);
-    spec_.adds_bos = spec_.bos >= 0 && spec_.names[static_cast<size_t>(spec_.bos)] == added.before;
-    spec_.adds_eos = find(added.after) >= 0;
+    spec_.ends = ends_of(post_processor);
+    for (const NamedId& token : {spec_.ends.before, spec_.ends.after})
+      if (token.id >= static_cast<int32_t>(spec_.names.size()))
+        refuse("post_processor", format("{}: id {} has no token", token.name, token.id));
+    spec_.bos = spec_.ends.before.id;
+    for (const char* name : {"<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]"})
+      if (spec_.bos < 0) spec_.bos = special(name);
   }
 
   const std::string& origin_;
   BpeSpec spec_;
   std::unordered_map<std::string, int32_t> ids_;  // the model's vocabulary, by token
-  std::vector<int32_t> specials_;
   bool byte_level_ = false;
 };
 

@@ -5,11 +5,15 @@
 // U+0100 upwards.
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "data/added_tokens.h"
+#include "data/post_processor.h"
 
 namespace trainer::data {
 
@@ -28,12 +32,11 @@ struct BpeSpec {
   std::vector<std::string> pieces;  // bytes that each token represents; none for special tokens
   std::vector<Merge> merges;        // in order of priority
   std::array<int32_t, 256> byte_ids{};
-  std::vector<int32_t> literals;  // special tokens that are matched literally in the text
-  int32_t eos = -1;               // −1: the file names no such token
-  int32_t bos = -1;               // −1: none
-  bool adds_bos = false;          // the file's post-processor begins texts with it
-  bool adds_eos = false;          // and ends them with a special token
-  bool ignore_merges = false;     // a word that is itself a token is not split further
+  std::vector<AddedToken> added;
+  int32_t eos = -1;            // −1: the file names no such token
+  int32_t bos = -1;            // −1: none
+  AddedEnds ends;              // the tokens that the file's post-processor adds
+  bool ignore_merges = false;  // a word that is itself a token is not split further
 };
 
 /// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is corrupt or uses unsupported
@@ -41,11 +44,12 @@ struct BpeSpec {
 BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 
 /// Returns the tokenizer.json of GPT-2's pair of files. Without `vocab_json` the ids are GPT-2's: bytes, merges in
-/// their order, then <|endoftext|>. Tokens with one of `special_names` are special. Throws Code::data naming the file
-/// and line.
+/// their order, then <|endoftext|>. In `folder`, if there is one, tokenizer_config.json decides between the patterns of
+/// GPT-2 and Qwen 2, and this file or added_tokens.json has more tokens; those that files name for a purpose are
+/// special. Throws Code::data naming the file and line, and for tokenizers of other classes.
 std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges,
                          const std::string& vocab_origin, const std::string& merges_origin,
-                         const std::vector<std::string>& special_names = {});
+                         const std::filesystem::path& folder = {});
 /// Returns the tokenizer.json of a tiktoken file of ranks: each line has a token in base64 and its rank. The number of
 /// tokens identifies OpenAI's vocabulary, and thereby the pattern and the special tokens.
 std::string json_of_ranks(std::string_view ranks, const std::string& origin);

@@ -8,11 +8,13 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/utf8.h"
+#include "data/special_tokens.h"
 #include "data/split_pattern.h"
 
 namespace trainer::data {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr size_t kMostIds = size_t{1} << 24;
@@ -38,7 +40,7 @@ struct NamedToken {
 
 /// Assembles a tokenizer.json. `vocab` is in the order of ids; names are spelled as in GPT-2's files.
 std::string assemble(const std::vector<NamedToken>& vocab, const std::vector<std::string>& merges,
-                     const std::vector<NamedToken>& special, std::string_view pattern) {
+                     const std::vector<AddedToken>& added_tokens, std::string_view pattern) {
   using nlohmann::ordered_json;
   const auto byte_level = [](bool regex) {
     return ordered_json{
@@ -51,19 +53,16 @@ std::string assemble(const std::vector<NamedToken>& vocab, const std::vector<std
               {{{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}},
                byte_level(false)}}};
   ordered_json added = ordered_json::array();
-  for (const NamedToken& token : special)
-    added.push_back({{"id", token.id},
-                     {"content", token.name},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+  for (const AddedToken& token : added_tokens) {
+    ordered_json entry{{"id", token.id}};
+    entry.update(added_token_json<ordered_json>(token));
+    added.push_back(std::move(entry));
+  }
   const ordered_json root{{"version", "1.0"},
                           {"truncation", nullptr},
                           {"padding", nullptr},
                           {"added_tokens", added},
-                          {"normalizer", nullptr},
+                          {"normalizer", pattern == kQwen2Pattern ? ordered_json{{"type", "NFC"}} : ordered_json()},
                           {"pre_tokenizer", steps},
                           {"post_processor", nullptr},
                           {"decoder", byte_level(true)},
@@ -112,10 +111,14 @@ std::vector<NamedToken> read_vocab_json(std::string_view text, const std::string
   return tokens;
 }
 
-/// Returns the special tokens of a vocabulary: those with the given names, and GPT-2's. If there are none, those with
+AddedToken special_token(const NamedToken& token) {
+  return {.id = static_cast<int32_t>(token.id), .content = token.name, .special = true};
+}
+
+/// Appends the special tokens of a vocabulary: those with the given names, and GPT-2's. If there are none, those with
 /// another usual name, unless merges produce it from text.
-std::vector<NamedToken> special_among(const std::vector<NamedToken>& vocab, const std::vector<std::string>& merges,
-                                      const std::vector<std::string>& names) {
+void add_special(const std::vector<NamedToken>& vocab, const std::vector<std::string>& merges,
+                 const std::vector<std::string>& names, std::vector<AddedToken>& added) {
   const auto among = [&](const auto& list) {
     std::vector<NamedToken> found;
     for (const NamedToken& token : vocab)
@@ -124,13 +127,17 @@ std::vector<NamedToken> special_among(const std::vector<NamedToken>& vocab, cons
   };
   std::vector<std::string> known = names;
   known.emplace_back(kEndOfText);
-  if (std::vector<NamedToken> special = among(known); !special.empty()) return special;
-  std::vector<NamedToken> usual = among(std::array<std::string_view, 5>{"</s>", "<s>", "<pad>", "<unk>", "<mask>"});
-  std::erase_if(usual, [&](const NamedToken& token) {
-    return std::ranges::any_of(merges,
-                               [&](std::string merge) { return merge.erase(merge.find(' '), 1) == token.name; });
-  });
-  return usual;
+  std::vector<NamedToken> special = among(known);
+  if (special.empty() && std::ranges::none_of(added, &AddedToken::special)) {
+    special = among(std::array<std::string_view, 5>{"</s>", "<s>", "<pad>", "<unk>", "<mask>"});
+    std::erase_if(special, [&](const NamedToken& token) {
+      return std::ranges::any_of(merges,
+                                 [&](std::string merge) { return merge.erase(merge.find(' '), 1) == token.name; });
+    });
+  }
+  for (const NamedToken& token : special)
+    if (std::ranges::find(added, token.name, &AddedToken::content) == added.end())
+      added.push_back(special_token(token));
 }
 
 std::optional<std::string> from_base64(std::string_view text) {
@@ -214,8 +221,7 @@ const std::array<std::string, 256>& byte_characters() {
 }
 
 std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges_text,
-                         const std::string& vocab_origin, const std::string& merges_origin,
-                         const std::vector<std::string>& special_names) {
+                         const std::string& vocab_origin, const std::string& merges_origin, const fs::path& folder) {
   std::vector<std::string> merges;
   const std::vector<std::string> lines = lines_of(merges_text);
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -238,13 +244,27 @@ std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string
     }
     vocab.push_back({kEndOfText, vocab.size()});
   }
-  const std::vector<NamedToken> special = special_among(vocab, merges, special_names);
-  if (special.empty())
+  std::vector<AddedToken> added;
+  std::string_view pattern = kGpt2Pattern;
+  if (!folder.empty()) {
+    const std::string name = tokenizer_class(folder);
+    if (name == "Qwen2Tokenizer")
+      pattern = kQwen2Pattern;
+    else if (!name.empty() && name != "GPT2Tokenizer")
+      throw Error(Code::data, format("{}: tokenizer_class: {} is not supported without a tokenizer.json; save one with "
+                                     "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers",
+                                     (folder / "tokenizer_config.json").string(), name));
+    std::vector<std::string> names;
+    for (const NamedToken& token : vocab) names.push_back(token.name);
+    added = find_added_tokens(names, folder);
+  }
+  add_special(vocab, merges, folder.empty() ? std::vector<std::string>() : special_names(folder), added);
+  if (std::ranges::none_of(added, &AddedToken::special))
     throw Error(Code::data,
                 format("{}: no end-of-text token such as {}; name it as eos_token in tokenizer_config.json, or use the "
                        "tokenizer.json of the model",
                        vocab_origin, kEndOfText));
-  return assemble(vocab, merges, special, kGpt2Pattern);
+  return assemble(vocab, merges, added, pattern);
 }
 
 bool looks_like_ranks(std::string_view bytes) {
@@ -298,7 +318,9 @@ std::string json_of_ranks(std::string_view text, const std::string& origin) {
   }
   vocab.insert(vocab.end(), special.begin(), special.end());
   std::ranges::sort(vocab, {}, &NamedToken::id);
-  return assemble(vocab, merges, special, found->pattern);
+  std::vector<AddedToken> added;
+  for (const NamedToken& token : special) added.push_back(special_token(token));
+  return assemble(vocab, merges, added, found->pattern);
 }
 
 }  // namespace trainer::data

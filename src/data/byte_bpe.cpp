@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/utf8.h"
+#include "data/added_tokens.h"
 #include "data/bpe_file.h"
 #include "data/nfc.h"
 #include "data/split_pattern.h"
@@ -18,7 +19,8 @@ namespace {
 
 class ByteBpe final : public TokenizerModel {
  public:
-  ByteBpe(std::string_view json, const std::string& origin) : spec_(parse_bpe(json, origin)) {
+  ByteBpe(std::string_view json, const std::string& origin)
+      : spec_(parse_bpe(json, origin)), finder_(found_tokens(spec_)) {
     for (const BpeSpec::Split& split : spec_.splits) patterns_.emplace_back(split.pattern, origin);
     for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
       const BpeSpec::Merge& merge = spec_.merges[rank];
@@ -27,14 +29,10 @@ class ByteBpe final : public TokenizerModel {
     if (spec_.ignore_merges)
       for (size_t id = 0; id < spec_.pieces.size(); ++id)
         if (!spec_.pieces[id].empty()) words_.emplace(spec_.pieces[id], static_cast<int32_t>(id));
-    for (const int32_t id : spec_.literals) literals_.push_back({spec_.pieces[static_cast<size_t>(id)], id});
-    std::ranges::sort(literals_, [](const Literal& a, const Literal& b) { return a.text.size() > b.text.size(); });
-    for (const Literal& literal : literals_) literal_starts_[static_cast<uint8_t>(literal.text.front())] = true;
     facts_.pieces = spec_.pieces;
     facts_.eos = spec_.eos;
     facts_.bos = spec_.bos;
-    facts_.adds_bos = spec_.adds_bos;
-    facts_.adds_eos = spec_.adds_eos;
+    facts_.ends = spec_.ends;
     facts_.splits_words = true;
     facts_.cuts = CutRule::between_words;
     // Earlier versions gave patterns to PCRE2 as they are; to these it means the same.
@@ -43,6 +41,7 @@ class ByteBpe final : public TokenizerModel {
              split.pattern == "\\p{N}" || split.pattern == "\\p{N}+";
     };
     if (!std::ranges::all_of(spec_.splits, is_plain)) facts_.encoding = 2;
+    if (!finder_.empty()) facts_.encoding = 3;
     facts_.file_name = "tokenizer.json";
   }
 
@@ -90,26 +89,21 @@ class ByteBpe final : public TokenizerModel {
     for (int32_t i = 0; i < size; i = symbols[i].next) ids.push_back(symbols[i].id);
   }
 
-  struct Literal {
-    std::string text;
-    int32_t id;
-  };
-  /// Finds the first literal at or after `from`, the longest if several begin there; null: none.
-  const Literal* find_literal(std::string_view text, size_t from, size_t& place) const {
-    if (literals_.empty()) return nullptr;
-    for (place = from; place < text.size(); ++place) {
-      if (!literal_starts_[static_cast<uint8_t>(text[place])]) continue;
-      for (const Literal& literal : literals_)
-        if (text.substr(place).starts_with(literal.text)) return &literal;
-    }
-    return nullptr;
-  }
+  const AddedTokenFinder& finder() const { return finder_; }
   const std::vector<SplitPattern>& patterns() const { return patterns_; }
   bool only_matches(size_t step) const { return spec_.splits[step].only_matches; }
   bool normalises() const { return spec_.nfc; }
   int32_t byte_id(char byte) const { return spec_.byte_ids[static_cast<uint8_t>(byte)]; }
 
  private:
+  /// Returns the added tokens as they are in text: those with `normalized` are found after normalisation.
+  static std::vector<AddedToken> found_tokens(const BpeSpec& spec) {
+    std::vector<AddedToken> tokens = spec.added;
+    std::string memory;
+    for (AddedToken& token : tokens)
+      if (spec.nfc && token.normalized) token.content = std::string(nfc(token.content, memory));
+    return tokens;
+  }
   static uint64_t pair_of(int32_t left, int32_t right) {
     return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
   }
@@ -128,8 +122,7 @@ class ByteBpe final : public TokenizerModel {
   std::vector<SplitPattern> patterns_;
   std::unordered_map<uint64_t, Joint, PairHash> merges_;
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> words_;  // only with ignore_merges
-  std::vector<Literal> literals_;                                          // the longest first
-  std::array<bool, 256> literal_starts_{};
+  const AddedTokenFinder finder_;
 };
 
 class ByteBpeEncoder final : public TextEncoder {
@@ -138,33 +131,21 @@ class ByteBpeEncoder final : public TextEncoder {
     for (const SplitPattern& pattern : model.patterns()) matchers_.emplace_back(pattern);
   }
 
+  /// Bytes that are not valid UTF-8 become separate tokens.
   void append(std::string_view text, std::vector<int32_t>& ids, bool) override {
-    for (size_t begin = 0; begin < text.size();) {
-      size_t place = text.size();
-      const ByteBpe::Literal* literal = model_.find_literal(text, begin, place);
-      if (literal == nullptr) place = text.size();
-      append_text(text.substr(begin, place - begin), ids);
-      if (literal == nullptr) return;
-      ids.push_back(literal->id);
-      begin = place + literal->text.size();
-    }
-  }
-
- private:
-  /// Appends text; bytes that are not valid UTF-8 become separate tokens.
-  void append_text(std::string_view text, std::vector<int32_t>& ids) {
     while (!text.empty()) {
       const size_t valid = utf8_first_invalid(text);
-      if (valid > 0) {
-        const std::string_view part = text.substr(0, valid);
-        split(model_.normalises() ? nfc(part, normal_) : part, 0, ids);
-      }
+      model_.finder().split(
+          text.substr(0, valid), [&](std::string_view part) { split(part, 0, ids); },
+          [&](int32_t id) { ids.push_back(id); },
+          [&](std::string_view part) { return model_.normalises() ? nfc(part, normal_) : part; });
       if (valid == text.size()) return;
       ids.push_back(model_.byte_id(text[valid]));
       text.remove_prefix(valid + 1);
     }
   }
 
+ private:
   /// Splits by the pattern of one step, and the pieces by the patterns of the next steps.
   void split(std::string_view text, size_t step, std::vector<int32_t>& ids) {
     if (step == matchers_.size()) return append_word(text, ids);

@@ -357,7 +357,12 @@ class Translator {
       return set.add(named);
     }
     if (next_is("[")) return set.add(character_class());
-    if (const std::optional<CharacterSet> several = escaped_set()) return set.add(*several);
+    const bool has_letters = ignores_case_ && next_is("\\") && !next_is("\\s") && !next_is("\\d") && !next_is("\\h");
+    if (const std::optional<CharacterSet> several = escaped_set()) {
+      // Oniguruma then also finds the folding of each member, such as "ss".
+      if (has_letters) refuse_feature("a set of letters without regard to case");
+      return set.add(*several);
+    }
     const uint32_t first = class_character();
     if (!next_is("-") || next_is("-]")) {
       set.members += spelled(first);

@@ -7,17 +7,20 @@
 
 namespace trainer::data {
 
-/// Names of special tokens; empty: none.
-struct AddedEnds {
-  std::string before, after;
+struct NamedId {
+  std::string name;
+  int32_t id = -1;  // −1: no token
 };
-/// Returns the tokens that a post-processor adds to a single text. It may have any type, null included.
+/// The tokens that a post-processor adds to a single text.
+struct AddedEnds {
+  NamedId before, after;
+  std::string obstacle;  // why a run cannot do the same, as "adds several tokens"; empty: it can
+};
+/// Reads a post-processor. It may have any type, null included.
 AddedEnds ends_of(const nlohmann::json& post_processor);
 
-struct NamedId {
-  std::string name;  // empty: no token
-  int32_t id = -1;
-};
+/// Returns the post-processor that adds these tokens; null for none.
+nlohmann::ordered_json post_processor_of(const NamedId& before, const NamedId& after);
 /// Returns the tokenizer.json with a post-processor that adds these tokens and no others.
 std::string with_ends(std::string_view tokenizer_json, const NamedId& before, const NamedId& after);
 

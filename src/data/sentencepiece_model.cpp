@@ -37,7 +37,7 @@ bool has_known_rules(const ModelTraits& traits) {
 class SentencePieceModel final : public TokenizerModel {
  public:
   SentencePieceModel(const std::string& serialized, const std::string& origin)
-      : origin_(origin), added_(read_added_tokens(serialized, origin)), finder_(added_.tokens) {
+      : origin_(origin), added_(read_added_tokens(serialized, origin)), finder_(all_of(added_)) {
     const auto traits = read_traits(serialized);
     const auto refuse = [&](const std::string& reason) {
       throw Error(Code::data, fmt::format("{}: not a usable SentencePiece model ({} bytes): {}", origin,
@@ -51,6 +51,8 @@ class SentencePieceModel final : public TokenizerModel {
     };
     changes_text_ = traits->normalises || traits->trims_spaces;
     own_prefix_ = traits->dummy_prefix && !changes_text_;
+    prefixes_again_ = added_.prefixes_again();
+    prefixes_words_only_ = added_.prefixes_words_only();
     load(processor_, own_prefix_ ? kNoDummyPrefix : "");
     // A library that trims spaces would trim the one that a later part begins with, and has to add it again.
     if (changes_text_ && traits->dummy_prefix != traits->trims_spaces)
@@ -76,7 +78,7 @@ class SentencePieceModel final : public TokenizerModel {
       not_encoded_ = changes_text_ ? fmt::format(
                                          "it changes text (normalization or remove_extra_whitespaces) next to "
                                          "added tokens such as {}",
-                                         added_.tokens.front().content)
+                                         all_of(added_).back().content)
                                    : added_tokens_obstacle(added_, traits->dummy_prefix);
     }
     if (line_ends_.size() > 1) {
@@ -85,6 +87,7 @@ class SentencePieceModel final : public TokenizerModel {
     }
     if (!by_lines_ || !finder_.empty()) facts_.cuts = CutRule::between_words;
     if (facts_.cuts == CutRule::between_words || spaces_as_bytes_) facts_.encoding = 3;
+    if (own_prefix_ && prefixes_words_only_) facts_.encoding = 4;
     for (const AddedToken& token : added_.tokens) facts_.pieces.push_back(token.special ? "" : token.content);
   }
 
@@ -108,13 +111,22 @@ class SentencePieceModel final : public TokenizerModel {
   const std::vector<int32_t>& line_ends() const { return line_ends_; }
   const AddedTokenFinder& finder() const { return finder_; }
   bool has_bytes() const { return has_bytes_; }
-  bool own_prefix() const { return own_prefix_; }
+  /// True if the prefix is added here to this text.
+  bool own_prefix(std::string_view text, bool starts_document, bool after_token) const {
+    return own_prefix_ && (starts_document || (after_token && prefixes_again_)) && !text.empty() &&
+           !(prefixes_words_only_ && text.front() == ' ');
+  }
   bool changes_text() const { return changes_text_; }
   bool by_lines() const { return by_lines_; }
   size_t part_bytes() const { return part_bytes_; }
   int32_t byte_id(char byte) const { return byte_ids_[static_cast<uint8_t>(byte)]; }
 
  private:
+  static std::vector<AddedToken> all_of(const AddedTokens& added) {
+    std::vector<AddedToken> all = added.pieces;
+    all.insert(all.end(), added.tokens.begin(), added.tokens.end());
+    return all;
+  }
   /// Returns true if pieces contain spaces only at the front.
   bool read_pieces() {
     bool spaces_in_front_only = true;
@@ -182,8 +194,9 @@ class SentencePieceModel final : public TokenizerModel {
   bool has_bytes_ = false, has_space_ = false;
   bool spaces_as_bytes_ = false;  // there are bytes, but no piece for a space
   bool changes_text_ = false;     // the library normalises text or trims spaces: it gets the text as it is
-  bool own_prefix_ = false;       // the prefix is added here once per document, not by the library
-  bool by_lines_ = false;         // lines are encoded one by one
+  bool own_prefix_ = false;       // the prefix is added here, not by the library
+  bool prefixes_again_ = false, prefixes_words_only_ = false;  // as in AddedTokens
+  bool by_lines_ = false;                                      // lines are encoded one by one
   // Text that the library changes is split before spaces between letters into parts of about this size; 0: it is not.
   size_t part_bytes_ = 0;
 };
@@ -194,17 +207,23 @@ class SentencePieceEncoder final : public TextEncoder {
       : model_(model), splits_words_(model.facts().splits_words) {}
 
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) override {
-    if (model_.finder().empty()) return append_text(text, ids, starts_document);
+    bool after_token = false;
     model_.finder().split(
-        text, [&](std::string_view part) { append_text(part, ids, starts_document && part.data() == text.data()); },
-        [&](int32_t id) { ids.push_back(id); });
+        text,
+        [&](std::string_view part) {
+          append_text(part, ids, starts_document && part.data() == text.data(), after_token);
+        },
+        [&](int32_t id) {
+          ids.push_back(id);
+          after_token = true;
+        });
   }
 
  private:
-  void append_text(std::string_view text, std::vector<int32_t>& ids, bool starts_document) {
+  void append_text(std::string_view text, std::vector<int32_t>& ids, bool starts_document, bool after_token) {
     if (model_.changes_text()) return append_changed(text, ids, starts_document);
     std::string prefixed;
-    if (starts_document && model_.own_prefix() && !text.empty()) {
+    if (model_.own_prefix(text, starts_document, after_token)) {
       prefixed.append(1, ' ').append(text);
       text = prefixed;
     }

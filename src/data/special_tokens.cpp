@@ -41,8 +41,7 @@ constexpr ClassNames kClassNames[] = {{"GPT2Tokenizer", {kEndOfText, kEndOfText,
 json read_object(const fs::path& file) {
   if (std::error_code none; !fs::exists(file, none)) return json::object();
   json fields = parse_python_json(read_file(file));
-  if (!fields.is_object())
-    throw Error(Code::data, fmt::format("{}: not a JSON object, or values are nested too deeply", file.string()));
+  if (!fields.is_object()) throw Error(Code::data, fmt::format("{}: {}", file.string(), why_no_object(fields)));
   return fields;
 }
 
@@ -90,15 +89,19 @@ class TokenIds {
   json as_they_were_ = json::object();
 };
 
-/// Returns the names that the class of tokenizers has by default, as AutoTokenizer chooses it; null: none.
-const ClassNames* class_names(const fs::path& folder, const json& settings, const json& model_type) {
-  std::error_code none;
+std::string class_of(const json& settings, const json& model_type) {
   std::string name = model_type == "gpt2" ? "GPT2Tokenizer" : model_type == "qwen3" ? "Qwen2Tokenizer" : "";
-  if (const auto given = settings.find("tokenizer_class"); given != settings.end() && given->is_string())
-    name = given->get<std::string>();
+  if (const json& given = member_of(settings, "tokenizer_class"); given.is_string()) name = given.get<std::string>();
   if (name.ends_with("Fast")) name.resize(name.size() - 4);
   if (model_type == "qwen2") name = "Qwen2Tokenizer";
   if (model_type == "mistral" || model_type == "olmo2") name.clear();
+  return name;
+}
+
+/// Returns the names that the class of tokenizers has by default, as AutoTokenizer chooses it; null: none.
+const ClassNames* class_names(const fs::path& folder, const json& settings, const json& model_type) {
+  std::error_code none;
+  std::string name = class_of(settings, model_type);
   const bool known = std::ranges::find(kClassNames, name, &ClassNames::name) != std::end(kClassNames),
              of_model = !settings.empty() || model_type.is_string();  // not a file of this program
   if (!known && of_model && fs::exists(folder / "tokenizer.model", none) &&
@@ -108,12 +111,15 @@ const ClassNames* class_names(const fs::path& folder, const json& settings, cons
   return found == std::end(kClassNames) ? nullptr : found;
 }
 
+/// Returns special_tokens_map.json. Later versions do not read it next to the list that replaced it.
+json special_map(const fs::path& folder, const json& settings) {
+  return settings.contains("added_tokens_decoder") ? json::object() : read_object(folder / "special_tokens_map.json");
+}
+
 /// Returns the names of special tokens as AutoTokenizer finds them: null for none, no member if no file and no class
 /// mentions it.
 json token_names(const fs::path& folder, const json& settings, const json& model_type, const TokenId& id_of) {
-  // Later versions do not read this file next to the list that replaced it.
-  const json map =
-      settings.contains("added_tokens_decoder") ? json::object() : read_object(folder / "special_tokens_map.json");
+  const json map = special_map(folder, settings);
   const ClassNames* defaults = class_names(folder, settings, model_type);
   json names = json::object();
   for (size_t i = 0; i < std::size(kNames); ++i) {
@@ -179,9 +185,30 @@ SpecialTokens read_special_tokens(const fs::path& folder, const TokenId& id_of) 
   };
   keep(kGeneration, generation.as_they_were());
   keep(kModel, model.as_they_were());
-  if (std::error_code none; !names.empty() || fs::exists(folder / kTokenizer, none))
-    special.fields[kTokenizer] = json_text(names);
+  if (std::error_code none; !names.empty() || fs::exists(folder / kTokenizer, none)) {
+    json kept = settings;
+    kept.update(special_map(folder, settings));
+    kept.update(names);
+    for (const char* decided :
+         {"added_tokens_decoder", "tokenizer_class", "auto_map", "add_bos_token", "add_eos_token", "add_prefix_space",
+          "tokenizer_file", "vocab_file", "special_tokens_map_file", "name_or_path"})
+      kept.erase(decided);
+    if (const fs::path file = folder / "chat_template.jinja"; fs::exists(file, none))
+      kept["chat_template"] = read_file(file);
+    special.fields[kTokenizer] = json_text(kept);
+  }
   return special;
+}
+
+std::string tokenizer_class(const fs::path& folder) {
+  return class_of(read_object(folder / kTokenizer), member_of(read_object(folder / kModel), "model_type"));
+}
+
+std::optional<bool> prefix_setting(const fs::path& folder) {
+  const json settings = read_object(folder / kTokenizer), &given = member_of(settings, "add_prefix_space");
+  const std::string name = given.is_boolean() ? tokenizer_class(folder) : "";
+  const bool general = name == "PreTrainedTokenizer" || name == "TokenizersBackend";
+  return given.is_boolean() && !general ? std::optional(given.get<bool>()) : std::nullopt;
 }
 
 std::vector<std::string> special_names(const fs::path& folder) {

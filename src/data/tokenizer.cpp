@@ -32,8 +32,8 @@ constexpr const char *kJsonFile = "tokenizer.json", *kModelFile = "tokenizer.mod
 /// A SentencePiece model begins with the tag of its first field, which is never a brace.
 bool is_json(std::string_view bytes) { return bytes.starts_with('{'); }
 
-/// Returns the tokenizer's file in a folder.
-fs::path file_in(const fs::path& folder) {
+/// Returns the tokenizer's file in a folder; empty: there is none.
+fs::path find_file(const fs::path& folder) {
   std::error_code none;
   for (const char* name : {kModelFile, kJsonFile, "merges.txt", "vocab.bpe"}) {
     if (!fs::exists(folder / name, none)) continue;
@@ -44,11 +44,18 @@ fs::path file_in(const fs::path& folder) {
   std::vector<fs::path> ranks;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, none))
     if (entry.path().extension() == ".tiktoken") ranks.push_back(entry.path());
-  if (ranks.size() == 1) return ranks.front();
-  throw Error(Code::data,
-              fmt::format("{}: {}; expected tokenizer.model, tokenizer.json, merges.txt, vocab.bpe or one "
-                          ".tiktoken file",
-                          folder.string(), ranks.empty() ? "no tokenizer found" : "several .tiktoken files"));
+  if (ranks.size() > 1)
+    throw Error(Code::data, fmt::format("{}: several .tiktoken files; expected one", folder.string()));
+  return ranks.empty() ? fs::path() : ranks.front();
+}
+
+fs::path file_in(const fs::path& folder) {
+  const fs::path file = find_file(folder);
+  if (file.empty())
+    throw Error(Code::data, fmt::format("{}: no tokenizer found; expected tokenizer.model, tokenizer.json, merges.txt, "
+                                        "vocab.bpe or one .tiktoken file",
+                                        folder.string()));
+  return file;
 }
 
 /// True if the bytes are lines of merges such as "Ġ t".
@@ -63,19 +70,18 @@ bool looks_like_merges(std::string_view bytes) {
 
 /// Returns the serialized form of a file's contents.
 std::string serialized_form(const fs::path& file, std::string bytes) {
-  const fs::path vocab = file.parent_path() / "vocab.json";
+  const fs::path vocab = file.parent_path() / "vocab.json", merges = file.parent_path() / "merges.txt";
   std::error_code none;
   if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first != bytes.npos && bytes[first] == '{') {
     bytes.erase(0, first);
-    const fs::path merges = file.parent_path() / "merges.txt";
     if (file.filename() == vocab.filename() && fs::exists(merges, none))
-      return json_of_gpt2(bytes, read_file(merges), file.string(), merges.string(), special_names(file.parent_path()));
+      return json_of_gpt2(bytes, read_file(merges), file.string(), merges.string(), file.parent_path());
     return bytes;
   }
   if (looks_like_ranks(bytes)) return json_of_ranks(bytes, file.string());
   if (!looks_like_merges(bytes)) return bytes;
   if (!fs::exists(vocab, none)) return json_of_gpt2(std::nullopt, bytes, file.string(), file.string());
-  return json_of_gpt2(read_file(vocab), bytes, vocab.string(), file.string(), special_names(file.parent_path()));
+  return json_of_gpt2(read_file(vocab), bytes, vocab.string(), file.string(), file.parent_path());
 }
 
 /// Reads the tokens that other files add to a tokenizer.model. If its pieces are not those of the tokenizer.json next
@@ -84,6 +90,8 @@ std::string with_its_files(fs::path& file, std::string bytes) {
   const auto traits = file.filename() == kTokenizerFiles[0] ? read_traits(bytes) : std::nullopt;
   if (is_json(bytes) || !traits || !traits->extension.empty()) return bytes;
   std::string difference;
+  if (const auto prefix = prefix_setting(file.parent_path()); prefix && *prefix != traits->dummy_prefix)
+    bytes += *prefix ? kDummyPrefix : kNoDummyPrefix;
   const AddedTokens added = find_added_tokens(bytes, file.parent_path(), difference);
   if (difference.empty()) return with_added_tokens(std::move(bytes), added);
   const fs::path model = std::exchange(file, file.parent_path() / kTokenizerFiles[1]);
@@ -91,15 +99,17 @@ std::string with_its_files(fs::path& file, std::string bytes) {
   try {
     parse_bpe(bytes, file.string());
   } catch (const Error& error) {
-    throw Error(Code::data, fmt::format("{}: its tokens are not those of {}: {}; remove the file that does not belong "
+    throw Error(Code::data, fmt::format("{}: it gives other tokens than {}: {}; remove the file that does not belong "
                                         "to the model (tokenizer.json cannot be read instead: {})",
                                         file.string(), model.string(), difference, error.what()));
   }
-  log::info("{}: read instead of tokenizer.model, which has other tokens: {}", file.string(), difference);
+  log::info("{}: read instead of tokenizer.model, which gives other tokens: {}", file.string(), difference);
   return bytes;
 }
 
 }  // namespace
+
+bool has_tokenizer(const fs::path& folder) { return !find_file(folder).empty(); }
 
 std::string tokenizer_file_name(std::string_view serialized) { return kTokenizerFiles[is_json(serialized) ? 1 : 0]; }
 
@@ -149,30 +159,38 @@ void Tokenizer::read_settings(const fs::path& file) {
   choose_eos(folder);
   std::error_code none;
   const json settings = fs::exists(config, none) ? parse_python_json(read_file(config)) : json::object();
-  const auto flag = [&](const char* key) { return settings.contains(key) && settings[key] == true; };
-  const bool is_json_file = file.extension() == ".json" && file.filename() != "vocab.json";
-  AddedEnds added;
-  if (is_json_file) {
-    added.before = adds_bos_ ? name_of(known_bos_) : "";
-    special_.add_eos = model_->facts().adds_eos;
-  } else if (fs::exists(sibling, none)) {
-    added = ends_of(parse_json(read_file(sibling)).value("post_processor", json()));
-    special_.add_eos = !added.after.empty();
+  const auto flag = [&](const char* key) { return member_of(settings, key) == true; };
+  const bool is_json_file = file.extension() == ".json" && file.filename() != "vocab.json",
+             decided = is_json_file || fs::exists(sibling, none);
+  if (!is_json_file && decided) {
+    ends_ = ends_of(member_of(parse_json(read_file(sibling)), "post_processor"));
+    for (const NamedId& token : {ends_.before, ends_.after})
+      if (token.id >= vocab_size() || (token.id >= 0 && name_of(token.id) != token.name))
+        throw Error(Code::data, fmt::format("{}: post_processor: {} is not the token of id {}", sibling.string(),
+                                            token.name, token.id));
+    if (ends_.after.id >= 0 && ends_.after.id != eos_)
+      throw Error(Code::data, fmt::format("{}: post_processor: ends texts with {}, but documents end with {}; make it "
+                                          "eos_token in {}, or remove it",
+                                          sibling.string(), ends_.after.name, name_of(eos_), config.string()));
   }
+  if (decided) special_.add_eos = ends_.after.id >= 0;
   const auto names = special_.fields.find(kConfigFile);
-  if (const auto bos = find(added.before); bos && !added.before.empty()) {
-    known_bos_ = *bos;
+  if (ends_.before.id >= 0) {
+    known_bos_ = ends_.before.id;
   } else if (names != special_.fields.end() && parse_json(names->second).contains("bos_token")) {
     known_bos_ = special_.bos.value_or(-1);
   }
-  const bool decided = is_json_file || fs::exists(sibling, none);
-  adds_bos_ = decided ? !added.before.empty() : flag("add_bos_token");
+  adds_bos_ = decided ? ends_.before.id >= 0 : flag("add_bos_token");
   if (decided && settings.contains("add_bos_token") && settings["add_bos_token"].is_boolean() &&
-      flag("add_bos_token") != adds_bos_)
+      flag("add_bos_token") != adds_bos_ && ends_.obstacle.empty())
     ignored_setting_ = fmt::format(
         "{}: add_bos_token = {} is ignored, as in transformers: the post_processor of {} {}; set data.bos to decide it",
         config.string(), flag("add_bos_token"), kJsonFile,
-        adds_bos_ ? "begins texts with " + added.before : "adds no token before texts");
+        adds_bos_ ? "begins texts with " + ends_.before.name : "adds no token before texts");
+  if (file_name() == kJsonFile && prefix_setting(folder) == true)
+    throw Error(Code::data, fmt::format("{}: add_prefix_space: true is not supported; set it to false, which gives the "
+                                        "first word of a text other tokens",
+                                        config.string()));
 }
 
 /// Makes documents end with the configured EOS, unless it ends turns of a chat.
@@ -200,7 +218,8 @@ Tokenizer Tokenizer::open(std::string serialized, const std::string& origin) {
   tokenizer.model_ = is_json(serialized) ? make_byte_bpe(serialized, origin) : make_sentencepiece(serialized, origin);
   tokenizer.hash_ = to_string(checksum_of(serialized));
   tokenizer.known_bos_ = tokenizer.model_->facts().bos;
-  tokenizer.adds_bos_ = tokenizer.model_->facts().adds_bos;
+  tokenizer.ends_ = tokenizer.model_->facts().ends;
+  tokenizer.adds_bos_ = tokenizer.ends_.before.id >= 0;
   tokenizer.serialized_ = std::move(serialized);
   return tokenizer;
 }
@@ -236,6 +255,10 @@ void Tokenizer::use_bos(config::Bos choice, const std::string& origin) {
   if (choice == config::Bos::on && known_bos_ < 0)
     throw Error(Code::config,
                 fmt::format("data.bos: \"on\", but {} has no BOS token; use \"auto\" or \"off\"", origin));
+  if (choice == config::Bos::automatic && !ends_.obstacle.empty())
+    throw Error(Code::config, fmt::format("data.bos: \"auto\", but the post_processor of {} in {} {}; use \"on\" for "
+                                          "one BOS token or \"off\" for none, or change the file",
+                                          kJsonFile, origin, ends_.obstacle));
   if (choice == config::Bos::automatic && !ignored_setting_.empty()) log::info("{}", ignored_setting_);
   const bool used = choice == config::Bos::on || (choice == config::Bos::automatic && adds_bos_);
   bos_ = used ? known_bos_ : -1;
@@ -260,7 +283,10 @@ std::string_view Tokenizer::piece(int32_t id) const {
   return model_->facts().pieces[static_cast<size_t>(id)];
 }
 
-std::string Tokenizer::name_of(int32_t id) const { return model_->name_of(id); }
+std::string Tokenizer::name_of(int32_t id) const {
+  piece(id);
+  return model_->name_of(id);
+}
 
 Encoder::Encoder(const Tokenizer& tokenizer) : encoder_(tokenizer.model_->encoder()) {}
 

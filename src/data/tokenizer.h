@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/post_processor.h"
 #include "data/special_tokens.h"
 #include "data/text.h"
 
@@ -79,7 +80,7 @@ class Tokenizer {
   /// Throws Code::data when the token is not in the vocabulary.
   void use_bos(int32_t bos);
   /// Applies data.bos: "auto" follows the tokenizer's files; with a model trained here it is off. Throws
-  /// Code::config, naming `origin`, when a BOS token is required but the tokenizer has none.
+  /// Code::config, naming `origin`, when a BOS token is required but the tokenizer has none, or its files add several.
   void use_bos(config::Bos choice, const std::string& origin);
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
@@ -88,7 +89,7 @@ class Tokenizer {
 
   /// Returns the text of a single token; empty for control symbols. Throws Code::data when id is not in the vocabulary.
   std::string_view piece(int32_t id) const;
-  /// Returns the token's name in the vocabulary, including control symbols: "</s>".
+  /// Returns the token's name in the vocabulary, including control symbols: "</s>". Throws like piece().
   std::string name_of(int32_t id) const;
   /// Returns the rule for where a document may be split without changing its tokens.
   CutRule cuts() const;
@@ -111,10 +112,14 @@ class Tokenizer {
   std::shared_ptr<const TokenizerModel> model_;
   std::string serialized_, hash_;
   std::string ignored_setting_;  // a message; empty: no setting was ignored
+  AddedEnds ends_;               // the tokens that the tokenizer's file adds to texts
   SpecialTokens special_;
   int32_t eos_ = -1, known_bos_ = -1, bos_ = -1;  // the last two: the BOS token named in the files, and the one in use
   bool adds_bos_ = false;
 };
+
+/// True if Tokenizer::load() finds a tokenizer's file in the folder.
+bool has_tokenizer(const std::filesystem::path& folder);
 
 /// Returns the name under which a checkpoint or a run folder stores a serialized tokenizer: one of kTokenizerFiles.
 std::string tokenizer_file_name(std::string_view serialized);

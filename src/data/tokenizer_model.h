@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/post_processor.h"
 #include "data/text.h"
 
 namespace trainer::data {
@@ -25,15 +26,14 @@ class TokenizerModel {
   /// Returns an encoder, which keeps a reference to this. Throws Code::data for models whose encoding is not supported;
   /// texts can still be decoded.
   virtual std::unique_ptr<TextEncoder> encoder() const = 0;
-  /// Returns the token's name in the vocabulary, including control symbols.
+  /// Returns the name of a token of the vocabulary, including control symbols.
   virtual std::string name_of(int32_t id) const = 0;
 
   struct Facts {
     std::vector<std::string> pieces;  // bytes that each token represents; none for control symbols
     int32_t eos = -1;
     int32_t bos = -1;           // −1: the vocabulary has none
-    bool adds_bos = false;      // the model's file specifies that texts begin with it
-    bool adds_eos = false;      // and that they end with EOS
+    AddedEnds ends;             // the tokens that the model's file adds to texts
     bool dummy_prefix = false;  // a space is added before each text, which decoding removes
     bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <ranges>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "base/join.h"
@@ -45,16 +46,41 @@ std::string name_of_patterns(const data::BpeSpec& spec) {
                           fmt::join(spec.splits | std::views::transform(&data::BpeSpec::Split::pattern), " and ")));
 }
 
-/// Throws if tokens that are matched in text can overlap there: llama.cpp looks for the longest one first, this
+/// A token that is found in text, or a special one, whose text hides others. Those of an earlier pass are found first.
+struct FoundToken {
+  std::string_view text;
+  bool special = false;
+  int pass = 0;
+};
+
+/// True if text can begin with the first and go on with the second, which begins inside the first.
+bool overlap(std::string_view first, std::string_view second) {
+  if (first.find(second.front(), 1) == first.npos) return false;
+  for (size_t common = 1; common < first.size() && common < second.size(); ++common)
+    if (first.ends_with(second.substr(0, common))) return true;
+  return false;
+}
+
+/// Throws if tokens can share text: llama.cpp looks for the longest one first, and does not look for special ones; this
 /// program, like the tokenizers library, for the first one in the text.
-void require_separate(const data::BpeSpec& spec) {
-  const auto text = [&](int32_t id) -> std::string_view { return spec.names[static_cast<size_t>(id)]; };
-  for (const int32_t first : spec.literals)
-    for (const int32_t second : spec.literals)
-      for (size_t common = 1; common < text(first).size() && common < text(second).size(); ++common)
-        if (text(second).size() > text(first).size() && text(first).ends_with(text(second).substr(0, common)))
-          cannot_represent(
-              format("llama.cpp would prefer {} to {} where they overlap in the text", text(second), text(first)));
+void require_separate(const std::vector<FoundToken>& tokens) {
+  for (const FoundToken& first : tokens)
+    for (const FoundToken& second : tokens) {
+      if (second.special || &first == &second || (first.special && first.pass != second.pass)) continue;
+      const bool is_hidden = first.special || first.pass > second.pass,
+                 is_late = first.special || first.pass != second.pass || second.text.size() >= first.text.size();
+      if ((is_hidden && first.text.find(second.text) != second.text.npos) ||
+          (is_late && overlap(first.text, second.text)))
+        cannot_represent(
+            format("llama.cpp would prefer {} to {} where they overlap in the text", second.text, first.text));
+    }
+}
+
+/// Returns how an added token is found. Throws for one that llama.cpp does not find in the same way.
+FoundToken found(const data::AddedToken& token) {
+  if (!token.special && (token.lstrip || token.rstrip))
+    cannot_represent(format("llama.cpp does not remove the spaces next to {} (lstrip, rstrip)", token.content));
+  return {token.content, token.special, token.normalized ? 1 : 0};
 }
 
 /// Tokens in the order of their ids.
@@ -62,6 +88,20 @@ struct Vocabulary {
   std::vector<std::string> tokens;
   std::vector<int32_t> kinds;
 };
+
+/// Throws if text can become a token that SentencePiece never makes from text: llama.cpp joins any two tokens whose
+/// joint text is a token.
+void require_unreachable(const Vocabulary& vocabulary) {
+  const std::unordered_set<std::string_view> all(vocabulary.tokens.begin(), vocabulary.tokens.end());
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    const std::string_view text = vocabulary.tokens[id];
+    if (vocabulary.kinds[id] == kNormal || vocabulary.kinds[id] == kUserDefined) continue;
+    for (size_t cut = 1; cut < text.size(); ++cut)
+      if (all.contains(text.substr(0, cut)) && all.contains(text.substr(cut)))
+        cannot_represent(
+            format("llama.cpp would join {} and {} in text to {}", text.substr(0, cut), text.substr(cut), text));
+  }
+}
 
 void add_bpe(const data::Tokenizer& tokenizer, Vocabulary& vocabulary, GgufMetadata& metadata) {
   const data::BpeSpec spec = data::parse_bpe(tokenizer.bytes(), tokenizer.file_name());
@@ -74,12 +114,15 @@ void add_bpe(const data::Tokenizer& tokenizer, Vocabulary& vocabulary, GgufMetad
         "give "
         "letters with separate accents other tokens");
   }
-  require_separate(spec);
+  std::vector<FoundToken> all;
+  for (const data::AddedToken& token : spec.added) all.push_back(found(token));
+  require_separate(all);
   vocabulary.tokens = spec.names;
   vocabulary.kinds.assign(spec.names.size(), kNormal);
   for (size_t id = 0; id < spec.pieces.size(); ++id)
     if (spec.pieces[id].empty()) vocabulary.kinds[id] = kControl;
-  for (const int32_t id : spec.literals) vocabulary.kinds[static_cast<size_t>(id)] = kUserDefined;
+  for (const data::AddedToken& token : spec.added)
+    if (!token.special) vocabulary.kinds[static_cast<size_t>(token.id)] = kUserDefined;
   std::vector<std::string> merges;
   for (const data::BpeSpec::Merge& merge : spec.merges)
     merges.push_back(spec.names[static_cast<size_t>(merge.left)] + " " + spec.names[static_cast<size_t>(merge.right)]);
@@ -94,7 +137,14 @@ void add_sentencepiece(const data::Tokenizer& tokenizer, int64_t rows, Vocabular
   metadata.emplace_back("tokenizer.ggml.model", std::string("llama"));
   metadata.emplace_back("tokenizer.ggml.pre", std::string("default"));
   metadata.emplace_back("tokenizer.ggml.add_space_prefix", traits->dummy_prefix);
+  const data::AddedTokens added = data::read_added_tokens(tokenizer.bytes(), "the tokenizer");
+  if (traits->dummy_prefix && added.prefixes_words_only())
+    cannot_represent(
+        "llama.cpp adds a space before texts that begin with one, the Metaspace of this tokenizer.json does not; "
+        "import "
+        "the model again without its tokenizer.json to use tokenizer.model, which does");
   std::vector<float> scores;
+  std::vector<FoundToken> all;
   bool has_bytes = false, has_spaces = false;
   for (const data::ModelPiece& piece : data::read_pieces(tokenizer.bytes())) {
     vocabulary.tokens.emplace_back(piece.text);
@@ -102,33 +152,57 @@ void add_sentencepiece(const data::Tokenizer& tokenizer, int64_t rows, Vocabular
     scores.push_back(piece.score);
     has_bytes = has_bytes || piece.kind == data::PieceKind::byte;
     has_spaces = has_spaces || piece.text == "\u2581";
-    if (piece.kind == data::PieceKind::user_defined && traits->dummy_prefix)
+    if (piece.kind == data::PieceKind::unused)
+      cannot_represent(format("SentencePiece splits the unused piece {} again, llama.cpp does not", piece.text));
+    if (piece.kind != data::PieceKind::user_defined) continue;
+    if (traits->dummy_prefix)
       cannot_represent(
           format("llama.cpp adds a space after the user-defined symbol {}, which SentencePiece does not", piece.text));
+    if (piece.text.find("\u2581") != piece.text.npos)
+      cannot_represent(format("llama.cpp does not find the user-defined symbol {}, since it has spaces", piece.text));
+    all.push_back({.text = piece.text, .pass = 2});
   }
   if (!has_bytes)
     cannot_represent("the SentencePiece model has no tokens for bytes (byte_fallback), which llama.cpp requires");
   if (!has_spaces)
     cannot_represent("it has no token for a space; llama.cpp would use the bytes of U+2581 instead of the byte 0x20");
   constexpr float kNever = -1e4f, kAdded = -1000;  // as llama.cpp's own converter
-  for (const data::AddedToken& token : data::read_added_tokens(tokenizer.bytes(), "the tokenizer").tokens) {
+  for (const data::AddedToken& token : added.tokens) {
     vocabulary.tokens.push_back(token.content);
     vocabulary.kinds.push_back(token.special ? kControl : kUserDefined);
     scores.push_back(kAdded);
   }
+  for (const std::vector<data::AddedToken>* list : {&added.pieces, &added.tokens})
+    for (const data::AddedToken& token : *list) {
+      all.push_back(found(token));
+      if (!token.special) vocabulary.kinds[static_cast<size_t>(token.id)] = kUserDefined;
+      if (!token.special && traits->dummy_prefix && !added.prefixes_again())
+        cannot_represent(
+            format("llama.cpp adds a space after the added token {}, which this tokenizer does not", token.content));
+    }
+  require_unreachable(vocabulary);
+  require_separate(all);
   scores.resize(static_cast<size_t>(rows), kNever);
   metadata.emplace_back("tokenizer.ggml.scores", std::move(scores));
 }
 
-/// Returns the tokens that end generated text. The first is the EOS of the tokenizer's own files.
+/// Returns the name of a token; its number, if the tokenizer lacks it.
+std::string shown(const data::Tokenizer& tokenizer, int32_t id) {
+  return id < tokenizer.vocab_size() ? tokenizer.name_of(id) : std::to_string(id);
+}
+
+/// Returns the tokens that end generated text: the EOS of the tokenizer's own files, then the token that ends
+/// documents.
 std::vector<int32_t> ends_of_text(const data::Tokenizer& tokenizer, const data::SpecialTokens& special) {
   std::vector<int32_t> ends = special.eos;
-  if (std::ranges::count(ends, tokenizer.eos()) == 0) ends.push_back(tokenizer.eos());
   if (const auto found = special.fields.find("tokenizer_config.json"); found != special.fields.end()) {
     const auto name = parse_json(found->second).value("eos_token", nlohmann::json());
     std::ranges::stable_partition(
         ends, [&](int32_t id) { return id < tokenizer.vocab_size() && tokenizer.name_of(id) == name; });
   }
+  if (!ends.empty() && ends.front() == tokenizer.eos()) return ends;
+  std::erase(ends, tokenizer.eos());
+  ends.insert(ends.begin() + (ends.empty() ? 0 : 1), tokenizer.eos());
   return ends;
 }
 
@@ -159,11 +233,13 @@ void add_tokenizer(const std::optional<data::Tokenizer>& tokenizer, const data::
   constexpr const char* kEnds[] = {"eos", "eot", "eom"};  // all of them end generated text
   for (size_t i = 0; i < std::min(ends.size(), std::size(kEnds)); ++i)
     add_id(format("tokenizer.ggml.{}_token_id", kEnds[i]).c_str(), ends[i]);
-  if (ends.size() > std::size(kEnds))
+  if (ends.size() > std::size(kEnds)) {
+    std::vector<std::string> others;
+    for (size_t i = std::size(kEnds); i < ends.size(); ++i) others.push_back(shown(*tokenizer, ends[i]));
     log::warning(
-        "GGUF files name at most {} tokens that end generated text, this model has {}; llama.cpp does not stop "
-        "at {}",
-        std::size(kEnds), ends.size(), tokenizer->name_of(ends.back()));
+        "GGUF files name at most {} tokens that end generated text, this model has {}; llama.cpp does not stop at {}",
+        std::size(kEnds), ends.size(), fmt::join(others, ", "));
+  }
   add_id("tokenizer.ggml.padding_token_id", special.pad);
   if (special.unk)
     add_id("tokenizer.ggml.unknown_token_id", special.unk);

@@ -286,8 +286,7 @@ std::string to_generation_config_json(const data::SpecialTokens& special) {
 
 ModelConfig parse_config_json(std::string_view text, const std::string& origin, int64_t seq_len) {
   const json document = data::parse_python_json(text);
-  if (!document.is_object())
-    throw Error(Code::checkpoint, format("{}: not a JSON object, or values are nested too deeply", origin));
+  if (!document.is_object()) throw Error(Code::checkpoint, format("{}: {}", origin, data::why_no_object(document)));
   const Fields fields(document, origin);
   const json* type = fields.find("model_type");
   std::vector<std::string> known;

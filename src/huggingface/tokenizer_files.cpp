@@ -20,13 +20,17 @@ using nlohmann::ordered_json;
 namespace {
 constexpr const char *kJsonFile = "tokenizer.json", *kConfigFile = "tokenizer_config.json";
 
+data::NamedId named(const data::Tokenizer& tokenizer, int32_t id) {
+  return id < 0 ? data::NamedId() : data::NamedId{tokenizer.name_of(id), id};
+}
+
 /// Returns the tokenizer.json of byte-level BPE, whose post-processor adds the tokens that the run adds to texts.
 std::string as_in_run(const data::Tokenizer& tokenizer, const data::BpeSpec& spec, const data::SpecialTokens& special) {
-  const bool same_bos = spec.adds_bos ? tokenizer.bos() == spec.bos : tokenizer.bos() < 0;
-  if (same_bos && (spec.adds_eos || !special.add_eos)) return tokenizer.bytes();
-  data::NamedId before, after;
-  if (tokenizer.bos() >= 0) before = {tokenizer.name_of(tokenizer.bos()), tokenizer.bos()};
-  if (spec.adds_eos || special.add_eos) after = {tokenizer.name_of(tokenizer.eos()), tokenizer.eos()};
+  const bool same_bos = tokenizer.bos() == spec.ends.before.id && spec.ends.obstacle.empty();
+  if (same_bos && (spec.ends.after.id >= 0 || !special.add_eos)) return tokenizer.bytes();
+  const data::NamedId before = named(tokenizer, tokenizer.bos());
+  const data::NamedId after =
+      spec.ends.after.id >= 0 || !special.add_eos ? spec.ends.after : named(tokenizer, tokenizer.eos());
   return data::with_ends(tokenizer.bytes(), before, after);
 }
 
@@ -35,7 +39,6 @@ std::string as_in_run(const data::Tokenizer& tokenizer, const data::BpeSpec& spe
 std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const data::SpecialTokens& special,
                                        int64_t longest) {
   const bool adds_bos = tokenizer.bos() >= 0;
-  const std::string begin = adds_bos ? tokenizer.name_of(tokenizer.bos()) : "";
   std::vector<NamedFile> files;
   ordered_json ids, decoder;  // added tokens; null: there are none
   if (tokenizer.file_name() == kJsonFile) {
@@ -46,19 +49,16 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
     files.push_back({"merges.txt", std::move(merges)});
   } else {
     files.push_back({tokenizer.file_name(), std::string(data::without_added_tokens(tokenizer.bytes()))});
-    for (const data::AddedToken& token : data::read_added_tokens(tokenizer.bytes(), "the tokenizer").tokens) {
-      ids[token.content] = token.id;
-      decoder[std::to_string(token.id)] = data::added_token_json<ordered_json>(token);
-    }
+    const data::AddedTokens added = data::read_added_tokens(tokenizer.bytes(), "the tokenizer");
+    for (const std::vector<data::AddedToken>* list : {&added.pieces, &added.tokens})
+      for (const data::AddedToken& token : *list) {
+        if (list == &added.tokens) ids[token.content] = token.id;
+        decoder[std::to_string(token.id)] = data::added_token_json<ordered_json>(token);
+      }
     if (!ids.is_null()) files.push_back({"added_tokens.json", ids.dump(2) + "\n"});
-    std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes(), begin);
-    if (!json)
-      log::warning(
-          "the tokenizer is written as tokenizer.model only: of SentencePiece models, tokenizer.json can represent "
-          "only BPE without normalisation");
-    const data::NamedId end{tokenizer.name_of(tokenizer.eos()), tokenizer.eos()};
-    if (json && special.add_eos) json = data::with_ends(*json, {begin, tokenizer.bos()}, end);
-    if (json) files.push_back({kJsonFile, std::move(*json)});
+    if (auto json = data::sentencepiece_to_json(tokenizer.bytes(), named(tokenizer, tokenizer.bos()),
+                                                named(tokenizer, special.add_eos ? tokenizer.eos() : -1)))
+      files.push_back({kJsonFile, std::move(*json)});
   }
   const auto name = [&](std::optional<int32_t> id) {
     return id && *id < tokenizer.vocab_size() ? ordered_json(tokenizer.name_of(*id)) : ordered_json();
@@ -71,9 +71,12 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, const d
                       {"model_max_length", longest},
                       {"clean_up_tokenization_spaces", false}};
   if (const auto found = special.fields.find(kConfigFile); found != special.fields.end()) {
-    const auto names = parse_json<ordered_json>(found->second);
-    for (const char* field : {"bos_token", "eos_token", "unk_token", "pad_token"})
-      config[field] = names.value(field, ordered_json());
+    const auto kept = parse_json<ordered_json>(found->second);
+    for (const char* field : {"bos_token", "eos_token", "unk_token", "pad_token"}) config[field] = nullptr;
+    config.update(kept);
+    // Python's readers write 10³⁰ for no limit.
+    if (const ordered_json& most = config["model_max_length"]; !most.is_number() || most > longest)
+      config["model_max_length"] = longest;
   }
   config["add_bos_token"] = adds_bos;
   if (special.add_eos) config["add_eos_token"] = true;
@@ -90,10 +93,8 @@ bool splits_as_qwen2(const data::Tokenizer& tokenizer) {
 }
 
 std::optional<data::Tokenizer> find_tokenizer(const fs::path& folder) {
-  std::error_code none;
-  for (const char* name : {"tokenizer.model", kJsonFile, "merges.txt"})
-    if (fs::exists(folder / name, none)) return data::Tokenizer::load(folder.string());
-  return std::nullopt;
+  if (!data::has_tokenizer(folder)) return std::nullopt;
+  return data::Tokenizer::load(folder.string());
 }
 
 }  // namespace trainer::huggingface

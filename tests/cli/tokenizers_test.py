@@ -179,9 +179,13 @@ class Tokenizers(rig.Runs):
         self.assertEqual(len(vocab), 50257)
         self.assertEqual((self.folder / "hf/merges.txt").read_bytes(), (GPT2 / "merges.txt").read_bytes())
         self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
-        for file in ("tokenizer.json",):  # the older pair of files gives the same model
-            (self.folder / "hf" / file).unlink()
-        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "older")
+        # The older pair of files gives the same model, if its class is known.
+        (self.folder / "hf/tokenizer.json").unlink()
+        older = ["checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "older"]
+        self.assertIn("tokenizer_class: PreTrainedTokenizer", self.trainer(*older, status=4))
+        settings = json.loads((self.folder / "hf/tokenizer_config.json").read_text())
+        (self.folder / "hf/tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "GPT2Tokenizer"}))
+        self.trainer(*older)
         texts = [self.trainer("generate", "--checkpoint", checkpoint, "--prompt", "The cat", "--tokens", "5", "--seed", "1",
                               stdout=True) for checkpoint in ("run", "back", "older")]
         self.assertEqual(texts, texts[:1] * 3)
@@ -399,6 +403,29 @@ class Tokenizers(rig.Runs):
         self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
         subprocess.run([python, "-c", EXPORTED, "hf/tokenizer.json", "hard.txt", "cl100k/ids.json"], cwd=self.folder, check=True,
                        timeout=300)
+
+    def test_added_tokens_are_found_as_by_tokenizers(self):
+        python = find_python()
+        if python is None:
+            self.skipTest("no Python with tiktoken and tokenizers (TRAINER_TORCH_PYTHON)")
+        # A second normalizer_spec overrides one field: a space is added before texts.
+        (self.folder / "prefixed").mkdir()
+        model = (self.folder / "tokens/tokenizer.model").read_bytes() + b"\x1a\x02\x18\x01"
+        (self.folder / "prefixed/tokenizer.model").write_bytes(model)
+        self.train("data.tokenizer=prefixed", 'data.train=["text.txt"]', "train.steps=1")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        peer = pathlib.Path(__file__).parent / "added_tokens_peer.py"
+        subprocess.run([python, peer, "hf"], cwd=self.folder, check=True, timeout=300)
+        for case in sorted(self.folder.glob("case*")):
+            with self.subTest(case.name):
+                made = json.loads(self.trainer("tokenize", "--input", case / "text.jsonl", "--output", case / "ours",
+                                               "--tokenizer", case, "--json", stdout=True))
+                ours = array.array("H", (case / "ours/tokens.bin").read_bytes()[1024:]).tolist()
+                ends = array.array("Q", (case / "ours/tokens.docs").read_bytes()).tolist()[-made["documents"]:]
+                theirs = json.loads((case / "ids.json").read_text())
+                for begin, end, ids in zip([0, *ends], ends, theirs, strict=False):
+                    self.assertEqual(ours[begin:end - 1], ids)
+                self.assertEqual(len(ends), len(theirs))
 
     def test_a_tokenizer_with_the_fields_of_olmo2_has_the_tokens_of_tokenizers(self):
         python = find_python()

@@ -5,6 +5,7 @@
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -51,6 +52,10 @@ Ids by_library(const std::string& model, const std::string& text, bool prefix) {
 /// Returns the tokenizer.json of the model.
 json fast_file(const std::string& model) { return json::parse(sentencepiece_to_json(model).value()); }
 
+json metaspace(const char* scheme) {
+  return {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", scheme}, {"split", false}};
+}
+
 json entry(int id, const char* content, bool special) {
   return {{"id", id}, {"content", content}, {"special", special}, {"normalized", false}};
 }
@@ -95,7 +100,7 @@ TEST(AddedTokens, AreReadFromTheFirstFileThatHasThem) {
     file["added_tokens"].push_back(entry(500, "<|im_start|>", false));
     file["added_tokens"].push_back(entry(501, "<|im_end|>", true));
     file["normalizer"] = nullptr;
-    file["pre_tokenizer"] = {{"type", "Metaspace"}, {"prepend_scheme", "first"}, {"split", false}};
+    file["pre_tokenizer"] = metaspace("first");
     return file;
   }();
   const json plain = [&] {
@@ -177,54 +182,168 @@ TEST(AddedTokens, MustFollowThePieces) {
   };
   refused({{"<a>", 501}}, {"<a>: id 501, but id 500 has no token", "add one"});
   refused({{"<a>", 500}, {"<b>", 500}}, {"id 500 is also the id of <a>"});
-  refused({{"<a>", 2}}, {"<a>: id 2 is </s> in tokenizer.model"});
+  refused({{"<a>", 2}}, {"<a>: id 2 is </s> in the vocabulary"});
   refused({{"<s>", 500}}, {"<s>: id 500, but a token with a lower id has the same text"});
   refused({{"<a>", "500"}}, {"<a>: \"500\" is not a token id"});
   refused({{"<a>", -1}}, {"<a>: -1 is not a token id"});
   refused(json::array({3}), {"not a JSON object"});
   fs::remove(folder / "added_tokens.json");
   write(folder / "tokenizer.json", "version https://git-lfs");
-  expect_error(Code::data, {"tokenizer.json: not a JSON object"}, [&] { Tokenizer::load(folder.path().string()); });
+  expect_error(Code::data, {"tokenizer.json: not valid JSON"}, [&] { Tokenizer::load(folder.path().string()); });
   write(folder / "tokenizer.json", "{\"key\": 1}");  // a run's record of its tokenizer
   EXPECT_EQ(Tokenizer::load(folder.path().string()).vocab_size(), 500);
 }
 
+const json kSpaces{{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "▁"}},
+    kPrepend{{"type", "Sequence"}, {"normalizers", {{{"type", "Prepend"}, {"prepend", "▁"}}, kSpaces}}};
+
+/// Loads the model next to its tokenizer.json with another normalizer, pre-tokenizer and token.
+Tokenizer load_with(const TempFolder& folder, const json& normalizer, const json& pre_tokenizer, const json& token) {
+  json file = fast_file(prefixed_model());
+  if (!token.is_null()) file["added_tokens"].push_back(token);
+  file["normalizer"] = normalizer;
+  file["pre_tokenizer"] = pre_tokenizer;
+  write(folder / "tokenizer.model", prefixed_model());
+  write(folder / "tokenizer.json", file.dump());
+  return Tokenizer::load(folder.path().string());
+}
+
+// As in the tokenizers library 0.23: Prepend adds the prefix to every text between tokens, Metaspace only to text that
+// does not begin with a space, "first" only at the start.
+TEST(AddedTokens, HaveThePrefixAroundThemThatTokenizerJsonGives) {
+  TempFolder folder;
+  struct Case {
+    json normalizer, pre_tokenizer;
+    bool again, before_space;
+  };
+  const json older{{"type", "Metaspace"}, {"replacement", "▁"}, {"add_prefix_space", true}};
+  for (const auto& [normalizer, pre_tokenizer, again, before_space] :
+       {Case{kPrepend, nullptr, true, true}, Case{nullptr, metaspace("always"), true, false},
+        Case{nullptr, older, true, false}, Case{nullptr, metaspace("first"), false, false}}) {
+    for (const json& token : {entry(500, "<t>", false), json()}) {
+      const Tokenizer t = load_with(folder, normalizer, pre_tokenizer, token);
+      const std::string shown = normalizer.dump() + pre_tokenizer.dump() + token.dump();
+      EXPECT_EQ(t.encode("a b"), by_library(prefixed_model(), "a b", true)) << shown;
+      EXPECT_EQ(t.encode(" a b"), by_library(prefixed_model(), before_space ? " a b" : "a b", true)) << shown;
+      EXPECT_EQ(Tokenizer::from_bytes(t.bytes(), "x").encode(" a b"), t.encode(" a b")) << shown;
+      // An export says the same.
+      const json exported = fast_file(t.bytes());
+      EXPECT_EQ(exported["pre_tokenizer"], before_space ? json() : pre_tokenizer) << shown;
+      if (token.is_null()) continue;
+      Ids expected = by_library(prefixed_model(), "a", true), rest = by_library(prefixed_model(), "b", again);
+      expected.push_back(500);
+      expected.insert(expected.end(), rest.begin(), rest.end());
+      EXPECT_EQ(t.encode("a<t>b"), expected) << shown;
+      expected.resize(expected.size() - rest.size());
+      rest = by_library(prefixed_model(), before_space ? " b" : "b", true);
+      expected.insert(expected.end(), rest.begin(), rest.end());
+      EXPECT_EQ(t.encode("a<t> b"), expected) << shown;
+    }
+  }
+}
+
 TEST(AddedTokens, AreNotFoundInTextWhereFilesAskForMore) {
   TempFolder folder;
-  const auto load = [&](const json& token, const json& normalizer, const json& pre_tokenizer) {
-    json file = fast_file(prefixed_model());
-    file["added_tokens"].push_back(token);
-    file["normalizer"] = normalizer;
-    file["pre_tokenizer"] = pre_tokenizer;
-    write(folder / "tokenizer.model", prefixed_model());
-    write(folder / "tokenizer.json", file.dump());
-    return Tokenizer::load(folder.path().string());
-  };
-  const json prepend{{"type", "Sequence"},
-                     {"normalizers", {{{"type", "Prepend"}, {"prepend", "▁"}}, {{"type", "Replace"}}}}},
-      replace{{"type", "Replace"}}, always{{"type", "Metaspace"}, {"prepend_scheme", "always"}},
-      older{{"type", "Metaspace"}, {"add_prefix_space", true}},
-      first{{"type", "Metaspace"}, {"prepend_scheme", "first"}};
-  const auto refused = [&](const json& token, const json& normalizer, const json& pre_tokenizer,
-                           const std::string& reason) {
-    const Tokenizer t = load(token, normalizer, pre_tokenizer);  // checkpoints with it can be loaded
+  const auto refused = [&](const Tokenizer& t, const std::string& reason) {  // checkpoints with it can be loaded
     expect_error(Code::data, {"cannot encode", reason}, [&] { static_cast<void>(t.encode("a b")); });
   };
-  const json plain = entry(500, "<t>", false), special = entry(500, "<t>", true);
-  for (const auto& [normalizer, pre_tokenizer] : {std::pair(prepend, json()), {json(), always}, {json(), older}}) {
-    refused(plain, normalizer, pre_tokenizer, "a space after each added token such as <t>");
-    EXPECT_EQ(load(special, normalizer, pre_tokenizer).encode("a b"), by_library(prefixed_model(), "a b", true));
-  }
-  json word = plain, spaced = entry(500, "a b", false);
-  word["single_word"] = spaced["normalized"] = true;
-  refused(word, nullptr, first, "the added token <t> has single_word");
-  refused(spaced, replace, nullptr, "the added token a b has spaces and is normalized");
-  EXPECT_EQ(load(spaced, nullptr, first).encode("a b"), Ids{500});
+  json word = entry(500, "<t>", false), spaced = entry(500, "a b", false), normalized = entry(500, "<t>", false);
+  word["single_word"] = spaced["normalized"] = normalized["normalized"] = true;
+  refused(load_with(folder, nullptr, metaspace("first"), word), "the added token <t> has single_word");
+  refused(load_with(folder, kPrepend, nullptr, spaced), "the added token a b is normalized");
+  refused(load_with(folder, kPrepend, nullptr, normalized), "the added token <t> is normalized");
+  EXPECT_EQ(load_with(folder, nullptr, metaspace("first"), spaced).encode("a b"), Ids{500});
   fs::remove(folder / "tokenizer.json");
   write(folder / "added_tokens.json", json{{"<t>", 500}}.dump());
   write(folder / "tokenizer_config.json", json{{"legacy", true}}.dump());
-  const Tokenizer legacy = Tokenizer::load(folder.path().string());
-  expect_error(Code::data, {"a space after each added token"}, [&] { static_cast<void>(legacy.encode("a b")); });
+  refused(Tokenizer::load(folder.path().string()), "a space after each added token");
+}
+
+// Phi-3's </s> is found in text and takes the spaces behind it.
+TEST(AddedTokens, MayBePieces) {
+  TempFolder folder;
+  json file = fast_file(prefixed_model());
+  const auto id = file["model"]["vocab"]["▁the"].get<int>();
+  json& end = file["added_tokens"][2];
+  ASSERT_EQ(end["content"], "</s>");
+  end["special"] = false;
+  end["rstrip"] = true;
+  json piece = end;
+  piece["id"] = id;
+  piece["content"] = "▁the";
+  piece["rstrip"] = false;
+  file["added_tokens"].push_back(piece);
+  file["normalizer"] = nullptr;
+  file["pre_tokenizer"] = metaspace("first");
+  write(folder / "tokenizer.model", prefixed_model());
+  write(folder / "tokenizer.json", file.dump());
+  const Tokenizer t = Tokenizer::load(folder.path().string());
+  EXPECT_EQ(t.vocab_size(), 500);
+  Ids expected = by_library(prefixed_model(), "a", true), rest = by_library(prefixed_model(), "b", false);
+  expected.insert(expected.end(), {2, id});
+  expected.insert(expected.end(), rest.begin(), rest.end());
+  EXPECT_EQ(t.encode("a</s>  ▁theb"), expected);
+  std::vector<json> sorted = file["added_tokens"];
+  std::ranges::sort(sorted, {}, [](const json& token) { return token["id"].get<int>(); });
+  EXPECT_EQ(fast_file(t.bytes())["added_tokens"], json(sorted));
+}
+
+TEST(AddedTokens, FollowTheSettingForThePrefix) {  // transformers 5.24: LlamaTokenizer, but not the general class
+  TempFolder folder;
+  write(folder / "tokenizer.model", prefixed_model());
+  const auto first = [&](const json& settings) {
+    write(folder / "tokenizer_config.json", settings.dump());
+    return Tokenizer::load(folder.path().string()).encode("the cat");
+  };
+  const Ids with = by_library(prefixed_model(), "the cat", true),
+            without = by_library(prefixed_model(), "the cat", false);
+  EXPECT_EQ(first({{"tokenizer_class", "LlamaTokenizer"}, {"add_prefix_space", false}}), without);
+  EXPECT_EQ(first({{"tokenizer_class", "LlamaTokenizerFast"}, {"add_prefix_space", true}}), with);
+  EXPECT_EQ(first({{"tokenizer_class", "LlamaTokenizer"}, {"add_prefix_space", nullptr}}), with);
+  EXPECT_EQ(first({{"tokenizer_class", "PreTrainedTokenizerFast"}, {"add_prefix_space", false}}), with);
+}
+
+TEST(AddedTokens, DoNotMixFilesThatEncodeDifferently) {
+  TempFolder folder;
+  write(folder / "tokenizer.model", prefixed_model());
+  const json good = fast_file(prefixed_model());
+  const auto with = [&](const char* pointer, const json& value) {
+    json file = good;
+    file[json::json_pointer(pointer)] = value;
+    return file;
+  };
+  const auto metaspace_only = [&](const json& pre_tokenizer) {
+    json file = with("/pre_tokenizer", pre_tokenizer);
+    file["normalizer"] = nullptr;
+    return file;
+  };
+  json merges = good["model"]["merges"], fewer = merges;
+  std::swap(merges[0], merges[merges.size() - 1]);
+  fewer.erase(fewer.size() - 1);
+  const json digits{{"type", "Digits"}, {"individual_digits", true}};
+  for (const auto& [file, part] : std::vector<std::pair<json, const char*>>{
+           {metaspace_only(metaspace("never")), "only tokenizer.model adds a space before texts"},
+           {with("/normalizer", kSpaces), "only tokenizer.model adds a space"},
+           {with("/normalizer", {{"type", "Lowercase"}}), "normalizer: {\"type\":\"Lowercase\"}"},
+           {with("/normalizer", {{"type", "NFC"}}), "normalizer: "},
+           {with("/normalizer", {{"type", "Prepend"}, {"prepend", "▁"}}), "normalizer: spaces"},
+           {with("/pre_tokenizer", digits), "pre_tokenizer: {\"individual_digits\""},
+           {metaspace_only({{"type", "Sequence"}, {"pretokenizers", {digits, metaspace("first")}}}), "pre_tokenizer: "},
+           {with("/model/merges", merges), "model.merges: the order"},
+           {with("/model/merges", fewer), "model.merges: "},
+           {with("/model/byte_fallback", false), "model.byte_fallback: false"},
+           {with("/model/ignore_merges", true), "model.ignore_merges: true"}}) {
+    write(folder / "tokenizer.json", file.dump());
+    expect_error(Code::data,
+                 {"tokenizer.json: it gives other tokens than", "tokenizer.model: ", part, "remove the file"},
+                 [&] { Tokenizer::load(folder.path().string()); });
+  }
+  // The same merges in other forms.
+  json pairs = json::array();
+  for (const std::string merge : good["model"]["merges"])
+    pairs.push_back({merge.substr(0, merge.find(' ')), merge.substr(merge.find(' ') + 1)});
+  write(folder / "tokenizer.json", with("/model/merges", pairs).dump());
+  EXPECT_EQ(Tokenizer::load(folder.path().string()).bytes(), prefixed_model());
 }
 
 TEST(AddedTokens, DoNotMixFilesWithOtherPieces) {
@@ -280,7 +399,7 @@ TEST(AddedTokens, ComeBackInTokenizerJson) {
              {"rstrip", true}, {"normalized", false}, {"special", false}};
   file["added_tokens"].push_back(token);
   file["normalizer"] = nullptr;
-  file["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "first"}, {"split", false}};
+  file["pre_tokenizer"] = metaspace("first");
   write(folder / "tokenizer.model", prefixed_model());
   write(folder / "tokenizer.json", file.dump());
   const Tokenizer t = Tokenizer::load(folder.path().string());

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "data/bpe_file.h"
+#include "data/nfc.h"
 #include "data/split_pattern.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
@@ -204,6 +205,57 @@ TEST(ByteBpe, FindsTokensThatAreNotWords) {
   EXPECT_EQ(tokenizer.decode({id + 1, id}), "      ");
 }
 
+// Expected values are those of the tokenizers library 0.23 with encode_special_tokens. Its first pass finds tokens that
+// are not normalized, even inside those that are; a special token hides what it overlaps.
+TEST(ByteBpe, FindsAddedTokensAsTheTokenizersLibrary) {
+  std::mt19937_64 random(2);
+  json file = small_json(random, 4);
+  const auto first = file["added_tokens"][0]["id"].get<int32_t>() + 1;
+  const auto encode = [&](const std::vector<json>& tokens, const json& normalizer, const std::string& text) {
+    json with = file;
+    with["normalizer"] = normalizer;
+    for (json token : tokens) {
+      token["id"] = first + static_cast<int32_t>(with["added_tokens"].size()) - 1;
+      with["added_tokens"].push_back(token);
+    }
+    return Tokenizer::from_bytes(with.dump(), "x").encode(text);
+  };
+  const auto token = [](const char* content, bool normalized) {
+    return json{{"content", content}, {"special", false}, {"normalized", normalized}};
+  };
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(encode({token("qzw", true), token("wxy", false)}, nullptr, "-qzwxy-"),
+            (Ids{'-', 'q', 'z', first + 1, '-'}));
+  EXPECT_EQ(encode({token("</", false)}, nullptr, "x</s>y</"), (Ids{'x', '<', '/', 's', '>', 'y', first}));
+  const json nfc{{"type", "NFC"}};
+  if (has_nfc()) {
+    EXPECT_EQ(encode({token("q\u00e9q", true)}, nfc, "qe\u0301q"), Ids{first});
+    EXPECT_EQ(encode({token("qe\u0301q", true)}, nfc, "q\u00e9q"), Ids{first});
+    EXPECT_EQ(encode({token("e", false)}, nfc, "e\u0301"), (Ids{first, 0xCC, 0x81}));
+  }
+  json left = token("<l>", false), right = token("<r>", false);
+  left["lstrip"] = right["rstrip"] = true;
+  EXPECT_EQ(encode({left, right}, nullptr, "z \n<l>\t<r> \u3000z"), (Ids{'z', first, '\t', first + 1, 'z'}));
+}
+
+// The library gives tokens the ids of the vocabulary, or the next ones, whatever the file says.
+TEST(ByteBpe, RefusesIdsThatTheTokenizersLibraryChanges) {
+  std::mt19937_64 random(2);
+  const json good = small_json(random, 4);
+  const auto end = good["added_tokens"][0]["id"].get<int32_t>();
+  const auto refused = [&](const std::vector<std::pair<std::string, int32_t>>& tokens, const std::string& part) {
+    json file = good;
+    file["added_tokens"] = json::array();
+    for (const auto& [content, id] : tokens)
+      file["added_tokens"].push_back({{"id", id}, {"content", content}, {"special", content == "</s>"}});
+    expect_error(Code::data, {"x: added_tokens: ", part}, [&] { Tokenizer::from_bytes(file.dump(), "x"); });
+  };
+  refused({{"</s>", end}, {"a", end + 1}}, format("a: id {}, but the tokenizers library gives it id 97", end + 1));
+  refused({{"<q>", end + 1}, {"</s>", end}},
+          format("<q>: id {}, but the tokenizers library gives it id {}", end + 1, end));
+  refused({{"</s>", end}, {"<q>", end + 1}, {"<q>", end + 2}}, format("<q>: id {}", end + 2));
+}
+
 TEST(ByteBpe, IsRejectedIfTheFileIsWrong) {
   std::mt19937_64 random(4);
   const json good = small_json(random, 6);
@@ -289,21 +341,69 @@ TEST(ByteBpe, IsRejectedIfTheOlderFilesAreWrong) {
 }
 
 TEST(ByteBpe, HasTheSpecialTokensOfAnOlderVocabulary) {
-  const auto special = [](std::vector<std::string> names, const char* merges,
-                          const std::vector<std::string>& configured) {
-    nlohmann::json vocab;
+  const auto special = [](std::vector<std::string> names, const char* merges, const json& settings) {
+    TempFolder folder;
+    write(folder / "tokenizer_config.json", settings.dump());
+    json vocab;
     for (size_t id = 0; id < names.size(); ++id) vocab[names[id]] = id;
     std::vector<std::string> found;
-    const auto file = nlohmann::json::parse(json_of_gpt2(vocab.dump(), merges, "v", "m", configured));
+    const auto file = json::parse(json_of_gpt2(vocab.dump(), merges, "v", "m", folder.path()));
     for (const auto& token : file["added_tokens"]) found.push_back(token["content"]);
     return found;
   };
   using Names = std::vector<std::string>;
-  EXPECT_EQ(special({"a", "<s>", "</s>"}, "", {}), (Names{"<s>", "</s>"})) << "usual names";
-  EXPECT_EQ(special({"a", "<s>", "</s>", "<|endoftext|>"}, "", {}), Names{"<|endoftext|>"});
-  EXPECT_EQ(special({"a", "<end>", "</s>"}, "", {"<end>", "<none>"}), Names{"<end>"})
+  EXPECT_EQ(special({"a", "<s>", "</s>"}, "", json::object()), (Names{"<s>", "</s>"})) << "usual names";
+  EXPECT_EQ(special({"a", "<s>", "</s>", "<|endoftext|>"}, "", json::object()), Names{"<|endoftext|>"});
+  EXPECT_EQ(special({"a", "<end>", "</s>"}, "", {{"eos_token", "<end>"}, {"pad_token", "<none>"}}), Names{"<end>"})
       << "tokenizer_config.json names it";
-  EXPECT_EQ(special({"<", "/s>", "<s>", "</s>"}, "< /s>", {}), Names{"<s>"}) << "merges produce the other from text";
+  EXPECT_EQ(special({"<", "/s>", "<s>", "</s>"}, "< /s>", json::object()), Names{"<s>"})
+      << "merges produce the other from text";
+}
+
+// As GPT2Tokenizer and Qwen2Tokenizer of transformers 5.24.
+TEST(ByteBpe, FollowsTheSettingsOfOlderFiles) {
+  TempFolder folder;
+  json vocab;
+  for (size_t byte = 0; byte < 256; ++byte) vocab[byte_characters()[byte]] = byte;
+  write(folder / "vocab.json", vocab.dump());
+  write(folder / "merges.txt", "#version: 0.2\n");
+  const auto load = [&](const char* name, const json& more) {
+    json settings{{"tokenizer_class", name}, {"eos_token", "<|endoftext|>"}};
+    settings.update(more);
+    write(folder / "tokenizer_config.json", settings.dump());
+    return Tokenizer::load(folder.path().string());
+  };
+  const json decoder{{"added_tokens_decoder",
+                      {{"256", {{"content", "<|endoftext|>"}, {"special", true}}},
+                       {"257", {{"content", "<t>"}, {"special", false}, {"normalized", false}}}}}};
+  const Tokenizer gpt2 = load("GPT2Tokenizer", decoder);
+  EXPECT_EQ(gpt2.eos(), 256);
+  EXPECT_EQ(gpt2.encode("<t><|endoftext|>").size(), 14u);
+  EXPECT_EQ(gpt2.encode("a<t>"), (std::vector<int32_t>{'a', 257}));
+  EXPECT_EQ(json::parse(gpt2.bytes())["pre_tokenizer"]["type"], "ByteLevel");
+  if (has_nfc()) {
+    const json qwen2 = json::parse(load("Qwen2TokenizerFast", decoder).bytes());
+    EXPECT_EQ(qwen2["normalizer"]["type"], "NFC");
+    EXPECT_EQ(qwen2["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"], kQwen2Pattern);
+  }
+  const auto refused = [&](const char* name, const json& more, const std::vector<std::string>& parts) {
+    expect_error(Code::data, parts, [&] { load(name, more); });
+  };
+  for (const char* name : {"RobertaTokenizer", "CodeGenTokenizer", "PreTrainedTokenizerFast"})
+    refused(name, decoder, {"tokenizer_config.json: tokenizer_class: ", "save_pretrained"});
+  json prefix = decoder;
+  prefix["add_prefix_space"] = true;
+  refused("GPT2Tokenizer", prefix, {"tokenizer_config.json: add_prefix_space: true is not supported"});
+  refused("GPT2Tokenizer", json::object(), {"vocab.json: no end-of-text token"});
+  write(folder / "added_tokens.json", json{{"<|endoftext|>", 256}, {"<t>", 257}}.dump());
+  EXPECT_EQ(load("GPT2Tokenizer", json::object()).encode("a<t>"), (std::vector<int32_t>{'a', 257}));
+  write(folder / "added_tokens.json", json{{"<|endoftext|>", 256}, {"<t>", 258}}.dump());
+  refused("GPT2Tokenizer", json::object(), {"added_tokens.json: <t>: id 258, but id 257 has no token"});
+  // The same setting next to a tokenizer.json; the general class ignores it.
+  write(folder / "tokenizer.json", gpt2.bytes());
+  fs::remove(folder / "added_tokens.json");
+  refused("GPT2Tokenizer", prefix, {"tokenizer_config.json: add_prefix_space: true is not supported"});
+  EXPECT_EQ(load("PreTrainedTokenizerFast", prefix).bytes(), gpt2.bytes());
 }
 
 TEST(ByteBpe, GivesTheSameTokensInPieces) {

@@ -21,16 +21,19 @@ TEST(SpecialTokens, BeginTextsAsTheFilesSay) {
   std::mt19937_64 random(2);
   const json plain = small_json(random, 4);
   const auto usual = plain["added_tokens"][0]["id"].get<int32_t>() + 1, odd = usual + 1;
-  const auto begins_with = [](const char* name) {
+  const json tokens{{"<s>", {{"id", "<s>"}, {"ids", {usual}}}}, {"<|odd|>", {{"id", "<|odd|>"}, {"ids", {odd}}}}};
+  const auto begins_with = [&](const char* name) {
     return json{{"type", "TemplateProcessing"},
-                {"single", {{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}}};
+                {"single", {{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}}}}}},
+                {"special_tokens", tokens}};
   };
   const auto pair_of = [&](const char* type) {
     return json{{"type", type}, {"sep", {"</s>", usual - 1}}, {"cls", {"<|odd|>", odd}}};
   };
   const json byte_level{{"type", "ByteLevel"}, {"trim_offsets", true}};
   const json ends{{"type", "TemplateProcessing"},
-                  {"single", {{{"Sequence", {{"id", "A"}}}}, {{"SpecialToken", {{"id", "<|odd|>"}}}}}}};
+                  {"single", {{{"Sequence", {{"id", "A"}}}}, {{"SpecialToken", {{"id", "<|odd|>"}}}}}},
+                  {"special_tokens", tokens}};
   const json sequence{{"type", "Sequence"}, {"processors", {byte_level, begins_with("<|odd|>")}}};
   struct Case {
     json post_processor, settings;  // in tokenizer.json, and tokenizer_config.json (null: no such file)
@@ -41,10 +44,8 @@ TEST(SpecialTokens, BeginTextsAsTheFilesSay) {
       {nullptr, nullptr, -1, usual},
       {byte_level, nullptr, -1, usual},
       {ends, nullptr, -1, usual, true},
-      {{{"type", "Sequence"}, {"processors", 3}}, nullptr, -1, usual},
       {begins_with("<s>"), nullptr, usual, usual},
       {begins_with("<|odd|>"), nullptr, odd, odd},
-      {begins_with("<|none|>"), nullptr, -1, usual},
       {pair_of("RobertaProcessing"), nullptr, odd, odd, true},
       {pair_of("BertProcessing"), {{"add_bos_token", false}}, odd, odd, true},
       {sequence, nullptr, odd, odd},
@@ -90,6 +91,61 @@ TEST(SpecialTokens, BeginTextsAsTheFilesSay) {
   write(folder / "tokenizer_config.json", "[1]");
   expect_error(Code::data, {"tokenizer_config.json: not a JSON object"},
                [&] { Tokenizer::load(folder.path().string()); });
+}
+
+// As in the tokenizers library 0.23, tokens are those of the ids in the template, whatever else they are.
+TEST(SpecialTokens, BeginTextsWithAnyTokenOfThePostProcessor) {
+  std::mt19937_64 random(2);
+  json file = small_json(random, 4);
+  const auto end = file["added_tokens"][0]["id"].get<int32_t>();
+  const int32_t text = end + 1, other = end + 2;
+  file["added_tokens"].push_back({{"id", text}, {"content", "<text>"}, {"special", false}});
+  file["added_tokens"].push_back({{"id", other}, {"content", "<other>"}, {"special", true}});
+  const auto step = [](const char* name) { return json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
+  const json place{{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const auto processor = [&](const json& single, const json& ids) {
+    json tokens = json::object();
+    for (const auto& [name, list] : ids.items()) tokens[name] = {{"id", name}, {"ids", list}, {"tokens", {name}}};
+    return json{{"type", "TemplateProcessing"}, {"single", single}, {"pair", single}, {"special_tokens", tokens}};
+  };
+  const auto load = [&](const json& post_processor) {
+    file["post_processor"] = post_processor;
+    return Tokenizer::from_bytes(file.dump(), "x");
+  };
+  const json ids{{"<text>", {text}}, {"<other>", {other}}, {"</s>", {end}}};
+  struct Case {
+    json post_processor;
+    int32_t bos;
+  };
+  for (const auto& [post_processor, bos] :
+       std::vector<Case>{{processor({step("<text>"), place}, ids), text},  // not special
+                         {processor({step("a"), place}, {{"a", {'a'}}}), 'a'},
+                         {processor({step("<text>"), place}, {{"<text>", {other}}}), other},
+                         {{{"type", "RobertaProcessing"}, {"sep", {"</s>", end}}, {"cls", {"a", 'a'}}}, 'a'}}) {
+    Tokenizer tokenizer = load(post_processor);
+    tokenizer.use_bos(config::Bos::automatic, "x");
+    EXPECT_EQ(tokenizer.bos(), bos) << post_processor;
+  }
+  const json both = processor({step("<text>"), step("<other>"), place}, ids);
+  for (const auto& [post_processor, reason] : std::vector<std::pair<json, const char*>>{
+           {both, "several tokens before texts: <text> <other>"},
+           {processor({step("<text>"), place}, {{"<text>", {text, other}}}), "several tokens before texts"},
+           {processor({place, step("<text>"), step("<other>")}, ids), "before or after texts"},
+           {processor({place, place}, ids), "before or after texts"},
+           {processor({step("<text>"), place}, json::object()), "before or after texts"},
+           {{{"type", "Other"}}, "Other does not add"},
+           {{{"type", "Sequence"},
+             {"processors", {processor({step("<text>"), place}, ids), processor({step("<other>"), place}, ids)}}},
+            "in several steps"}}) {
+    Tokenizer tokenizer = load(post_processor);
+    expect_error(Code::config, {"data.bos: \"auto\"", "post_processor", reason, "\"off\""},
+                 [&] { tokenizer.use_bos(config::Bos::automatic, "x"); });
+    tokenizer.use_bos(config::Bos::off, "x");
+    EXPECT_EQ(tokenizer.bos(), -1);
+  }
+  expect_error(Code::data, {"x: post_processor: <text>: id 9999 has no token"}, [&] {
+    load(processor({step("<text>"), place}, {{"<text>", {9999}}}));
+  });
 }
 
 // Without a tokenizer.json, transformers reads whether tokens are added from tokenizer_config.json.
@@ -253,7 +309,7 @@ TEST(SpecialTokens, AreReadFromTheFirstFileThatNamesThem) {
     expect_error(Code::data, {"generation_config.json: eos_token_id: ", "expected the id of a token"}, load);
   }
   write(folder / "generation_config.json", "{\"eos_token_id\": 5");
-  expect_error(Code::data, {"generation_config.json: not a JSON object"}, load);
+  expect_error(Code::data, {"generation_config.json: not valid JSON"}, load);
 }
 
 TEST(SpecialTokens, AreInTheVocabularyOfTheModel) {
@@ -295,7 +351,8 @@ TEST(SpecialTokens, AreInTheVocabularyOfTheModel) {
 
 TEST(SpecialTokens, MayHaveNumbersThatOnlyPythonWrites) {
   TempFolder folder;
-  write(folder / "config.json", R"({"eos_token_id": 7, "a": [NaN, -Infinity, "NaN \" Infinity"], "b": Infinity})");
+  write(folder / "config.json",
+        R"({"eos_token_id": 7, "a": [NaN, -Infinity, "NaN \" Infinity"], "b": Infinity, "c": 1e999})");
   const auto read = [&] { return read_special_tokens(folder.path(), [](const std::string&) { return std::nullopt; }); };
   EXPECT_EQ(read().eos, std::vector<int32_t>{7});
   write(folder / "config.json", R"({"eos_token_id": NaN})");

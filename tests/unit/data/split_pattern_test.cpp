@@ -119,6 +119,8 @@ TEST(SplitPattern, RefusesWhatItCannotExpress) {
            {R"(\pL)", "\\p without { is not supported"},
            {R"([[:upper:]])", "property upper is not supported"},
            {R"((?i:\p{Lu}))", "a property without regard to case"},
+           {R"((?i:[\w]$))", "a set of letters without regard to case"},
+           {R"((?i:[\Sa]))", "a set of letters without regard to case"},
            {R"((?i:[^a]))", "a negated class without regard to case"},
            {R"((?i:ß))", "a character outside ASCII without regard to case"},
            {R"((?i:stop))", "st without regard to case"},

@@ -4,8 +4,10 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "data/added_tokens.h"
 #include "data/bpe_file.h"
+#include "data/model_traits.h"
 #include "huggingface/gguf_tokenizer.h"
 #include "unit/huggingface/fixture.h"
 
@@ -305,6 +307,22 @@ TEST(Gguf, TokenizersAreMetadata) {
   json overlapping = file;
   overlapping["added_tokens"].push_back({{"id", 259}, {"content", "x>12"}, {"special", false}});
   refused(overlapping, {"x>12", "<x>", "overlap"});
+  const auto with = [&](const char* content, bool special, bool normalized) {
+    json changed = file;
+    changed["added_tokens"].push_back(
+        {{"id", 259}, {"content", content}, {"special", special}, {"normalized", normalized}});
+    return changed;
+  };
+  ASSERT_EQ(file["added_tokens"][1], (json{{"id", 258}, {"content", "<x>"}, {"special", false}}));  // normalized
+  refused(with("x>1", false, true), {"x>1", "<x>", "overlap"});  // of the same length
+  refused(with("x", false, false), {"prefer x to <x>"});         // found first, inside the other
+  refused(with("<<x>>", true, true), {"prefer <x> to <<x>>"});   // a special token hides it
+  json strips = with("<y>", false, false);
+  strips["added_tokens"][2]["rstrip"] = true;
+  refused(strips, {"spaces next to <y>"});
+  GgufMetadata good;
+  for (const json& changed : {with("<y>", false, true), with("<<x>>", true, false), with("12", true, true)})
+    add_tokenizer(data::Tokenizer::from_bytes(changed.dump(), "x"), {}, 270, good);
 }
 
 TEST(Gguf, NamesTheEosOfTheTokenizerFirst) {
@@ -325,6 +343,29 @@ TEST(Gguf, NamesTheEosOfTheTokenizerFirst) {
   EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eot_token_id")), 256u);
   EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eom_token_id")), 257u);
   EXPECT_FALSE(keys.contains("tokenizer.ggml.normalizer.nfc"));
+}
+
+TEST(Gguf, NamesThreeTokensThatEndTextAndWarnOfOthers) {
+  json file, vocab;
+  for (int byte = 0; byte < 256; ++byte) vocab[data::byte_characters()[static_cast<size_t>(byte)]] = byte;
+  file["model"] = {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array()}};
+  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  for (const char* name : {"</s>", "<a>", "<b>", "<c>"})
+    file["added_tokens"].push_back(
+        {{"id", 256 + static_cast<int>(file["added_tokens"].size())}, {"content", name}, {"special", true}});
+  // The last has a row of the embedding, but no token.
+  const data::SpecialTokens special{.eos = {257, 258, 259, 300}};
+  std::vector<std::string> lines;
+  const log::Sink before = log::set_sink([&](log::Level, const std::string& line) { lines.push_back(line); });
+  GgufMetadata metadata;
+  add_tokenizer(data::Tokenizer::from_bytes(file.dump(), "x", special), special, 301, metadata);
+  log::set_sink(before);
+  const std::map<std::string, GgufValue> keys(metadata.begin(), metadata.end());
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eos_token_id")), 257u);
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eot_token_id")), 256u);  // ends documents
+  EXPECT_EQ(std::get<uint32_t>(keys.at("tokenizer.ggml.eom_token_id")), 258u);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("does not stop at <c>, 300"), std::string::npos) << lines[0];
 }
 
 TEST(Gguf, AddedTokensFollowThePiecesOfSentencePiece) {
@@ -352,6 +393,41 @@ TEST(Gguf, AddedTokensFollowThePiecesOfSentencePiece) {
   // llama.cpp would encode a space without a piece as other bytes.
   expect_error(Code::checkpoint, {"cannot be exported as GGUF", "no token for a space"},
                [&] { add_tokenizer(data::Tokenizer::from_bytes(spaceless, "x"), {}, 270, metadata); });
+}
+
+/// Returns a piece to be appended to a serialized SentencePiece model.
+std::string piece(const std::string& text, data::PieceKind kind) {
+  const auto field = [](char tag, const std::string& bytes) {
+    return std::string{tag, static_cast<char>(bytes.size())} + bytes;
+  };
+  return field('\x0a', field('\x0a', text) + std::string("\x15\0\0\x80\xc2\x18", 6) + static_cast<char>(kind));
+}
+
+TEST(Gguf, RejectsSentencePieceModelsThatLlamaCppEncodesDifferently) {
+  TempFolder folder;
+  const std::string model =
+      data::Tokenizer::train({tests::write(folder / "a.txt", "abcd abcd abce abcde\n abc\n< / s >\n")}, 275).bytes();
+  const std::string prefixed = model + std::string(data::kDummyPrefix);
+  using Kind = data::PieceKind;
+  const auto size = static_cast<int32_t>(data::read_pieces(model).size());
+  const auto refused = [&](const std::string& bytes, const data::AddedTokens& added, const char* part) {
+    GgufMetadata metadata;
+    const data::Tokenizer made = data::Tokenizer::from_bytes(data::with_added_tokens(bytes, added), "x");
+    expect_error(Code::checkpoint, {"cannot be exported as GGUF", part},
+                 [&] { add_tokenizer(made, {}, 300, metadata); });
+  };
+  refused(model + piece("ab!", Kind::unused), {}, "the unused piece ab!");
+  refused(model + piece("</", Kind::normal) + piece("s>", Kind::normal), {}, "would join </ and s> in text to </s>");
+  refused(model + piece("\u2581x", Kind::user_defined), {}, "\u2581x, since it has spaces");
+  refused(model + piece("<y>", Kind::user_defined) + piece("y>z", Kind::user_defined), {}, "prefer y>z to <y>");
+  refused(model, {.tokens = {{.id = size, .content = "<t>", .rstrip = true}}}, "spaces next to <t>");
+  refused(model, {.tokens = {{.id = size, .content = "ea", .special = true}}}, "would join e and a in text to ea");
+  refused(model, {.pieces = {{.id = 2, .content = "</s>", .lstrip = true}}}, "spaces next to </s>");
+  refused(prefixed, {}, "adds a space after the user-defined symbol");
+  refused(prefixed,
+          {.normalizer = "null",
+           .pre_tokenizer = R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"})"},
+          "adds a space before texts that begin with one");
 }
 
 TEST(Gguf, RejectsWhatLlamaCppCannotRun) {

@@ -57,24 +57,30 @@ TEST(TokenizerFiles, AddTheTokensThatTheRunAdds) {
   const auto step = [](const char* name) { return json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
   const json text{{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
       byte_level{{"type", "ByteLevel"}, {"trim_offsets", true}};
+  const auto first = tokenizer_json()["added_tokens"][0]["id"].get<int32_t>();
+  const json tokens{{"<|end|>", {{"id", "<|end|>"}, {"ids", {first}}, {"tokens", {"<|end|>"}}}},
+                    {"<|begin|>", {{"id", "<|begin|>"}, {"ids", {first + 1}}, {"tokens", {"<|begin|>"}}}},
+                    {"<|turn|>", {{"id", "<|turn|>"}, {"ids", {first + 2}}, {"tokens", {"<|turn|>"}}}}};
   const auto processor = [&](const std::vector<json>& single) {
-    return json{
-        {"type", "TemplateProcessing"}, {"single", single}, {"pair", single}, {"special_tokens", json::object()}};
+    return json{{"type", "TemplateProcessing"}, {"single", single}, {"pair", single}, {"special_tokens", tokens}};
   };
   const json begins = processor({step("<|begin|>"), text}),
              both = processor({step("<|begin|>"), text, step("<|end|>")}),
-             roberta{{"type", "RobertaProcessing"}, {"sep", {"<|end|>", 260}}, {"cls", {"<|begin|>", 261}}};
+             turns = processor({step("<|begin|>"), text, step("<|turn|>")}),
+             roberta{{"type", "RobertaProcessing"}, {"sep", {"<|end|>", first}}, {"cls", {"<|begin|>", first + 1}}};
   struct Case {
     json post_processor;
-    bool begins, ends;  // with <|begin|>, <|end|>
+    bool begins;      // with <|begin|>
+    const char* end;  // empty: none
   };
-  for (const auto& [post_processor, adds_bos, adds_eos] :
-       std::vector<Case>{{nullptr, false, false},
-                         {byte_level, false, false},
-                         {begins, true, false},
-                         {both, true, true},
-                         {roberta, true, true},
-                         {{{"type", "Sequence"}, {"processors", {byte_level, begins}}}, true, false}}) {
+  for (const auto& [post_processor, adds_bos, end] :
+       std::vector<Case>{{nullptr, false, ""},
+                         {byte_level, false, ""},
+                         {begins, true, ""},
+                         {both, true, "<|end|>"},
+                         {turns, true, "<|turn|>"},  // unlike documents
+                         {roberta, true, "<|end|>"},
+                         {{{"type", "Sequence"}, {"processors", {byte_level, begins}}}, true, ""}}) {
     TempFolder folder;
     json file = tokenizer_json();
     file["post_processor"] = post_processor;
@@ -87,8 +93,9 @@ TEST(TokenizerFiles, AddTheTokensThatTheRunAdds) {
       const std::string shown = post_processor.dump() + (chosen ? " with BOS" : " without");
       const auto files = exported_files(tokenizer);
       const std::string& written = files.at("tokenizer.json");
-      EXPECT_EQ(added_by(written).before, chosen ? "<|begin|>" : "") << shown;
-      EXPECT_EQ(added_by(written).after, adds_eos ? "<|end|>" : "") << shown;
+      EXPECT_EQ(added_by(written).before.name, chosen ? "<|begin|>" : "") << shown;
+      EXPECT_EQ(added_by(written).after.name, end) << shown;
+      EXPECT_EQ(added_by(written).obstacle, "") << shown;
       EXPECT_EQ(json::parse(files.at("tokenizer_config.json"))["add_bos_token"], chosen) << shown;
       if (chosen == adds_bos) {
         EXPECT_EQ(written, tokenizer.bytes()) << shown;
