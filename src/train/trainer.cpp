@@ -116,7 +116,8 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
-  for (const sharding::Action& action : sharding::lists_of(work.micro_batches).front()) {
+  const sharding::ActionLists lists = sharding::lists_of(work.micro_batches);
+  for (const sharding::Action& action : lists.front()) {
     if (stop && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
