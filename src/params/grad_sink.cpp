@@ -57,8 +57,10 @@ void GradSink::prepare(device::Device& device) {
   blocks_ = Buffer(device, "gradients", {blocks}, DType::f64);
   const mesh::MeshShape& mesh = store_.mesh_shape();
   int64_t longest = 1;
-  for (int axis = mesh.axes() - 1; axis >= 0; --axis) {
-    if (mesh.size(axis) == 1) continue;
+  for (int i = 2 * mesh.axes() - 1; i >= 0; --i) {
+    const int axis = i % mesh.axes();
+    const bool first = (options_.apart >> axis & 1) != 0;
+    if (mesh.size(axis) == 1 || first != (i >= mesh.axes())) continue;
     const bool all = mesh.size(axis) == mesh.world_size();  // then there is a communicator already
     ranks_.push_back(&store_.mesh()->along(all ? mesh.all() : mesh::AxisSet{1} << axis, comm::Purpose::control));
     longest = std::max<int64_t>(longest, mesh.size(axis));

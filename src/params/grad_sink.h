@@ -39,6 +39,9 @@ class GradSink {
     bool overlap = true;  // false: each reduce-scatter blocks, which shows its cost
     /// The type in which gradients are reduce-scattered; the accumulator type if empty.
     std::optional<DType> scatters = {};
+    /// Axes along which each group is on one rank: its squares are added along them first, so that the norm has the
+    /// bits that it would have if all groups were on that rank.
+    mesh::AxisSet apart = 0;
   };
   GradSink(ParamStore& store, const Options& options);
   explicit GradSink(ParamStore& store) : GradSink(store, Options()) {}
@@ -75,8 +78,8 @@ class GradSink {
   /// Joins the reductions over the replicas (with ZeRO-1 a replica has the result for its own chunk) and returns the
   /// norm over all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, in the part of each
   /// group's flat buffer that it owns and counts. Blocks and groups are added in order, and ranks along one axis of the
-  /// mesh after the other, innermost first; ranks without a group add 0. So the norm is the same on every rank, with or
-  /// without ZeRO-1.
+  /// mesh after the other, those of Options::apart and then the innermost first; ranks without a group add 0. So the
+  /// norm is the same on every rank, with or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
@@ -162,7 +165,7 @@ class GradSink {
   std::vector<ops::SquaredNorm> norms_;     // to be computed by sum_squares()
   Buffer strided_;                          // scratch to pack a range whose rows are not contiguous
   Buffer blocks_;                           // [block sums of this rank] f64
-  std::vector<comm::Communicator*> ranks_;  // along each axis with several ranks, the innermost first
+  std::vector<comm::Communicator*> ranks_;  // along each axis with several ranks, in the order of finish()
   Buffer squares_;                          // [ranks of the longest axis, groups] f64
   HostCopy on_host_;                        // copy of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank

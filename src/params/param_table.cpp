@@ -78,7 +78,10 @@ comm::Chunk ParamTable::piece_of(const Slot& slot) const {
 }
 
 int ParamTable::rank_of_first_replica() const {
-  return mesh_shape_.has("data") ? mesh_shape_.members(rank_, mesh_shape_.set("data")).front() : rank_;
+  mesh::AxisSet apart = 0;
+  for (const char* name : {"data", "stage"})
+    if (mesh_shape_.has(name)) apart |= mesh_shape_.set(name);
+  return mesh_shape_.members(rank_, apart).front();
 }
 
 std::vector<Region> ParamTable::columns_of(const Slot& slot, int64_t first, int64_t width) const {

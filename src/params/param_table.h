@@ -135,8 +135,8 @@ class ParamTable {
   comm::Chunk piece_of(const Slot& slot) const;
   /// Returns where columns [first, first + width) of the slot's matrix are in the group's flat buffer.
   std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
-  /// Returns the rank with the same coordinates in the first replica; ownership is decided for that rank, so that it is
-  /// the same in all replicas.
+  /// Returns the rank with the same coordinates in the first replica and stage; ownership is decided for that rank, so
+  /// that it is the same in all of them.
   int rank_of_first_replica() const;
 
   mesh::MeshShape mesh_shape_;

@@ -251,57 +251,107 @@ TEST_P(EveryModel, GenerationWithACacheHasTheLogitsOfTheWholeSequence) {
   }
 }
 
-// As pipeline stages would have them: one rank has the ends of the model, another its middle.
-TEST(Chunks, TogetherComputeTheBitsOfTheWholeModel) {
-  const auto untied = [](ModelSpec& s) { s.tied = false, s.layers = 3, s.dropout = 0.1; };
-  for (const Case& c : {Case{"gpt2", with(gpt2(), untied)}, Case{"llama", with(llama(), untied)}})
-    for (const std::array<int64_t, 2> cut : {std::array<int64_t, 2>{1, 2}, {0, 3}, {2, 2}})
-      for (const config::Recompute recompute : {config::Recompute::none, config::Recompute::full}) {
-        const Named weights = reference::random_weights(c.spec, kWeightSeed);
-        const RigOptions options{.train = {.recompute = recompute}};
-        RigOptions outer = options, inner = options;
-        outer.chunks = {{.last = cut[0], .head = false}, {.first = cut[1], .last = 3, .embedding = false}};
-        inner.chunks = {{.first = cut[0], .last = cut[1], .embedding = false, .head = false}};
-        Rig whole(c.spec, options), ends(c.spec, outer), middle(c.spec, inner);
-        for (Rig* rig : {&whole, &ends, &middle}) rig->set_weights(weights);
-        const Batch batch = batch_of(c);
-        whole.step({batch});
+/// A model in chunks, as pipeline stages would have them: one rank has both ends, another the middle, [cut[0], cut[1]).
+struct InChunks {
+  InChunks(const ModelSpec& spec, std::array<int64_t, 2> cut, const RigOptions& options)
+      : ends(spec,
+             with_chunks(options, {{.last = cut[0], .head = false}, {.first = cut[1], .last = 3, .embedding = false}})),
+        middle(spec, with_chunks(options, {{.first = cut[0], .last = cut[1], .embedding = false, .head = false}})) {}
+  static RigOptions with_chunks(RigOptions options, std::vector<model::Chunk> chunks) {
+    options.chunks = std::move(chunks);
+    return options;
+  }
+  void step(const Batch& batch) {
+    const Rig::Loaded loaded = ends.load(batch);
+    const Scratch losses = ends.ex.take("losses", {ends.model.loss_rows(loaded.batch.rows())}, DType::f64);
+    model::Transformer::Saved first(ends.model.chunks()[0]), between(middle.model.chunks()[0]),
+        last(ends.model.chunks()[1]);
+    for (Rig* rig : {&ends, &middle}) rig->sink.begin_step();
+    Scratch x = ends.model.forward(ends.ex, loaded.batch, first);
+    x = middle.model.forward(middle.ex, loaded.batch, between, std::move(x));
+    EXPECT_FALSE(ends.model.forward(ends.ex, loaded.batch, last, std::move(x)));
+    Scratch dx = ends.model.loss_backward(ends.ex, loaded.batch, last, {losses}, ends.sink);
+    dx = middle.model.loss_backward(middle.ex, loaded.batch, between, {}, middle.sink, std::move(dx));
+    EXPECT_FALSE(ends.model.loss_backward(ends.ex, loaded.batch, first, {}, ends.sink, std::move(dx)));
+  }
+  Named all(Named (Rig::*of)() const) {
+    Named named = (ends.*of)();
+    named.merge((middle.*of)());
+    return named;
+  }
+  Rig ends, middle;
+};
 
-        Rig::Loaded loaded = ends.load(batch);
-        const Shape rows{ends.model.loss_rows(loaded.batch.rows())};
-        EXPECT_EQ(middle.model.loss_rows(loaded.batch.rows()), 0);
-        const Scratch losses = ends.ex.take("losses", rows, DType::f64),
-                      again = ends.ex.take("losses", rows, DType::f64);
-        model::Transformer::Saved first(outer.chunks[0]), between(inner.chunks[0]), last(outer.chunks[1]);
-        for (Rig* rig : {&ends, &middle}) rig->sink.begin_step();
-        Scratch x = ends.model.forward(ends.ex, loaded.batch, first);
-        x = middle.model.forward(middle.ex, loaded.batch, between, std::move(x));
-        EXPECT_FALSE(ends.model.forward(ends.ex, loaded.batch, last, std::move(x)));
-        Scratch dx = ends.model.loss_backward(ends.ex, loaded.batch, last, {losses}, ends.sink);
-        dx = middle.model.loss_backward(middle.ex, loaded.batch, between, {}, middle.sink, std::move(dx));
-        EXPECT_FALSE(ends.model.loss_backward(ends.ex, loaded.batch, first, {}, ends.sink, std::move(dx)));
-        Named gradients = ends.gradients();
-        gradients.merge(middle.gradients());
-        EXPECT_TRUE(gradients == whole.gradients()) << c.name << " " << cut[0] << " " << cut[1];
-        for (const Rig* rig : {&ends, &middle})
-          EXPECT_EQ(rig->store.slot_groups().size(), whole.store.slot_groups().size());
+class Chunks : public testing::TestWithParam<std::array<int64_t, 2>> {
+ protected:
+  static ModelSpec untied(ModelSpec spec) {
+    spec.tied = false, spec.layers = 3, spec.dropout = 0.1;
+    return spec;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, Chunks,
+                         testing::Values(std::array<int64_t, 2>{1, 2}, std::array<int64_t, 2>{0, 3},
+                                         std::array<int64_t, 2>{2, 2}));
 
-        loaded.batch.dropout = false;
-        x = ends.model.loss(ends.ex, loaded.batch, again);
-        x = middle.model.loss(middle.ex, loaded.batch, {}, {.x = std::move(x)});
-        EXPECT_FALSE(ends.model.loss(ends.ex, loaded.batch, again, {.chunk = 1, .x = std::move(x)}));
-        EXPECT_EQ(parallel::sum_of_losses(ends.ex, again) * loaded.batch.loss_scale, whole.loss(batch));
-        Rig::Loaded one = ends.load(reference::random_batch(c.spec, 1, 5, kBatchSeed));
-        model::Transformer::Cache all(whole.device, whole.model), outside(ends.device, ends.model),
-            inside(middle.device, middle.model);
-        const Scratch expected = whole.model.extend(whole.ex, one.batch, all);
-        const std::array caches{&outside};
-        x = ends.model.extend(ends.ex, one.batch, caches);
-        EXPECT_EQ(outside.used, 0);
-        x = middle.model.extend(middle.ex, one.batch, std::array{&inside}, true, {.x = std::move(x)});
-        x = ends.model.extend(ends.ex, one.batch, caches, true, {.chunk = 1, .x = std::move(x)});
-        EXPECT_EQ(outside.used, 5);
-        EXPECT_TRUE(std::ranges::equal(x.tensor().span<double>(), expected.tensor().span<double>()));
-        EXPECT_EQ(ends.model.cache_bytes() + middle.model.cache_bytes(), whole.model.cache_bytes());
+TEST_P(Chunks, TogetherHaveTheBitsOfTheWholeModel) {
+  for (const Case& c : {Case{"gpt2", untied(gpt2())}, Case{"llama", untied(llama())}})
+    for (const config::Recompute recompute : {config::Recompute::none, config::Recompute::full}) {
+      const Named weights = reference::random_weights(c.spec, kWeightSeed);
+      config::Optim optim;
+      optim.beta1 = 0.9, optim.beta2 = 0.95, optim.eps = 1e-8, optim.weight_decay = 0.1;
+      optim::Rules rules;
+      rules.push_back(std::make_unique<optim::AdamW>(optim, DType::f64));
+      const RigOptions options{.train = {.recompute = recompute}, .rules = &rules};
+      Rig whole(c.spec, options);
+      InChunks chunks(c.spec, GetParam(), options);
+      for (Rig* rig : {&whole, &chunks.ends, &chunks.middle}) rig->set_weights(weights);
+      whole.step({batch_of(c)});
+      chunks.step(batch_of(c));
+      EXPECT_TRUE(chunks.all(&Rig::gradients) == whole.gradients()) << c.name;
+      double squares = 0;
+      const auto update = [&](Rig& rig) {
+        const double norm = rig.sink.finish(rig.ex).norm;
+        squares += norm * norm;
+        optim::make_optimizer(rig.store, rules)->step(rig.ex, optim::make_update(optim, 1e-2, 1, 0.5));
+        return norm;
+      };
+      for (Rig* rig : {&chunks.ends, &chunks.middle}) {
+        EXPECT_EQ(rig->store.slot_groups().size(), whole.store.slot_groups().size());
+        update(*rig);
       }
+      const double norm = std::sqrt(squares);
+      EXPECT_NEAR(update(whole), norm, 1e-13 * norm) << "groups without slots add nothing";
+      EXPECT_TRUE(chunks.all(&Rig::weights) == whole.weights()) << c.name;
+    }
+}
+
+TEST_P(Chunks, EvaluateAndGenerateAsTheWholeModelDoes) {
+  const Case c{"llama", untied(llama())};
+  const Named weights = reference::random_weights(c.spec, kWeightSeed);
+  Rig whole(c.spec);
+  InChunks chunks(c.spec, GetParam(), {});
+  Rig &ends = chunks.ends, &middle = chunks.middle;
+  for (Rig* rig : {&whole, &ends, &middle}) rig->set_weights(weights);
+  Rig::Loaded loaded = ends.load(batch_of(c));
+  loaded.batch.dropout = false;
+  EXPECT_EQ(middle.model.loss_rows(loaded.batch.rows()), 0);
+  const Scratch losses = ends.ex.take("losses", {ends.model.loss_rows(loaded.batch.rows())}, DType::f64);
+  Scratch x = ends.model.loss(ends.ex, loaded.batch, losses);
+  x = middle.model.loss(middle.ex, loaded.batch, {}, {.x = std::move(x)});
+  EXPECT_FALSE(ends.model.loss(ends.ex, loaded.batch, losses, {.chunk = 1, .x = std::move(x)}));
+  EXPECT_EQ(parallel::sum_of_losses(ends.ex, losses) * loaded.batch.loss_scale, whole.loss(batch_of(c)));
+
+  using Cache = model::Transformer::Cache;
+  Cache all(whole.device, whole.model), outside(ends.device, ends.model), inside(middle.device, middle.model);
+  EXPECT_EQ(ends.model.cache_bytes() + middle.model.cache_bytes(), whole.model.cache_bytes());
+  for (const int64_t length : {5, 1}) {
+    const Rig::Loaded one = ends.load(reference::random_batch(c.spec, 1, length, kBatchSeed));
+    const std::array caches{&outside};
+    x = ends.model.extend(ends.ex, one.batch, caches);
+    x = middle.model.extend(middle.ex, one.batch, std::array{&inside}, true, {.x = std::move(x)});
+    x = ends.model.extend(ends.ex, one.batch, caches, true, {.chunk = 1, .x = std::move(x)});
+    const Scratch expected = whole.model.extend(whole.ex, one.batch, all);
+    EXPECT_TRUE(std::ranges::equal(x.tensor().span<double>(), expected.tensor().span<double>()));
+    for (const Cache* cache : {&outside, &inside}) EXPECT_EQ(cache->used, all.used);
+  }
 }

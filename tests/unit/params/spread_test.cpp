@@ -309,6 +309,51 @@ TEST(SpreadSlots, RanksMayHaveDifferentGroups) {
       });
 }
 
+/// Returns the norm of random gradients of five groups. With an axis "stage", each group is on one rank along it.
+double norm_on(const MeshShape& shape) {
+  double found = 0;
+  comm::run_on_threads(shape.world_size(), {}, [&](comm::World& world) {
+    device::CpuDevice device(1);
+    Mesh mesh(world, device, shape);
+    ParamStore store(device, DType::f64, &mesh);
+    const AxisSet stage = shape.has("stage") ? shape.set("stage") : 0;
+    std::map<int, SlotId> slots;  // by group
+    for (int g = 0; g < 5; ++g) {
+      store.add_group(format("{}", g));
+      const Part part{format("w{}", g), Layout(shape, {5, 6}).with("x", split(1)), {}};
+      if (g % shape.group_size(stage) == shape.index(world.rank(), stage)) slots[g] = store.add_slot(g, {part});
+    }
+    store.allocate(true);
+    GradSink sink(store, {.apart = stage});
+    sink.prepare(device);
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    sink.begin_step();
+    sink.begin_micro(true);
+    for (const auto& [group, slot] : std::views::reverse(slots)) {
+      const Tensor grad = sink.slot(ex, slot).tensor;
+      for (int64_t i = 0; i < grad.count(); ++i)
+        grad.as<double>()[i] = std::sin(static_cast<double>(100 * group + i + 37 * mesh.index("x")));
+      sink.complete(ex, slot);
+      sink.end_group(ex, group);
+    }
+    sink.end_micro(ex);
+    const double norm = sink.finish(ex).norm;
+    if (world.first()) found = norm;
+  });
+  return found;
+}
+
+TEST(SpreadSlots, TheNormOverStagesHasTheBitsOfOneStage) {
+  for (const int x : {1, 3})
+    for (const int stages : {2, 3}) {
+      EXPECT_EQ(norm_on(MeshShape({{"stage", stages}, {"x", x}})), norm_on(MeshShape({{"x", x}})));
+      EXPECT_EQ(norm_on(MeshShape({{"stage", stages}, {"data", 2}, {"x", x}})),
+                norm_on(MeshShape({{"data", 2}, {"x", x}})));
+    }
+}
+
 TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
   // Sums over three replicas depend on their order, and that on an element's position, which must be the same on every
   // rank although shards of flat slots before it differ in size.
