@@ -237,11 +237,12 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
     }
     return;
   }
-  compare(
-      format("the training data differs from that of checkpoint {}", folder.string()), stored.data_hash, run.data_hash,
-      "restore the files of data.train and data.tokenizer, data.val_fraction and data.document, or start a new run in a "
-      "different run.dir",
-      allow_other_data);
+  compare(format("the training data differs from that of checkpoint {}", folder.string()), stored.data_hash,
+          run.data_hash,
+          "restore the files of data.train and data.tokenizer, data.val_fraction and data.document, or start a new run "
+          "in a "
+          "different run.dir",
+          allow_other_data);
 }
 
 }  // namespace trainer::checkpoint

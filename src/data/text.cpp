@@ -187,7 +187,8 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
       std::string mended = valid;
       const JsonRepair mend = mend_json(mended);
       object = nlohmann::json::parse(without_overflow(mended), nullptr, /*allow_exceptions=*/false);
-      if (object.is_discarded()) refuse("expected a JSON object on each line; " + json_fault(valid) + "; correct or delete the line");
+      if (object.is_discarded())
+        refuse("expected a JSON object on each line; " + json_fault(valid) + "; correct or delete the line");
       if (mend.surrogates > 0 && options.strict)
         refuse("a string contains an unpaired surrogate (data.strict = false replaces it)");
       if (mend.surrogates > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(mend.first);

@@ -278,7 +278,8 @@ TEST(Text, RejectsWhatDoesNotBeginAsText) {
   }
   for (const char* name : {"a.txt.gz", "a.jsonl.zst"})
     expect_error(Code::data, {name, "a pointer of Git LFS", "git lfs pull"}, [&] {
-      documents({write(folder / name, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")}, {}, 100);
+      documents({write(folder / name, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")}, {},
+                100);
     });
   for (const char* text : {"BZh is a word", "PK", "P"})
     EXPECT_EQ(documents({write(folder / "a.txt", text)}, {}, 100).size(), 1u) << text;
