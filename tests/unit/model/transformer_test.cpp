@@ -312,7 +312,7 @@ TEST_P(Chunks, TogetherHaveTheBitsOfTheWholeModel) {
       const auto update = [&](Rig& rig) {
         const double norm = rig.sink.finish(rig.ex).norm;
         squares += norm * norm;
-        optim::make_optimizer(rig.store, rules)->step(rig.ex, optim::make_update(optim, 1e-2, 1, 0.5));
+        optim::make_optimizer(rig.store, rules)->step(rig.ex, optim::make_update(rules, 1e-2, 1, 0.5));
         return norm;
       };
       for (Rig* rig : {&chunks.ends, &chunks.middle}) {

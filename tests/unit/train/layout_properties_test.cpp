@@ -109,7 +109,7 @@ sharding::ModelSharding with_data_last(sharding::ModelSharding s) {
   const auto shift = [](auto&... sets) { ((sets >>= 1), ...); };
   for (sharding::Layer& layer : s.layers) {
     for (sharding::Spread* at : {&layer.stream, &layer.attention, &layer.hidden}) shift(at->rows, at->cols);
-    for (sharding::LinearSharding& l : layer.linears) shift(l.rows, l.cols, l.contraction, l.flat);
+    for (auto& [site, l] : layer.linears) shift(l.rows, l.cols, l.contraction, l.flat);
   }
   shift(s.head.rows, s.head.cols, s.table.vocab, s.table.hidden, s.table.flat);
   for (sharding::Group& group : s.groups) shift(group.axes);
