@@ -24,7 +24,7 @@ class ByteBpe final : public TokenizerModel {
     for (const BpeSpec::Split& split : spec_.splits) patterns_.emplace_back(split.pattern, origin);
     for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
       const BpeSpec::Merge& merge = spec_.merges[rank];
-      merges_.emplace(pair_of(merge.left, merge.right), Joint{static_cast<int32_t>(rank), merge.result});
+      merges_.insert_or_assign(pair_of(merge.left, merge.right), Joint{static_cast<int32_t>(rank), merge.result});
     }
     if (spec_.ignore_merges)
       for (size_t id = 0; id < spec_.pieces.size(); ++id)

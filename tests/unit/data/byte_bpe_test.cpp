@@ -148,6 +148,19 @@ TEST(ByteBpe, JoinsWhatTheDefinitionJoins) {
   }
 }
 
+// As in the tokenizers library 0.23.
+TEST(ByteBpe, AMergeThatOccursTwiceHasItsLastRank) {
+  std::mt19937_64 random(1);
+  json file = small_json(random, 0);
+  json& model = file["model"];
+  for (const char* piece : {"th", "he", "the"}) model["vocab"][piece] = model["vocab"].size();
+  file["added_tokens"][0]["id"] = model["vocab"].size();
+  model["merges"] = {"t h", "h e", "th e"};
+  EXPECT_EQ(Tokenizer::from_bytes(file.dump(), "x").encode("the"), (std::vector<int32_t>{258}));
+  model["merges"].push_back("t h");
+  EXPECT_EQ(Tokenizer::from_bytes(file.dump(), "x").encode("the"), (std::vector<int32_t>{'t', 257}));
+}
+
 TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
   std::mt19937_64 random(1);
   json file = small_json(random, 5);
