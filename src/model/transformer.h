@@ -17,7 +17,7 @@ struct Chunk {
   bool has(int64_t layer) const { return first <= layer && layer < last; }
 };
 
-/// Where a pass without gradients begins: a chunk, by its index among the rank's, and its input, as in
+/// The start of a pass without gradients: a chunk, by its index among the rank's, and its input, as in
 /// Transformer::forward().
 struct From {
   size_t chunk = 0;

@@ -61,7 +61,7 @@ class Embedding {
   params::SlotId positions_ = -1;
 };
 
-/// Where a pass writes the terms of its rows' loss, each [loss_rows] f64 and not scaled.
+/// The terms of the loss that a pass writes for its rows, each [loss_rows] f64 and not scaled.
 struct Losses {
   Tensor loss;         // weights[r]·loss[r]
   Tensor z_loss = {};  // z terms (ops::LossTerms); empty without batch.z_loss

@@ -9,7 +9,7 @@ enum Pass : uint8_t { kForward = 1, kBackward = 2 };
 
 /// The passes of a micro-batch through a chunk of the model that one program runs, one after another.
 struct Action {
-  uint8_t passes = 0;  // of Pass
+  uint8_t passes = 0;  // a set of Pass
   int32_t micro = 0, chunk = 0;
   bool operator==(const Action&) const = default;
 };

@@ -76,7 +76,8 @@ struct Layer {
 };
 
 struct ModelSharding {
-  /// Outermost first: ranks are numbered row-major. The axis or group "data" is found by name; it may be anywhere.
+  /// Outermost first: ranks are numbered row-major. The axis or group "data" is found by name. It comes before all axes
+  /// that split rows, since replicas have different rows.
   std::vector<Axis> axes = {{"data", 1}};
   std::vector<Group> groups;
   std::vector<Layer> layers = {Layer()};

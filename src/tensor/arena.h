@@ -123,7 +123,7 @@ class Arena {
   /// Runs the bodies and records them in recording_.
   void run_bodies(const std::vector<Member>& members);
   struct Pool {
-    int64_t bytes = 0;        // of a frame
+    int64_t bytes = 0;        // the size of a frame
     std::vector<int> owners;  // by frame: the sequence that uses it, or kFree
   };
   static constexpr int kFree = -1;
@@ -145,7 +145,7 @@ class Arena {
   int64_t next_ = 0, drops_ = 0, clock_ = 0;  // takes, which number tensors; drops; both, in the program
   std::vector<Program> recording_;            // the sequence that is being recorded
   std::array<Pool, std::tuple_size_v<PerPool>> pools_;
-  PerPool slots_ = {};  // of the program that is replayed
+  PerPool slots_ = {};  // the frames of the program that is replayed
   int sequences_ = 0;
   bool misplaced_ = false;  // a tensor of another frame was released
 };

@@ -412,7 +412,7 @@ class Tokenizers(rig.Runs):
         (self.folder / "prefixed").mkdir()
         model = (self.folder / "tokens/tokenizer.model").read_bytes() + b"\x1a\x02\x18\x01"
         (self.folder / "prefixed/tokenizer.model").write_bytes(model)
-        self.train("data.tokenizer=prefixed", 'data.train=["text.txt"]', "train.steps=1")
+        self.train("data.tokenizer=prefixed", 'data.train=["text.txt"]', "train.steps=1", "optim.warmup_steps=0")
         self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
         peer = pathlib.Path(__file__).parent / "added_tokens_peer.py"
         subprocess.run([python, peer, "hf"], cwd=self.folder, check=True, timeout=300)

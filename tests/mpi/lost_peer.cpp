@@ -1,5 +1,5 @@
-// A program for lost_peer_test.py whose ranks all-reduce forever, or send around a ring. Each rank prints its number, how
-// far it is, the error that ends it, and its status.
+// A program for lost_peer_test.py whose ranks all-reduce forever, or send around a ring. Each rank prints its number,
+// how far it is, the error that ends it, and its status.
 //
 //   mpi_lost_peer [TIMEOUT] [all_reduce|send] [ELEMENTS]
 #include <unistd.h>

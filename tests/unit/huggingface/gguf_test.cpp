@@ -313,9 +313,9 @@ TEST(Gguf, TokenizersAreMetadata) {
         {{"id", 259}, {"content", content}, {"special", special}, {"normalized", normalized}});
     return changed;
   };
-  ASSERT_EQ(file["added_tokens"][1], (json{{"id", 258}, {"content", "<x>"}, {"special", false}}));  // normalized
+  ASSERT_EQ(file["added_tokens"][1], (json{{"id", 258}, {"content", "<x>"}, {"special", false}}));
   refused(with("x>1", false, true), {"x>1", "<x>", "overlap"});  // of the same length
-  refused(with("x", false, false), {"prefer x to <x>"});         // found first, inside the other
+  refused(with("x>", false, false), {"prefer x> to <x>"});       // found first, inside the other
   refused(with("<<x>>", true, true), {"prefer <x> to <<x>>"});   // a special token hides it
   json strips = with("<y>", false, false);
   strips["added_tokens"][2]["rstrip"] = true;

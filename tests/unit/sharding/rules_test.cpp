@@ -213,7 +213,7 @@ TEST(Anonymous, ForgetsNamesAndAxesOfOneRank) {
   EXPECT_NE(anonymous(a), anonymous(b));
 }
 
-TEST(DataAxis, IsFoundByNameAndMayBeAnywhere) {
+TEST(DataAxis, IsFoundByName) {
   ModelSharding s;
   s.axes = {{"x", 2}, {"y", 1}, {"data", 1}, {"z", 3}};
   s.layers[0].stream.rows = 0b1001;
