@@ -10,7 +10,7 @@ namespace {
 /// Returns the scalars of an update, computed on the host in double precision.
 /// Reference: Loshchilov & Hutter 2019, algorithm 2, with the bias corrections folded into step size and denominator.
 ops::AdamWScalars scalars_of(const config::Optim& optim, const Update& update, bool decay) {
-  const double correction1 = update.agreed.at(0), correction2 = update.agreed.at(1);
+  const double correction1 = update.agreed[0], correction2 = update.agreed[1];
   return {.beta1 = optim.beta1,
           .beta2 = optim.beta2,
           .inv_sqrt_correction = 1.0 / std::sqrt(correction2),
@@ -23,9 +23,9 @@ ops::AdamWScalars scalars_of(const config::Optim& optim, const Update& update, b
 
 }  // namespace
 
-std::vector<double> AdamW::agreed(int64_t t) const {
+std::optional<Agreed> AdamW::agreed(int64_t t) const {
   const auto steps = static_cast<double>(t);
-  return {1.0 - std::pow(optim_.beta1, steps), 1.0 - std::pow(optim_.beta2, steps)};
+  return Agreed{1.0 - std::pow(optim_.beta1, steps), 1.0 - std::pow(optim_.beta2, steps)};
 }
 
 void AdamW::update(Exec& ex, const Update& update, bool decay, const UpdateRange& range) const {

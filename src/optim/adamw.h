@@ -17,7 +17,7 @@ class AdamW final : public ElementwiseRule {
   std::string_view name() const override { return "adamw"; }
   std::vector<params::StateSpec> states() const override { return {{"m", moments_}, {"v", moments_}}; }
   /// Returns the bias corrections.
-  std::vector<double> agreed(int64_t t) const override;
+  std::optional<Agreed> agreed(int64_t t) const override;
   void update(Exec& ex, const Update& update, bool decay, const UpdateRange& range) const override;
 
  private:

@@ -134,14 +134,14 @@ Rules make_rules(const config::Config& config, DType compute) {
   return rules;
 }
 
-std::vector<double> agreed(const Rules& rules, int64_t t) {
-  std::vector<double> values;
+Agreed agreed(const Rules& rules, int64_t t) {
+  std::optional<Agreed> values;
   for (const std::unique_ptr<Rule>& rule : rules)
-    if (std::vector<double> own = rule->agreed(t); !own.empty()) {
-      TRAINER_CHECK(values.empty(), "at most one rule has agreed values");
-      values = std::move(own);
+    if (const std::optional<Agreed> own = rule->agreed(t)) {
+      TRAINER_CHECK(!values, "at most one rule has agreed values");
+      values = own;
     }
-  return values;
+  return values.value_or(Agreed());
 }
 
 Update make_update(const Rules& rules, double lr, int64_t t, double gradient_scale) {

@@ -16,8 +16,8 @@ Rules make_rules(const config::Config& config, DType compute);
 /// Returns the rule that optim.name selects, the first of them. If it is elementwise, it is the only one.
 std::unique_ptr<Rule> named_rule(const config::Config& config, DType compute = DType::f32);
 
-/// Returns the values of Rule::agreed(t). At most one of the rules has any.
-std::vector<double> agreed(const Rules& rules, int64_t t);
+/// Returns the values of the rule that has any; at most one has.
+Agreed agreed(const Rules& rules, int64_t t);
 Update make_update(const Rules& rules, double lr, int64_t t, double gradient_scale);
 
 /// Makes the store keep the states of its parameters' rules. Call before the store is allocated.

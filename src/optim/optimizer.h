@@ -2,19 +2,22 @@
 // Optimizer: updates weights from complete gradients. Those of make.h do so in device memory, between two steps or, on
 // a CPU, during the next forward pass. offload::Engine (offload/engine.h) does so concurrently with the steps, on host
 // or device. All round identically, so they produce bitwise identical weights.
+#include <array>
 #include <cstdint>
-#include <vector>
 
 #include "tensor/exec.h"
 
 namespace trainer::optim {
 
+/// The values of Rule::agreed(t): an array, so that steps do not allocate memory.
+using Agreed = std::array<double, 2>;
+
 /// The parameters of an update, the same for all elements and on every rank.
 struct Update {
   double lr = 0;
-  int64_t t = 1;                    // number of the update, 1-based; skipped steps are not counted
-  double gradient_scale = 1;        // clip factor
-  std::vector<double> agreed = {};  // the values of Rule::agreed(t), on every rank those of the first rank
+  int64_t t = 1;              // number of the update, 1-based; skipped steps are not counted
+  double gradient_scale = 1;  // clip factor
+  Agreed agreed = {};         // on every rank those of the first rank; 0 if no rule has any
 };
 
 class Optimizer {

@@ -2,6 +2,7 @@
 // Rule: a kind of update, such as AdamW. Each parameter is updated by one rule. A rule holds no memory: it names the
 // states that a ParamStore keeps next to the master weights of its parameters.
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -36,9 +37,9 @@ class Rule {
   /// weights in a different type.
   virtual int64_t traffic() const = 0;
   /// Returns the values of update `t` that depend on the C library, whose powers differ in the last bit between CPU
-  /// types; as many for every t. A run takes them from its first rank (Update::agreed). All other scalars follow from
+  /// types; empty: there are none. A run takes them from its first rank (Update::agreed). All other scalars follow from
   /// an Update by correctly rounded operations, so each rank computes them.
-  virtual std::vector<double> agreed(int64_t /*t*/) const { return {}; }
+  virtual std::optional<Agreed> agreed(int64_t /*t*/) const { return {}; }
   /// Returns this rule if it updates each element on its own, so that its states can be offloaded and its updates
   /// divided anywhere; otherwise null.
   virtual const ElementwiseRule* elementwise() const { return nullptr; }

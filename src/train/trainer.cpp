@@ -1,9 +1,10 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
-#include <iterator>
+#include <span>
 #include <utility>
 
 #include "base/clock.h"
@@ -109,15 +110,15 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
-  std::vector<double> sums(terms_.size());
+  std::array<double, RankScalars::kMost> all_sums{};
+  const std::span sums = std::span(all_sums).first(terms_.size());
   VisiblePairs pairs;
   TRAINER_CHECK(work.micro_batches <= accumulation(), "planned for {} micro-batches per step, not {}", accumulation(),
                 work.micro_batches);
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
-  const sharding::ActionLists lists = sharding::lists_of(work.micro_batches);
-  for (const sharding::Action& action : lists.front()) {
+  for (const sharding::Action& action : std::span(actions_).first(static_cast<size_t>(work.micro_batches))) {
     if (stop && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
@@ -151,11 +152,10 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
 }
 
 optim::Update Trainer::agreed_update(const StepWork& work, const params::GradNorm& norm) {
-  std::vector<double> values = {work.lr, norm.clip_factor(config_.optim.grad_clip)};
-  std::ranges::copy(optim::agreed(rules_, work.adam_step), std::back_inserter(values));
+  const auto [first, second] = optim::agreed(rules_, work.adam_step);
+  double values[] = {work.lr, norm.clip_factor(config_.optim.grad_clip), first, second};
   scalars_->take_from_first_rank(values);
-  return {
-      .lr = values[0], .t = work.adam_step, .gradient_scale = values[1], .agreed = {values.begin() + 2, values.end()}};
+  return {.lr = values[0], .t = work.adam_step, .gradient_scale = values[1], .agreed = {values[2], values[3]}};
 }
 
 std::optional<Trainer::Outcome::Spike> Trainer::spike_of(const StepWork& work, const Outcome& outcome) const {
@@ -289,8 +289,8 @@ void Trainer::plan(const ProgramRecorders& recorders) {
 
 void Trainer::plan_training(const parallel::Batch& batch, const ProgramRecorders& recorders) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  const std::vector<sharding::Repeated> kinds =
-      sharding::kinds_of(sharding::lists_of(accumulation()).front(), accumulation());
+  actions_ = sharding::lists_of(accumulation()).front();
+  const std::vector<sharding::Repeated> kinds = sharding::kinds_of(actions_, accumulation());
   // The order of gathers is the same in all actions of a program.
   sharding::ActionKind any = kinds.front().kind;
   any.last = false;

@@ -191,6 +191,8 @@ class Trainer {
     double Outcome::*mean;
   };
   std::vector<Term> terms_;  // the first one is that of evaluations
+  /// The actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first of them.
+  std::vector<sharding::Action> actions_;
   data::TokenBatch host_;
   std::vector<int32_t> first_keys_;  // first keys of the last batch that was copied to the device
   std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_

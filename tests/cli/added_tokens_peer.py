@@ -50,7 +50,7 @@ def sentencepiece(draw, file, scheme):
     """Returns the tokenizer.json of a SentencePiece model with more tokens, which adds spaces by the scheme."""
     file = json.loads(json.dumps(file))
     count = len(file["model"]["vocab"])
-    for i, content in enumerate(["<t>", "<|x|>", "the", "<t><t>"]):
+    for i, content in enumerate(["<t>", "<|x|>", "hex", "<t><t>"]):
         file["added_tokens"].append({"id": count + i, "content": content, **flags(draw), "normalized": False})
     file["normalizer"], file["pre_tokenizer"] = None, None
     if scheme == "prepend":

@@ -314,9 +314,10 @@ TEST(Gguf, TokenizersAreMetadata) {
     return changed;
   };
   ASSERT_EQ(file["added_tokens"][1], (json{{"id", 258}, {"content", "<x>"}, {"special", false}}));
-  refused(with("x>1", false, true), {"x>1", "<x>", "overlap"});  // of the same length
-  refused(with("x>", false, false), {"prefer x> to <x>"});       // found first, inside the other
-  refused(with("<<x>>", true, true), {"prefer <x> to <<x>>"});   // a special token hides it
+  // Tokens of the same length, one that is found first inside the other, and one that a special token hides.
+  refused(with("x>1", false, true), {"x>1", "<x>", "overlap"});
+  refused(with("x>", false, false), {"prefer x> to <x>"});
+  refused(with("<<x>>", true, true), {"prefer <x> to <<x>>"});
   json strips = with("<y>", false, false);
   strips["added_tokens"][2]["rstrip"] = true;
   refused(strips, {"spaces next to <y>"});
@@ -417,7 +418,7 @@ TEST(Gguf, RejectsSentencePieceModelsThatLlamaCppEncodesDifferently) {
                  [&] { add_tokenizer(made, {}, 300, metadata); });
   };
   refused(model + piece("ab!", Kind::unused), {}, "the unused piece ab!");
-  refused(model + piece("</", Kind::normal) + piece("s>", Kind::normal), {}, "would join </ and s> in text to </s>");
+  refused(model + piece("</", Kind::normal) + piece("s>", Kind::normal), {}, "would join < and s> in text to <s>");
   refused(model + piece("\u2581x", Kind::user_defined), {}, "\u2581x, since it has spaces");
   refused(model + piece("<y>", Kind::user_defined) + piece("y>z", Kind::user_defined), {}, "prefer y>z to <y>");
   refused(model, {.tokens = {{.id = size, .content = "<t>", .rstrip = true}}}, "spaces next to <t>");
