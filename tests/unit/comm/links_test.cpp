@@ -167,11 +167,11 @@ TEST(Watchdog, IsPatientWithLinksOfBusyRanks) {
   // A rank must answer within half the timeout, which is longer than a busy machine delays its progress thread.
   constexpr double kTimeout = 1, kBusy = 2.5 * kTimeout;
   double waited = 0;
+  const double begin = now_seconds();  // before both ranks: rank 1 may start to wait when rank 0 has long been busy
   run_on_threads(2, {.timeout_s = kTimeout}, [&](World& world) {
     Rig rig;
     Pair links(world, rig);
     std::vector<float> x(100, static_cast<float>(world.rank() + 1)), y(100);
-    const double begin = now_seconds();
     // Rank 0 starts to receive and is then busy; meanwhile rank 1 waits for its message, and sends its own only then.
     Ticket receive = links.in->send(rig.ex, tensor_of(y));
     if (world.rank() == 0) {
