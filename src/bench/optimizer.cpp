@@ -54,7 +54,7 @@ void read(Exec& ex, const Arrays& arrays, int64_t parameters) {
 std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine) {
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::solo_world();
-  train::Trainer trainer(*dry, *world, config, config.data.vocab_size, machine.compute, true);
+  train::Trainer trainer(*dry, *world, config, config.data.vocab_size, machine.compute);
   const optim::Selection all(trainer.store());
   std::vector<int64_t> pieces;
   for (size_t g = 0; g < trainer.store().groups().size(); ++g)

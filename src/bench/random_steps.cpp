@@ -74,7 +74,7 @@ train::StepWork work_of(const config::Config& config, int64_t step) {
 SmallModel::SmallModel(device::Device& device, DType compute, const std::vector<std::string>& shape)
     : config_(config::load_text(kSmallModel, "", shape, {.files = false})),
       random_(random_batches(config_)),
-      trainer_(device, *solo_, config_, config_.data.vocab_size, compute, true) {
+      trainer_(device, *solo_, config_, config_.data.vocab_size, compute) {
   trainer_.plan();
   trainer_.store().initialize(1);
 }

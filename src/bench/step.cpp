@@ -44,7 +44,7 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
   const std::unique_ptr<comm::World> world = comm::solo_world();
   setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
-  train::Trainer trainer(*dry, *world, config, vocab, machine.compute, true);
+  train::Trainer trainer(*dry, *world, config, vocab, machine.compute);
   trainer.store().weights().expect_micro_batches(micro_steps);
   trainer.plan();
   StepCount count{
@@ -96,7 +96,7 @@ StepBench bench_step(const config::Config& given, const setup::Machine& machine,
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
   // The copy rate is measured before the model is allocated, so that its buffers do not add to the peak memory.
   const double copied = bench::copy_rate(*setup::make_device(machine));
-  train::Trainer trainer(*device, *world, config, vocab, machine.compute, true);
+  train::Trainer trainer(*device, *world, config, vocab, machine.compute);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   setup::PeakTracker peak = setup::make_peak(*device, machine.compute, config, *world);
@@ -191,7 +191,7 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
         format_bytes(needed), format_bytes(one.memory_limit));
     ops::measure_gemms(*device, most, repeats, /*forms=*/false);
   }
-  train::Trainer trainer(*device, *world, config, vocab, one.compute, true);
+  train::Trainer trainer(*device, *world, config, vocab, one.compute);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   train::StepWork work = work_of(config, 1);
@@ -204,7 +204,7 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
 int64_t memory_of_steps(const config::Config& config, const setup::Machine& machine, int steps, MemoryProbe& probe) {
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
   const std::unique_ptr<comm::World> world = comm::solo_world();
-  train::Trainer trainer(*device, *world, config, config.data.vocab_size, machine.compute, true);
+  train::Trainer trainer(*device, *world, config, config.data.vocab_size, machine.compute);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   const train::BatchSource random = random_batches(config);

@@ -92,12 +92,12 @@ void require_finite(const run::LoadedModel& model, double loss) {
 int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, const data::Tokenizer* tokenizer) {
   std::vector<data::Question> questions;
   world.control().run_on_all_ranks(
-      [&] { questions = data::read_questions(o.choices, tokenizer, model.trainer->vocab(), o.questions); });
+      [&] { questions = data::read_questions(o.choices, tokenizer, model.runner->vocab(), o.questions); });
   comm::require_same(
       world,
       {{"the number of questions", format("{}", questions.size())}, {"the hash of the questions", hash_of(questions)}},
       Code::data, kSameFiles);
-  const run::Accuracy result = run::answer_questions(*model.trainer, questions, show_progress(world, "questions"));
+  const run::Accuracy result = run::answer_questions(*model.runner, questions, show_progress(world, "questions"));
   if (result.interrupted) return stopped(world, "evaluation");
   require_finite(model, result.loss);
   if (!world.first()) return 0;
@@ -175,7 +175,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   }
   data::EvalData source;
   world.control().run_on_all_ranks([&] {
-    source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
+    source = data::open_eval_data(model.config, o.data, tokenizer, model.runner->vocab(), options);
     if (!source.sets.empty()) require_same_data(model, source, config.checkpoint.allow_other_data);
   });
   double missing = source.sets.empty() ? 1 : 0;
@@ -189,7 +189,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
       Code::data, kSameFiles);
   const size_t followed = keep_named(source.sets, o.sets, model.config.checkpoint.best);
   const run::Evaluation result =
-      run::evaluate_sets(*model.trainer, source.sets, followed, {.groups = o.batches, .stride = o.stride}, tokenizer,
+      run::evaluate_sets(*model.runner, source.sets, followed, {.groups = o.batches, .stride = o.stride}, tokenizer,
                          show_progress(world, "windows"));
   if (result.interrupted) return stopped(world, "evaluation");
   const report::EvalReport& report = result.report;

@@ -112,19 +112,19 @@ struct Text {
 /// change the tokens, as far as the memory of every rank suffices. Throws Code::plan if it does not suffice for
 /// --batch-size. Collective over all ranks.
 int64_t texts_together(const GenerateOptions& o, const run::LoadedModel& model, int64_t ranks, int64_t texts) {
-  train::Trainer& trainer = *model.trainer;
-  const bool gpu = model.machine.gpu.has_value(), single = ranks == trainer.replicas();
+  train::ModelRunner& runner = *model.runner;
+  const bool gpu = model.machine.gpu.has_value(), single = ranks == runner.replicas();
   const int64_t wanted = o.batch_size > 0 ? o.batch_size : gpu || !single ? 1 : train::Generator::kSequencesOfEqualBits;
-  const int64_t each = trainer.model().cache_bytes(), used = std::min(wanted, texts);
+  const int64_t each = runner.model().cache_bytes(), used = std::min(wanted, texts);
   constexpr int64_t kReserve = 16;  // a share of the memory: for logits and other tensors of a pass
   int64_t free = model.machine.memory_limit - model.machine.memory_limit / kReserve;
-  for (const auto& [category, bytes] : trainer.memory())
+  for (const auto& [category, bytes] : runner.memory())
     if (!gpu || !category.starts_with("host")) free -= bytes;
-  const auto bytes_of = [&](int64_t count) { return count * each + trainer.model().table_copy_bytes(count); };
+  const auto bytes_of = [&](int64_t count) { return count * each + runner.model().table_copy_bytes(count); };
   int64_t most = used;
   while (most > 1 && bytes_of(most) > free) --most;
   double least[] = {-static_cast<double>(most)};
-  trainer.scalars().max_over_ranks(least);
+  runner.scalars().max_over_ranks(least);
   const auto fits = static_cast<int64_t>(-least[0]);
   if (o.batch_size > 0 && fits < used)
     throw Error(Code::plan, format("--batch-size {}: {} texts take {} together, of which each KV cache takes {}; use "
@@ -272,8 +272,8 @@ int generate(comm::World& world, const GenerateOptions& o) {
   if (!o.prompts.empty()) lines = data::read_prompts(prompt, o.prompts);
   const auto prompts = std::max<int64_t>(1, static_cast<int64_t>(lines.size()));
   const int64_t together = texts_together(o, model, world.size(), prompts * o.samples);
-  if (model.trainer->replica() > 0) return 0;  // one replica decodes; other replicas would have no work
-  train::Generator generator(*model.trainer, together);
+  if (model.runner->replica() > 0) return 0;  // one replica decodes; other replicas would have no work
+  train::Generator generator(*model.runner, together);
   return lines.empty() ? continue_prompt(world, o, prompt, model, generator)
                        : continue_lines(world, o, lines, model, generator);
 }

@@ -51,10 +51,10 @@ std::string evaluated_data(const config::Config& config, const data::NamedDatase
                                       windows.stride, set.dataset.seq_len(), config.data.separate_documents)));
 }
 
-Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& chosen,
+Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& dataset, const EvalWindows& chosen,
                     const data::Tokenizer* tokenizer, const std::function<bool(int64_t, int64_t)>& progress) {
-  const int64_t windows = chosen_windows(trainer.config(), dataset, chosen);
-  const int64_t micro_batch = trainer.micro_batch(), round = micro_batch * trainer.replicas();
+  const int64_t windows = chosen_windows(runner.config(), dataset, chosen);
+  const int64_t micro_batch = runner.micro_batch(), round = micro_batch * runner.replicas();
   Evaluation result;
   data::TokenBatch batch;
   double sums[3] = {};  // nats, tokens, bytes
@@ -63,11 +63,11 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
   // and have weight 0.
   for (int64_t first = 0; first < windows; first += round) {
     const bool go_on = !progress || progress(first, windows);
-    if (trainer.scalars().is_true_on_any_rank(!go_on)) {
+    if (runner.scalars().is_true_on_any_rank(!go_on)) {
       result.interrupted = true;
       return result;
     }
-    const int64_t window = first + trainer.replica() * micro_batch;
+    const int64_t window = first + runner.replica() * micro_batch;
     if (chosen.stride == 0) {
       dataset.eval_batch(window, micro_batch, batch);
     } else {
@@ -75,12 +75,12 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
     }
     const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
     std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
-    nats += trainer.loss_sum(batch);
-    if (!trainer.scalars().is_first_of_replica()) continue;
+    nats += runner.loss_sum(batch);
+    if (!runner.scalars().is_first_of_replica()) continue;
     for (int64_t row = 0; row < counted; ++row) tokens += batch.weights[static_cast<size_t>(row)] != 0;
     if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
   }
-  trainer.scalars().sum_over_rows(sums);
+  runner.scalars().sum_over_rows(sums);
   result.report.tokens = static_cast<int64_t>(tokens);
   result.report.loss = nats / tokens;
   result.report.perplexity = std::exp(result.report.loss);
@@ -88,15 +88,15 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
   return result;
 }
 
-Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedDataset>& sets, size_t followed,
+Evaluation evaluate_sets(train::ModelRunner& runner, const std::vector<data::NamedDataset>& sets, size_t followed,
                          const EvalWindows& windows, const data::Tokenizer* tokenizer,
                          const std::function<bool(int64_t, int64_t)>& progress) {
   Evaluation result;
   std::vector<report::SetReport> each;
   for (size_t i = 0; i < sets.size(); ++i) {
-    Evaluation one = evaluate(trainer, sets[i].dataset, windows, tokenizer, progress);
+    Evaluation one = evaluate(runner, sets[i].dataset, windows, tokenizer, progress);
     if (one.interrupted) return one;
-    one.report.data = evaluated_data(trainer.config(), sets[i], windows);
+    one.report.data = evaluated_data(runner.config(), sets[i], windows);
     if (i == followed) result = one;
     const report::EvalReport& r = one.report;
     if (!sets[i].name.empty()) each.push_back({sets[i].name, r.loss, r.perplexity, r.bits_per_byte, r.tokens, r.data});

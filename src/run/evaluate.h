@@ -5,7 +5,7 @@
 
 #include "data/source.h"
 #include "report/events.h"
-#include "train/trainer.h"
+#include "train/model_runner.h"
 
 namespace trainer::run {
 
@@ -29,12 +29,12 @@ std::string evaluated_data(const config::Config& config, const data::NamedDatase
 
 /// Evaluates the loss on a dataset. Without a tokenizer bits_per_byte is empty. `progress(done, windows)` is called
 /// between micro-batches and returns false to stop.
-Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& windows,
+Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& dataset, const EvalWindows& windows,
                     const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);
 
 /// Evaluates each set. The report contains the results for sets[followed] and, if the sets are named, for each set.
-Evaluation evaluate_sets(train::Trainer& trainer, const std::vector<data::NamedDataset>& sets, size_t followed,
+Evaluation evaluate_sets(train::ModelRunner& runner, const std::vector<data::NamedDataset>& sets, size_t followed,
                          const EvalWindows& windows, const data::Tokenizer* tokenizer,
                          const std::function<bool(int64_t done, int64_t windows)>& progress);
 

@@ -107,11 +107,11 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   loaded.device = setup::make_device(loaded.machine);
   // "auto" instead of the run's transport, since the model may have been trained on a different machine.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
-  loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
-                                                    loaded.config, vocab, loaded.machine.compute, false);
-  loaded.trainer->plan();
+  loaded.runner = std::make_unique<train::ModelRunner>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
+                                                       loaded.config, vocab, loaded.machine.compute);
+  loaded.runner->plan();
   watch.reset();
-  if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;
+  if (std::string damage = load_weights(*loaded.runner, *reader); !damage.empty()) return damage;
   out = std::move(loaded);
   return {};
 }

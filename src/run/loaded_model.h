@@ -9,7 +9,7 @@
 #include "checkpoint/reader.h"
 #include "data/tokenizer.h"
 #include "setup/machine.h"
-#include "train/trainer.h"
+#include "train/model_runner.h"
 
 namespace trainer::run {
 
@@ -21,8 +21,8 @@ struct LoadedModel {
   std::string val_hash;
   setup::Machine machine;
   std::unique_ptr<device::Device> device;
-  std::unique_ptr<comm::World> gpu_world;   // for communication between GPUs; null: use the ranks' world
-  std::unique_ptr<train::Trainer> trainer;  // weights only
+  std::unique_ptr<comm::World> gpu_world;      // for communication between GPUs; null: use the ranks' world
+  std::unique_ptr<train::ModelRunner> runner;  // weights only
 };
 
 /// Returns the candidate layouts for a number of ranks (config/layout_choices.h). The first layout that fits in the

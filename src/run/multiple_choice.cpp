@@ -53,7 +53,7 @@ void judge(const Question& question, const std::vector<double>& likelihoods, con
 
 }  // namespace
 
-Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& questions,
+Accuracy answer_questions(train::ModelRunner& runner, const std::vector<Question>& questions,
                           const std::function<bool(int64_t, int64_t)>& progress) {
   std::vector<ChoiceIndex> choices_to_score;
   size_t longest = 2;
@@ -67,13 +67,13 @@ Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& 
     likelihoods[q].resize(questions[q].choices.size());
     scored[q].resize(questions[q].choices.size());
   }
-  train::Scorer scorer(trainer, static_cast<int64_t>(longest) - 1);
-  const int64_t each = scorer.sequences(), round = each * trainer.replicas();
+  train::Scorer scorer(runner, static_cast<int64_t>(longest) - 1);
+  const int64_t each = scorer.sequences(), round = each * runner.replicas();
   Accuracy result{.questions = static_cast<int64_t>(questions.size())};
   data::TokenBatch batch;
   for (size_t first = 0; first < choices_to_score.size(); first += static_cast<size_t>(round)) {
     const bool go_on = !progress || progress(static_cast<int64_t>(choices_to_score[first].question), result.questions);
-    if (trainer.scalars().is_true_on_any_rank(!go_on)) {
+    if (runner.scalars().is_true_on_any_rank(!go_on)) {
       result.interrupted = true;
       return result;
     }
@@ -84,7 +84,7 @@ Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& 
     for (int64_t at = 0; at < round && first + static_cast<size_t>(at) < choices_to_score.size(); ++at) {
       const ChoiceIndex& place = choices_to_score[first + static_cast<size_t>(at)];
       const Question::Choice& choice = questions[place.question].choices[place.choice];
-      if (at / each == trainer.replica()) put(choice, at % each, scorer.length(), batch);
+      if (at / each == runner.replica()) put(choice, at % each, scorer.length(), batch);
       scored[place.question][place.choice] = scored_tokens(choice, scorer.length());
     }
     const std::vector<double> losses = scorer.losses(batch);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/questions.h"
-#include "train/trainer.h"
+#include "train/model_runner.h"
 
 namespace trainer::run {
 
@@ -25,7 +25,7 @@ struct Accuracy {
 /// Answers the questions, which are divided among the replicas. A text longer than the context window is truncated at
 /// the beginning. In case of a tie the first ending is chosen. `progress(done, questions)` is called between batches
 /// and returns false to stop. Collective; every rank returns the result.
-Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& questions,
+Accuracy answer_questions(train::ModelRunner& runner, const std::vector<Question>& questions,
                           const std::function<bool(int64_t done, int64_t questions)>& progress);
 
 }  // namespace trainer::run

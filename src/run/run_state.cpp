@@ -76,9 +76,9 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
 }
 
 /// Returns the damage that some rank found in the checkpoint. Empty: every rank has filled its tensors.
-std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
+std::string load_all(train::ModelRunner& runner, const fs::path& folder, const checkpoint::Snapshot& expected,
                      Resumed& resumed) {
-  comm::World& world = trainer.mesh().world();
+  comm::World& world = runner.mesh().world();
   std::optional<checkpoint::Reader> opened;
   std::string damage = find_damage_on_any_rank(world, [&] { opened.emplace(folder); });
   if (!damage.empty()) return damage;
@@ -86,9 +86,9 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
   damage = find_damage_on_any_rank(world, [&] {
     const checkpoint::Reader& reader = *opened;
     if (world.first())
-      checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
-    reader.load(checkpoint::slices_to_fill(trainer.store(), /*states=*/true),
-                {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+      checkpoint::require_compatible(reader.header(), expected, folder, runner.config().checkpoint.allow_other_data);
+    reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/true),
+                {.weights_only = false, .tied = runner.config().model.tie_embeddings.value()});
     const checkpoint::Snapshot& stored = reader.header();
     resumed = {folder,
                reader.manifest().sequence,
@@ -99,7 +99,7 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
                stored.val_hash,
                stored.mixture.phases};
   });
-  if (damage.empty()) trainer.store().refresh_compute();
+  if (damage.empty()) runner.store().refresh_compute();
   return damage;
 }
 
@@ -163,9 +163,10 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
   return std::nullopt;
 }
 
-std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
-  const config::Checkpoint& config = trainer.config().checkpoint;
-  comm::World& world = trainer.mesh().world();
+std::optional<Resumed> resume(train::ModelRunner& runner, const fs::path& folder,
+                              const checkpoint::Snapshot& expected) {
+  const config::Checkpoint& config = runner.config().checkpoint;
+  comm::World& world = runner.mesh().world();
   const std::vector<fs::path> candidates =
       list_on_first_rank(world, [&] { return resume_candidates(config, folder, /*aloud=*/true); });
   if (candidates.empty()) return std::nullopt;
@@ -176,7 +177,7 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
                    folder.string(), candidates.size());
   Resumed resumed;
   load_first_whole(world, candidates, none_whole,
-                   [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
+                   [&](const fs::path& candidate) { return load_all(runner, candidate, expected, resumed); });
   // The path of the run's own checkpoints folder selects the newest checkpoint, as "auto" does, and sets no origin; the
   // path of a step folder within it does.
   std::error_code missing;
@@ -195,12 +196,12 @@ struct RemoveAtEnd {
   }
 };
 
-std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader) {
-  std::string damage = find_damage_on_any_rank(trainer.mesh().world(), [&] {
-    reader.load(checkpoint::slices_to_fill(trainer.store(), /*states=*/false),
-                {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
+std::string load_weights(train::ModelRunner& runner, const checkpoint::Reader& reader) {
+  std::string damage = find_damage_on_any_rank(runner.mesh().world(), [&] {
+    reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/false),
+                {.weights_only = true, .tied = runner.config().model.tie_embeddings.value()});
   });
-  if (damage.empty()) trainer.store().refresh_compute();
+  if (damage.empty()) runner.store().refresh_compute();
   return damage;
 }
 
@@ -276,19 +277,19 @@ void log_changes(Resumed& resumed, const checkpoint::Snapshot& present) {
         "differently");
 }
 
-std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folder,
+std::optional<Resumed> fill_model(train::ModelRunner& runner, const fs::path& folder,
                                   const checkpoint::Snapshot& expected) {
-  const config::Config& config = trainer.config();
-  if (auto resumed = resume(trainer, folder, expected)) {
+  const config::Config& config = runner.config();
+  if (auto resumed = resume(runner, folder, expected)) {
     log::info("resumed step {} from {}", resumed->state.step, resumed->folder.string());
     log_changes(*resumed, expected);
     return resumed;
   }
   if (config.model.init_from.empty()) {
-    trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+    runner.store().initialize(static_cast<uint64_t>(config.run.seed));
     return std::nullopt;
   }
-  comm::World& world = trainer.mesh().world();
+  comm::World& world = runner.mesh().world();
   bool imports = false;  // on rank 0, which reads models of Hugging Face for all ranks
   RemoveAtEnd imported;
   const fs::path source = list_on_first_rank(world, [&]() -> std::vector<fs::path> {
@@ -311,7 +312,7 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
                                    [&](const std::string& key) { return config.origins.contains("model." + key); });
     checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   });
-  load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer, reader); });
+  load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(runner, reader); });
   log::info("initialized with the weights of {}, new optimizer state",
             imports ? config.model.init_from : reader.folder().string());
   return std::nullopt;

@@ -8,7 +8,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "data/source.h"
-#include "train/trainer.h"
+#include "train/model_runner.h"
 
 namespace trainer::run {
 
@@ -47,17 +47,17 @@ struct Resumed {
 /// checkpoint, and throw if it is missing or corrupted. If the newest checkpoint in `folder` was saved after a resume
 /// from the same path (checkpoint::descendants), it is resumed instead. A checkpoint of a different model is always an
 /// error. `expected` contains the run's keys and hashes. Collective; all ranks load the checkpoint that rank 0 finds.
-std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
+std::optional<Resumed> resume(train::ModelRunner& runner, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
 /// Loads only the weights, for model.init_from, evaluation and generation. Returns the corruption found by any rank;
 /// empty if there is none. Collective.
-[[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
+[[nodiscard]] std::string load_weights(train::ModelRunner& runner, const checkpoint::Reader& reader);
 
 /// Fills a model before its first step: from a checkpoint by resume() if there is one, else from the weights of
 /// model.init_from, else with random initial values. Logs the first two cases. Returns the state from which the run
 /// resumes, or an empty result. Collective.
-std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
+std::optional<Resumed> fill_model(train::ModelRunner& runner, const std::filesystem::path& folder,
                                   const checkpoint::Snapshot& expected);
 
 /// Logs the changes since the resumed run was saved, and sets resumed.other_steps; warns if its configuration is not

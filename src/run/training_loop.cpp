@@ -53,7 +53,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
       total_steps_(config::total_steps(config)),
       device_(setup::make_device(open_.machine)),
       gpu_world_(comm::gpu_world(world, *device_, open_.between_gpus)),
-      trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, open_.datasets.vocab, open_.machine.compute, true),
+      trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, open_.datasets.vocab, open_.machine.compute),
       store_(checkpoint_folder(config),
              {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}, system_calls(),
              &world),

@@ -23,17 +23,17 @@ namespace {
 /// Returns the host memory of a run other than its tensors: the tables of mesh::Runs and of recorded programs, the
 /// threads' stacks, and the memory of a save, which takes one chunk and a copy of the Runs for weights and each moment.
 /// A fixed amount covers logs and everything else.
-int64_t host_bytes(train::Trainer& trainer, bool training) {
+int64_t host_bytes(train::ModelRunner& runner, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 240 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;
-  for (const params::Param& param : trainer.store().params()) {
+  for (const params::Param& param : runner.store().params()) {
     runs += static_cast<int64_t>(param.runs.size() * sizeof(mesh::Run));
-    largest = std::max(largest, param.count() * size_of(trainer.store().state_dtype()));
+    largest = std::max(largest, param.count() * size_of(runner.store().state_dtype()));
   }
-  for (const auto& [key, program] : trainer.arena().programs())
+  for (const auto& [key, program] : runner.arena().programs())
     recorded += static_cast<int64_t>(program.intervals.size() * sizeof(Arena::Interval));
   const int64_t save = training ? 3 * runs + std::min(largest, checkpoint::kChunkBytes) : 0;
-  return runs + recorded + save + trainer.device().threads() * kStack + kFixed;
+  return runs + recorded + save + runner.device().threads() * kStack + kFixed;
 }
 
 int64_t host_total(const RunPlan& plan) {
@@ -116,6 +116,38 @@ std::optional<std::array<int64_t, 2>> backward_peaks(const Arena& arena, const c
   return std::nullopt;
 }
 
+/// Returns what a planned model needs, and the FLOPs of its programs.
+RunPlan plan_of(train::ModelRunner& runner, int64_t vocab, const Machine& machine, bool training) {
+  const config::Config& config = runner.config();
+  std::optional<train::Generator> generator;
+  if (writes_samples(config)) generator.emplace(runner);
+  RunPlan plan;
+  plan.memory = runner.memory();
+  plan.memory["host"] = host_bytes(runner, training);
+  for (const auto& [category, bytes] : plan.memory)
+    if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
+  plan.replicas = runner.store().replicas().count();
+  int64_t largest = -1;
+  for (const auto& [key, program] : runner.arena().programs()) {
+    if (program.peak <= largest) continue;
+    largest = program.peak;
+    plan.arena_bound = program.live_bound;
+    plan.activations = runner.arena().peak_by_tag(key);
+  }
+  plan.gradients_in_activations = runner.store().gradients_in_arena();
+  if (plan.gradients_in_activations) plan.backward_peaks = backward_peaks(runner.arena(), config);
+  plan.parameters = runner.store().parameter_count();
+  plan.flops = config::flops_per_token(config.model, vocab, recomputed_layers(config));
+  plan.executed_flops = runner.meter().matmul_flops();
+  plan.recomputed_flops = runner.meter().recomputed_flops();
+  // The recomputed FLOPs are those that the dry run counted, since the closed form does not know that a recomputed
+  // block skips its last GEMM.
+  const double share = static_cast<double>(machine.ranks) / static_cast<double>(runner.replicas());  // per replica
+  plan.flops.recomputed =
+      plan.recomputed_flops * share / static_cast<double>(runner.micro_batch() * config.model.seq_len);
+  return plan;
+}
+
 }  // namespace
 
 int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t most, int64_t guess,
@@ -150,38 +182,20 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
   const std::unique_ptr<comm::World> gpu_world =
       machine.nccl ? comm::dry_nccl_world(*world, *device, static_cast<int>(config.parallel.lanes)) : nullptr;
-  train::Trainer trainer(*device, gpu_world ? *gpu_world : *world, config, vocab, machine.compute, training);
-  trainer.plan(recorders);
-  std::optional<train::Generator> generator;
-  if (writes_samples(config)) generator.emplace(trainer);
-  RunPlan plan;
-  plan.memory = trainer.memory();
-  plan.memory["host"] = host_bytes(trainer, training);
-  for (const auto& [category, bytes] : plan.memory)
-    if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
-  if (training && config.checkpoint.async) add_snapshot(plan, trainer, machine);
-  plan.replicas = trainer.store().replicas().count();
-  int64_t largest = -1;
-  for (const auto& [key, program] : trainer.arena().programs()) {
-    if (program.peak <= largest) continue;
-    largest = program.peak;
-    plan.arena_bound = program.live_bound;
-    plan.activations = trainer.arena().peak_by_tag(key);
+  comm::World& ranks = gpu_world ? *gpu_world : *world;
+  if (!training) {
+    train::ModelRunner runner(*device, ranks, config, vocab, machine.compute);
+    runner.plan();
+    return plan_of(runner, vocab, machine, /*training=*/false);
   }
-  plan.gradients_in_activations = trainer.store().gradients_in_arena();
-  if (plan.gradients_in_activations) plan.backward_peaks = backward_peaks(trainer.arena(), config);
-  plan.parameters = trainer.store().parameter_count();
-  plan.flops = config::flops_per_token(config.model, vocab, recomputed_layers(config));
-  plan.executed_flops = trainer.meter().matmul_flops();
-  plan.recomputed_flops = trainer.meter().recomputed_flops();
-  if (trainer.offload() == nullptr) plan.update = trainer.update_cost();
-  // The recomputed FLOPs are those that the dry run counted, since the closed form does not know that a recomputed
-  // block skips its last GEMM.
-  const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
-  plan.flops.recomputed =
-      plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
+  train::Trainer trainer(*device, ranks, config, vocab, machine.compute);
+  trainer.plan(recorders);
+  RunPlan plan = plan_of(trainer, vocab, machine, /*training=*/true);
+  if (config.checkpoint.async) add_snapshot(plan, trainer, machine);
   plan.comm_bytes = trainer.comm_bytes_per_step();
-  if (const offload::Engine* engine = trainer.offload(); engine != nullptr)
+  if (const offload::Engine* engine = trainer.offload(); engine == nullptr)
+    plan.update = trainer.update_cost();
+  else
     plan.offload = OffloadWork{.placement = engine->placement(),
                                .chosen = offload::is_chosen(config.offload),
                                .subgroups = engine->subgroups(),

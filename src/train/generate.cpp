@@ -33,13 +33,13 @@ struct Generator::Sequence {
   int64_t left() const { return static_cast<int64_t>(text.size()) - cache.used; }
 };
 
-Generator::Generator(Trainer& trainer, int64_t sequences)
-    : trainer_(trainer),
+Generator::Generator(ModelRunner& runner, int64_t sequences)
+    : runner_(runner),
       most_rows_(static_cast<int64_t>(
-          std::bit_floor(std::min(kPrefillRows, static_cast<uint64_t>(trainer.model().seq_len()))))) {
+          std::bit_floor(std::min(kPrefillRows, static_cast<uint64_t>(runner.model().seq_len()))))) {
   TRAINER_CHECK(sequences > 0, "{} sequences", sequences);
-  for (int64_t i = 0; i < sequences; ++i) caches_.emplace_back(trainer.device(), trainer.model());
-  ids_ = Buffer(trainer.device(), "data", {std::max(most_rows_, sequences)}, DType::i32);
+  for (int64_t i = 0; i < sequences; ++i) caches_.emplace_back(runner.device(), runner.model());
+  ids_ = Buffer(runner.device(), "data", {std::max(most_rows_, sequences)}, DType::i32);
   std::vector<model::Transformer::Cache*> caches = {&caches_.front()};
   // Passes without logits, recorded when they occur, need no more memory.
   for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record(caches, rows, /*with_logits=*/true);
@@ -49,18 +49,18 @@ Generator::Generator(Trainer& trainer, int64_t sequences)
 
 std::string Generator::record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows, bool with_logits) {
   std::string name = format("{} x {} rows of generation{}", caches.size(), rows, with_logits ? "" : ", without logits");
-  if (trainer_.arena().is_recorded(name)) return name;
+  if (runner_.arena().is_recorded(name)) return name;
   Meter uncounted;
   std::vector<int64_t> used;
   for (const model::Transformer::Cache* cache : caches) used.push_back(cache->used);
   const auto extend = [&](Exec& ex) {
     // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
     for (model::Transformer::Cache* cache : caches) cache->used = 0;
-    trainer_.model().extend(ex, batch(caches.size(), rows), caches, with_logits);
+    runner_.model().extend(ex, batch(caches.size(), rows), caches, with_logits);
   };
-  trainer_.record(name, extend, uncounted);
+  runner_.record(name, extend, uncounted);
   for (size_t i = 0; i < caches.size(); ++i) caches[i]->used = used[i];
-  trainer_.arena().seal();
+  runner_.arena().seal();
   return name;
 }
 
@@ -79,12 +79,12 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
   }
   const bool chooses = sequences.front()->left() == rows;
   const std::string program = record(caches, rows, chooses);  // may occur for the first time
-  Exec ex = trainer_.exec();
-  trainer_.device().copy_to_device(ids_.tensor().data, ids.data(),
-                                   static_cast<int64_t>(ids.size()) * size_of(DType::i32));
-  trainer_.begin(ex, program);
+  Exec ex = runner_.exec();
+  runner_.device().copy_to_device(ids_.tensor().data, ids.data(),
+                                  static_cast<int64_t>(ids.size()) * size_of(DType::i32));
+  runner_.begin(ex, program);
   {
-    const Scratch logits = trainer_.model().extend(ex, batch(sequences.size(), rows), caches, chooses);
+    const Scratch logits = runner_.model().extend(ex, batch(sequences.size(), rows), caches, chooses);
     if (chooses) {
       const HostCopy scores(ex.device, logits);
       const auto choose = [&](int64_t i) {
@@ -100,14 +100,14 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
         for (int64_t i = 0; i < count; ++i) choose(i);
     }
   }
-  trainer_.end();
+  runner_.end();
 }
 
 bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()) {
   std::vector<int64_t> chosen, proceeds;
   for (const auto& sequence : slots)
     if (sequence) chosen.push_back(sequence->chosen);
-  trainer_.scalars().broadcast_from_first_rank(chosen);
+  runner_.scalars().broadcast_from_first_rank(chosen);
   if (std::ranges::min(chosen) < 0)
     throw Error(
         Code::nonfinite,
@@ -122,7 +122,7 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
     sequence->text.push_back(id);
   }
   proceeds.push_back(stop == nullptr || !stop() ? 1 : 0);
-  trainer_.scalars().broadcast_from_first_rank(proceeds);
+  runner_.scalars().broadcast_from_first_rank(proceeds);
   const bool stopped = proceeds.back() == 0;
   size_t at = 0;
   for (auto& slot : slots) {
@@ -134,7 +134,7 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
 }
 
 bool Generator::stops(bool (*stop)()) {
-  return stop != nullptr && trainer_.scalars().broadcast_from_first_rank(stop() ? 1 : 0) != 0;
+  return stop != nullptr && runner_.scalars().broadcast_from_first_rank(stop() ? 1 : 0) != 0;
 }
 
 void Generator::end(std::optional<Sequence>& slot, bool stopped) {
@@ -148,10 +148,10 @@ bool Generator::start(std::optional<Sequence>& slot, model::Transformer::Cache& 
   std::vector<int32_t> text = request->prompt;
   if (text.empty()) text.push_back(request->stops.empty() ? 0 : request->stops.front());
   for (const int32_t id : text)
-    if (id < 0 || id >= trainer_.vocab())
+    if (id < 0 || id >= runner_.vocab())
       throw Error(Code::data,
-                  format("token {} of the prompt is not in the model's vocabulary of {} tokens", id, trainer_.vocab()));
-  TokenSampler sampler(request->sampling, trainer_.vocab());
+                  format("token {} of the prompt is not in the model's vocabulary of {} tokens", id, runner_.vocab()));
+  TokenSampler sampler(request->sampling, runner_.vocab());
   cache.used = 0;
   slot.emplace(std::move(*request), cache, std::move(sampler), std::move(text));
   return true;
@@ -198,7 +198,7 @@ bool Generator::write(const data::Tokenizer& tokenizer, const TextRequests& next
   const std::vector<bool> spaced_tokens = tokens_with_a_space_in_front(tokenizer);
   const bool has_spaced = std::ranges::find(spaced_tokens, true) != spaced_tokens.end();
   std::vector<bool> known;
-  if (tokenizer.vocab_size() < trainer_.vocab()) known.assign(static_cast<size_t>(tokenizer.vocab_size()), true);
+  if (tokenizer.vocab_size() < runner_.vocab()) known.assign(static_cast<size_t>(tokenizer.vocab_size()), true);
   struct Text {
     TextRequest request;
     data::StreamDecoder decoder;

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "data/tokenizer.h"
+#include "train/model_runner.h"
 #include "train/sampler.h"
-#include "train/trainer.h"
 
 namespace trainer::train {
 
@@ -42,10 +42,10 @@ using TextRequests = std::function<std::optional<TextRequest>()>;
 
 class Generator {
  public:
-  /// Records the generation programs of `trainer` and allocates their memory (outside any step) and KV caches for up to
+  /// Records the generation programs of `runner` and allocates their memory (outside any step) and KV caches for up to
   /// `sequences` sequences, which are decoded together. Every rank of a replica must construct a Generator and call the
   /// same functions; the values that `emit` and `stop` return count only on the replica's first rank.
-  explicit Generator(Trainer& trainer, int64_t sequences = 1);
+  explicit Generator(ModelRunner& runner, int64_t sequences = 1);
 
   /// Continues all requests; the next one is taken when one ends. On one CPU rank the tokens do not depend on how many
   /// sequences are decoded together, up to kSequencesOfEqualBits. (Sums over ranks and cuBLASLt round differently for
@@ -81,7 +81,7 @@ class Generator {
   /// If the text exceeds the context window, keeps its last half and empties the cache.
   void keep_within_context(Sequence& sequence);
 
-  Trainer& trainer_;
+  ModelRunner& runner_;
   std::vector<model::Transformer::Cache> caches_;  // one per sequence that is decoded
   Buffer ids_;
   int64_t most_rows_;     // the most tokens per pass over one sequence; a power of two

@@ -7,8 +7,8 @@
 
 namespace trainer::train {
 
-Scorer::Scorer(Trainer& trainer, int64_t longest)
-    : trainer_(trainer), sequences_(trainer.micro_batch()), length_(trainer.model().seq_len()) {
+Scorer::Scorer(ModelRunner& runner, int64_t longest)
+    : runner_(runner), sequences_(runner.micro_batch()), length_(runner.model().seq_len()) {
   // Halving the length and doubling the number of sequences keeps the number of rows, so rows split over ranks as
   // evenly as in an evaluation.
   while (length_ % 2 == 0 && length_ / 2 >= longest) {
@@ -16,19 +16,19 @@ Scorer::Scorer(Trainer& trainer, int64_t longest)
     sequences_ *= 2;
   }
   const Shape rows{sequences_ * length_};
-  device::Device& device = trainer.device();
+  device::Device& device = runner.device();
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
-  weights_ = Buffer(device, "data", rows, trainer.store().state_dtype());
-  losses_ = Buffer(device, "data", {trainer.model().loss_rows({rows.count()})}, DType::f64);
-  rows_ = trainer.model().rows_of_losses(device, {rows.count()});
+  weights_ = Buffer(device, "data", rows, runner.store().state_dtype());
+  losses_ = Buffer(device, "data", {runner.model().loss_rows({rows.count()})}, DType::f64);
+  rows_ = runner.model().rows_of_losses(device, {rows.count()});
   TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(),
                 "expected one value per row, but there are {} values for {} rows", losses_.tensor().count(),
                 rows_.size());
   Meter uncounted;
-  trainer.record(
-      key_, [&](Exec& ex) { trainer_.model().loss(ex, batch(), losses_); }, uncounted);
-  trainer.arena().seal();
+  runner.record(
+      key_, [&](Exec& ex) { runner_.model().loss(ex, batch(), losses_); }, uncounted);
+  runner.arena().seal();
 }
 
 parallel::Batch Scorer::batch() const {
@@ -36,19 +36,19 @@ parallel::Batch Scorer::batch() const {
 }
 
 std::vector<double> Scorer::losses(const data::TokenBatch& host) {
-  trainer_.upload(host, {ids_, targets_, weights_});
-  Exec ex = trainer_.exec();
-  trainer_.begin(ex, key_);
-  trainer_.model().loss(ex, batch(), losses_);
-  trainer_.end();
+  runner_.upload(host, {ids_, targets_, weights_});
+  Exec ex = runner_.exec();
+  runner_.begin(ex, key_);
+  runner_.model().loss(ex, batch(), losses_);
+  runner_.end();
   const HostCopy here(ex.device, losses_);
   const std::span<const double> values = here.tensor().span<double>();
-  std::vector<double> sums(static_cast<size_t>(trainer_.replicas() * sequences_));
-  const int64_t first = trainer_.replica() * sequences_;
+  std::vector<double> sums(static_cast<size_t>(runner_.replicas() * sequences_));
+  const int64_t first = runner_.replica() * sequences_;
   for (size_t i = 0; i < rows_.size(); ++i) sums[static_cast<size_t>(first + rows_[i] / length_)] += values[i];
   constexpr auto kMost = static_cast<size_t>(RankScalars::kMost);
   for (size_t at = 0; at < sums.size(); at += kMost)
-    trainer_.scalars().sum_over_rows(std::span(sums).subspan(at, std::min(kMost, sums.size() - at)));
+    runner_.scalars().sum_over_rows(std::span(sums).subspan(at, std::min(kMost, sums.size() - at)));
   return sums;
 }
 

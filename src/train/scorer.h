@@ -2,15 +2,15 @@
 // Scorer: computes the likelihood of each sequence, to choose among several texts.
 #include <vector>
 
-#include "train/trainer.h"
+#include "train/model_runner.h"
 
 namespace trainer::train {
 
 class Scorer {
  public:
-  /// Records a program of `trainer` for sequences of at most `longest` tokens and allocates memory, as much as for an
+  /// Records a program of `runner` for sequences of at most `longest` tokens and allocates memory, as much as for an
   /// evaluation. Every rank must construct a Scorer and call the same functions.
-  Scorer(Trainer& trainer, int64_t longest);
+  Scorer(ModelRunner& runner, int64_t longest);
 
   /// Return the shape of one replica's batch: the number of sequences and their length (at least `longest`, unless the
   /// context window is shorter).
@@ -24,7 +24,7 @@ class Scorer {
  private:
   parallel::Batch batch() const;
 
-  Trainer& trainer_;
+  ModelRunner& runner_;
   int64_t sequences_, length_;
   Buffer ids_, targets_, weights_, losses_;
   std::vector<int64_t> rows_;  // the token row of each loss of this rank

@@ -7,12 +7,12 @@
 
 namespace trainer::train {
 
-bool weights_are_finite(Trainer& trainer) {
-  trainer.store().settle();
-  device::Device& home = trainer.store().home();
-  Exec ex{home, trainer.arena(), trainer.meter()};
+bool weights_are_finite(ModelRunner& runner) {
+  runner.store().settle();
+  device::Device& home = runner.store().home();
+  Exec ex{home, runner.arena(), runner.meter()};
   bool finite = true;
-  for (const params::Group& group : trainer.store().groups()) {
+  for (const params::Group& group : runner.store().groups()) {
     const Tensor weights = group.master.tensor();
     if (weights.count() == 0) continue;
     const Buffer sums(home, "data", {divide_up(weights.count(), ops::kNormBlock)}, DType::f64);
@@ -21,7 +21,7 @@ bool weights_are_finite(Trainer& trainer) {
     home.copy_to_host(squares.data(), sums.tensor().data, sums.tensor().bytes());
     for (const double square : squares) finite &= std::isfinite(square);
   }
-  return !trainer.scalars().is_true_on_any_rank(!finite);
+  return !runner.scalars().is_true_on_any_rank(!finite);
 }
 
 }  // namespace trainer::train

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "config/layouts.h"
 #include "device/stream.h"
 #include "offload/make.h"
 #include "parallel/loss.h"
@@ -47,44 +46,20 @@ class Trainer::PhaseClock {
 };
 
 Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-                 bool training, std::optional<sharding::ModelSharding> sharding)
-    : device_(device),
-      config_(config),
-      sharding_(sharding ? std::move(*sharding) : config::sharding_on(config, world.size())),
-      micro_batch_(config.train.micro_batch / sharding_.depth()),
-      arena_(device),
-      mesh_(world, device, parallel::mesh_shape(sharding_)),
-      store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1),
-      strategy_(mesh_, store_, sharding_, config.debug.overlap) {
-  store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
-  model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
-                                                static_cast<uint64_t>(config.run.seed));
-  if (training && config.offload.optimizer != config::OffloadOptimizer::none) {
+                 std::optional<sharding::ModelSharding> sharding)
+    : ModelRunner(Unallocated{}, device, world, config, vocab, compute, std::move(sharding)),
+      rules_(optim::make_rules(config_, compute)) {
+  if (config.offload.optimizer != config::OffloadOptimizer::none) {
     state_home_ = device::make_host(device, config.offload.pinned);
     store_.keep_state_on(*state_home_);
   }
-  if (training) {
-    rules_ = optim::make_rules(config_, compute);
-    optim::keep_states(store_, rules_);
-  }
+  optim::keep_states(store_, rules_);
   const bool overlaps = device.kind() == device::DeviceKind::cpu && optim::overlaps_forward(config, device.threads());
   // With offload, too, updates overlap with the next forward pass.
   using Gradients = params::ParamStore::Gradients;
   const bool once = accumulation() == 1 && state_home_ == nullptr && !overlaps;
-  store_.allocate(!training ? Gradients::none : once ? Gradients::arena : Gradients::own_memory);
-  const Shape rows{micro_batch_ * config.model.seq_len};
-  ids_ = Buffer(device, "data", rows, DType::i32);
-  targets_ = Buffer(device, "data", rows, DType::i32);
-  weights_ = Buffer(device, "data", rows, store_.state_dtype());
-  std::vector<double Outcome::*> reported = {&Outcome::loss};
-  if (training && config.train.z_loss > 0) reported.push_back(&Outcome::z_loss);
-  const int64_t terms = std::ssize(reported), loss_rows = model_->loss_rows({rows.count()});
-  losses_ = Buffer(device, "data", {terms * loss_rows}, DType::f64);
-  for (int64_t t = 0; t < terms; ++t)
-    terms_.push_back({losses_.tensor().range(t * loss_rows, loss_rows), reported[static_cast<size_t>(t)]});
-  if (config.data.separate_documents) first_key_ = Buffer(device, "data", rows, DType::i32);
-  scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
-  if (!training) return;
+  if (config.train.z_loss > 0) terms_.push_back(&Outcome::z_loss);
+  allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_));
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
   const bool recomputes = recompute_of(config.train, 0) != config::Recompute::none;
@@ -105,6 +80,13 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
 }
 
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop) {
+  Outcome outcome = gradients(work, batches, stop);
+  if (!outcome.interrupted) update(work, outcome);
+  return outcome;
+}
+
+Trainer::Outcome Trainer::gradients(const StepWork& work, const BatchSource& batches,
+                                    const std::function<bool()>& stop) {
   Outcome outcome;
   Exec ex = exec();
   PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
@@ -125,17 +107,23 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
       return outcome;
     }
     const parallel::Batch batch = load(work, action.micro, tokens, batches);
-    if (batch.first_key) pairs.add(config_.model, first_keys_);
+    if (batch.first_key) pairs.add(config_.model, first_keys());
     clock.charge(&PhaseMs::data);
     run(ex, sharding::kind_of(action, work.micro_batches), batch, clock);
     draw_ahead(first_sample(work, action.micro + 1), batches);
-    for (size_t t = 0; t < terms_.size(); ++t) sums[t] += parallel::sum_of_losses(ex, terms_[t].values);
+    for (size_t t = 0; t < terms_.size(); ++t) sums[t] += parallel::sum_of_losses(ex, losses(static_cast<int64_t>(t)));
     clock.charge(&PhaseMs::backward);
   }
   scalars_->sum_over_rows(sums);
-  for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t].mean = sums[t] / static_cast<double>(tokens);
+  for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t] = sums[t] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
+  clock.charge(&PhaseMs::optimizer);
+  return outcome;
+}
+
+void Trainer::update(const StepWork& work, Outcome& outcome) {
+  PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
   if (!outcome.skipped) outcome.spike = spike_of(work, outcome);
   outcome.skipped |= outcome.spike.has_value();
@@ -143,12 +131,12 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     optimizer_->discard();
   } else {
     const optim::Update update = agreed_update(work, outcome.norm);
+    Exec ex = exec();
     arena_.begin(update_key_);
     optimizer_->step(ex, update);
     arena_.end();
   }
   clock.charge(&PhaseMs::optimizer);
-  return outcome;
 }
 
 optim::Update Trainer::agreed_update(const StepWork& work, const params::GradNorm& norm) {
@@ -185,7 +173,8 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
     const TraceScope reading(meter_.trace, "read", -1, Span::Kind::input);
     if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
   }
-  parallel::Batch batch = upload(host_);
+  upload(host_);
+  parallel::Batch batch = this->batch();
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
@@ -224,70 +213,21 @@ void Trainer::run_passes(Exec& ex, const sharding::ActionKind& kind, const paral
   }
   if ((kind.passes & sharding::kBackward) != 0) {
     grads_->begin_micro(kind.last);
-    model_->loss_backward(ex, batch, saved, losses(), *grads_);
+    model_->loss_backward(ex, batch, saved, {losses(0), terms_.size() > 1 ? losses(1) : Tensor()}, *grads_);
   }
-}
-
-double Trainer::loss_sum(const data::TokenBatch& host) {
-  Exec ex = exec();
-  begin(ex, eval_key_);
-  model_->loss(ex, upload(host), losses().loss);
-  end();
-  return parallel::sum_of_losses(ex, losses().loss);
-}
-
-void Trainer::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
-  record_gathers(program, body);
-  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  Exec ex{*dry, arena_, meter};
-  arena_.record(program, [&] { run_recorded(ex, program, body); });
-}
-
-void Trainer::record_gathers(const std::string& program, const std::function<void(Exec&)>& body) {
-  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  Arena heap(*dry, Arena::Mode::heap);
-  Meter uncounted;
-  Exec ex{*dry, heap, uncounted};
-  store_.weights().record(program, [&] { body(ex); });
-  store_.weights().forget_kept();
-}
-
-void Trainer::run_recorded(Exec& dry, const std::string& program, const std::function<void(Exec&)>& body) {
-  store_.weights().begin(dry, program);
-  body(dry);
-  store_.weights().end();
-}
-
-void Trainer::begin(Exec& ex, const std::string& program) {
-  arena_.begin(program);
-  store_.weights().begin(ex, program);
-}
-
-void Trainer::end() {
-  store_.weights().end();
-  arena_.end();
 }
 
 void Trainer::plan(const ProgramRecorders& recorders) {
   scalars_->make_communicators();
-  parallel::Batch batch = views();
-  if (!saved_.empty()) {
-    grads_->prepare(device_);
-    batch.dropout = true;
-    batch.z_loss = config_.train.z_loss;
-    plan_training(batch, recorders);
-  }
-  batch.dropout = false;
-  batch.z_loss = 0;
-  Meter evaluation;
-  record(
-      eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses().loss); }, evaluation);
-  arena_.seal();
-  store_.weights().forget_kept();
-  mesh_.world().connect();
+  grads_->prepare(device_);
+  plan_training(recorders);
+  ModelRunner::plan();
 }
 
-void Trainer::plan_training(const parallel::Batch& batch, const ProgramRecorders& recorders) {
+void Trainer::plan_training(const ProgramRecorders& recorders) {
+  parallel::Batch batch = this->batch();
+  batch.dropout = true;
+  batch.z_loss = config_.train.z_loss;
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   actions_ = sharding::lists_of(accumulation()).front();
   const std::vector<sharding::Repeated> kinds = sharding::kinds_of(actions_, accumulation());
@@ -357,46 +297,6 @@ CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const 
     if (key.axes != mesh::kControlAxes)
       bytes[mesh_.shape().name_of(key.axes)][std::string(name_of(key.op))] += count.wire_bytes;
   return bytes;
-}
-
-BytesByCategory Trainer::memory() const {
-  BytesByCategory bytes;
-  for (const auto& [category, use] : device_.memory()) bytes[category] = use.peak;
-  if (state_home_ != nullptr)
-    for (const auto& [category, use] : state_home_->memory()) bytes["host_" + category] = use.peak;
-  return bytes;
-}
-
-parallel::Batch Trainer::views() const {
-  return {.ids = ids_,
-          .targets = targets_,
-          .weights = weights_,
-          .first_key = first_key_,
-          .sequences = micro_batch_,
-          .seq_len = config_.model.seq_len};
-}
-
-parallel::Batch Trainer::upload(const data::TokenBatch& host) {
-  upload(host, {ids_, targets_, weights_, first_key_});
-  return views();
-}
-
-void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
-  const auto rows = static_cast<size_t>(to.ids.count());
-  TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows does not fit buffers of {} rows", host.ids.size(), rows);
-  const TraceScope copying(device_.kind() == device::DeviceKind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
-                           Span::Kind::host_link);
-  device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
-  device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());
-  if (to.first_key) {
-    fill_first_keys(host, first_keys_);
-    device_.copy_to_device(to.first_key.data, first_keys_.data(), to.first_key.bytes());
-  }
-  if (to.weights.dtype == DType::f64) {  // CPUs only
-    std::copy(host.weights.begin(), host.weights.end(), to.weights.as<double>());
-  } else {
-    device_.copy_to_device(to.weights.data, host.weights.data(), to.weights.bytes());
-  }
 }
 
 }  // namespace trainer::train

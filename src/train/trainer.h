@@ -1,6 +1,6 @@
 #pragma once
-// Trainer: the model, the optimizer state and the step. On a dry device it plans a run: the same code counts memory and
-// FLOPs without computing.
+// Trainer: a model with its gradients, the optimizer state and the step. On a dry device it plans a run: the same code
+// counts memory and FLOPs without computing.
 #include <functional>
 #include <map>
 #include <memory>
@@ -9,18 +9,12 @@
 #include <string>
 #include <string_view>
 
-#include "config/config.h"
-#include "data/dataset.h"
-#include "mesh/mesh.h"
-#include "model/transformer.h"
 #include "offload/engine.h"
 #include "optim/make.h"
 #include "params/grad_sink.h"
 #include "sharding/pipeline.h"
-#include "tensor/costs.h"
-#include "train/documents.h"
 #include "train/micro_graphs.h"
-#include "train/rank_scalars.h"
+#include "train/model_runner.h"
 
 namespace trainer::train {
 
@@ -50,29 +44,19 @@ struct UpdateCost {
   double flops = 0, bytes = 0, sent = 0;
 };
 
-class Trainer {
+class Trainer : public ModelRunner {
  public:
-  /// `config` must be resolved for a world of this size. `training` false: weights only, for evaluation and generation.
-  /// Every rank must construct a Trainer and call the same functions in the same order. `sharding`, on this world's
-  /// mesh, replaces the configured sharding.
+  /// As ModelRunner, with memory for gradients and optimizer state.
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-          bool training, std::optional<sharding::ModelSharding> sharding = {});
+          std::optional<sharding::ModelSharding> sharding = {});
 
   /// Records the programs of training and evaluation and allocates their memory. Must be called before the first step.
   /// `recorders` receive the operations of training.
   void plan(const ProgramRecorders& recorders = {});
 
-  /// Runs a program on a dry device, to record the order of its gathers and then its memory, and adds its costs to
-  /// `meter`. The caller then seals arena(). Does nothing if the program is already recorded.
-  void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
-  /// Begin and end a recorded program; the operators in between must be those of the program.
-  void begin(Exec& ex, const std::string& program);
-  void end();
-
   /// Runs one optimizer step over micro_batches · micro_batch sequences per replica, with at most accumulation()
-  /// micro-batches. If the gradient is not finite, or
-  /// the loss or the gradient norm is a spike, the update is skipped. If `stop` returns true on any rank between
-  /// micro-steps, the partial step is discarded and `interrupted` is set.
+  /// micro-batches. If the gradient is not finite, or the loss or the gradient norm is a spike, the update is skipped.
+  /// If `stop` returns true on any rank between micro-steps, the partial step is discarded and `interrupted` is set.
   struct Outcome {
     double loss = 0;    // mean over the step's unmasked tokens, without the z-loss
     double z_loss = 0;  // the same mean of the z-loss; 0 without train.z_loss
@@ -90,33 +74,11 @@ class Trainer {
   };
   Outcome step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop = {});
 
-  /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
-  /// has. Masked rows count as 0. Waits for the device.
-  double loss_sum(const data::TokenBatch& batch);
-  /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
-  /// empty unless documents are separate.
-  struct BatchTensors {
-    Tensor ids, targets, weights, first_key;
-  };
-  /// Copies a batch to the device.
-  void upload(const data::TokenBatch& batch, const BatchTensors& to);
+  /// The two halves of step(): losses, gradients and their norm; and the update, or why there is none. The second must
+  /// follow unless the first was interrupted.
+  Outcome gradients(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop = {});
+  void update(const StepWork& work, Outcome& outcome);
 
-  model::Transformer& model() { return *model_; }
-  params::ParamStore& store() { return store_; }
-  Exec exec() { return {device_, arena_, meter_}; }
-  /// Exchanges scalars among ranks between micro-steps.
-  RankScalars& scalars() { return *scalars_; }
-  Meter& meter() { return meter_; }
-  Arena& arena() { return arena_; }
-  device::Device& device() { return device_; }
-  const config::Config& config() const { return config_; }
-  int64_t vocab() const { return model_->vocab(); }
-  /// Returns the number of sequences in a micro-step: train.micro_batch / ModelSharding::depth().
-  int64_t micro_batch() const { return micro_batch_; }
-  mesh::Mesh& mesh() { return mesh_; }
-  /// Return the number of replicas that process different sequences, and the index of this rank's replica.
-  int64_t replicas() const { return store_.replicas().count(); }
-  int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
@@ -131,17 +93,10 @@ class Trainer {
   /// Returns the offload engine; null if the optimizer state is in device memory.
   offload::Engine* offload() const { return offload_; }
 
-  /// Returns the run's memory by category, in bytes; activations are those of the largest program. Categories of host
-  /// memory begin with "host_".
-  BytesByCategory memory() const;
-
  private:
-  void plan_training(const parallel::Batch& batch, const ProgramRecorders& recorders);
+  void plan_training(const ProgramRecorders& recorders);
   /// Returns the work of an update that `meter_` counted after it had counted `before`.
   UpdateCost cost_of_update(const std::map<CommKey, CommCount>& before) const;
-  void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
-  /// Runs `body` on a dry device with the gathers of the recorded program.
-  void run_recorded(Exec& dry, const std::string& program, const std::function<void(Exec&)>& body);
   class PhaseClock;
   /// Returns the position in the training order of this rank's micro-batch number `micro` in the step. The micro-batch
   /// after the last one is the first one of the next step.
@@ -161,44 +116,22 @@ class Trainer {
   /// Runs the action's passes, without beginning a program.
   void run_passes(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch,
                   PhaseClock* clock = nullptr);
-  parallel::Batch upload(const data::TokenBatch& batch);
-  parallel::Batch views() const;
-  /// Returns where passes write their losses, without gradients only the first term.
-  parallel::Losses losses() const { return {terms_.front().values, terms_.size() > 1 ? terms_[1].values : Tensor()}; }
 
-  device::Device& device_;
-  config::Config config_;
-  const sharding::ModelSharding sharding_;
-  const int64_t micro_batch_;
-  Meter meter_;
-  Arena arena_;
-  mesh::Mesh mesh_;
-  std::unique_ptr<device::Device> state_home_;  // the host, which stores the optimizer state; null: device_ stores it
-  params::ParamStore store_;
-  parallel::Strategy strategy_;
-  std::unique_ptr<model::Transformer> model_;
-  std::vector<model::Transformer::Saved> saved_;  // by chunk; none without training
+  std::vector<model::Transformer::Saved> saved_;  // by chunk
   std::unique_ptr<params::GradSink> grads_;
   optim::Rules rules_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   offload::Engine* offload_ = nullptr;  // the optimizer, if its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
-  std::optional<RankScalars> scalars_;
-  Buffer ids_, targets_, weights_, losses_, first_key_;
-  /// A term of the loss that a step reports: its values in a micro-batch, a part of losses_, and the place of its mean.
-  struct Term {
-    Tensor values;
-    double Outcome::*mean;
-  };
-  std::vector<Term> terms_;  // the first one is that of evaluations
+  /// The terms of the loss that a step reports: the place of the mean of losses(t).
+  std::vector<double Outcome::*> terms_ = {&Outcome::loss};
   /// The actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first of them.
   std::vector<sharding::Action> actions_;
   data::TokenBatch host_;
-  std::vector<int32_t> first_keys_;  // first keys of the last batch that was copied to the device
-  std::optional<int64_t> ahead_;     // position in the training order of the batch that was prefetched into host_
+  std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;
-  const std::string train_key_ = "train", eval_key_ = "evaluate", update_key_ = "update";
+  const std::string train_key_ = "train", update_key_ = "update";
 };
 
 }  // namespace trainer::train

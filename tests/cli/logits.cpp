@@ -28,29 +28,29 @@ std::vector<int32_t> read_tokens(const char* path) {
 
 void write_logits(comm::World& world, const char* checkpoint, const std::vector<int32_t>& tokens, std::ofstream out) {
   run::LoadedModel loaded = run::load_model(world, checkpoint, config::generation_layouts);
-  train::Trainer& trainer = *loaded.trainer;
-  model::Transformer::Cache cache(trainer.device(), trainer.model());
-  Buffer id(trainer.device(), "data", {1}, DType::i32);
+  train::ModelRunner& runner = *loaded.runner;
+  model::Transformer::Cache cache(runner.device(), runner.model());
+  Buffer id(runner.device(), "data", {1}, DType::i32);
   const auto extend = [&](Exec& ex) {
-    return trainer.model().extend(ex, {.ids = id.tensor(), .sequences = 1, .seq_len = 1}, cache);
+    return runner.model().extend(ex, {.ids = id.tensor(), .sequences = 1, .seq_len = 1}, cache);
   };
   Meter nobodys;
-  trainer.record(
+  runner.record(
       "logits", [&](Exec& ex) { cache.used = 0, extend(ex); }, nobodys);
   cache.used = 0;
-  trainer.arena().seal();
+  runner.arena().seal();
   for (const int32_t token : tokens) {
-    Exec ex = trainer.exec();
-    trainer.device().copy_to_device(id.tensor().data, &token, sizeof token);
-    trainer.begin(ex, "logits");
+    Exec ex = runner.exec();
+    runner.device().copy_to_device(id.tensor().data, &token, sizeof token);
+    runner.begin(ex, "logits");
     {
       const Scratch logits = extend(ex);
       const HostCopy host(ex.device, logits);
       const Tensor row = host.tensor();
       TRAINER_CHECK(row.dtype == DType::f32, "logits are {}", name_of(row.dtype));
-      out.write(reinterpret_cast<const char*>(row.data), trainer.vocab() * size_of(DType::f32));
+      out.write(reinterpret_cast<const char*>(row.data), runner.vocab() * size_of(DType::f32));
     }
-    trainer.end();
+    runner.end();
   }
 }
 

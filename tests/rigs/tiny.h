@@ -94,7 +94,7 @@ struct Tiny {
                 carrier            ? *carrier
                 : world == nullptr ? *solo
                                    : *world,
-                c, kTinyVocab, compute, true, std::move(sharding)),
+                c, kTinyVocab, compute, std::move(sharding)),
         batches(tiny_batches(c)) {
     trainer.plan();
     trainer.store().initialize(static_cast<uint64_t>(c.run.seed));

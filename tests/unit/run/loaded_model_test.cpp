@@ -75,8 +75,8 @@ Loaded load(const std::filesystem::path& path, int ranks) {
     const run::LoadedModel model = run::load_model(world, path, config::replica_layouts, kOneThread);
     data::TokenBatch batch;
     tiny_batches(model.config)(0, model.config.train.micro_batch, batch);
-    double nats = model.trainer->loss_sum(batch);
-    model.trainer->scalars().sum_over_rows({&nats, 1});  // over replicas too, which all have the same batch
+    double nats = model.runner->loss_sum(batch);
+    model.runner->scalars().sum_over_rows({&nats, 1});  // over replicas too, which all have the same batch
     nats /= static_cast<double>(model.config.parallel.data);
     if (world.first())
       found = {model.config.parallel.tensor, model.config.parallel.data, nats, model.config.parallel.strategy};
@@ -220,8 +220,8 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
     comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
       const run::LoadedModel model = run::load_model(world, path, config::generation_layouts, kOneThread);
       if (world.first()) strategy = model.config.parallel.strategy;
-      if (model.trainer->replica() > 0) return;
-      train::Generator generator(*model.trainer);
+      if (model.runner->replica() > 0) return;
+      train::Generator generator(*model.runner);
       const auto emit = [&](int32_t id) {
         if (world.first()) text.push_back(id);
         return true;

@@ -18,7 +18,7 @@ config::Config fully_sharded(int64_t shards, int64_t sequences, config::Arch arc
 BytesByCategory memory_of(const config::Config& c, int ranks, int64_t vocab) {
   device::DryDevice device(1);
   const auto world = comm::dry_world(ranks);
-  train::Trainer trainer(device, *world, c, vocab, DType::f32, true);
+  train::Trainer trainer(device, *world, c, vocab, DType::f32);
   trainer.plan();
   return trainer.memory();
 }

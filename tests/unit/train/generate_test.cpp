@@ -128,7 +128,7 @@ std::vector<int32_t> continued(train::Generator& generator, const std::vector<in
 }
 
 // Returns the likeliest continuation; for every token it runs the whole prefix through the cache again.
-std::vector<int32_t> greedy(train::Trainer& trainer, const std::vector<int32_t>& prompt, int64_t tokens) {
+std::vector<int32_t> greedy(train::ModelRunner& trainer, const std::vector<int32_t>& prompt, int64_t tokens) {
   std::vector<int32_t> out;
   train::Generator generator(trainer);
   std::vector<int32_t> text = prompt;
@@ -210,7 +210,7 @@ TEST(Generator, TextsDoNotDependOnHowManyAreDecodedTogether) {
             {prompt, tokens, sampling, stops, emit, [&ended, i](bool stopped) { ended[i] += stopped ? 100 : 1; }});
       }
       device::CpuDevice device(2, device::detect_isa());
-      train::Trainer constant(device, *run.solo, run.trainer.config(), kTinyVocab, compute, /*training=*/false);
+      train::ModelRunner constant(device, *run.solo, run.trainer.config(), kTinyVocab, compute);
       constant.plan();
       for (params::SlotId slot = 0; slot < constant.store().slots(); ++slot) {
         const Tensor from = run.trainer.store().stored_weight(slot), to = constant.store().stored_weight(slot);
@@ -220,7 +220,7 @@ TEST(Generator, TextsDoNotDependOnHowManyAreDecodedTogether) {
       for (const int64_t together : {2, 3, 8}) {
         texts.assign(texts.size(), {});
         ended.assign(texts.size(), 0);
-        train::Generator several(together == 8 ? constant : run.trainer, together);
+        train::Generator several(together == 8 ? constant : static_cast<train::ModelRunner&>(run.trainer), together);
         EXPECT_TRUE(several.run(each_of(requests)));
         EXPECT_EQ(texts, expected) << name_of(compute) << ", " << together << " together";
         EXPECT_EQ(ended, std::vector<int>(texts.size(), 1));
@@ -249,13 +249,13 @@ TEST(Generator, StopEndsTextsInProgressAndStartsNoOthers) {
 
 /// A tiny model with initial weights and any number of rows in its vocabulary.
 struct Untrained {
-  explicit Untrained(int64_t vocab) : trainer(device, *world, tiny_config(), vocab, DType::f32, false) {
+  explicit Untrained(int64_t vocab) : trainer(device, *world, tiny_config(), vocab, DType::f32) {
     trainer.plan();
     trainer.store().initialize(1);
   }
   device::CpuDevice device{1, device::detect_isa()};
   std::unique_ptr<comm::World> world = comm::solo_world();
-  train::Trainer trainer;
+  train::ModelRunner trainer;
 };
 
 TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {

@@ -37,7 +37,7 @@ TEST_P(Properties, MemoryIsPredictedForEveryRank) {
   comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
     device::DryDevice dry(1);
     const auto planned = comm::dry_world(world.size(), world.rank());
-    train::Trainer plan(dry, *planned, c, kTinyVocab, DType::f32, true);
+    train::Trainer plan(dry, *planned, c, kTinyVocab, DType::f32);
     plan.plan();
     Tiny run(&world, c, DType::f32, 1);
     for (int64_t n = 1; n <= 2; ++n) run.step(n);

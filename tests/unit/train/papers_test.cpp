@@ -33,7 +33,7 @@ config::Config configure(const Sizes& g, const char* strategy, Recompute recompu
 struct Planned {
   explicit Planned(const config::Config& c, DType compute = DType::f32, int rank = 0)
       : world(comm::dry_world(static_cast<int>(config::ranks_of_replica(c) * c.parallel.data), rank)),
-        trainer(device, *world, c, c.model.vocab_multiple - 3, compute, true) {
+        trainer(device, *world, c, c.model.vocab_multiple - 3, compute) {
     trainer.plan();
   }
   /// Returns elements and calls of an operation along an axis.

@@ -77,7 +77,7 @@ TEST_P(Replicas, SendTheBytesThatWerePredicted) {
       // Closed forms: gradients in f32, weights in the compute type, whole groups.
       device::DryDevice device(1);
       const auto world = comm::dry_world(c.replicas);
-      train::Trainer trainer(device, *world, configure(c, arch()), kTinyVocab, compute, true);
+      train::Trainer trainer(device, *world, configure(c, arch()), kTinyVocab, compute);
       int64_t reduced = 0, scattered = 0, gathered = 0;
       for (const params::Group& group : trainer.store().groups()) {
         reduced += comm::wire_elements(CommOp::all_reduce, c.replicas, group.elements) * 4;

@@ -80,13 +80,13 @@ std::vector<double> losses(const config::Config& c, int64_t vocab, DType compute
   const auto ranks = static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(c.parallel.data, 1));
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     device::CpuDevice device(1);
-    train::Trainer trainer(device, world, c, vocab, compute, false);
-    trainer.plan();
-    trainer.store().initialize(static_cast<uint64_t>(c.run.seed));
-    train::Scorer scorer(trainer, c.model.seq_len);
+    train::ModelRunner runner(device, world, c, vocab, compute);
+    runner.plan();
+    runner.store().initialize(static_cast<uint64_t>(c.run.seed));
+    train::Scorer scorer(runner, c.model.seq_len);
     std::vector<double> mine;
-    for (int64_t first = 0; first < 2; first += trainer.replicas()) {
-      const auto batch = random_batch(scorer.sequences(), scorer.length(), vocab, first + trainer.replica());
+    for (int64_t first = 0; first < 2; first += runner.replicas()) {
+      const auto batch = random_batch(scorer.sequences(), scorer.length(), vocab, first + runner.replica());
       for (const double loss : scorer.losses(batch)) mine.push_back(loss);
     }
     const std::lock_guard lock(mutex);

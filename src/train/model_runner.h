@@ -1,0 +1,111 @@
+#pragma once
+// ModelRunner: a model on the ranks of a mesh, and the programs recorded for it. It computes losses; a generator and a
+// scorer record programs of their own. Trainer adds gradients and updates.
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "data/dataset.h"
+#include "mesh/mesh.h"
+#include "model/transformer.h"
+#include "tensor/costs.h"
+#include "train/documents.h"
+#include "train/rank_scalars.h"
+
+namespace trainer::train {
+
+class ModelRunner {
+ public:
+  /// Allocates weights that do not change, for evaluation and generation. `config` must be resolved for a world of this
+  /// size. Every rank must construct a ModelRunner and call the same functions in the same order. `sharding`, on this
+  /// world's mesh, replaces the configured sharding.
+  ModelRunner(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
+              std::optional<sharding::ModelSharding> sharding = {});
+  ModelRunner(const ModelRunner&) = delete;
+  ModelRunner& operator=(const ModelRunner&) = delete;
+
+  /// Records the program of evaluation and allocates its memory. Must be called before the first batch.
+  void plan();
+
+  /// Runs a program on a dry device, to record the order of its gathers and then its memory, and adds its costs to
+  /// `meter`. The caller then seals arena(). Does nothing if the program is already recorded.
+  void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
+  /// Begin and end a recorded program; the operators in between must be those of the program.
+  void begin(Exec& ex, const std::string& program);
+  void end();
+
+  /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
+  /// has. Masked rows count as 0. Waits for the device.
+  double loss_sum(const data::TokenBatch& batch);
+  /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
+  /// empty unless documents are separate.
+  struct BatchTensors {
+    Tensor ids, targets, weights, first_key;
+  };
+  /// Copies a batch to the device.
+  void upload(const data::TokenBatch& batch, const BatchTensors& to);
+
+  model::Transformer& model() { return *model_; }
+  params::ParamStore& store() { return store_; }
+  const params::ParamStore& store() const { return store_; }
+  Exec exec() { return {device_, arena_, meter_}; }
+  /// Exchanges scalars among ranks between micro-steps.
+  RankScalars& scalars() { return *scalars_; }
+  Meter& meter() { return meter_; }
+  Arena& arena() { return arena_; }
+  device::Device& device() { return device_; }
+  const config::Config& config() const { return config_; }
+  int64_t vocab() const { return model_->vocab(); }
+  mesh::Mesh& mesh() { return mesh_; }
+  /// Returns the number of sequences in a micro-step: train.micro_batch / ModelSharding::depth().
+  int64_t micro_batch() const { return micro_batch_; }
+  /// Return the number of replicas that process different sequences, and the index of this rank's replica.
+  int64_t replicas() const { return store_.replicas().count(); }
+  int64_t replica() const { return store_.replicas().index(); }
+
+  /// Returns the memory by category, in bytes; activations are those of the largest program. Categories of host memory
+  /// begin with "host_".
+  BytesByCategory memory() const;
+
+ protected:
+  /// Creates a model whose memory allocate() then allocates.
+  struct Unallocated {};
+  ModelRunner(Unallocated, device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,
+              DType compute, std::optional<sharding::ModelSharding> sharding);
+  /// Allocates the parameters, and a batch with this number of losses by row.
+  void allocate(params::ParamStore::Gradients gradients, int64_t losses);
+
+  void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
+  /// Runs `body` on a dry device with the gathers of the recorded program.
+  void run_recorded(Exec& dry, const std::string& program, const std::function<void(Exec&)>& body);
+  /// Copies a batch to the tensors of batch().
+  void upload(const data::TokenBatch& batch);
+  parallel::Batch batch() const;
+  /// Returns the losses [rows] of a micro-batch that allocate() numbered.
+  Tensor losses(int64_t number) const;
+  /// Returns the first keys of the last batch that was copied to the device.
+  const std::vector<int32_t>& first_keys() const { return first_keys_; }
+
+  device::Device& device_;
+  config::Config config_;
+  const sharding::ModelSharding sharding_;
+  const int64_t micro_batch_;
+  Meter meter_;
+  Arena arena_;
+  mesh::Mesh mesh_;
+  std::unique_ptr<device::Device> state_home_;  // the host, which stores the optimizer state; null: device_ stores it
+  params::ParamStore store_;
+  parallel::Strategy strategy_;
+  std::unique_ptr<model::Transformer> model_;
+  std::optional<RankScalars> scalars_;
+
+ private:
+  Buffer ids_, targets_, weights_, losses_, first_key_;
+  std::vector<int32_t> first_keys_;
+  const std::string eval_key_ = "evaluate";
+};
+
+}  // namespace trainer::train
