@@ -76,5 +76,5 @@ cat << END
   $run/checkpoints/     weights and optimizer state; $run/tokenizer.model  the vocabulary
   configs/quickstart.toml     what was trained; every value is explained there
 Next: build/trainer generate --checkpoint $run --prompt "My dear" --tokens 200
-      build/trainer --help
+      build/trainer --config configs/quickstart.toml --set run.name=mine data.train=my.txt
 END

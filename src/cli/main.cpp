@@ -1,6 +1,8 @@
 // trainer: one binary for everything. `trainer --config X` is `trainer train --config X`.
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <exception>
+#include <string_view>
 
 #include "base/error.h"
 #include "cli/options.h"
@@ -9,8 +11,21 @@
 
 using namespace trainer;
 
+/// What the program prints if it is started without arguments.
+constexpr std::string_view kFirstSteps =
+    R"(trainer pretrains GPT-2, Llama, Mistral and Qwen models, on CPUs and GPUs, on one rank or many.
+  quick start     trainer --config configs/quickstart.toml          # a small model in about 4 minutes
+  your own text   trainer --config configs/quickstart.toml --set run.name=mine data.train=my.txt
+  on N ranks      mpirun -np N --bind-to none trainer --config FILE
+  more            trainer --help; trainer VERB --help; trainer config reference (every key)
+)";
+
 int main(int argc, char** argv) {
   cli::prepare_process();
+  if (argc <= 1) {
+    std::fwrite(kFirstSteps.data(), 1, kFirstSteps.size(), stderr);
+    return exit_status(Code::usage);
+  }
   CLI::App app{
       "Pretrains GPT-style language models. `trainer --config FILE` trains on one rank, `mpirun -np N trainer --config "
       "FILE` on N ranks; the verbs below do everything else.",

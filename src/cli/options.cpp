@@ -336,27 +336,36 @@ void declare(CLI::App& app, CommandLine& line) {
   add_train(verb("train", "train a model, with evaluation, samples, checkpoints and a report", line.train,
                  train_command, Ranks::all),
             line.train);
-  add_eval(verb("eval", "evaluate a checkpoint: loss, perplexity, bits per byte, or multiple choice", line.eval,
-                eval_command, Ranks::all),
-           line.eval);
-  add_generate(verb("generate", "generate text from one or more prompts", line.generate, generate_command, Ranks::all),
-               line.generate);
-  add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
-               line.tokenize);
-  add_bench(verb("bench", "measure this machine", line.bench, bench_command, Ranks::all), line.bench);
-  add_checkpoint_actions(verb("checkpoint", "inspect, verify, strip, merge, export or import checkpoints",
-                              line.checkpoint, checkpoint_command, Ranks::first),
-                         line.checkpoint);
   add_config_actions(verb("config", "check a configuration, show its effective values, or print all keys", line.config,
                           config_command, Ranks::first),
                      line.config);
   add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted step time", line.plan, plan_command,
                 Ranks::first),
            line.plan);
+  add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
+               line.tokenize);
+  add_eval(verb("eval", "evaluate a checkpoint: loss, perplexity, bits per byte, or multiple choice", line.eval,
+                eval_command, Ranks::all),
+           line.eval);
+  add_generate(verb("generate", "generate text from one or more prompts", line.generate, generate_command, Ranks::all),
+               line.generate);
+  add_checkpoint_actions(verb("checkpoint", "inspect, verify, strip, merge, export or import checkpoints",
+                              line.checkpoint, checkpoint_command, Ranks::first),
+                         line.checkpoint);
   add_report(verb("report", "regenerate a run's report, compare several runs, or print their steps or samples",
                   line.report, report_command, Ranks::first),
              line.report);
+  add_bench(verb("bench", "measure this machine", line.bench, bench_command, Ranks::all), line.bench);
   add_descriptions(app, line);
+  // The groups of --help, by what a user wants to do; in the order of the declarations above, which completions use.
+  const std::pair<const char*, std::vector<const char*>> groups[] = {
+      {"Train a model", {"train", "config", "plan"}},
+      {"Prepare text", {"tokenize"}},
+      {"Use a model", {"eval", "generate", "checkpoint"}},
+      {"Look at runs and machines", {"report", "bench"}},
+      {"Set up the shell", {"completion", "manual"}}};
+  for (const auto& [group, verbs] : groups)
+    for (const char* name : verbs) app.get_subcommand(name)->group(group);
   for (CLI::App* each : app.get_subcommands({}))
     each->preparse_callback([each](size_t) { refuse_options_before(*each); });
 }

@@ -229,6 +229,10 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   for (const char* file : {"report.html", "metrics.jsonl", "checkpoints"}) {
     if (std::filesystem::exists(run_dir / file)) add("see", (run_dir / file).string());
   }
+  if (summary.outcome == "finished" && std::filesystem::exists(run_dir / "checkpoints")) {
+    add("next", format("trainer generate --checkpoint {} --prompt \"Once upon a time\"", run_dir.string()));
+    add("", format("trainer eval --checkpoint {}", run_dir.string()));
+  }
   return lines;
 }
 

@@ -60,8 +60,8 @@ peak_tflops = 1.0
 
 def subcommands(text):
     """Returns the verbs or actions listed in this --help text."""
-    listed = re.search(r"^subcommands:\n((?:  .*\n)+)", text, re.M | re.I)
-    return re.findall(r"^  (\w+) ", listed.group(1), re.M) if listed else []
+    groups = re.findall(r"^(?!Positionals)[A-Z].*:\n((?:  .*\n)+)", text, re.M)
+    return re.findall(r"^  (\w+) ", "".join(groups), re.M)
 
 
 # Sanitizers keep freed memory and add shadow memory, so a process's memory use means nothing.

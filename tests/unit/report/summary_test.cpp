@@ -108,6 +108,12 @@ TEST_F(RunFolder, SummaryLinesHaveTheNumbersAndTheFilesThatExist) {
                "0.1 TFLOP/s", "mfu 50.0 %, causal 45.0 %, hardware 48.0 %", "AVX2 fma",
                "410 MiB measured, 400 MiB predicted (1.02x)", file_.string());
   EXPECT_EQ(std::ranges::count(text, '\n'), 8) << text;
+  std::filesystem::create_directory(folder_ / "checkpoints");
+  Summary summary = summarize(finished_run(), {});
+  expect_texts(joined(summary_lines(summary, folder_)), "next        trainer generate --checkpoint " + folder_.string(),
+               "trainer eval --checkpoint " + folder_.string());
+  summary.outcome = "stopped by SIGTERM";
+  EXPECT_EQ(joined(summary_lines(summary, folder_)).find("next"), std::string::npos);
 }
 
 TEST(Summary, ShowsTheUpdatesOfAnOptimizerWithGemms) {
