@@ -97,7 +97,7 @@ def files():
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in suffixes.split() and path != Path(__file__).resolve():
                 yield path
-    for pattern in ("*.md", "data/*.md", "src/*.md", "scripts/*.md", "tests/*.md", "tests/bench/*.md"):
+    for pattern in ("*.md", "docs/*.md", "data/*.md", "src/*.md", "scripts/*.md", "tests/*.md", "tests/bench/*.md"):
         yield from sorted(ROOT.glob(pattern))
 
 

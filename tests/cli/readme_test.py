@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks every README and CONTRIBUTING.md: paths exist, verbs and options are those of --help, keys are those of
-`config reference`, example configurations have no mistakes, and commands that compute nothing (`config check`,
---dry-run) run.
+"""Checks every README, the manual in docs/ and CONTRIBUTING.md: paths exist, verbs and options are those of --help, keys
+are those of `config reference`, example configurations have no mistakes, commands that compute nothing (`config check`,
+--dry-run) run, and commands of README.md and the manual run with two steps on a short text.
 
-Code blocks of READMEs are read line by line: ```sh has one command per line, ```toml a configuration, ```bash a script
-whose commands are checked, ```text a sample with commands after "$ ". In prose, `code` is taken as a command, an
-option, a key or a path, depending on its form. Words in capitals (FILE, N, NEW_INPUTS) are placeholders.
+Code blocks are read line by line: ```sh has one command per line, ```toml a configuration, ```bash a script whose
+commands are checked, ```text a sample with commands after "$ ". "```sh gpu", "cluster" and "slow" mark commands that are
+checked but not run. In prose, `code` is taken as a command, an option, a key or a path, depending on its form. Words in
+capitals (FILE, N, NEW_INPUTS) are placeholders.
 """
 import json
 import os
@@ -21,19 +22,20 @@ import rig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 READMES = {path.relative_to(ROOT).as_posix(): path.read_text()
-           for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")]
+           for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"), *ROOT.glob("docs/*.md")]
            if not path.parent.name.startswith("build")}
+MANUAL = ["README.md", *(name for name in sorted(READMES) if name.startswith("docs/"))]
 VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "completion", "manual", "plan")
 # Paths that commands create, and paths on other machines.
 MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|share|NEW_INPUTS)(/|$|\.)|~")
-# Files that runs and checks write: `config.toml`, `results/gpu_check.md`.
-OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
+# Files that runs and checks write, such as `config.toml`, and the reader's my.txt.
+OF_RUNS = {"my.txt", "report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
            "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
 # Other programs, and their options that READMEs mention without the program.
-FOREIGN = {"tar", "pip", "docker", "git", "sbatch", "tensorboard", "cpack"}
-FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--mpi", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
+FOREIGN = {"cp", "echo", "tar", "pip", "docker", "git", "sbatch", "tensorboard", "cpack"}
+FOREIGN_OPTIONS = {"--bind-to", "--map-by", "--oversubscribe", "--mca", "--mpi", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help", "--target"}
 ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
 PLACEHOLDER = re.compile(r"<?[A-Z][A-Z_]*>?$|…")
 
@@ -43,7 +45,9 @@ class Code:
 
     def __init__(self, name, text):
         self.name, self.folder = name, (ROOT / name).parent
-        self.blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
+        marked = re.findall(r"^```(\w*)(?: (gpu|cluster|slow))?\n(.*?)^```", text, re.M | re.S)
+        self.blocks = [(language, block) for language, _, block in marked]
+        self.runnable = [(language, block) for language, mark, block in marked if not mark]
         prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
         self.spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
         self.links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose) if "://" not in link]
@@ -53,14 +57,17 @@ class Code:
 
     def commands(self):
         """Yields every command as a list of words."""
-        lines = [line for language, text in self.blocks if language in ("sh", "bash")
+        yield from self.split(self.blocks, self.spans)
+
+    def split(self, blocks, spans=()):
+        lines = [line for language, text in blocks if language in ("sh", "bash")
                  for line in text.replace("\\\n", " ").splitlines()]
         first = re.compile(r"(trainer|build/trainer|cmake|ctest|mpirun|srun|TRAINER=\S+|scripts/\S+|tests/\S+\.(?:sh|py)) \S")
-        lines += [span for span in self.spans if first.match(span)]
-        lines += [line[2:] for language, text in self.blocks if language == "text" for line in text.splitlines() if line[:2] == "$ "]
+        lines += [span for span in spans if first.match(span)]
+        lines += [line[2:] for language, text in blocks if language == "text" for line in text.splitlines() if line[:2] == "$ "]
         for line in lines:
             words = shlex.split(line.replace("…", " "), comments=True)
-            for word in ("&&", ";"):
+            for word in ("&&", ";", "|"):
                 while word in words:
                     yield words[:words.index(word)]
                     words = words[words.index(word) + 1:]
@@ -81,7 +88,7 @@ class Readmes(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="trainer-readme-"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        for name in ("configs", "data"):
+        for name in ("configs", "data", "docs"):
             (cls.folder / name).symlink_to(ROOT / name)
         llama = cls.folder / "Llama-3.2-1B"  # the model that continue-llama3.toml starts from, without its weights
         llama.mkdir()
@@ -109,9 +116,9 @@ class Readmes(unittest.TestCase):
         cls.scripts = {}
 
     @classmethod
-    def output(cls, *command, status=0):
+    def output(cls, *command, status=0, **more):
         result = subprocess.run(list(map(str, command)), cwd=cls.folder, capture_output=True, text=True, errors="replace",
-                                timeout=rig.TIMEOUT_SECONDS)
+                                timeout=rig.TIMEOUT_SECONDS, **more)
         if result.returncode != status:
             raise AssertionError(f"{shlex.join(map(str, command))}: status {result.returncode}\n{result.stdout}{result.stderr}")
         return result.stdout
@@ -149,6 +156,7 @@ class Readmes(unittest.TestCase):
     def test_nothing_is_left_out(self):
         """Every configuration, script, source folder and test folder has a row in the README next to it."""
         for name, items in (("configs", [path.name for path in files_of("configs")]),
+                            ("docs", [path.name for path in files_of("docs", "*.md")]),
                             ("scripts", [path.name for path in files_of("scripts")]),
                             ("src", [f"{path.name}/" for path in files_of("src") if path.is_dir()]),
                             ("tests", [f"{path.name}/" for path in files_of("tests") if path.is_dir()])):
@@ -161,7 +169,7 @@ class Readmes(unittest.TestCase):
 
     def test_verbs_are_those_of_the_program(self):
         self.assertEqual(set(VERBS), set(rig.subcommands(self.help[""])))
-        documented = "".join(text for name, text in READMES.items() if name in ("README.md", "configs/README.md"))
+        documented = "".join(text for name, text in READMES.items() if name in MANUAL)
         for verb in VERBS:
             self.assertIn(f"`trainer {verb}", documented)
 
@@ -214,7 +222,7 @@ class Readmes(unittest.TestCase):
                 self.assertIn(word.split("=")[0], self.keys)
                 # The preceding command would make this profile; here any machine description will do.
                 profile = f"hardware.profile={ROOT / 'configs/clusters/laptop-2core.toml'}"
-                if not re.search("=(runs/|gpt2$|my.txt)", word):  # made by an earlier command or by the reader
+                if not re.search("=(runs/|gpt2$|my.txt|tuning.json)", word):  # made by an earlier command or by the reader
                     sets += ["--set", profile if word.startswith("hardware.profile=") else word]
         if "--config" not in arguments:
             return
@@ -292,32 +300,41 @@ class Readmes(unittest.TestCase):
                 self.assertRegex(lists, rf"\b{name}\b")
         self.each(lambda code: [span for span in code.spans if re.match(r"(-D)?TRAINER_\w+(=|$)", span)], check)
 
-    def test_commands_of_the_readme_run(self):
-        """Runs README.md's commands for training and generation with two steps on a short text."""
+    def test_commands_of_the_manual_run(self):
+        """Runs the commands of README.md and docs/ with two steps on a short text."""
         (self.folder / "short.txt").write_text(4 * rig.tiny_text())
-        short = ["train.steps=2", "optim.warmup_steps=1", 'data.train=["short.txt"]', "data.vocab_size=320", "train.eval_batches=1", "train.sample_tokens=4"]
-        # A model to import in Hugging Face's format, smaller than the README's.
-        tiny = ["model.n_layer=1", "model.n_head=2", "model.d_model=32", "model.seq_len=32"]
+        shutil.copy(self.folder / "short.txt", self.folder / "my.txt")
+        short = ["train.steps=2", "optim.warmup_steps=1", 'data.train=["short.txt"]', "data.vocab_size=320", "train.eval_batches=1",
+                 "train.sample_tokens=4", "train.sample_interval=0"]
+        # A model to import in Hugging Face's format, smaller than the manual's.
+        tiny = ["model.n_layer=1", "model.n_head=2", "model.d_model=32", "model.seq_len=128"]
         self.output(rig.TRAINER, "--config", "configs/quickstart.toml", "--set", "run.name=tiny", *short, *tiny)
         shutil.rmtree(self.folder / "gpt2-hf")
         self.output(rig.TRAINER, "checkpoint", "export", "--format", "hf", "--checkpoint", "runs/tiny", "--output", "gpt2-hf")
+        self.output(rig.TRAINER, "--config", "configs/quickstart.toml", "--set", *short, *tiny)
         done = []
-        for words in CODE_OF["README.md"].commands():
-            if "build/trainer" not in words or words in done:
-                continue
-            done.append(words)
-            command = [str(rig.TRAINER) if word == "build/trainer" else word for word in words]
-            if command[0] == "mpirun":
-                if shutil.which("mpirun") is None:
+        for name in MANUAL:
+            for words in CODE_OF[name].split(CODE_OF[name].runnable):
+                if "build/trainer" not in words or "--dry-run" in words or words in done:
                     continue
-                command[:1] = rig.MPIRUN
-            if "--config" in command:
-                command += ["--set", *short]
-            if "configs/gpt2-1.5b.toml" in command and "mpirun" in words:  # for GPUs: here a tiny model trains
-                command += [*tiny, "train.global_batch=16"]
-            with self.subTest(command=shlex.join(words)):
-                self.output(*command)
-        self.assertGreater(len(done), 4)
+                done.append(words)
+                with self.subTest(page=name, command=shlex.join(words)):
+                    self.run_shortened(words[:words.index(">")] if ">" in words else words, short, tiny)
+        self.assertGreater(len(done), 40)
+
+    def run_shortened(self, words, short, tiny):
+        text = shlex.join(words).replace("step-00000400", "step-00000002").replace("--step 100", "--step 2")
+        command = [str(rig.TRAINER) if word == "build/trainer" else word for word in shlex.split(text)]
+        if command[0] == "mpirun":
+            if shutil.which("mpirun") is None:
+                return
+            command[:1] = rig.MPIRUN
+        verb = words[words.index("build/trainer") + 1]
+        if "--config" in command and verb in ("--config", "train"):
+            command += ["--set", *short, *(tiny if "configs/quickstart.toml" in command else [])]
+        elif "--config" in command and verb == "bench":
+            command += ["--set", *tiny, "train.global_batch=4"]
+        self.output(*command, input="She had never")
 
     # --- configurations
 

@@ -239,9 +239,9 @@ class Tokenize(rig.Runs):
         self.train("run.dir=one", *sets, "data.train=many.jsonl", max_steps=2)
         self.assert_same_run(2, "run", "one")
 
-    def test_the_readme_reads_parquet(self):
-        """Runs the README's commands whose library this Python has."""
-        readme = (pathlib.Path(rig.__file__).parents[2] / "configs/README.md").read_text()
+    def test_the_manual_reads_parquet(self):
+        """Runs the manual's commands whose library this Python has."""
+        readme = (pathlib.Path(rig.__file__).parents[2] / "docs/data.md").read_text()
         lines = re.split(r"^(?=python3 )", readme.partition("```shell\n")[2].partition("```")[0], flags=re.M)[1:]
         self.assertEqual(len(lines), 2)
         texts = ["the cat sat", 'on "a" mat', "naïve\n\nwords"]
