@@ -35,8 +35,12 @@ RUN apt-get update \
  && install -d -o trainer -g trainer /home/trainer/runs
 COPY --chown=trainer configs /home/trainer/configs
 COPY --chown=trainer data /home/trainer/data
+COPY --chown=trainer docs /home/trainer/docs
+COPY --chown=trainer README.md CHANGELOG.md CONTRIBUTING.md LICENSE /home/trainer/
+COPY --chown=trainer tests/bench/*.md /home/trainer/tests/bench/
+COPY --chown=trainer scripts/slurm_job.sh /home/trainer/scripts/
 WORKDIR /home/trainer
-# What the image was built from; scripts/README.md has the command that fills them in.
+# What the image was built from; docs/install.md has the command that fills them in.
 ARG VERSION=unknown REVISION=unknown CREATED=unknown SOURCE=unknown
 LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.description="Pretrains GPT-style language models with tensor parallelism" \

@@ -115,7 +115,7 @@ def wheel(prefix, version, sbom, out):
             inner = path.relative_to(prefix)
             to = f"{name}.data/scripts/trainer" if str(inner) == "bin/trainer" else f"{name}.data/data/{inner}"
             files[to] = (path.read_bytes(), path.stat().st_mode & 0o111)
-    readme = (prefix / "share/doc/trainer/README.md").read_text()
+    readme = (prefix / "share/trainer/README.md").read_text()
     info = f"{name}.dist-info"
     texts = {"trainer_llm/__init__.py": f'__version__ = "{version}"\n', "trainer_llm/__main__.py": MAIN,
              f"{info}/METADATA": METADATA.format(version=version, readme=readme),

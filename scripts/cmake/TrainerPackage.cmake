@@ -21,10 +21,18 @@ endif()
 foreach(mpi IN LISTS TRAINER_MPI_MODULES)
   install(TARGETS trainer_mpi_${mpi} LIBRARY DESTINATION lib/trainer)
 endforeach()
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" "${PROJECT_SOURCE_DIR}/data" DESTINATION "${TRAINER_SHARE}"
-        PATTERN large EXCLUDE)
+# share/trainer has the folders of a checkout that the README, the manual and the configurations refer to.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" "${PROJECT_SOURCE_DIR}/data" "${PROJECT_SOURCE_DIR}/docs"
+        DESTINATION "${TRAINER_SHARE}" PATTERN large EXCLUDE)
+foreach(page README CHANGELOG CONTRIBUTING)
+  install(FILES "${PROJECT_SOURCE_DIR}/${page}.md" DESTINATION "${TRAINER_SHARE}")
+endforeach()
+file(GLOB measurements "${PROJECT_SOURCE_DIR}/tests/bench/*.md")
+install(FILES ${measurements} DESTINATION "${TRAINER_SHARE}/tests/bench")
 install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/slurm_job.sh" DESTINATION "${TRAINER_SHARE}/scripts")
-install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/CHANGELOG.md" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+foreach(folder "${TRAINER_SHARE}" "${CMAKE_INSTALL_DOCDIR}")
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${folder}")
+endforeach()
 
 # The program itself prints its manual page and completions, from the declarations that --help prints. On
 # Debian, zsh searches different folders in the prefix /usr than in other prefixes.

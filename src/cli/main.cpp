@@ -11,7 +11,7 @@
 
 using namespace trainer;
 
-/// What the program prints if it is started without arguments.
+/// Printed if the program is started without arguments.
 constexpr std::string_view kFirstSteps =
     R"(trainer pretrains GPT-2, Llama, Mistral and Qwen models, on CPUs and GPUs, on one rank or many.
   quick start     trainer --config configs/quickstart.toml          # a small model in about 4 minutes

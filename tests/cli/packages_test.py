@@ -247,6 +247,12 @@ class Packages(Folder):
         self.assertEqual(configs, {path.name for path in (ROOT / "configs").iterdir()})
         output(program, "config", "check", "--config", "configs/quickstart.toml", cwd=prefix / "share/trainer")
         self.assertTrue((prefix / "share/doc/trainer/LICENSE").exists())
+        self.check_links(prefix / "share/trainer")
+
+    def check_links(self, root):
+        for page in (root / "README.md", root / "configs/README.md", *(root / "docs").glob("*.md")):
+            for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+                self.assertTrue("://" in link or (page.parent / link).exists(), f"{page}: {link}")
 
     def test_install(self):
         output("cmake", "--install", BUILD, "--prefix", self.folder / "local")
@@ -275,6 +281,20 @@ class Packages(Folder):
         output("dpkg-deb", "--extract", package, self.folder / "root")
         generated = {path.replace("zsh/site-functions", "zsh/vendor-completions"): arguments for path, arguments in GENERATED.items()}
         self.check_files(self.folder / "root/usr", generated)
+
+
+class Images(unittest.TestCase):
+    def test_what_the_dockerfile_copies_is_in_the_context(self):
+        ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+        sources = [word for line in re.findall(r"^COPY (?!--from)(.*)", (ROOT / "Dockerfile").read_text(), re.M)
+                   for word in line.split()[:-1] if not word.startswith("--")]
+        self.assertIn("docs", sources)
+        for path in {path.relative_to(ROOT) for source in sources if source != "." for path in ROOT.glob(source)}:
+            kept = True  # the last line that matches the path or a folder above it decides
+            for line in ignored:
+                if any(each.match("/" + line.lstrip("!")) for each in (pathlib.Path("/") / path, *(pathlib.Path("/") / path).parents)):
+                    kept = line.startswith("!")
+            self.assertTrue(kept, f".dockerignore leaves out {path}, which the Dockerfile copies")
 
 
 class Examples(Folder):
