@@ -27,7 +27,7 @@ namespace {
 }
 
 /// Prefetch distance of an update, in elements.
-constexpr int64_t kAhead = 256;
+constexpr int64_t kAhead = 256;  // non-temporal stores of the state, and several vectors at a time, were slower
 
 /// A is the type of the weights, M that of the moments, G that of the gradient. `rounds`: an f32 gradient is rounded to
 /// bf16 first.

@@ -8,6 +8,7 @@
 namespace trainer::ops {
 namespace {
 
+// Strips of 32 columns, narrower last strips and (in fp32) prefetching the next strip gained nothing.
 constexpr int64_t kStripBytes = int64_t{256} << 10;  // maximum bytes of B that a task packs at once
 constexpr int64_t kStripCost = 8;                    // overhead of a task, in columns multiplied in that time
 constexpr int64_t kFewRows = 512;

@@ -107,6 +107,8 @@ LtPlan described(const LtProduct& op) {
   check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cuBLASLt GEMM");
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, op.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, op.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  // Not BGRADB: dW with it takes longer than dW and a separate sum of columns. Not GELU_AUX_BIAS: it activates the
+  // unrounded sum, which recomputation from the rounded one does not repeat.
   const cublasLtEpilogue_t epilogue = op.aux    ? CUBLASLT_EPILOGUE_DGELU
                                       : op.bias ? CUBLASLT_EPILOGUE_BIAS
                                                 : CUBLASLT_EPILOGUE_DEFAULT;
