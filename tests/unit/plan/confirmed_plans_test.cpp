@@ -1,6 +1,6 @@
 // Plans of deep and large models: rows that are shown fit with all layers, more free keys never yield a slower plan,
 // and the search of sharding specs finds what pricing every spec finds. TRAINER_PLAN_CASES sets the number of random
-// cases (tests/bench/RESULTS.md).
+// cases.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
