@@ -135,17 +135,4 @@ const std::map<std::string, std::string, std::less<>>& foreign_values() {
   return values;
 }
 
-const std::map<std::string, std::string, std::less<>>& removed_keys() {
-  static const std::map<std::string, std::string, std::less<>> keys = {
-      {"debug.shadow", "operators are no longer recomputed on the CPU"},
-      {"offload.early_update", "updates begin when the norm is known"},
-      {"offload.order", "updates run in the order in which the next step uses the weights"},
-      {"offload.replan", "the share is chosen once, when the run starts"},
-      {"offload.share_activations",
-       "slots have their own memory; lower offload.slots or offload.subgroup to save memory"},
-      {"precision.grad_reduce", "gradients are reduced over ranks in fp32 or fp64"},
-  };
-  return keys;
-}
-
 }  // namespace trainer::config

@@ -14,7 +14,4 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints();
 /// Maps "section.key" to a hint on what the values of other trainers are called here, for messages about a wrong value.
 const std::map<std::string, std::string, std::less<>>& foreign_values();
 
-/// Maps keys of earlier versions ("section.key") to the behaviour that replaces them. Files with these keys still load.
-const std::map<std::string, std::string, std::less<>>& removed_keys();
-
 }  // namespace trainer::config

@@ -72,12 +72,6 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
     if (key.name == node.name && elsewhere.empty()) elsewhere = key.path();
   }
   const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
-  if (const auto removed = removed_keys().find(path); removed != removed_keys().end()) {
-    if (options_.files || !at.set.empty())  // users cannot change a checkpoint's own copy
-      log::warning("{}: this key was removed and has no effect: {}; delete it", place(at, config_.path, path),
-                   removed->second);
-    return nullptr;
-  }
   if (const auto hint = foreign_hints().find(node.name); hint != foreign_hints().end()) {
     mistakes_.add(at, path, "unknown key; " + hint->second);
     return nullptr;

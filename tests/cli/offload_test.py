@@ -58,14 +58,6 @@ class Offload(rig.Runs):
         for step in self.events("step", "half"):
             self.assertEqual(step["offload"]["bytes"]["gradient"], 2 * step["offload"]["parameters"]["host"])
 
-    def test_keys_that_were_removed_change_nothing_but_a_warning(self):
-        removed = ["offload.order=zigzag", "offload.early_update=true", "offload.share_activations=true", "offload.replan=false"]
-        self.train("run.dir=none")
-        log = self.train("run.dir=old", *PLANS["half"], *removed)
-        for key in removed:
-            self.assertIn(f"--set {key}: this key was removed and has no effect: ", log)
-        self.assert_same_run(8, "old", "none")
-
     def test_the_ladder_of_an_emulated_device(self):
         ladder = json.loads(self.trainer("bench", "offload", "--config", "config.toml", "--json", "--set",
                                          "debug.emulate_device=h100", stdout=True))

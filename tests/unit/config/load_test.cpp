@@ -267,25 +267,6 @@ TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
   EXPECT_EQ(warnings.lines, std::vector<std::string>{});
 }
 
-TEST(Load, KeysThatWereRemovedLoadWithAWarning) {
-  const std::string text = "[data]\ntrain = \"" TRAINER_SOURCE_DIR
-                           "/README.md\"\ntokenizer = \"train\"\nvocab_size = 300\n[offload]\nreplan = true\n"
-                           "optimizer = \"cpu\"\n";
-  Warnings warnings;
-  EXPECT_EQ(load_text(text, "x.toml", {"offload.replan=false"}).offload.optimizer, OffloadOptimizer::cpu);
-  const std::string rest =
-      "this key was removed and has no effect: the share is chosen once, when the run starts; delete it";
-  EXPECT_EQ(warnings.lines,
-            (std::vector<std::string>{"x.toml:6:1: offload.replan: " + rest, "--set offload.replan=false: " + rest}));
-  warnings.lines.clear();
-  load_text(text, "x.toml", {}, kNoFiles);  // a checkpoint's own copy
-  EXPECT_EQ(warnings.lines, std::vector<std::string>{});
-  for (const auto& [path, reason] : removed_keys()) {
-    EXPECT_EQ(find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1)), nullptr) << path;
-    EXPECT_NE(reason, "") << path;
-  }
-}
-
 TEST(Load, ReportsAllMistakesTogetherInOrderOfPosition) {
   const Error error = error_of([] {
     load_text("[train]\nsteps = 0\n[model]\nn_heads = 4\nd_model = \"x\"\n", "f.toml", {"optim.lr=-1"}, kNoFiles);
