@@ -68,7 +68,7 @@ json inspect_json(const fs::path& path) {
                {"tied", header.tied},
                {"tokenizer_hash", header.tokenizer_hash},
                {"data_hash", header.data_hash},
-               {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
+               {"gemm_tuning_hash", header.gemm_tuning_hash},
                {"model", model},
                {"parameters", parameters_of(manifest)},
                {"bytes", manifest.tensor_bytes()},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -108,23 +109,22 @@ void merge_part(Manifest& manifest, const Manifest& part) {
 }
 
 json to_json(const TrainState& state) {
-  json out = {{"step", state.step},
-              {"adam_step", state.adam_step},
-              {"samples_seen", state.samples_seen},
-              {"tokens_seen", state.tokens_seen},
-              {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
-              {"best_step", state.best_step},
-              {"proven_step", state.proven_step},
-              {"loss", std::isfinite(state.loss) ? json(state.loss) : json()},
-              {"origin", state.origin},
-              {"skipped_in_row", state.skipped_in_row},
-              {"finite_weights", state.finite_weights}};
-  if (std::isfinite(state.val_loss)) out["val_loss"] = state.val_loss;
-  if (!state.best_set.empty()) out["best_set"] = state.best_set;
-  if (!state.best_data.empty()) out["best_data"] = state.best_data;
-  if (!state.losses.empty() || !state.norms.empty())
-    out["history"] = {{"losses", state.losses}, {"norms", state.norms}};
-  return out;
+  const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(); };
+  return {{"step", state.step},
+          {"adam_step", state.adam_step},
+          {"samples_seen", state.samples_seen},
+          {"tokens_seen", state.tokens_seen},
+          {"best_val_loss", number(state.best_val_loss)},
+          {"best_step", state.best_step},
+          {"best_set", state.best_set},
+          {"best_data", state.best_data},
+          {"proven_step", state.proven_step},
+          {"loss", number(state.loss)},
+          {"val_loss", number(state.val_loss)},
+          {"origin", state.origin},
+          {"skipped_in_row", state.skipped_in_row},
+          {"finite_weights", state.finite_weights},
+          {"history", {{"losses", state.losses}, {"norms", state.norms}}}};
 }
 
 json special_tokens_json(const Snapshot& header) {
@@ -164,12 +164,12 @@ std::string to_json(const Manifest& manifest) {
       {"tokenizer_hash", header.tokenizer_hash},
       {"data_hash", header.data_hash},
       {"val_hash", header.val_hash},
-      {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
+      {"gemm_tuning_hash", header.gemm_tuning_hash},
+      {"optimizer", header.optimizer},
       {"model", header.model_keys},
       {"chunk_bytes", manifest.chunk_bytes},
       {"files", json::array()},
   };
-  if (header.optimizer != "adamw") root["optimizer"] = header.optimizer;
   if (json special = special_tokens_json(header); !special.is_null()) root["special_tokens"] = std::move(special);
   for (const MergedSource& source : header.merged_from)
     root["merged_from"].push_back({{"folder", source.folder}, {"step", source.step}, {"sequence", source.sequence}});
@@ -186,6 +186,15 @@ std::string completion_mark(std::string_view manifest_json) {
                 to_string(checksum_of(manifest_json)));
 }
 
+void require_format(int64_t found, const std::string& origin) {
+  if (found != kFormat)
+    throw Error(Code::checkpoint,
+                format("{}: checkpoint format {}, this program reads format {}; continue the run with the program that "
+                       "wrote it, or export the model with that program (trainer checkpoint export --format hf) and "
+                       "import it with this one",
+                       origin, found, kFormat));
+}
+
 Manifest read_manifest(const fs::path& step_folder, SystemCalls& calls) {
   constexpr int64_t kLargestManifest = int64_t{1} << 30, kLargestMark = 4096;
   std::error_code error;
@@ -195,11 +204,13 @@ Manifest read_manifest(const fs::path& step_folder, SystemCalls& calls) {
                 format("{}: {} not found; the save was interrupted", step_folder.string(), kCompleteFile));
   }
   const std::string text = read_file(path, kLargestManifest, calls);
-  if (read_file(mark, kLargestMark, calls) != completion_mark(text)) {
-    throw Error(Code::checkpoint, format("{}: does not match {}; one of the files is corrupted, from a different "
-                                         "checkpoint or from a different version (this program reads format {})",
-                                         path.string(), kCompleteFile, kFormat));
-  }
+  const std::string marked = read_file(mark, kLargestMark, calls);
+  if (long found = 0; std::sscanf(marked.c_str(), "checkpoint format %ld\n", &found) == 1)
+    require_format(found, mark.string());
+  if (marked != completion_mark(text))
+    throw Error(Code::checkpoint,
+                format("{}: does not match {}; one of the files is corrupted or from a different checkpoint",
+                       path.string(), kCompleteFile));
   Manifest manifest = parse_manifest(text, path.string());
   manifest.checksum = checksum_of(text);
   for (const auto* list : {&manifest.files, &manifest.shards}) {

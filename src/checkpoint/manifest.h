@@ -17,7 +17,7 @@
 
 namespace trainer::checkpoint {
 
-constexpr int64_t kFormat = 1;            // version of the manifest and of COMPLETE
+constexpr int64_t kFormat = 2;            // of the manifest and of COMPLETE; members of unused features are absent
 constexpr int64_t kAlignment = 64;        // bytes; pieces start at multiples of this, with zeros between them
 constexpr int64_t kChunkBytes = 4 << 20;  // in new checkpoints; a chunk stays in cache while packed, hashed and written
 constexpr const char* kManifestFile = "manifest.json";
@@ -91,6 +91,9 @@ nlohmann::json special_tokens_json(const Snapshot& header);
 nlohmann::json to_json(const MixtureState& mixture);
 std::string to_json(const Manifest& manifest);
 
+/// Throws Code::checkpoint, with both numbers, unless `found` is kFormat. `origin` names the file in messages.
+void require_format(int64_t found, const std::string& origin);
+
 /// Parses and checks everything that can be checked without the shards: types, ranges, overlaps, coverage. `origin`
 /// names the file in messages. Throws Code::checkpoint if the bytes are not a valid manifest.
 Manifest parse_manifest(std::string_view json, const std::string& origin);
@@ -105,8 +108,8 @@ void merge_part(Manifest& manifest, const Manifest& part);
 /// Returns the content of COMPLETE for a manifest of these bytes.
 std::string completion_mark(std::string_view manifest_json);
 
-/// Reads and parses the manifest of a step folder. Throws Code::checkpoint unless the manifest's checksum matches
-/// COMPLETE and every file named in the manifest has the recorded size.
+/// Reads and parses the manifest of a step folder. Throws Code::checkpoint unless it has the format that this program
+/// reads, its checksum matches COMPLETE and every file named in the manifest has the recorded size.
 Manifest read_manifest(const std::filesystem::path& step_folder, SystemCalls& calls = system_calls());
 
 }  // namespace trainer::checkpoint

@@ -35,7 +35,7 @@ class Value {
     if (found == json_.end()) fail(format("\"{}\" is missing", key));
     return Value(*found, format("{}: {}", place_, key));
   }
-  /// Returns a member that older manifests lack, or an empty result.
+  /// Returns the member of a feature that a run may not use; empty: it is absent.
   std::optional<Value> if_there(const char* key) const {
     return json_.is_object() && json_.contains(key) ? std::optional((*this)[key]) : std::nullopt;
   }
@@ -168,27 +168,24 @@ Snapshot header_of(const Value& root) {
   header.state.tokens_seen = state["tokens_seen"].integer(0, kMost);
   header.state.best_val_loss = state["best_val_loss"].number_or_nan();
   header.state.best_step = state["best_step"].integer(-1, kMost);
-  if (const auto set = state.if_there("best_set")) header.state.best_set = set->text();
-  if (const auto data = state.if_there("best_data")) header.state.best_data = data->text();
-  if (const auto proven = state.if_there("proven_step")) header.state.proven_step = proven->integer(-1, kMost);
-  if (const auto loss = state.if_there("loss")) header.state.loss = loss->number_or_nan();
-  if (const auto loss = state.if_there("val_loss")) header.state.val_loss = loss->number_or_nan();
-  if (const auto origin = state.if_there("origin")) header.state.origin = origin->integer(0, kMost);
-  if (const auto skipped = state.if_there("skipped_in_row")) header.state.skipped_in_row = skipped->integer(0, kMost);
-  if (const auto finite = state.if_there("finite_weights")) header.state.finite_weights = finite->flag();
-  if (const auto history = state.if_there("history")) {
-    header.state.losses = (*history)["losses"].numbers();
-    header.state.norms = (*history)["norms"].numbers();
-  }
+  header.state.best_set = state["best_set"].text();
+  header.state.best_data = state["best_data"].text();
+  header.state.proven_step = state["proven_step"].integer(-1, kMost);
+  header.state.loss = state["loss"].number_or_nan();
+  header.state.val_loss = state["val_loss"].number_or_nan();
+  header.state.origin = state["origin"].integer(0, kMost);
+  header.state.skipped_in_row = state["skipped_in_row"].integer(0, kMost);
+  header.state.finite_weights = state["finite_weights"].flag();
+  header.state.losses = state["history"]["losses"].numbers();
+  header.state.norms = state["history"]["norms"].numbers();
   header.compute = root["compute"].text();
   header.tied = root["tied"].flag();
   header.tokenizer_hash = root["tokenizer_hash"].text();
   header.data_hash = root["data_hash"].text();
-  if (const auto val = root.if_there("val_hash")) header.val_hash = val->text();
-  const auto tuning = root.if_there("gemm_tuning_hash");
-  header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
+  header.val_hash = root["val_hash"].text();
+  header.gemm_tuning_hash = root["gemm_tuning_hash"].text();
   header.model_keys = root["model"].texts();
-  if (const auto optimizer = root.if_there("optimizer")) header.optimizer = optimizer->text();
+  header.optimizer = root["optimizer"].text();
   if (const auto special = root.if_there("special_tokens")) read_special_tokens(*special, header);
   if (const auto merged = root.if_there("merged_from"))
     for (const Value& source : merged->list())
@@ -353,11 +350,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   const json document = parse_json(text);
   const Value root(document, origin);
   if (document.is_discarded()) root.fail("not JSON");
-  if (const int64_t found = root["format"].integer(0, std::numeric_limits<int64_t>::max()); found != kFormat) {
-    throw Error(Code::checkpoint, format("{}: format {}, this program reads format {}; use the version of the program "
-                                         "that wrote it, or a newer one",
-                                         origin, found, kFormat));
-  }
+  require_format(root["format"].integer(0, std::numeric_limits<int64_t>::max()), origin);
   Manifest manifest;
   manifest.sequence = root["sequence"].integer(0, std::numeric_limits<int64_t>::max() - 1);
   manifest.header = header_of(root);

@@ -1,62 +1,97 @@
 #include "checkpoint/model_keys.h"
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
 #include "base/format.h"
 #include "config/families.h"
 
 namespace trainer::checkpoint {
 namespace {
 
-void add_rope(const config::Model& m, std::map<std::string, std::string>& keys) {
-  using config::RopeType;
-  if (m.rope_type == RopeType::plain) return;
-  keys["rope_type"] = config::kRopeNames[static_cast<size_t>(m.rope_type)];
-  keys["rope_factor"] = format("{}", m.rope_factor);
-  if (m.rope_type == RopeType::linear) return;
-  keys["rope_original"] = format("{}", m.rope_original);
-  if (m.rope_type == RopeType::llama3) {
-    keys["rope_low_freq"] = format("{}", m.rope_low_freq);
-    keys["rope_high_freq"] = format("{}", m.rope_high_freq);
-    return;
-  }
-  keys["rope_beta_fast"] = format("{}", m.rope_beta_fast);
-  keys["rope_beta_slow"] = format("{}", m.rope_beta_slow);
-  if (m.rope_attention > 0) keys["rope_attention"] = format("{}", m.rope_attention);
-  keys["rope_truncate"] = format("{}", m.rope_truncate);
+using config::Model;
+using config::RopeType;
+
+using Stored = std::optional<std::string>;
+Stored stored(const auto& value, bool used = true) { return used ? Stored(format("{}", value)) : std::nullopt; }
+
+struct ModelKey {
+  const char* name;
+  Stored (*value)(const Model&);  // empty: the model does not use it
+  const char* absent = nullptr;   // the value that a checkpoint without the key has; null: none
+};
+
+/// The bias of attention and MLP is stored if it is not what `bias` implies.
+Model with_uniform_bias(const Model& m) {
+  Model uniform = m;
+  uniform.attn_bias = m.bias.value() ? config::AttentionBias::all : config::AttentionBias::none;
+  uniform.mlp_bias.reset();
+  return uniform;
 }
+
+constexpr ModelKey kKeys[] = {
+    {"arch", [](const Model& m) { return stored(config::family_of(m).name); }},
+    {"n_layer", [](const Model& m) { return stored(m.n_layer); }},
+    {"n_head", [](const Model& m) { return stored(m.n_head); }},
+    {"n_kv_head", [](const Model& m) { return stored(m.n_kv_head); }},
+    {"d_model", [](const Model& m) { return stored(m.d_model); }},
+    {"d_ff", [](const Model& m) { return stored(m.d_ff); }},
+    {"seq_len", [](const Model& m) { return stored(m.seq_len); }},
+    {"tie_embeddings", [](const Model& m) { return stored(m.tie_embeddings.value()); }},
+    {"bias", [](const Model& m) { return stored(m.bias.value()); }},
+    {"norm_eps", [](const Model& m) { return stored(m.norm_eps); }},
+    {"rope_theta", [](const Model& m) { return stored(m.rope_theta); }},
+    {"head_dim", [](const Model& m) { return stored(head_size(m), attention_width(m) != m.d_model); }},
+    {"rope_type",
+     [](const Model& m) {
+       return stored(config::kRopeNames[static_cast<size_t>(m.rope_type)], m.rope_type != RopeType::plain);
+     },
+     "default"},
+    {"rope_factor", [](const Model& m) { return stored(m.rope_factor, m.rope_type != RopeType::plain); }},
+    {"rope_original",
+     [](const Model& m) {
+       return stored(m.rope_original, m.rope_type == RopeType::llama3 || m.rope_type == RopeType::yarn);
+     }},
+    {"rope_low_freq", [](const Model& m) { return stored(m.rope_low_freq, m.rope_type == RopeType::llama3); }},
+    {"rope_high_freq", [](const Model& m) { return stored(m.rope_high_freq, m.rope_type == RopeType::llama3); }},
+    {"rope_beta_fast", [](const Model& m) { return stored(m.rope_beta_fast, m.rope_type == RopeType::yarn); }},
+    {"rope_beta_slow", [](const Model& m) { return stored(m.rope_beta_slow, m.rope_type == RopeType::yarn); }},
+    {"rope_attention",
+     [](const Model& m) { return stored(m.rope_attention, m.rope_type == RopeType::yarn && m.rope_attention > 0); }},
+    {"rope_truncate", [](const Model& m) { return stored(m.rope_truncate, m.rope_type == RopeType::yarn); }},
+    {"qk_norm",
+     [](const Model& m) {
+       const config::QkNorm norm = query_key_norm(m);
+       return stored(config::kQkNormNames[static_cast<size_t>(norm)], norm != config::QkNorm::none);
+     }},
+    {"norm_place", [](const Model& m) { return stored("post", has_post_norms(m)); }, "pre"},
+    {"window", [](const Model& m) { return stored(m.window, m.window != 0); }, "0"},
+    {"window_full_every", [](const Model& m) { return stored(m.window_full_every, m.window_full_every != 0); }, "0"},
+    {"nope_every", [](const Model& m) { return stored(nope_interval(m), nope_interval(m) != 0); }, "0"},
+    {"logit_softcap", [](const Model& m) { return stored(m.logit_softcap, m.logit_softcap != 0); }, "0"},
+    {"attn_bias",
+     [](const Model& m) {
+       const config::AttentionBias bias = attention_bias(m);
+       return stored(config::kAttentionBiasNames[static_cast<size_t>(bias)],
+                     bias != attention_bias(with_uniform_bias(m)));
+     }},
+    {"mlp_bias",
+     [](const Model& m) { return stored(has_mlp_bias(m), has_mlp_bias(m) != has_mlp_bias(with_uniform_bias(m))); }},
+};
 
 }  // namespace
 
-std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
-  std::map<std::string, std::string> keys = {
-      {"arch", config::family_of(m).name},        {"n_layer", format("{}", m.n_layer)},
-      {"n_head", format("{}", m.n_head)},         {"n_kv_head", format("{}", m.n_kv_head)},
-      {"d_model", format("{}", m.d_model)},       {"d_ff", format("{}", m.d_ff)},
-      {"seq_len", format("{}", m.seq_len)},       {"tie_embeddings", format("{}", m.tie_embeddings.value())},
-      {"bias", format("{}", m.bias.value())},     {"norm_eps", format("{}", m.norm_eps)},
-      {"rope_theta", format("{}", m.rope_theta)}, {"vocab_size", format("{}", vocab)}};
-  if (attention_width(m) != m.d_model) keys["head_dim"] = format("{}", head_size(m));
-  add_rope(m, keys);
-  if (query_key_norm(m) != config::QkNorm::none)
-    keys["qk_norm"] = config::kQkNormNames[static_cast<size_t>(query_key_norm(m))];
-  if (has_post_norms(m)) keys["norm_place"] = "post";
-  if (m.window != 0) keys["window"] = format("{}", m.window);
-  if (m.window_full_every != 0) keys["window_full_every"] = format("{}", m.window_full_every);
-  if (nope_interval(m) != 0) keys["nope_every"] = format("{}", nope_interval(m));
-  if (m.logit_softcap != 0) keys["logit_softcap"] = format("{}", m.logit_softcap);
-  config::Model uniform = m;
-  uniform.attn_bias = m.bias.value() ? config::AttentionBias::all : config::AttentionBias::none;
-  uniform.mlp_bias.reset();
-  if (attention_bias(m) != *uniform.attn_bias)
-    keys["attn_bias"] = config::kAttentionBiasNames[static_cast<size_t>(attention_bias(m))];
-  if (has_mlp_bias(m) != has_mlp_bias(uniform)) keys["mlp_bias"] = format("{}", has_mlp_bias(m));
+std::map<std::string, std::string> model_keys(const Model& model, int64_t vocab) {
+  std::map<std::string, std::string> keys = {{"vocab_size", format("{}", vocab)}};
+  for (const ModelKey& key : kKeys)
+    if (Stored value = key.value(model)) keys[key.name] = std::move(*value);
   return keys;
 }
 
-const std::map<std::string, std::string>& values_of_absent_keys() {
-  static const std::map<std::string, std::string> values = {{"rope_type", "default"}, {"norm_place", "pre"},
-                                                            {"window", "0"},          {"window_full_every", "0"},
-                                                            {"nope_every", "0"},      {"logit_softcap", "0"}};
-  return values;
+const char* value_of_absent_key(std::string_view name) {
+  const auto* key = std::ranges::find(kKeys, name, &ModelKey::name);
+  return key == std::end(kKeys) ? nullptr : key->absent;
 }
 
 }  // namespace trainer::checkpoint

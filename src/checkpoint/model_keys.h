@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "config/config.h"
 
@@ -10,11 +11,11 @@ namespace trainer::checkpoint {
 
 /// Returns the keys of a resolved model that must not change when a run resumes, as stored in Snapshot::model_keys.
 /// `vocab` is the vocabulary size without padding, stored as "vocab_size".
-/// Keys added after the first format are stored only if they differ from the value that older models imply. So old
-/// checkpoints still resume, and older programs reject models that they cannot compute.
+/// Keys of features that the model does not use are absent. So a key that a later version adds keeps the format's
+/// number, and programs that do not know the feature reject models that use it.
 std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);
 
-/// Returns the implied value of each key that may be missing from a checkpoint and has one.
-const std::map<std::string, std::string>& values_of_absent_keys();
+/// Returns the value that a checkpoint without the key implies; null: it implies none, or the key is always stored.
+const char* value_of_absent_key(std::string_view name);
 
 }  // namespace trainer::checkpoint

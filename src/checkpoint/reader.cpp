@@ -160,9 +160,8 @@ constexpr const char* kNone = "none";
 
 std::string value_of(const std::map<std::string, std::string>& keys, const std::string& key) {
   if (const auto found = keys.find(key); found != keys.end()) return found->second;
-  const auto& absent = values_of_absent_keys();
-  const auto found = absent.find(key);
-  return found == absent.end() ? kNone : found->second;
+  const char* absent = value_of_absent_key(key);
+  return absent == nullptr ? kNone : absent;
 }
 
 }  // namespace
@@ -180,7 +179,7 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
   for (const std::string& name : names) {
     const std::string before = value_of(stored.model_keys, name), now = value_of(run.model_keys, name);
     const bool rope = name.starts_with("rope_"), scaling = rope && name != "rope_theta";
-    // Checkpoints of older versions lack keys; a missing RoPE scaling key may also be one that rope_type does not use.
+    // Keys of unused features are absent, among them those of a RoPE scaling that rope_type does not use.
     if (before == now || (before == kNone && !(scaling && same_type)) || (now == kNone && !rope)) continue;
     // With learned positions there are seq_len of them and no RoPE; with RoPE any seq_len works.
     if (learned ? rope : name == "seq_len") continue;

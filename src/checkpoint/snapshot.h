@@ -31,12 +31,12 @@ struct TrainState {
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
   std::string best_set;      // the validation set of best_val_loss; empty: the only set, which has no name
-  std::string best_data;     // run::evaluated_data() of best_val_loss; empty: not recorded
+  std::string best_data;     // run::evaluated_data() of best_val_loss; empty: none yet
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();      // training loss of the last update; NaN: unknown
   double val_loss = std::numeric_limits<double>::quiet_NaN();  // at this step; NaN: not evaluated, or not finite
   /// The sequence number (manifest.h) of the checkpoint from which the run was last resumed by path, to branch from a
-  /// different run or to go back to an earlier step. 0: none, or saved by a version that did not record it.
+  /// different run or to go back to an earlier step. 0: none.
   int64_t origin = 0;
   /// Number of consecutive steps up to this one that were skipped because the loss or gradient was not finite or a
   /// spike.
@@ -76,9 +76,8 @@ struct Snapshot {
   int32_t bos = -1;             // token that begins each document and prompt; −1: none
   data::SpecialTokens special;  // special tokens of an imported model; if bos >= 0, special.bos is ignored
   std::string tokenizer_hash, data_hash;
-  std::string val_hash;  // hash of the validation data; empty: none, or saved by a version that did not record it
-  // Hash of the GEMM tuning table; empty: no table. nullopt: saved by a version that did not record it.
-  std::optional<std::string> gemm_tuning_hash = "";
+  std::string val_hash;                           // hash of the validation data; empty: none
+  std::string gemm_tuning_hash;                   // hash of the GEMM tuning table; empty: no table
   std::map<std::string, std::string> model_keys;  // must be equal on resume: "n_layer" → "6"
   bool tied = false;
   std::string compute;              // "bf16" …

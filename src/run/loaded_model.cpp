@@ -88,10 +88,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
     loaded.config.precision.compute = compute_named(header.compute, folder);
   const config::Config trained = loaded.config;
   loaded.config.parallel = layouts(trained, world.size()).front();
-  // If validation uses the tail of the training data, older versions saved only the hash of the training data.
-  const config::Data& data = loaded.config.data;
-  loaded.val_hash =
-      header.val_hash.empty() && data.val.empty() && data.validation.empty() ? header.data_hash : header.val_hash;
+  loaded.val_hash = header.val_hash;
   loaded.tokenizer = checkpoint::tokenizer_of(header, folder);
   loaded.machine = setup::choose_machine(loaded.config, world);
   take_tuning(world, loaded);

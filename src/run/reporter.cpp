@@ -22,7 +22,7 @@ bool is_log_of(const report::History& history, const checkpoint::TrainState& sta
   const auto step = std::ranges::find(history.steps, state.step, &report::StepReport::step);
   if (step == history.steps.end())
     return std::ranges::count(history.checkpoints, state.step, &report::CheckpointReport::step) > 0;
-  // state.loss is that of the last update, and unknown in checkpoints of older versions.
+  // state.loss is that of the last update, and unknown if none was on these data (TrainingLoop::forget_what_differs).
   return step->tokens == state.tokens_seen && (step->skipped || std::isnan(state.loss) || step->loss == state.loss);
 }
 

@@ -30,11 +30,8 @@ bool is_in(const fs::path& folder, const fs::path& step_folder) {
 }
 
 /// Explains why the run's own checkpoints are not a branch of `path`, whose checkpoints are `given`.
-std::string no_branch(const fs::path& folder, const checkpoint::Entry& newest, const fs::path& path,
-                      const std::vector<fs::path>& given) {
-  const std::string why = newest.state.origin == 0
-                              ? format("do not record that they descend from {}", given.front().string())
-                          : given.size() > 1 || !fs::equivalent(path, given.front())
+std::string no_branch(const fs::path& folder, const fs::path& path, const std::vector<fs::path>& given) {
+  const std::string why = given.size() > 1 || !fs::equivalent(path, given.front())
                               ? format("descend from none of the {} checkpoints now in {}", given.size(), path.string())
                               : format("do not descend from {}", given.front().string());
   return format(
@@ -72,7 +69,7 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
     return folders;
   }
   if (inside) return {given.front()};
-  throw Error(Code::checkpoint, no_branch(folder, own.front(), checkpoint.resume, given));
+  throw Error(Code::checkpoint, no_branch(folder, checkpoint.resume, given));
 }
 
 /// Returns the damage that some rank found in the checkpoint. Empty: every rank has filled its tensors.
@@ -240,7 +237,6 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
       const size_t dot = key.find('.');  // a key added since the checkpoint has no effect at its initial value
       const config::Key* known = config::find_key(key.substr(0, dot), key.substr(dot + 1));
       if (known != nullptr && value == config::to_toml(known->initial)) continue;
-      if (key == "parallel.vocab_axes" && value == "\"x\"") continue;  // the only choice before the key existed
       changes.push_back(format("{}: {} (new)", key, value));
     } else if (it->second != value) {
       changes.push_back(format("{}: {} -> {}", key, it->second, value));
@@ -271,7 +267,7 @@ void log_changes(Resumed& resumed, const checkpoint::Snapshot& present) {
   }
   if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
     log::info("changed since the checkpoint: the validation data; earlier validation losses are not comparable");
-  if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)
+  if (resumed.gemm_tuning_hash != present.gemm_tuning_hash)
     log::info(
         "changed since the checkpoint: the GEMM algorithms (a different tuning table, or none); results may round "
         "differently");

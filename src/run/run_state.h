@@ -36,8 +36,7 @@ struct Resumed {
   checkpoint::TrainState state;
   // Values of the run that saved the checkpoint.
   std::string config_toml;
-  std::optional<std::string> gemm_tuning_hash;
-  std::string data_hash, val_hash;
+  std::string gemm_tuning_hash, data_hash, val_hash;
   std::vector<data::MixturePhase> phases;  // phases of that run's mixture
   bool other_steps = false;                // the training data or the batch size differ now
 };

@@ -76,11 +76,7 @@ std::optional<config::Config> config_to_resume(comm::World& world, const config:
                        config::chooses_vocab_axes(config);
   if (!chooses) return std::nullopt;
   const auto parsed = [](const std::string& toml) {
-    config::Config trained =
-        config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false, .warns = false});
-    // "auto" was the value "x" in runs of the strategy that were saved before the key existed.
-    if (!config::is_given(trained, "parallel.vocab_axes")) trained.parallel.vocab_axes = "x";
-    return trained;
+    return config::load_text(toml, "config.toml of the checkpoint", {}, {.files = false, .warns = false});
   };
   std::string toml;
   world.control().run_on_all_ranks([&] {

@@ -137,10 +137,7 @@ void TrainingLoop::prepare() {
 
 void TrainingLoop::forget_what_differs(const Resumed& resumed) {
   const bool validates = !open_.datasets.val.empty(), other_set = state_.best_set != followed_set();
-  const bool other_data =
-      state_.best_data.empty()
-          ? !resumed.val_hash.empty() && resumed.val_hash != header_.val_hash  // saved by an older version
-          : state_.best_data != followed_data();
+  const bool other_data = state_.best_data != followed_data();
   if (state_.best_step >= 0 && validates && (other_set || other_data)) {
     log::info(
         "checkpoint.best: the best checkpoint so far (step {}, validation loss {:.4f}) was selected with {} and is "

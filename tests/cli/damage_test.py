@@ -92,6 +92,17 @@ class Damage(rig.Runs):
                 self.assertIn("the checksum of bytes", stderr.splitlines()[-1])
             self.assertIn("run: none of its 3 checkpoints is intact: ", stderr)
 
+    def test_another_format_is_refused_by_number(self):
+        self.train(max_steps=2)
+        mark = self.step_folder(2) / "COMPLETE"
+        mark.write_text(mark.read_text().replace("format 2", "format 1"))
+        for stderr in (self.train(status=5), self.train("run.dir=new", "model.init_from=run", status=5),
+                       self.trainer("eval", "--checkpoint", "run", status=5),
+                       self.trainer("checkpoint", "verify", "--checkpoint", "run/checkpoints/step-00000002", status=5)):
+            for part in ("step-00000002/COMPLETE: checkpoint format 1, this program reads format 2",
+                         "with the program that wrote it", "checkpoint export --format hf"):
+                self.assertIn(part, stderr)
+
     def test_another_model_is_no_damage(self):
         self.saved_run()
         stderr = self.train("model.d_model=64", status=5)

@@ -93,7 +93,7 @@ TEST(Manifest, KeepsTheTokenThatBeginsTexts) {
   const std::string text = content_of(save_step(folder, 1) / kManifestFile);
   Manifest manifest = parse_manifest(text, "m");
   EXPECT_EQ(manifest.header.bos, -1);
-  EXPECT_EQ(text.find("special_tokens"), text.npos) << "as in earlier versions";
+  EXPECT_EQ(text.find("special_tokens"), text.npos);
   manifest.header.bos = 7;
   const std::string with = to_json(manifest);
   EXPECT_EQ(json::parse(with)["special_tokens"], (json{{"bos", 7}, {"add_bos", true}}));
@@ -119,7 +119,8 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
   const json sound = json::parse(content_of(save_step(folder, 1) / kManifestFile));
   const int64_t most = std::numeric_limits<int64_t>::max();
   const Mistake mistakes[] = {
-      {"/format", 2, "format 2, this program reads format 1"},
+      {"/format", 1, "m: checkpoint format 1, this program reads format 2; continue the run with the program that"},
+      {"/format", 3, "m: checkpoint format 3, this program reads format 2"},
       {"/format", "1", "m: format: expected an integer"},
       {"/sequence", -1, "m: sequence: -1 is outside"},
       {"/sequence", 18446744073709551615u, "m: sequence: 18446744073709551615 is outside"},
@@ -177,6 +178,28 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
     SCOPED_TRACE(mistake.pointer);
     expect_error(Code::checkpoint, {mistake.says}, [&] { parse_manifest(document.dump(), "m"); });
   }
+}
+
+TEST(Manifest, NamesAMemberThatIsMissing) {
+  TempFolder folder;
+  const json sound = json::parse(content_of(save_step(folder, 1) / kManifestFile));
+  for (const auto& [place, parent] : {std::pair("", &sound), {"state: ", &sound["state"]}})
+    for (const auto& [name, value] : parent->items()) {
+      json document = sound;
+      (parent == &sound ? document : document["state"]).erase(name);
+      expect_error(Code::checkpoint, {format("m: {}\"{}\" is missing", place, name)},
+                   [&] { parse_manifest(document.dump(), "m"); });
+    }
+}
+
+TEST(Manifest, OfAnotherFormatIsRefusedByNumber) {
+  TempFolder folder;
+  const fs::path step = save_step(folder, 1);
+  std::string mark = content_of(step / kCompleteFile);
+  mark.replace(mark.find("format 2"), 8, "format 1");
+  write(step / kCompleteFile, mark);
+  expect_error(Code::checkpoint, {"COMPLETE: checkpoint format 1, this program reads format 2", "export --format hf"},
+               [&] { read_manifest(step); });
 }
 
 TEST(Manifest, RejectsWhatIsNotJson) {

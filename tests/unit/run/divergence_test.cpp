@@ -23,7 +23,7 @@ TEST(Proof, IsALossNearTheOneBefore) {
   EXPECT_TRUE(proves(3.9, saved_at(4), 50257));
   EXPECT_TRUE(proves(4.9, saved_at(4), 50257));
   EXPECT_TRUE(proves(0.1, saved_at(4), 50257));
-  EXPECT_TRUE(proves(3.9, saved_at(kUnknownLoss), 50257)) << "saved by a version that kept no loss";
+  EXPECT_TRUE(proves(3.9, saved_at(kUnknownLoss), 50257)) << "the loss of the step before is unknown";
   EXPECT_FALSE(proves(5.1, saved_at(4), 50257));
   EXPECT_FALSE(proves(kUnknownLoss, saved_at(4), 50257));
   EXPECT_FALSE(proves(std::numeric_limits<double>::infinity(), saved_at(4), 50257));
