@@ -22,59 +22,67 @@ struct ModelKey {
   const char* absent = nullptr;   // the value that a checkpoint without the key has; null: none
 };
 
-/// The bias of attention and MLP is stored if it is not what `bias` implies.
-Model with_uniform_bias(const Model& m) {
-  Model uniform = m;
-  uniform.attn_bias = m.bias.value() ? config::AttentionBias::all : config::AttentionBias::none;
-  uniform.mlp_bias.reset();
-  return uniform;
+/// Returns the model with the biases of attention and MLP that `bias` implies.
+Model with_uniform_bias(Model m) {
+  m.attn_bias = m.bias.value() ? config::AttentionBias::all : config::AttentionBias::none;
+  m.mlp_bias.reset();
+  return m;
+}
+
+template <auto member>
+Stored always(const Model& m) {
+  return stored(m.*member);
+}
+template <auto member>
+Stored unless_zero(const Model& m) {
+  return stored(m.*member, m.*member != 0);
+}
+template <auto member, RopeType... types>
+Stored with_rope(const Model& m) {
+  return stored(m.*member, ((m.rope_type == types) || ...));
 }
 
 constexpr ModelKey kKeys[] = {
     {"arch", [](const Model& m) { return stored(config::family_of(m).name); }},
-    {"n_layer", [](const Model& m) { return stored(m.n_layer); }},
-    {"n_head", [](const Model& m) { return stored(m.n_head); }},
-    {"n_kv_head", [](const Model& m) { return stored(m.n_kv_head); }},
-    {"d_model", [](const Model& m) { return stored(m.d_model); }},
-    {"d_ff", [](const Model& m) { return stored(m.d_ff); }},
-    {"seq_len", [](const Model& m) { return stored(m.seq_len); }},
+    {"n_layer", always<&Model::n_layer>},
+    {"n_head", always<&Model::n_head>},
+    {"n_kv_head", always<&Model::n_kv_head>},
+    {"d_model", always<&Model::d_model>},
+    {"d_ff", always<&Model::d_ff>},
+    {"seq_len", always<&Model::seq_len>},
     {"tie_embeddings", [](const Model& m) { return stored(m.tie_embeddings.value()); }},
     {"bias", [](const Model& m) { return stored(m.bias.value()); }},
-    {"norm_eps", [](const Model& m) { return stored(m.norm_eps); }},
-    {"rope_theta", [](const Model& m) { return stored(m.rope_theta); }},
+    {"norm_eps", always<&Model::norm_eps>},
+    {"rope_theta", always<&Model::rope_theta>},
     {"head_dim", [](const Model& m) { return stored(head_size(m), attention_width(m) != m.d_model); }},
     {"rope_type",
      [](const Model& m) {
        return stored(config::kRopeNames[static_cast<size_t>(m.rope_type)], m.rope_type != RopeType::plain);
      },
      "default"},
-    {"rope_factor", [](const Model& m) { return stored(m.rope_factor, m.rope_type != RopeType::plain); }},
-    {"rope_original",
-     [](const Model& m) {
-       return stored(m.rope_original, m.rope_type == RopeType::llama3 || m.rope_type == RopeType::yarn);
-     }},
-    {"rope_low_freq", [](const Model& m) { return stored(m.rope_low_freq, m.rope_type == RopeType::llama3); }},
-    {"rope_high_freq", [](const Model& m) { return stored(m.rope_high_freq, m.rope_type == RopeType::llama3); }},
-    {"rope_beta_fast", [](const Model& m) { return stored(m.rope_beta_fast, m.rope_type == RopeType::yarn); }},
-    {"rope_beta_slow", [](const Model& m) { return stored(m.rope_beta_slow, m.rope_type == RopeType::yarn); }},
+    {"rope_factor", with_rope<&Model::rope_factor, RopeType::linear, RopeType::llama3, RopeType::yarn>},
+    {"rope_original", with_rope<&Model::rope_original, RopeType::llama3, RopeType::yarn>},
+    {"rope_low_freq", with_rope<&Model::rope_low_freq, RopeType::llama3>},
+    {"rope_high_freq", with_rope<&Model::rope_high_freq, RopeType::llama3>},
+    {"rope_beta_fast", with_rope<&Model::rope_beta_fast, RopeType::yarn>},
+    {"rope_beta_slow", with_rope<&Model::rope_beta_slow, RopeType::yarn>},
     {"rope_attention",
      [](const Model& m) { return stored(m.rope_attention, m.rope_type == RopeType::yarn && m.rope_attention > 0); }},
-    {"rope_truncate", [](const Model& m) { return stored(m.rope_truncate, m.rope_type == RopeType::yarn); }},
+    {"rope_truncate", with_rope<&Model::rope_truncate, RopeType::yarn>},
     {"qk_norm",
      [](const Model& m) {
        const config::QkNorm norm = query_key_norm(m);
        return stored(config::kQkNormNames[static_cast<size_t>(norm)], norm != config::QkNorm::none);
      }},
     {"norm_place", [](const Model& m) { return stored("post", has_post_norms(m)); }, "pre"},
-    {"window", [](const Model& m) { return stored(m.window, m.window != 0); }, "0"},
-    {"window_full_every", [](const Model& m) { return stored(m.window_full_every, m.window_full_every != 0); }, "0"},
+    {"window", unless_zero<&Model::window>, "0"},
+    {"window_full_every", unless_zero<&Model::window_full_every>, "0"},
     {"nope_every", [](const Model& m) { return stored(nope_interval(m), nope_interval(m) != 0); }, "0"},
-    {"logit_softcap", [](const Model& m) { return stored(m.logit_softcap, m.logit_softcap != 0); }, "0"},
+    {"logit_softcap", unless_zero<&Model::logit_softcap>, "0"},
     {"attn_bias",
      [](const Model& m) {
-       const config::AttentionBias bias = attention_bias(m);
-       return stored(config::kAttentionBiasNames[static_cast<size_t>(bias)],
-                     bias != attention_bias(with_uniform_bias(m)));
+       const config::AttentionBias bias = attention_bias(m), implied = attention_bias(with_uniform_bias(m));
+       return stored(config::kAttentionBiasNames[static_cast<size_t>(bias)], bias != implied);
      }},
     {"mlp_bias",
      [](const Model& m) { return stored(has_mlp_bias(m), has_mlp_bias(m) != has_mlp_bias(with_uniform_bias(m))); }},
