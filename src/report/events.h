@@ -65,14 +65,13 @@ struct SetReport {
   double loss = kUnknown, perplexity = kUnknown;
   std::optional<double> bits_per_byte = {};
   int64_t tokens = 0;
-  std::string data = {};  // run::evaluated_data(); empty: a version that did not record it
+  std::string data = {};  // run::evaluated_data()
 };
 
 /// True if the losses of two evaluations of a set can be compared: they predict the same tokens in the same windows.
-/// Where an older version did not record the data, the number of tokens decides.
 template <typename Evaluation>
 bool are_comparable(const Evaluation& a, const Evaluation& b) {
-  return a.tokens == b.tokens && (a.data == b.data || a.data.empty() || b.data.empty());
+  return a.tokens == b.tokens && a.data == b.data;
 }
 
 struct EvalReport {

@@ -11,6 +11,7 @@
 namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
+constexpr int64_t kLogFormat = 2;  // of metrics.jsonl, in start events; a value may be absent if a run does not use it
 
 /// Returns a value as text: a string without its quotes, null as an empty string.
 std::string to_text(const Json& value);
@@ -146,13 +147,6 @@ void fields(V& v, In<V, setup::PeakReport>& p) {
   if (V::kReads || !p.raised_by.empty()) v("raised_by", p.raised_by);
 }
 
-/// The peak in a start or end event. Older versions wrote peak_flops and peak_origin instead.
-template <typename V>
-void peak_field(V& v, In<V, setup::PeakReport>& peak) {
-  v("peak", peak);
-  if (V::kReads && std::isnan(peak.flops)) v("peak_flops", peak.flops, "peak_origin", peak.origin);
-}
-
 template <typename V>
 void fields(V& v, In<V, device::PowerMeter::Reading>& r) {
   v("watts", r.watts, "sm_mhz", r.sm_mhz, "celsius", r.celsius);
@@ -194,7 +188,7 @@ void fields(V& v, In<V, OffloadReport>& o) {
 
 template <typename V>
 void fields(V& v, In<V, StartReport>& s) {
-  v("event", "start", "step", s.step, "name", s.name, "time", s.time);
+  v("event", "start", "format", kLogFormat, "step", s.step, "name", s.name, "time", s.time);
   v("model", [&](V& m) {
     m("arch", s.arch, "n_layer", s.model.n_layer, "n_head", s.model.n_head, "n_kv_head", s.model.n_kv_head);
     m("d_model", s.model.d_model, "d_ff", s.model.d_ff, "seq_len", s.model.seq_len, "vocab_size", s.vocab_size);
@@ -205,8 +199,7 @@ void fields(V& v, In<V, StartReport>& s) {
   if (V::kReads || !s.sources.empty()) v("sources", s.sources);
   if (V::kReads || !s.source_samples.empty()) v("source_samples", s.source_samples);
   v("unigram_entropy", s.unigram_entropy, "flops_per_token", s.flops);
-  peak_field(v, s.peak);
-  v("predicted", s.predicted);
+  v("peak", s.peak, "predicted", s.predicted);
   if (V::kReads || !s.predicted_by.empty()) v("predicted_by", s.predicted_by);
   v("environment", s.environment, "config", config_json(s.config_toml));
 }
@@ -228,14 +221,13 @@ void fields(V& v, In<V, StepReport>& s) {
 template <typename V>
 void fields(V& v, In<V, SetReport>& s) {
   v("loss", s.loss, "perplexity", s.perplexity, "bits_per_byte", s.bits_per_byte, "tokens", s.tokens);
-  if (V::kReads || !s.data.empty()) v("data", s.data);
+  v("data", s.data);
 }
 
 template <typename V>
 void fields(V& v, In<V, EvalReport>& e) {
   v("event", "eval", "step", e.step, "loss", e.loss, "perplexity", e.perplexity);
-  v("bits_per_byte", e.bits_per_byte, "tokens", e.tokens);
-  if (V::kReads || !e.data.empty()) v("data", e.data);
+  v("bits_per_byte", e.bits_per_byte, "tokens", e.tokens, "data", e.data);
   if (V::kReads || !e.set.empty()) v("set", e.set);
   if constexpr (V::kReads) {
     for (const auto& [name, numbers] : v.child("sets").items()) {
@@ -264,7 +256,7 @@ template <typename V>
 void fields(V& v, In<V, EndReport>& e) {
   v("event", "end", "step", e.step, "tokens", e.tokens, "outcome", e.outcome, "wall_s", e.wall_s);
   v("predicted", e.predicted, "measured", e.measured, "ratio", ratios(e.measured, e.predicted));
-  peak_field(v, e.peak);
+  v("peak", e.peak);
 }
 
 }  // namespace trainer::report

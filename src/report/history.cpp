@@ -45,9 +45,7 @@ std::string setup_of(const Json& start) {
   take(start.value("environment", Json::object()), {"device", "isa", "product_path", "ranks", "threads"});
   const Json config = start.value("config", Json::object());
   take(config, {"parallel", "offload"});
-  const Json train = config.value("train", Json::object());
-  take(train, {"recompute"});
-  setup["recompute_layers"] = train.value("recompute_layers", 0);  // older versions did not have it
+  take(config.value("train", Json::object()), {"recompute", "recompute_layers"});
   return setup.dump();
 }
 
@@ -56,7 +54,6 @@ void settle(History& history, Process& process) {
   setup::PeakReport& peak = process.peak;
   const std::span<StepReport> steps = std::span(history.steps).subspan(process.first);
   for (StepReport& step : steps) {
-    if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // an older version did not log it
     const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
     peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
   }
@@ -69,15 +66,25 @@ void settle(History& history, Process& process) {
   }
 }
 
-/// Adds an event to the history. Returns false, or throws Json::exception, if the line is not an event.
-bool add_event(History& history, Process& process, const Json& json) {
+/// Reads a start event of `file`. Throws Code::usage if it is of another format, and Json::exception if it is damaged.
+StartReport start_of(const Json& event, const std::filesystem::path& file) {
+  if (const auto found = event.value("format", int64_t{1}); found != kLogFormat)
+    throw Error(Code::usage,
+                format("{}: log format {}, this program reads format {}; use the program that wrote it, and a "
+                       "different run.dir for new runs",
+                       file.string(), found, kLogFormat));
+  return from_json<StartReport>(event);
+}
+
+/// Adds an event of `file` to the history. Returns false, or throws Json::exception, if the line is not an event.
+bool add_event(History& history, Process& process, const Json& json, const std::filesystem::path& file) {
   const auto event = json.at("event").get<std::string>();
   for (const char* count : {"step", "tokens"})
     if (const auto value = json.find(count); value != json.end() && !value->is_null())
       if (!value->is_number_integer() || value->get<int64_t>() < 0) return false;
   if (event == "step") add_step(history, from_json<StepReport>(json));
   if (event == "start") {
-    history.start = from_json<StartReport>(json);
+    history.start = start_of(json, file);
     history.starts.push_back(history.start->step);
     settle(history, process);
     const std::string before =
@@ -126,7 +133,7 @@ History read_history(const std::filesystem::path& file, LogCut* cut) {
     const auto json = parse_json<Json>(line);
     if (cut != nullptr) note_line(*cut, json, line.size(), !in.eof());
     try {
-      if (add_event(history, process, json)) continue;
+      if (add_event(history, process, json, file)) continue;
     } catch (const Json::exception&) {
       if (in.eof() || line.empty()) continue;
     }
@@ -148,9 +155,8 @@ RecordedStep read_step(const std::filesystem::path& file, int64_t step) {
       const auto json = parse_json<Json>(line);
       const auto event = json.at("event").get<std::string>();
       if (event == "start") {
-        now.start = from_json<StartReport>(json);
+        now.start = start_of(json, file);
         now.seed = json.at("config").at("run").at("seed").get<int64_t>();
-        if (now.start.step > 0 && now.start.source_samples.empty()) continue;  // no mixture, or an older version
         now.sources_before = now.start.source_samples;
         known = now.start.step;
       }

@@ -64,8 +64,7 @@ TEST_F(Comparison, NamesTheBestRunOnlyIfAllValidateOnTheSameData) {
     const char *data, *other;
     int64_t tokens;
     bool comparable;
-  } cases[] = {{"one", "one", 64, true}, {"one", "two", 64, false}, {"", "", 64, true},
-               {"", "", 96, false},      {"", "two", 64, true},     {"one", "", 96, false}};
+  } cases[] = {{"one", "one", 64, true}, {"one", "two", 64, false}, {"one", "one", 96, false}};
   for (const auto& [data, other, tokens, comparable] : cases) {
     const std::string a = run("a", 5, 2, "", data), b = run("b<", 5, 1, "", other, tokens);
     const std::vector<ComparedRun> runs = read_runs(named_runs({a, b}));

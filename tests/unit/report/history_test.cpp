@@ -10,7 +10,7 @@ namespace {
 
 using ReadHistory = RunFolder;
 
-/// Returns a step whose utilisation is relative to `peak_tflops`, which is not written if it is unknown.
+/// Returns a step whose utilisation is relative to `peak_tflops`.
 StepReport step_at(int64_t step, double mfu_causal, double hfu, double peak_tflops) {
   StepReport report;
   report.step = step;
@@ -49,13 +49,15 @@ TEST_F(ReadHistory, GivesStepsAsSharesOfTheBestPeakThatTheirProcessKnew) {
 }
 
 TEST_F(ReadHistory, OfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsUnchanged) {
-  const std::string steps = R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625}
-{"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25}
+  const std::string steps =
+      R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625, "peak_tflops": 1}
+{"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25, "peak_tflops": 1}
 )";
   for (const auto& [origin, first, second, peak] :
        {std::tuple{"measured", 0.5, 1.0, 1.25e12}, {"user", 0.625, 1.25, 1e12}}) {
     put("metrics.jsonl",
-        format(R"({{"event": "start", "step": 0, "peak_flops": 1e12, "peak_origin": "{}"}})", origin) + "\n" + steps);
+        format(R"({{"event": "start", "format": 2, "step": 0, "peak": {{"tflops": 1, "origin": "{}"}}}})", origin) +
+            "\n" + steps);
     const History history = read_history(file_);
     EXPECT_EQ(history.steps.at(0).mfu_causal, first) << origin;
     EXPECT_EQ(history.steps.at(1).mfu_causal, second) << origin;
@@ -64,6 +66,15 @@ TEST_F(ReadHistory, OfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsUnchan
   }
   put("metrics.jsonl", steps);
   EXPECT_EQ(read_history(file_).steps.at(0).mfu, 0.75) << "of a log without a start";
+}
+
+TEST_F(ReadHistory, OfAnotherFormatIsRefusedByNumber) {
+  put("metrics.jsonl", R"({"event": "start", "step": 0, "peak_flops": 1e12}
+{"event": "step", "step": 1}
+)");
+  const std::string message = "metrics.jsonl: log format 1, this program reads format 2";
+  expect_error(Code::usage, message, [&] { read_history(file_); });
+  expect_error(Code::usage, message, [&] { read_step(file_, 1); });
 }
 
 TEST_F(ReadHistory, KnowsWhereTheLastSetupBegins) {
@@ -147,7 +158,7 @@ History cut_to(const fs::path& file, int64_t step) {
 }
 
 TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
-  const std::string kept = R"({"event":"start","step":0}
+  const std::string kept = R"({"event":"start","format":2,"step":0}
 {"event": "step",  "step":4, "loss":1.50}
 {"event":"eval","step":5}
 {"event":"warning","message":"no step"}

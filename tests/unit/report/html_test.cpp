@@ -94,7 +94,7 @@ TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionNextToTheRun) {
       "80 ms/step, measured 100 (1.25x); largest difference: compute, 72 ms predicted, 95 measured; predicted from "
       "h100.toml (data sheet of H100); ran on ",
       "memory</th><td>400 MiB</td><td>410 MiB</td><td>1.02</td>");
-  history.start->predicted.wait_ms = kUnknown;  // as in older logs
+  history.start->predicted.wait_ms = kUnknown;
   EXPECT_EQ(page(history).find("exposed communication</th>"), std::string::npos);
   EXPECT_EQ(page(history).find("compute</th>"), std::string::npos);
 }

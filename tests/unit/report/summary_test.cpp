@@ -29,8 +29,8 @@ TEST(Summary, TakesTheBestEvaluationFromThoseOnTheLastData) {
   History history = finished_run();
   history.evals = {{.step = 10, .loss = 1, .tokens = 64, .data = "one"},
                    {.step = 20, .loss = 5, .tokens = 64, .data = "two"},
-                   {.step = 30, .loss = 2, .tokens = 32},  // an older version, with fewer windows
-                   {.step = 35, .loss = 4, .tokens = 64},
+                   {.step = 30, .loss = 2, .tokens = 32, .data = "two"},
+                   {.step = 35, .loss = 4, .tokens = 64, .data = "two"},
                    {.step = 40, .loss = 6, .tokens = 64, .data = "two"}};
   EXPECT_EQ(summarize(history, {}).best_eval->step, 35);
   history.evals[3].data = "one";
