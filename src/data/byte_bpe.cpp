@@ -35,13 +35,6 @@ class ByteBpe final : public TokenizerModel {
     facts_.ends = spec_.ends;
     facts_.splits_words = true;
     facts_.cuts = CutRule::between_words;
-    // Earlier versions gave patterns to PCRE2 as they are; to these it means the same.
-    const auto is_plain = [](const BpeSpec::Split& split) {
-      return split.pattern == kGpt2Pattern || split.pattern == kLlama3Pattern || split.pattern == kQwen2Pattern ||
-             split.pattern == "\\p{N}" || split.pattern == "\\p{N}+";
-    };
-    if (!std::ranges::all_of(spec_.splits, is_plain)) facts_.encoding = 2;
-    if (!finder_.empty()) facts_.encoding = 3;
     facts_.file_name = "tokenizer.json";
   }
 

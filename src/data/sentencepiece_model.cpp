@@ -81,13 +81,8 @@ class SentencePieceModel final : public TokenizerModel {
                                          all_of(added_).back().content)
                                    : added_tokens_obstacle(added_, traits->dummy_prefix);
     }
-    if (line_ends_.size() > 1) {
-      facts_.cuts = CutRule::between_lines;
-      facts_.encoding = 2;
-    }
+    if (line_ends_.size() > 1) facts_.cuts = CutRule::between_lines;
     if (!by_lines_ || !finder_.empty()) facts_.cuts = CutRule::between_words;
-    if (facts_.cuts == CutRule::between_words || spaces_as_bytes_) facts_.encoding = 3;
-    if (own_prefix_ && prefixes_words_only_) facts_.encoding = 4;
     for (const AddedToken& token : added_.tokens) facts_.pieces.push_back(token.special ? "" : token.content);
   }
 

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared through samples, for fast resuming
 // Part of the key; must be incremented when the output for the same input changes.
-constexpr const char* kFormat = "tokens-2";
+constexpr const char* kFormat = "tokens-3";
 
 /// The progress of tokenizing, stored so that an interrupted call can be resumed.
 struct Progress {
@@ -56,10 +56,10 @@ Progress progress_from(const json& j) {
   p.text_bytes = j.at("text_bytes");
   p.replaced = j.at("replaced");
   p.first_replaced = j.at("first_replaced");
-  p.without_text = j.value("without_text", int64_t{0});  // older versions refused such text
-  p.first_without = j.value("first_without", "");
-  p.empty_files = j.value("empty_files", int64_t{0});
-  p.first_empty = j.value("first_empty", "");
+  p.without_text = j.at("without_text");
+  p.first_without = j.at("first_without");
+  p.empty_files = j.at("empty_files");
+  p.first_empty = j.at("first_empty");
   return p;
 }
 
@@ -191,8 +191,7 @@ json checksums_of(const fs::path& output) {
   return sums;
 }
 
-/// Returns how the files differ from the manifest. Empty if they do not, or if it was written before manifests had
-/// checksums.
+/// Returns how the files differ from the manifest. Empty if they do not, or if it is not that of a token file.
 std::string damage_by(const json& manifest, const fs::path& output) try {
   if (!manifest.is_object() || !manifest.contains("checksums")) return {};
   const json& known = manifest["checksums"];
@@ -249,10 +248,8 @@ struct Request {
 };
 std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOptions& text) {
   const std::string bos = tokenizer.bos() < 0 ? "" : fmt::format(" bos {}", tokenizer.bos());
-  const std::string encoding = tokenizer.encoding() == 1 ? "" : fmt::format(" encoding {}", tokenizer.encoding());
   const std::optional<int32_t> end = tokenizer.special().text_end;
-  return input_key(inputs, text,
-                   kFormat + tokenizer.hash() + bos + (end ? fmt::format(" eos {}", *end) : "") + encoding);
+  return input_key(inputs, text, kFormat + tokenizer.hash() + bos + (end ? fmt::format(" eos {}", *end) : ""));
 }
 Request request_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
                    const TextOptions& text, const Watch& watch) {

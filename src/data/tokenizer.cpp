@@ -273,7 +273,6 @@ SplitCheck Tokenizer::split_check() const {
     return encoder->may_split(text, at, inside_word);
   };
 }
-int Tokenizer::encoding() const { return model_->facts().encoding; }
 bool Tokenizer::dummy_prefix() const { return model_->facts().dummy_prefix; }
 
 std::string_view Tokenizer::piece(int32_t id) const {

@@ -96,8 +96,6 @@ class Tokenizer {
   /// Returns a function for PieceReader that compares the tokens of both sides with those of the whole. Keeps a
   /// reference to the tokenizer.
   SplitCheck split_check() const;
-  /// Returns a number that increases where a later version of this program encodes the same text differently.
-  int encoding() const;
   /// True if the model adds a space before each text, which decoding removes.
   bool dummy_prefix() const;
 

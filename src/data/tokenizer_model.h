@@ -37,7 +37,6 @@ class TokenizerModel {
     bool dummy_prefix = false;  // a space is added before each text, which decoding removes
     bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;
-    int encoding = 1;       // increases if a later version of this program encodes text differently
     std::string file_name;  // name of the serialized form: "tokenizer.model"
   };
   const Facts& facts() const { return facts_; }
