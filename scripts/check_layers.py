@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = re.compile(r"\bArch::|\b(m|model)\.arch\b(?!=)")
-STRATEGIES = re.compile(r'"(megatron-1d|fsdp|optimus-2d|axonn-4d|autoddl)"')
+STRATEGIES = re.compile(r'"(megatron-1d|fsdp|optimus-2d|axonn-4d|autoddl)"|\bStrategyName::(?!automatic\b)')
 
 
 def modules():

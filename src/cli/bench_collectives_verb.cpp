@@ -21,7 +21,8 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
   setup::Machine machine = setup::choose_machine(config, world);
   machine.threads = 1;  // progress threads compute the reductions of collectives
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
-  const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
+  const comm::GpuTransport between =
+      comm::choose_gpu_transport(world, *device, config::requested_nccl(config.parallel));
   const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
   comm::World& carrier = gpus ? *gpus : world;
   const std::vector<int64_t> payloads = {1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20};
@@ -60,7 +61,8 @@ int bench_profile_command(const BenchOptions& o) {
     });
     const setup::Machine machine = setup::choose_machine(config, world);
     const std::unique_ptr<device::Device> device = setup::make_device(machine);
-    const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
+    const comm::GpuTransport between =
+        comm::choose_gpu_transport(world, *device, config::requested_nccl(config.parallel));
     const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
     const plan::Cluster cluster = bench::measure_profile(gpus ? *gpus : world, config, machine, {.repeats = o.repeats});
     world.control().run_on_all_ranks([&] {

@@ -22,7 +22,7 @@ std::string ranks_of(const config::Config& config) {
                : format("on {} x n ranks per replica, where n divides micro_batch = {}", config.parallel.context,
                         config.train.micro_batch);
   const int64_t fewest = config::fewest_ranks(config), most = config.train.global_batch / config.train.micro_batch;
-  if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)
+  if (config.parallel.data > 0 || config.parallel.transport == config::Transport::threads || most == 1)
     return "on " + counted(fewest, "rank");
   if (fewest == 1) return format("on any number of ranks that divides global_batch / micro_batch = {}", most);
   return format("on {} ranks per replica; the number of replicas must divide global_batch / micro_batch = {}", fewest,

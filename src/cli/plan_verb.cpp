@@ -33,7 +33,7 @@ json to_json(const plan::PlannedRun& run, const plan::Cluster& cluster) {
     comm[axis] = {{"seconds", part.busy}, {"exposed_seconds", part.exposed}};
   json keys = json::object();  // keys of the layout, as TOML values
   for (const config::Key& key : config::keys())
-    if (key.section == "parallel" && (key.name == "strategy" || key.belongs(run.strategy)))
+    if (key.path() == "parallel.strategy" || key.belongs(run.config.parallel.strategy))
       keys[key.name] = config::to_toml(key.get(run.config));
   json update;  // null unless the run is recorded with all layers and without offload
   if (run.whole && !run.plan.offload)
@@ -78,7 +78,7 @@ constexpr const char* kLegend =
 bool is_searched(const config::Key& key) {
   if (key.section == "parallel")
     return !key.name.starts_with("overlap.") &&
-           (!key.belongs_to.empty() || key.name == "strategy" || key.name == "data" || key.name == "zero_stage");
+           (!key.strategies.empty() || key.name == "strategy" || key.name == "data" || key.name == "zero_stage");
   const std::string path = key.path();
   return path == "train.micro_batch" || path.starts_with("train.recompute") || path == "offload.optimizer" ||
          path == "offload.gpu_fraction" || path == "offload.resident";

@@ -66,13 +66,13 @@ int ranks_on_gpu(World& world, const std::optional<device::cuda::Facts>& gpu) {
   return gpu ? static_cast<int>(std::ranges::count(gpus, gpus[static_cast<size_t>(world.rank())])) : 1;
 }
 
-GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view requested) {
+GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::optional<bool> nccl) {
   if (world.size() == 1) return {};
   const bool gpu = device.kind() == device::DeviceKind::cuda;
   const auto gpus = gather_gpus(world, gpu ? std::optional(device.gpu()) : std::nullopt);
   const bool any = std::ranges::any_of(gpus, [](const auto& place) { return place.has_value(); });
   const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(gpus);
-  if (requested == "nccl") {
+  if (nccl == true) {
     if (const std::string missing = missing_nccl(world); !missing.empty())
       throw Error(Code::usage, missing).on(Scope::all_ranks);
     if (!obstacle.empty())
@@ -86,7 +86,7 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
   const auto by_host = [&](const std::string& why) -> GpuTransport {
     return {false, format("through the host ({}): {}", world.transport(), why)};
   };
-  if (requested != "auto") return by_host("as requested");
+  if (nccl == false) return by_host("as requested");
   if (world.transport() == "threads") return by_host("ranks are threads");
   if (!obstacle.empty()) return by_host(obstacle);
   if (const std::string missing = missing_nccl(world); !missing.empty()) return by_host(missing);

@@ -30,10 +30,10 @@ struct GpuTransport {
   bool nccl = false;
   std::string reason;  // for the log; empty if there is no choice: one rank, or no GPU
 };
-/// Chooses the transport for `requested`, the value of parallel.transport. Collective; all ranks make the same choice.
-/// In a dry world every rank is assumed to have its own GPU. Throws Code::plan for "nccl" if NCCL cannot run,
-/// Code::usage if it is not compiled in.
-GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view requested);
+/// Chooses the transport between GPUs. `nccl` is the request of parallel.transport: NCCL, through the host, or empty:
+/// choose. Collective; all ranks make the same choice. In a dry world every rank is assumed to have its own GPU. If
+/// NCCL is requested, throws Code::plan if it cannot run, Code::usage if it is not compiled in.
+GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::optional<bool> nccl);
 
 /// Creates the chosen world for tensors of `device`; null: use `world` itself. Collective.
 std::unique_ptr<World> gpu_world(World& world, device::Device& device, const GpuTransport& chosen);

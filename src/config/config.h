@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace trainer::config {
 
 enum class DeviceChoice { automatic, cpu, cuda };
@@ -34,6 +36,12 @@ enum class OptimizerName { adamw, muon };
 enum class MuonCoefficients { jordan, polar };
 enum class MuonScale { rms, spectral };
 enum class MuonOwners { all, replica };
+enum class StrategyName { megatron_1d, fsdp, optimus_2d, axonn_4d, autoddl, automatic };
+enum class AxisOrder { yxzd, xyzd, yzxd, zyxd, xzyd, zxyd };
+enum class VocabAxes { automatic, x, xy };
+enum class Stationary { automatic, paper };
+enum class Panels { automatic, gather, ring };
+enum class Transport { automatic, nccl, mpi, threads };
 
 struct Run {
   std::string name;
@@ -230,31 +238,41 @@ struct LayerSpec {
 };
 
 struct Parallel {
-  std::string strategy;  // a name in strategies.cpp
-  int64_t tensor = 1;    // megatron-1d
+  StrategyName strategy = StrategyName::megatron_1d;
+  int64_t tensor = 1;  // megatron-1d
   bool sequence_parallel = true;
-  int64_t shards = 0;                     // fsdp; 0: all ranks of a replica
-  int64_t context = 1;                    // fsdp: ranks that share each sequence
-  std::vector<int64_t> grid = {1, 1, 1};  // axonn-4d: x, y, z
-  std::string order = "yxzd";             // order of x, y, z and d over ranks, innermost first
-  std::string vocab_axes = "auto";        // axonn-4d: auto | x | xy
+  int64_t shards = 0;                           // fsdp; 0: all ranks of a replica
+  int64_t context = 1;                          // fsdp: ranks that share each sequence
+  std::vector<int64_t> grid = {1, 1, 1};        // axonn-4d: x, y, z
+  AxisOrder order = AxisOrder::yxzd;            // axonn-4d: order of x, y, z and d over ranks, innermost first
+  VocabAxes vocab_axes = VocabAxes::automatic;  // axonn-4d
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
   int64_t cache_layers = 0;
-  std::string rs_dtype = "fp32";            // fp32 | bf16
-  std::string sum_dtype = "bf16";           // fp32 | bf16
-  std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and optionally depth
-  std::string stationary = "auto";          // auto | paper
-  std::string panels = "auto";              // auto | gather | ring
+  DType rs_dtype = DType::f32, sum_dtype = DType::bf16;  // of gradients, of activations; f32 or bf16
+  std::vector<int64_t> mesh = {1, 1};                    // optimus-2d: rows, columns and optionally depth
+  Stationary stationary = Stationary::automatic;         // optimus-2d, as is the next
+  Panels panels = Panels::automatic;
   std::vector<int64_t> node_tile = {1, 1};  // optimus-2d: rows and columns of the mesh tile that consecutive ranks form
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerSpec> layer;             // autoddl, in the order of the layers
   std::string head, table;                  // autoddl: sharding specs of head and embedding table; empty: from `layer`
   int64_t data = 0;                         // replicas; 0: all remaining ranks
   int64_t zero_stage = 0;
-  std::string transport;  // auto | nccl | mpi | threads
-  int64_t lanes = 0;      // 0: depends on the transport
-  double timeout = 0;     // seconds
+  Transport transport = Transport::automatic;
+  int64_t lanes = 0;   // 0: depends on the transport
+  double timeout = 0;  // seconds
 };
+/// Returns the request for NCCL between GPUs; empty for an automatic choice.
+inline std::optional<bool> requested_nccl(const Parallel& parallel) {
+  if (parallel.transport == Transport::automatic) return std::nullopt;
+  return parallel.transport == Transport::nccl;
+}
+/// The names of AxisOrder, in order.
+inline constexpr const char* kAxisOrderNames[] = {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"};
+/// The names of VocabAxes, in order.
+inline constexpr const char* kVocabAxesNames[] = {"auto", "x", "xy"};
+/// The names of Transport, in order.
+inline constexpr const char* kTransportNames[] = {"auto", "nccl", "mpi", "threads"};
 
 /// An exact fraction, num / den.
 struct Fraction {

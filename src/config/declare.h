@@ -20,6 +20,7 @@ struct Extra {
   std::string unit = {};
   std::string derived = {};
   Value example = {};
+  std::vector<StrategyName> strategies = {};
   std::string belongs_to = {};
 };
 
@@ -145,11 +146,16 @@ class Declare {
       }
     };
   }
-  /// Declares a string key whose value must be one of `names`.
-  void choice(const char* name, std::string Struct::*member, StringList names, const char* help, Extra extra = {}) {
-    Key& key = add(name, Type::choice, names.front(), help, std::move(extra));
-    bind<std::string>(key, member);
-    key.names = std::move(names);
+  /// Declares a key for one of these element types; the first is the default.
+  void dtype(const char* name, DType Struct::*member, const std::vector<DType>& types, const char* help,
+             Extra extra = {}) {
+    Key& key = add(name, Type::choice, std::string(name_of(types.front())), help, std::move(extra));
+    for (const DType type : types) key.names.emplace_back(name_of(type));
+    key.get = [part = part_, member](const Config& c) { return Value(std::string(name_of(c.*part.*member))); };
+    key.set = [part = part_, member, types](Config& c, const Value& value) {
+      c.*part.*member =
+          *std::ranges::find(types, std::get<std::string>(value), [](DType type) { return name_of(type); });
+    };
   }
   /// Declares an enum key whose enumerators, counted from 0, are called `names`.
   template <typename Enum>
@@ -180,6 +186,7 @@ class Declare {
     key.unit = std::move(extra.unit);
     key.derived = std::move(extra.derived);
     key.example = std::move(extra.example);
+    key.strategies = std::move(extra.strategies);
     key.belongs_to = std::move(extra.belongs_to);
     return key;
   }

@@ -2,6 +2,7 @@
 // The declarations of all keys. Each key is declared once, in keys*.cpp. The declarations drive the
 // parsing of files and of `--set`, type and range checks, the reference, `config show`, and the TOML of the effective
 // values.
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <string>
@@ -68,14 +69,14 @@ struct Key : Field {
   std::string derived;  // describes how an unset value is derived from other keys (`initial` then means "not set")
   Value example;        // shown in the reference if the configuration could not run with the default
   std::string unit, help;
-  std::string belongs_to;  // strategies ("a, b"), "offload" or "muon"; without them the key is ignored with a warning
-  std::vector<Field> members;  // members of each table, if the type is tables
+  std::vector<StrategyName> strategies;  // with others the key is ignored, with a warning; empty: used by all
+  std::string belongs_to;                // "offload" or "muon"; without them the key is ignored with a warning
+  std::vector<Field> members;            // members of each table, if the type is tables
   std::function<Value(const Config&)> get;
   std::function<void(Config&, const Value&)> set;
 
-  bool belongs(const std::string& strategy) const {
-    return (", " + belongs_to + ", ").find(", " + strategy + ", ") != std::string::npos;
-  }
+  /// True if the key belongs to the strategy, and not to all. No key belongs to "auto".
+  bool belongs(StrategyName strategy) const { return std::ranges::count(strategies, strategy) > 0; }
   std::string path() const { return section + "." + name; }
 };
 

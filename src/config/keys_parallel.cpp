@@ -1,15 +1,19 @@
 // The keys of [parallel] and [offload], which distribute the work over ranks and between device and host.
 #include "config/declare.h"
 #include "config/sharding_spec.h"
+#include "config/strategies.h"
 
 namespace trainer::config {
 
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
-  constexpr const char *kMegatron = "megatron-1d", *kFsdp = "fsdp", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
-                       *kAutoddl = "autoddl", *kFlat = "fsdp, optimus-2d, axonn-4d, autoddl";
+  using enum StrategyName;
+  const std::vector<StrategyName> flat = {fsdp, optimus_2d, axonn_4d, autoddl};
+  StringList names;
+  for (const NamedStrategy& strategy : strategies()) names.emplace_back(strategy.name);
+  names.emplace_back(name_of(automatic));
   parallel.choice(
-      "strategy", &Parallel::strategy, {kMegatron, kFsdp, kOptimus, kAxonn, kAutoddl, "auto"},
+      "strategy", &Parallel::strategy, megatron_1d, names,
       "Parallelism within a replica. megatron-1d: tensor parallelism over columns and rows of the weights; "
       "fsdp: fully sharded data parallelism (ZeRO-3), which splits sequences and shards weights; "
       "optimus-2d: 2D tensor parallelism on a square mesh, whose rows split the sequences; axonn-4d: tensor "
@@ -20,54 +24,55 @@ void declare_parallel(std::vector<Key>& keys) {
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / ranks of one replica"},
                    "Data parallelism: replicas of the model, each with its own sequences.");
   parallel.integer("tensor", &Parallel::tensor, 1,
-                   {.range = between(1, 65'536), .unit = "ranks", .belongs_to = kMegatron},
+                   {.range = between(1, 65'536), .unit = "ranks", .strategies = {megatron_1d}},
                    "megatron-1d: tensor-parallel ranks of a replica.");
   parallel.boolean(
       "sequence_parallel", &Parallel::sequence_parallel, true,
       "megatron-1d: split norms, dropout and the residual stream by token rows over the tensor ranks, which "
       "saves memory but sends a quarter more bytes. false: every tensor rank computes all rows.",
-      {.belongs_to = kMegatron});
+      {.strategies = {megatron_1d}});
   parallel.integer(
       "shards", &Parallel::shards, 0,
-      {.range = between(1, 65'536), .unit = "ranks", .derived = "ranks / data", .belongs_to = kFsdp},
+      {.range = between(1, 65'536), .unit = "ranks", .derived = "ranks / data", .strategies = {fsdp}},
       "fsdp: ranks that shard the weights, gradients and optimizer state of a replica. They split its "
       "sequences, so shards / context must divide train.micro_batch. With data above 1: hybrid sharding (HSDP).");
   parallel.integer(
-      "context", &Parallel::context, 1, {.range = between(1, 65'536), .unit = "ranks", .belongs_to = kFsdp},
+      "context", &Parallel::context, 1, {.range = between(1, 65'536), .unit = "ranks", .strategies = {fsdp}},
       "fsdp: context parallelism (Ulysses). Each sequence is shared by this number of the shards' ranks, by "
       "rows outside attention and by heads in attention, so it must divide shards and model.n_head. For "
       "long sequences, or fewer sequences than ranks.");
-  parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
+  parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .strategies = {optimus_2d}},
                     "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Mesh rows split sequences, mesh columns "
                     "split heads and features; weights are split over both. d: number of q x q meshes, which have the "
                     "same weights and split the sequences of a micro-batch (2.5D).");
-  parallel.choice("stationary", &Parallel::stationary, {"auto", "paper"},
+  parallel.choice("stationary", &Parallel::stationary, Stationary::automatic, {"auto", "paper"},
                   "optimus-2d: the stationary matrix of a GEMM, which is not communicated. auto: the largest; paper: "
                   "always the output, so that the wide input of the down projection is sent.",
-                  {.belongs_to = kOptimus});
+                  {.strategies = {optimus_2d}});
   parallel.choice(
-      "panels", &Parallel::panels, {"auto", "gather", "ring"},
+      "panels", &Parallel::panels, Panels::automatic, {"auto", "gather", "ring"},
       "optimus-2d: communication of a GEMM's operand blocks. gather: all-gather, then one large GEMM, which "
       "is faster but requires memory for whole rows and columns of blocks; ring: block by block, each "
       "overlapped with the GEMM of the previous block, with less memory in large models; auto: gather if it fits in "
       "memory, else ring; a resumed run keeps its choice.",
-      {.belongs_to = kOptimus});
-  parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
+      {.strategies = {optimus_2d}});
+  parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .strategies = {optimus_2d}},
                     "optimus-2d: [r, c], both divisors of q: every r * c consecutive ranks (such as those of a host) "
                     "form a tile of r rows and c columns of the mesh. [1, 1]: row-major order.");
   parallel.integers(
-      "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .belongs_to = kAxonn},
+      "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .strategies = {axonn_4d}},
       "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the vocabulary; y the "
       "residual stream's features; z the sequences and, as in FSDP, the weights, which are all-gathered before use.");
-  parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"},
+  parallel.choice("order", &Parallel::order, AxisOrder::yxzd, {std::begin(kAxisOrderNames), std::end(kAxisOrderNames)},
                   "axonn-4d: order of the mesh axes, innermost (consecutive ranks) first; d: replicas.",
-                  {.belongs_to = kAxonn});
+                  {.strategies = {axonn_4d}});
   parallel.choice(
-      "vocab_axes", &Parallel::vocab_axes, {"auto", "x", "xy"},
+      "vocab_axes", &Parallel::vocab_axes, VocabAxes::automatic,
+      {std::begin(kVocabAxesNames), std::end(kVocabAxesNames)},
       "axonn-4d: axes that split the vocabulary in the embedding and the head. x: y splits the table's features, and "
       "the logits are all-reduced over y in fp32; xy: the features are all-gathered over y, and logits are not "
       "communicated; auto: whichever sends fewer bytes, usually xy; a resumed run keeps its choice.",
-      {.belongs_to = kAxonn});
+      {.strategies = {axonn_4d}});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
                    "Overlap the collectives on activations and their gradients with GEMMs, such as the all-reduce of "
                    "activation gradients with the GEMM of the weight gradient. Results are bitwise identical, as for "
@@ -75,53 +80,53 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.boolean("overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
                    "Strategies with weights in flat shards: overlap the reduce-scatter of weight gradients with the "
                    "backward GEMMs of earlier layers.",
-                   {.belongs_to = kFlat});
+                   {.strategies = flat});
   parallel.boolean("overlap.all_gather", &Parallel::overlap_all_gather, true,
                    "Strategies with weights in flat shards: overlap the all-gather of the next linear's weights with "
                    "the current GEMM.",
-                   {.belongs_to = kFlat});
+                   {.strategies = flat});
   parallel.integer(
-      "cache_layers", &Parallel::cache_layers, 0, {.range = between(0, 10'000), .unit = "layers", .belongs_to = kFlat},
+      "cache_layers", &Parallel::cache_layers, 0, {.range = between(0, 10'000), .unit = "layers", .strategies = flat},
       "Strategies with weights in flat shards: number of layers, from the first, whose weights are gathered once and "
       "kept for a whole step instead of being gathered for each use. Above 0, the vocabulary's tables are kept as "
       "well. With panels = \"ring\": only the tables.");
-  parallel.choice(
-      "sum_dtype", &Parallel::sum_dtype, {"bf16", "fp32"},
+  parallel.dtype(
+      "sum_dtype", &Parallel::sum_dtype, {DType::bf16, DType::f32},
       "Type in which bf16 runs reduce partial sums of activations and of their gradients over ranks. fp32: "
       "twice the bytes, but the sum over many ranks is rounded only once; try it from 8 tensor ranks on, and with "
       "model.norm_place = \"post\", where norms follow these sums. Sums of key and value gradients over ranks that "
       "share heads stay in bf16.");
-  parallel.choice(
-      "rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
+  parallel.dtype(
+      "rs_dtype", &Parallel::rs_dtype, {DType::f32, DType::bf16},
       "Strategies with weights in flat shards: type of the reduce-scatter of weight gradients in bf16 runs. "
       "bf16: half the bytes, but every addition is rounded to bf16. With panels = \"ring\": for the vocabulary's table "
       "only.",
-      {.belongs_to = kFlat});
-  parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
+      {.strategies = flat});
+  parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .strategies = {autoddl}},
                     "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "
                     "one letter per axis.");
   std::vector<Member<LayerSpec>> spec = {member("layers", Type::integer, &LayerSpec::layers)};
   for (const SpecMember& each : kSpecMembers)
     spec.push_back(member(std::string(each.name).c_str(), Type::string, each.member));
   parallel.tables(
-      "layer", &Parallel::layer, spec, {.belongs_to = kAutoddl},
+      "layer", &Parallel::layer, spec, {.strategies = {autoddl}},
       "autoddl: tables [[parallel.layer]], in layer order, each for `layers` consecutive layers (default: all "
       "remaining layers). A sharding spec is a string with one letter per mesh axis: the dimension that the axis "
       "splits. Specs of activations (stream; attention; hidden, between up and down): r rows, c columns, - none. "
       "Specs of the linears qkv, out, up and down: r rows, c columns, k the contraction dimension, f rows, with "
       "the weights stored in flat shards, - none. schedule: at_once: one GEMM; ring: one GEMM per block (SUMMA).");
-  parallel.string("head", &Parallel::head, "", {.belongs_to = kAutoddl},
+  parallel.string("head", &Parallel::head, "", {.strategies = {autoddl}},
                   "autoddl: sharding spec of the final norm and the head, with the letters of stream; empty: that of "
                   "the last layer's "
                   "stream.");
-  parallel.string("table", &Parallel::table, "", {.belongs_to = kAutoddl},
+  parallel.string("table", &Parallel::table, "", {.strategies = {autoddl}},
                   "autoddl: sharding spec of the embedding table and the head: v vocabulary, h features, f flat "
                   "shards, - replicated; empty: f for each axis with r in head, h for each with c, else v.");
   parallel.integer(
       "zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
       "ZeRO stage. 0: off; 1: shard the optimizer state over the replicas. Stage 3 is strategy = \"fsdp\".");
   parallel.choice(
-      "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"},
+      "transport", &Parallel::transport, Transport::automatic, {std::begin(kTransportNames), std::end(kTransportNames)},
       "Transport of tensors between ranks. auto: under mpirun, nccl if every rank has its own GPU, else mpi; without "
       "mpirun, a single rank. nccl: NCCL, requires mpirun. mpi: MPI, with GPU tensors copied through the host, so that "
       "ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and debugging.");

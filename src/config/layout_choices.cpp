@@ -9,7 +9,7 @@ namespace trainer::config {
 
 std::vector<Parallel> replica_layouts(const Config& config, int world) {
   Config trial = config;
-  trial.parallel.strategy = strategies().front().name;
+  trial.parallel.strategy = StrategyName::megatron_1d;
   const bool own_strategy = config.parallel.strategy == trial.parallel.strategy;
   const int64_t own = ranks_of_replica(config), own_tensor = own_strategy ? config.parallel.tensor : 1;
   std::vector<Parallel> layouts;
@@ -36,7 +36,7 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
   one_by_one.parallel.sequence_parallel = false;  // generation computes one row at a time, which cannot be split
   std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
   const auto others = std::ranges::stable_partition(
-      layouts, [](const Parallel& layout) { return layout.strategy == strategies().front().name; });
+      layouts, [](const Parallel& layout) { return layout.strategy == StrategyName::megatron_1d; });
   std::vector<Parallel> chosen = {*std::ranges::max_element(layouts.begin(), others.begin(), {}, &Parallel::tensor)};
   chosen.insert(chosen.end(), others.begin(), others.end());
   return chosen;
@@ -44,10 +44,10 @@ std::vector<Parallel> generation_layouts(const Config& config, int world) {
 
 std::vector<Parallel> choices_by_memory(const Config& config) {
   Parallel chosen = config.parallel;
-  if (find_key("parallel", "panels")->belongs(chosen.strategy) && chosen.panels == "auto") {
+  if (find_key("parallel", "panels")->belongs(chosen.strategy) && chosen.panels == Panels::automatic) {
     std::vector<Parallel> all(2, chosen);
-    all[0].panels = "gather";
-    all[1].panels = "ring";
+    all[0].panels = Panels::gather;
+    all[1].panels = Panels::ring;
     return all;
   }
   return {std::move(chosen)};
@@ -55,8 +55,8 @@ std::vector<Parallel> choices_by_memory(const Config& config) {
 
 bool chooses_vocab_axes(const Config& config) {
   const Parallel& p = config.parallel;
-  return find_key("parallel", "vocab_axes")->belongs(p.strategy) && p.vocab_axes == "auto" && layout_fits(config) &&
-         p.grid[1] > 1;
+  return find_key("parallel", "vocab_axes")->belongs(p.strategy) && p.vocab_axes == VocabAxes::automatic &&
+         layout_fits(config) && p.grid[1] > 1;
 }
 
 void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
@@ -67,20 +67,18 @@ void choose_vocab_axes(Config& config, int64_t vocab, DType compute) {
   // which is in the accumulator type. The all-reduces over x that follow are the same.
   const int64_t element = size_of(compute), sum = size_of(accumulator_of(compute));
   const int64_t logits = 2 * sum * (vocab / p.grid[0]), features = (3 * element + sum) * config.model.d_model;
-  p.vocab_axes = "xy";
-  if (features >= logits || !layout_fits(config)) p.vocab_axes = "x";
+  p.vocab_axes = VocabAxes::xy;
+  if (features >= logits || !layout_fits(config)) p.vocab_axes = VocabAxes::x;
 }
 
 namespace {
 
 /// Returns the keys of a strategy's layouts on which rounding depends.
-std::vector<const Key*> rounding_keys(const std::string& strategy) {
+std::vector<const Key*> rounding_keys(StrategyName strategy) {
   std::vector<const Key*> all = {find_key("train", "micro_batch"), find_key("parallel", "strategy"),
                                  find_key("parallel", "data")};
   for (const Key& key : keys())
-    if (key.section == "parallel" && key.belongs(strategy) && key.name != "cache_layers" &&
-        !key.name.starts_with("overlap."))
-      all.push_back(&key);
+    if (key.belongs(strategy) && key.name != "cache_layers" && !key.name.starts_with("overlap.")) all.push_back(&key);
   return all;
 }
 

@@ -41,7 +41,7 @@ std::vector<BrokenRule> malformed_keys(const Config& config) {
 template <typename Visit>
 void for_own_keys(const Config& config, const Visit& visit) {
   for (const Key& key : keys())
-    if (key.section == "parallel" && key.belongs(strategy_of(config).name)) visit(key);
+    if (key.belongs(strategy_of(config).id)) visit(key);
 }
 
 /// Returns the strategy's keys that differ in `other`, with the values in `other`: "mesh = [2, 2]".
@@ -180,8 +180,8 @@ ModelSharding sharding_on(const Config& config, int64_t world) {
   return s;
 }
 
-bool is_automatic(const Config& config) { return config.parallel.strategy == "auto"; }
-bool has_spec(const Config& config) { return config.parallel.strategy == strategies().back().name; }
+bool is_automatic(const Config& config) { return config.parallel.strategy == StrategyName::automatic; }
+bool has_spec(const Config& config) { return config.parallel.strategy == StrategyName::autoddl; }
 bool needs_spec(const Config& config) { return has_spec(config) && config.parallel.layer.empty(); }
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
@@ -234,7 +234,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       trial.parallel = parallel;
       trial.train.micro_batch = base.train.micro_batch;  // sharding specs of a 2.5D mesh change it
       for (const auto& [key, value] : given)
-        if (key->belongs(strategy.name) && key->get(trial) != value) return;
+        if (key->belongs(strategy.id) && key->get(trial) != value) return;
       add_trial();
     });
   };
@@ -251,8 +251,8 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       base.train.micro_batch = micro;
       seen.clear();
       for (const NamedStrategy& strategy : strategies()) {
-        base.parallel.strategy = strategy.name;
-        if (any || config.parallel.strategy == strategy.name) add_all(strategy, base);
+        base.parallel.strategy = strategy.id;
+        if (any || config.parallel.strategy == strategy.id) add_all(strategy, base);
       }
     }
   }
@@ -346,7 +346,7 @@ std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
 
 void drop_other_strategies(Config& config) {
   for (const Key& key : keys()) {
-    if (key.section != "parallel" || key.belongs_to.empty() || key.belongs(config.parallel.strategy)) continue;
+    if (key.strategies.empty() || key.belongs(config.parallel.strategy)) continue;
     key.set(config, key.initial);
     config.origins.erase(key.path());
   }

@@ -10,6 +10,7 @@
 #include "config/fit.h"
 #include "config/foreign_names.h"
 #include "config/keys.h"
+#include "config/layouts.h"
 #include "config/mistakes.h"
 #include "config/resolve.h"
 #include "config/stored_settings.h"
@@ -121,7 +122,7 @@ void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
   if (auto* tables = std::get_if<TableList>(&value); tables != nullptr && !check_members(key, *tables, at)) return;
   key.set(config_, value);
   config_.origins[key.path()] = at;
-  if (!key.belongs_to.empty()) idle_.push_back(key.path());
+  if (!key.belongs_to.empty() || !key.strategies.empty()) idle_.push_back(key.path());
 }
 
 void Loader::read(std::string_view text) try {
@@ -263,19 +264,20 @@ void Loader::warn_of_idle_keys() const {
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     if (key->belongs_to == "muon" && config_.optim.name == OptimizerName::muon) continue;
     const bool changed = key->get(config_) != key->initial;
-    const bool kept =
-        key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner will use the key
+    const bool kept = !key->strategies.empty() && is_automatic(config_);  // the planner will use the key
     if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
     (key->belongs_to == "offload" ? offload : key->belongs_to == "muon" ? muon : strategy) = true;
+    StringList names;
+    for (const StrategyName each : key->strategies) names.emplace_back(name_of(each));
     const std::string needs = key->belongs_to == "offload" ? "offload.optimizer"
                               : key->belongs_to == "muon"  ? "optim.name = \"muon\""
-                                                           : format("parallel.strategy: {}", key->belongs_to);
+                                                           : format("parallel.strategy: {}", fmt::join(names, ", "));
     std::string name = format("{} (needs {})", path, needs);
     if (std::ranges::count(named, name) == 0) named.push_back(std::move(name));
   }
   if (named.empty()) return;
   StringList causes;
-  if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", config_.parallel.strategy));
+  if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", name_of(config_.parallel.strategy)));
   if (offload) causes.push_back("offload.optimizer = \"none\"");
   if (muon) causes.push_back("optim.name = \"adamw\"");
   log::warning("{}: has no effect with {}: {}; set what {}, or remove {}", config_.path, fmt::join(causes, " and "),

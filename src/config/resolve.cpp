@@ -114,7 +114,7 @@ int64_t fewest_ranks(const Config& config) {
 }
 
 int64_t world_size(const Config& config, int64_t launched) {
-  return launched > 1 || config.parallel.transport != "threads" ? launched : fewest_ranks(config);
+  return launched > 1 || config.parallel.transport != Transport::threads ? launched : fewest_ranks(config);
 }
 
 std::optional<DType> type_of(Compute compute) {

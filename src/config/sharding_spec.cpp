@@ -86,7 +86,7 @@ void set_tables(Config& config, const ModelSharding& sharding) {
   config.train.micro_batch /= sharding.depth();
   ModelSharding s = anonymous(sharding);
   if (s.ranks_of_replica() == s.depth()) s.axes.push_back({"", 1});  // at least one letter
-  p.strategy = "autoddl";
+  p.strategy = StrategyName::autoddl;
   p.axes.clear();
   for (size_t a = 0; a < s.axes.size(); ++a)
     if ((s.data() >> a & 1) == 0) p.axes.push_back(s.axes[a].size);

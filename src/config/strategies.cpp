@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 
 #include "base/format.h"
 #include "base/join.h"
@@ -227,7 +228,7 @@ ModelSharding optimus(const Config& config) {
   const AxisSet row = lines[0], col = lines[1];
   for (const size_t i : {size_t{0}, size_t{1}})
     if (s.find(names[i]) == 0) s.groups.push_back({names[i], lines[i]});
-  const GemmSchedule schedule = p.panels == "ring" ? GemmSchedule::ring : GemmSchedule::at_once;  // "auto": at_once
+  const GemmSchedule schedule = p.panels == Panels::ring ? GemmSchedule::ring : GemmSchedule::at_once;
   const LinearSharding all{.rows = row, .cols = col, .flat = row, .schedule = schedule},
       input_stays{.rows = row, .contraction = col, .flat = row, .schedule = schedule};
   const sharding::Spread square{.rows = row, .cols = col};
@@ -238,7 +239,7 @@ ModelSharding optimus(const Config& config) {
            .linears = {{Site::qkv, all},
                        {Site::out, all},
                        {Site::up, all},
-                       {Site::down, p.stationary == "auto" ? input_stays : all}}});
+                       {Site::down, p.stationary == Stationary::automatic ? input_stays : all}}});
   s.table = {.vocab = col, .flat = row};
   return keeping(s, config);
 }
@@ -256,7 +257,8 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
     for (const bool tiles : {true, false}) {
       p.node_tile = tiles ? given : none;
       if ((!tiles && given == none) || q % p.node_tile.at(0) != 0 || q % p.node_tile.at(1) != 0) continue;
-      for (const char* panels : {config.parallel.panels == "gather" ? "gather" : "auto", "ring"}) {
+      const bool gather = config.parallel.panels == Panels::gather;
+      for (const Panels panels : {gather ? Panels::gather : Panels::automatic, Panels::ring}) {
         p.panels = panels;
         visit(p);
       }
@@ -268,7 +270,7 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
 void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
   with_cache(config, visit);
   Parallel p = config.parallel;
-  p.stationary = p.stationary == "auto" ? "paper" : "auto";
+  p.stationary = p.stationary == Stationary::automatic ? Stationary::paper : Stationary::automatic;
   visit(p);
   p.stationary = config.parallel.stationary;
   if (sharding_of(config).ranks(~AxisSet{0}) <= devices_per_node) return;
@@ -282,7 +284,8 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
   const Parallel& p = config.parallel;
   check_size("parallel.mesh", p.mesh, 2, 3, "two sizes [q, q] or three [q, q, d]", broken);
   check_size("parallel.node_tile", p.node_tile, 2, 2, "two sizes [r, c]", broken);
-  if (broken.empty() && p.panels != "ring" && p.mesh[0] != p.mesh[1])  // the ring schedule has a rule for this itself
+  const bool checked = p.panels == Panels::ring;  // that schedule has a rule for this itself
+  if (broken.empty() && !checked && p.mesh[0] != p.mesh[1])
     broken.push_back({{"parallel.mesh"},
                       format("mesh = [{}, {}] is not square; use [{}, {}]", p.mesh[0], p.mesh[1],
                              std::min(p.mesh[0], p.mesh[1]), std::min(p.mesh[0], p.mesh[1]))});
@@ -318,8 +321,9 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
 ModelSharding axonn(const Config& config) {
   const Parallel& p = config.parallel;
   ModelSharding s = over(config, {});
+  const char* const order = kAxisOrderNames[static_cast<size_t>(p.order)];
   for (size_t i = 3; i-- > 0;)  // the order lists the innermost axis first; axes are outermost first
-    s.axes.push_back({std::string(1, p.order.at(i)), p.grid.at(static_cast<size_t>(p.order[i] - 'x'))});
+    s.axes.push_back({std::string(1, order[i]), p.grid.at(static_cast<size_t>(order[i] - 'x'))});
   const AxisSet x = s.find("x"), y = s.find("y"), z = s.find("z");
   const LinearSharding read{.rows = z, .cols = x, .contraction = y, .flat = z},
       write{.rows = z, .cols = y, .contraction = x, .flat = z};
@@ -328,7 +332,7 @@ ModelSharding axonn(const Config& config) {
            .attention = {.rows = z, .cols = x},
            .hidden = {.rows = z, .cols = x},
            .linears = {{Site::qkv, read}, {Site::out, write}, {Site::up, read}, {Site::down, write}}});
-  const bool both = p.vocab_axes == "xy";  // "auto": not chosen yet (choose_vocab_axes), so as "x"
+  const bool both = p.vocab_axes == VocabAxes::xy;  // automatic: not chosen yet (choose_vocab_axes), so as x
   if (both && s.ranks(x) > 1 && s.ranks(y) > 1) s.groups.push_back({"xy", x | y});
   s.table = {.vocab = both ? x | y : x, .hidden = both ? AxisSet{0} : y, .flat = z};
   return keeping(s, config);
@@ -346,8 +350,8 @@ void each_axonn(const Config& config, int64_t ranks, const Visit& visit) {
 void axonn_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
   Parallel p = config.parallel;
   if (sharding_of(config).ranks(~AxisSet{0}) > devices_per_node)
-    for (const char* order : {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}) {
-      p.order = order;
+    for (size_t order = 0; order < std::size(kAxisOrderNames); ++order) {
+      p.order = static_cast<AxisOrder>(order);
       visit(p);
     }
   with_cache(config, visit);
@@ -376,12 +380,15 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
 void no_variants(const Config&, int64_t, const Visit&) {}
 
 constexpr NamedStrategy kStrategies[] = {
-    {"megatron-1d", "parallel.tensor", megatron, each_megatron, no_variants},
-    {"fsdp", "parallel.shards", fsdp, each_fsdp, caching_variants, check_fsdp},
-    {"optimus-2d", "parallel.mesh", optimus, each_optimus, optimus_variants, check_optimus},
-    {"axonn-4d", "parallel.grid", axonn, each_axonn, axonn_variants, check_axonn},
-    {"autoddl", "parallel.axes", tables, each_table, caching_variants, check_tables},
+    {StrategyName::megatron_1d, "megatron-1d", "parallel.tensor", megatron, each_megatron, no_variants},
+    {StrategyName::fsdp, "fsdp", "parallel.shards", fsdp, each_fsdp, caching_variants, check_fsdp},
+    {StrategyName::optimus_2d, "optimus-2d", "parallel.mesh", optimus, each_optimus, optimus_variants, check_optimus},
+    {StrategyName::axonn_4d, "axonn-4d", "parallel.grid", axonn, each_axonn, axonn_variants, check_axonn},
+    {StrategyName::autoddl, "autoddl", "parallel.axes", tables, each_table, caching_variants, check_tables},
 };
+static_assert(std::ranges::equal(kStrategies, std::views::iota(0, static_cast<int>(StrategyName::automatic)), {},
+                                 [](const NamedStrategy& row) { return static_cast<int>(row.id); }),
+              "the rows are in the order of StrategyName");
 
 }  // namespace
 
@@ -398,16 +405,19 @@ std::vector<int64_t> divisors(int64_t n) {
 
 std::span<const NamedStrategy> strategies() { return kStrategies; }
 
+const char* name_of(StrategyName strategy) {
+  return strategy == StrategyName::automatic ? "auto" : kStrategies[static_cast<size_t>(strategy)].name;
+}
+
 const NamedStrategy& strategy_of(const Config& config) {
-  for (const NamedStrategy& strategy : kStrategies)
-    if (config.parallel.strategy == strategy.name) return strategy;
-  return kStrategies[0];
+  const StrategyName strategy = config.parallel.strategy;
+  return kStrategies[strategy == StrategyName::automatic ? 0 : static_cast<size_t>(strategy)];
 }
 
 sharding::ModelSharding sharding_of(const Config& config) {
   sharding::ModelSharding s = strategy_of(config).sharding(config);
   s.overlap = config.parallel.overlap_all_reduce;
-  s.wide_sums = config.parallel.sum_dtype == "fp32";
+  s.wide_sums = config.parallel.sum_dtype == DType::f32;
   return s;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 // The table of named strategies. A row turns the keys of a strategy into a ModelSharding; all other code is the same
-// for all strategies. Their names also appear where keys are declared (keys_parallel.cpp) and in sharding_spec.cpp,
-// which writes autoddl's tables.
+// for all strategies. StrategyName lists the rows in their order, so that keys can name the strategies that use them.
 #include <functional>
 #include <span>
 #include <string>
@@ -19,7 +18,8 @@ struct BrokenRule {
 };
 
 struct NamedStrategy {
-  const char* name;
+  StrategyName id;
+  const char* name;         // in parallel.strategy
   const char* extents_key;  // "parallel.grid": determines the ranks of a replica; messages name it
   sharding::ModelSharding (*sharding)(const Config&);
   /// Visits all settings of the strategy's keys for replicas of `ranks` ranks, including settings that break rules.
@@ -30,7 +30,10 @@ struct NamedStrategy {
   /// Adds the errors that prevent the strategy's keys from describing a sharding; null if every setting describes one.
   void (*check_keys)(const Config&, std::vector<BrokenRule>& broken) = nullptr;
 };
+/// Returns all strategies, in the order of StrategyName.
 std::span<const NamedStrategy> strategies();
+/// Returns the name in parallel.strategy, "auto" included.
+const char* name_of(StrategyName strategy);
 /// Returns the configured strategy's row; for "auto", the first one.
 const NamedStrategy& strategy_of(const Config& config);
 

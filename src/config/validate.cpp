@@ -207,24 +207,23 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
   if (options.plans) return;
   const std::optional<int64_t> launched = options.world;
   for (const BrokenRule& rule : broken_rules(config)) checker.add(rule);
-  checker.require(parallel.strategy != "auto" || !config.hardware.profile.empty(),
-                  {"parallel.strategy", "hardware.profile"},
+  checker.require(!is_automatic(config) || !config.hardware.profile.empty(), {"parallel.strategy", "hardware.profile"},
                   "\"auto\" requires hardware.profile, which is not set; measure this machine with `trainer bench all "
                   "--write-profile FILE`");
-  if (parallel.strategy == "auto") return;  // the planner checks the layouts
-  checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
+  if (is_automatic(config)) return;  // the planner checks the layouts
+  checker.require(parallel.transport != Transport::nccl || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
                   "\"nccl\" requires GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");
   int64_t data = parallel.data;
   if (launched) {
     checker.require(
-        *launched == 1 || parallel.transport != "threads", {"parallel.transport"},
+        *launched == 1 || parallel.transport != Transport::threads, {"parallel.transport"},
         "\"threads\" runs all ranks in one process, but mpirun started {}; run without mpirun, or use \"auto\"",
         *launched);
-    checker.require(*launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"),
+    checker.require(*launched > 1 || (parallel.transport != Transport::mpi && parallel.transport != Transport::nccl),
                     {"parallel.transport"},
                     "\"{}\" requires mpirun, but the program was started without it; use mpirun -np N, or \"auto\"",
-                    parallel.transport);
+                    kTransportNames[static_cast<size_t>(parallel.transport)]);
     const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;

@@ -108,7 +108,7 @@ class LayerCosts {
   double move(const MatrixPlacement& from, const MatrixPlacement& to, double elements);
   /// Returns the type in which a matrix with this placement is communicated.
   DType type_of(const MatrixPlacement& from) const {
-    const bool wide = config_.parallel.sum_dtype == "fp32" && ranks(from.partial) > 1;
+    const bool wide = config_.parallel.sum_dtype == DType::f32 && ranks(from.partial) > 1;
     return wide ? accumulator_of(compute_) : compute_;
   }
   const Matrix& matrix_of(Site site) const { return matrices_.at(site); }

@@ -275,8 +275,9 @@ class Planning {
 
   /// True if weight gradients are reduce-scattered in fp32 and could be in bf16.
   bool scatters_in_fp32(const PlannedRun& run) const {
-    return config::find_key("parallel", "rs_dtype")->belongs(run.strategy) && run.config.parallel.rs_dtype == "fp32" &&
-           plan_.compute == DType::bf16 && config::sharding_of(run.config).gathers_weights();
+    return config::find_key("parallel", "rs_dtype")->belongs(run.config.parallel.strategy) &&
+           run.config.parallel.rs_dtype == DType::f32 && plan_.compute == DType::bf16 &&
+           config::sharding_of(run.config).gathers_weights();
   }
 
   /// Prices variants of the fastest layouts of each strategy (config::variants).
@@ -292,7 +293,7 @@ class Planning {
       if (request_.bf16_gradients && scatters_in_fp32(run)) {
         std::vector<Config> rounded = others;
         rounded.push_back(run.config);
-        for (Config& config : rounded) config.parallel.rs_dtype = "bf16";
+        for (Config& config : rounded) config.parallel.rs_dtype = DType::bf16;
         others.insert(others.end(), rounded.begin(), rounded.end());
       }
       if (others.empty()) continue;
@@ -424,7 +425,7 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
   // The named layouts are sharding specs too: they are searched as widely as if no strategy were given.
   const bool as_specs = config::needs_spec(request.config) && !config::is_given(request.config, "parallel.axes");
   PlanRequest open = request;
-  if (as_specs) open.config.parallel.strategy = "auto";
+  if (as_specs) open.config.parallel.strategy = config::StrategyName::automatic;
   Plan plan = Planning(open, cluster, as_specs).run();
   plan.seconds = now_seconds() - begin;
   return plan;

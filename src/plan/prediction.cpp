@@ -101,7 +101,7 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
     if (trained) changes = config::layout_changes(*trained, chosen);
     if (!world.first()) return;
     log::info("strategy \"auto\" {} {} with {}, micro_batch = {} and recomputation {}:\n{}",
-              trained && changes.empty() ? "keeps the run's layout," : "chose", chosen.parallel.strategy,
+              trained && changes.empty() ? "keeps the run's layout," : "chose", name_of(chosen.parallel.strategy),
               config::layout_text(chosen), chosen.train.micro_batch, config::recompute_text(chosen.train),
               to_text(plan, cluster, kShown));
     if (!changes.empty())

@@ -90,7 +90,7 @@ void deepen_scalars(Program& less, Program& more, double factor) {
 PlannedRun planned(Config config) {
   PlannedRun run;
   config::drop_other_strategies(config);
-  run.strategy = config.parallel.strategy;
+  run.strategy = name_of(config.parallel.strategy);
   run.layout = config::layout_text(config);
   run.config = std::move(config);
   return run;
@@ -120,7 +120,7 @@ std::string identity(Config config) {
   std::string text = format("{} data {} batch {} kept {}{}", fmt::join(p.axes, " x "), p.data, config.train.micro_batch,
                             p.cache_layers, schedules);
   for (const std::string* word : words) text += " " + *word;
-  return text + (p.rs_dtype == "fp32" ? "" : " " + p.rs_dtype);
+  return text + (p.rs_dtype == DType::f32 ? "" : format(" {}", name_of(p.rs_dtype)));
 }
 
 std::vector<std::string> other_names(const Config& config) {
@@ -129,18 +129,19 @@ std::vector<std::string> other_names(const Config& config) {
   for (const config::NamedStrategy& strategy : config::strategies()) {
     Config other = config;
     other.parallel = config::defaults().parallel;
-    other.parallel.strategy = strategy.name;
+    other.parallel.strategy = strategy.id;
     other.parallel.data = config.parallel.data;
     other.parallel.cache_layers = config.parallel.cache_layers;
-    if (strategy.name == config.parallel.strategy) continue;
+    if (strategy.id == config.parallel.strategy) continue;
     strategy.each(other, config::ranks_of_replica(config), [&](const config::Parallel& parallel) {
       Config named = other;
       named.parallel = parallel;
       const bool chooses = config::chooses_vocab_axes(named);
-      for (const char* axes : {"x", "xy"}) {
+      for (const config::VocabAxes axes : {config::VocabAxes::x, config::VocabAxes::xy}) {
         if (chooses) named.parallel.vocab_axes = axes;
-        const std::string name = format("{} {}{}", strategy.name, config::replica_text(named),
-                                        chooses ? format(", vocab_axes = {}", axes) : "");
+        const std::string name =
+            format("{} {}{}", strategy.name, config::replica_text(named),
+                   chooses ? format(", vocab_axes = {}", config::kVocabAxesNames[static_cast<size_t>(axes)]) : "");
         if (config::layout_fits(named) && identity(named) == own && std::ranges::count(names, name) == 0)
           names.push_back(name);
         if (!chooses) break;

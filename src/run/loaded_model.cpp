@@ -103,7 +103,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   lay_out(world, trained, layouts, vocab, loaded);
   loaded.device = setup::make_device(loaded.machine);
   // "auto" instead of the run's transport, since the model may have been trained on a different machine.
-  loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
+  loaded.gpu_world =
+      comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, std::nullopt));
   loaded.runner = std::make_unique<train::ModelRunner>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                                        loaded.config, vocab, loaded.machine.compute);
   loaded.runner->plan();

@@ -113,21 +113,22 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
 }
 
 /// Sets what "auto" chose in the run that will be resumed, since results round differently with other choices; returns
-/// its parallel.panels, or "" if they were not chosen.
-std::string keep_choices(comm::World& world, const config::Parallel& before, config::Config& config) {
-  const std::string panels =
-      config::choices_by_memory(config).size() > 1 && before.panels != "auto" ? before.panels : "";
-  if (panels == "ring") config.parallel.panels = panels;  // the smaller choice at that time
-  if (!config::chooses_vocab_axes(config) || before.vocab_axes == "auto" || before.strategy != config.parallel.strategy)
+/// its parallel.panels, or "auto" if they were not chosen.
+config::Panels keep_choices(comm::World& world, const config::Parallel& before, config::Config& config) {
+  using config::Panels, config::VocabAxes;
+  const Panels panels = config::choices_by_memory(config).size() > 1 ? before.panels : Panels::automatic;
+  if (panels == Panels::ring) config.parallel.panels = panels;  // the smaller choice at that time
+  if (!config::chooses_vocab_axes(config) || before.vocab_axes == VocabAxes::automatic ||
+      before.strategy != config.parallel.strategy)
     return panels;
   config.parallel.vocab_axes = before.vocab_axes;
   if (config::layout_fits(config)) return panels;
-  config.parallel.vocab_axes = "x";
+  config.parallel.vocab_axes = VocabAxes::x;
   if (world.first())
     log::warning(
         "parallel.vocab_axes = \"x\": \"{}\", with which the run was trained until now, does not fit this grid; "
         "results will round differently",
-        before.vocab_axes);
+        config::kVocabAxesNames[static_cast<size_t>(before.vocab_axes)]);
   return panels;
 }
 
@@ -137,15 +138,17 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
                 std::string& plan_text) {
   setup::Machine machine = setup::choose_machine(requested, world);
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
-  const comm::GpuTransport between_gpus = comm::choose_gpu_transport(world, *dry, requested.parallel.transport);
+  const comm::GpuTransport between_gpus =
+      comm::choose_gpu_transport(world, *dry, config::requested_nccl(requested.parallel));
   machine.nccl = between_gpus.nccl;
   const std::optional<config::Config> trained = config_to_resume(world, requested);
   config::Config config = requested;
   if (config::is_automatic(config))
     config = plan::choose_strategy(world, config, trained, data::planned_vocab(config), machine);
   const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
-  const std::string panels =
-      trained && !config::is_automatic(requested) ? keep_choices(world, trained->parallel, config) : "";
+  const config::Panels panels = trained && !config::is_automatic(requested)
+                                    ? keep_choices(world, trained->parallel, config)
+                                    : config::Panels::automatic;
   if (options.dry_run) {
     plan_only(world, config, machine, plan_text);
     return 0;
@@ -176,7 +179,7 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   if (datasets.vocab != vocab) config.parallel = given_parallel;
   if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
     return kStoppedBySignal;
-  if (panels == "gather" && config.parallel.panels != panels && world.first())
+  if (panels == config::Panels::gather && config.parallel.panels != panels && world.first())
     log::warning(
         "parallel.panels = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
         "results will round differently");

@@ -66,7 +66,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (recomputes) store_.weights().save_memory_if_few();
   for (const model::Chunk& chunk : model_->chunks()) saved_.emplace_back(chunk);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
-  if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
+  if (compute == DType::bf16 && config.parallel.rs_dtype == DType::bf16) options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
   if (state_home_ == nullptr) {
     optimizer_ = optim::make_optimizer(store_, rules_, overlaps);

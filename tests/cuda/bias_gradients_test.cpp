@@ -39,11 +39,11 @@ TEST_P(BiasGradients, AreThoseOfTheCpuInEveryLayout) {
   });
   for (const auto& grid : {std::array<int64_t, 3>{2, 1, 1}, {1, 2, 1}, {1, 1, 2}})
     add(format("axonn {}x{}x{}", grid[0], grid[1], grid[2]), [&](config::Parallel& p) {
-      p.strategy = "axonn-4d";
+      p.strategy = config::StrategyName::axonn_4d;
       p.grid = {grid[0], grid[1], grid[2]};
     });
   add("optimus", [](config::Parallel& p) {
-    p.strategy = "optimus-2d";
+    p.strategy = config::StrategyName::optimus_2d;
     p.mesh = {2, 2};
   });
   for (const auto& [name, layout] : layouts) {

@@ -180,31 +180,31 @@ TEST(GpuTransport, ReportsWhyNcclCannotRun) {
 }
 
 TEST(GpuTransport, IsChosenByKeyAndMachine) {
-  const auto choose = [](int devices, const std::string& requested) {
+  const auto choose = [](int devices, bool nccl) {
     GpuTransport chosen;
     emulator::set_devices(devices);
     run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
       const auto device = device::cuda::make_device(world.rank() % devices, 1);
-      const GpuTransport mine = choose_gpu_transport(world, *device, requested);
+      const GpuTransport mine = choose_gpu_transport(world, *device, nccl);
       EXPECT_EQ(gpu_world(world, *device, mine) != nullptr, mine.nccl);
       if (world.rank() == 1) chosen = mine;
     });
     return chosen;
   };
-  EXPECT_TRUE(choose(2, "nccl").nccl);
-  EXPECT_EQ(choose(2, "nccl").reason, "NCCL 2.28.9, as requested");
-  EXPECT_FALSE(choose(2, "threads").nccl);
-  EXPECT_EQ(choose(2, "threads").reason, "through the host (threads): as requested");
-  const Error error = error_of([&] { choose(1, "nccl"); });
+  EXPECT_TRUE(choose(2, true).nccl);
+  EXPECT_EQ(choose(2, true).reason, "NCCL 2.28.9, as requested");
+  EXPECT_FALSE(choose(2, false).nccl);
+  EXPECT_EQ(choose(2, false).reason, "through the host (threads): as requested");
+  const Error error = error_of([&] { choose(1, true); });
   EXPECT_EQ(error.code(), Code::plan);
   EXPECT_TRUE(contains(error.what(), "parallel.transport = \"nccl\": ranks 0 and 1 share GPU 0000:00:00.0 of host "))
       << error.what();
   run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
     device::CpuDevice cpu(1);
-    EXPECT_EQ(choose_gpu_transport(world, cpu, "auto").reason, "");
-    EXPECT_EQ(error_of([&] { choose_gpu_transport(world, cpu, "nccl"); }).code(), Code::plan);
+    EXPECT_EQ(choose_gpu_transport(world, cpu, std::nullopt).reason, "");
+    EXPECT_EQ(error_of([&] { choose_gpu_transport(world, cpu, true); }).code(), Code::plan);
   });
-  EXPECT_FALSE(choose_gpu_transport(*solo_world(), device::CpuDevice(1), "nccl").nccl);
+  EXPECT_FALSE(choose_gpu_transport(*solo_world(), device::CpuDevice(1), true).nccl);
 }
 
 }  // namespace

@@ -59,10 +59,13 @@ TEST_P(TrainingByNccl, FollowsOneRankInEveryLayout) {
 
 TEST_P(TrainingByNccl, FollowsOneRankOnASquareOfRanks) {
   const Result one = train(c, DType::f32, 2, plain);
-  for (const auto& [panels, stationary] : {std::pair{"ring", "auto"}, {"ring", "paper"}, {"gather", "auto"}}) {
-    SCOPED_TRACE(format("{}, {}", panels, stationary));
+  using config::Panels, config::Stationary;
+  for (const auto& [panels, stationary] : {std::pair{Panels::ring, Stationary::automatic},
+                                           {Panels::ring, Stationary::paper},
+                                           {Panels::gather, Stationary::automatic}}) {
+    SCOPED_TRACE(format("{}, {}", static_cast<int>(panels), static_cast<int>(stationary)));
     config::Config many = c;
-    many.parallel.strategy = "optimus-2d";
+    many.parallel.strategy = config::StrategyName::optimus_2d;
     many.parallel.mesh = {2, 2};
     many.parallel.panels = panels;
     many.parallel.stationary = stationary;
@@ -75,9 +78,9 @@ TEST_P(TrainingByNccl, FollowsOneRankOnASquareOfRanks) {
 
 TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
   config::Config grid = c, square = c, replicas = c;
-  grid.parallel.strategy = "axonn-4d";
+  grid.parallel.strategy = config::StrategyName::axonn_4d;
   grid.parallel.grid = {2, 1, 2};
-  square.parallel.strategy = "optimus-2d";
+  square.parallel.strategy = config::StrategyName::optimus_2d;
   square.parallel.mesh = {2, 2};
   replicas.parallel.tensor = 2;
   replicas.parallel.data = 2;
@@ -86,7 +89,7 @@ TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
       many.parallel.lanes = lanes;
       many.parallel.data = std::max<int64_t>(many.parallel.data, 1);
       const auto ranks = static_cast<int>(config::ranks_of_replica(many) * many.parallel.data);
-      SCOPED_TRACE(format("{}, {} ranks, {} lanes", many.parallel.strategy, ranks, lanes));
+      SCOPED_TRACE(format("{}, {} ranks, {} lanes", name_of(many.parallel.strategy), ranks, lanes));
       std::atomic<int64_t> planned = 0;
       comm::run_on_threads(ranks, {.timeout_s = 60, .lanes = lanes}, [&](comm::World& world) {
         setup::Machine machine{.threads = 1, .compute = DType::f32, .ranks = ranks, .rank = world.rank()};

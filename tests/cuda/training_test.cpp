@@ -220,7 +220,7 @@ TEST_F(OnGpu, ProductsAreMeasuredAsARankOfTheGridHasThem) {
   c.data.vocab_size = kTinyVocab;
   c.model.d_ff = 48;
   c.model.vocab_multiple = 48;
-  c.parallel.strategy = "axonn-4d";
+  c.parallel.strategy = config::StrategyName::axonn_4d;
   c.parallel.grid = {3, 2, 1};
   c.parallel.data = 2;
   const setup::Machine machine = machine_of_gpu();

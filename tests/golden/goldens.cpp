@@ -111,7 +111,8 @@ struct Shape {
   double dropout;
   std::vector<int64_t> grid = {};  // AxoNN-4D's, instead of `tensor`
   std::vector<int64_t> mesh = {};  // Optimus-2D's
-  const char *panels = "ring", *stationary = "auto";
+  config::Panels panels = config::Panels::ring;
+  config::Stationary stationary = config::Stationary::automatic;
 };
 
 config::Config configure(const Shape& s) {
@@ -132,11 +133,11 @@ config::Config configure(const Shape& s) {
   c.parallel.sequence_parallel = s.sequence_parallel;
   c.parallel.zero_stage = s.zero_stage;
   if (!s.grid.empty()) {
-    c.parallel.strategy = "axonn-4d";
+    c.parallel.strategy = config::StrategyName::axonn_4d;
     c.parallel.grid = s.grid;
   }
   if (!s.mesh.empty()) {
-    c.parallel.strategy = "optimus-2d";
+    c.parallel.strategy = config::StrategyName::optimus_2d;
     c.parallel.mesh = s.mesh;
     c.parallel.panels = s.panels;
     c.parallel.stationary = s.stationary;
@@ -170,9 +171,10 @@ std::vector<Case> cases() {
       {"grid4x1x2_llama_kv2", {1, 1, !kSp, Arch::llama, 2, 2, 0, !kTied, 0.1, {4, 1, 2}}},
       {"grid1x3x1_data2_zero", {1, 2, !kSp, Arch::gpt2, 2, 24, 1, !kTied, 0.1, {1, 3, 1}}},
       {"mesh2x2", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {}, {2, 2}}},
-      {"mesh2x2_gather", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {}, {2, 2}, "gather"}},
+      {"mesh2x2_gather", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {}, {2, 2}, config::Panels::gather}},
       {"mesh3x3_llama_kv3", {1, 1, !kSp, Arch::llama, 3, 3, 0, !kTied, 0.1, {}, {3, 3}}},
-      {"mesh4x4_paper_llama_kv2", {1, 1, !kSp, Arch::llama, 4, 2, 0, !kTied, 0, {}, {4, 4}, "ring", "paper"}},
+      {"mesh4x4_paper_llama_kv2",
+       {1, 1, !kSp, Arch::llama, 4, 2, 0, !kTied, 0, {}, {4, 4}, config::Panels::ring, config::Stationary::paper}},
       {"mesh2x2x2_zero", {1, 1, !kSp, Arch::gpt2, 4, 24, 1, !kTied, 0.1, {}, {2, 2, 2}}},
   };
   std::vector<Case> all;

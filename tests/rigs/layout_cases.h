@@ -22,7 +22,7 @@ inline LayoutCase tables(const char* name, config::Arch arch, std::vector<int64_
                          int64_t kv_heads = 2) {
   config::Config c = configure(MegatronLayout{.arch = arch, .kv_heads = arch == config::Arch::llama ? kv_heads : 0});
   if (arch == config::Arch::llama) c.model.n_kv_head = kv_heads;
-  c.parallel.strategy = "autoddl";
+  c.parallel.strategy = config::StrategyName::autoddl;
   c.parallel.axes = std::move(axes);
   for (config::LayerSpec& tags : layers) tags.layers = layers.size() == 2 ? 1 : 2;
   c.parallel.layer = std::move(layers);
@@ -40,7 +40,7 @@ inline LayoutCase mixed_specs(config::Arch arch) {
 /// FSDP over `shards` ranks, `context` of which share each sequence, in `data` replicas.
 inline LayoutCase sharded(int64_t shards, int64_t data, config::Arch arch, int64_t context = 1) {
   config::Config c = configure(AxonnGrid{1, 1, shards, data, arch});
-  c.parallel.strategy = "fsdp";
+  c.parallel.strategy = config::StrategyName::fsdp;
   c.parallel.grid = {1, 1, 1};
   c.parallel.shards = shards;
   c.parallel.context = context;
@@ -57,6 +57,7 @@ inline std::vector<LayoutCase> all_cases() {
   const auto add = [&](const auto& layout, int64_t steps = 5) {
     all.push_back({to_string(layout), configure(layout), steps});
   };
+  using config::AxisOrder, config::Panels, config::Stationary, config::VocabAxes;
   // Megatron-1D. Sequences have 24 rows. With one sequence, every shard is inside it; with two, three shards have 16
   // rows, and one of them has rows of both.
   for (const int64_t tensor : {2, 3, 4, 8})
@@ -75,19 +76,20 @@ inline std::vector<LayoutCase> all_cases() {
   // Optimus-2D: square meshes, with depth and with replicas; node tiles of several rows and columns of the mesh, also
   // where ranks share key/value heads.
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
-    for (const char* panels : {"ring", "gather"}) {
-      add(Square{2, 1, 1, arch, "auto", {1, 1}, panels}, arch == config::Arch::gpt2 ? 20 : 5);
-      add(Square{3, 1, 1, arch, "paper", {1, 1}, panels});
+    for (const Panels panels : {Panels::ring, Panels::gather}) {
+      add(Square{2, 1, 1, arch, Stationary::automatic, {1, 1}, panels}, arch == config::Arch::gpt2 ? 20 : 5);
+      add(Square{3, 1, 1, arch, Stationary::paper, {1, 1}, panels});
     }
-    add(Square{2, 1, 2, arch, "paper"});
-    add(Square{2, 2, 1, arch, "auto", {1, 1}, arch == config::Arch::gpt2 ? "ring" : "gather"});
-    add(Square{4, 1, 1, arch, "auto", {2, 2}});
+    add(Square{2, 1, 2, arch, Stationary::paper});
+    add(Square{
+        2, 2, 1, arch, Stationary::automatic, {1, 1}, arch == config::Arch::gpt2 ? Panels::ring : Panels::gather});
+    add(Square{4, 1, 1, arch, Stationary::automatic, {2, 2}});
   }
   add(Square{2, 2, 2});
   add(Square{1, 3});
   add(Square{1, 2, 2, config::Arch::llama});
-  add(Square{2, 1, 1, config::Arch::gpt2, "auto", {2, 1}});
-  add(Square{4, 1, 1, config::Arch::llama, "paper", {1, 2}});
+  add(Square{2, 1, 1, config::Arch::gpt2, Stationary::automatic, {2, 1}});
+  add(Square{4, 1, 1, config::Arch::llama, Stationary::paper, {1, 2}});
   // AxoNN-4D: all power-of-two grids of 2, 4 and 8 ranks, other axis orders, extents of 3, and some grids of 16 ranks.
   for (const int64_t ranks : {2, 4, 8})
     for (int64_t x = 1; x <= ranks; x *= 2)
@@ -96,13 +98,13 @@ inline std::vector<LayoutCase> all_cases() {
           add(AxonnGrid{x, y, z, 1, (x + z) % 3 == 0 ? config::Arch::llama : config::Arch::gpt2}, ranks == 4 ? 20 : 5);
   for (const AxonnGrid& grid :
        {AxonnGrid{3, 1, 2, 1}, AxonnGrid{1, 3, 2, 1}, AxonnGrid{3, 2, 1, 1}, AxonnGrid{2, 3, 1, 2},
-        AxonnGrid{2, 2, 1, 1, config::Arch::gpt2, "xyzd"}, AxonnGrid{1, 2, 2, 2, config::Arch::llama},
-        AxonnGrid{2, 2, 2, 1, config::Arch::gpt2, "xyzd"}, AxonnGrid{2, 4, 2, 1},
-        AxonnGrid{2, 2, 4, 1, config::Arch::llama}, AxonnGrid{4, 2, 1, 2, config::Arch::llama, "zxyd"},
-        AxonnGrid{2, 2, 2, 1, config::Arch::gpt2, "yxzd", "xy"},
-        AxonnGrid{1, 3, 2, 1, config::Arch::llama, "yxzd", "xy"},
-        AxonnGrid{2, 3, 1, 2, config::Arch::gpt2, "xyzd", "xy"},
-        AxonnGrid{4, 2, 1, 2, config::Arch::llama, "yzxd", "xy"}})
+        AxonnGrid{2, 2, 1, 1, config::Arch::gpt2, AxisOrder::xyzd}, AxonnGrid{1, 2, 2, 2, config::Arch::llama},
+        AxonnGrid{2, 2, 2, 1, config::Arch::gpt2, AxisOrder::xyzd}, AxonnGrid{2, 4, 2, 1},
+        AxonnGrid{2, 2, 4, 1, config::Arch::llama}, AxonnGrid{4, 2, 1, 2, config::Arch::llama, AxisOrder::zxyd},
+        AxonnGrid{2, 2, 2, 1, config::Arch::gpt2, AxisOrder::yxzd, VocabAxes::xy},
+        AxonnGrid{1, 3, 2, 1, config::Arch::llama, AxisOrder::yxzd, VocabAxes::xy},
+        AxonnGrid{2, 3, 1, 2, config::Arch::gpt2, AxisOrder::xyzd, VocabAxes::xy},
+        AxonnGrid{4, 2, 1, 2, config::Arch::llama, AxisOrder::yzxd, VocabAxes::xy}})
     add(grid);
   // FSDP and hybrid sharding.
   all.push_back(sharded(4, 1, config::Arch::llama));

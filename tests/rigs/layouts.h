@@ -36,7 +36,7 @@ inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
 /// Returns the configuration for the same model and batches on one rank.
 inline config::Config on_one_rank(config::Config c) {
   c.parallel = {};
-  c.parallel.strategy = "megatron-1d";
+  c.parallel.strategy = config::StrategyName::megatron_1d;
   c.parallel.data = 1;
   return c;
 }

@@ -9,16 +9,16 @@ namespace trainer::tests {
 struct Square {
   int64_t q = 1, depth = 1, data = 1;
   config::Arch arch = config::Arch::gpt2;
-  const char* stationary = "auto";
+  config::Stationary stationary = config::Stationary::automatic;
   std::vector<int64_t> tile = {1, 1};
-  const char* panels = "ring";
+  config::Panels panels = config::Panels::ring;
   int64_t ranks() const { return q * q * depth * data; }
 };
 inline std::string to_string(const Square& s) {
   return format("Q{}Depth{}Data{}{}{}{}Tile{}x{}", s.q, s.depth, s.data,
                 s.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",
-                s.stationary == std::string_view("auto") ? "Auto" : "Paper",
-                s.panels == std::string_view("ring") ? "Ring" : "Gather", s.tile[0], s.tile[1]);
+                s.stationary == config::Stationary::automatic ? "Auto" : "Paper",
+                s.panels == config::Panels::ring ? "Ring" : "Gather", s.tile[0], s.tile[1]);
 }
 inline std::ostream& operator<<(std::ostream& out, const Square& s) { return out << to_string(s); }
 
@@ -28,7 +28,7 @@ inline config::Config configure(const Square& s) {
   config::Config c = wide_config(s.arch, s.q == 3 ? 1 : 2);
   c.train.micro_batch = s.q * s.depth;
   c.train.global_batch = s.q * s.depth * s.data * (s.ranks() < 12 ? 2 : 1);
-  c.parallel.strategy = "optimus-2d";
+  c.parallel.strategy = config::StrategyName::optimus_2d;
   c.parallel.mesh = s.depth == 1 ? std::vector<int64_t>{s.q, s.q} : std::vector<int64_t>{s.q, s.q, s.depth};
   c.parallel.stationary = s.stationary;
   c.parallel.panels = s.panels;

@@ -42,7 +42,7 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
              .eps = 1e-8,
              .weight_decay = 0.1,
              .grad_clip = 1.0};
-  c.parallel.strategy = "megatron-1d";
+  c.parallel.strategy = config::StrategyName::megatron_1d;
   return c;
 }
 inline constexpr int64_t kTinyVocab = 37;

@@ -37,10 +37,10 @@ std::vector<Config> random_layouts(int count) {
   while (static_cast<int>(all.size()) < count) {
     Config trial = configure({"parallel.data=2"});
     const NamedStrategy& strategy = strategies()[philox_at(key, next++) % 4];
-    trial.parallel.strategy = strategy.name;
-    if (philox_at(key, next++) % 2 == 0) trial.parallel.stationary = "paper";
-    if (philox_at(key, next++) % 2 == 0) trial.parallel.vocab_axes = "xy";
-    constexpr const char* kOrders[] = {"yxzd", "xyzd", "zxyd"};
+    trial.parallel.strategy = strategy.id;
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.stationary = Stationary::paper;
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.vocab_axes = VocabAxes::xy;
+    constexpr AxisOrder kOrders[] = {AxisOrder::yxzd, AxisOrder::xyzd, AxisOrder::zxyd};
     trial.parallel.order = kOrders[philox_at(key, next++) % 3];
     if (philox_at(key, next++) % 2 == 0) trial.parallel.node_tile = {1, 2};
     std::vector<Parallel> settings;
@@ -93,7 +93,7 @@ TEST(NamedStrategies, FsdpIsAGridOfOneAxis) {
     Config sharded = configure({"parallel.strategy=fsdp", "parallel.data=2", "parallel.cache_layers=1"}),
            grid = sharded;
     sharded.parallel.shards = shards;
-    grid.parallel.strategy = "axonn-4d";
+    grid.parallel.strategy = StrategyName::axonn_4d;
     grid.parallel.grid = {1, 1, shards};
     EXPECT_EQ(anonymous(sharding_of(sharded)), anonymous(sharding_of(grid)));
   }
@@ -101,11 +101,11 @@ TEST(NamedStrategies, FsdpIsAGridOfOneAxis) {
 
 TEST(NamedStrategies, AutomaticPanelsAreGatheredUnlessMemoryDecides) {
   Config c = configure({"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]"});
-  ASSERT_EQ(c.parallel.panels, "auto");
+  ASSERT_EQ(c.parallel.panels, Panels::automatic);
   const std::vector<Parallel> choices = choices_by_memory(c);
   ASSERT_EQ(choices.size(), 2u);
-  EXPECT_EQ(choices[0].panels, "gather");
-  EXPECT_EQ(choices[1].panels, "ring");
+  EXPECT_EQ(choices[0].panels, Panels::gather);
+  EXPECT_EQ(choices[1].panels, Panels::ring);
   const sharding::ModelSharding automatic = sharding_of(c);
   c.parallel = choices[0];
   EXPECT_EQ(sharding_of(c), automatic);
@@ -118,19 +118,22 @@ TEST(NamedStrategies, AutomaticVocabularyAxesSendFewerBytes) {
     std::vector<std::string> sets;
     int64_t vocab;
     DType compute;
-    const char* expected;
+    VocabAxes expected;
   };
   // Bytes per token, times (y - 1) / y: 8 · vocab / x for logits; for features 10 · 768 in bf16 and 16 · 768 in fp32.
   for (const auto& [sets, vocab, compute, expected] :
-       {Choice{{"parallel.grid=[2, 2, 2]"}, 50257, DType::bf16, "xy"},
-        {{"parallel.grid=[2, 2, 2]"}, 1920, DType::bf16, "x"},  // equal bytes
-        {{"parallel.grid=[2, 2, 2]"}, 1922, DType::bf16, "xy"},
-        {{"parallel.grid=[2, 2, 2]"}, 3072, DType::f32, "x"},
-        {{"parallel.grid=[2, 2, 2]"}, 3074, DType::f32, "xy"},
-        {{"parallel.grid=[4, 1, 2]"}, 50257, DType::bf16, "auto"},  // y = 1: both are the same
-        {{"parallel.grid=[2, 2, 2]", "parallel.vocab_axes=x"}, 50257, DType::bf16, "x"},
-        {{"parallel.grid=[2, 4, 1]", "model.vocab_multiple=4"}, 50257, DType::bf16, "x"},  // 8 ranks do not divide it
-        {{"parallel.strategy=megatron-1d", "parallel.tensor=2"}, 50257, DType::bf16, "auto"}}) {
+       {Choice{{"parallel.grid=[2, 2, 2]"}, 50257, DType::bf16, VocabAxes::xy},
+        {{"parallel.grid=[2, 2, 2]"}, 1920, DType::bf16, VocabAxes::x},  // equal bytes
+        {{"parallel.grid=[2, 2, 2]"}, 1922, DType::bf16, VocabAxes::xy},
+        {{"parallel.grid=[2, 2, 2]"}, 3072, DType::f32, VocabAxes::x},
+        {{"parallel.grid=[2, 2, 2]"}, 3074, DType::f32, VocabAxes::xy},
+        {{"parallel.grid=[4, 1, 2]"}, 50257, DType::bf16, VocabAxes::automatic},  // y = 1: both are the same
+        {{"parallel.grid=[2, 2, 2]", "parallel.vocab_axes=x"}, 50257, DType::bf16, VocabAxes::x},
+        {{"parallel.grid=[2, 4, 1]", "model.vocab_multiple=4"},
+         50257,
+         DType::bf16,
+         VocabAxes::x},  // 8 ranks do not divide it
+        {{"parallel.strategy=megatron-1d", "parallel.tensor=2"}, 50257, DType::bf16, VocabAxes::automatic}}) {
     std::vector<std::string> all = {"parallel.strategy=axonn-4d", "model.d_model=768"};
     all.insert(all.end(), sets.begin(), sets.end());
     Config c = configure(all);
@@ -261,7 +264,7 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
       EXPECT_EQ(ranks_of_replica(each) * each.parallel.data, devices);
       EXPECT_TRUE(needs_spec(each) || layout_fits(each));
       EXPECT_EQ(each.train.global_batch % (each.train.micro_batch * each.parallel.data), 0);
-      ++by_strategy[each.parallel.strategy];
+      ++by_strategy[name_of(each.parallel.strategy)];
     }
     return by_strategy;
   };

@@ -116,7 +116,7 @@ void expect_timeline(const config::Config& c, int ranks, double product, const T
 
 TEST(Timeline, OfMegatronSumsDxUnderDw) {
   config::Config c;
-  c.parallel.strategy = "megatron-1d";
+  c.parallel.strategy = config::StrategyName::megatron_1d;
   c.parallel.tensor = 2;
   constexpr double kProduct = 2.0 * kRows * kHidden * (kInner / 2);
   // Two GEMMs forward; dX and dW of down, then of up. In the backward pass of up, gathering x again overlaps with dX.
@@ -128,7 +128,7 @@ TEST(Timeline, OfMegatronSumsDxUnderDw) {
 
 TEST(Timeline, OfAxonnGathersAndScattersUnderOtherLinears) {
   config::Config c;
-  c.parallel.strategy = "axonn-4d";
+  c.parallel.strategy = config::StrategyName::axonn_4d;
   c.parallel.grid = {2, 2, 2};
   expect_timeline(c, 8, 2.0 * (kRows / 2) * (kHidden / 2) * (kInner / 2),
                   // Weights: the first gather blocks immediately; the second overlaps with the first GEMM, and is kept
@@ -144,9 +144,9 @@ TEST(Timeline, OfAxonnGathersAndScattersUnderOtherLinears) {
 TEST(Timeline, OfOptimusBroadcastsUnderTheGemmBeforeAndSumsUnderTheNext) {
   constexpr int64_t kSide = 3;
   config::Config c;
-  c.parallel.strategy = "optimus-2d";
+  c.parallel.strategy = config::StrategyName::optimus_2d;
   c.parallel.mesh = {kSide, kSide};
-  c.parallel.panels = "ring";
+  c.parallel.panels = config::Panels::ring;
   // Six GEMMs of blocks forward and twelve backward.
   expect_timeline(
       c, kSide * kSide, 2.0 * (kRows / kSide) * (kHidden / kSide) * (kInner / kSide),

@@ -32,11 +32,11 @@ config::Config model(int64_t accumulation) {
 std::vector<config::Config> strategies(int64_t accumulation) {
   std::vector<config::Config> all(4, model(accumulation));
   all[0].parallel.tensor = 2;
-  all[1].parallel.strategy = "optimus-2d";
+  all[1].parallel.strategy = config::StrategyName::optimus_2d;
   all[1].parallel.mesh = {2, 2};
-  all[2].parallel.strategy = "axonn-4d";
+  all[2].parallel.strategy = config::StrategyName::axonn_4d;
   all[2].parallel.grid = {2, 1, 2};
-  all[3].parallel.strategy = "autoddl";
+  all[3].parallel.strategy = config::StrategyName::autoddl;
   all[3].parallel.axes = {2, 2};
   all[3].parallel.layer = {
       {.stream = "rr",
@@ -186,9 +186,9 @@ TEST(Counts, WeightsArePackedOnceAStep) {
   if (device::detect_isa() < device::Isa::avx512bf16)
     GTEST_SKIP() << "this CPU has no unit for products of bf16, so that weights are not packed";
   for (const config::Config& c : strategies(4)) {
-    SCOPED_TRACE(c.parallel.strategy);
+    SCOPED_TRACE(name_of(c.parallel.strategy));
     const bool packs = expect_predicted(c, DType::bf16);
-    EXPECT_TRUE(packs || c.parallel.strategy != "megatron-1d");
+    EXPECT_TRUE(packs || c.parallel.strategy != config::StrategyName::megatron_1d);
   }
 }
 
@@ -196,7 +196,7 @@ TEST(Counts, MatricesThatAreKeptAreGatheredOnceAStep) {
   for (const size_t strategy : {2, 3})  // AxoNN-4D and autoddl
     for (const int64_t accumulation : {1, 3}) {
       config::Config c = strategies(accumulation)[strategy];
-      SCOPED_TRACE(format("{} x {}", c.parallel.strategy, accumulation));
+      SCOPED_TRACE(format("{} x {}", name_of(c.parallel.strategy), accumulation));
       c.parallel.cache_layers = 2;
       expect_predicted(c);
     }
@@ -205,7 +205,7 @@ TEST(Counts, MatricesThatAreKeptAreGatheredOnceAStep) {
 TEST(Counts, OfMuonsUpdatesAreThoseOfTheRun) {
   for (const config::Config& c : strategies(1))
     for (const int64_t zero : {0, 1}) {
-      SCOPED_TRACE(format("{}, zero {}", c.parallel.strategy, zero));
+      SCOPED_TRACE(format("{}, zero {}", name_of(c.parallel.strategy), zero));
       config::Config each = with_muon(c);
       each.parallel.zero_stage = zero;
       expect_predicted(each);
@@ -216,7 +216,7 @@ TEST(Counts, OfTheRecordedProgramAreThoseOfTheRun) {
   for (size_t strategy = 0; strategy < strategies(1).size(); ++strategy)
     for (const Case& of : cases(strategy)) {
       config::Config c = strategies(of.accumulation)[strategy];
-      SCOPED_TRACE(format("{} x {}, recompute {}, zero {}, offload {}", c.parallel.strategy, of.accumulation,
+      SCOPED_TRACE(format("{} x {}, recompute {}, zero {}, offload {}", name_of(c.parallel.strategy), of.accumulation,
                           static_cast<int>(of.recompute), of.zero, static_cast<int>(of.offload.optimizer)));
       c.train.recompute = of.recompute;
       c.parallel.zero_stage = of.zero;

@@ -194,8 +194,9 @@ TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
     const Plan plan = planned(small({"train.micro_batch=8", "offload.optimizer=none"}), 8, cluster);
     const double now = plan.runs.empty() ? 1e30 : plan.runs.front().time.total();
     EXPECT_LE(now, best * (1 + 1e-9)) << mib;
-    const size_t named = static_cast<size_t>(std::ranges::count_if(
-        plan.runs, [](const PlannedRun& run) { return run.config.parallel.strategy != "autoddl"; }));
+    const size_t named = static_cast<size_t>(std::ranges::count_if(plan.runs, [](const PlannedRun& run) {
+      return run.config.parallel.strategy != config::StrategyName::autoddl;
+    }));
     EXPECT_GE(named, fitting);
     best = now;
     fitting = named;
@@ -313,13 +314,13 @@ TEST(Planner, TriesBf16GradientsOnRequestOnly) {
   PlanRequest request{.config = config, .vocab = 1000, .devices = 8, .threads = 1};
   const Cluster cluster = cluster_file("ethernet-10g");
   const Plan exact = plan_layouts(request, cluster);
-  for (const PlannedRun& run : exact.runs) EXPECT_EQ(run.config.parallel.rs_dtype, "fp32") << run.layout;
+  for (const PlannedRun& run : exact.runs) EXPECT_EQ(run.config.parallel.rs_dtype, DType::f32) << run.layout;
   EXPECT_TRUE(exact.spares_bf16_gradients);
   tests::expect_parts(to_text(exact, cluster, 5), {"rs_dtype = \"bf16\"", "--free parallel.rs_dtype"});
   request.bf16_gradients = true;
   const Plan rounded = plan_layouts(request, cluster);
   const PlannedRun &best = rounded.runs.front(), &before = exact.runs.front();
-  EXPECT_EQ(best.config.parallel.rs_dtype, "bf16");
+  EXPECT_EQ(best.config.parallel.rs_dtype, DType::bf16);
   EXPECT_FALSE(rounded.spares_bf16_gradients);
   EXPECT_LT(best.time.total(), before.time.total());
   const auto of_gradients = [](const PlannedRun& run) { return run.plan.comm_bytes.at("z").at("reduce_scatter"); };
@@ -336,12 +337,12 @@ TEST(Planner, TriesBothStationaryMatrices) {
     std::vector<std::string> sets = {"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2]", "parallel.data=1",
                                      "train.micro_batch=8"};
     sets.insert(sets.end(), more.begin(), more.end());
-    std::set<std::string> found;
+    std::set<config::Stationary> found;
     for (const PlannedRun& run : planned(small(sets), 4, cluster).runs) found.insert(run.config.parallel.stationary);
     return found;
   };
-  EXPECT_EQ(stationary({}), (std::set<std::string>{"auto", "paper"}));
-  EXPECT_EQ(stationary({"parallel.stationary=paper"}), (std::set<std::string>{"paper"}));
+  EXPECT_EQ(stationary({}), (std::set{config::Stationary::automatic, config::Stationary::paper}));
+  EXPECT_EQ(stationary({"parallel.stationary=paper"}), std::set{config::Stationary::paper});
 }
 
 // A line of the text and a list of the document name everything that the search leaves out.
@@ -378,7 +379,7 @@ TEST(Planner, KeepsGivenExtents) {
 
 TEST(Planner, TriesToKeepGatheredMatricesOfSpecs) {
   Config c = small({"train.micro_batch=32"});
-  c.parallel.strategy = "autoddl";
+  c.parallel.strategy = config::StrategyName::autoddl;
   c.parallel.axes = {2, 2};
   c.parallel.data = 1;
   c.parallel.layer = {

@@ -77,11 +77,11 @@ TEST(Properties, LayoutsBySpecAreNeverEstimatedSlowerThanNamedOnes) {
       if (config::needs_spec(each)) continue;
       const sharding::ModelSharding layout = config::sharding_of(each);
       const double seconds = LayerCosts(cluster, each, 1024, DType::f32, layout, routes).step_seconds(layout);
-      if (seconds < named) of = each.parallel.strategy + " " + config::layout_text(each);
+      if (seconds < named) of = format("{} {}", name_of(each.parallel.strategy), config::layout_text(each));
       named = std::min(named, seconds);
     }
     ASSERT_LT(named, 1e300) << broken;
-    config.parallel.strategy = "autoddl";
+    config.parallel.strategy = config::StrategyName::autoddl;
     double tags = 1e300;
     for (const std::vector<int64_t>& extents : config::axis_lists(devices, 1)) {
       config.parallel.axes = extents;

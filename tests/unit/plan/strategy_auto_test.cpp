@@ -89,7 +89,7 @@ int64_t memory_of(const Config& config) {
 }
 
 std::string text_of(const Config& config) {
-  return format("{} {} micro_batch {} recomputation {}", config.parallel.strategy, config::layout_text(config),
+  return format("{} {} micro_batch {} recomputation {}", name_of(config.parallel.strategy), config::layout_text(config),
                 config.train.micro_batch, config::recompute_text(config.train));
 }
 /// True if both round results in the same way. ZeRO-1, recomputation and cached layers do not change them.

@@ -79,7 +79,7 @@ Loaded load(const std::filesystem::path& path, int ranks) {
     model.runner->scalars().sum_over_rows({&nats, 1});  // over replicas too, which all have the same batch
     nats /= static_cast<double>(model.config.parallel.data);
     if (world.first())
-      found = {model.config.parallel.tensor, model.config.parallel.data, nats, model.config.parallel.strategy};
+      found = {model.config.parallel.tensor, model.config.parallel.data, nats, name_of(model.config.parallel.strategy)};
   });
   return found;
 }
@@ -110,9 +110,9 @@ TEST(LoadedModel, IsSharedByAsFewRanksAsCanHoldIt) {
 
 TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
   config::Config c = large();
-  c.parallel.strategy = "optimus-2d";
+  c.parallel.strategy = config::StrategyName::optimus_2d;
   c.parallel.mesh = {2, 2};
-  c.parallel.panels = "ring";  // the checkpoint says "auto"
+  c.parallel.panels = config::Panels::ring;  // the checkpoint says "auto"
   c.parallel.tensor = 1;
   c.train.micro_batch = c.train.global_batch = 4;
   checkpoint::TempFolder folder;
@@ -172,7 +172,7 @@ TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {
 
 TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
   config::Config c = configure({1, 1, true, config::Arch::gpt2, 4});
-  c.parallel.strategy = "optimus-2d";
+  c.parallel.strategy = config::StrategyName::optimus_2d;
   c.parallel.mesh = {2, 2, 2};
   std::vector<std::string> offered;
   for (const config::Parallel& layout : config::replica_layouts(c, 16)) {
@@ -186,9 +186,10 @@ TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
   EXPECT_EQ(offered[2], "tensor = 2 x 8");
   const std::vector<config::Parallel> one_by_one = config::generation_layouts(c, 16);
   ASSERT_EQ(one_by_one.size(), 2u);
-  EXPECT_EQ(one_by_one[0].strategy, "megatron-1d");
+  EXPECT_EQ(one_by_one[0].strategy, config::StrategyName::megatron_1d);
   EXPECT_EQ(one_by_one[0].tensor, 8);
-  EXPECT_EQ(one_by_one[1].strategy, "optimus-2d") << "as it was trained, where it does not fit otherwise";
+  EXPECT_EQ(one_by_one[1].strategy, config::StrategyName::optimus_2d)
+      << "as it was trained, where it does not fit otherwise";
   EXPECT_EQ(one_by_one[1].data, 2);
 }
 
@@ -198,7 +199,7 @@ config::Config odd_heads() {
   c.model.dropout = 0;
   c.model.n_head = c.model.n_kv_head = 3;
   c.model.d_ff = 24 * 3600;
-  c.parallel.strategy = "fsdp";
+  c.parallel.strategy = config::StrategyName::fsdp;
   c.parallel.shards = 4;
   c.parallel.data = 1;
   c.train.micro_batch = c.train.global_batch = 4;
@@ -219,7 +220,7 @@ TEST(LoadedModel, GeneratesInTheLayoutOfTrainingWhereNothingElseFits) {
     std::vector<int32_t> text;
     comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
       const run::LoadedModel model = run::load_model(world, path, config::generation_layouts, kOneThread);
-      if (world.first()) strategy = model.config.parallel.strategy;
+      if (world.first()) strategy = name_of(model.config.parallel.strategy);
       if (model.runner->replica() > 0) return;
       train::Generator generator(*model.runner);
       const auto emit = [&](int32_t id) {

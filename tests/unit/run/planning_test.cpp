@@ -10,7 +10,7 @@ namespace {
 TEST(Planning, PanelsAreGatheredUnlessARankIsShortOfMemory) {
   config::Config c = configure(Square{4});
   c.model.d_ff = 393216;  // large weights, small activations
-  const auto total = [&](const char* panels) {
+  const auto total = [&](config::Panels panels) {
     config::Config of = c;
     of.parallel.panels = panels;
     setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
@@ -18,11 +18,12 @@ TEST(Planning, PanelsAreGatheredUnlessARankIsShortOfMemory) {
     machine.rank = 2;  // which panels are in memory at the peak depends on the rank
     return setup::plan_run(of, kTinyVocab, machine, true).total;
   };
-  const int64_t gathered = total("gather"), ring = total("ring");
+  const int64_t gathered = total(config::Panels::gather), ring = total(config::Panels::ring);
   ASSERT_LT(ring, gathered);
-  c.parallel.panels = "auto";
-  for (const auto& [limit_of_rank_2, expected] :
-       {std::pair{2 * gathered, "gather"}, {gathered - 1, "ring"}, {ring - 1, "ring"}}) {
+  c.parallel.panels = config::Panels::automatic;
+  for (const auto& [limit_of_rank_2, expected] : {std::pair{2 * gathered, config::Panels::gather},
+                                                  {gathered - 1, config::Panels::ring},
+                                                  {ring - 1, config::Panels::ring}}) {
     Warnings log;
     comm::run_on_threads(16, {.timeout_s = 60}, [&](comm::World& world) {
       setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
@@ -35,7 +36,8 @@ TEST(Planning, PanelsAreGatheredUnlessARankIsShortOfMemory) {
       EXPECT_EQ(plan.total <= machine.memory_limit, limit_of_rank_2 >= ring || world.rank() != 2);
     });
     ASSERT_EQ(log.lines.size(), 1u) << "from the first rank";
-    expect_parts(log.lines[0], {"chosen by memory", format("panels {}", expected)});
+    expect_parts(log.lines[0],
+                 {"chosen by memory", expected == config::Panels::ring ? "panels ring" : "panels gather"});
   }
 }
 

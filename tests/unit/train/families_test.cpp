@@ -73,12 +73,12 @@ TEST_P(FamilyLayouts, FollowOneRankOver20Steps) {
   for (const auto& [name, change] : {Cut{"tensor", [](config::Parallel& p) { p.tensor = 4; }},
                                      {"square",
                                       [](config::Parallel& p) {
-                                        p.strategy = "optimus-2d";
+                                        p.strategy = config::StrategyName::optimus_2d;
                                         p.mesh = {2, 2};
-                                        p.panels = "ring";
+                                        p.panels = config::Panels::ring;
                                       }},
                                      {"grid and replicas", [](config::Parallel& p) {
-                                        p.strategy = "axonn-4d";
+                                        p.strategy = config::StrategyName::axonn_4d;
                                         p.grid = {2, 1, 2};
                                         p.data = 2;
                                         p.zero_stage = 1;
@@ -103,7 +103,7 @@ TEST(PostNorms, AreAsExactAsOneRankWithPartialSumsInFp32) {
       c.model.init_std = 0.02;
       c.model.norm_place = config::NormPlace::post;
       c.model.qk_norm = qk_norm;
-      SCOPED_TRACE(format("{} {} {}", c.parallel.strategy, c.parallel.grid[0],
+      SCOPED_TRACE(format("{} {} {}", name_of(c.parallel.strategy), c.parallel.grid[0],
                           config::kQkNormNames[static_cast<size_t>(qk_norm)]));
       const Config one = on_one_rank(c);
       const Result exact = train(one, DType::f64, 1), rough = train(one, DType::bf16, 10);
@@ -119,7 +119,7 @@ TEST(PostNorms, AreAsExactAsOneRankWithPartialSumsInFp32) {
         return std::pair(largest, std::exp(sum / static_cast<double>(exact.gradients.size())));
       };
       EXPECT_LT(errors(train(c, DType::bf16, 1)).second, 1.6);
-      c.parallel.sum_dtype = "fp32";
+      c.parallel.sum_dtype = DType::f32;
       const Result wide = train(c, DType::bf16, 10);
       EXPECT_LT(errors(wide).first, 1.5);
       EXPECT_LT(errors(wide).second, 1.1);

@@ -7,7 +7,7 @@ namespace {
 
 config::Config fully_sharded(int64_t shards, int64_t sequences, config::Arch arch) {
   config::Config c = tiny_config(arch);
-  c.parallel.strategy = "fsdp";
+  c.parallel.strategy = config::StrategyName::fsdp;
   c.parallel.shards = shards;
   c.parallel.data = 1;
   c.train.micro_batch = c.train.global_batch = sequences;
@@ -25,7 +25,7 @@ BytesByCategory memory_of(const config::Config& c, int ranks, int64_t vocab) {
 
 /// Returns a configuration with ZeRO-1 that has the same ranks, batches and sums.
 config::Config its_replicas(config::Config c) {
-  c.parallel.strategy = "megatron-1d";
+  c.parallel.strategy = config::StrategyName::megatron_1d;
   c.parallel.data = c.parallel.shards;
   c.parallel.shards = 0;
   c.parallel.zero_stage = 1;

@@ -33,7 +33,7 @@ const std::vector<Named>& layouts() {
       {"Megatron1D", configure(MegatronLayout{.tensor = 2, .sequence_parallel = false})},
       {"Megatron1DSequenceParallel", configure(MegatronLayout{.tensor = 2})},
       {"OptimusRing", configure(Square{2})},
-      {"OptimusGather", configure(Square{.q = 2, .panels = "gather"})},
+      {"OptimusGather", configure(Square{.q = 2, .panels = config::Panels::gather})},
       {"Optimus25D", configure(Square{2, 2})},
       {"Axonn", configure(AxonnGrid{2, 1, 2})},
       {"Specs", mixed_specs(config::Arch::gpt2).config},

@@ -140,7 +140,7 @@ TEST(LayoutNumbers, WeightGradientsMayBeSummedInBf16) {
   Config c = configure(AxonnGrid{1, 2, 4, 1});
   c.model.init_std = 0.02;
   const Result &exact = one_rank(c, DType::f64, 1), usual = train(c, DType::bf16, 10);
-  c.parallel.rs_dtype = "bf16";
+  c.parallel.rs_dtype = DType::bf16;
   const Result rounded = train(c, DType::bf16, 10);
   EXPECT_EQ(rounded.measured.at("z").at("reduce_scatter") * 2, usual.measured.at("z").at("reduce_scatter"));
   EXPECT_EQ(rounded.measured.at("z").at("all_gather"), usual.measured.at("z").at("all_gather"));
@@ -151,7 +151,7 @@ TEST(LayoutNumbers, WeightGradientsMayBeSummedInBf16) {
   EXPECT_FALSE(rounded.state == usual.state);
   EXPECT_NEAR(rounded.losses[9], usual.losses[9], 2e-3 * usual.losses[9]);
   Config other = c;  // nothing to round in fp32
-  other.parallel.rs_dtype = "fp32";
+  other.parallel.rs_dtype = DType::f32;
   expect_same_bits(train(c, DType::f32, 2), train(other, DType::f32, 2));
 }
 
@@ -170,17 +170,17 @@ TEST(LayoutNumbers, PartialSumsInFp32AreAsExactAsOneRank) {
     c.model.init_std = 0.02;
     const Result &exact = one_rank(c, DType::f64, 1), &rough = one_rank(c, DType::bf16, 10);
     const Result usual = train(c, DType::bf16, 10);
-    c.parallel.sum_dtype = "fp32";
+    c.parallel.sum_dtype = DType::f32;
     const Result wide = train(c, DType::bf16, 10);
     expect_predicted_bytes(wide, 10);
     // Optimus-2D adds few partial sums in these types: the difference is within the noise of a tiny model.
-    if (c.parallel.strategy != "optimus-2d") {
+    if (c.parallel.strategy != config::StrategyName::optimus_2d) {
       EXPECT_LT(errors(wide, exact), errors(usual, exact));
     }
     EXPECT_LT(errors(wide, exact), 1.1 * errors(rough, exact));
     EXPECT_NEAR(wide.losses[9], rough.losses[9], 2e-3 * rough.losses[9]);
     Config other = c;  // nothing to round in fp32
-    other.parallel.sum_dtype = "bf16";
+    other.parallel.sum_dtype = DType::bf16;
     expect_same_bits(train(c, DType::f32, 2), train(other, DType::f32, 2));
   }
 }

@@ -31,8 +31,8 @@ std::vector<Case> cases() {
   for (const AxonnGrid& g : {AxonnGrid{2, 1, 1}, AxonnGrid{1, 2, 1}, AxonnGrid{1, 1, 2}, AxonnGrid{2, 2, 2},
                              AxonnGrid{1, 2, 2, 2, Arch::llama}})
     add(to_string(g), configure(g));
-  for (const Square& s :
-       {Square{2}, Square{2, 1, 2, Arch::llama}, Square{1, 2}, Square{2, 2, 1, Arch::gpt2, "auto", {1, 1}, "gather"}})
+  for (const Square& s : {Square{2}, Square{2, 1, 2, Arch::llama}, Square{1, 2},
+                          Square{2, 2, 1, Arch::gpt2, config::Stationary::automatic, {1, 1}, config::Panels::gather}})
     add(to_string(s), configure(s));
   for (const Arch arch : {Arch::gpt2, Arch::llama}) {
     const LayoutCase mixed = mixed_specs(arch);

@@ -6,7 +6,7 @@
 namespace trainer::tests {
 namespace {
 
-using config::Recompute;
+using config::Panels, config::Recompute, config::Stationary, config::StrategyName;
 
 constexpr Recompute kRecomputes[] = {Recompute::none, Recompute::selective, Recompute::full};
 
@@ -14,7 +14,7 @@ struct Sizes {
   int64_t b, s, h, heads, layers, vocab;  // b: sequences of a micro-batch
 };
 
-config::Config configure(const Sizes& g, const char* strategy, Recompute recompute = Recompute::none) {
+config::Config configure(const Sizes& g, StrategyName strategy, Recompute recompute = Recompute::none) {
   config::Config c = tiny_config();
   c.model.n_layer = g.layers;
   c.model.n_head = c.model.n_kv_head = g.heads;
@@ -76,7 +76,7 @@ TEST(ClosedForms, OfMegatron) {
     for (const bool sequence_parallel : {false, true})
       for (const Recompute recompute : kRecomputes) {
         SCOPED_TRACE(format("t = {}, {}, recompute {}", t, sequence_parallel, static_cast<int>(recompute)));
-        config::Config c = configure(g, "megatron-1d", recompute);
+        config::Config c = configure(g, StrategyName::megatron_1d, recompute);
         c.parallel.tensor = t;
         c.parallel.sequence_parallel = sequence_parallel;
         Planned planned(c);
@@ -108,8 +108,8 @@ TEST(ClosedForms, OfAxonn) {
                                                 {Recompute::full, g.layers, true}}) {
       SCOPED_TRACE(format("[{}, {}, {}] x {}, recompute {}, kept {}, vocabulary over y {}", x, y, z, data,
                           static_cast<int>(recompute), kept, both));
-      config::Config c = configure(g, "axonn-4d", recompute);
-      c.parallel.vocab_axes = both ? "xy" : "x";
+      config::Config c = configure(g, StrategyName::axonn_4d, recompute);
+      c.parallel.vocab_axes = both ? config::VocabAxes::xy : config::VocabAxes::x;
       c.train.micro_batch = g.b * z;
       c.train.global_batch = g.b * z * data;
       c.parallel.grid = {x, y, z};
@@ -160,8 +160,8 @@ TEST(ClosedForms, OfAxonn) {
 struct Square {
   int64_t q, depth;
   Sizes sizes;  // one square's
-  config::Config config(const char* stationary, const char* panels, Recompute recompute = Recompute::none) const {
-    config::Config c = configure(sizes, "optimus-2d", recompute);
+  config::Config config(Stationary stationary, Panels panels, Recompute recompute = Recompute::none) const {
+    config::Config c = configure(sizes, StrategyName::optimus_2d, recompute);
     c.train.micro_batch = c.train.global_batch = sizes.b * depth;
     c.parallel.mesh = {q, q, depth};
     c.parallel.stationary = stationary;
@@ -183,7 +183,8 @@ TEST(ClosedForms, OfOptimus) {
           const auto& [q, depth, g] = square;
           SCOPED_TRACE(format("q = {}, depth = {}, paper {}, ring {}, recompute {}, keeps {}", q, depth, paper, ring,
                               static_cast<int>(recompute), keeps));
-          config::Config c = square.config(paper ? "paper" : "auto", ring ? "ring" : "gather", recompute);
+          config::Config c = square.config(paper ? Stationary::paper : Stationary::automatic,
+                                           ring ? Panels::ring : Panels::gather, recompute);
           c.parallel.cache_layers = keeps ? g.layers : 0;
           Planned planned(c);
           // Linears send in q ring steps or, like everything else, in one collective.
@@ -236,7 +237,7 @@ TEST(ClosedForms, OfOptimus) {
 TEST(Memory, OfMegatronIsTwoWholeTensorsAtMostNextToTheShards) {
   // With sequence parallelism, tensors of all token rows and all of H are live only while gathered or reduced.
   const Sizes g{2, 8, 32, 8, 3, 64};
-  config::Config c = configure(g, "megatron-1d");
+  config::Config c = configure(g, StrategyName::megatron_1d);
   c.parallel.tensor = 4;
   const int64_t whole = g.b * g.s * g.h * size_of(DType::f32);
   const std::vector<std::string> tags = {"linear.x",          "linear.dx_all", "linear.dy",    "linear.partial",
@@ -251,7 +252,7 @@ TEST(Memory, OfAxonnIsTwoGatheredMatricesAndTwoOutgoingGradientsAtMost) {
   for (const Recompute recompute : kRecomputes)
     for (const int64_t vocab : {64, 2048}) {
       const Sizes g{4, 8, 32, 8, 3, vocab};
-      config::Config c = configure(g, "axonn-4d", recompute);
+      config::Config c = configure(g, StrategyName::axonn_4d, recompute);
       c.train.global_batch = 16;
       c.parallel.grid = {2, 2, 2};
       c.parallel.data = 2;
@@ -274,10 +275,10 @@ TEST(Memory, OfAxonnIsTwoGatheredMatricesAndTwoOutgoingGradientsAtMost) {
 
 TEST(Memory, OfOptimusRingsIsTwoPanelsOfEachOperand) {
   for (const Square& square : kSquares)
-    for (const char* stationary : {"auto", "paper"})
+    for (const Stationary stationary : {Stationary::automatic, Stationary::paper})
       for (int rank = 0; rank < square.q * square.q; ++rank) {
-        SCOPED_TRACE(format("q = {}, rank {}, {}", square.q, rank, stationary));
-        Planned planned(square.config(stationary, "ring"), DType::bf16, rank);
+        SCOPED_TRACE(format("q = {}, rank {}, {}", square.q, rank, static_cast<int>(stationary)));
+        Planned planned(square.config(stationary, Panels::ring), DType::bf16, rank);
         const auto most = [&](const char* tag) {
           return planned.most([&](const Arena::Interval& each) { return each.tag == tag; });
         };
@@ -313,7 +314,8 @@ TEST(SavedActivations, OfMegatronAreTheDocumentedList) {
       const int64_t expected =
           recompute == Recompute::full ? x : x + stats + norm + attention + lse + x + stats + norm + pre + z;
       const auto saved = [&](int64_t layers) {
-        config::Config c = configure({kBatch, kLength, kHidden, kHeads, layers, 64}, "megatron-1d", recompute);
+        config::Config c =
+            configure({kBatch, kLength, kHidden, kHeads, layers, 64}, StrategyName::megatron_1d, recompute);
         c.parallel.tensor = kT;
         c.parallel.sequence_parallel = sequence_parallel;
         return saved_bytes(c);
@@ -325,11 +327,11 @@ TEST(SavedActivations, OfMegatronAreTheDocumentedList) {
 TEST(SavedActivations, OfOptimusAreTheDocumentedListSharedOutOverAllRanks) {
   constexpr int64_t kBatch = 8, kLength = 64, kHidden = 192, kHeads = 16, kLayers = 3;
   for (const auto& [q, depth] : {std::pair<int64_t, int64_t>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {1, 4}})
-    for (const char* panels : {"ring", "gather"})
+    for (const Panels panels : {Panels::ring, Panels::gather})
       for (const Recompute recompute : kRecomputes) {
         SCOPED_TRACE(format("q = {}, depth = {}, recompute {}", q, depth, static_cast<int>(recompute)));
         const Square square{q, depth, {kBatch / depth, kLength, kHidden, kHeads, kLayers, 96}};
-        config::Config c = square.config("auto", panels, recompute);
+        config::Config c = square.config(Stationary::automatic, panels, recompute);
         c.model.dropout = 0;
         const int64_t rows = kBatch * kLength / (q * depth), panel = rows * kHidden / q;
         // A layer's tensors: x, norm, q‖k‖v, context, x1, norm, the activation's input and its output; or less of it.
@@ -348,10 +350,11 @@ mesh::MeshShape shape_of(const config::Config& c) {
 }
 
 TEST(Ranks, OfAxonnAreCountedInTheConfiguredOrder) {
-  for (const std::string order : {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}) {
-    config::Config c = configure({4, 8, 24, 6, 2, 48}, "axonn-4d");
+  for (size_t i = 0; i < std::size(config::kAxisOrderNames); ++i) {
+    const std::string order = config::kAxisOrderNames[i];
+    config::Config c = configure({4, 8, 24, 6, 2, 48}, StrategyName::axonn_4d);
     c.parallel.grid = {2, 3, 4};
-    c.parallel.order = order;
+    c.parallel.order = static_cast<config::AxisOrder>(i);
     c.parallel.data = 2;
     const mesh::MeshShape shape = shape_of(c);
     ASSERT_EQ(shape.world_size(), 48);
@@ -374,7 +377,7 @@ TEST(Ranks, OfOptimusAreReplicaDepthRowColumnOrTilesOfNeighbours) {
   for (const Place& p :
        {Place{3, 2, 2, 6, {1, 1}}, Place{4, 2, 1, 8, {2, 2}}, Place{4, 1, 2, 2, {2, 2}}, Place{4, 1, 1, 2, {1, 4}},
         Place{4, 1, 1, 1, {2, 1}}, Place{6, 1, 1, 3, {3, 2}}, Place{8, 2, 2, 4, {2, 4}}, Place{1, 4, 2, 1, {1, 1}}}) {
-    config::Config c = configure({4, 8, 24, 24, 1, 48}, "optimus-2d");
+    config::Config c = configure({4, 8, 24, 24, 1, 48}, StrategyName::optimus_2d);
     c.model.n_kv_head = p.kv;
     c.parallel.mesh = {p.q, p.q, p.depth};
     c.parallel.node_tile = p.tile;

@@ -23,7 +23,7 @@ Config random_tables(uint64_t seed) {
     Config c = configure(MegatronLayout{.data = 1, .arch = seed % 2 == 0 ? Arch::gpt2 : Arch::llama, .micro_batch = 4});
     c.model.n_layer = 3;
     c.model.n_kv_head = c.model.arch == Arch::llama ? 4 : 24;
-    c.parallel.strategy = "autoddl";
+    c.parallel.strategy = config::StrategyName::autoddl;
     constexpr int64_t kAxes[][6] = {{4, 0}, {2, 2, 0}, {1, 2, 1, 2, 1, 0}, {2, 2, 0}, {2, 1, 1, 1, 1, 2}};
     c.parallel.axes.clear();
     for (const int64_t extent : kAxes[seed % 5])

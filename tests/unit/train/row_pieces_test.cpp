@@ -65,7 +65,7 @@ std::vector<Case> all_cases() {
   // Not in pieces: blocks that do not begin at multiples of 64 rows, and collectives over columns.
   add(MegatronLayout{4, 1, true}, 1040, false);
   add(MegatronLayout{2, 1, false}, 12, false);
-  add(Square{2, 1, 1, config::Arch::gpt2, "auto", {1, 1}, "gather"}, 1024, false);
+  add(Square{2, 1, 1, config::Arch::gpt2, config::Stationary::automatic, {1, 1}, config::Panels::gather}, 1024, false);
   return all;
 }
 

@@ -130,7 +130,7 @@ TEST_P(EveryRun, AllocatesNothingWhereLayersAreCutInDifferentWays) {
   config::Config c = tiny_config(arch());
   c.model.n_head = c.model.n_kv_head = 4;
   c.model.seq_len = 12;
-  c.parallel.strategy = "autoddl";
+  c.parallel.strategy = config::StrategyName::autoddl;
   c.parallel.axes = {2, 2};
   c.parallel.layer = {{"-c", "cr", "c-", "ck", "rf", "kk", "rr"}, {"rc", "rc", "-r", "fc", "kf", "k-", "-k"}};
   c.parallel.layer[0].layers = 1;
