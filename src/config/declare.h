@@ -21,7 +21,7 @@ struct Extra {
   std::string derived = {};
   Value example = {};
   std::vector<StrategyName> strategies = {};
-  std::string belongs_to = {};
+  const Switch* needs = nullptr;
 };
 
 /// A key of the tables in a list of tables (such as data.phase), bound to a member of T.
@@ -187,7 +187,7 @@ class Declare {
     key.derived = std::move(extra.derived);
     key.example = std::move(extra.example);
     key.strategies = std::move(extra.strategies);
-    key.belongs_to = std::move(extra.belongs_to);
+    key.needs = extra.needs;
     return key;
   }
   template <typename T>

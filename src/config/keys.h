@@ -64,19 +64,37 @@ struct Field {
   StringList names;  // the values of a choice
 };
 
+/// A setting of another key without which some keys are ignored, with a warning.
+struct Switch {
+  const char *on, *off;  // for messages: the setting that gives the keys an effect, and the one that takes it away
+  bool (*is_on)(const Config&);
+};
+/// All switches, in the order in which messages list them.
+inline constexpr Switch kSwitches[] = {{"offload.optimizer", "offload.optimizer = \"none\"",
+                                        [](const Config& c) { return c.offload.optimizer != OffloadOptimizer::none; }},
+                                       {"optim.name = \"muon\"", "optim.name = \"adamw\"",
+                                        [](const Config& c) { return c.optim.name == OptimizerName::muon; }}};
+inline constexpr const Switch *kOffload = &kSwitches[0], *kMuon = &kSwitches[1];
+
 struct Key : Field {
   std::string section;
   std::string derived;  // describes how an unset value is derived from other keys (`initial` then means "not set")
   Value example;        // shown in the reference if the configuration could not run with the default
   std::string unit, help;
   std::vector<StrategyName> strategies;  // with others the key is ignored, with a warning; empty: used by all
-  std::string belongs_to;                // "offload" or "muon"; without them the key is ignored with a warning
-  std::vector<Field> members;            // members of each table, if the type is tables
+  const Switch* needs = nullptr;
+  std::vector<Field> members;  // members of each table, if the type is tables
   std::function<Value(const Config&)> get;
   std::function<void(Config&, const Value&)> set;
 
   /// True if the key belongs to the strategy, and not to all. No key belongs to "auto".
   bool belongs(StrategyName strategy) const { return std::ranges::count(strategies, strategy) > 0; }
+  /// With strategy "auto" the keys of all strategies have an effect: the planner uses them.
+  bool has_effect(const Config& config) const {
+    const StrategyName strategy = config.parallel.strategy;
+    if (needs != nullptr) return needs->is_on(config);
+    return strategies.empty() || strategy == StrategyName::automatic || belongs(strategy);
+  }
   std::string path() const { return section + "." + name; }
 };
 

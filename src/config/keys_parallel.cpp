@@ -141,23 +141,21 @@ void declare_parallel(std::vector<Key>& keys) {
 
 void declare_offload(std::vector<Key>& keys) {
   Declare<Offload> offload(keys, "offload", &Config::offload);
-  constexpr const char* kOffload = "offload";
   offload.choice(
       "optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
       "Optimizer offload: where master weights and moments are stored and updated. none: on the device; cpu: in "
       "host memory, by the CPU; interleaved: in host memory, partly by the CPU and partly by the device. "
       "Results are bitwise identical.");
-  offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.belongs_to = kOffload},
+  offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.needs = kOffload},
                "interleaved: share of the subgroups that are copied to the device and back for their update: a "
                "fraction \"a/b\" or a number from 0 to 1; \"auto\": chosen from measured rates.");
   offload.integer("subgroup", &Offload::subgroup, 100'000'000,
-                  {.range = between(64, 1e12), .unit = "elements", .belongs_to = kOffload},
+                  {.range = between(64, 1e12), .unit = "elements", .needs = kOffload},
                   "Largest number of elements in a subgroup, which is updated as a unit.");
-  offload.integer("slots", &Offload::slots, 3, {.range = between(1, 64), .unit = "subgroups", .belongs_to = kOffload},
+  offload.integer("slots", &Offload::slots, 3, {.range = between(1, 64), .unit = "subgroups", .needs = kOffload},
                   "interleaved: number of subgroups that fit on the device at a time, including those being "
                   "copied in or out.");
-  offload.integer("resident", &Offload::resident, 0,
-                  {.range = between(0, 1e6), .unit = "subgroups", .belongs_to = kOffload},
+  offload.integer("resident", &Offload::resident, 0, {.range = between(0, 1e6), .unit = "subgroups", .needs = kOffload},
                   "interleaved: number of subgroups, from the first, that stay on the device.");
   offload.choice("grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"},
                  "Type in which gradients are copied to the host. bf16: half the bytes, but every gradient is rounded "
@@ -166,7 +164,7 @@ void declare_offload(std::vector<Key>& keys) {
   offload.boolean("pinned", &Offload::pinned, true,
                   "Pin host memory, so that copies to and from a GPU run at link speed and overlap with kernels. "
                   "If the system refuses to pin memory, it stays pageable, and the log says so.",
-                  {.belongs_to = kOffload});
+                  {.needs = kOffload});
 }
 
 }  // namespace trainer::config

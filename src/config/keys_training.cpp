@@ -92,38 +92,37 @@ void declare_optim(std::vector<Key>& keys) {
 }
 
 void declare_muon(std::vector<Key>& keys) {
-  constexpr const char* kMuon = "muon";
   Declare<Muon> muon(keys, "muon", &Config::muon);
-  muon.number("momentum", &Muon::momentum, 0.95, {.range = fraction(), .belongs_to = kMuon},
+  muon.number("momentum", &Muon::momentum, 0.95, {.range = fraction(), .needs = kMuon},
               "Momentum: decay rate of the average of gradients.");
   muon.boolean("nesterov", &Muon::nesterov, true,
                "Nesterov momentum: blend the current gradient into the direction of the update once more.",
-               {.belongs_to = kMuon});
-  muon.integer("steps", &Muon::steps, 5, {.range = between(1, 20), .unit = "iterations", .belongs_to = kMuon},
+               {.needs = kMuon});
+  muon.integer("steps", &Muon::steps, 5, {.range = between(1, 20), .unit = "iterations", .needs = kMuon},
                "Newton-Schulz iterations that orthogonalize an update.");
   muon.choice(
       "coefficients", &Muon::coefficients, MuonCoefficients::jordan, {"jordan", "polar"},
       "Coefficients of the iterations: Jordan's triple, or the five triples of Polar Express, the last one in all "
       "further iterations.",
-      {.belongs_to = kMuon});
+      {.needs = kMuon});
   muon.choice("scale", &Muon::scale, MuonScale::rms, {"rms", "spectral"},
               "Length of an update. rms: 0.2 * sqrt(max(in, out)), about that of AdamW, so that optim.lr keeps its "
               "meaning; spectral: sqrt(max(1, out / in)), for learning rates near 0.02.",
-              {.belongs_to = kMuon});
-  muon.number("lr_ratio", &Muon::lr_ratio, 1, {.range = above(0), .belongs_to = kMuon},
+              {.needs = kMuon});
+  muon.number("lr_ratio", &Muon::lr_ratio, 1, {.range = above(0), .needs = kMuon},
               "Learning rate of the matrices relative to that of the schedule.");
   muon.number("weight_decay", &Muon::weight_decay, -1,
-              {.range = at_least(0), .derived = "optim.weight_decay", .belongs_to = kMuon},
+              {.range = at_least(0), .derived = "optim.weight_decay", .needs = kMuon},
               "Weight decay of the matrices, multiplied by the schedule's learning rate.");
   muon.choice(
       "compute", &Muon::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"},
       "Type of the iterations' matrices; auto: that of the run. In fp32 small singular values of the momentum are "
       "preserved better than in bf16.",
-      {.belongs_to = kMuon});
+      {.needs = kMuon});
   muon.choice("owners", &Muon::owners, MuonOwners::all, {"all", "replica"},
               "Ranks among which the matrices are divided: all, or those of each replica, which exchanges nothing "
               "between replicas but repeats the work in each. Results are bitwise identical.",
-              {.belongs_to = kMuon});
+              {.needs = kMuon});
 }
 
 }  // namespace trainer::config

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "base/files.h"
 #include "base/join.h"
@@ -10,10 +11,10 @@
 #include "config/fit.h"
 #include "config/foreign_names.h"
 #include "config/keys.h"
-#include "config/layouts.h"
 #include "config/mistakes.h"
 #include "config/resolve.h"
 #include "config/stored_settings.h"
+#include "config/strategies.h"
 #include "config/suggest.h"
 #include "config/text.h"
 #include "config/toml_reader.h"
@@ -54,7 +55,7 @@ class Loader {
   Mistakes mistakes_;
   Config config_;
   bool readable_ = true;
-  StringList idle_;
+  std::vector<const Key*> set_;  // in the order in which they were first set
 };
 
 /// True if a word looks like a TOML string or list and must therefore parse as one. A glob such as [ab]*.txt does not.
@@ -122,7 +123,7 @@ void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
   if (auto* tables = std::get_if<TableList>(&value); tables != nullptr && !check_members(key, *tables, at)) return;
   key.set(config_, value);
   config_.origins[key.path()] = at;
-  if (!key.belongs_to.empty() || !key.strategies.empty()) idle_.push_back(key.path());
+  if (std::ranges::count(set_, &key) == 0) set_.push_back(&key);
 }
 
 void Loader::read(std::string_view text) try {
@@ -256,30 +257,19 @@ std::optional<TomlNode> Loader::read_word(const Field& field, const std::string&
   return std::nullopt;
 }
 
+/// Warns about keys that have no effect with the strategy, or with their switch.
 void Loader::warn_of_idle_keys() const {
-  StringList named;
-  bool offload = false, muon = false, strategy = false;
-  for (const std::string& path : idle_) {
-    const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
-    if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
-    if (key->belongs_to == "muon" && config_.optim.name == OptimizerName::muon) continue;
-    const bool changed = key->get(config_) != key->initial;
-    const bool kept = !key->strategies.empty() && is_automatic(config_);  // the planner will use the key
-    if (!changed || kept || key->belongs(config_.parallel.strategy)) continue;
-    (key->belongs_to == "offload" ? offload : key->belongs_to == "muon" ? muon : strategy) = true;
-    StringList names;
-    for (const StrategyName each : key->strategies) names.emplace_back(name_of(each));
-    const std::string needs = key->belongs_to == "offload" ? "offload.optimizer"
-                              : key->belongs_to == "muon"  ? "optim.name = \"muon\""
-                                                           : format("parallel.strategy: {}", fmt::join(names, ", "));
-    std::string name = format("{} (needs {})", path, needs);
-    if (std::ranges::count(named, name) == 0) named.push_back(std::move(name));
+  StringList named, causes;
+  std::set<const Switch*> off;  // null: the strategy
+  for (const Key* key : set_) {
+    if (key->has_effect(config_) || key->get(config_) == key->initial) continue;
+    off.insert(key->needs);
+    named.push_back(format("{} (needs {})", key->path(), needs_text(*key)));
   }
   if (named.empty()) return;
-  StringList causes;
-  if (strategy) causes.push_back(format("parallel.strategy = \"{}\"", name_of(config_.parallel.strategy)));
-  if (offload) causes.push_back("offload.optimizer = \"none\"");
-  if (muon) causes.push_back("optim.name = \"adamw\"");
+  if (off.contains(nullptr)) causes.push_back(format("parallel.strategy = \"{}\"", name_of(config_.parallel.strategy)));
+  for (const Switch& each : kSwitches)
+    if (off.contains(&each)) causes.emplace_back(each.off);
   log::warning("{}: has no effect with {}: {}; set what {}, or remove {}", config_.path, fmt::join(causes, " and "),
                fmt::join(named, ", "), named.size() > 1 ? "they need" : "it needs",
                named.size() > 1 ? "the keys" : "the key");

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "base/join.h"
+#include "config/strategies.h"
 
 namespace trainer::config {
 namespace {
@@ -171,6 +172,13 @@ std::string recompute_text(const Train& train) {
   std::string text = kRecomputeNames[static_cast<size_t>(train.recompute)];
   if (train.recompute_layers > 0) text += format("+{}", train.recompute_layers);
   return text;
+}
+
+std::string needs_text(const Key& key) {
+  if (key.needs != nullptr) return key.needs->on;
+  StringList names;
+  for (const StrategyName strategy : key.strategies) names.emplace_back(name_of(strategy));
+  return format("parallel.strategy: {}", fmt::join(names, ", "));
 }
 
 std::string reference() {

@@ -19,6 +19,9 @@ std::string show(const Config& config);
 /// Returns "none", "selective" or "full"; with recompute_layers = 3, "none+3" or "selective+3".
 std::string recompute_text(const Train& train);
 
+/// Returns the setting that gives a key its effect: "parallel.strategy: fsdp, autoddl" or "offload.optimizer".
+std::string needs_text(const Key& key);
+
 /// Returns all keys with default, range, unit and meaning: configs/reference.toml.
 std::string reference();
 
