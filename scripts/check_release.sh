@@ -45,6 +45,7 @@ inside() {
   "$trainer" --version | head -2
   expect "libraries outside the archive" "ld-linux-x86-64.so.2 libc.so.6 libm.so.6 linux-vdso.so.1" \
     "$(ldd "$folder/lib/trainer/trainer" | grep -v "$folder" | awk '{print $1}' | xargs -n1 basename | sort | xargs)"
+  [ -e "$folder/share/trainer/docs/README.md" ] || { echo "FAILED: the archive has no manual"; exit 1; }
   local solo two status=0
   solo=$(steps "$trainer")
   echo "ok: training without MPI, losses $solo"
