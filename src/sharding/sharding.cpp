@@ -1,6 +1,7 @@
 #include "sharding/sharding.h"
 
 #include "base/error.h"
+#include "base/join.h"
 
 namespace trainer::sharding {
 namespace {
@@ -114,6 +115,12 @@ ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
       s.groups.insert(s.groups.end(), {{"kv", kv}, {"rep", cols & ~kv}});
   }
   return s;
+}
+
+std::string text_of(const Stages& stages) {
+  if (stages.count == 1) return {};
+  const char* const schedule = stages.schedule == PipelineSchedule::zb_h1 ? "zb-h1" : "1f1b";
+  return format("{} stages x {} {} {}", stages.count, stages.chunks, schedule, fmt::join(stages.layers, ","));
 }
 
 ModelSharding anonymous(const ModelSharding& sharding) {

@@ -2,8 +2,8 @@
 // ModelSharding: the sharding of a model over ranks, as one value. Rules, the planner, checkpoints and the trainer read
 // it; config/strategies.h creates it from the keys of a named strategy or from sharding specs (tables of letters).
 //
-// Possible extensions: pipeline stages would add a member to ModelSharding, context parallelism an axis set to Spread,
-// and expert parallelism an axis set to LinearSharding.
+// Possible extensions: context parallelism would add an axis set to Spread, and expert parallelism one to
+// LinearSharding.
 #include <bit>
 #include <cstdint>
 #include <map>
@@ -75,6 +75,24 @@ struct Layer {
   bool operator==(const Layer&) const = default;
 };
 
+/// The order in which stages run passes (sharding/pipeline.h). 1f1b: one forward and one backward pass each; several
+/// chunks per stage are interleaved. zb-h1: 1f1b in which later passes compute the weight gradients.
+enum class PipelineSchedule : uint8_t { one_forward_one_backward, zb_h1 };
+
+/// Pipeline stages: chunks of consecutive layers on different ranks. Chunk c is on stage c % count. The embedding is in
+/// the first chunk, final norm and head are in the last one.
+struct Stages {
+  int64_t count = 1, chunks = 1;  // stages; chunks per stage
+  PipelineSchedule schedule = PipelineSchedule::one_forward_one_backward;
+  std::vector<int64_t> layers;  // by chunk, in model order; empty: not decided yet
+
+  int64_t last_chunk() const { return count * chunks - 1; }
+  bool operator==(const Stages&) const = default;
+};
+
+/// Returns a text that distinguishes stages: "4 stages x 1 1f1b 12,13,13,10"; empty if there is one stage.
+std::string text_of(const Stages& stages);
+
 struct ModelSharding {
   /// Outermost first: ranks are numbered row-major. The axis or group "data" is found by name. It comes before all axes
   /// that split rows, since replicas have different rows.
@@ -85,6 +103,7 @@ struct ModelSharding {
   VocabSpread table;
   bool overlap = true;     // false: collectives on activations block immediately (no overlap)
   bool wide_sums = false;  // partial sums of activations are communicated in the accumulator type
+  Stages stages;
 
   /// Returns the product of these axes' sizes.
   int64_t ranks(AxisSet set) const;

@@ -229,7 +229,7 @@ void Trainer::plan_training(const ProgramRecorders& recorders) {
   batch.dropout = true;
   batch.z_loss = config_.train.z_loss;
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  actions_ = sharding::lists_of(accumulation()).front();
+  actions_ = sharding::lists_of(sharding_.stages, accumulation()).front();
   const std::vector<sharding::Repeated> kinds = sharding::kinds_of(actions_, accumulation());
   // The order of gathers is the same in all actions of a program.
   sharding::ActionKind any = kinds.front().kind;
