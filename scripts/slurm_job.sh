@@ -15,7 +15,8 @@ case ${1:-} in
   '' | --help | -h) sed -n '2,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
 esac
 
-srun --mpi="${SLURM_MPI:-pmix}" "${TRAINER:-trainer}" train "$@"
+# srun does not take over --cpus-per-task from the job since Slurm 22.05.
+srun --mpi="${SLURM_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${TRAINER:-trainer}" train "$@"
 status=$?
 if [ "$status" = 75 ]; then  # saved after the signal
   echo "saved; requeued to resume"

@@ -41,7 +41,7 @@ run_tests() {
   local failed
   failed=$(sed 's/^[0-9]*://' "build-$1/Testing/Temporary/LastTestsFailed.log")
   ! grep -Evq "$by_clock" <<< "$failed" || return
-  say "Once more, alone: tests by the clock, which a busy machine can make fail: ${failed//$'\n'/ }"
+  say "Once more, one at a time: tests by the clock, which a busy machine can make fail: ${failed//$'\n'/ }"
   ctest --preset "$1" --rerun-failed
 }
 

@@ -248,7 +248,7 @@ struct Parallel {
   VocabAxes vocab_axes = VocabAxes::automatic;  // axonn-4d
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
   int64_t cache_layers = 0;
-  DType rs_dtype = DType::f32, sum_dtype = DType::bf16;  // of gradients, of activations; f32 or bf16
+  DType rs_dtype = DType::f32, sum_dtype = DType::bf16;  // f32 or bf16: sums of gradients and of activations
   std::vector<int64_t> mesh = {1, 1};                    // optimus-2d: rows, columns and optionally depth
   Stationary stationary = Stationary::automatic;         // optimus-2d, as is the next
   Panels panels = Panels::automatic;

@@ -11,7 +11,7 @@
 namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
-constexpr int64_t kLogFormat = 2;  // of metrics.jsonl, in start events; a value may be absent if a run does not use it
+constexpr int64_t kLogFormat = 2;  // stored in start events; values that a run does not use may be absent
 
 /// Returns a value as text: a string without its quotes, null as an empty string.
 std::string to_text(const Json& value);
