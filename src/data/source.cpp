@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "base/checksum.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/files.h"
-#include "base/log.h"
 #include "base/units.h"
 #include "config/file_kind.h"
 #include "config/resolve.h"
@@ -18,6 +16,7 @@
 #include "data/file_parts.h"
 #include "data/source_checks.h"
 #include "data/statistics.h"
+#include "data/stream_of_files.h"
 
 namespace trainer::data {
 namespace {
@@ -58,60 +57,6 @@ class TemporaryFolder {
  private:
   fs::path path_;
 };
-
-/// Opens token files as one stream. Files with a manifest next to them must match it.
-std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
-  for (const std::string& file : files)
-    if (const std::string damage = damage_of_tokens(file); !damage.empty())
-      throw Error(Code::data, damage + "; recreate it with `trainer tokenize`");
-  return std::make_shared<TokenStream>(files);
-}
-
-/// Opens the files as one stream. Tokens of text are read from `output` if they are complete there; otherwise the
-/// text is tokenized to `place()`. Returns null when stopped.
-std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
-                                         const Tokenizer* tokenizer, const fs::path& output,
-                                         const std::function<fs::path()>& place, const OpenOptions& options) {
-  if (all_token_files(files, data.format)) {
-    const std::shared_ptr<TokenStream> stream = open_tokens(files);
-    if (data.separate_documents && tokenizer != nullptr) stream->end_documents_with(tokenizer->eos());
-    return stream;
-  }
-  const auto tokens_file = [&](const auto& file) { return file_kind(file, data.format) == FileKind::tokens; };
-  if (const auto tokens = std::ranges::find_if(files, tokens_file); tokens != files.end()) {
-    throw Error(Code::data,
-                fmt::format("{}: token files and text cannot be mixed in one list ({}); turn the text into tokens "
-                            "first with `trainer tokenize`",
-                            *tokens, *std::ranges::find_if_not(files, tokens_file)));
-  }
-  if (tokenizer == nullptr) {
-    throw Error(Code::config,
-                fmt::format("data.tokenizer: {} is text and needs a tokenizer: \"train\", or the file or folder of one",
-                            files.front()));
-  }
-  TokenizeOptions how{.text = text_options(data),
-                      .threads = options.threads,
-                      .stop = options.stop,
-                      .progress = options.progress,
-                      .busy = options.busy};
-  const double start = now_seconds();
-  std::optional<TokenizeResult> found = find_tokens(files, *tokenizer, output, how.text, {options.stop, options.busy});
-  if (!found && fs::exists(output))
-    for (const std::string& file : files)
-      if (!fs::exists(file))
-        throw Error(Code::data, fmt::format("{0} not found, and {1} does not contain all of its tokens; restore {0}",
-                                            file, output.string()));
-  how.from_scratch = true;
-  const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
-  if (!result.finished) return nullptr;
-  if (!result.reused) {
-    log::info("{}: {} tokens in {}, {:.2f} bytes per token, {:.1f} s", result.tokens_file.string(), result.tokens,
-              counted(result.documents, "document"),
-              static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens), now_seconds() - start);
-  }
-  warn_of_flaws(result, how.text);
-  return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
-}
 
 /// Decides which tokens begin and end documents. Where neither a checkpoint nor data.bos does, token files made with
 /// the same tokenizer decide, if there are any: the settings of the tokenizer's files may be missing here.
@@ -203,108 +148,154 @@ std::vector<WeightChange> weight_changes(const config::Config& config, const Tra
   return changes;
 }
 
-Datasets open_data(const config::Config& config, const OpenOptions& options) try {
-  const config::Data& data = config.data;
-  const fs::path cache = cache_folder(config, options);
-  std::vector<FilePart> parts = training_parts(data);
-  for (FilePart& part : parts)
-    naming("data.source", part.name,
-           [&] { part.files = present_or_known(part.data.train, cache / part.tokens, part.data.format); });
-  const std::vector<std::string>& files = parts.front().files;
-  if (files.empty()) throw Error(Code::config, "data.train: no training files");
-  Datasets result;
-  result.stopped = "tokenizing";
-  const auto open = [&](const std::vector<std::string>& list, const config::Data& settings, const std::string& name) {
-    const auto place = [&] {
-      if (!options.stage || !fs::exists(cache / name)) return cache / name;
-      result.staged = true;
-      return cache / kStaged / name;
-    };
-    return open_stream(list, settings, result.tokenizer ? &*result.tokenizer : nullptr, cache / name, place, options);
-  };
-  const auto only_tokens = [](const FilePart& part) { return all_token_files(part.files, part.data.format); };
-  if (data.tokenizer == "train" && std::ranges::all_of(parts, only_tokens))
-    throw Error(Code::config,
-                fmt::format("data.tokenizer: \"train\" requires text, but {} contains tokens", files.front()));
-  if (!options.tokenizer.empty()) {
-    result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer", options.special);
-  } else if (data.tokenizer == "train") {
-    result.tokenizer = trained_tokenizer(data, parts, cache, {options.stop, options.busy});
-  } else if (!data.tokenizer.empty()) {
-    result.tokenizer = Tokenizer::load(data.tokenizer);
-    vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
-  }
-  result.special = options.special;
-  if (result.tokenizer) {
-    if (!options.special.empty() && (options.bos_of.empty() || options.bos_of == result.tokenizer->hash()))
-      result.tokenizer->use_special(options.special);
-    choose_ends(data, parts, options, *result.tokenizer);
-    result.special = result.tokenizer->special();
-  }
-  const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
-  std::vector<std::shared_ptr<TokenStream>> streams;
-  for (const FilePart& part : parts) {
-    streams.push_back(naming("data.source", part.name, [&] { return open(part.files, part.data, part.tokens); }));
-    if (!streams.back()) return result;
-  }
-  const TokenStream& tokens = *streams.front();
-  result.vocab = tokenizer != nullptr ? vocabulary_of(tokenizer->vocab_size(), data.tokenizer, config)
-                                      : vocabulary_of(tokens.info().vocab_size, tokens.name(), config);
-  const int64_t most = kScannedAtStart / static_cast<int64_t>(parts.size());
-  for (size_t i = 0; i < parts.size(); ++i)
-    naming("data.source", parts[i].name,
-           [&] { require_vocabulary(*streams[i], tokenizer, result.vocab, options.threads, most); });
-  require_one_tokenizer(parts, streams);
-  result.bos = tokenizer != nullptr ? tokenizer->bos() : streams.front()->info().bos;
-  if (tokenizer == nullptr && data.bos != config::Bos::automatic && (data.bos == config::Bos::on) != (result.bos >= 0))
-    throw Error(
-        Code::config,
-        fmt::format("data.bos: \"{}\", but the documents of {} begin with {}; use \"auto\", or tokenize the text "
-                    "again",
-                    data.bos == config::Bos::on ? "on" : "off", streams.front()->name(), bos_text(result.bos)));
+namespace {
 
-  const int64_t seq_len = config.model.seq_len;
-  const auto seed = static_cast<uint64_t>(config.run.seed);
-  for (const FilePart& part : validation_parts(data)) {
-    const bool finished = naming("data.validation", part.name, [&] {
-      const auto val =
-          open(present_or_known(part.data.train, cache / part.tokens, part.data.format), part.data, part.tokens);
-      if (!val) return false;
-      require_vocabulary(*val, tokenizer, result.vocab, options.threads);
-      if (tokenizer == nullptr) require_bos(*val, result.bos);
-      result.val.push_back({part.name, TokenDataset(val, seq_len, seed)});
-      return true;
-    });
-    if (!finished) return result;
+/// Opens the data of a run: the tokenizer, then the training files, then those for validation. Each step uses the
+/// results of the ones before it.
+class Opening {
+ public:
+  Opening(const config::Config& config, const OpenOptions& options)
+      : config_(config),
+        data_(config.data),
+        options_(options),
+        cache_(cache_folder(config, options)),
+        parts_(training_parts(data_)) {}
+
+  Datasets open() && {
+    result_.stopped = "tokenizing";
+    find_training_files();
+    open_tokenizer();
+    if (!open_training_files()) return std::move(result_);
+    if (!open_validation_files()) return std::move(result_);
+    split_sources();
+    result_.val_hash = hash_validation(result_.val);
+    result_.followed = config::followed_set(config_);
+    if (!result_.val.empty())
+      result_.unigram_entropy =
+          unigram_entropy(*result_.train, result_.val[result_.followed].dataset, result_.vocab, options_.threads);
+    return std::move(result_);
   }
-  std::vector<NamedDataset> sources;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const std::string& name = parts[i].name;
-    const std::shared_ptr<TokenStream>& stream = streams[i];
-    naming("data.source", name, [&] {
-      sources.push_back(training_source(config, name, stream));
-      const int64_t end = sources.back().dataset.end();
-      if (has_tails(data)) result.val.push_back({name, TokenDataset(stream, seq_len, seed, end)});
-      result.source_hashes[name] = to_string(checksum_of(fmt::format("{} {}", stream->fingerprint(), end)));
-    });
+
+ private:
+  const Tokenizer* tokenizer() const { return result_.tokenizer ? &*result_.tokenizer : nullptr; }
+  TokenDataset dataset(const std::shared_ptr<TokenStream>& stream, int64_t begin = 0) const {
+    return {stream, config_.model.seq_len, static_cast<uint64_t>(config_.run.seed), begin};
   }
-  std::ranges::sort(sources, {}, &NamedDataset::name);
-  result.train.emplace(std::move(sources));
-  result.data_hash = result.source_hashes.begin()->second;
-  if (result.train->is_mixed()) {
+  /// Opens files whose tokens have the given name in the cache; null: stopped.
+  std::shared_ptr<TokenStream> stream(const std::vector<std::string>& files, const config::Data& settings,
+                                      const std::string& name) {
+    const auto place = [&] {
+      if (!options_.stage || !fs::exists(cache_ / name)) return cache_ / name;
+      result_.staged = true;
+      return cache_ / kStaged / name;
+    };
+    return open_stream(files, settings, tokenizer(), cache_ / name, place, options_);
+  }
+
+  void find_training_files() {
+    for (FilePart& part : parts_)
+      naming("data.source", part.name,
+             [&] { part.files = present_or_known(part.data.train, cache_ / part.tokens, part.data.format); });
+    if (parts_.front().files.empty()) throw Error(Code::config, "data.train: no training files");
+    const auto only_tokens = [](const FilePart& part) { return all_token_files(part.files, part.data.format); };
+    if (data_.tokenizer == "train" && std::ranges::all_of(parts_, only_tokens))
+      throw Error(Code::config, fmt::format("data.tokenizer: \"train\" requires text, but {} contains tokens",
+                                            parts_.front().files.front()));
+  }
+
+  void open_tokenizer() {
+    if (!options_.tokenizer.empty()) {
+      result_.tokenizer = Tokenizer::from_bytes(options_.tokenizer, "the tokenizer", options_.special);
+    } else if (data_.tokenizer == "train") {
+      result_.tokenizer = trained_tokenizer(data_, parts_, cache_, {options_.stop, options_.busy});
+    } else if (!data_.tokenizer.empty()) {
+      result_.tokenizer = Tokenizer::load(data_.tokenizer);
+      vocabulary_of(result_.tokenizer->vocab_size(), data_.tokenizer, config_);
+    }
+    result_.special = options_.special;
+    if (!result_.tokenizer) return;
+    if (!options_.special.empty() && (options_.bos_of.empty() || options_.bos_of == result_.tokenizer->hash()))
+      result_.tokenizer->use_special(options_.special);
+    choose_ends(data_, parts_, options_, *result_.tokenizer);
+    result_.special = result_.tokenizer->special();
+  }
+
+  /// Returns false if stopped, as the next one does.
+  bool open_training_files() {
+    for (const FilePart& part : parts_) {
+      streams_.push_back(naming("data.source", part.name, [&] { return stream(part.files, part.data, part.tokens); }));
+      if (!streams_.back()) return false;
+    }
+    const TokenStream& tokens = *streams_.front();
+    result_.vocab = tokenizer() != nullptr ? vocabulary_of(tokenizer()->vocab_size(), data_.tokenizer, config_)
+                                           : vocabulary_of(tokens.info().vocab_size, tokens.name(), config_);
+    const int64_t most = kScannedAtStart / static_cast<int64_t>(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i)
+      naming("data.source", parts_[i].name,
+             [&] { require_vocabulary(*streams_[i], tokenizer(), result_.vocab, options_.threads, most); });
+    require_one_tokenizer(parts_, streams_);
+    result_.bos = tokenizer() != nullptr ? tokenizer()->bos() : tokens.info().bos;
+    if (tokenizer() == nullptr && data_.bos != config::Bos::automatic &&
+        (data_.bos == config::Bos::on) != (result_.bos >= 0))
+      throw Error(
+          Code::config,
+          fmt::format("data.bos: \"{}\", but the documents of {} begin with {}; use \"auto\", or tokenize the text "
+                      "again",
+                      data_.bos == config::Bos::on ? "on" : "off", tokens.name(), bos_text(result_.bos)));
+    return true;
+  }
+
+  bool open_validation_files() {
+    for (const FilePart& part : validation_parts(data_)) {
+      const bool finished = naming("data.validation", part.name, [&] {
+        const auto val =
+            stream(present_or_known(part.data.train, cache_ / part.tokens, part.data.format), part.data, part.tokens);
+        if (!val) return false;
+        require_vocabulary(*val, tokenizer(), result_.vocab, options_.threads);
+        if (tokenizer() == nullptr) require_bos(*val, result_.bos);
+        result_.val.push_back({part.name, dataset(val)});
+        return true;
+      });
+      if (!finished) return false;
+    }
+    return true;
+  }
+
+  /// Splits the training streams into training and validation, and makes the mixture.
+  void split_sources() {
+    std::vector<NamedDataset> sources;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const std::string& name = parts_[i].name;
+      naming("data.source", name, [&] {
+        sources.push_back(training_source(config_, name, streams_[i]));
+        const int64_t end = sources.back().dataset.end();
+        if (has_tails(data_)) result_.val.push_back({name, dataset(streams_[i], end)});
+        result_.source_hashes[name] = to_string(checksum_of(fmt::format("{} {}", streams_[i]->fingerprint(), end)));
+      });
+    }
+    std::ranges::sort(sources, {}, &NamedDataset::name);
+    result_.train.emplace(std::move(sources));
+    result_.data_hash = result_.source_hashes.begin()->second;
+    if (!result_.train->is_mixed()) return result_.source_hashes.clear();
     std::string facts;
-    for (const auto& [name, hash] : result.source_hashes) facts += fmt::format("{} {}\n", name, hash);
-    result.data_hash = to_string(checksum_of(facts));
-    result.train->set_mixture({{}, 0, weight_changes(config, *result.train)});
-  } else {
-    result.source_hashes.clear();
+    for (const auto& [name, hash] : result_.source_hashes) facts += fmt::format("{} {}\n", name, hash);
+    result_.data_hash = to_string(checksum_of(facts));
+    result_.train->set_mixture({{}, 0, weight_changes(config_, *result_.train)});
   }
-  result.val_hash = hash_validation(result.val);
-  result.followed = config::followed_set(config);
-  if (!result.val.empty())
-    result.unigram_entropy =
-        unigram_entropy(*result.train, result.val[result.followed].dataset, result.vocab, options.threads);
-  return result;
+
+  const config::Config& config_;
+  const config::Data& data_;
+  const OpenOptions& options_;
+  fs::path cache_;
+  std::vector<FilePart> parts_;
+  std::vector<std::shared_ptr<TokenStream>> streams_;  // of the parts
+  Datasets result_;
+};
+
+}  // namespace
+
+Datasets open_data(const config::Config& config, const OpenOptions& options) try {
+  return Opening(config, options).open();
 } catch (const Interrupted& interrupted) {
   Datasets none;
   none.stopped = interrupted.what();
