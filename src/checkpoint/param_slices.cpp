@@ -44,6 +44,10 @@ std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool st
   store.settle();
   return slices(store, states, true);
 }
+std::vector<TensorSlice> slices_held(const params::ParamStore& store, bool states) {
+  store.settle();
+  return slices(store, states, false);
+}
 std::vector<TensorSlice> slices_to_fill(const params::ParamStore& store, bool states) {
   store.forget();
   return slices(store, states, false);

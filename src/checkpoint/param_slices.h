@@ -13,6 +13,8 @@ namespace trainer::checkpoint {
 ///
 /// Returns the slices that this rank owns, so that all ranks together cover each tensor exactly once.
 std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool states);
+/// Returns all slices that this rank holds, copies included, for reading.
+std::vector<TensorSlice> slices_held(const params::ParamStore& store, bool states);
 /// Returns all slices that this rank holds. Call store.refresh_compute() after they are filled.
 std::vector<TensorSlice> slices_to_fill(const params::ParamStore& store, bool states);
 
