@@ -318,8 +318,12 @@ void declare_debug(std::vector<Key>& keys) {
                 "measure their cost. Results are bitwise identical.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
                 "Steps between checks that the weights of all replicas are bitwise equal; 0: never.");
-  debug.list("inject", &Debug::inject, {},
-             "Faults to inject. \"delay:SECONDS\": delay each message by a random time of at most SECONDS.");
+  debug.list(
+      "inject", &Debug::inject, {},
+      "Faults to inject. \"delay:SECONDS\": delay each message by a random time of at most SECONDS. For `trainer "
+      "verify`, whose checks must find them: \"gradient:RANK:TENSOR:ELEMENT:BIT\" and "
+      "\"weight:RANK:TENSOR:ELEMENT:BIT\" flip a bit of that rank's copy, \"message:RANK:BYTE\" of what it sends, "
+      "\"file:RANK:BYTE\" of its checkpoint file; training ignores these.");
   debug.string("emulate_device", &Debug::emulate_device, "", {},
                "With offload on a CPU: simulate each update on a device with these rates and log the simulated time. "
                "\"h100\", \"a100\", or "

@@ -9,6 +9,7 @@
 #include "base/units.h"
 #include "config/checker.h"
 #include "config/families.h"
+#include "config/faults.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
 #include "config/text.h"
@@ -280,8 +281,10 @@ void check_offload(const Config& config, Checker& checker) {
 
 void check_debug(const Debug& debug, Checker& checker) {
   for (const std::string& fault : debug.inject)
-    checker.require(injected_delay(fault).has_value(), {"debug.inject"},
-                    "unknown fault \"{}\"; expected \"delay:SECONDS\", as in \"delay:0.002\"", fault);
+    checker.require(injected_delay(fault).has_value() || planted_fault(fault).has_value(), {"debug.inject"},
+                    "unknown fault \"{}\"; expected \"delay:SECONDS\", as in \"delay:0.002\", or a fault for `trainer "
+                    "verify`, as in \"weight:1:wte:0:52\"",
+                    fault);
   checker.require(debug.emulate_device.empty() || emulated_rates(debug.emulate_device), {"debug.emulate_device"},
                   "expected \"h100\", \"a100\", or rates above 0 as in \"to_device=55,to_host=55,host=3,device=100,"
                   "memory=87.5,pageable=3.3\", found \"{}\"",

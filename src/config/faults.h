@@ -1,0 +1,27 @@
+#pragma once
+// Faults of debug.inject that `trainer verify` plants on one rank, to show that its checks find them.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace trainer::config {
+
+struct Fault {
+  enum class Kind {
+    gradient,  // flips a bit of a complete gradient
+    weight,    // flips a bit of a master weight before the second step
+    message,   // flips a bit of what the rank sends in the check of links
+    file       // flips a bit of the rank's file in a checkpoint
+  } kind = Kind::gradient;
+  int64_t rank = 0;
+  std::string tensor;  // gradient, weight: the name of the parameter
+  int64_t at = 0;      // gradient, weight: the element of the whole tensor; else a byte
+  int64_t bit = 0;     // of the element, or of the byte
+};
+
+/// Parses "gradient:RANK:TENSOR:ELEMENT:BIT", "weight:RANK:TENSOR:ELEMENT:BIT", "message:RANK:BYTE" or
+/// "file:RANK:BYTE"; returns an empty result for other text.
+std::optional<Fault> planted_fault(std::string_view text);
+
+}  // namespace trainer::config
