@@ -17,7 +17,7 @@
 
 namespace trainer::checkpoint {
 
-constexpr int64_t kFormat = 2;            // format of manifest and COMPLETE; members of unused features are absent
+constexpr int64_t kFormat = 2;            // format of manifest and COMPLETE, whose members may be absent if unused
 constexpr int64_t kAlignment = 64;        // bytes; pieces start at multiples of this, with zeros between them
 constexpr int64_t kChunkBytes = 4 << 20;  // in new checkpoints; a chunk stays in cache while packed, hashed and written
 constexpr const char* kManifestFile = "manifest.json";

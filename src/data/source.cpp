@@ -288,7 +288,7 @@ class Opening {
   const OpenOptions& options_;
   fs::path cache_;
   std::vector<FilePart> parts_;
-  std::vector<std::shared_ptr<TokenStream>> streams_;  // of the parts
+  std::vector<std::shared_ptr<TokenStream>> streams_;  // one for each part
   Datasets result_;
 };
 

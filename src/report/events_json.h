@@ -11,7 +11,7 @@
 namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
-constexpr int64_t kLogFormat = 2;  // stored in start events; values that a run does not use may be absent
+constexpr int64_t kLogFormat = 2;  // format of metrics.jsonl, in start events; values may be absent if unused
 
 /// Returns a value as text: a string without its quotes, null as an empty string.
 std::string to_text(const Json& value);

@@ -39,15 +39,17 @@ TEST(Events, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(again<StepReport>(kStep + more), kStep + more);
   EXPECT_EQ(again<EndReport>(kEnd), kEnd);
   for (const char* bits : {"1.1", "null"}) {
-    const std::string eval =
-        format(R"({{"event":"eval","step":50,"loss":1.5,"perplexity":4.5,"bits_per_byte":{},"tokens":4096}})", bits);
+    const std::string eval = format(
+        R"({{"event":"eval","step":50,"loss":1.5,"perplexity":4.5,"bits_per_byte":{},"tokens":4096,"data":"1f"}})",
+        bits);
     EXPECT_EQ(again<EvalReport>(eval), eval);
     EXPECT_EQ(from_json<EvalReport>(Json::parse(eval)).bits_per_byte.has_value(), bits != std::string("null"));
   }
   const std::string named =
-      R"({"event":"eval","step":50,"loss":1.5,"perplexity":4.5,"bits_per_byte":null,"tokens":4096,"set":"web","sets":)"
-      R"({"web":{"loss":1.5,"perplexity":4.5,"bits_per_byte":null,"tokens":4096},)"
-      R"("code":{"loss":2.5,"perplexity":12.25,"bits_per_byte":1.25,"tokens":64}}})";
+      R"({"event":"eval","step":50,"loss":1.5,"perplexity":4.5,"bits_per_byte":null,"tokens":4096,"data":"1f",)"
+      R"("set":"web","sets":)"
+      R"({"web":{"loss":1.5,"perplexity":4.5,"bits_per_byte":null,"tokens":4096,"data":"1f"},)"
+      R"("code":{"loss":2.5,"perplexity":12.25,"bits_per_byte":1.25,"tokens":64,"data":"2e"}}})";
   EXPECT_EQ(again<EvalReport>(named), named);
   const auto eval = from_json<EvalReport>(Json::parse(named));
   EXPECT_EQ(eval.loss_of("web"), 1.5);
