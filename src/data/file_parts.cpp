@@ -78,19 +78,13 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<FilePart
       for (const json& input : inputs) share += input.at("size").get<double>();
     total += share;
     texts.push_back({part.files, options, share});
-    if (part.name.empty()) {
-      record = {{"inputs", inputs}};
-      key = part_key;
-    } else {
-      record["sources"][part.name]["inputs"] = inputs;
-      key += fmt::format("{} {} {}\n", part.name, part_key, share);
-    }
+    (part.name.empty() ? record : record["sources"][part.name])["inputs"] = inputs;
+    key += fmt::format("{} {} {}\n", part.name, part_key, share);
   }
-  if (texts.size() > 1 || record.contains("sources")) key = to_string(checksum_of(key));
+  key = to_string(checksum_of(key));
   for (TrainingText& text : texts) text.share = total > 0 ? text.share / total : 1;
   if (text_in(known, "key") == key && fs::exists(model)) {
-    const std::string before = text_in(known, "hash");
-    if (before.empty() || before == hash_file(model)) return Tokenizer::load(model.string());
+    if (text_in(known, "hash") == hash_file(model)) return Tokenizer::load(model.string());
     log::warning("{}: its checksum differs from that in {}: the file is damaged or was edited", model.string(),
                  manifest.string());
   }
