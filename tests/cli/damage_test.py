@@ -98,7 +98,7 @@ class Damage(rig.Runs):
         mark.write_text(mark.read_text().replace("format 2", "format 1"))
         for stderr in (self.train(status=5), self.train("run.dir=new", "model.init_from=run", status=5),
                        self.trainer("eval", "--checkpoint", "run", status=5),
-                       self.trainer("checkpoint", "verify", "--checkpoint", "run/checkpoints/step-00000002", status=5)):
+                       self.trainer("checkpoint", "inspect", "--checkpoint", "run", status=5)):
             for part in ("step-00000002/COMPLETE: checkpoint format 1, this program reads format 2",
                          "with the program that wrote it", "checkpoint export --format hf"):
                 self.assertIn(part, stderr)
