@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "config/config.h"
 #include "device/stream.h"
 #include "offload/calibrate.h"
 #include "offload/make.h"

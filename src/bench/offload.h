@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "config/forward.h"
 #include "device/device.h"
 #include "offload/clock.h"
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "config/model.h"
 #include "setup/machine.h"
 #include "tensor/exec.h"
 

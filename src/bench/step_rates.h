@@ -1,7 +1,6 @@
 #pragma once
 // Rates of operators in training steps, in which each operator reads the output of an earlier one.
 #include "comm/world.h"
-#include "config/config.h"
 #include "plan/cluster.h"
 
 namespace trainer::bench {

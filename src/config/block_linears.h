@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "config/model.h"
 #include "sharding/sharding.h"
 
 namespace trainer::config {

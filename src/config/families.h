@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "config/config.h"
+#include "config/model.h"
 
 namespace trainer::config {
 

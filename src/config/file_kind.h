@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "config/config.h"
+#include "config/data.h"
 
 namespace trainer::config {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "config/config.h"
+#include "config/model.h"
 
 namespace trainer::config {
 

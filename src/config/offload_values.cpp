@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "config/config.h"
+#include "config/offload.h"
 
 namespace trainer::config {
 namespace {

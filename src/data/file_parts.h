@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/interruptible.h"
-#include "config/config.h"
+#include "config/data.h"
 #include "data/tokenizer.h"
 
 namespace trainer::data {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/units.h"
+#include "config/config.h"
 #include "config/file_kind.h"
 #include "config/resolve.h"
 #include "data/file_list.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "config/forward.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
 #include "data/training_data.h"

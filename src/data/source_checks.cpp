@@ -1,6 +1,7 @@
 #include "data/source_checks.h"
 
 #include "base/error.h"
+#include "config/config.h"
 #include "config/mistakes.h"
 
 namespace trainer::data {

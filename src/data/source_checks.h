@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "config/forward.h"
 #include "data/file_parts.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"

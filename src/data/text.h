@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/config.h"
+#include "config/data.h"
 #include "data/byte_source.h"
 
 namespace trainer::data {

@@ -1,6 +1,6 @@
 #pragma once
 // Rotary positions in config.json: rope_theta with rope_scaling (transformers 4), or rope_parameters (transformers 5).
-#include "config/config.h"
+#include "config/model.h"
 #include "huggingface/json_fields.h"
 
 namespace trainer::huggingface {

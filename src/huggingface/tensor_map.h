@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/shape.h"
-#include "config/config.h"
+#include "config/model.h"
 #include "mesh/runs.h"
 
 namespace trainer::huggingface {

@@ -1,6 +1,6 @@
 #pragma once
 // The RoPE of a model as the operator's table wants it.
-#include "config/config.h"
+#include "config/model.h"
 #include "ops/rope.h"
 
 namespace trainer::model {

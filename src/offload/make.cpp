@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/config.h"
 #include "offload/calibrate.h"
 
 namespace trainer::offload {

@@ -2,6 +2,8 @@
 // Creates the engine that a configuration selects.
 #include <memory>
 
+#include "config/offload.h"
+#include "config/run.h"
 #include "offload/engine.h"
 #include "optim/make.h"
 

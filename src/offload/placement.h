@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "config/config.h"
+#include "config/offload.h"
 #include "params/param_store.h"
 
 namespace trainer::offload {

@@ -1,6 +1,6 @@
 #pragma once
 // AdamW as a rule.
-#include "config/config.h"
+#include "config/optim.h"
 #include "optim/elementwise.h"
 
 namespace trainer::optim {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "config/config.h"
 #include "ops/operands.h"
 #include "optim/adamw.h"
 #include "optim/muon.h"

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "config/config.h"
+#include "config/forward.h"
 #include "optim/rule.h"
 
 namespace trainer::optim {

@@ -3,7 +3,8 @@
 // their orthogonalized momentum. Momentum and update are elementwise, on the flat buffers. The orthogonalization needs
 // whole matrices: in rounds, each rank receives the pieces of one matrix, orthogonalizes it and sends the result to all
 // ranks that store it (ownership.h). The same operations on the same bits in every layout.
-#include "config/config.h"
+#include "config/forward.h"
+#include "config/optim.h"
 #include "optim/orthogonalize.h"
 #include "optim/rule.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // Orthogonalization of a matrix by Newton-Schulz iterations, X <- a·X + (b·A + c·A·A)·X with A = X·Xᵀ. The order of
 // summation in its GEMMs depends only on shape, type and instruction set, so that every rank computes the same bits.
-#include "config/config.h"
+#include "config/optim.h"
 #include "tensor/exec.h"
 
 namespace trainer::optim {

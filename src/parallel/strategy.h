@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "config/block_linears.h"
+#include "config/train.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
 #include "parallel/batch.h"

@@ -3,7 +3,7 @@
 // search over layouts. Recorded programs (plan/price.h) contain the operators and messages themselves.
 #include <optional>
 
-#include "config/config.h"
+#include "config/forward.h"
 #include "plan/cluster.h"
 #include "sharding/sharding.h"
 

@@ -3,12 +3,13 @@
 // seconds if not; losses are in nats per token; NaN means "not known" and is written as null.
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "config/config.h"
 #include "config/flops.h"
+#include "config/model.h"
 #include "device/power.h"
 #include "setup/peak.h"
 #include "tensor/costs.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/log.h"
-#include "config/config.h"
+#include "config/run.h"
 #include "report/events.h"
 
 namespace trainer::report {

@@ -2,7 +2,7 @@
 // Learning-rate schedules: pure functions of the step, so that a resumed run needs no state.
 #include <cstdint>
 
-#include "config/config.h"
+#include "config/optim.h"
 
 namespace trainer::run {
 

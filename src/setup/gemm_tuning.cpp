@@ -6,6 +6,7 @@
 #include "base/checksum.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "config/config.h"
 #include "ops/gemm_tuning.h"
 
 namespace trainer::setup {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "comm/world.h"
-#include "config/config.h"
+#include "config/forward.h"
 
 namespace trainer::setup {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "comm/world.h"
-#include "config/config.h"
+#include "config/forward.h"
 #include "device/device.h"
 
 namespace trainer::setup {

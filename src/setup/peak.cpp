@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/median.h"
+#include "config/config.h"
 #include "setup/gpu_peak.h"
 #include "setup/peak_windows.h"
 

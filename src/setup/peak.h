@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "comm/world.h"
-#include "config/config.h"
+#include "config/forward.h"
 #include "tensor/costs.h"
 
 namespace trainer::setup {

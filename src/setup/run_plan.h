@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "config/config.h"
 #include "config/flops.h"
 #include "offload/cost.h"
 #include "offload/placement.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "config/config.h"
+#include "config/model.h"
 #include "data/dataset.h"
 
 namespace trainer::train {

@@ -1,5 +1,7 @@
 #include "train/micro_graphs.h"
 
+#include "config/config.h"
+
 namespace trainer::train {
 
 MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, bool communicates,

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "config/config.h"
+#include "config/forward.h"
 #include "tensor/exec.h"
 
 namespace trainer::train {

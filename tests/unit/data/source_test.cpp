@@ -1,4 +1,5 @@
 #include "data/source.h"
+#include "config/config.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
 #include "optim/muon.h"
+#include "config/config.h"
 
 #include <gtest/gtest.h>
 

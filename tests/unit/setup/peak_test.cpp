@@ -1,4 +1,5 @@
 #include "setup/peak.h"
+#include "config/config.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,52 @@
+#pragma once
+// The section [data].
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trainer::config {
+
+enum class Document { file, line, block };
+enum class Bos { automatic, on, off };
+enum class DataFormat { automatic, text, jsonl, tokens };
+
+/// A table [[data.source]] or [[data.validation]]: a named set of files. Members that are not set default to [data].
+struct FileSet {
+  std::string name;
+  std::vector<std::string> files;
+  std::optional<DataFormat> format;
+  std::string text_key;
+  std::optional<Document> document;
+  std::optional<bool> strict;
+  std::optional<double> weight;  // only for sources, like max_epochs
+  int64_t max_epochs = 0;        // 0: no limit
+  int64_t line = 0;              // line in the configuration file, for messages
+};
+
+/// A table [[data.phase]]: the weights of the sources after from_tokens training tokens. Sources not listed have
+/// weight 0.
+struct DataPhase {
+  int64_t from_tokens = 0;
+  std::map<std::string, double> weights;
+  int64_t line = 0;
+};
+
+struct Data {
+  std::vector<std::string> train, val;
+  std::vector<FileSet> source;                // instead of `train`: a weighted mixture
+  std::vector<DataPhase> phase;               // changes of the sources' weights, in chronological order
+  std::vector<FileSet> validation;            // instead of `val`: named sets
+  double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with other sets
+  DataFormat format = DataFormat::automatic;  // the format of files whose names do not determine it
+  std::string tokenizer;                      // "train", a path to a .model, or empty
+  int64_t vocab_size = 0;
+  Bos bos = Bos::automatic;  // if on, each document begins with the tokenizer's BOS token
+  std::string text_key;
+  Document document = Document::file;
+  bool strict = false;              // invalid UTF-8 is an error instead of being replaced and counted
+  bool separate_documents = false;  // attention sees only the row's own document
+};
+
+}  // namespace trainer::config

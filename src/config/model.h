@@ -1,0 +1,107 @@
+#pragma once
+// The section [model].
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace trainer::config {
+
+enum class Arch { gpt2, llama, mistral, qwen2, qwen3, smollm3, olmo2 };
+enum class AttentionBias { none, qkv, all };
+enum class QkNorm { none, head, full };
+enum class NormPlace { pre, post };
+enum class NormKind { layer, rms };
+enum class Positions { learned, rope };
+enum class MlpKind { plain, gated };  // down(gelu(up(x))), down(silu(gate(x)) ∘ up(x))
+enum class RopeType { plain, linear, llama3, yarn };
+
+/// The facts by which the models of a family differ from those of another.
+struct FamilyFacts {
+  NormKind norm = NormKind::layer;
+  Positions positions = Positions::learned;
+  MlpKind mlp = MlpKind::plain;
+  // Values of keys that are not set:
+  bool bias = false, tied = false;
+  AttentionBias attn_bias = AttentionBias::none;  // without bias; with bias all linears of attention have one
+  QkNorm qk_norm = QkNorm::none;
+  NormPlace norm_place = NormPlace::pre;
+  int64_t nope_every = 0;
+};
+
+struct Model {
+  Arch arch = Arch::gpt2;  // only config/ and huggingface/ read it; `family` contains what follows from it
+  FamilyFacts family;      // set by resolve(): those of arch (config/families.h)
+  int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
+  int64_t head_dim = 0;                      // 0: d_model / n_head; head_size() returns the effective value
+  std::optional<bool> tie_embeddings, bias;  // default depends on the family
+  double norm_eps = 0, rope_theta = 0, dropout = 0, init_std = 0;
+  int64_t vocab_multiple = 0;  // 0: 128
+  std::string init_from;
+  RopeType rope_type = RopeType::plain;
+  double rope_factor = 0;                          // linear, llama3 and yarn
+  int64_t rope_original = 0;                       // llama3 and yarn: context length before scaling, in tokens
+  double rope_low_freq = 1, rope_high_freq = 4;    // llama3
+  double rope_beta_fast = 32, rope_beta_slow = 1;  // yarn, as are the next two
+  double rope_attention = 0;                       // 0: derived from rope_factor
+  bool rope_truncate = true;
+  std::optional<AttentionBias> attn_bias;  // if this or one of the next two is unset, the family decides: see below
+  std::optional<bool> mlp_bias;
+  std::optional<QkNorm> qk_norm;
+  std::optional<NormPlace> norm_place;  // unset: the family decides; has_post_norms() returns the effective value
+  int64_t max_positions = 0;            // 0: seq_len
+  // Keys that a row sees at most, 0: all earlier ones; each layer whose number is a multiple of window_full_every sees
+  // all of them. window_of() returns a layer's window.
+  int64_t window = 0, window_full_every = 0;
+  double logit_softcap = 0;           // 0: none
+  std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
+};
+
+/// The names of AttentionBias, in order.
+inline constexpr const char* kAttentionBiasNames[] = {"none", "qkv", "all"};
+/// The names of QkNorm, in order.
+inline constexpr const char* kQkNormNames[] = {"none", "head", "full"};
+/// The names of NormPlace, in order.
+inline constexpr const char* kNormPlaceNames[] = {"pre", "post"};
+/// The names of RopeType, in order.
+inline constexpr const char* kRopeNames[] = {"default", "linear", "llama3", "yarn"};
+inline bool has_rope_positions(const Model& model) { return model.family.positions == Positions::rope; }
+inline bool has_gated_mlp(const Model& model) { return model.family.mlp == MlpKind::gated; }
+/// Returns the number of features of one attention head.
+inline int64_t head_size(const Model& model) {
+  return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_head;
+}
+/// Returns which linears of attention have biases in a resolved model.
+inline AttentionBias attention_bias(const Model& model) {
+  return model.attn_bias.value_or(model.bias.value_or(model.family.bias) ? AttentionBias::all : model.family.attn_bias);
+}
+inline bool has_mlp_bias(const Model& model) { return model.mlp_bias.value_or(model.bias.value_or(model.family.bias)); }
+/// Returns whether a layer, counted from 0, has a sliding window.
+inline bool has_window(const Model& model, int64_t layer) {
+  const bool full = model.window_full_every > 0 && (layer + 1) % model.window_full_every == 0;
+  return model.window > 0 && !full;
+}
+/// Returns how many keys a row sees at most in a layer, counted from 0; 0: all earlier ones.
+inline int64_t window_of(const Model& model, int64_t layer) {
+  return !has_window(model, layer) || model.window >= model.seq_len ? 0 : model.window;
+}
+/// Returns n if layers n, 2n, …, counted from 1, have no RoPE; 0 if all have it.
+inline int64_t nope_interval(const Model& model) { return model.nope_every.value_or(model.family.nope_every); }
+/// Returns whether queries and keys are rotated in a layer, counted from 0.
+inline bool has_rope(const Model& model, int64_t layer) {
+  const int64_t every = nope_interval(model);
+  return has_rope_positions(model) && (every == 0 || (layer + 1) % every != 0);
+}
+/// Returns the norms that are applied to queries and keys.
+inline QkNorm query_key_norm(const Model& model) { return model.qk_norm.value_or(model.family.qk_norm); }
+/// True if norms are applied to the outputs of attention and MLP instead of their inputs.
+inline bool has_post_norms(const Model& model) {
+  return model.norm_place.value_or(model.family.norm_place) == NormPlace::post;
+}
+/// Returns the total width of the query heads, which is also the width of the attention output.
+inline int64_t attention_width(const Model& model) { return model.n_head * head_size(model); }
+/// Returns the total width of the key heads, which equals that of the value heads.
+inline int64_t key_width(const Model& model) {
+  return (model.n_kv_head > 0 ? model.n_kv_head : model.n_head) * head_size(model);
+}
+
+}  // namespace trainer::config

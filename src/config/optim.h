@@ -1,0 +1,39 @@
+#pragma once
+// The sections [optim] and [muon].
+#include <cstdint>
+
+#include "config/train.h"
+
+namespace trainer::config {
+
+enum class Schedule { cosine, linear, wsd, constant };
+enum class Moments { fp32, bf16 };
+enum class OptimizerName { adamw, muon };
+enum class MuonCoefficients { jordan, polar };
+enum class MuonScale { rms, spectral };
+enum class MuonOwners { all, replica };
+
+struct Optim {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 0, min_lr = 0;  // resolve() turns a negative min_lr into lr / 10
+  int64_t warmup_steps = 0;   // resolve() turns a negative number into a share of the steps
+  Schedule schedule = Schedule::cosine;
+  double decay_fraction = 0;  // wsd: fraction of the steps in the final decay
+  double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
+  Moments moments = Moments::fp32;
+  bool overlap = true;
+};
+
+/// Muon updates the weight matrices of the blocks' linears (optim/muon.h).
+struct Muon {
+  double momentum = 0;
+  bool nesterov = true;
+  int64_t steps = 0;
+  MuonCoefficients coefficients = MuonCoefficients::jordan;
+  MuonScale scale = MuonScale::rms;
+  double lr_ratio = 1, weight_decay = 0;  // resolve() turns a negative weight_decay into that of Optim
+  Compute compute = Compute::automatic;   // operand type of the GEMMs
+  MuonOwners owners = MuonOwners::all;
+};
+
+}  // namespace trainer::config

@@ -1,0 +1,37 @@
+#pragma once
+// The sections [train] and [precision].
+#include <cstdint>
+#include <string>
+
+namespace trainer::config {
+
+enum class Recompute { none, selective, full };
+enum class Compute { automatic, bf16, fp32, fp64 };
+
+struct Train {
+  int64_t steps = 0, tokens = 0;  // only one is set; total_steps() converts either to steps
+  int64_t global_batch = 0, micro_batch = 0;
+  Recompute recompute = Recompute::none;
+  int64_t recompute_layers = 0;  // the first layers, which are recomputed fully whatever `recompute` is
+  int64_t eval_interval = 0, eval_batches = 0, sample_interval = 0;
+  std::string sample_prompt;
+  int64_t sample_tokens = 0;
+  int64_t max_skipped_steps = 0;
+  double skip_sigma = 0;  // 0: no spikes are skipped
+  int64_t skip_window = 0;
+  double z_loss = 0;  // coefficient; 0: none
+  bool cuda_graph = false;
+};
+/// The names of Recompute, in order.
+inline constexpr const char* kRecomputeNames[] = {"none", "selective", "full"};
+/// Returns what is recomputed of a layer, counted from 0.
+inline Recompute recompute_of(const Train& train, int64_t layer) {
+  return layer < train.recompute_layers ? Recompute::full : train.recompute;
+}
+
+struct Precision {
+  Compute compute = Compute::automatic;
+  bool deterministic = true;
+};
+
+}  // namespace trainer::config
