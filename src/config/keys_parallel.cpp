@@ -10,7 +10,7 @@ void declare_parallel(std::vector<Key>& keys) {
   using enum StrategyName;
   const std::vector<StrategyName> flat = {fsdp, optimus_2d, axonn_4d, autoddl};
   StringList names;
-  for (const NamedStrategy& strategy : strategies()) names.emplace_back(strategy.name);
+  for (const NamedStrategy* strategy : strategies()) names.emplace_back(strategy->name);
   names.emplace_back(name_of(automatic));
   parallel.choice(
       "strategy", &Parallel::strategy, megatron_1d, names,

@@ -250,9 +250,9 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       if (is_given(config, "train.micro_batch") && config.train.micro_batch != micro) continue;
       base.train.micro_batch = micro;
       seen.clear();
-      for (const NamedStrategy& strategy : strategies()) {
-        base.parallel.strategy = strategy.id;
-        if (any || config.parallel.strategy == strategy.id) add_all(strategy, base);
+      for (const NamedStrategy* strategy : strategies()) {
+        base.parallel.strategy = strategy->id;
+        if (any || config.parallel.strategy == strategy->id) add_all(*strategy, base);
       }
     }
   }
@@ -330,7 +330,9 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
 std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
   std::vector<Config> all;
   std::vector<ModelSharding> seen = {anonymous(sharding_of(config))};
-  strategy_of(config).variants(config, devices_per_node, [&](const Parallel& parallel) {
+  const NamedStrategy& strategy = strategy_of(config);
+  if (strategy.variants == nullptr) return all;
+  strategy.variants(config, devices_per_node, [&](const Parallel& parallel) {
     Config other = config;
     other.parallel = parallel;
     bool kept = true;

@@ -1,6 +1,7 @@
 #pragma once
-// The table of named strategies. A row turns the keys of a strategy into a ModelSharding; all other code is the same
-// for all strategies. StrategyName lists the rows in their order, so that keys can name the strategies that use them.
+// The table of named strategies, whose rows are in strategies*.cpp. A row turns the keys of a strategy into a
+// ModelSharding; all other code is the same for all strategies. StrategyName lists the rows in their order, so that
+// keys can name the strategies that use them.
 #include <functional>
 #include <span>
 #include <string>
@@ -25,13 +26,14 @@ struct NamedStrategy {
   /// Visits all settings of the strategy's keys for replicas of `ranks` ranks, including settings that break rules.
   void (*each)(const Config&, int64_t ranks, const std::function<void(const Parallel&)>& visit);
   /// Visits settings with the same sharding but another rank placement or cache, for nodes of `devices_per_node`
-  /// devices.
-  void (*variants)(const Config&, int64_t devices_per_node, const std::function<void(const Parallel&)>& visit);
+  /// devices; null if there are none.
+  void (*variants)(const Config&, int64_t devices_per_node,
+                   const std::function<void(const Parallel&)>& visit) = nullptr;
   /// Adds the errors that prevent the strategy's keys from describing a sharding; null if every setting describes one.
   void (*check_keys)(const Config&, std::vector<BrokenRule>& broken) = nullptr;
 };
 /// Returns all strategies, in the order of StrategyName.
-std::span<const NamedStrategy> strategies();
+std::span<const NamedStrategy* const> strategies();
 /// Returns the name in parallel.strategy, "auto" included.
 const char* name_of(StrategyName strategy);
 /// Returns the configured strategy's row; for "auto", the first one.

@@ -32,47 +32,6 @@ int prime_factors(const Config& config) {
   return count;
 }
 
-/// A strategy and a number of replicas. The estimates of a family have similar relative errors.
-using Family = std::pair<std::string, int64_t>;
-Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
-
-/// Removes and returns about `most` of the first runs, at least kEach of each family.
-std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
-  constexpr size_t kEach = 2;
-  std::vector<PlannedRun> chosen, left;
-  std::map<Family, size_t> of_family;
-  for (PlannedRun& run : runs) {
-    size_t& count = of_family[family_of(run)];
-    const bool take = chosen.size() < most / 2 || count < kEach;
-    count += take;
-    (take ? chosen : left).push_back(std::move(run));
-  }
-  runs = std::move(left);
-  return chosen;
-}
-
-/// Removes and returns at most `most` runs that may be faster than the best priced run, assuming that the additive
-/// model overestimates a run by no more than it did the priced runs of the family.
-std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
-                                       size_t most) {
-  double best = std::numeric_limits<double>::infinity();
-  std::map<Family, double> least_ratio;  // priced time / estimate
-  for (const PlannedRun& run : priced) {
-    best = std::min(best, run.time.total());
-    const double ratio = run.time.total() / run.estimate;
-    double& least = least_ratio.try_emplace(family_of(run), ratio).first->second;
-    least = std::min(least, ratio);
-  }
-  std::vector<PlannedRun> chosen, left;
-  for (PlannedRun& run : runs) {
-    const auto ratio = least_ratio.find(family_of(run));
-    const bool take = chosen.size() < most && (ratio == least_ratio.end() || run.estimate * ratio->second < best);
-    (take ? chosen : left).push_back(std::move(run));
-  }
-  runs = std::move(left);
-  return chosen;
-}
-
 /// True if all ranks of an axis compute the same GEMMs: fewer ranks would be as fast.
 bool repeats_gemms(const PlannedRun& run) {
   const sharding::ModelSharding layout = config::sharding_of(run.config);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
@@ -85,6 +86,10 @@ void deepen_scalars(Program& less, Program& more, double factor) {
   }
 }
 
+/// A strategy and a number of replicas. The estimates of a family have similar relative errors.
+using Family = std::pair<std::string, int64_t>;
+Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
+
 }  // namespace
 
 PlannedRun planned(Config config) {
@@ -126,21 +131,21 @@ std::string identity(Config config) {
 std::vector<std::string> other_names(const Config& config) {
   const std::string own = identity(config);
   std::vector<std::string> names;
-  for (const config::NamedStrategy& strategy : config::strategies()) {
+  for (const config::NamedStrategy* strategy : config::strategies()) {
     Config other = config;
     other.parallel = config::defaults().parallel;
-    other.parallel.strategy = strategy.id;
+    other.parallel.strategy = strategy->id;
     other.parallel.data = config.parallel.data;
     other.parallel.cache_layers = config.parallel.cache_layers;
-    if (strategy.id == config.parallel.strategy) continue;
-    strategy.each(other, config::ranks_of_replica(config), [&](const config::Parallel& parallel) {
+    if (strategy->id == config.parallel.strategy) continue;
+    strategy->each(other, config::ranks_of_replica(config), [&](const config::Parallel& parallel) {
       Config named = other;
       named.parallel = parallel;
       const bool chooses = config::chooses_vocab_axes(named);
       for (const config::VocabAxes axes : {config::VocabAxes::x, config::VocabAxes::xy}) {
         if (chooses) named.parallel.vocab_axes = axes;
         const std::string name =
-            format("{} {}{}", strategy.name, config::replica_text(named),
+            format("{} {}{}", strategy->name, config::replica_text(named),
                    chooses ? format(", vocab_axes = {}", config::kVocabAxesNames[static_cast<size_t>(axes)]) : "");
         if (config::layout_fits(named) && identity(named) == own && std::ranges::count(names, name) == 0)
           names.push_back(name);
@@ -149,6 +154,40 @@ std::vector<std::string> other_names(const Config& config) {
     });
   }
   return names;
+}
+
+std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
+  constexpr size_t kEach = 2;
+  std::vector<PlannedRun> chosen, left;
+  std::map<Family, size_t> of_family;
+  for (PlannedRun& run : runs) {
+    size_t& count = of_family[family_of(run)];
+    const bool take = chosen.size() < most / 2 || count < kEach;
+    count += take;
+    (take ? chosen : left).push_back(std::move(run));
+  }
+  runs = std::move(left);
+  return chosen;
+}
+
+std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
+                                       size_t most) {
+  double best = std::numeric_limits<double>::infinity();
+  std::map<Family, double> least_ratio;  // priced time / estimate
+  for (const PlannedRun& run : priced) {
+    best = std::min(best, run.time.total());
+    const double ratio = run.time.total() / run.estimate;
+    double& least = least_ratio.try_emplace(family_of(run), ratio).first->second;
+    least = std::min(least, ratio);
+  }
+  std::vector<PlannedRun> chosen, left;
+  for (PlannedRun& run : runs) {
+    const auto ratio = least_ratio.find(family_of(run));
+    const bool take = chosen.size() < most && (ratio == least_ratio.end() || run.estimate * ratio->second < best);
+    (take ? chosen : left).push_back(std::move(run));
+  }
+  runs = std::move(left);
+  return chosen;
 }
 
 void Choice::set(Config& config) const {

@@ -50,6 +50,12 @@ PlannedRun planned(config::Config config);
 std::string identity(config::Config config);
 /// Returns other strategies that express the same layout: "axonn-4d grid 4 x 1 x 1".
 std::vector<std::string> other_names(const config::Config& config);
+/// Removes and returns about `most` of the first runs, at least two of each family.
+std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most);
+/// Removes and returns at most `most` runs that may be faster than the best priced run, assuming that the additive
+/// model overestimates a run by no more than it did the priced runs of the family.
+std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
+                                       size_t most);
 /// Returns the share of a rank's memory that a run may use: a GPU's context and libraries use the rest.
 inline double memory_share(const Cluster& cluster) { return cluster.cpu ? 1 : 0.92; }
 /// Returns the type that a run would compute in on this cluster.

@@ -36,7 +36,7 @@ std::vector<Config> random_layouts(int count) {
   std::vector<Config> all;
   while (static_cast<int>(all.size()) < count) {
     Config trial = configure({"parallel.data=2"});
-    const NamedStrategy& strategy = strategies()[philox_at(key, next++) % 4];
+    const NamedStrategy& strategy = *strategies()[philox_at(key, next++) % 4];
     trial.parallel.strategy = strategy.id;
     if (philox_at(key, next++) % 2 == 0) trial.parallel.stationary = Stationary::paper;
     if (philox_at(key, next++) % 2 == 0) trial.parallel.vocab_axes = VocabAxes::xy;

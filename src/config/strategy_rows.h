@@ -1,0 +1,24 @@
+#pragma once
+// Rows of the table of strategies and functions that several strategies use, for strategies*.cpp only.
+#include "config/strategies.h"
+
+namespace trainer::config {
+
+extern const NamedStrategy kOptimus, kAxonn;  // strategies_mesh.cpp
+
+using Visit = std::function<void(const Parallel&)>;
+
+/// Returns a sharding over the replicas and these axes, outermost first.
+sharding::ModelSharding over(const Config& config, std::vector<sharding::Axis> axes);
+/// Shards all layers of the model like `layer`.
+void cut_all(sharding::ModelSharding& s, const Config& config, sharding::Layer layer);
+/// Keeps the gathered weights of the first parallel.cache_layers, and the gathered tables if that is above 0.
+sharding::ModelSharding keeping(sharding::ModelSharding s, const Config& config);
+/// Requires a list whose number of extents is in [least, most].
+void check_size(const char* key, const std::vector<int64_t>& extents, size_t least, size_t most, const char* form,
+                std::vector<BrokenRule>& broken);
+/// NamedStrategy::variants. If weights are gathered, visits the setting that keeps them in all layers
+/// (parallel.cache_layers = n_layer).
+void caching_variants(const Config& config, int64_t devices_per_node, const Visit& visit);
+
+}  // namespace trainer::config
