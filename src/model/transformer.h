@@ -85,6 +85,11 @@ class Transformer {
     return extend(ex, batch, {&one, 1});
   }
 
+  /// Sorts the rows of a batch for the backward pass of the embedding (Batch::order). Without the embedding, does
+  /// nothing.
+  void sort(std::span<const int32_t> ids, ops::RowsByToken& order) const {
+    if (embedding_ != nullptr) embedding_->sort(ids, order);
+  }
   /// Returns the axes along which the ranks of a replica compute the losses of different rows, and the number of these
   /// rows on this rank: none without the head.
   mesh::AxisSet loss_axes() const { return strategy_.loss_axes(); }

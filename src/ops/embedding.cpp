@@ -1,5 +1,8 @@
 #include "ops/embedding.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "ops/cpu/embedding_kernels.h"
 #include "ops/cuda/ops.h"
 #include "ops/operands.h"
@@ -25,21 +28,6 @@ void check_ids(const Tensor& ids, int64_t vocabulary) {
                   vocabulary);
 }
 
-/// A counting sort: order[start[v] … start[v + 1]) are the rows whose token is first + v, in ascending order.
-void sort_rows(const Tensor& ids, int64_t first, int64_t rows, int32_t* start, int32_t* order) {
-  const int32_t* id = ids.as<int32_t>();
-  const int64_t n = ids.count();
-  const auto here = [&](int64_t r) { return id[r] >= first && id[r] < first + rows; };
-  std::fill_n(start, rows + 1, 0);
-  for (int64_t r = 0; r < n; ++r)
-    if (here(r)) ++start[id[r] - first + 1];
-  for (int64_t v = 0; v < rows; ++v) start[v + 1] += start[v];
-  for (int64_t r = 0; r < n; ++r)
-    if (here(r)) order[start[id[r] - first]++] = static_cast<int32_t>(r);
-  for (int64_t v = rows; v > 0; --v) start[v] = start[v - 1];  // undoes the increments: each start was at its end
-  start[0] = 0;
-}
-
 /// Calls fn(row, first column, columns) for every row of a table, in parallel.
 template <typename F>
 void for_table_rows(Exec& ex, const Tensor& table, F&& fn) {
@@ -51,6 +39,18 @@ void for_table_rows(Exec& ex, const Tensor& table, F&& fn) {
 }
 
 }  // namespace
+
+void RowsByToken::sort(std::span<const int32_t> ids, int64_t vocabulary) {
+  TRAINER_CHECK(ids.size() < INT32_MAX, "sorting uses 32-bit indices: {} tokens are too many", ids.size());
+  const auto bucket = [&](int32_t id) {
+    return std::min(static_cast<size_t>(static_cast<uint32_t>(id)), static_cast<size_t>(vocabulary));
+  };
+  rows.resize(ids.size());
+  next_.assign(static_cast<size_t>(vocabulary) + 2, 0);
+  for (const int32_t id : ids) ++next_[bucket(id) + 1];
+  std::partial_sum(next_.begin(), next_.end(), next_.begin());
+  for (size_t r = 0; r < ids.size(); ++r) rows[static_cast<size_t>(next_[bucket(ids[r])]++)] = static_cast<int32_t>(r);
+}
 
 void run(Exec& ex, const EmbeddingForward& op) {
   const size_t type = kernel_index(op.table.dtype, "embedding table");
@@ -104,22 +104,26 @@ void run(Exec& ex, const EmbeddingBackward& op) {
   const int64_t n = op.ids.count(), cols = op.dy.cols(), rows = op.dtable.rows();
   const DType sums = accumulator_of(op.dy.dtype);
   expect_count(op.ids, n, DType::i32, "embedding ids");
+  expect_count(op.order, n, DType::i32, "embedding order");
   expect_rows(op.dy, n, cols, op.dy.dtype, "embedding dy");
   expect_rows(op.dtable, rows, cols, sums, "embedding dtable");
   const double written = op.accumulate ? 2.0 * static_cast<double>(n * cols * size_of(sums)) : bytes_of(op.dtable);
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.dy.count()), bytes_of(op.dy) + written});
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   const Scratch start = ex.take("embedding.start", {rows + 1}, DType::i32);
-  const Scratch order = ex.take("embedding.order", {n}, DType::i32);
   if (ex.device.dry()) return;
   const TableShard shard = shard_of(op.shard, op.dtable);
   check_ids(op.ids, shard.vocabulary);
-  auto* starts = start.tensor().as<int32_t>();
-  auto* sorted = order.tensor().as<int32_t>();
-  sort_rows(op.ids, shard.first_id, rows, starts, sorted);
+  auto* starts = start.tensor().as<int32_t>();  // the place in the order at which the rows of each token begin
+  const int32_t *ids = op.ids.as<int32_t>(), *order = op.order.as<int32_t>();
+  int32_t place = 0;
+  for (int64_t v = 0; v <= rows; ++v) {
+    while (place < n && ids[order[place]] < shard.first_id + v) ++place;
+    starts[v] = place;
+  }
   const auto kernel = embedding_kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dtable, [&](int64_t v, int64_t c, int64_t width) {
-    kernel(element_at(op.dy, 0, c), op.dy.ld(), sorted + starts[v], 0, 0, starts[v + 1] - starts[v],
+    kernel(element_at(op.dy, 0, c), op.dy.ld(), order + starts[v], 0, 0, starts[v + 1] - starts[v],
            element_at(op.dtable, v, c), op.accumulate, width);
   });
 }

@@ -1,5 +1,8 @@
 #pragma once
 // Token (and learned position) embedding.
+#include <span>
+#include <vector>
+
 #include "tensor/exec.h"
 
 namespace trainer::ops {
@@ -29,10 +32,21 @@ struct AddPositions {
 };
 void run(Exec& ex, const AddPositions& op);
 
-/// dtable[id] (+)= Σ dy over rows with that id, in row order (rows sorted by id; no atomics). dy [N, H] compute dtype;
-/// dtable accumulator dtype. Without accumulate the whole table is overwritten (rows without tokens become 0).
+/// The rows of a batch in ascending order of their tokens, in host memory; rows of the same token are ascending, and
+/// rows whose id is not a token of the vocabulary come last. Batches of one size reuse the memory.
+struct RowsByToken {
+  std::vector<int32_t> rows;
+  void sort(std::span<const int32_t> ids, int64_t vocabulary);
+
+ private:
+  std::vector<int32_t> next_;  // the place of the next row of each token
+};
+
+/// dtable[id] (+)= Σ dy over rows with that id, in row order (no atomics). ids [N] i32; order [N] i32: RowsByToken;
+/// dy [N, H] compute dtype; dtable accumulator dtype. Without accumulate the whole table is overwritten (rows without
+/// tokens become 0).
 struct EmbeddingBackward {
-  Tensor ids, dy, dtable;
+  Tensor ids, order, dy, dtable;
   bool accumulate = false;
   TableShard shard = {};
 };

@@ -19,6 +19,7 @@ struct KvCache {
 struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of each row, 0 = masked
+  Tensor order;         // [N] i32, the first n used: Embedding::sort(); empty without a backward pass
   Tensor first_key;     // [N] i32: the row of its sequence at which a row's document begins; empty: all see all rows
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;         // index of the first sequence in the whole step's batch: selects the dropout masks

@@ -4,7 +4,6 @@
 
 #include "ops/activation.h"
 #include "ops/elementwise.h"
-#include "ops/embedding.h"
 #include "ops/gemm.h"
 #include "parallel/loss.h"
 
@@ -48,7 +47,7 @@ Embedding::Embedding(const Table& table, int group, const EmbeddingSpec& spec) :
 Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Table& t = table_;
   const Rows rows = batch.rows();
-  const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
+  const Tile near = tile(rows);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
   const bool at_once = from == to && near.rows == rows.count;  // then this rank looks up all rows itself
@@ -79,6 +78,11 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   return y;
 }
 
+void Embedding::sort(std::span<const int32_t> ids, ops::RowsByToken& order) const {
+  const Tile near = tile({std::ssize(ids)});
+  order.sort(ids.subspan(static_cast<size_t>(near.first_row), static_cast<size_t>(near.rows)), table_.vocab);
+}
+
 void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads) {
   const Table& t = table_;
   const Rows rows = batch.rows();
@@ -92,9 +96,10 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                         .accumulate = positions.accumulate});
   }
   const Scratch moved = to_table.finish(ex);
-  const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
+  const Tile near = tile(rows);
   const GradSlot table = grads.slot(ex, t.slot);
   ops::run(ex, ops::EmbeddingBackward{.ids = batch.ids.range(near.first_row, near.rows),
+                                      .order = batch.order.range(0, near.rows),
                                       .dy = moved ? moved.tensor() : dy,
                                       .dtable = table.tensor,
                                       .accumulate = table.accumulate,

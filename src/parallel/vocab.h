@@ -9,6 +9,7 @@
 //   Gradients of the table are partial sums along these row axes. They are reduce-scattered over F, and
 //   all-reduced over the other axes once per step. At the head, F must be within R.
 
+#include "ops/embedding.h"
 #include "parallel/batch.h"
 #include "params/grad_sink.h"
 
@@ -54,9 +55,13 @@ class Embedding {
   Embedding(const Table& table, int group, const EmbeddingSpec& spec);
   /// Returns the tokens' rows of the table, plus learned positions if there are any, in the spread `stream`.
   Scratch forward(Exec& ex, const Batch& batch);
+  /// Sorts the n rows of a batch that this rank has at the table, the order in which backward() sums gradients.
+  void sort(std::span<const int32_t> ids, ops::RowsByToken& order) const;
   void backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads);
 
  private:
+  /// Returns the part of the activations that this rank has at the table.
+  Tile tile(Rows rows) const { return table_.ranks.tile(table_.spread_at_table(), rows, table_.width); }
   const Table table_;
   params::SlotId positions_ = -1;
 };

@@ -60,6 +60,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   const bool once = accumulation() == 1 && state_home_ == nullptr && !overlaps;
   if (config.train.z_loss > 0) terms_.push_back(&Outcome::z_loss);
   allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_));
+  order_ = Buffer(device, "data", batch().ids.shape, DType::i32);
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
   const bool recomputes = recompute_of(config.train, 0) != config::Recompute::none;
@@ -161,9 +162,14 @@ int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
   return work.first_sample + (micro * replicas() + replica()) * micro_batch();
 }
 
+void Trainer::draw(int64_t first_sample, const BatchSource& batches) {
+  batches(first_sample, micro_batch(), host_);
+  model_->sort(host_.ids, host_order_);
+}
+
 void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
   if (device_.kind() != device::DeviceKind::cuda) return;  // on a CPU, the compute threads would have to draw the batch
-  batches(first_sample, micro_batch(), host_);
+  draw(first_sample, batches);
   ahead_ = first_sample;
 }
 
@@ -171,13 +177,21 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   const int64_t first = first_sample(work, micro);
   {
     const TraceScope reading(meter_.trace, "read", -1, Span::Kind::input);
-    if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
+    if (std::exchange(ahead_, std::nullopt) != first) draw(first, batches);
   }
   upload(host_);
-  parallel::Batch batch = this->batch();
+  const std::vector<int32_t>& order = host_order_.rows;
+  device_.copy_to_device(order_.tensor().data, order.data(), std::ssize(order) * size_of(DType::i32));
+  parallel::Batch batch = training_batch();
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
+  return batch;
+}
+
+parallel::Batch Trainer::training_batch() const {
+  parallel::Batch batch = this->batch();
+  batch.order = order_;
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
   return batch;
@@ -225,9 +239,7 @@ void Trainer::plan(const ProgramRecorders& recorders) {
 }
 
 void Trainer::plan_training(const ProgramRecorders& recorders) {
-  parallel::Batch batch = this->batch();
-  batch.dropout = true;
-  batch.z_loss = config_.train.z_loss;
+  const parallel::Batch batch = training_batch();
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   actions_ = sharding::lists_of(sharding_.stages, accumulation()).front();
   const std::vector<sharding::Repeated> kinds = sharding::kinds_of(actions_, accumulation());

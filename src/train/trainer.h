@@ -101,10 +101,14 @@ class Trainer : public ModelRunner {
   /// Returns the position in the training order of this rank's micro-batch number `micro` in the step. The micro-batch
   /// after the last one is the first one of the next step.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
+  /// Draws a micro-batch into host_, and sorts its rows into host_order_.
+  void draw(int64_t first_sample, const BatchSource& batches);
   /// Prefetches a micro-batch while the device is busy.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
   /// Copies this rank's micro-batch to the device. `tokens` tokens of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
+  /// Returns the batch of the next pass, as load() copies it.
+  parallel::Batch training_batch() const;
   /// Runs an action of this kind on a micro-batch, with a graph if there is one.
   void run(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock& clock);
   /// Returns the step's update with the scalars of the first rank.
@@ -127,7 +131,9 @@ class Trainer : public ModelRunner {
   std::vector<double Outcome::*> terms_ = {&Outcome::loss};
   /// The actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first of them.
   std::vector<sharding::Action> actions_;
+  Buffer order_;  // on the device: the order in which the embedding's backward pass sums rows
   data::TokenBatch host_;
+  ops::RowsByToken host_order_;   // of the rows of host_
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;

@@ -5,7 +5,6 @@
 
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/ops.h"
-#include "ops/cuda/sort.cuh"
 
 namespace trainer::ops::cuda {
 namespace {
@@ -53,6 +52,27 @@ struct LookUpBody {
 // whose sums are computed in parallel and then added in order, before the rows that are left. The result of a token
 // depends only on its own rows. Tokens without a whole block are summed by one thread for some columns.
 constexpr int64_t kSumBlock = 64;
+
+/// start[v] = number of rows in `order` whose token is below first + v, v <= rows. Ids that are not tokens are at the
+/// end of the order.
+constexpr int kStartThreads = 256;
+__global__ void __launch_bounds__(kStartThreads)
+    start_kernel(const int32_t* ids, const int32_t* order, int64_t count, int64_t first, int64_t vocabulary,
+                 int64_t rows, int32_t* start) {
+  const int64_t v = static_cast<int64_t>(blockIdx.x) * kStartThreads + threadIdx.x;
+  if (v > rows) return;
+  const int64_t token = first + v < vocabulary ? first + v : vocabulary;
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (static_cast<uint32_t>(ids[order[middle]]) < token) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  start[v] = static_cast<int32_t>(low);
+}
 
 /// The rows of dy that belong to row v of a table: order[start[v] … start[v + 1]), or every stride-th row from
 /// first(v).
@@ -120,10 +140,10 @@ __global__ void __launch_bounds__(kSumThreads)
 /// first one that begins at place kSumBlock·j or later. No other token has a whole block there.
 struct TokenBlocks {
   ListedRows rows;
-  const uint32_t* tokens;
-  int64_t table_rows;
-  __device__ int64_t token(int64_t j) const { return static_cast<int64_t>(tokens[kSumBlock * (j + 1) - 1]); }
-  __device__ int64_t count(int64_t v) const { return v < table_rows ? rows.count(v) / kSumBlock : 0; }
+  const int32_t* ids;
+  int64_t first_id, table_rows;
+  __device__ int64_t token(int64_t j) const { return ids[rows.order[kSumBlock * (j + 1) - 1]] - first_id; }
+  __device__ int64_t count(int64_t v) const { return v >= 0 && v < table_rows ? rows.count(v) / kSumBlock : 0; }
   __device__ int64_t first(int64_t v) const { return rows.start[v] / kSumBlock; }
 };
 
@@ -230,14 +250,19 @@ void run(Exec& ex, const AddPositions& op) {
 
 void run(Exec& ex, const EmbeddingBackward& op) {
   for_compute_type(op.dy.dtype, "embedding dy", [&]<typename T>(T) {
-    const SortedRows sorted = sort_rows(ex, op.ids, op.shard.first_id, op.dtable.rows());
-    const int64_t blocks = op.ids.count() / kSumBlock, cols = op.dtable.cols();
+    const int64_t n = op.ids.count(), blocks = n / kSumBlock, rows = op.dtable.rows(), cols = op.dtable.cols();
+    const Scratch start = ex.take("embedding.start", {rows + 1}, DType::i32);
     const Scratch sums =
         ex.take("embedding.sums", {std::max<int64_t>(1, blocks), round_up(cols, kSumPiece)}, DType::f32);
     if (ex.device.dry()) return;
     const Tensor of_blocks = sums.tensor().row_range(0, blocks).col_range(0, cols);
-    const ListedRows source{sorted.start.tensor().as<int32_t>(), sorted.order.tensor().as<int32_t>()};
-    const TokenBlocks of_tokens{source, sorted.tokens, op.dtable.rows()};
+    const ListedRows source{start.tensor().as<int32_t>(), op.order.as<int32_t>()};
+    const TokenBlocks of_tokens{source, op.ids.as<int32_t>(), op.shard.first_id, rows};
+    device::cuda::launch(
+        device::cuda::stream_of(ex.device),
+        {dim3(static_cast<unsigned>(divide_up(rows + 1, int64_t{kStartThreads}))), dim3(kStartThreads)}, start_kernel,
+        op.ids.as<int32_t>(), source.order, n, op.shard.first_id, vocabulary_of(op.shard, op.dtable), rows,
+        start.tensor().as<int32_t>());
     aligned_rows({op.dy}, op.dy.rows(), kSumPiece) && aligned_rows({op.dtable}, op.dtable.rows(), kSumPiece)
         ? sum_blocks<T, kSumPiece>(ex, op.dy, of_tokens, of_blocks, op.dtable, op.accumulate)
         : sum_blocks<T, 1>(ex, op.dy, of_tokens, of_blocks, op.dtable, op.accumulate);

@@ -107,6 +107,7 @@ class Rig {
   using Transformer = model::Transformer;
   struct Loaded {
     std::vector<int32_t> ids, targets, first_keys;
+    ops::RowsByToken order;
     std::vector<float> weights32;
     std::vector<double> weights64;
     parallel::Batch batch;
@@ -116,6 +117,7 @@ class Rig {
     Loaded to;
     to.ids = from.ids;
     to.targets = from.targets;
+    model.sort(to.ids, to.order);
     to.first_keys = from.first_keys;
     double sum = 0;
     for (int64_t r = 0; r < from.rows(); ++r) {
@@ -124,9 +126,10 @@ class Rig {
       sum += from.weight(r);
     }
     const auto view = [&](auto& vector, DType dtype) {
-      return Tensor{reinterpret_cast<std::byte*>(vector.data()), {from.rows()}, dtype, 0};
+      return Tensor{reinterpret_cast<std::byte*>(vector.data()), {std::ssize(vector)}, dtype, 0};
     };
     to.batch.ids = view(to.ids, DType::i32);
+    to.batch.order = view(to.order.rows, DType::i32);
     if (!to.targets.empty()) to.batch.targets = view(to.targets, DType::i32);
     if (!to.first_keys.empty()) to.batch.first_key = view(to.first_keys, DType::i32);
     to.batch.weights =

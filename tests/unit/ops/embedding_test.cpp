@@ -31,6 +31,22 @@ TestTensor some_ids(const Case& c) {
   return ids;
 }
 
+TestTensor order_of(const TestTensor& ids, int64_t vocab) {
+  TestTensor order({ids.count()}, DType::i32);
+  RowsByToken by_token;
+  by_token.sort({ids.tensor().as<int32_t>(), static_cast<size_t>(ids.count())}, vocab);
+  order.fill([&, i = size_t{0}]() mutable { return by_token.rows[i++]; });
+  return order;
+}
+
+TEST(RowsByToken, KeepsTheOrderOfRowsAndPutsOtherIdsLast) {
+  RowsByToken order;
+  order.sort(std::vector<int32_t>{4, 0, 5, 4, -1, 0, 3}, 5);
+  EXPECT_EQ(order.rows, (std::vector<int32_t>{1, 5, 6, 0, 3, 2, 4}));
+  order.sort(std::vector<int32_t>{2, 1}, 3);
+  EXPECT_EQ(order.rows, (std::vector<int32_t>{1, 0}));
+}
+
 TYPED_TEST(Embedding, ForwardAddsTokenAndPosition) {
   using T = TypeParam;
   for (const Case& c : cases()) {
@@ -74,7 +90,8 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
   using A = AccumulatorOf<T>;
   for (const Case& c : cases()) {
     Normal draw(53);
-    TestTensor ids = some_ids(c), dy = TestTensor({ids.count(), c.cols}, this->kType, 3).fill(draw);
+    TestTensor ids = some_ids(c), order = order_of(ids, c.vocab);
+    TestTensor dy = TestTensor({ids.count(), c.cols}, this->kType, 3).fill(draw);
     const TestTensor table_before = TestTensor({c.vocab + 2, c.cols}, this->kSums).fill(draw);  // two rows of padding
     const TestTensor positions_before = TestTensor({std::max<int64_t>(1, c.positions), c.cols}, this->kSums).fill(draw);
     for (const bool accumulate : {false, true}) {
@@ -82,7 +99,7 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
       on_every_device(
           [&](TestExec& ex) {
             TestTensor dtable = table_before, dpositions = c.positions > 0 ? positions_before : TestTensor();
-            run(ex, EmbeddingBackward{ids, dy, dtable, accumulate});
+            run(ex, EmbeddingBackward{ids, order, dy, dtable, accumulate});
             if (c.positions > 0) run(ex, PositionsBackward{dy, dpositions, c.length, 0, accumulate});
             return std::vector<TestTensor>{dtable, dpositions};
           },
@@ -109,15 +126,16 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
   }
 }
 
-// More rows than one block sorts, more tokens than two digits hold, and tokens of other shards among them.
-TYPED_TEST(Embedding, BackwardSortsManyRowsOfALargeShard) {
+// More tokens than one block of threads, some with several blocks of rows, and tokens of other shards on both sides.
+TYPED_TEST(Embedding, BackwardSumsManyRowsOfALargeShard) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
-  const int64_t n = 5000, vocab = 70000, first = 1000, rows = 67000, cols = 8;
+  const int64_t n = 5000, vocab = 7000, first = 1000, rows = 5500, cols = 8;
   std::mt19937_64 engine(54);
   Normal draw(55);
   TestTensor ids({n}, DType::i32), dy = TestTensor({n, cols}, this->kType).fill(draw);
   ids.fill([&] { return static_cast<double>(engine() % 3 == 0 ? engine() % vocab : 1000 + engine() % 40); });
+  TestTensor order = order_of(ids, vocab);
   std::map<int64_t, std::vector<A>> added;  // by element of the table
   for (int64_t r = 0; r < n; ++r) {
     const int64_t row = static_cast<int64_t>(ids.at(r)) - first;
@@ -130,7 +148,7 @@ TYPED_TEST(Embedding, BackwardSortsManyRowsOfALargeShard) {
   on_every_device(
       [&](TestExec& ex) {
         TestTensor dtable({rows, cols}, this->kSums);
-        run(ex, EmbeddingBackward{ids, dy, dtable, false, {first, vocab}});
+        run(ex, EmbeddingBackward{ids, order, dy, dtable, false, {first, vocab}});
         return std::vector<TestTensor>{dtable};
       },
       [&](const std::vector<TestTensor>& out) {

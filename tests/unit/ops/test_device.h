@@ -100,7 +100,7 @@ inline Operands operands(SwigluBackward& o) { return {&o.dy, &o.gate, &o.up, &o.
 inline Operands operands(Rope& o) { return {&o.x, &o.table}; }
 inline Operands operands(EmbeddingForward& o) { return {&o.ids, &o.table, &o.positions, &o.y}; }
 inline Operands operands(AddPositions& o) { return {&o.positions, &o.y}; }
-inline Operands operands(EmbeddingBackward& o) { return {&o.ids, &o.dy, &o.dtable}; }
+inline Operands operands(EmbeddingBackward& o) { return {&o.ids, &o.order, &o.dy, &o.dtable}; }
 inline Operands operands(PositionsBackward& o) { return {&o.dy, &o.dpositions}; }
 inline Operands operands(CrossEntropy& o) {
   return {&o.logits, &o.targets, &o.weights, &o.loss, &o.dlogits, &o.terms.z_loss};

@@ -90,6 +90,7 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
     rig.ready();
     fill_weights(rig.store, false);
     std::vector<int32_t> ids, targets;
+    ops::RowsByToken order;
     const Scratch weights = rig.ex.take("weights", {rows}, DType::f64);
     for (int64_t r = first; r < first + rows; ++r) {
       const bool masked = r % 5 == 2;
@@ -98,6 +99,8 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, double size)
       set(weights, r - first, masked ? 0 : 1);
     }
     rig.batch.ids = {reinterpret_cast<std::byte*>(ids.data()), {rows}, DType::i32};
+    embedding->sort(ids, order);
+    rig.batch.order = {reinterpret_cast<std::byte*>(order.rows.data()), {std::ssize(order.rows)}, DType::i32};
     rig.batch.targets = {reinterpret_cast<std::byte*>(targets.data()), {rows}, DType::i32};
     rig.batch.weights = weights;
     rig.batch.loss_scale = 0.25;
