@@ -15,12 +15,6 @@ const ElementwiseKernels& elementwise_kernels(const Exec& ex) {
   return TRAINER_KERNELS(ex.device.isa(), elementwise_kernels);
 }
 
-template <typename T>
-void fill(Exec& ex, const Tensor& x, T value) {
-  T* data = x.as<T>();
-  for_elements(ex, x.count(), [&](int64_t first, int64_t n) { std::fill_n(data + first, n, value); });
-}
-
 }  // namespace
 
 uint32_t dropout_threshold(double p) {
@@ -96,14 +90,6 @@ void run(Exec& ex, const Copy& op) {
     for (int64_t i = r; i < r + n; ++i)
       std::memcpy(element_at(op.y, i, c), element_at(op.x, i, c), static_cast<size_t>(width * size_of(op.x.dtype)));
   });
-}
-
-void run(Exec& ex, const Fill& op) {
-  TRAINER_CHECK(op.x.packed(), "fill requires a packed tensor: {} has row stride {}", to_string(op.x), op.x.ld());
-  const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x)});
-  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
-  if (ex.device.dry()) return;
-  with_type(op.x.dtype, [&](auto zero) { fill(ex, op.x, static_cast<decltype(zero)>(op.value)); });
 }
 
 }  // namespace trainer::ops

@@ -36,7 +36,7 @@ struct ColumnSum {
 };
 void run(Exec& ex, const ColumnSum& op);
 
-/// y = convert(x), any two of f64, f32, bf16, equal counts, packed. bf16 rounds to nearest even.
+/// y = convert(x), any two compute types, equal counts, packed. bf16 rounds to nearest even.
 struct Cast {
   Tensor x, y;
 };
@@ -47,12 +47,5 @@ struct Copy {
   Tensor x, y;
 };
 void run(Exec& ex, const Copy& op);
-
-/// x = value; x must be packed.
-struct Fill {
-  Tensor x;
-  double value = 0;
-};
-void run(Exec& ex, const Fill& op);
 
 }  // namespace trainer::ops

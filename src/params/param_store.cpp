@@ -81,7 +81,8 @@ void ParamStore::place_gradient(Exec& ex, int index) {
     const Range slot = range_of(group.slots[i]);
     const int64_t begin = slot.offset + slot.count;
     const int64_t end = i + 1 < group.slots.size() ? range_of(group.slots[i + 1]).offset : group.elements;
-    if (begin < end) ops::run(ex, ops::Fill{.x = group.grad.range(begin, end - begin), .value = 0});
+    const Tensor between = group.grad.range(begin, end - begin);
+    ex.device.clear(between.data, between.bytes());
   }
 }
 

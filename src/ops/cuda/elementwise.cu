@@ -78,25 +78,6 @@ struct CastFormula {
   __device__ void operator()(float (&x)[2]) const { x[1] = x[0]; }
 };
 
-/// Casts element by element if one of the types is f64, since losses and statistics are short.
-template <typename From, typename To>
-struct WideCastBody {
-  const From* x;
-  To* y;
-  template <int V>
-  struct Values {
-    From x;
-  };
-  template <int V>
-  __device__ void load(Values<V>& v, const Piece& at) const {
-    v.x = x[at.c];
-  }
-  template <int V>
-  __device__ void store(Values<V>& v, const Piece& at) const {
-    y[at.c] = To(static_cast<AccumulatorOf<To>>(static_cast<AccumulatorOf<From>>(v.x)));
-  }
-};
-
 /// Units of memory: 1, 2, 4, 8 bytes, or Words<4>.
 template <typename Unit>
 struct CopyBody {
@@ -113,20 +94,6 @@ struct CopyBody {
   template <int V>
   __device__ void store(Values<V>& v, const Piece& at) const {
     *y.at(at.r, at.c) = v.x;
-  }
-};
-
-template <typename Unit>
-struct FillBody {
-  Unit* x;
-  Unit value;
-  template <int V>
-  struct Values {};
-  template <int V>
-  __device__ void load(Values<V>&, const Piece&) const {}
-  template <int V>
-  __device__ void store(Values<V>&, const Piece& at) const {
-    x[at.c] = value;
   }
 };
 
@@ -170,24 +137,6 @@ void copy_units(Exec& ex, const Copy& op, int64_t rows, int64_t row_bytes) {
                 rows, row_bytes / kSize);
 }
 
-template <typename Unit>
-void fill_units(Exec& ex, std::byte* data, int64_t bytes, Unit value) {
-  map_pieces<1>(ex, FillBody<Unit>{reinterpret_cast<Unit*>(data), value}, 1,
-                bytes / static_cast<int64_t>(sizeof(Unit)));
-}
-
-/// Fills x with `value`, 16 bytes at a time if x is aligned for that.
-template <typename T>
-void fill(Exec& ex, const Tensor& x, T value) {
-  if (reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.bytes() % 16 == 0) {
-    std::array<T, 16 / sizeof(T)> all;
-    all.fill(value);
-    fill_units(ex, x.data, x.bytes(), std::bit_cast<Words<4>>(all));
-  } else {
-    fill_units(ex, x.data, x.bytes(), value);
-  }
-}
-
 }  // namespace
 
 void run(Exec& ex, const DropoutAdd& op) {
@@ -213,18 +162,11 @@ void run(Exec& ex, const DropoutAdd& op) {
 }
 
 void run(Exec& ex, const Cast& op) {
-  if (ex.device.dry()) return;
-  const auto with_compute_type = [](DType dtype, auto&& fn) {
-    dtype == DType::f64 ? fn(double{}) : dtype == DType::f32 ? fn(float{}) : fn(bf16{});
-  };
-  const Tensor x = op.x.range(0, op.x.count()), y = op.y.range(0, op.y.count());
-  with_compute_type(x.dtype, [&]<typename From>(From) {
-    with_compute_type(y.dtype, [&]<typename To>(To) {
-      if constexpr (sizeof(From) == sizeof(double) || sizeof(To) == sizeof(double)) {
-        map_pieces<1>(ex, WideCastBody<From, To>{x.as<From>(), y.as<To>()}, 1, x.count());
-      } else {
-        map_elements<wide_of<To>()>(ex, CastFormula{}, In<From>{x}, Out<To>{y});
-      }
+  for_compute_type(op.x.dtype, "cast x", [&]<typename From>(From) {
+    for_compute_type(op.y.dtype, "cast y", [&]<typename To>(To) {
+      if (ex.device.dry()) return;
+      map_elements<wide_of<To>()>(ex, CastFormula{}, In<From>{op.x.range(0, op.x.count())},
+                                  Out<To>{op.y.range(0, op.y.count())});
     });
   });
 }
@@ -255,11 +197,6 @@ void run(Exec& ex, const Copy& op) {
 
 void run(Exec& ex, const Transpose& op) {
   op.x.dtype == DType::bf16 ? transpose_units<uint16_t>(ex, op) : transpose_units<uint32_t>(ex, op);
-}
-
-void run(Exec& ex, const Fill& op) {
-  if (ex.device.dry()) return;
-  with_type(op.x.dtype, [&](auto zero) { fill(ex, op.x, static_cast<decltype(zero)>(op.value)); });
 }
 
 }  // namespace trainer::ops::cuda

@@ -61,7 +61,7 @@ struct FinishBody {
 
 template <typename S, typename B, typename C>
 void finish(Exec& ex, const Tensor& sums, const Epilogue& e, const Tensor& c) {
-  const FinishBody<S, B, C> body{rows_in<S>(sums), every_row<B>(e.bias),      rows_of<C>(e.pre), rows_in<C>(e.residual),
+  const FinishBody<S, B, C> body{rows_in<S>(sums), rows_in<B>(e.bias),        rows_of<C>(e.pre), rows_in<C>(e.residual),
                                  rows_of<C>(c),    e.act == Activation::gelu, e.gradient};
   map<wide_of<C>()>(ex, body, c.rows(), c.cols(), {sums, e.bias, e.pre, e.residual, c}, !e.bias);
 }

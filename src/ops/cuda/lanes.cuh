@@ -163,11 +163,6 @@ template <typename T>
 Rows<const T> rows_in(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, t ? t.ld() : 0};
 }
-/// Returns a vector [cols] as an operand with the same row everywhere.
-template <typename T>
-Rows<const T> every_row(const Tensor& t) {
-  return {t ? t.as<T>() : nullptr, 0};
-}
 
 /// True if pieces of v elements at columns 0, v, 2·v, … of each of `rows` rows are aligned for get and put.
 inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, int64_t v) {

@@ -27,7 +27,7 @@ namespace trainer::ops::cuda {
   X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) X(SoftCap) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
-  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Fill) X(AdamW) X(SquaredNorms) \
+  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(AdamW) X(SquaredNorms) \
   X(MuonMomentum) X(MuonApply) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
 // clang-format on
 #define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);

@@ -116,7 +116,6 @@ inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bi
 inline Operands operands(ColumnSum& o) { return {&o.x, &o.sums}; }
 inline Operands operands(Cast& o) { return {&o.x, &o.y}; }
 inline Operands operands(Copy& o) { return {&o.x, &o.y}; }
-inline Operands operands(Fill& o) { return {&o.x}; }
 inline Operands operands(AdamW& o) { return {&o.p, &o.m, &o.v, &o.g, &o.compute}; }
 inline Operands operands(SquaredNorm& o) { return {&o.x, &o.blocks}; }
 inline Operands operands(SquaredNorms& o) {
