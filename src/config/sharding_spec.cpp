@@ -84,7 +84,7 @@ void set_tables(Config& config, const ModelSharding& sharding) {
   Parallel& p = config.parallel;
   p.data = std::max<int64_t>(1, p.data) * sharding.depth();
   config.train.micro_batch /= sharding.depth();
-  ModelSharding s = anonymous(sharding);
+  ModelSharding s = anonymous(inside_stage(sharding));
   if (s.ranks_of_replica() == s.depth()) s.axes.push_back({"", 1});  // at least one letter
   p.strategy = StrategyName::autoddl;
   p.axes.clear();

@@ -39,7 +39,7 @@ void check_spec(const Config& config, std::vector<BrokenRule>& broken);
 /// Returns the sharding that the tables describe, which check_spec() must have accepted.
 sharding::ModelSharding parse_tables(const Config& config);
 /// Sets strategy "autoddl" and its tables to this sharding, without axes of one rank. The depth of a 2.5D mesh, whose
-/// parts have sequences of their own, becomes replicas.
+/// parts have sequences of their own, becomes replicas. Stages are left to their keys.
 void set_tables(Config& config, const sharding::ModelSharding& sharding);
 
 }  // namespace trainer::config

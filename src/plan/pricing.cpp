@@ -102,7 +102,8 @@ PlannedRun planned(Config config) {
 }
 
 std::string identity(Config config) {
-  config::set_tables(config, config::sharding_of(config));
+  const sharding::ModelSharding sharding = config::sharding_of(config);
+  config::set_tables(config, sharding);
   config::Parallel& p = config.parallel;
   std::vector<std::string*> words = {&p.head, &p.table};
   std::string schedules;
@@ -125,7 +126,7 @@ std::string identity(Config config) {
   std::string text = format("{} data {} batch {} kept {}{}", fmt::join(p.axes, " x "), p.data, config.train.micro_batch,
                             p.cache_layers, schedules);
   for (const std::string* word : words) text += " " + *word;
-  return text + (p.rs_dtype == DType::f32 ? "" : format(" {}", name_of(p.rs_dtype)));
+  return text + (p.rs_dtype == DType::f32 ? "" : format(" {}", name_of(p.rs_dtype))) + text_of(sharding.stages);
 }
 
 std::vector<std::string> other_names(const Config& config) {

@@ -1,5 +1,7 @@
 #include "sharding/sharding.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "base/join.h"
 
@@ -121,6 +123,24 @@ std::string text_of(const Stages& stages) {
   if (stages.count == 1) return {};
   const char* const schedule = stages.schedule == PipelineSchedule::zb_h1 ? "zb-h1" : "1f1b";
   return format("{} stages x {} {} {}", stages.count, stages.chunks, schedule, fmt::join(stages.layers, ","));
+}
+
+ModelSharding add_stages(ModelSharding s, Stages stages) {
+  TRAINER_CHECK(s.stages.count == 1, "stages of {} stages", s.stages.count);
+  s.stages = std::move(stages);
+  if (s.stage_axis() == 0) return s;
+  for_each_set(s, [](AxisSet& set) { set <<= 1; });
+  s.axes.insert(s.axes.begin(), {"stage", s.stages.count});
+  return s;
+}
+
+ModelSharding inside_stage(ModelSharding s) {
+  if (s.stage_axis() != 0) {
+    for_each_set(s, [](AxisSet& set) { set >>= 1; });
+    s.axes.erase(s.axes.begin());
+  }
+  s.stages = {};
+  return s;
 }
 
 ModelSharding anonymous(const ModelSharding& sharding) {

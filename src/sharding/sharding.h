@@ -103,7 +103,7 @@ struct ModelSharding {
   VocabSpread table;
   bool overlap = true;     // false: collectives on activations block immediately (no overlap)
   bool wide_sums = false;  // partial sums of activations are communicated in the accumulator type
-  Stages stages;
+  Stages stages;           // along stage_axis(); everything else describes the ranks of one stage
 
   /// Returns the product of these axes' sizes.
   int64_t ranks(AxisSet set) const;
@@ -120,8 +120,12 @@ struct ModelSharding {
   /// Return the axis that counts replicas, the outermost one of data(): its index, and the set of it.
   size_t replica_axis() const { return static_cast<size_t>(std::countr_zero(data())); }
   AxisSet replicas() const { return data() & (~data() + 1); }
+  /// Returns the axis along which ranks have different stages, the outermost one; 0 if there is one stage.
+  AxisSet stage_axis() const { return stages.count > 1 ? 1 : 0; }
   /// Returns the number of ranks in one replica of the model: the product of the sizes of all axes but replica_axis().
   int64_t ranks_of_replica() const { return ranks(all() & ~replicas()); }
+  /// Returns the number of ranks in one stage of a replica.
+  int64_t ranks_of_stage() const { return ranks_of_replica() / stages.count; }
   /// Returns the number of parts of a replica that have the same weights but process different sequences (the depth of
   /// a 2.5D mesh).
   int64_t depth() const { return ranks(depth_axes()); }
@@ -137,6 +141,12 @@ struct ModelSharding {
 /// two. Ranks along the outer factor hold different heads, ranks along the inner factor the same heads; groups "kv" and
 /// "rep" name the outer and inner axes. Axes of size 1 are omitted, except the one that counts replicas.
 ModelSharding on_mesh(ModelSharding sharding, int64_t n_kv_head);
+
+/// Returns the sharding with stages, each of which has as many ranks as `sharding`: the axis "stage" becomes the
+/// outermost one. Internal error if the sharding has several stages already.
+ModelSharding add_stages(ModelSharding sharding, Stages stages);
+/// Returns the sharding of one stage's ranks, as it was before add_stages().
+ModelSharding inside_stage(ModelSharding sharding);
 
 /// Returns the same sharding in a canonical form: without axes of size 1, and without the names of axes and of groups
 /// other than "data". The axis that counts replicas is kept as it is. Two canonical values are equal if each rank holds

@@ -130,6 +130,8 @@ TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
     ASSERT_EQ(first.has_value(), !expected) << "seed " << seed;
     if (first) {
       EXPECT_EQ(first->text(s), violations(s, e).front().text(s)) << "seed " << seed;
+      const ModelSharding staged = add_stages(s, {.count = 2});
+      EXPECT_EQ(first->text(s), first_violation(staged, e).value().text(staged)) << "seed " << seed;
     }
     legal += expected;
   }

@@ -33,6 +33,42 @@ TEST_P(Layouts, FollowOneRankInDoublePrecisionAndSendThePredictedBytes) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(layout_cases()), name_of_case);
 
+TEST(Stages, ComposeWithEveryLayout) {
+  using namespace sharding;
+  const Stages two{.count = 2, .layers = {1, 1}}, late{2, 1, PipelineSchedule::zb_h1, {1, 1}};
+  for (const LayoutCase& one : layout_cases()) {
+    SCOPED_TRACE(one.name);
+    const ModelSharding inner = config::sharding_of(one.config), staged = add_stages(inner, two);
+    EXPECT_EQ(staged.axes.front(), (Axis{"stage", 2}));
+    EXPECT_EQ(staged.ranks_of_stage(), inner.ranks_of_replica());
+    EXPECT_EQ(staged.ranks_of_replica(), 2 * inner.ranks_of_replica());
+    EXPECT_EQ(staged.depth(), inner.depth());
+    EXPECT_EQ(inside_stage(staged), inner);
+    EXPECT_EQ(add_stages(inner, {}), inner);
+    // Rules, on the case and on an extent that no layout of several ranks can split.
+    Extents extents = config::extents_of(one.config);
+    EXPECT_FALSE(first_violation(staged, extents));
+    extents.d_ff = extents.d_model = extents.seq_len = 61;
+    const auto first = first_violation(inner, extents), of_staged = first_violation(staged, extents);
+    ASSERT_EQ(first.has_value(), of_staged.has_value());
+    if (first) {
+      EXPECT_EQ(first->text(inner) + first->remedy(inner), of_staged->text(staged) + of_staged->remedy(staged));
+    }
+    // Canonical forms, and the axes of a mesh.
+    EXPECT_EQ(inside_stage(anonymous(staged)), anonymous(inner));
+    EXPECT_NE(anonymous(staged), anonymous(add_stages(inner, late)));
+    EXPECT_EQ(on_mesh(staged, extents.n_kv_head), add_stages(on_mesh(inner, extents.n_kv_head), two));
+    // Sharding specs describe one stage.
+    Config tables = one.config, by_inner = one.config;
+    set_tables(tables, staged);
+    set_tables(by_inner, inner);
+    EXPECT_EQ(config::to_toml(tables), config::to_toml(by_inner));
+  }
+  EXPECT_EQ(text_of(two), "2 stages x 1 1f1b 1,1");
+  EXPECT_EQ(text_of(late), "2 stages x 1 zb-h1 1,1");
+  EXPECT_EQ(text_of({}), "");
+}
+
 class Schedules : public testing::TestWithParam<LayoutCase> {};
 
 TEST_P(Schedules, ChangeNoBit) {
