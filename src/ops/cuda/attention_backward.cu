@@ -37,14 +37,39 @@ struct BackwardShape {
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
-/// With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the streamed tiles. Without it,
-/// the roles are exchanged. kBounded: the first visible key of some rows is not 0 (attention_mask.cuh).
+/// The log-sum-exp, in units of log 2, and delta of the rows of kept queries, in the layout of sums.
+template <int kBlocks>
+struct RowStatistics {
+  float lse[kBlocks][2] = {}, delta[kBlocks][2] = {};
+};
+
+/// A streamed tile: its first row, its head, which of the two buffers it is in, and its operands there.
+struct Streamed {
+  int row, head, stage;
+  const bf16 *a = nullptr, *b = nullptr;  // q and dout, or k and v
+};
+
+/// A lane's offsets in left operands, the kept rows of its warp, and in right operands, streamed rows.
+template <int kCols>
+struct LaneOffsets {
+  BlockOffsets<kCols> left, rows;
+};
+
+/// A thread of a pass: its place and its tiles in shared memory. Fragments and offsets are arguments: as members, more
+/// of them would be spilled. With kKeysKept, k and v are the kept tiles, and q and dout of all heads of the group the
+/// streamed tiles. Without it, the roles are exchanged. kBounded: the first visible key of some rows is not 0
+/// (attention_mask.cuh).
 template <int kCols, bool kKeysKept, bool kDropout, bool kBounded>
-__global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
-    attention_backward_kernel(const AttentionArgs args) {
+struct BackwardPass {
   using Shape = BackwardShape<kCols, kDropout>;
-  constexpr int kBlocks = Shape::kBlocks, kWarpRows = Shape::kWarpRows;
-  constexpr int kKept = Shape::kKept, kStreamed = Shape::kStreamed, kN = kStreamed / 8, kTile = kStreamed * kCols;
+  static constexpr int kBlocks = Shape::kBlocks, kWarpRows = Shape::kWarpRows, kThreads = Shape::kThreads;
+  static constexpr int kKept = Shape::kKept, kStreamed = Shape::kStreamed, kN = kStreamed / 8;
+  static constexpr int kTile = kStreamed * kCols;
+  using Scores = float[kBlocks][kN][4];
+  using Sums = float[kBlocks][Shape::kSumCols / 8][4];
+  using Dropped = uint32_t[(4 * kBlocks * kN + 31) / 32];  // one bit for each of a lane's scores
+
+  const AttentionArgs& args;
   bf16* const kept_a = dynamic_shared<bf16>();                                   // k or q
   bf16* const kept_b = kept_a + kKept * kCols;                                   // v or dout
   bf16* const streamed_a = kept_b + kKept * kCols;                               // q or k, two tiles
@@ -53,8 +78,8 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   float* const streamed_delta = streamed_lse + 2 * kStreamed;
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int warp_row = warp / Shape::kColumnWarps * kWarpRows,
-            column_block = warp % Shape::kColumnWarps * Shape::kSumCols / 16;
+  const int warp_row = warp / Shape::kColumnWarps * kWarpRows;
+  const int column_block = warp % Shape::kColumnWarps * Shape::kSumCols / 16;
   const int length = args.q_len;
   // The longest passes come first: all queries attend to the first keys, and the last queries attend to all keys.
   const int first = static_cast<int>(kKeysKept ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kKept;
@@ -63,46 +88,32 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
   const int64_t sequence = blockIdx.z;
   const int64_t key_row = sequence * args.k_capacity, query_row = sequence * args.q_len;
   const int64_t kept_row = (kKeysKept ? key_row : query_row) + first;
-  const auto first_key_of = [&](int query) { return kBounded ? first_key(args, sequence, query) : 0; };
   const int first_row = (kKeysKept ? first : first_key_of(first)) / kStreamed * kStreamed;
   const int last_query = kKeysKept && kBounded ? queries_before(args, sequence, first + valid) : length;
   const int end_row = kKeysKept ? last_query : first + valid;
   const int steps = (end_row - first_row + kStreamed - 1) / kStreamed * (kKeysKept ? args.group : 1);
 
-  const auto load_passing = [&](int at_row, int of_head, int stage) {
-    const int64_t from = (kKeysKept ? query_row : key_row) + at_row;
-    load_tile<kCols, kStreamed, Shape::kThreads>(streamed_a + stage * kTile, kKeysKept ? args.q : args.k, from,
-                                                 length - at_row, of_head, args.head_dim);
-    load_tile<kCols, kStreamed, Shape::kThreads>(streamed_b + stage * kTile, kKeysKept ? args.dout : args.v, from,
-                                                 length - at_row, of_head, args.head_dim);
-    if constexpr (kKeysKept) {  // zeros for rows beyond the end, which then do not contribute
-      const int i = static_cast<int>(threadIdx.x);
-      if (i < kStreamed) {
-        const bool inside = at_row + i < length;
-        const int64_t at = (sequence * args.heads + of_head) * length + (inside ? at_row + i : 0);
-        copy_4_async(streamed_lse + stage * kStreamed + i, args.lse + at, inside);
-        copy_4_async(streamed_delta + stage * kStreamed + i, args.delta + at, inside);
-      }
-    }
-  };
+  __device__ __forceinline__ int first_key_of(int query) const {
+    return kBounded ? first_key(args, sequence, query) : 0;
+  }
+  /// Return the row of the streamed tile and the row of the warp's kept rows to which an element of Scores belongs.
+  __device__ __forceinline__ int streamed_of(int j, int c) const { return 8 * j + lane % 4 * 2 + c % 2; }
+  __device__ __forceinline__ int kept_of(int i, int c) const { return 16 * i + lane / 4 + c / 2 * 8; }
+  __device__ __forceinline__ float factor_of(const Dropped& dropped, int i, int j, int c) const {
+    const int bit = 4 * (i * kN + j) + c;
+    return (dropped[bit / 32] >> (bit % 32) & 1) != 0 ? 0.0f : args.keep_scale;
+  }
+  __device__ __forceinline__ float delta_of(const RowStatistics<kBlocks>& kept, Streamed at, int i, int j,
+                                            int c) const {
+    return kKeysKept ? streamed_delta[at.stage * kStreamed + streamed_of(j, c)] : kept.delta[i][c / 2];
+  }
 
-  load_tile<kCols, kKept, Shape::kThreads>(kept_a, kKeysKept ? args.k : args.q, kept_row, valid, kept_head,
-                                           args.head_dim);
-  load_tile<kCols, kKept, Shape::kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
-                                           args.head_dim);
-  int row = first_row,
-      head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // row and head of the streamed tile
-  const auto advance = [&](int& to_row, int& to_head) {
-    to_row += kStreamed;
-    if (to_row >= end_row) {  // the end of this head
-      to_row = first_row;
-      ++to_head;
-    }
-  };
-  load_passing(row, head, 0);
-
-  float row_lse[kBlocks][2] = {}, row_delta[kBlocks][2] = {};  // for kept queries; row_lse in units of log 2
-  if constexpr (!kKeysKept) {
+  __device__ __forceinline__ void load_kept() const {
+    load_tile<kCols, kKept, kThreads>(kept_a, kKeysKept ? args.k : args.q, kept_row, valid, kept_head, args.head_dim);
+    load_tile<kCols, kKept, kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
+                                      args.head_dim);
+  }
+  __device__ __forceinline__ void load_statistics(RowStatistics<kBlocks>& kept_rows) const {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
@@ -110,29 +121,41 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
         const int kept = warp_row + 16 * i + lane / 4 + 8 * half;
         if (kept < valid) {
           const int64_t at = (sequence * args.heads + kept_head) * length + first + kept;
-          row_lse[i][half] = args.lse[at] * kLog2e;
-          row_delta[i][half] = args.delta[at];
+          kept_rows.lse[i][half] = args.lse[at] * kLog2e;
+          kept_rows.delta[i][half] = args.delta[at];
         }
       }
     }
   }
-
-  const BlockOffsets<kCols> left(warp_row, block_place(lane)), rows(0, block_place(lane));
-  float sums_a[kBlocks][Shape::kSumCols / 8][4] = {};                  // dk or dq
-  float sums_b[kBlocks][kKeysKept ? Shape::kSumCols / 8 : 2][4] = {};  // dv
-
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step, advance(row, head)) {
-    const int stage = step % 2;
-    copies_wait();
-    __syncthreads();  // this step's tiles have arrived, and no warp still reads the previous ones
-    if (step + 1 < steps) {
-      int next_row = row, next_head = head;
-      advance(next_row, next_head);
-      load_passing(next_row, next_head, 1 - stage);
+  __device__ __forceinline__ void load_streamed(Streamed to) const {
+    const int64_t from = (kKeysKept ? query_row : key_row) + to.row;
+    load_tile<kCols, kStreamed, kThreads>(streamed_a + to.stage * kTile, kKeysKept ? args.q : args.k, from,
+                                          length - to.row, to.head, args.head_dim);
+    load_tile<kCols, kStreamed, kThreads>(streamed_b + to.stage * kTile, kKeysKept ? args.dout : args.v, from,
+                                          length - to.row, to.head, args.head_dim);
+    if constexpr (kKeysKept) {  // zeros for rows beyond the end, which then do not contribute
+      const int i = static_cast<int>(threadIdx.x);
+      if (i < kStreamed) {
+        const bool inside = to.row + i < length;
+        const int64_t at = (sequence * args.heads + to.head) * length + (inside ? to.row + i : 0);
+        copy_4_async(streamed_lse + to.stage * kStreamed + i, args.lse + at, inside);
+        copy_4_async(streamed_delta + to.stage * kStreamed + i, args.delta + at, inside);
+      }
     }
+  }
+  __device__ __forceinline__ void advance(Streamed& at) const {
+    at.row += kStreamed;
+    if (at.row >= end_row) {  // the end of this head
+      at.row = first_row;
+      ++at.head;
+    }
+  }
 
-    // Visibility for this warp's rows: `seen` if any query sees any key, `whole` if every query sees all keys.
+  /// Visibility for the warp's rows: `seen` if any query sees any key, `whole` if every query sees all keys.
+  struct Visibility {
+    bool seen, whole;
+  };
+  __device__ __forceinline__ Visibility visibility(int row) const {
     const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, streamed_high = row + kStreamed - 1;
     bool seen = kKeysKept ? kept_low <= streamed_high : row <= kept_high;
     bool whole = kKeysKept ? kept_high <= row : streamed_high <= kept_low;
@@ -140,100 +163,101 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
       seen = seen && first_key_of(kKeysKept ? row : kept_low) <= (kKeysKept ? kept_high : streamed_high);
       whole = whole && first_key_of(kKeysKept ? streamed_high : kept_high) <= (kKeysKept ? kept_low : row);
     }
-    if (!seen) continue;
-    const bf16* const tile_a = streamed_a + stage * kTile;
-    const bf16* const tile_b = streamed_b + stage * kTile;
+    return {seen, whole};
+  }
 
-    float p[kBlocks][kN][4] = {};
-    multiply_rows<kCols>(p, kept_a, left, tile_a, rows);
+  /// Sets p, which is zero, to the probabilities of the streamed tile, without dropout.
+  __device__ __forceinline__ void set_probabilities(Scores& p, const RowStatistics<kBlocks>& kept_rows,
+                                                    const LaneOffsets<kCols>& lanes, Streamed at, bool whole) const {
+    multiply_rows<kCols>(p, kept_a, lanes.left, at.a, lanes.rows);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const int column = 8 * j + lane % 4 * 2 + c % 2;
-          const float lse = kKeysKept ? streamed_lse[stage * kStreamed + column] * kLog2e : row_lse[i][c / 2];
+          const float lse =
+              kKeysKept ? streamed_lse[at.stage * kStreamed + streamed_of(j, c)] * kLog2e : kept_rows.lse[i][c / 2];
           p[i][j][c] = fast_exp2(fmaf(p[i][j][c], args.scale_log2, -lse));
         }
       }
     }
-    if (!whole) {
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-        for (int j = 0; j < kN; ++j) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int passing = row + 8 * j + lane % 4 * 2 + c % 2, kept = kept_low + 16 * i + lane / 4 + c / 2 * 8;
-            if (kKeysKept ? kept > passing : passing > kept) p[i][j][c] = 0;
-            if constexpr (kBounded) {
-              if ((kKeysKept ? kept : passing) < first_key_of(kKeysKept ? passing : kept)) p[i][j][c] = 0;
-            }
-          }
-        }
-      }
-    }
-    uint32_t dropped[(4 * kBlocks * kN + 31) / 32] = {};  // one bit for each of this lane's elements
-    if constexpr (kDropout) {
-      const int query = kKeysKept ? row : kept_low, key = kKeysKept ? kept_low : row;
-      const uint64_t index = dropout_index(args, static_cast<int>(sequence), kKeysKept ? head : kept_head, query);
-      const auto line = [&](int queries) {
-        return index + static_cast<uint64_t>(queries) * static_cast<uint64_t>(args.k_len);
-      };
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-        for (int j = 0; j < kN; ++j) {
-          uint32_t draws[4];
-          if constexpr (kKeysKept) {
-            draws_of_key_rows(args, line(8 * j), key + 16 * i, lane, draws);
-          } else {
-            draws_of_query_rows(args, line(16 * i), key + 8 * j, lane, draws);
-          }
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int bit = 4 * (i * kN + j) + c;
-            dropped[bit / 32] |= static_cast<uint32_t>(draws[c] < args.threshold) << (bit % 32);
-          }
-        }
-      }
-    }
-    const auto factor_of = [&](int i, int j, int c) {
-      const int bit = 4 * (i * kN + j) + c;
-      return (dropped[bit / 32] >> (bit % 32) & 1) != 0 ? 0.0f : args.keep_scale;
-    };
-    const auto delta_of = [&](int i, int j, int c) {
-      return kKeysKept ? streamed_delta[stage * kStreamed + 8 * j + lane % 4 * 2 + c % 2] : row_delta[i][c / 2];
-    };
-
-    if constexpr (kKeysKept) {
-      if constexpr (kDropout) {
-        float kept_p[kBlocks][kN][4];
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-          for (int j = 0; j < kN; ++j) {
-#pragma unroll
-            for (int c = 0; c < 4; ++c) kept_p[i][j][c] = p[i][j][c] * factor_of(i, j, c);
-          }
-        }
-        add_weighted<kCols>(sums_b, as_weights(kept_p), tile_b, rows, column_block);
-      } else {
-        add_weighted<kCols>(sums_b, as_weights(p), tile_b, rows, column_block);
-      }
-    }
-    // Without dropout, the sums start at −delta.
-    float dp[kBlocks][kN][4];
+    if (whole) return;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) dp[i][j][c] = kDropout ? 0.0f : -delta_of(i, j, c);
+        for (int c = 0; c < 4; ++c) {
+          const int passing = at.row + streamed_of(j, c), kept = first + warp_row + kept_of(i, c);
+          if (kKeysKept ? kept > passing : passing > kept) p[i][j][c] = 0;
+          if constexpr (kBounded) {
+            if ((kKeysKept ? kept : passing) < first_key_of(kKeysKept ? passing : kept)) p[i][j][c] = 0;
+          }
+        }
       }
     }
-    multiply_rows<kCols>(dp, kept_b, left, tile_b, rows);
+  }
+
+  __device__ __forceinline__ void draw(Dropped& dropped, Streamed at) const {
+    const int kept_low = first + warp_row, query = kKeysKept ? at.row : kept_low, key = kKeysKept ? kept_low : at.row;
+    const uint64_t index = dropout_index(args, static_cast<int>(sequence), kKeysKept ? at.head : kept_head, query);
+    const auto line = [&](int queries) {
+      return index + static_cast<uint64_t>(queries) * static_cast<uint64_t>(args.k_len);
+    };
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+        uint32_t draws[4];
+        if constexpr (kKeysKept) {
+          draws_of_key_rows(args, line(8 * j), key + 16 * i, lane, draws);
+        } else {
+          draws_of_query_rows(args, line(16 * i), key + 8 * j, lane, draws);
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int bit = 4 * (i * kN + j) + c;
+          dropped[bit / 32] |= static_cast<uint32_t>(draws[c] < args.threshold) << (bit % 32);
+        }
+      }
+    }
+  }
+
+  /// Adds the tile's share of dv, from its probabilities.
+  __device__ __forceinline__ void add_to_dv(Sums& dv, const Scores& p, const Dropped& dropped,
+                                            const LaneOffsets<kCols>& lanes, Streamed at) const {
+    if constexpr (kDropout) {
+      Scores kept_p;
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int j = 0; j < kN; ++j) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) kept_p[i][j][c] = p[i][j][c] * factor_of(dropped, i, j, c);
+        }
+      }
+      add_weighted<kCols>(dv, as_weights(kept_p), at.b, lanes.rows, column_block);
+    } else {
+      add_weighted<kCols>(dv, as_weights(p), at.b, lanes.rows, column_block);
+    }
+  }
+
+  /// Adds the tile's share of dk or dq, from the gradients of its scores.
+  __device__ __forceinline__ void add_score_gradients(Sums& sums, const Scores& p, const Dropped& dropped,
+                                                      const RowStatistics<kBlocks>& kept_rows,
+                                                      const LaneOffsets<kCols>& lanes, Streamed at) const {
+    Scores dp;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          dp[i][j][c] = kDropout ? 0.0f : -delta_of(kept_rows, at, i, j, c);  // added below with dropout
+      }
+    }
+    multiply_rows<kCols>(dp, kept_b, lanes.left, at.b, lanes.rows);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
@@ -241,29 +265,70 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
 #pragma unroll
         for (int c = 0; c < 4; ++c)
           dp[i][j][c] =
-              p[i][j][c] * (kDropout ? fmaf(dp[i][j][c], factor_of(i, j, c), -delta_of(i, j, c)) : dp[i][j][c]);
+              p[i][j][c] * (kDropout ? fmaf(dp[i][j][c], factor_of(dropped, i, j, c), -delta_of(kept_rows, at, i, j, c))
+                                     : dp[i][j][c]);
       }
     }
-    add_weighted<kCols>(sums_a, as_weights(dp), tile_a, rows, column_block);
+    add_weighted<kCols>(sums, as_weights(dp), at.a, lanes.rows, column_block);
   }
 
-  __syncthreads();  // no warp still reads the kept tiles, in which results are now staged
-  float scales[kBlocks][2], ones[kBlocks][2];
+  /// Stages the results in the memory of the kept tiles, which no warp reads any more, and writes them.
+  __device__ __forceinline__ void store(const Sums& sums, const Sums& dv) const {
+    float scales[kBlocks][2], ones[kBlocks][2];
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    scales[i][0] = scales[i][1] = args.scale;
-    ones[i][0] = ones[i][1] = 1;
+    for (int i = 0; i < kBlocks; ++i) {
+      scales[i][0] = scales[i][1] = args.scale;
+      ones[i][0] = ones[i][1] = 1;
+    }
+    put_block<kCols>(kept_a, sums, scales, warp_row, column_block, lane);
+    if constexpr (kKeysKept) put_block<kCols>(kept_b, dv, ones, warp_row, column_block, lane);
+    __syncthreads();
+    constexpr int kRowsPerWarp = kKept / Shape::kWarps;
+    const int store_row = warp * kRowsPerWarp;
+    store_rows<kCols, kRowsPerWarp>(kKeysKept ? args.dk : args.dq, kept_row + store_row, valid - store_row, kept_head,
+                                    args.head_dim, kept_a, store_row, lane);
+    if constexpr (kKeysKept)
+      store_rows<kCols, kRowsPerWarp>(args.dv, kept_row + store_row, valid - store_row, kept_head, args.head_dim,
+                                      kept_b, store_row, lane);
   }
-  put_block<kCols>(kept_a, sums_a, scales, warp_row, column_block, lane);
-  if constexpr (kKeysKept) put_block<kCols>(kept_b, sums_b, ones, warp_row, column_block, lane);
-  __syncthreads();
-  constexpr int kRowsPerWarp = kKept / Shape::kWarps;
-  const int store_row = warp * kRowsPerWarp;
-  store_rows<kCols, kRowsPerWarp>(kKeysKept ? args.dk : args.dq, kept_row + store_row, valid - store_row, kept_head,
-                                  args.head_dim, kept_a, store_row, lane);
-  if constexpr (kKeysKept)
-    store_rows<kCols, kRowsPerWarp>(args.dv, kept_row + store_row, valid - store_row, kept_head, args.head_dim, kept_b,
-                                    store_row, lane);
+};
+
+template <int kCols, bool kKeysKept, bool kDropout, bool kBounded>
+__global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
+    attention_backward_kernel(const AttentionArgs args) {
+  using Pass = BackwardPass<kCols, kKeysKept, kDropout, kBounded>;
+  const Pass pass{args};
+  pass.load_kept();
+  Streamed at{pass.first_row, kKeysKept ? pass.kept_head * args.group : pass.kept_head / args.group, 0};
+  pass.load_streamed(at);
+  RowStatistics<Pass::kBlocks> kept_rows;
+  if constexpr (!kKeysKept) pass.load_statistics(kept_rows);
+  const LaneOffsets<kCols> lanes{{pass.warp_row, block_place(pass.lane)}, {0, block_place(pass.lane)}};
+  typename Pass::Sums sums = {}, dv = {};  // sums: of dk or dq
+#pragma unroll 1
+  for (int step = 0; step < pass.steps; ++step, pass.advance(at)) {
+    at.stage = step % 2;
+    copies_wait();
+    __syncthreads();  // this step's tiles have arrived, and no warp still reads the previous ones
+    if (step + 1 < pass.steps) {
+      Streamed next = at;
+      pass.advance(next);
+      next.stage = 1 - at.stage;
+      pass.load_streamed(next);
+    }
+    const auto [seen, whole] = pass.visibility(at.row);
+    if (!seen) continue;
+    at.a = pass.streamed_a + at.stage * Pass::kTile;
+    at.b = pass.streamed_b + at.stage * Pass::kTile;
+    typename Pass::Scores p = {};
+    pass.set_probabilities(p, kept_rows, lanes, at, whole);
+    typename Pass::Dropped dropped = {};
+    if constexpr (kDropout) pass.draw(dropped, at);
+    if constexpr (kKeysKept) pass.add_to_dv(dv, p, dropped, lanes, at);
+    pass.add_score_gradients(sums, p, dropped, kept_rows, lanes, at);
+  }
+  __syncthreads();  // no warp still reads the kept tiles
+  pass.store(sums, dv);
 }
 
 template <int kCols>
