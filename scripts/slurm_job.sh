@@ -16,7 +16,8 @@ case ${1:-} in
 esac
 
 # srun does not take over --cpus-per-task from the job since Slurm 22.05.
-srun --mpi="${SLURM_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${TRAINER:-trainer}" train "$@"
+srun --mpi="${SLURM_MPI:-pmix}" ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+  "${TRAINER:-trainer}" train "$@"
 status=$?
 if [ "$status" = 75 ]; then  # saved after the signal
   echo "saved; requeued to resume"

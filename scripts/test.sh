@@ -31,15 +31,16 @@ while [ $# -gt 0 ]; do
 done
 
 # These wait for or measure time or memory, which other programs on the machine change.
-by_clock='^(unit_comm|unit_ops|mpi_lost_peer_.*|emulated_cluster|runs\.(kills|signals|slurm|memory|peak))$'
+by_clock='^(unit_comm|unit_ops\.[0-9]+|mpi_lost_peer_.*|emulated_cluster|runs\.(kills|signals|slurm|memory|peak))$'
 
 say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 
 # Runs the tests of a preset. If only those by the clock fail, runs these once more, one at a time.
 run_tests() {
+  rm -f "build-$1/Testing/Temporary/LastTestsFailed.log"
   ctest --preset "$1" --parallel "$jobs" --no-tests=error && return
   local failed
-  failed=$(sed 's/^[0-9]*://' "build-$1/Testing/Temporary/LastTestsFailed.log")
+  failed=$(sed 's/^[0-9]*://' "build-$1/Testing/Temporary/LastTestsFailed.log") || return
   ! grep -Evq "$by_clock" <<< "$failed" || return
   say "Once more, one at a time: tests by the clock, which a busy machine can make fail: ${failed//$'\n'/ }"
   ctest --preset "$1" --rerun-failed

@@ -100,9 +100,10 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, bool alo
     for (const std::string& problem : listing.damaged) log::warning("checkpoint skipped: {}", problem);
   if (listing.complete.empty()) {
     if (listing.damaged.empty()) return {};
-    throw Error(Code::checkpoint,
-                format("{}: no complete checkpoint among {} ({}); remove the folder to start from scratch",
-                       checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
+    throw Error(
+        Code::checkpoint,
+        format("{}: none of its {} checkpoints can be read ({}); to start from scratch, choose a different run.name",
+               checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
   }
   const fs::path& newest = listing.complete.front().folder;
   const std::string latest = read_latest(checkpoints);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -205,12 +204,14 @@ Manifest read_manifest(const fs::path& step_folder, SystemCalls& calls) {
   }
   const std::string text = read_file(path, kLargestManifest, calls);
   const std::string marked = read_file(mark, kLargestMark, calls);
-  if (long found = 0; std::sscanf(marked.c_str(), "checkpoint format %ld\n", &found) == 1)
-    require_format(found, mark.string());
-  if (marked != completion_mark(text))
+  if (marked != completion_mark(text)) {
+    const json document = json::parse(text, nullptr, false);
+    if (document.is_object() && document.contains("format") && document["format"].is_number_integer())
+      require_format(document["format"].get<int64_t>(), path.string());
     throw Error(Code::checkpoint,
                 format("{}: does not match {}; one of the files is corrupted or from a different checkpoint",
                        path.string(), kCompleteFile));
+  }
   Manifest manifest = parse_manifest(text, path.string());
   manifest.checksum = checksum_of(text);
   for (const auto* list : {&manifest.files, &manifest.shards}) {

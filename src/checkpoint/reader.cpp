@@ -179,8 +179,8 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
   for (const std::string& name : names) {
     const std::string before = value_of(stored.model_keys, name), now = value_of(run.model_keys, name);
     const bool rope = name.starts_with("rope_"), scaling = rope && name != "rope_theta";
-    // Keys of unused features are absent, among them those of a RoPE scaling that rope_type does not use.
-    if (before == now || (before == kNone && !(scaling && same_type)) || (now == kNone && !rope)) continue;
+    // Keys of unused features are absent. A difference of rope_type says enough about those of the scaling.
+    if (before == now || (before == kNone && scaling && !same_type)) continue;
     // With learned positions there are seq_len of them and no RoPE; with RoPE any seq_len works.
     if (learned ? rope : name == "seq_len") continue;
     if (name == "tie_embeddings" && before == "true") continue;  // an untied head gets a copy

@@ -38,8 +38,10 @@ std::shared_ptr<TokenStream> open_text(const std::vector<std::string>& files, co
   if (!found && fs::exists(output))
     for (const std::string& file : files)
       if (!fs::exists(file))
-        throw Error(Code::data, fmt::format("{0} not found, and {1} does not contain all of its tokens; restore {0}",
-                                            file, output.string()));
+        throw Error(
+            Code::data,
+            fmt::format("{0} not found, and {1} does not contain all of its tokens in today's form; restore {0}", file,
+                        output.string()));
   how.from_scratch = true;
   const TokenizeResult result = found ? *found : tokenize_files(files, tokenizer, place(), how);
   if (!result.finished) return nullptr;

@@ -126,7 +126,7 @@ std::string identity(Config config) {
   std::string text = format("{} data {} batch {} kept {}{}", fmt::join(p.axes, " x "), p.data, config.train.micro_batch,
                             p.cache_layers, schedules);
   for (const std::string* word : words) text += " " + *word;
-  return text + (p.rs_dtype == DType::f32 ? "" : format(" {}", name_of(p.rs_dtype))) + text_of(sharding.stages);
+  return text + (p.rs_dtype == DType::f32 ? "" : format(" {}", name_of(p.rs_dtype))) + " " + text_of(sharding.stages);
 }
 
 std::vector<std::string> other_names(const Config& config) {

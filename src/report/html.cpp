@@ -305,7 +305,7 @@ std::string report_html(const Summary& summary, const History& history, const st
 
 std::string report_json(const Summary& summary, const History& history) {
   Json facts = to_json(summary.start);
-  for (const char* key : {"event", "step", "config", "peak", "source_samples"}) facts.erase(key);
+  for (const char* key : {"event", "format", "step", "config", "peak", "source_samples"}) facts.erase(key);
   Json evals = Json::array(), samples = Json::array(), report;
   for (const EvalReport& eval : history.evals) evals.push_back(eval_json(eval));
   for (const Sample& sample : summary.samples) samples.push_back(to_json(sample));

@@ -230,8 +230,11 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     if (std::filesystem::exists(run_dir / file)) add("see", (run_dir / file).string());
   }
   if (summary.outcome == "finished" && std::filesystem::exists(run_dir / "checkpoints")) {
-    add("next", format("trainer generate --checkpoint {} --prompt \"Once upon a time\"", run_dir.string()));
-    add("", format("trainer eval --checkpoint {}", run_dir.string()));
+    const bool tokenizer =
+        std::filesystem::exists(run_dir / "tokenizer.model") || std::filesystem::exists(run_dir / "tokenizer.json");
+    if (tokenizer)
+      add("next", format("trainer generate --checkpoint {} --prompt \"Once upon a time\"", run_dir.string()));
+    if (summary.last_eval) add(tokenizer ? "" : "next", format("trainer eval --checkpoint {}", run_dir.string()));
   }
   return lines;
 }

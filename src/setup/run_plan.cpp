@@ -21,8 +21,8 @@ namespace trainer::setup {
 namespace {
 
 /// Returns the host memory of a run other than its tensors: the tables of mesh::Runs and of recorded programs, the
-/// threads' stacks, and the memory of a save, which takes one chunk and a copy of the Runs for weights and each moment.
-/// A fixed amount covers logs and everything else.
+/// threads' stacks, the order of a micro-batch's tokens, and the memory of a save, which takes one chunk and a copy of
+/// the Runs for weights and each moment. A fixed amount covers logs and everything else.
 int64_t host_bytes(train::ModelRunner& runner, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 240 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;
@@ -33,7 +33,9 @@ int64_t host_bytes(train::ModelRunner& runner, bool training) {
   for (const auto& [key, program] : runner.arena().programs())
     recorded += static_cast<int64_t>(program.intervals.size() * sizeof(Arena::Interval));
   const int64_t save = training ? 3 * runs + std::min(largest, checkpoint::kChunkBytes) : 0;
-  return runs + recorded + save + runner.device().threads() * kStack + kFixed;
+  const int64_t rows = runner.micro_batch() * runner.config().model.seq_len;
+  const int64_t order = training ? (rows + runner.vocab()) * static_cast<int64_t>(sizeof(int32_t)) : 0;
+  return runs + recorded + save + order + runner.device().threads() * kStack + kFixed;
 }
 
 int64_t host_total(const RunPlan& plan) {

@@ -30,11 +30,11 @@ std::string_view name_of(double PhaseMs::*phase) {
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
-  void charge(double PhaseMs::*phase) {
+  void charge(double PhaseMs::*phase, std::string_view span = {}) {
     device_.synchronize();
     const double now = now_seconds();
     phases_.*phase += (now - last_) * 1e3;
-    if (trace_ != nullptr) trace_->add({.name = name_of(phase), .time = {last_, now}});
+    if (trace_ != nullptr) trace_->add({.name = span.empty() ? name_of(phase) : span, .time = {last_, now}});
     last_ = now;
   }
 
@@ -119,7 +119,7 @@ Trainer::Outcome Trainer::gradients(const StepWork& work, const BatchSource& bat
   for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t] = sums[t] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
-  clock.charge(&PhaseMs::optimizer);
+  clock.charge(&PhaseMs::optimizer, "norm of gradients");
   return outcome;
 }
 

@@ -310,10 +310,12 @@ class Examples(Folder):
             path.chmod(0o755)
         return {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
 
-    def slurm(self, status):
+    def slurm(self, status, **more):
         """Runs the job with an srun that exits with this status; returns the logged calls and the job's status."""
         environment = self.stand_ins(srun=status, scontrol=0) | {"SLURM_JOB_ID": "4711"}
-        environment.pop("TRAINER", None)
+        for name in ("TRAINER", "SLURM_CPUS_PER_TASK"):
+            environment.pop(name, None)
+        environment |= more
         result = subprocess.run([self.SLURM, "--config", "a b.toml"], cwd=self.folder, env=environment, capture_output=True, text=True)
         return (self.folder / "calls").read_text().splitlines(), result.returncode
 
@@ -322,6 +324,7 @@ class Examples(Folder):
         self.assertEqual(self.slurm(75), ([started, "scontrol requeue 4711"], 0))
         self.assertEqual(self.slurm(0), ([started], 0))
         self.assertEqual(self.slurm(4), ([started], 4))
+        self.assertEqual(self.slurm(0, SLURM_CPUS_PER_TASK="8"), ([started.replace("pmix", "pmix --cpus-per-task=8")], 0))
 
     def test_a_release_refuses_a_system_whose_c_library_is_too_old(self):
         for name in ("bin", "lib/trainer", "tools"):

@@ -158,7 +158,7 @@ TEST(Reader, TakesTheNewestCompleteOneWhenLatestIsMissingOrWrong) {
   EXPECT_EQ(load_newest(folder, small_model()), 100);
   EXPECT_EQ(warnings.lines.size(), 3u);
   fs::remove(folder / "step-00000100" / "manifest.json");
-  expect_error(Code::checkpoint, {"no complete checkpoint among 3"}, [&] { complete_checkpoints(folder); });
+  expect_error(Code::checkpoint, {"none of its 3 checkpoints can be read"}, [&] { complete_checkpoints(folder); });
   EXPECT_TRUE(complete_checkpoints(folder / "absent").empty());
 }
 

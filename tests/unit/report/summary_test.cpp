@@ -110,6 +110,8 @@ TEST_F(RunFolder, SummaryLinesHaveTheNumbersAndTheFilesThatExist) {
   EXPECT_EQ(std::ranges::count(text, '\n'), 8) << text;
   std::filesystem::create_directory(folder_ / "checkpoints");
   Summary summary = summarize(finished_run(), {});
+  expect_texts(joined(summary_lines(summary, folder_)), "next        trainer eval --checkpoint " + folder_.string());
+  put("tokenizer.model", "pieces\n");
   expect_texts(joined(summary_lines(summary, folder_)), "next        trainer generate --checkpoint " + folder_.string(),
                "trainer eval --checkpoint " + folder_.string());
   summary.outcome = "stopped by SIGTERM";
