@@ -12,11 +12,11 @@
 namespace trainer::cli {
 namespace {
 
-using report::svg::Part;
+using report::svg::Bar;
 
 std::string ranking(const plan::Plan& plan, size_t top) {
   std::map<std::string, int> colours;
-  std::vector<Part> parts;
+  std::vector<Bar> parts;
   for (size_t i = 0; i < std::min(top, plan.runs.size()); ++i) {
     const plan::PlannedRun& run = plan.runs[i];
     const int colour = colours.try_emplace(run.strategy, static_cast<int>(colours.size())).first->second;
@@ -28,7 +28,7 @@ std::string ranking(const plan::Plan& plan, size_t top) {
 }
 
 std::string split(const plan::PlannedRun& run) {
-  std::vector<Part> parts;
+  std::vector<Bar> parts;
   for (const auto& [name, seconds] : plan::parts(run.time))
     if (seconds > 0)
       parts.push_back({name, seconds, format("{:.4g} ms", seconds * 1e3), static_cast<int>(parts.size() % 8)});
@@ -51,7 +51,7 @@ std::string scaling_page(const std::vector<plan::ScalingPoint>& points, const pl
   using report::svg::Point;
   report::svg::Series speed{"predicted", {}, 0, report::svg::Series::Style::dotted};
   report::svg::Series ideal{"linear scaling", {}, 1, report::svg::Series::Style::faint};
-  std::vector<Part> hours;
+  std::vector<Bar> hours;
   for (const plan::ScalingPoint& point : points) {
     if (!point.run) continue;
     const auto devices = static_cast<double>(point.devices);

@@ -33,7 +33,7 @@ Path path_of(const Collective& c) {
 
 /// A range of elements in memory.
 template <typename Byte>
-struct Piece {
+struct Elements {
   Byte* data;
   int64_t count;
 };
@@ -51,7 +51,7 @@ struct View {
 
   /// Returns the flow's segment of elements [begin, begin + count) of an array.
   template <typename Byte>
-  Piece<Byte> cut(Byte* array, Chunk range) const {
+  Elements<Byte> cut(Byte* array, Chunk range) const {
     const int64_t step = flow.elements, skip = std::min(range.count, flow.segment * step);
     return {array + (range.begin + skip) * unit, std::min(range.count - skip, step)};
   }
@@ -68,16 +68,16 @@ struct View {
   }
   std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kLargestSegment; }
 
-  void send(PointToPoint& peers, int to, Piece<const std::byte> piece) const {
+  void send(PointToPoint& peers, int to, Elements<const std::byte> piece) const {
     if (piece.count > 0) peers.send(to, piece.data, piece.count * unit);
   }
-  void receive(PointToPoint& peers, int from, Piece<std::byte> piece) const {
+  void receive(PointToPoint& peers, int from, Elements<std::byte> piece) const {
     if (piece.count > 0) peers.receive(from, piece.data, piece.count * unit);
   }
-  void combine(const std::byte* a, Piece<const std::byte> b, std::byte* out) const {
+  void combine(const std::byte* a, Elements<const std::byte> b, std::byte* out) const {
     c.kernels->combine[static_cast<size_t>(c.reduce)][static_cast<size_t>(c.dtype)](a, b.data, out, b.count);
   }
-  void copy(Piece<const std::byte> from, Piece<std::byte> to) const {
+  void copy(Elements<const std::byte> from, Elements<std::byte> to) const {
     if (from.data != to.data && from.count > 0) std::memcpy(to.data, from.data, static_cast<size_t>(from.count * unit));
   }
 };
@@ -93,7 +93,7 @@ bool ring(Flow& flow, PointToPoint& peers) {
   const auto out = [&](int place) { return v.cut(c.out, v.chunk(place)); };
 
   if (const int last = flow.step - 1; last >= 0 && last < sums) {
-    const Piece<const std::byte> own = in(v.at(c.rank - 2 - last));
+    const Elements<const std::byte> own = in(v.at(c.rank - 2 - last));
     std::byte* sum = v.staging(last & 1);
     if (last == sums - 1)
       sum = c.op == CommOp::reduce_scatter ? v.cut(c.out, Chunk{0, v.chunk(c.rank).count}).data : out(c.rank).data;
@@ -103,14 +103,14 @@ bool ring(Flow& flow, PointToPoint& peers) {
 
   const int step = flow.step++;
   if (step < sums) {
-    const Piece<const std::byte> own = in(v.at(c.rank - 1 - step));
+    const Elements<const std::byte> own = in(v.at(c.rank - 1 - step));
     v.receive(peers, v.left(), {v.staging(step & 1), in(v.at(c.rank - 2 - step)).count});
-    v.send(peers, v.right(), step == 0 ? own : Piece<const std::byte>{v.staging((step - 1) & 1), own.count});
+    v.send(peers, v.right(), step == 0 ? own : Elements<const std::byte>{v.staging((step - 1) & 1), own.count});
     return true;
   }
   const int turn = step - sums;
   if (turn == 0 && sums == 0) v.copy(v.cut(c.in, Chunk{0, v.chunk(c.rank).count}), out(c.rank));
-  const Piece<std::byte> passed = out(v.at(c.rank - turn));
+  const Elements<std::byte> passed = out(v.at(c.rank - turn));
   v.receive(peers, v.left(), out(v.at(c.rank - 1 - turn)));
   v.send(peers, v.right(), {passed.data, passed.count});
   return true;
@@ -124,11 +124,11 @@ bool chain(Flow& flow, PointToPoint& peers) {
   const bool sums = c.op == CommOp::reduce;
   const int place = v.at(c.rank - c.root - (sums ? 1 : 0));
   const bool first = place == 0, last = place == c.size - 1;
-  const Piece<const std::byte> in = v.cut(c.in, Chunk{0, c.n});
-  const Piece<std::byte> out = v.cut(c.out, Chunk{0, c.n});
+  const Elements<const std::byte> in = v.cut(c.in, Chunk{0, c.n});
+  const Elements<std::byte> out = v.cut(c.out, Chunk{0, c.n});
   switch (flow.step++) {
     case 0:
-      if (!first) v.receive(peers, v.left(), sums ? Piece<std::byte>{v.staging(), in.count} : out);
+      if (!first) v.receive(peers, v.left(), sums ? Elements<std::byte>{v.staging(), in.count} : out);
       return true;
     case 1: {
       if (sums && !first) v.combine(v.staging(), in, last ? out.data : v.staging());
@@ -186,7 +186,7 @@ bool exchange(Flow& flow, PointToPoint& peers) {
   if (flow.step++ > 0) return false;
   const View v(flow);
   const Collective& c = v.c;
-  const auto outgoing = [&](int to) -> Piece<const std::byte> {
+  const auto outgoing = [&](int to) -> Elements<const std::byte> {
     switch (c.op) {
       case CommOp::all_gather:
         return v.cut(c.in, Chunk{0, v.chunk(c.rank).count});
@@ -196,7 +196,7 @@ bool exchange(Flow& flow, PointToPoint& peers) {
         return v.cut(c.in, Chunk{0, c.rank == c.root ? c.n : 0});
     }
   };
-  const auto incoming = [&](int from) -> Piece<std::byte> {
+  const auto incoming = [&](int from) -> Elements<std::byte> {
     switch (c.op) {
       case CommOp::all_gather:
         return v.cut(c.out, v.chunk(from));

@@ -20,7 +20,7 @@ Hidden hidden_matrices(const params::ParamTable& table) {
     const Shape box = table.box(slot);
     const auto group = static_cast<size_t>(table.group_of(slot));
     int64_t column = 0;
-    for (const params::Part& part : table.parts_of(slot)) {
+    for (const params::SlotPart& part : table.parts_of(slot)) {
       if (part.hidden) {
         hidden.matrices.push_back({.layout = part.layout,
                                    .place = {.offset = column, .pitch = box[-1]},

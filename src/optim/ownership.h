@@ -11,7 +11,7 @@ namespace trainer::optim {
 
 /// A matrix that a single rank orthogonalizes, and where the ranks store it.
 struct OwnedMatrix {
-  mesh::Layout layout;         // layout of the global matrix; without the data axis, as in params::Part
+  mesh::Layout layout;         // layout of the global matrix; without the data axis, as in params::SlotPart
   mesh::BoxPosition place;     // position of the box in the slot's matrix
   int64_t slot_count = 0;      // elements of the slot's matrix, which flat axes shard
   int64_t slot_offset = 0;     // offset of the slot in the group's flat buffer

@@ -21,7 +21,7 @@ class Weights {
   template <typename PlaceWeight, typename PlaceBias>
   Weights(ParamStore& store, int group, const LinearSpec& spec, PlaceWeight place_weight, PlaceBias place_bias)
       : store_(store) {
-    std::vector<params::Part> weights, biases;
+    std::vector<params::SlotPart> weights, biases;
     for (const LinearPart& part : spec.parts) {
       const Placed matrix = place_weight(part, store.replicated({spec.in, part.width}));
       weights.push_back({part.name + ".weight",

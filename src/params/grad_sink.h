@@ -6,7 +6,8 @@
 //   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the shards in
 //     which the slot is stored. The reduce-scatter overlaps with the computation of the next gradient. At most two are
 //     in flight: a third one waits.
-//   - In the last micro-batch, partial sums that several ranks of a replica hold are all-reduced (Part::sum_over). One
+//   - In the last micro-batch, partial sums that several ranks of a replica hold are all-reduced (SlotPart::sum_over).
+//   One
 //     group later, the group's reduction over the replicas starts.
 #include <algorithm>
 #include <functional>

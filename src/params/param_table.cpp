@@ -32,13 +32,13 @@ int ParamTable::add_group(std::string name) {
   return static_cast<int>(slot_groups_.size()) - 1;
 }
 
-SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
+SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
   SlotGroup& owner = slot_groups_.at(static_cast<size_t>(group));
   TRAINER_CHECK(!closed_, "group {} is allocated already: no slot can be added", owner.name);
   const mesh::Layout& first = parts.front().layout;
   const bool matrix = first.box().dims() == 2;
   int64_t cols = 0;
-  for (const Part& part : parts) cols += part.layout.box()[-1];
+  for (const SlotPart& part : parts) cols += part.layout.box()[-1];
   Slot slot;
   slot.group = group;
   slot.offset = owner.elements;
@@ -52,7 +52,7 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
       round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
   const int here = rank_of_first_replica();
   int64_t first_col = 0;
-  for (const Part& part : parts) {
+  for (const SlotPart& part : parts) {
     const Shape box = part.layout.box();
     TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]),
                   "{}: the local shape of this part, {}, must have as many rows as that of its slot, {}", part.name,
@@ -99,7 +99,7 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
     int64_t first = 0;
-    for (const Part& part : slot.parts) {
+    for (const SlotPart& part : slot.parts) {
       const int64_t width = part.layout.box()[-1];
       const std::vector<Region> regions = columns_of(slot, first, width);
       first += width;
@@ -128,10 +128,10 @@ std::vector<Region> ParamTable::counted_regions(int group) const {
   bool whole_before = false;  // the previous slot is counted whole too: one region covers both slots and their padding
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
-    const auto owned = [&](const Part& part) { return part.layout.is_owner(here); };
+    const auto owned = [&](const SlotPart& part) { return part.layout.is_owner(here); };
     const bool whole = std::ranges::all_of(slot.parts, owned);
     int64_t first = 0;
-    for (const Part& part : slot.parts) {
+    for (const SlotPart& part : slot.parts) {
       const int64_t width = whole ? slot.box[-1] : part.layout.box()[-1];
       for (const Region& region : owned(part) ? columns_of(slot, first, width) : std::vector<Region>()) {
         if (whole && whole_before) {

@@ -32,7 +32,7 @@ struct Param {
 };
 
 /// A parameter of a slot.
-struct Part {
+struct SlotPart {
   std::string name;
   mesh::Layout layout;  // layout of a matrix or vector; without the data axis
   Init init;
@@ -73,7 +73,7 @@ class ParamTable {
   /// Adds a slot with the parts side by side: matrices, whose boxes [in, out_i] must have equal rows, form a local [in,
   /// Σ out_i]; vectors form a local [Σ out_i]. Flat placements, which must be the same for all parts, shard that whole
   /// matrix. Weight decay applies to matrices only.
-  SlotId add_slot(int group, std::vector<Part> parts);
+  SlotId add_slot(int group, std::vector<SlotPart> parts);
   /// Returns the layout in which every rank holds all elements.
   mesh::Layout replicated(Shape shape) const { return {mesh_shape_, shape}; }
 
@@ -87,7 +87,7 @@ class ParamTable {
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int group_of(SlotId slot) const { return at(slot).group; }
   const std::vector<int>& params_of(SlotId slot) const { return at(slot).params; }
-  const std::vector<Part>& parts_of(SlotId slot) const { return at(slot).parts; }  // in the order of params_of()
+  const std::vector<SlotPart>& parts_of(SlotId slot) const { return at(slot).parts; }  // in the order of params_of()
   /// The range of a slot in its group's flat buffer, in elements.
   struct Range {
     int64_t offset, count;
@@ -127,7 +127,7 @@ class ParamTable {
     Shape box, stored;   // local shapes: in use, and in the flat buffer
     bool decay = false;
     std::vector<int> params;
-    std::vector<Part> parts;
+    std::vector<SlotPart> parts;
     mesh::AxisSet flat = 0;
   };
   const Slot& at(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }

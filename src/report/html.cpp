@@ -127,7 +127,7 @@ std::string time_split(const Summary& summary) {
   const PhaseMs& phase = summary.phase_ms;
   const double named = phase.data + phase.forward + phase.backward + phase.optimizer;
   const auto part = [](const char* name, double ms, int colour) {
-    return svg::Part{name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour};
+    return svg::Bar{name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour};
   };
   const std::string waits = phase.comm_exposed > 0 ? format(", {} of it exposed communication",
                                                             format_percent(phase.comm_exposed / summary.mean_step_ms))
@@ -142,7 +142,7 @@ std::string memory_bars(const Summary& summary) {
   std::vector<std::pair<std::string, int64_t>> sizes(summary.memory_by_category.begin(),
                                                      summary.memory_by_category.end());
   std::stable_sort(sizes.begin(), sizes.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-  std::vector<svg::Part> parts;
+  std::vector<svg::Bar> parts;
   for (const auto& [category, bytes] : sizes) {
     parts.push_back({category, static_cast<double>(bytes), bytes_text(bytes), 0});
   }

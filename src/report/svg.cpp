@@ -284,14 +284,14 @@ std::string line_chart(LineChart chart) {
   return out + (chart.legend ? legend(chart) : "") + "</svg></figure>\n";
 }
 
-std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts) {
+std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Bar>& parts) {
   double total = 0;
-  for (const Part& part : parts) total += std::max(0.0, part.value);
+  for (const Bar& part : parts) total += std::max(0.0, part.value);
   if (!(total > 0)) return "";
   constexpr double kWidth = 456, kHeight = 26;
   std::string description, rects, table;
   double at = 12;
-  for (const Part& part : parts) {
+  for (const Bar& part : parts) {
     const double share = std::max(0.0, part.value) / total;
     const std::string label = format("{}: {} ({})", part.name, part.text, format_percent(share));
     description += label + ". ";
@@ -334,11 +334,11 @@ std::string time_line(const std::string& id, const std::string& title, const std
   return out + text("x name", (kLeft + kRight) / 2, y + 34, x_name) + "</svg></figure>\n";
 }
 
-std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts) {
+std::string bars(const std::string& id, const std::string& title, const std::vector<Bar>& parts) {
   if (parts.empty()) return "";
   double largest = 0;
   std::string description;
-  for (const Part& part : parts) {
+  for (const Bar& part : parts) {
     largest = std::max(largest, part.value);
     description += format("{}: {}. ", part.name, part.text);
   }
@@ -347,7 +347,7 @@ std::string bars(const std::string& id, const std::string& title, const std::vec
   std::string out =
       "<figure class=\"wide\">" + open_svg(id, title, description, 1000, height) + text("title", 12, 18, title);
   double y = kTop;
-  for (const Part& part : parts) {
+  for (const Bar& part : parts) {
     const double width = largest > 0 ? std::max(1.0, std::max(0.0, part.value) / largest * (kRight - kLeft)) : 1;
     out += text("y", kLeft - 10, y + 15, part.name);
     out += format("<rect class=\"f{}\" rx=\"2\" height=\"18\"", part.colour) + attribute("x", kLeft) +

@@ -55,14 +55,14 @@ void scale_for_spikes(LineChart& chart);
 /// Returns a chart, or "no data" if no series has a finite point.
 std::string line_chart(LineChart chart);
 
-struct Part {
+struct Bar {
   std::string name;
   double value;
   std::string text;  // the value as text
   int colour = 0;
 };
 /// Returns one bar of adjacent parts above a table of them, half as wide as the page; empty if the total is zero.
-std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
+std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Bar>& parts);
 /// A row of marks on a timeline: events at x, with a text for each.
 struct TimelineRow {
   struct Mark {
@@ -78,6 +78,6 @@ struct TimelineRow {
 std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
                       double to, const std::vector<TimelineRow>& rows);
 /// Returns a bar for each part, as wide as the page.
-std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
+std::string bars(const std::string& id, const std::string& title, const std::vector<Bar>& parts);
 
 }  // namespace trainer::report::svg

@@ -31,7 +31,7 @@ struct Rig {
     const int group = store.add_group("block");
     const params::Init init{params::Init::Kind::normal, 0.02};
     const auto part = [&](const char* name, int64_t width, bool hidden) {
-      return params::Part{name, store.replicated({rows, width}), init, 0, hidden};
+      return params::SlotPart{name, store.replicated({rows, width}), init, 0, hidden};
     };
     store.add_slot(group, {{"gain", store.replicated({5}), init}});
     if (slot == Slot::single) {

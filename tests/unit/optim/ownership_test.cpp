@@ -25,8 +25,8 @@ namespace {
 /// Slots, each with matrices side by side, in consecutive groups.
 struct Slots {
   MeshShape mesh;
-  std::vector<std::vector<params::Part>> parts;  // by slot
-  std::vector<int> group;                        // by slot
+  std::vector<std::vector<params::SlotPart>> parts;  // by slot
+  std::vector<int> group;                            // by slot
 
   /// The table of a rank, as training creates it.
   params::ParamTable table(int rank) const {
@@ -44,7 +44,7 @@ struct Slots {
       const auto slot = static_cast<params::SlotId>(s);
       const Shape box = first.box(slot);
       int64_t column = 0;
-      for (const params::Part& part : parts[s]) {
+      for (const params::SlotPart& part : parts[s]) {
         all.push_back({.layout = part.layout,
                        .place = {.offset = column, .pitch = box[1]},
                        .slot_count = box.count(),
@@ -71,7 +71,7 @@ Slots random_slots(std::mt19937_64& engine) {
       layout = layout.with(across, split(1));
       return s % 2 == 0 ? layout.with(z, kFlat) : layout.with(z, split(0));
     };
-    std::vector<params::Part> parts;
+    std::vector<params::SlotPart> parts;
     if (draw(4) == 0) {
       parts.push_back({"transposed", Layout(mesh, {rows, cols}).with(x, split(0)).with(z, split(1)).transposed(), {}});
     } else {
@@ -252,12 +252,12 @@ TEST(Ownership, StripsMoveEveryElementToItsPlace) {
 Slots gpt2(int data, int tensor) {
   Slots slots{MeshShape({{"data", data}, {"tensor", tensor}}), {}, {}};
   for (int layer = 0; layer < 12; ++layer) {
-    const auto add = [&](std::vector<params::Part> parts) {
+    const auto add = [&](std::vector<params::SlotPart> parts) {
       slots.parts.push_back(std::move(parts));
       slots.group.push_back(layer);
     };
     const auto matrix = [&](const char* name, int64_t rows, int64_t cols, int dim) {
-      return params::Part{name, Layout(slots.mesh, {rows, cols}).with("tensor", split(dim)), {}};
+      return params::SlotPart{name, Layout(slots.mesh, {rows, cols}).with("tensor", split(dim)), {}};
     };
     add({matrix("q", 768, 768, 1), matrix("k", 768, 768, 1), matrix("v", 768, 768, 1)});
     add({matrix("out", 768, 768, 0)});

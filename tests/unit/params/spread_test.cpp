@@ -19,7 +19,7 @@ using mesh::split;
 using params::GradSink;
 using params::Init;
 using params::ParamStore;
-using params::Part;
+using params::SlotPart;
 using params::SlotId;
 using params::WeightCache;
 
@@ -53,12 +53,12 @@ struct Model {
                  {"fb", layout({5, 4}).with(x, split(1)).with("z", kFlat), normal, rep}});
     add(second, {{"table", layout({11, 5}).padded(0, 16).with("x", split(0)).with("z", kFlat), normal}});
   }
-  void add(int group, const std::vector<Part>& parts) {
+  void add(int group, const std::vector<SlotPart>& parts) {
     slots.emplace_back(store.add_slot(group, parts), parts);
     groups.push_back(group);
   }
   ParamStore& store;
-  std::vector<std::pair<SlotId, std::vector<Part>>> slots;
+  std::vector<std::pair<SlotId, std::vector<SlotPart>>> slots;
   std::vector<int> groups;  // groups of the slots
 };
 
@@ -69,7 +69,7 @@ double element(const std::string& name, int64_t global, int64_t term) {
 
 /// Calls f(index in the slot's local matrix, global index) for the elements of a part that are used on this rank.
 template <typename F>
-void each_used(const ParamStore& store, const std::vector<Part>& parts, size_t p, F&& f) {
+void each_used(const ParamStore& store, const std::vector<SlotPart>& parts, size_t p, F&& f) {
   const AxisSet z = store.mesh_shape().set("z");
   int64_t cols = 0, first = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -138,7 +138,7 @@ TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
 }
 
 /// Returns the axes along which ranks compute different partial sums of a gradient.
-AxisSet partial_axes(const ParamStore& store, const Part& part) {
+AxisSet partial_axes(const ParamStore& store, const SlotPart& part) {
   return store.mesh_shape().set("data") | store.mesh_shape().set("z") | part.sum_over;
 }
 
@@ -168,7 +168,7 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last, bool bad = fal
   sink.end_micro(rank.ex);
 }
 
-double expected(const OnRank& rank, const Part& part, int64_t global, int micros) {
+double expected(const OnRank& rank, const SlotPart& part, int64_t global, int micros) {
   double sum = 0;
   const int terms = rank.mesh.shape().group_size(partial_axes(rank.store, part));
   for (int term = 0; term < terms; ++term)
@@ -194,13 +194,13 @@ TEST(SpreadSlots, GradientsComeHomeAndCountOnce) {
             double squares = 0;
             int64_t checked = 0;
             for (const auto& [slot, parts] : rank.model.slots)
-              for (const Part& part : parts)
+              for (const SlotPart& part : parts)
                 for (int64_t i = 0; i < part.layout.shape().count(); ++i)
                   squares += std::pow(expected(rank, part, i, micros), 2);
             EXPECT_DOUBLE_EQ(norm.norm, std::sqrt(squares));
             size_t at = 0;
             for (const auto& [slot, parts] : rank.model.slots)
-              for (const Part& part : parts) {
+              for (const SlotPart& part : parts) {
                 const params::Param& param = rank.store.params()[at++];
                 const params::Group& group = rank.store.groups()[static_cast<size_t>(param.group)];
                 const Tensor grad = group.grad;

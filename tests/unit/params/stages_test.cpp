@@ -15,7 +15,7 @@ using mesh::MeshShape;
 using mesh::split;
 using params::GradSink;
 using params::ParamStore;
-using params::Part;
+using params::SlotPart;
 using params::SlotId;
 
 namespace {
@@ -80,7 +80,7 @@ double norm_on(const MeshShape& shape) {
     std::map<int, SlotId> slots;  // by group
     for (int g = 0; g < 5; ++g) {
       store.add_group(format("{}", g));
-      const Part part{format("w{}", g), Layout(shape, {5, 6}).with("x", split(1)), {}};
+      const SlotPart part{format("w{}", g), Layout(shape, {5, 6}).with("x", split(1)), {}};
       if (g % shape.group_size(stage) == shape.index(world.rank(), stage)) slots[g] = store.add_slot(g, {part});
     }
     store.allocate(true);
