@@ -23,13 +23,13 @@ constexpr const char* kRing = "ring";
 /// The letters allowed in a spec, each with the set to which it adds its axis.
 using Letters = std::vector<std::pair<char, AxisSet*>>;
 Letters letters_of(Spread& s) { return {{'r', &s.rows}, {'c', &s.cols}}; }
-Letters letters_of(VocabSpread& t) { return {{'f', &t.flat}, {'v', &t.vocab}, {'h', &t.hidden}}; }
+Letters letters_of(VocabSpread& t) { return {{'f', &t.flat}, {'v', &t.vocab}, {'h', &t.width}}; }
 Letters letters_of(LinearSharding& l) {
   return {{'f', &l.flat}, {'r', &l.rows}, {'c', &l.cols}, {'k', &l.contraction}};
 }
 std::vector<std::pair<std::string LayerSpec::*, Letters>> words_of(Layer& layer) {
   return {{&LayerSpec::stream, letters_of(layer.stream)},      {&LayerSpec::attention, letters_of(layer.attention)},
-          {&LayerSpec::hidden, letters_of(layer.hidden)},      {&LayerSpec::qkv, letters_of(layer.at(Site::qkv))},
+          {&LayerSpec::hidden, letters_of(layer.mlp)},         {&LayerSpec::qkv, letters_of(layer.at(Site::qkv))},
           {&LayerSpec::out, letters_of(layer.at(Site::out))},  {&LayerSpec::up, letters_of(layer.at(Site::up))},
           {&LayerSpec::down, letters_of(layer.at(Site::down))}};
 }
@@ -75,7 +75,7 @@ ModelSharding parse_tables(const Config& config) {
   }
   const std::string last = p.head.empty() && !p.layer.empty() ? p.layer.back().stream : p.head;
   read(last, letters_of(s.head));
-  const Letters by_head = {{'-', &s.table.vocab}, {'c', &s.table.hidden}, {'r', &s.table.flat}};
+  const Letters by_head = {{'-', &s.table.vocab}, {'c', &s.table.width}, {'r', &s.table.flat}};
   p.table.empty() ? read(last, by_head) : read(p.table, letters_of(s.table));
   return s;
 }

@@ -103,7 +103,7 @@ ModelSharding megatron(const Config& config) {
   cut_all(s, config,
           {.stream = {.rows = config.parallel.sequence_parallel ? t : AxisSet{0}},
            .attention = {.cols = t},
-           .hidden = {.cols = t},
+           .mlp = {.cols = t},
            .linears = {{Site::qkv, columns}, {Site::out, rows}, {Site::up, columns}, {Site::down, rows}}});
   s.table = {.vocab = t};
   return s;
@@ -150,7 +150,7 @@ ModelSharding fsdp(const Config& config) {
   cut_all(s, config,
           {.stream = rows,
            .attention = {.rows = z & ~c, .cols = c},
-           .hidden = rows,
+           .mlp = rows,
            .linears = {{Site::qkv, gathered}, {Site::out, gathered}, {Site::up, gathered}, {Site::down, gathered}}});
   s.table = {.flat = z};
   return keeping(s, config);

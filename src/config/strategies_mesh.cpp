@@ -68,7 +68,7 @@ ModelSharding optimus(const Config& config) {
   cut_all(s, config,
           {.stream = square,
            .attention = square,
-           .hidden = square,
+           .mlp = square,
            .linears = {{Site::qkv, all},
                        {Site::out, all},
                        {Site::up, all},
@@ -163,11 +163,11 @@ ModelSharding axonn(const Config& config) {
   cut_all(s, config,
           {.stream = {.rows = z, .cols = y},
            .attention = {.rows = z, .cols = x},
-           .hidden = {.rows = z, .cols = x},
+           .mlp = {.rows = z, .cols = x},
            .linears = {{Site::qkv, read}, {Site::out, write}, {Site::up, read}, {Site::down, write}}});
   const bool both = p.vocab_axes == VocabAxes::xy;  // automatic: not chosen yet (choose_vocab_axes), so as x
   if (both && s.ranks(x) > 1 && s.ranks(y) > 1) s.groups.push_back({"xy", x | y});
-  s.table = {.vocab = both ? x | y : x, .hidden = both ? AxisSet{0} : y, .flat = z};
+  s.table = {.vocab = both ? x | y : x, .width = both ? AxisSet{0} : y, .flat = z};
   return keeping(s, config);
 }
 

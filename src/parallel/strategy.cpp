@@ -27,7 +27,7 @@ Spread Strategy::stream(int64_t layer) const {
 
 AxisSet Strategy::loss_axes() const {
   const VocabSpread& table = sharding_.table;
-  return (sharding_.head.rows | table.flat) & ~(table.vocab | table.hidden);
+  return (sharding_.head.rows | table.flat) & ~(table.vocab | table.width);
 }
 
 LinearSpec LayerSpec::linear(Site site) const {

@@ -24,7 +24,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
   const mesh::Layout layout = store.replicated({vocab, width})
                                   .padded(0, round_up(vocab, multiple))
                                   .with(spread.vocab, split(0))
-                                  .with(spread.hidden, split(1))
+                                  .with(spread.width, split(1))
                                   .with(spread.flat, mesh::kFlat);
   slot = store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}, rows & ~spread.flat}});
   if (spread.keep) store.weights().keep(slot);
@@ -148,8 +148,8 @@ Scratch Head::logits(Exec& ex, const Tensor& x) {
 Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features, const Tensor& packed) const {
   Scratch out = ex.take("head.logits", {features.rows(), weights.rows()}, accumulator_of(features.dtype));
   ops::run(ex, ops::Gemm{.a = features, .b = weights, .c = out, .trans_b = true, .packed_b = packed});
-  if (table_.ranks.size(table_.spread.hidden) > 1)
-    table_.ranks.along(table_.spread.hidden, Purpose::critical).all_reduce(ex, out).join(ex);
+  if (table_.ranks.size(table_.spread.width) > 1)
+    table_.ranks.along(table_.spread.width, Purpose::critical).all_reduce(ex, out).join(ex);
   if (cap_ > 0) ops::run(ex, ops::SoftCap{out, cap_});
   return out;
 }

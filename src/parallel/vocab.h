@@ -33,9 +33,9 @@ struct Table {
   Table with_stream(Spread other) const;
 
   /// Returns the spread of activations at the table (see above).
-  Spread spread_at_table() const { return {(stream.rows | spread.flat) & ~cut(), spread.hidden}; }
+  Spread spread_at_table() const { return {(stream.rows | spread.flat) & ~cut(), spread.width}; }
   /// Returns the axes along which ranks hold different elements of the table and process the same rows.
-  AxisSet cut() const { return spread.vocab | spread.hidden; }
+  AxisSet cut() const { return spread.vocab | spread.width; }
   int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
   mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
   mesh::Layout near_layout(Rows rows) const { return ranks.layout(spread_at_table(), rows, width); }

@@ -181,7 +181,7 @@ double LayerCosts::hidden(const Spread& spread) {
 }
 
 double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread& table) {
-  const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
+  const AxisSet v = table.vocab, h = table.width, f = table.flat;
   // `near` is the placement of the activations next to the table, `partial` that of partial sums over the vocabulary.
   const MatrixPlacement near{(stream.rows | f) & ~(v | h), h, 0}, partial{near.rows, h, v};
   const double elements = rows_ * width_;
@@ -192,7 +192,7 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
 }
 
 double LayerCosts::next_to_table(AxisSet near, const sharding::VocabSpread& table) {
-  const AxisSet v = table.vocab, h = table.hidden, f = table.flat;
+  const AxisSet v = table.vocab, h = table.width, f = table.flat;
   const int64_t m = std::max<int64_t>(1, static_cast<int64_t>(rows_ / ranks(near))),
                 k = static_cast<int64_t>(width_ / ranks(h)), n = static_cast<int64_t>(vocab_ / ranks(v));
   const double bytes = element_ * static_cast<double>(m * k + k * n + m * n);
@@ -218,7 +218,7 @@ double LayerCosts::next_to_table(AxisSet near, const sharding::VocabSpread& tabl
 double LayerCosts::micro_seconds(const ModelSharding& layout) {
   double seconds = vocabulary(layout.head, layout.table);
   for (const sharding::Layer& layer : layout.layers) {
-    double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.hidden);
+    double one = stream(layer.stream) + attention(layer.attention) + hidden(layer.mlp);
     for (const auto& [site, matrix] : matrices_) {
       const LinearSharding& l = layer.at(site);
       const bool reads = reads_residual(site);

@@ -45,7 +45,7 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   for (const sharding::Layer& layer : layout.layers) {
     const double stream = stream_bytes(layer.stream);
     const auto inside = [&](bool rebuilds) {
-      return attention_bytes(layer.attention, rebuilds) + hidden_bytes(layer.hidden, rebuilds);
+      return attention_bytes(layer.attention, rebuilds) + hidden_bytes(layer.mlp, rebuilds);
     };
     const auto count = static_cast<double>(layer.count);
     double written = 0, moved = 0;
@@ -65,9 +65,9 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
       if (partial_output_of(l) != placed(to)) now += rows_ * matrix.out / ranks(l.rows | l.cols) * element_;
       moved = std::max(moved, now);
     }
-    const double gradients = rows_ * element_ *
-                             (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
-                              2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
+    const double gradients =
+        rows_ * element_ *
+        (wide_ / ranks(layer.mlp.rows | layer.mlp.cols) + 2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
     const double live = gradients + moved;
     const int64_t whole = std::min(whole_left, layer.count);
     whole_left -= whole;
@@ -80,13 +80,13 @@ double LayerCosts::bytes(const ModelSharding& layout, Gradients stored) const {
   // The head processes chunks of rows (parallel/vocab.h): their logits, and on a GPU also the gradients of the logits
   // if they have a different type.
   const bool mixed = compute_ == DType::bf16;
-  const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.hidden);
+  const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.width);
   const double logits =
       rows_ / ranks(near) * vocab_ / ranks(t.vocab) * static_cast<double>(size_of(accumulator_of(compute_)));
   const double chunk = (mixed && !cluster_.cpu ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
-  const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.hidden) * element_ : 0;
+  const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.width) * element_ : 0;
   const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
-  const AxisSet cut = t.vocab | t.hidden | t.flat;
+  const AxisSet cut = t.vocab | t.width | t.flat;
   stays += tables * ((t.keep ? gathered : 0) + matrix_bytes(cut, width_, vocab_, tables_, stored));
   const double table = shares ? width_ * vocab_ / ranks(cut) * wide : 0;  // bytes of its gradient
   // The backward pass: the head, then the last layer of each kind and the first one.

@@ -189,7 +189,7 @@ std::pair<sharding::VocabSpread, double> LayerCosts::best_table(ModelSharding la
   const sharding::Extents extents = config::extents_of(config_);
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_, 4)) {
     if ((sets[1] & ~layout.head.rows) != 0) continue;  // illegal
-    layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1], .keep = config_.parallel.cache_layers > 0};
+    layout.table = {.vocab = sets[0], .width = sets[2], .flat = sets[1], .keep = config_.parallel.cache_layers > 0};
     double seconds = vocabulary(layout.head, layout.table);
     if (cap < kInfinity) seconds *= std::max(1.0, 1e3 * (bytes(layout) / cap - 1));
     if (seconds < least.second && !first_violation(layout, extents)) least = {layout.table, seconds};

@@ -28,8 +28,8 @@ void put(LinearSharding& l, AxisSet axis, int choice) {
   if (choice == 3) l.flat |= axis;
 }
 void put(sharding::VocabSpread& table, AxisSet axis, int choice) {
-  for (AxisSet* set : {&table.vocab, &table.hidden, &table.flat}) *set &= ~axis;
-  if (choice < 3) (choice == 0 ? table.vocab : choice == 1 ? table.hidden : table.flat) |= axis;
+  for (AxisSet* set : {&table.vocab, &table.width, &table.flat}) *set &= ~axis;
+  if (choice < 3) (choice == 0 ? table.vocab : choice == 1 ? table.width : table.flat) |= axis;
 }
 /// The additive model is too coarse to choose between spreads, and moves of one axis do not always lead from one to the
 /// other. So searches of at most kMostLists lists of axes add kMostSpecs specs with different spreads in all, others

@@ -93,15 +93,15 @@ class Check {
   }
 
   void check(const Layer& layer) {
-    const Spread attention = layer.attention, hidden = layer.hidden;
+    const Spread attention = layer.attention, mlp = layer.mlp;
     divides(Extent::n_head, e_.n_head, attention.cols, "hold whole heads");
     const int64_t kv = e_.n_kv_head, sharers = s_.ranks(attention.cols);
     require(kv % sharers == 0 || shares_evenly(attention.cols),
             {.rule = Rule::shares_heads, .extent = Extent::n_kv_head, .value = kv, .axes = attention.cols});
     divides(Extent::micro_batch, e_.micro_batch, attention.rows | s_.depth_axes(), "hold whole sequences");
     stream(layer.stream, "split rows of the residual stream", "split columns of the residual stream");
-    token_rows(hidden.rows, "split rows between up and down");
-    width(true, hidden.cols, "split columns between up and down");
+    token_rows(mlp.rows, "split rows between up and down");
+    width(true, mlp.cols, "split columns between up and down");
 
     for (const auto& [site, linear] : layer.linears) {
       const char* const name = kSiteNames[static_cast<size_t>(site)];
@@ -156,10 +156,10 @@ class Check {
     const VocabSpread& table = s_.table;
     const Spread first = s_.layers.empty() ? s_.head : s_.layers.front().stream, last = s_.head;
     if (e_.vocab_multiple > 0) divides(Extent::vocab_multiple, e_.vocab_multiple, table.vocab, "split the vocabulary");
-    width(false, table.hidden, "split columns of the table");
+    width(false, table.width, "split columns of the table");
     require((s_.wide(table.flat) & ~last.rows) == 0,
             {.rule = Rule::flat_table, .axes = table.flat, .others = last.rows});
-    const AxisSet cut = table.vocab | table.hidden;
+    const AxisSet cut = table.vocab | table.width;
     const AxisSet at_first = s_.wide((first.rows | table.flat) & ~cut), at_last = s_.wide(last.rows & ~cut);
     token_rows(at_first, "split rows at the embedding's table");
     require(!e_.tied || at_first == at_last,

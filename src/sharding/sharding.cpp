@@ -16,12 +16,12 @@ void for_each_set(ModelSharding& s, const Map& map) {
     map(at.cols);
   };
   for (Layer& layer : s.layers) {
-    for (Spread* at : {&layer.stream, &layer.attention, &layer.hidden}) spread(*at);
+    for (Spread* at : {&layer.stream, &layer.attention, &layer.mlp}) spread(*at);
     for (auto& [site, linear] : layer.linears)
       for (AxisSet* set : {&linear.rows, &linear.cols, &linear.contraction, &linear.flat}) map(*set);
   }
   spread(s.head);
-  for (AxisSet* set : {&s.table.vocab, &s.table.hidden, &s.table.flat}) map(*set);
+  for (AxisSet* set : {&s.table.vocab, &s.table.width, &s.table.flat}) map(*set);
   for (Group& group : s.groups) map(group.axes);
 }
 

@@ -49,10 +49,10 @@ struct LinearSharding {
   bool operator==(const LinearSharding&) const = default;
 };
 
-/// The sharding of the table [V, H] of an embedding or a head: rows are split over `vocab`, columns over `hidden`. Each
+/// The sharding of the table [V, H] of an embedding or a head: rows are split over `vocab`, columns over `width`. Each
 /// resulting block is split into equal shards over `flat` and gathered for use.
 struct VocabSpread {
-  AxisSet vocab = 0, hidden = 0, flat = 0;
+  AxisSet vocab = 0, width = 0, flat = 0;
   bool keep = false;  // keeps a gathered block in memory until the weights change
   bool operator==(const VocabSpread&) const = default;
 };
@@ -62,7 +62,7 @@ enum class Site : uint8_t { qkv, out, up, down };
 constexpr bool reads_residual(Site site) { return site == Site::qkv || site == Site::up; }
 
 struct Layer {
-  Spread stream, attention, hidden;        // residual stream and norms; q, k, v (whole heads); between up and down
+  Spread stream, attention, mlp;           // residual stream and norms; q, k, v (whole heads); between up and down
   std::map<Site, LinearSharding> linears;  // those of the layer (config::linears_of); no axis splits the others
   int64_t count = 1;                       // number of consecutive layers with this sharding
 
@@ -70,8 +70,8 @@ struct Layer {
   LinearSharding& at(Site site) { return linears[site]; }
   /// Returns the spread of the linear's activations that are not the residual stream: its output if it reads the
   /// stream, else its input.
-  const Spread& inside(Site site) const { return site == Site::qkv || site == Site::out ? attention : hidden; }
-  Spread& inside(Site site) { return site == Site::qkv || site == Site::out ? attention : hidden; }
+  const Spread& inside(Site site) const { return site == Site::qkv || site == Site::out ? attention : mlp; }
+  Spread& inside(Site site) { return site == Site::qkv || site == Site::out ? attention : mlp; }
   bool operator==(const Layer&) const = default;
 };
 

@@ -84,7 +84,7 @@ TEST(ShardingSpec, OfHeadAndTableFollowTheLastLayer) {
   EXPECT_EQ(sharding_of(c).head, (sharding::Spread{.rows = 2}));
   EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.vocab = 4, .flat = 2}));
   c.parallel.head = "rc";
-  EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.hidden = 4, .flat = 2}));
+  EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.width = 4, .flat = 2}));
 }
 
 TEST(ShardingSpec, ReportWhatIsWrong) {

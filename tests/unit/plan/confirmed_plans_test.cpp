@@ -173,10 +173,10 @@ std::vector<ModelSharding> all_specs(const ModelSharding& axes, const Config& co
     spec.layers.resize(1);
     sharding::Layer& layer = spec.layers.front();
     layer.count = config.model.n_layer;
-    for (Spread* const each : {&layer.stream, &layer.attention, &layer.hidden}) *each = spread(take(3));
+    for (Spread* const each : {&layer.stream, &layer.attention, &layer.mlp}) *each = spread(take(3));
     for (const Site site : {Site::qkv, Site::out, Site::up, Site::down}) layer.at(site) = linear(take(5));
     const int table = take(4);
-    spec.table = {.vocab = table == 0 ? a : 0, .hidden = table == 1 ? a : 0, .flat = table == 2 ? a : 0};
+    spec.table = {.vocab = table == 0 ? a : 0, .width = table == 1 ? a : 0, .flat = table == 2 ? a : 0};
     spec.head = layer.stream;
     if (!first_violation(spec, config::extents_of(config))) all.push_back(std::move(spec));
   }

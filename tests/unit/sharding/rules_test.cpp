@@ -28,7 +28,7 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
   s.layers.clear();
   for (int64_t left = n_layer; left > 0;) {
     Layer layer;
-    for (Spread* spread : {&layer.stream, &layer.attention, &layer.hidden})
+    for (Spread* spread : {&layer.stream, &layer.attention, &layer.mlp})
       scatter(draw, axes, {&spread->rows, &spread->cols});
     for (const Site site : kSites) {
       LinearSharding& l = layer.at(site);
@@ -40,7 +40,7 @@ ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
     s.layers.push_back(layer);
   }
   s.head = draw.below(2) == 0 ? s.layers.back().stream : Spread{};
-  scatter(draw, axes, {&s.table.vocab, &s.table.hidden, &s.table.flat});
+  scatter(draw, axes, {&s.table.vocab, &s.table.width, &s.table.flat});
   return s;
 }
 
@@ -76,8 +76,8 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
     even(e.micro_batch, layer.attention.rows);
     even(e.n_head, layer.attention.cols);
     require(heads_can_be_shared(s, layer.attention.cols, e.n_kv_head));
-    even(rows, layer.hidden.rows);
-    even(e.d_ff, layer.hidden.cols);
+    even(rows, layer.mlp.rows);
+    even(e.d_ff, layer.mlp.cols);
     for (const Site site : kSites) {
       const LinearSharding& linear = layer.at(site);
       even(rows, linear.rows);
@@ -89,12 +89,12 @@ bool is_legal(const ModelSharding& s, const Extents& e) {
   even(rows, s.head.rows);
   even(e.d_model, s.head.cols);
   if (e.vocab_multiple > 0) even(e.vocab_multiple, s.table.vocab);
-  even(e.d_model, s.table.hidden);
+  even(e.d_model, s.table.width);
   const auto has = [&](AxisSet set, size_t a) { return s.axes[a].size > 1 && (set >> a & 1) != 0; };
   AxisSet at_first = 0, at_last = 0;
   size_t outermost_shared = s.axes.size();
   for (size_t a = 0; a < s.axes.size(); ++a) {
-    const bool cuts = has(s.table.vocab | s.table.hidden, a);
+    const bool cuts = has(s.table.vocab | s.table.width, a);
     require(!has(s.table.flat, a) || has(s.head.rows, a));
     if (!cuts && has(s.layer(0).stream.rows | s.table.flat, a)) at_first |= AxisSet{1} << a;
     if (!cuts && has(s.head.rows, a)) at_last |= AxisSet{1} << a;
@@ -143,7 +143,7 @@ ModelSharding square(GemmSchedule schedule) {
   ModelSharding s;
   s.axes = {{"data", 1}, {"row", 2}, {"col", 2}};
   const LinearSharding all{.rows = 2, .cols = 4, .flat = 2, .schedule = schedule};
-  s.layers = {{.stream = {2, 4}, .attention = {2, 4}, .hidden = {2, 4}, .count = 2}};
+  s.layers = {{.stream = {2, 4}, .attention = {2, 4}, .mlp = {2, 4}, .count = 2}};
   for (const Site site : kSites) s.layers[0].at(site) = all;
   s.head = {2, 4};
   s.table = {.vocab = 4, .flat = 2};
@@ -167,7 +167,7 @@ TEST(Rules, OfARingAskForASquareInTheLinearAndAroundIt) {
     return first && first->rule == Violation::Rule::ring;
   };
   EXPECT_TRUE(broken([](ModelSharding& s) { s.axes[1].size = 4; }));
-  EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].hidden = {2, 0}; }));
+  EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].mlp = {2, 0}; }));
   EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].at(Site::up).flat = 0; }));
   // The input of `down` may be stationary, that of qkv may not: q, k and v would be blocks of three matrices.
   EXPECT_FALSE(broken(
@@ -203,13 +203,13 @@ TEST(Anonymous, ForgetsNamesAndAxesOfOneRank) {
   ModelSharding a = square(GemmSchedule::ring), b;
   b.axes = {{"data", 1}, {"x", 1}, {"y", 2}, {"z", 2}};
   const LinearSharding all{.rows = 4, .cols = 8, .contraction = 2, .flat = 4, .schedule = GemmSchedule::ring};
-  b.layers = {{.stream = {4, 8}, .attention = {4, 8}, .hidden = {4, 8}, .count = 1}};
+  b.layers = {{.stream = {4, 8}, .attention = {4, 8}, .mlp = {4, 8}, .count = 1}};
   for (const Site site : kSites) b.layers[0].at(site) = all;
   b.layers.push_back(b.layers[0]);
   b.head = {4, 8};
   b.table = {.vocab = 8, .flat = 4};
   EXPECT_EQ(anonymous(a), anonymous(b));
-  b.table.hidden = 2;
+  b.table.width = 2;
   EXPECT_EQ(anonymous(a), anonymous(b));
   b.table.flat = 8;
   EXPECT_NE(anonymous(a), anonymous(b));

@@ -12,7 +12,7 @@ ModelSharding fully_sharded(int64_t replicas, int64_t z_ranks, int64_t n_layer) 
   s.axes = {{"data", replicas}, {"z", z_ranks}};
   const AxisSet z = s.find("z");
   const LinearSharding gathered{.rows = z, .flat = z};  // each rank has its own rows, and a shard of every matrix
-  Layer layer{.stream = {.rows = z}, .attention = {.rows = z}, .hidden = {.rows = z}};
+  Layer layer{.stream = {.rows = z}, .attention = {.rows = z}, .mlp = {.rows = z}};
   for (const Site site : {Site::qkv, Site::out, Site::up, Site::down}) layer.at(site) = gathered;
   layer.count = n_layer;
   s.layers = {layer};

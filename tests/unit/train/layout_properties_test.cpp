@@ -108,10 +108,10 @@ TEST(LayoutLoss, DoesNotDependOnThePaddingOfTheVocabulary) {
 sharding::ModelSharding with_data_last(sharding::ModelSharding s) {
   const auto shift = [](auto&... sets) { ((sets >>= 1), ...); };
   for (sharding::Layer& layer : s.layers) {
-    for (sharding::Spread* at : {&layer.stream, &layer.attention, &layer.hidden}) shift(at->rows, at->cols);
+    for (sharding::Spread* at : {&layer.stream, &layer.attention, &layer.mlp}) shift(at->rows, at->cols);
     for (auto& [site, l] : layer.linears) shift(l.rows, l.cols, l.contraction, l.flat);
   }
-  shift(s.head.rows, s.head.cols, s.table.vocab, s.table.hidden, s.table.flat);
+  shift(s.head.rows, s.head.cols, s.table.vocab, s.table.width, s.table.flat);
   for (sharding::Group& group : s.groups) shift(group.axes);
   std::ranges::rotate(s.axes, s.axes.begin() + 1);
   return s;
