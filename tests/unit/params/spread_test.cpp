@@ -19,8 +19,8 @@ using mesh::split;
 using params::GradSink;
 using params::Init;
 using params::ParamStore;
-using params::SlotPart;
 using params::SlotId;
+using params::SlotPart;
 using params::WeightCache;
 
 namespace {

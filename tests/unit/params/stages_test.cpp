@@ -15,8 +15,8 @@ using mesh::MeshShape;
 using mesh::split;
 using params::GradSink;
 using params::ParamStore;
-using params::SlotPart;
 using params::SlotId;
+using params::SlotPart;
 
 namespace {
 
