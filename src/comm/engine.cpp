@@ -2,8 +2,6 @@
 
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +11,7 @@
 #include "base/join.h"
 #include "base/limits.h"
 #include "base/spin.h"
+#include "base/time_slice.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
@@ -194,23 +193,6 @@ bool Engine::wait_for_all_ranks(double seconds) noexcept try {
   return barrier_done_;
 } catch (...) {
   return false;
-}
-
-/// Requests a short time slice for this thread. Since Linux 6.12 a woken thread interrupts a thread with a longer
-/// slice, so a message need not wait until a GEMM on the same core has used up its slice. Older kernels ignore the
-/// request.
-static void request_short_slice() {
-  struct {
-    uint32_t size = 48, policy = 0;
-    uint64_t flags = 0;
-    int32_t nice = 0;
-    uint32_t priority = 0;
-    uint64_t runtime = 0, deadline = 0, period = 0;
-  } attributes;  // the kernel's sched_attr; glibc declares it only since 2.41
-  static_assert(sizeof attributes == 48);
-  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0 || attributes.policy != SCHED_OTHER) return;
-  attributes.runtime = 100'000;  // nanoseconds, the shortest slice
-  syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 void Engine::run() {
