@@ -95,6 +95,14 @@ struct PlanOptions {
 };
 int plan_command(const PlanOptions& options);
 
+struct VerifyOptions {
+  ConfigOptions config;
+  std::vector<std::string> only;  // checks; empty: all
+  int64_t minutes = 0;            // repeat the checks of the machine for this long; 0: all checks once
+  bool full = false, json = false;
+};
+int verify_command(const VerifyOptions& options);
+
 struct CheckpointOptions {
   std::string what;  // inspect | verify | strip | merge | export | import
   ConfigOptions config;

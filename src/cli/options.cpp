@@ -301,6 +301,17 @@ void add_plan(CLI::App& verb, PlanOptions& o) {
   add_json(verb, o.json);
 }
 
+void add_verify(CLI::App& verb, VerifyOptions& o) {
+  add_config(verb, o.config).first->required();
+  verb.add_option("--only", o.only, "run only these checks, such as links or gradients (docs/verify.md lists them)")
+      ->delimiter(',')
+      ->type_name("CHECK");
+  verb.add_flag("--full", o.full, "check the configured model, which one rank must hold, instead of a small one");
+  add_number(verb, "--minutes", o.minutes, 1, "repeat the checks of links and devices with new data for N minutes",
+             1'000'000);
+  add_json(verb, o.json);
+}
+
 void add_descriptions(CLI::App& app, CommandLine& line) {
   CLI::App& completion =
       *app.add_subcommand("completion", "print a shell's completion script: source <(trainer completion bash)");
@@ -342,6 +353,9 @@ void declare(CLI::App& app, CommandLine& line) {
   add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted step time", line.plan, plan_command,
                 Ranks::first),
            line.plan);
+  add_verify(verb("verify", "check on these machines that the layout computes what one rank computes", line.verify,
+                  verify_command, Ranks::all),
+             line.verify);
   add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
                line.tokenize);
   add_eval(verb("eval", "evaluate a checkpoint: loss, perplexity, bits per byte, or multiple choice", line.eval,
@@ -359,7 +373,7 @@ void declare(CLI::App& app, CommandLine& line) {
   add_descriptions(app, line);
   // The groups of --help, by what a user wants to do; in the order of the declarations above, which completions use.
   const std::pair<const char*, std::vector<const char*>> groups[] = {
-      {"Train a model", {"train", "config", "plan"}},
+      {"Train a model", {"train", "config", "plan", "verify"}},
       {"Prepare text", {"tokenize"}},
       {"Use a model", {"eval", "generate", "checkpoint"}},
       {"Look at runs and machines", {"report", "bench"}},

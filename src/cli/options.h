@@ -20,6 +20,7 @@ struct CommandLine {
   ConfigVerbOptions config;
   ReportOptions report;
   PlanOptions plan;
+  VerifyOptions verify;
   std::vector<std::string> words;  // the words to complete
   int status = 0;
 };

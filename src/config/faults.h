@@ -17,7 +17,7 @@ struct Fault {
   int64_t rank = 0;
   std::string tensor;  // gradient, weight: the name of the parameter
   int64_t at = 0;      // gradient, weight: the element of the whole tensor; else a byte
-  int64_t bit = 0;     // of the element, or of the byte
+  int64_t bit = 0;     // the number of the bit in the element; 0 in a byte
 };
 
 /// Parses "gradient:RANK:TENSOR:ELEMENT:BIT", "weight:RANK:TENSOR:ELEMENT:BIT", "message:RANK:BYTE" or

@@ -133,7 +133,7 @@ class Trainer : public ModelRunner {
   std::vector<sharding::Action> actions_;
   Buffer order_;  // on the device: the order in which the embedding's backward pass sums rows
   data::TokenBatch host_;
-  ops::RowsByToken host_order_;   // of the rows of host_
+  ops::RowsByToken host_order_;   // order of the rows of host_
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;

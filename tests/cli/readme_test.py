@@ -25,7 +25,7 @@ READMES = {path.relative_to(ROOT).as_posix(): path.read_text()
            for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"), *ROOT.glob("docs/*.md")]
            if not path.parent.name.startswith("build")}
 MANUAL = ["README.md", *(name for name in sorted(READMES) if name.startswith("docs/"))]
-VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "completion", "manual", "plan")
+VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "completion", "manual", "plan", "verify")
 # Paths that commands create, and paths on other machines.
 MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|share|NEW_INPUTS)(/|$|\.)|~")
 # Files that runs and checks write, such as `config.toml`, and the reader's my.txt.

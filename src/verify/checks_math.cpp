@@ -1,0 +1,208 @@
+// Checks that compare the numbers of the layout with those of one rank.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "checkpoint/param_slices.h"
+#include "verify/context.h"
+
+namespace trainer::verify {
+namespace {
+
+Finding finding_of(const Context& c, const Comparison& found, std::string checked) {
+  Finding finding{.checked = std::move(checked), .worst = found.worst, .bound = found.bound, .where = found.where};
+  if (found.passed()) return finding;
+  finding.result = Result::failure;
+  finding.ranks = found.ranks;
+  if (!found.missing.empty()) {
+    finding.where = found.missing;
+    finding.text = format(
+        "{}: the ranks do not hold each element once; suspect the layout: please report this with "
+        "--json",
+        found.missing);
+    return finding;
+  }
+  const std::string at = found.ranks.empty() ? "over all ranks" : "on " + c.name(found.ranks);
+  finding.text = format("{} {}: relative error {:.0e}, bound {:.0e}; {}", found.where, at, found.worst, found.bound,
+                        found.on_all_ranks || found.ranks.empty()
+                            ? "suspect the layout: please report this with --json"
+                            : "the error is smaller on the other ranks: suspect " + c.name(found.ranks));
+  return finding;
+}
+
+/// A number of a run of the layout, and of one rank in f64 and f32.
+struct Number {
+  std::string name;
+  double own, f64, f32;
+};
+
+/// Compares all ranks' numbers with those of one rank, which each rank has computed; the smallest bound applies.
+Finding compare_numbers(Context& c, const std::vector<Number>& numbers, std::string checked) {
+  Finding finding{.checked = std::move(checked), .worst = 0};
+  std::vector<double> values;
+  for (const Number& each : numbers)
+    values.insert(values.end(), {std::abs(each.own - each.f64), exact_bound(each.f64, each.f32)});
+  const std::vector<std::vector<double>> all = gather_values(c.world, values);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double ratio = -1;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    double bound = kInfinity;
+    for (const std::vector<double>& rank : all)
+      if (rank[2 * i + 1] < bound) bound = rank[2 * i + 1];
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      const double error = all[rank][2 * i];
+      const bool finite = std::isfinite(error) && std::isfinite(all[rank][2 * i + 1]);
+      const double found = !finite ? kInfinity : error == 0 ? 0 : error / bound;
+      if (found > 1 && std::ranges::count(finding.ranks, static_cast<int>(rank)) == 0)
+        finding.ranks.push_back(static_cast<int>(rank));
+      if (found <= ratio) continue;
+      ratio = found;
+      const double size = std::max(std::abs(numbers[i].f64), std::numeric_limits<double>::min());
+      finding.worst = error / size;
+      finding.bound = bound / size;
+      finding.where = numbers[i].name;
+    }
+  }
+  if (finding.ranks.empty()) return finding;
+  std::ranges::sort(finding.ranks);
+  finding.result = Result::failure;
+  finding.text = format("{} on {}: relative error {:.0e}, bound {:.0e}", finding.where, c.name(finding.ranks),
+                        finding.worst, finding.bound);
+  return finding;
+}
+
+/// With all gradients 1 and all padding 0, the squared norm is the number of parameters: copies are not counted.
+std::string count_by_norm(Context& c) {
+  Small model = c.model(DType::f64, Clip::never);
+  if (model.config.train.global_batch == model.config.train.micro_batch * model.config.parallel.data)
+    model.config.train.global_batch *= 2;  // two micro-batches, so that gradients have memory of their own
+  SmallRun run(c.world, c.make_cpu(), {}, model, DType::f64);
+  params::ParamStore& store = run.trainer().store();
+  params::GradSink sink(store);
+  sink.prepare(run.device());
+  c.world.connect();
+  sink.begin_step();
+  for (params::Group& group : store.groups()) std::ranges::fill(group.grad.span<double>(), 0.0);
+  for (const params::Param& param : store.params())
+    for (const mesh::Run& r : param.runs)
+      for (int64_t i = 0; i < r.length; ++i)
+        store.groups()[static_cast<size_t>(param.group)].grad.as<double>()[r.local + i * r.stride] = 1;
+  Exec ex = run.trainer().exec();
+  const double norm = sink.finish(ex).norm, count = static_cast<double>(store.parameter_count());
+  if (norm == std::sqrt(count)) return {};
+  return format("with all gradients 1 the squared norm is {:.17g}, but there are {} parameters", norm * norm, count);
+}
+
+}  // namespace
+
+std::vector<Finding> check_gradients(Context& c) {
+  const Comparison& found = c.exact(Clip::never).gradients;
+  std::vector<Finding> findings = {
+      finding_of(c, found, format("{} tensors, layout against one rank, fp64", found.tensors))};
+  const DType type = c.machine.compute;
+  if (type == DType::f64) return findings;
+  // The run's type and device on one rank: within the rounding that the CPU's fp32 measures. In bf16, which all
+  // implementations round at the same places, within a quarter of that bound.
+  const OneRank &whole = c.one_rank(DType::f64, Clip::never), &rough = c.one_rank(DType::f32, Clip::never);
+  const double u = type == DType::bf16 ? 0x1p-8 : 0x1p-24, share = type == DType::bf16 ? 0x1p-2 : 1;
+  const std::string kind = format("the run's type ({}, {})", name_of(type), setup::device_text(c.machine));
+  Tensors own;
+  c.world.control().run_on_all_ranks([&] {
+    Small one = c.small;
+    one.config = on_one_rank(one.config);
+    const std::unique_ptr<comm::World> solo = comm::solo_world();
+    SmallRun run(*solo, c.make_device(), {}, one, type);
+    run.step(1, [&] {
+      run.plant(c.faults, config::Fault::Kind::gradient, c.world.rank());
+      own = gather(gradients_of(run.trainer()).owned);
+    });
+  });
+  Parts parts = parts_of(own);
+  if (!c.world.first()) parts.owned.clear();  // each rank holds all, and the first one owns it
+  findings.push_back(finding_of(
+      c, compare(c.world, parts, whole.gradients, rounding_bounds(whole.gradients, rough.gradients, share * u)),
+      kind + ", one rank against fp64"));
+  // The run's transport, too: at most twice the error of one rank.
+  SmallRun run(c.world, c.make_device(), c.between_gpus, c.small, type);
+  run.step(1, [&] {
+    const Bounds bounds = typed_bounds(whole.gradients, own, u);
+    findings.push_back(finding_of(c, compare(c.world, gradients_of(run.trainer()), whole.gradients, bounds),
+                                  kind + ", layout against fp64"));
+  });
+  return findings;
+}
+
+std::vector<Finding> check_norm(Context& c) {
+  std::vector<Number> losses, norms;
+  for (const Clip clip : {Clip::never, Clip::always}) {
+    const Exact& layout = c.exact(clip);
+    const OneRank &whole = c.one_rank(DType::f64, clip), &rough = c.one_rank(DType::f32, clip);
+    const char* how = clip == Clip::never ? "not clipped" : "clipped";
+    for (size_t i = 0; i < layout.losses.size(); ++i)
+      losses.push_back({format("{} of step {}, {}", i % 2 == 0 ? "loss" : "z-loss", i / 2 + 1, how), layout.losses[i],
+                        whole.losses[i], rough.losses[i]});
+    for (size_t i = 0; i < layout.norms.size(); ++i)
+      norms.push_back({format("step {}, {}", i + 1, how), layout.norms[i], whole.norms[i], rough.norms[i]});
+  }
+  return {compare_numbers(c, losses, "losses, fp64"),
+          compare_numbers(c, norms, "gradient norm, clipped and unclipped, fp64"),
+          verify::finding_of(c, "gradient norm of ones: each parameter counted once", count_by_norm(c))};
+}
+
+std::vector<Finding> check_update(Context& c) {
+  const Comparison& clipped = c.exact(Clip::always).state;
+  const Comparison& unclipped = c.exact(Clip::never).state;
+  constexpr const char* kType = "fp64, fp32 states, on CPUs";
+  return {finding_of(c, clipped,
+                     format("{} weights and states after {} clipped steps, {}", clipped.tensors, kSteps, kType)),
+          finding_of(c, unclipped, format("{} after one step without clipping, {}", unclipped.tensors, kType))};
+}
+
+std::vector<Finding> check_derivative(Context& c) {
+  Small model = c.model(DType::f64, Clip::never);
+  config::Config& one = model.config = on_one_rank(model.config);
+  one.optim.lr = one.optim.min_lr = one.optim.weight_decay = 0;  // keeps the weights
+  double measured = 0, expected = 0;                             // along the sign of the gradient g; g · sign(g)
+  c.world.control().run_on_all_ranks([&] {
+    const std::unique_ptr<comm::World> solo = comm::solo_world();
+    SmallRun run(*solo, c.make_cpu(), {}, model, DType::f64);
+    params::ParamStore& store = run.trainer().store();
+    Tensors gradients;
+    run.step(1, [&] { gradients = gather(gradients_of(run.trainer()).owned); });
+    for (const auto& [name, g] : gradients)
+      for (const double each : g) expected += std::abs(each);
+    run.plant(c.faults, config::Fault::Kind::weight, c.world.rank());
+    const Tensors start = gather(checkpoint::slices_to_save(store, false));
+    const auto loss_at = [&](double h) {
+      store.settle();
+      store.forget();
+      for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_fill(store, false))
+        for (const mesh::Run& r : slice.runs)
+          for (int64_t i = 0; i < r.length; ++i) {
+            const auto at = static_cast<size_t>(r.global + i);
+            const double g = gradients.at(slice.name)[at], sign = g > 0 ? 1 : g < 0 ? -1 : 0;
+            slice.local.as<double>()[r.local + i * r.stride] = start.at(slice.name)[at] + h * sign;
+          }
+      store.refresh_compute();
+      const train::Trainer::Outcome outcome = run.step(1);  // with the same masks of dropout
+      return outcome.loss + outcome.z_loss;
+    };
+    // Four points: the third derivative along all weights together is large.
+    constexpr double kStep = 0x1p-20;
+    const double near = loss_at(kStep) - loss_at(-kStep), far = loss_at(2 * kStep) - loss_at(-2 * kStep);
+    measured = (8 * near - far) / (12 * kStep);
+  });
+  double error = std::abs(measured - expected) / expected;
+  constexpr double kBound = 1e-7;
+  std::string problem;
+  if (!(error <= kBound))
+    problem = format("the loss changes by {:.9g} along the sign of its gradient, not by {:.9g}", measured, expected);
+  Finding finding = verify::finding_of(c, "derivative of the loss along the gradient's sign, one rank, fp64", problem);
+  for (const std::vector<double>& rank : gather_values(c.world, {&error, 1}))
+    if (!(rank.front() <= error)) error = rank.front();
+  finding.worst = error;
+  finding.bound = kBound;
+  return {finding};
+}
+
+}  // namespace trainer::verify

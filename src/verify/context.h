@@ -1,0 +1,102 @@
+#pragma once
+// Context: what the checks share: the small model, the machine, and the runs that several checks read.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "setup/machine.h"
+#include "verify/compare.h"
+#include "verify/small_run.h"
+#include "verify/verify.h"
+
+namespace trainer::verify {
+
+/// The results of steps on one rank.
+struct OneRank {
+  std::vector<double> losses, norms;  // by step; the loss and the z-loss of each
+  Tensors gradients;                  // after the first step
+  Tensors state;                      // after the last step
+};
+
+/// The results of steps of the layout in f64 on CPUs, compared with one rank.
+struct Exact {
+  std::vector<double> losses, norms;      // as OneRank's; this rank's
+  Comparison gradients;                   // after the first step
+  Comparison state;                       // after the last step
+  CommBytes counted, predicted, planned;  // by the meter, by the trainer's plan times the steps, by a dry world
+  std::vector<int64_t> samples;           // that this rank's replica drew
+};
+
+/// The gradient's norm is clipped in all steps or in none.
+enum class Clip { never, always };
+
+class Context {
+ public:
+  Context(comm::World& world, const config::Config& config, const Options& options);
+
+  /// Returns the steps of one rank on this rank's CPU: one step that is not clipped, or kSteps that are. Collective:
+  /// all ranks throw if one fails.
+  const OneRank& one_rank(DType type, Clip clip);
+  /// Returns the same steps of the layout in f64, compared with one rank. Collective.
+  const Exact& exact(Clip clip);
+  /// Returns the model of `type` for these steps.
+  Small model(DType type, Clip clip);
+
+  /// Creates this rank's device of the run, or a CPU with `threads` threads (0: those of the run).
+  std::unique_ptr<device::Device> make_device() const { return setup::make_device(machine); }
+  std::unique_ptr<device::Device> make_cpu(int threads = 0) const;
+  /// Returns "rank 5 (host b)", "ranks 0 and 5 (hosts a, b)".
+  std::string name(const std::vector<int>& ranks) const;
+
+  comm::World& world;
+  const Options options;
+  setup::Machine machine;
+  comm::GpuTransport between_gpus;
+  config::Config config;  // the run's
+  int64_t vocab;          // the run's
+  Small small;
+  std::vector<std::string> hosts;      // by rank
+  std::vector<config::Fault> faults;   // to plant, of all ranks
+  std::atomic<double>* message_delay;  // seconds; the longest random delay of this rank's messages
+  int64_t round = 0;                   // with --minutes: selects the data
+
+ private:
+  std::shared_ptr<std::atomic<double>> delay_;
+  std::map<std::pair<DType, Clip>, OneRank> one_rank_;
+  std::map<Clip, Exact> exact_;
+};
+
+/// Returns the number of steps of a run.
+constexpr int64_t steps_of(Clip clip) { return clip == Clip::always ? kSteps : 1; }
+/// Returns a finding of a check that cannot run.
+inline std::vector<Finding> skipped(std::string why) { return {{.result = Result::skipped, .text = std::move(why)}}; }
+/// Returns a finding that requires a fact to be equal on all ranks or equal to this rank's own expectation: `problem`
+/// says what differs on this rank, empty if nothing does. Collective.
+Finding finding_of(Context& c, std::string checked, const std::string& problem);
+
+/// Returns what is wrong with the bytes of a run: those that were sent, those that the trainers' plan predicts, and
+/// those of a plan without other ranks. Empty if nothing is.
+std::string wrong_bytes(const CommBytes& counted, const CommBytes& predicted, const CommBytes& planned);
+/// Returns what is wrong with the samples that the ranks drew in steps over `samples` samples; empty if each was drawn
+/// by one replica, and the replicas drew different ones.
+std::string wrong_samples(const std::vector<std::vector<double>>& by_rank, int64_t samples, int64_t replicas);
+
+// The checks, in the order of the table.
+std::vector<Finding> check_environment(Context& c);
+std::vector<Finding> check_links(Context& c);
+std::vector<Finding> check_device(Context& c);
+std::vector<Finding> check_gradients(Context& c);
+std::vector<Finding> check_norm(Context& c);
+std::vector<Finding> check_update(Context& c);
+std::vector<Finding> check_bytes(Context& c);
+std::vector<Finding> check_repeat(Context& c);
+std::vector<Finding> check_transport(Context& c);
+std::vector<Finding> check_resume(Context& c);
+std::vector<Finding> check_data(Context& c);
+std::vector<Finding> check_derivative(Context& c);
+
+}  // namespace trainer::verify

@@ -1,0 +1,124 @@
+#include "verify/shrink.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/shape.h"
+#include "config/layouts.h"
+#include "config/resolve.h"
+#include "config/strategies.h"
+
+namespace trainer::verify {
+namespace {
+
+constexpr int64_t kHeadSize = 16;  // features of a head, as GPU kernels want them
+constexpr int64_t kShortest = 32;  // tokens of a sequence
+
+/// Sets what does not depend on sizes.
+void prepare(config::Config& c, const config::Config& full, int64_t world) {
+  config::resolve_shards(c, world);
+  config::resolve_world(c, world);
+  c.train.skip_sigma = 0;
+  c.optim.warmup_steps = 2;
+  c.model.init_from.clear();
+  const int64_t accumulation = full.train.global_batch / (full.train.micro_batch * c.parallel.data);
+  c.train.global_batch = std::min<int64_t>(accumulation, 2) * c.train.micro_batch * c.parallel.data;
+}
+
+/// True if the layout fits and its mesh is that of `full`, whose key/value heads may be shared by several ranks.
+bool keeps_layout(const config::Config& c, const config::Config& full, int64_t world) {
+  return config::layout_fits(c) && config::sharding_on(c, world).axes == config::sharding_on(full, world).axes;
+}
+
+/// Gives an extent the least value v · unit, and then twice that, with which the layout fits.
+template <typename Set>
+void minimize(config::Config& c, const config::Config& full, int64_t world, int64_t most, const Set& set) {
+  for (int64_t v = 1; v <= most; ++v) {
+    config::Config trial = c;
+    set(trial, v);
+    if (!keeps_layout(trial, full, world)) continue;
+    c = trial;
+    set(trial, 2 * v);
+    if (2 * v <= most && keeps_layout(trial, full, world)) c = trial;
+    return;
+  }
+}
+
+/// One period of kinds of layers, at least two layers.
+void cut_layers(config::Config& c, const config::Config& full) {
+  config::Model& m = c.model;
+  const int64_t period = std::lcm(std::max<int64_t>(1, m.window > 0 ? m.window_full_every : 1),
+                                  std::max<int64_t>(1, config::nope_interval(m)));
+  const auto specs = static_cast<int64_t>(c.parallel.layer.size());
+  m.n_layer = std::min(m.n_layer, std::max({int64_t{2}, period, specs}));
+  for (config::LayerSpec& spec : c.parallel.layer) spec.layers = 1;
+  if (specs > 0) c.parallel.layer.back().layers = 0;
+  const auto some = [&](int64_t layers) {
+    return layers >= full.model.n_layer ? m.n_layer : std::min<int64_t>(layers, 1);
+  };
+  c.train.recompute_layers = some(c.train.recompute_layers);
+  c.parallel.cache_layers = some(c.parallel.cache_layers);
+}
+
+}  // namespace
+
+Small shrink(const config::Config& full, int64_t world) {
+  Small small{full};
+  config::Config& c = small.config;
+  prepare(c, full, world);
+  config::Config resolved = full;
+  config::resolve_shards(resolved, world);
+  config::resolve_world(resolved, world);
+  cut_layers(c, full);
+  config::Model& m = c.model;
+  const int64_t seq = m.seq_len;
+  m.seq_len = std::min(seq, round_up(kShortest, 2 * world));
+  if (m.window > 0) m.window = std::clamp<int64_t>(m.window * m.seq_len / seq, 1, m.seq_len);
+  if (m.max_positions > 0) m.max_positions = std::max(m.seq_len, std::min(m.max_positions, 2 * m.seq_len));
+  const int64_t per_kv = m.n_head / m.n_kv_head, head = std::min(kHeadSize, config::head_size(full.model));
+  const bool own_head = full.model.head_dim > 0;
+  minimize(c, resolved, world, m.n_kv_head, [&](config::Config& t, int64_t kv) {
+    t.model.n_kv_head = kv;
+    t.model.n_head = kv * per_kv;
+    if (own_head) t.model.head_dim = head;
+    if (!own_head) t.model.d_model = t.model.n_head * head;
+  });
+  if (own_head)
+    minimize(c, resolved, world, m.d_model / kHeadSize,
+             [](config::Config& t, int64_t v) { t.model.d_model = v * kHeadSize; });
+  minimize(c, resolved, world, m.d_ff / kHeadSize, [](config::Config& t, int64_t v) { t.model.d_ff = v * kHeadSize; });
+  minimize(c, resolved, world, world, [](config::Config& t, int64_t v) { t.model.vocab_multiple = v * kHeadSize; });
+  minimize(c, resolved, world, c.train.micro_batch, [](config::Config& t, int64_t v) { t.train.micro_batch = v; });
+  const int64_t accumulation =
+      std::min<int64_t>(2, full.train.global_batch / (full.train.micro_batch * c.parallel.data));
+  c.train.global_batch = accumulation * c.train.micro_batch * c.parallel.data;
+  m.init_std = 1 / std::sqrt(static_cast<double>(m.d_model));  // scores and logits of order 1
+  TRAINER_CHECK(keeps_layout(c, resolved, world), "the small model keeps the layout");
+  // Some subgroups in each layer, which has about 12 · d_model² weights.
+  c.offload.subgroup = std::min(c.offload.subgroup, std::max<int64_t>(64, round_up(m.d_model * m.d_model, 64)));
+  constexpr int64_t kPadding = 3;  // tokens less than a multiple, so that the vocabulary is padded
+  small.vocab = 2 * m.vocab_multiple - kPadding;
+  return small;
+}
+
+Small keep_sizes(const config::Config& full, int64_t world, int64_t vocab) {
+  Small same{full, vocab};
+  prepare(same.config, full, world);
+  return same;
+}
+
+config::Config on_one_rank(config::Config c) {
+  const int64_t replicas = std::max<int64_t>(1, c.parallel.data);
+  c.train.micro_batch *= replicas;
+  c.parallel = {};
+  c.parallel.strategy = config::strategies().front()->id;
+  c.parallel.data = 1;
+  c.offload.optimizer = config::OffloadOptimizer::none;
+  c.train.recompute = config::Recompute::none;
+  c.train.recompute_layers = 0;
+  c.debug.emulate_device.clear();
+  return c;
+}
+
+}  // namespace trainer::verify

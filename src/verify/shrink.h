@@ -1,0 +1,24 @@
+#pragma once
+// A small model with the structure of a configured one.
+#include "config/config.h"
+
+namespace trainer::verify {
+
+struct Small {
+  config::Config config;
+  int64_t vocab = 0;  // without padding
+};
+
+/// Returns the configuration of the same family, layout and features with small sizes: at least two layers, and twice
+/// the smallest number of heads, feed-forward size and vocabulary that the layout permits on `world` ranks. A step has
+/// two micro-batches if that of `config` has several. `config` must be resolved, with a layout that fits.
+Small shrink(const config::Config& config, int64_t world);
+
+/// Returns `config` with its sizes, for two micro-batches if a step has several.
+Small keep_sizes(const config::Config& config, int64_t world, int64_t vocab);
+
+/// Returns the same model and batches on one rank: no parallelism, no offload, nothing recomputed. Its micro-batches
+/// have the samples of all replicas' micro-batches, so that micro-steps have the same samples.
+config::Config on_one_rank(config::Config config);
+
+}  // namespace trainer::verify

@@ -1,0 +1,131 @@
+#include "verify/small_run.h"
+
+#include <cmath>
+
+#include "base/checksum.h"
+#include "base/philox.h"
+#include "base/units.h"
+#include "run/schedule.h"
+#include "tensor/host_copy.h"
+
+namespace trainer::verify {
+
+Small in_type(Small small, DType compute) {
+  if (compute == DType::bf16) return small;
+  config::Config& c = small.config;
+  c.precision.compute = compute == DType::f64 ? config::Compute::fp64 : config::Compute::fp32;
+  c.optim.moments = config::Moments::fp32;
+  c.offload.grad_transport = config::GradTransport::fp32;
+  c.muon.compute = config::Compute::automatic;
+  return small;
+}
+
+SmallRun::SmallRun(comm::World& world, std::unique_ptr<device::Device> device, const comm::GpuTransport& between_gpus,
+                   const Small& small, DType compute)
+    : world_(world), device_(std::move(device)), vocab_(small.vocab), compute_(compute) {
+  if (device_->kind() == device::DeviceKind::cuda) carrier_ = comm::gpu_world(world, *device_, between_gpus);
+  trainer_ =
+      std::make_unique<train::Trainer>(*device_, carrier_ ? *carrier_ : world, small.config, small.vocab, compute);
+  trainer_->plan();
+  trainer_->store().initialize(static_cast<uint64_t>(small.config.run.seed));
+  trainer_->meter().reset();
+}
+
+void SmallRun::batch(int64_t sample, int64_t sequences, data::TokenBatch& out) const {
+  const config::Config& c = trainer_->config();
+  const int64_t length = c.model.seq_len;
+  out.resize(sequences, length);
+  const PhiloxKey tokens = philox_key(static_cast<uint64_t>(c.run.seed), "verify.tokens");
+  const PhiloxKey documents = philox_key(static_cast<uint64_t>(c.run.seed), "verify.documents");
+  const auto token = [&](uint64_t at) {
+    return static_cast<int32_t>(philox_at(tokens, at) % static_cast<uint32_t>(vocab_));
+  };
+  for (size_t r = 0; r < out.ids.size(); ++r) {
+    const uint64_t at = static_cast<uint64_t>(sample * length) + r;
+    out.ids[r] = token(at);
+    out.targets[r] = token(at + 1);
+    constexpr uint32_t kPerDocument = 8;  // tokens, on average
+    if (c.data.separate_documents && philox_at(documents, at) % kPerDocument == 0)
+      out.starts.push_back(static_cast<int64_t>(r));
+  }
+}
+
+train::Trainer::Outcome SmallRun::step(int64_t n, const std::function<void()>& between) {
+  const config::Config& c = trainer_->config();
+  const train::StepWork work{.step = n,
+                             .first_sample = (n - 1) * c.train.global_batch,
+                             .adam_step = n,
+                             .micro_batches = trainer_->accumulation(),
+                             .lr = run::learning_rate(c.optim, 10 * kSteps, n)};
+  train::Trainer::Outcome outcome =
+      trainer_->gradients(work, [this](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+        for (int64_t i = 0; i < sequences; ++i) samples_.push_back(sample + i);
+        batch(sample, sequences, out);
+      });
+  world_.control().run_on_all_ranks([&] {
+    const params::GradNorm& norm = outcome.norm;
+    if (norm.is_finite() && std::isfinite(norm.norm) && std::isfinite(outcome.loss + outcome.z_loss)) return;
+    throw Error(Code::nonfinite,
+                format("step {}, {}, {}: the loss is {:g}, the z-loss {:g}, the gradient norm {:g}{}{}", n,
+                       name_of(compute_), counted(world_.size(), "rank"), outcome.loss, outcome.z_loss, norm.norm,
+                       norm.bad_tensor.empty() ? "" : ", first in ", norm.bad_tensor));
+  });
+  if (between) between();
+  trainer_->update(work, outcome);
+  return outcome;
+}
+
+void SmallRun::plant(const config::Fault& fault) {
+  params::ParamStore& store = trainer_->store();
+  const bool weight = fault.kind == config::Fault::Kind::weight, here = fault.rank == trainer_->mesh().rank();
+  bool planted = !here;
+  if (weight) {
+    store.settle();
+    store.forget();
+  }
+  for (const params::Param& param : store.params())
+    for (const mesh::Run& run : param.runs) {
+      if (!here || param.name != fault.tensor || fault.at < run.global || fault.at >= run.global + run.length) continue;
+      const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
+      const comm::Chunk range{run.local + (fault.at - run.global) * run.stride, 1};
+      const comm::Chunk held = weight ? group.master_range() : group.held;
+      if (params::overlap(held, range).count == 0) continue;
+      HostCopy element(weight ? store.home() : *device_,
+                       weight ? group.master_of(range) : group.grad.range(range.begin, range.count));
+      const int64_t bit = fault.bit % (8 * element.tensor().bytes());
+      element.tensor().data[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+      element.put();
+      planted = true;
+    }
+  if (!planted)
+    throw Error(Code::usage, format("debug.inject: rank {} does not hold element {} of {} in the small model",
+                                    fault.rank, fault.at, fault.tensor));
+  if (weight) store.refresh_compute();
+}
+
+void SmallRun::plant(const std::vector<config::Fault>& faults, config::Fault::Kind kind, int64_t rank) {
+  for (config::Fault fault : faults) {
+    if (fault.kind != kind || (rank >= 0 && fault.rank != rank)) continue;
+    if (rank >= 0) fault.rank = 0;
+    plant(fault);
+  }
+}
+
+uint64_t SmallRun::fingerprint() {
+  const params::ParamStore& store = trainer_->store();
+  store.settle();
+  uint64_t hash = 0;
+  const auto add = [&](const Tensor& tensor) {
+    const HostCopy copy(store.home(), tensor);
+    const uint64_t both[] = {hash, hash64({copy.tensor().data, static_cast<size_t>(copy.tensor().bytes())})};
+    hash = hash64(std::as_bytes(std::span(both)));
+  };
+  for (const params::Group& group : store.groups()) {
+    if (group.master.tensor().count() > 0) add(group.master.tensor());
+    for (const params::State& state : group.states)
+      if (state.memory.tensor().count() > 0) add(state.memory.tensor());
+  }
+  return hash;
+}
+
+}  // namespace trainer::verify
