@@ -324,7 +324,8 @@ std::vector<Finding> check_data(Context& c) {
   const std::vector<std::string> obstacles = c.world.control().gather(missing);
   if (std::ranges::all_of(obstacles, [](const std::string& each) { return !each.empty(); })) {
     findings.push_back(
-        skipped("the configured data is not there in tokens: " + obstacles[0].substr(0, obstacles[0].find(';'))).front());
+        skipped("the configured data is not there in tokens: " + obstacles[0].substr(0, obstacles[0].find(';')))
+            .front());
     return findings;
   }
   if (Finding some = finding_of(c, "the run's data, on all ranks", missing); some.result == Result::failure) {

@@ -94,12 +94,12 @@ class Damage(rig.Runs):
 
     def test_another_format_is_refused_by_number(self):
         self.train(max_steps=2)
-        mark = self.step_folder(2) / "COMPLETE"
-        mark.write_text(mark.read_text().replace("format 2", "format 1"))
+        manifest = self.step_folder(2) / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"format":2', '"format":1'))
         for stderr in (self.train(status=5), self.train("run.dir=new", "model.init_from=run", status=5),
                        self.trainer("eval", "--checkpoint", "run", status=5),
                        self.trainer("checkpoint", "inspect", "--checkpoint", "run", status=5)):
-            for part in ("step-00000002/COMPLETE: checkpoint format 1, this program reads format 2",
+            for part in ("step-00000002/manifest.json: checkpoint format 1, this program reads format 2",
                          "with the program that wrote it", "checkpoint export --format hf"):
                 self.assertIn(part, stderr)
 

@@ -8,7 +8,7 @@ def usage(name, args, *expect, status=2, **more):
 CASES = [
     usage("no arguments", [], "pretrains", "trainer --config configs/quickstart.toml", "data.train=my.txt", "mpirun -np N", "trainer --help"),
     usage("no configuration", ["train"], "no configuration", "trainer --config FILE"),
-    usage("unknown verb", ["trian"], "trian", 'did you mean "train"?', "train, config, plan, tokenize"),
+    usage("unknown verb", ["trian"], "trian", 'did you mean "train"?', "train, config, plan, verify, tokenize"),
     usage("configuration without --config", ["x.toml"], "x.toml", "--config FILE"),
     usage("configuration without --config behind a verb", ["train", "x.toml"], "x.toml", "--config FILE"),
     usage("word after the options", ["--config", "x.toml", "now"], "now", "--help"),

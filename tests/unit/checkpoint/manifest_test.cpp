@@ -195,10 +195,11 @@ TEST(Manifest, NamesAMemberThatIsMissing) {
 TEST(Manifest, OfAnotherFormatIsRefusedByNumber) {
   TempFolder folder;
   const fs::path step = save_step(folder, 1);
-  std::string mark = content_of(step / kCompleteFile);
-  mark.replace(mark.find("format 2"), 8, "format 1");
-  write(step / kCompleteFile, mark);
-  expect_error(Code::checkpoint, {"COMPLETE: checkpoint format 1, this program reads format 2", "export --format hf"},
+  std::string manifest = content_of(step / kManifestFile);
+  manifest.replace(manifest.find("\"format\":2"), 10, "\"format\":1");
+  write(step / kManifestFile, manifest);
+  expect_error(Code::checkpoint,
+               {"manifest.json: checkpoint format 1, this program reads format 2", "export --format hf"},
                [&] { read_manifest(step); });
 }
 
