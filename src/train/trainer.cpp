@@ -30,11 +30,11 @@ std::string_view name_of(double PhaseMs::*phase) {
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
-  void charge(double PhaseMs::*phase, std::string_view span = {}) {
+  void charge(double PhaseMs::*phase) {
     device_.synchronize();
     const double now = now_seconds();
     phases_.*phase += (now - last_) * 1e3;
-    if (trace_ != nullptr) trace_->add({.name = span.empty() ? name_of(phase) : span, .time = {last_, now}});
+    if (trace_ != nullptr) trace_->add({.name = name_of(phase), .time = {last_, now}});
     last_ = now;
   }
 
@@ -81,16 +81,28 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
 }
 
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop) {
-  Outcome outcome = gradients(work, batches, stop);
-  if (!outcome.interrupted) update(work, outcome);
+  Outcome outcome;
+  PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
+  gradients(work, batches, stop, outcome, clock);
+  if (!outcome.interrupted) update(work, outcome, clock);
   return outcome;
 }
 
-Trainer::Outcome Trainer::gradients(const StepWork& work, const BatchSource& batches,
-                                    const std::function<bool()>& stop) {
+Trainer::Outcome Trainer::gradients(const StepWork& work, const BatchSource& batches) {
   Outcome outcome;
-  Exec ex = exec();
   PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
+  gradients(work, batches, {}, outcome, clock);
+  return outcome;
+}
+
+void Trainer::update(const StepWork& work, Outcome& outcome) {
+  PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
+  update(work, outcome, clock);
+}
+
+void Trainer::gradients(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop,
+                        Outcome& outcome, PhaseClock& clock) {
+  Exec ex = exec();
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   std::array<double, RankScalars::kMost> all_sums{};
@@ -105,7 +117,7 @@ Trainer::Outcome Trainer::gradients(const StepWork& work, const BatchSource& bat
     if (stop && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
-      return outcome;
+      return;
     }
     const parallel::Batch batch = load(work, action.micro, tokens, batches);
     if (batch.first_key) pairs.add(config_.model, first_keys());
@@ -119,12 +131,9 @@ Trainer::Outcome Trainer::gradients(const StepWork& work, const BatchSource& bat
   for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t] = sums[t] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
   outcome.norm = grads_->finish(ex);
-  clock.charge(&PhaseMs::optimizer, "norm of gradients");
-  return outcome;
 }
 
-void Trainer::update(const StepWork& work, Outcome& outcome) {
-  PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
+void Trainer::update(const StepWork& work, Outcome& outcome, PhaseClock& clock) {
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
   if (!outcome.skipped) outcome.spike = spike_of(work, outcome);
   outcome.skipped |= outcome.spike.has_value();

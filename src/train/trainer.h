@@ -75,8 +75,8 @@ class Trainer : public ModelRunner {
   Outcome step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop = {});
 
   /// The two halves of step(): losses, gradients and their norm; and the update, or why there is none. The second must
-  /// follow unless the first was interrupted.
-  Outcome gradients(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop = {});
+  /// follow the first.
+  Outcome gradients(const StepWork& work, const BatchSource& batches);
   void update(const StepWork& work, Outcome& outcome);
 
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
@@ -98,6 +98,10 @@ class Trainer : public ModelRunner {
   /// Returns the work of an update that `meter_` counted after it had counted `before`.
   UpdateCost cost_of_update(const std::map<CommKey, CommCount>& before) const;
   class PhaseClock;
+  // The halves of step(), which charge one clock.
+  void gradients(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop, Outcome& outcome,
+                 PhaseClock& clock);
+  void update(const StepWork& work, Outcome& outcome, PhaseClock& clock);
   /// Returns the position in the training order of this rank's micro-batch number `micro` in the step. The micro-batch
   /// after the last one is the first one of the next step.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
