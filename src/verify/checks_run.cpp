@@ -323,8 +323,11 @@ std::vector<Finding> check_data(Context& c) {
   }
   const std::vector<std::string> obstacles = c.world.control().gather(missing);
   if (std::ranges::all_of(obstacles, [](const std::string& each) { return !each.empty(); })) {
+    constexpr std::string_view kGone = " not found";
+    const size_t gone = obstacles[0].find(kGone);
+    const size_t length = gone == std::string::npos ? obstacles[0].find(';') : gone + kGone.size();
     findings.push_back(
-        skipped("the configured data is not there in tokens: " + obstacles[0].substr(0, obstacles[0].find(';')))
+        skipped("the run's tokens, which it writes when it starts, cannot be read: " + obstacles[0].substr(0, length))
             .front());
     return findings;
   }
