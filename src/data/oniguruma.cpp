@@ -123,7 +123,7 @@ class Translator {
       at_ = at;
       refuse("nothing to repeat");
     }
-    return literal(code_of(character()));
+    return literal(utf8_code(character()));
   }
 
   std::string group() {
@@ -183,13 +183,6 @@ class Translator {
     return out;
   }
 
-  static uint32_t code_of(std::string_view bytes) {
-    const auto byte = [&](size_t i) { return static_cast<uint8_t>(bytes[i]); };
-    if (bytes.size() == 1) return byte(0);
-    uint32_t code = byte(0) & (0xFFu >> (bytes.size() + 1));
-    for (size_t i = 1; i < bytes.size(); ++i) code = code << 6 | (byte(i) & 63u);
-    return code;
-  }
   static bool is_word(uint32_t code) {
     return code < 128 && ((code >= '0' && code <= '9') || (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z'));
   }
@@ -269,7 +262,7 @@ class Translator {
     if (accept("u")) return digits(4, 4, 16);
     if (next_is("0")) return digits(1, 3, 8);
     if (!more()) refuse("ends with a backslash");
-    const uint32_t code = code_of(text_.substr(at_, std::max<size_t>(1, utf8_character(text_.substr(at_)))));
+    const uint32_t code = utf8_code(text_.substr(at_, std::max<size_t>(1, utf8_character(text_.substr(at_)))));
     if (is_word(code)) return std::nullopt;
     character();
     return code;
@@ -288,26 +281,14 @@ class Translator {
     word.members += kWordsOutsideClasses;
     const std::string inside = word.expression();
     const char letter = text_[at_++];
-    switch (letter) {
-      case 'A':
-        return "\\A";
-      case 'z':
-        return "\\z";
-      case 'Z':
-        return "(?=\\n?\\z)";
-      case 'b':
-        return format("(?:(?<={0})(?!{0})|(?<!{0})(?={0}))", inside);
-      case 'B':
-        return format("(?:(?<={0})(?={0})|(?<!{0})(?!{0}))", inside);
-      case 'R':
-        return "(?>\\r\\n|[\\n-\\r\\x{85}\\x{2028}\\x{2029}])";
-      case 'N':
-        return "[^\\n]";
-      case 'O':
-        return "(?s:.)";
-      default:
-        refuse_feature(std::string("\\") + letter);
-    }
+    if (letter == 'b') return format("(?:(?<={0})(?!{0})|(?<!{0})(?={0}))", inside);
+    if (letter == 'B') return format("(?:(?<={0})(?={0})|(?<!{0})(?!{0}))", inside);
+    constexpr std::pair<char, const char*> kOthers[] = {
+        {'A', "\\A"},    {'z', "\\z"},   {'Z', "(?=\\n?\\z)"}, {'R', "(?>\\r\\n|[\\n-\\r\\x{85}\\x{2028}\\x{2029}])"},
+        {'N', "[^\\n]"}, {'O', "(?s:.)"}};
+    for (const auto& [name, expression] : kOthers)
+      if (name == letter) return expression;
+    refuse_feature(std::string("\\") + letter);
   }
 
   /// Translates "[...]".
@@ -390,7 +371,7 @@ class Translator {
     uint32_t code = 8;  // "\b"
     if (!accept("\\")) {
       if (!more()) refuse("class without end");
-      code = code_of(character());
+      code = utf8_code(character());
     } else if (!accept("b")) {
       const std::optional<uint32_t> escaped = escaped_character();
       if (!escaped) refuse_feature(format("\\{} within a class", text_[at_]));

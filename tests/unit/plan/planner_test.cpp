@@ -402,29 +402,5 @@ TEST(Planner, TriesToKeepGatheredMatricesOfSpecs) {
   EXPECT_TRUE(config::variants(c, 1).empty()) << "nothing is gathered";
 }
 
-/// The 3.6 billion model of published runs on 64 A100: 512 sequences of 2048 tokens, recomputation.
-PlannedRun published(const Cluster& cluster, int64_t tensor, int64_t data, int64_t micro) {
-  Config config = model(
-      "[model]\nn_layer = 30\nn_head = 32\nd_model = 3072\nseq_len = 2048\n[data]\nvocab_size = 51200\n"
-      "[train]\nglobal_batch = 512\nrecompute = \"full\"\n",
-      {"parallel.sequence_parallel=false"});
-  config.parallel.tensor = tensor;
-  config.parallel.data = data;
-  config.train.micro_batch = micro;
-  return price_config(config, 51200, cluster);
-}
-
-TEST(PublishedRuns, AreOrderedAsMeasured) {
-  const Cluster a100 = cluster_file("a100-80gb");
-  double before = 0, at_8 = 0;
-  for (const int64_t tensor : {1, 2, 4, 8, 16}) {
-    const double now = published(a100, tensor, 64 / tensor, 8).time.total();
-    EXPECT_GT(now, before) << "tensor " << tensor;
-    before = now;
-    if (tensor == 8) at_8 = now;
-  }
-  EXPECT_GE(before / at_8, 1.5) << "tensor parallelism across nodes";
-}
-
 }  // namespace
 }  // namespace trainer::plan

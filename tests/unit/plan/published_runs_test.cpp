@@ -226,5 +226,17 @@ TEST(PublishedRuns, HaveTheUtilisationOfOurCounts) {
   }
 }
 
+TEST(PublishedRuns, AreOrderedAsMeasured) {
+  const Config config = gpt(30, 32, 3072, 512);
+  double before = 0, at_8 = 0;
+  for (const int64_t tensor : {1, 2, 4, 8, 16}) {
+    const double now = step_seconds(config, a100(), tensor, 64 / tensor, 8);
+    EXPECT_GT(now, before) << "tensor " << tensor;
+    before = now;
+    if (tensor == 8) at_8 = now;
+  }
+  EXPECT_GE(before / at_8, 1.5) << "tensor parallelism across nodes";
+}
+
 }  // namespace
 }  // namespace trainer::plan
