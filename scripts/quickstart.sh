@@ -7,7 +7,7 @@
 #   --gpu                build with CUDA and train on the GPU (default: train on the CPU)
 #   --prebuilt ARCHIVE   use the program in this release archive (.tar.gz, .tar.zst): nothing is installed or built
 #
-# Takes about 5 minutes on 2 cores and needs no GPU. All other options are passed to `trainer train`, for example
+# Takes 5 to 10 minutes on 2 cores and needs no GPU. All other options are passed to `trainer train`, for example
 #   scripts/quickstart.sh --set train.steps=100
 # If it is run again, it resumes an interrupted run, or shows the finished one. The packages it may install are listed by
 # scripts/install_packages.sh (sudo is used only when not root). The build (preset quick) is for this machine's CPU;
