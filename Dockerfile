@@ -37,7 +37,7 @@ COPY --chown=trainer configs /home/trainer/configs
 COPY --chown=trainer data /home/trainer/data
 COPY --chown=trainer docs /home/trainer/docs
 COPY --chown=trainer README.md CHANGELOG.md CONTRIBUTING.md LICENSE /home/trainer/
-COPY --chown=trainer tests/bench/*.md /home/trainer/tests/bench/
+COPY --chown=trainer tests/bench/*.md tests/bench/*.svg /home/trainer/tests/bench/
 COPY --chown=trainer scripts/slurm_job.sh /home/trainer/scripts/
 WORKDIR /home/trainer
 # What the image was built from; docs/install.md has the command that fills them in.

@@ -50,7 +50,7 @@ class Code:
         self.runnable = [(language, block) for language, mark, block in marked if not mark]
         prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
         self.spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
-        self.links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose) if "://" not in link]
+        self.links = [link for link in re.findall(r"\]\(([^)]+)\)", prose) if "://" not in link]
         # Paths that are not marked as code: (tests/README.md).
         path = r"(?<!\]\()(?<![\w/`\[])((?:\w+/)+[\w.-]+\.(?:" + "|".join(ENDINGS) + r"))\b"
         self.named = re.findall(path, re.sub("`[^`]*`", "", prose))
@@ -142,8 +142,15 @@ class Readmes(unittest.TestCase):
 
     # --- paths
 
-    def test_links_lead_to_files(self):
-        self.each(lambda code: code.links, lambda code, link: self.assertTrue((code.folder / link).exists()))
+    def test_links_lead_to_files_and_sections(self):
+        def check(code, link):
+            name, _, section = link.partition("#")
+            path = code.folder / name if name else ROOT / code.name
+            self.assertTrue(path.exists())
+            if section:
+                headings = re.findall(r"^#+ (.*)", path.read_text(), re.M)
+                self.assertIn(section, [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings])
+        self.each(lambda code: code.links, check)
 
     def test_paths_exist(self):
         def paths(code):
