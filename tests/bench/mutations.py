@@ -4,12 +4,15 @@ one set of programs, in which TRAINER_MUTANT=N enables fault N. Without it the t
 that fault must fail, crash or hang.
 
     tests/bench/mutations.py --work DIR
+    tests/bench/mutations.py --work DIR --verify     # does `trainer verify` find the faults of layouts?
 
-DIR keeps the copy of the tracked files and the build: a second run compiles only what changed. Exit status 1: a fault survived.
+DIR keeps the copy of the tracked files and the build: a second run compiles only what changed. With --verify it also keeps
+the results, so that a run that was interrupted continues. Exit status 1: a fault survived.
 """
 import argparse
 import collections
 import concurrent.futures
+import json
 import os
 import resource
 import shlex
@@ -24,6 +27,33 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 Mutation = collections.namedtuple("Mutation", "number fault file original faulty test")
 
+# Folders whose faults `trainer verify` should find, and the faults of mutations.txt in them that it cannot: they do not
+# make a layout differ from one rank.
+LAYOUT = tuple(f"src/{folder}/" for folder in ("parallel", "params", "comm", "mesh", "optim", "checkpoint", "data"))
+ON_ONE_RANK_TOO = "one rank computes the same"
+NOT_OF_LAYOUTS = {
+    "model: attention with a cache sees only the newest keys": "generation",
+    "optim: biases and norms decay": ON_ONE_RANK_TOO,
+    "optim: gradients are not clipped": ON_ONE_RANK_TOO,
+    "data: every epoch has the order of the first": ON_ONE_RANK_TOO,
+    "data: evaluation leaves out the last window": "evaluation",
+    "data: training reads the validation tokens too": ON_ONE_RANK_TOO,
+    "data: a phase of a mixture starts each source from scratch": ON_ONE_RANK_TOO,
+    "data: a slot goes to the source whose last slot comes last": ON_ONE_RANK_TOO,
+    "checkpoint: a chunk with a wrong checksum is taken": "acts only on a damaged file",
+    "checkpoint: a shard is not synced": "acts only when a host dies",
+    "checkpoint: one checkpoint too many is kept": "changes no number",
+}
+# The second one runs only if the first one finds nothing. Together they have sharded and shared matrices, panels that move,
+# replicas, shared key heads, both optimizers and both precisions.
+CONFIGURATIONS = (
+    ("parallel.strategy=axonn-4d", "parallel.grid=[2,1,2]", "parallel.cache_layers=1", "optim.name=muon", "model.dropout=0.1",
+     "precision.compute=bf16", "data.separate_documents=true"),
+    ("parallel.strategy=optimus-2d", "parallel.mesh=[2,2]", "parallel.panels=ring", "parallel.data=2", "parallel.zero_stage=1",
+     "model.arch=qwen3", "model.n_kv_head=1", "optim.name=muon", "train.z_loss=1e-4"),
+)
+DIFFERENCE = 8
+
 HEADER = """#pragma once
 #include <cstdlib>
 namespace {
@@ -36,11 +66,14 @@ const int trainer_mutant_chosen = [] {
 """
 
 
-def read_list(path):
+def read_list(path, first=1):
+    """Returns the mutations of a file, numbered from `first` on. Without a fifth line, verify should find the fault."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     blocks = [block.strip().splitlines() for block in "\n".join(lines).split("\n\n") if block.strip()]
     mutations = []
-    for number, block in enumerate(blocks, 1):
+    for number, block in enumerate(blocks, first):
+        if len(block) == 4:
+            block.append("verify")
         if len(block) != 5 or not block[2].startswith("- ") or not block[3].startswith("+ "):
             sys.exit(f"{path}: expected fault, file, original, faulty and test, found {block}")
         mutations.append(Mutation(number, block[0], block[1], block[2][2:], block[3][2:], block[4]))
@@ -116,23 +149,78 @@ def outcome(test, number, source, folder, timeout):
     return "failed" if process.returncode > 0 else signal.Signals(-process.returncode).name, seconds
 
 
+def run_verify(number, source, folder, settings, timeout):
+    """Returns the exit status of verify on a configuration, None if it hung, and the checks that failed or were not completed."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
+        (Path(place) / "t.txt").write_text("the cat sat on the mat\n" * 100)
+        (Path(place) / "c.toml").write_text(
+            '[run]\ndir = "run"\nthreads = 1\ndevice = "cpu"\n[model]\nn_layer = 2\nn_head = 4\nd_model = 64\nd_ff = 256\nseq_len = 64\n'
+            '[data]\ntrain = ["t.txt"]\ntokenizer = "train"\nvocab_size = 500\n[train]\nmicro_batch = 8\nglobal_batch = 32\n')
+        command = [folder / "trainer", "verify", "--config", "c.toml", "--json", "--set", *settings]
+        environment = dict(os.environ, TRAINER_MUTANT=str(number))
+        try:
+            result = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, errors="replace", timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return None, []
+    try:
+        checks = json.loads(result.stdout)["checks"]
+    except ValueError:
+        return result.returncode, [result.stderr.strip()[-200:]]
+    late = [c["check"] for c in checks if c["result"] == "skipped" and "time limit" in c["text"]]
+    return result.returncode, [c["check"] for c in checks if c["result"] in ("failure", "error")] + [f"{c}: too late" for c in late]
+
+
+def verify_all(mutations, source, folder, results, timeout):
+    """Runs verify on each mutation that `results` does not have yet, and prints those that it does not find."""
+    done = {}
+    if results.exists():
+        done = {tuple(entry["fault"]): entry for entry in map(json.loads, results.read_text().splitlines())}
+    for settings in CONFIGURATIONS if len(done) < len(mutations) else ():
+        status, checks = run_verify(0, source, folder, settings, timeout)
+        if status != 0 or checks:
+            sys.exit(f"without a fault verify ended with {status}: {checks} ({' '.join(settings)})")
+    for m in mutations:
+        key = (m.file, m.original, m.faulty)
+        if key not in done:
+            tried, begin = [], time.monotonic()
+            for settings in CONFIGURATIONS:
+                tried.append(run_verify(m.number, source, folder, settings, timeout))
+                if tried[-1][0] == DIFFERENCE:
+                    break
+            done[key] = {"fault": key, "tried": tried, "seconds": round(time.monotonic() - begin, 1)}
+            with results.open("a") as out:
+                out.write(json.dumps(done[key]) + "\n")
+        found = done[key]["tried"][-1][0] == DIFFERENCE
+        print(f"{m.number:3} {'' if found else 'NOT '}found  {m.fault}  {done[key]['tried']}", flush=True)
+    found = [m for m in mutations if done[m.file, m.original, m.faulty]["tried"][-1][0] == DIFFERENCE]
+    print(f"{len(found)} of {len(mutations)} found, not tried: {NOT_OF_LAYOUTS}")
+    return 1 if len(found) < len(mutations) else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="for the copy and the build")
     parser.add_argument("--source", type=Path, default=HERE.parents[1], metavar="DIR", help="another checkout")
     parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--verify", action="store_true", help="try `trainer verify` on the faults that change numbers in a layout")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="some of the faults")
     parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="of a test (default 120)")
     options = parser.parse_args()
     source, folder = options.work.resolve() / "source", options.work.resolve() / "build"
     all_mutations = read_list(HERE / "mutations.txt")
+    mutations = all_mutations
+    if options.verify:
+        all_mutations += read_list(HERE / "layout_mutations.txt", len(all_mutations) + 1)
+        mutations = [m for m in all_mutations if m.file.startswith(LAYOUT) and m.fault not in NOT_OF_LAYOUTS]
     copy_tree(options.source.resolve(), source, all_mutations)
-    programs = {"trainer" if m.test.startswith("tests/") else m.test.split()[0] for m in all_mutations}
+    programs = {"trainer" if options.verify or m.test.startswith("tests/") else m.test.split()[0] for m in mutations}
     build(source, folder, sorted(programs))
     if options.build_only:
         return 0
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    mutations = [m for m in all_mutations if not options.only or m.number in options.only]
+    mutations = [m for m in mutations if not options.only or m.number in options.only]
+    if options.verify:
+        return verify_all(mutations, source, folder, options.work.resolve() / "verify.jsonl", options.timeout)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         tests = list(dict.fromkeys(m.test for m in mutations))
         run = lambda test, number: outcome(test, number, source, folder, options.timeout)
