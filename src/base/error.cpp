@@ -3,8 +3,8 @@
 namespace trainer {
 
 int exit_status(Code code) {
-  // internal, config, usage, plan, data, checkpoint, nonfinite, comm, io, device
-  static constexpr int kStatus[] = {1, 2, 2, 3, 4, 5, 6, 7, 5, 1};
+  // internal, config, usage, plan, data, checkpoint, nonfinite, comm, io, device, difference
+  static constexpr int kStatus[] = {1, 2, 2, 3, 4, 5, 6, 7, 5, 1, 8};
   return kStatus[static_cast<size_t>(code)];
 }
 

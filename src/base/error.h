@@ -12,7 +12,7 @@
 
 namespace trainer {
 
-enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, comm, io, device };
+enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, comm, io, device, difference };
 
 /// Returns the program's exit status for an error of this kind (contract: 0 done, 75 saved after a signal).
 int exit_status(Code code);

@@ -59,7 +59,7 @@ void check_replicas(Trainer& trainer, int64_t step) {
       const auto [first, is_new] = holders.try_emplace(which, contents, rank);
       if (is_new || first->second.first == contents) continue;
       throw Error(
-          Code::internal,
+          Code::difference,
           format("step {}: {} on rank {} differs from the copy on rank {}: one of these ranks computed a wrong result; "
                  "check the hardware of their hosts. The last checkpoint was saved before this check",
                  step, store.params()[p].name, rank, first->second.second))
