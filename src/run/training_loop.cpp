@@ -173,6 +173,9 @@ void TrainingLoop::begin() {
   std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
   if (world_.first()) notes.push_back(setup::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
   notes.push_back(mixture_table_);
+  if (state_.step == 0 && world_.local_size() < world_.size())
+    notes.emplace_back(
+        "several hosts: `mpirun -np N trainer verify --config FILE` checks them and this layout in a minute");
   reporter_.start(start, world_.transport(), notes);
   if (!config_.checkpoint.async) return;
   asynchronous_ = !trainer_.scalars().is_true_on_any_rank(!open_.plan.memory.contains(setup::kSnapshotMemory));

@@ -20,7 +20,8 @@ void check(const MpiTable& mpi, int status, std::string_view what) {
   if (status == 0) return;
   char text[512];
   mpi.error_text(status, text, sizeof text);
-  throw Error(Code::comm, format("MPI could not {}: {}", what, text));
+  throw Error(Code::comm,
+              format("MPI could not {}: {}; `mpirun -np N trainer verify --only links` tests all links", what, text));
 }
 
 class MpiTransport final : public Transport {

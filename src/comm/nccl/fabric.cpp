@@ -137,8 +137,10 @@ void Fabric::end() noexcept {
 
 void Fabric::fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const {
   const std::string details = ncclGetLastError(comm);
-  throw Error(Code::comm, format("rank {}: NCCL failed in {}: {}{}{} (set NCCL_DEBUG=INFO for details)", engine_.rank(),
-                                 what, ncclGetErrorString(result), details.empty() ? "" : ": ", details));
+  throw Error(Code::comm,
+              format("rank {}: NCCL failed in {}: {}{}{} (set NCCL_DEBUG=INFO for details; `trainer verify` "
+                     "tests all links)",
+                     engine_.rank(), what, ncclGetErrorString(result), details.empty() ? "" : ": ", details));
 }
 
 ncclResult_t Fabric::state_of(ncclComm_t comm) {
