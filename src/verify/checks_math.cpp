@@ -1,9 +1,13 @@
 // Checks that compare the numbers of the layout with those of one rank.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <set>
 
+#include "base/philox.h"
 #include "checkpoint/param_slices.h"
+#include "optim/make.h"
 #include "verify/context.h"
 
 namespace trainer::verify {
@@ -71,26 +75,11 @@ Finding compare_numbers(Context& c, const std::vector<Number>& numbers, std::str
   return finding;
 }
 
-/// With all gradients 1 and all padding 0, the squared norm is the number of parameters: copies are not counted.
 std::string count_by_norm(Context& c) {
   Small model = c.model(DType::f64, Clip::never);
   if (model.config.train.global_batch == model.config.train.micro_batch * model.config.parallel.data)
-    model.config.train.global_batch *= 2;  // two micro-batches, so that gradients have memory of their own
-  SmallRun run(c.world, c.make_cpu(), {}, model, DType::f64);
-  params::ParamStore& store = run.trainer().store();
-  params::GradSink sink(store);
-  sink.prepare(run.device());
-  c.world.connect();
-  sink.begin_step();
-  for (params::Group& group : store.groups()) std::ranges::fill(group.grad.span<double>(), 0.0);
-  for (const params::Param& param : store.params())
-    for (const mesh::Run& r : param.runs)
-      for (int64_t i = 0; i < r.length; ++i)
-        store.groups()[static_cast<size_t>(param.group)].grad.as<double>()[r.local + i * r.stride] = 1;
-  Exec ex = run.trainer().exec();
-  const double norm = sink.finish(ex).norm, count = static_cast<double>(store.parameter_count());
-  if (norm == std::sqrt(count)) return {};
-  return format("with all gradients 1 the squared norm is {:.17g}, but there are {} parameters", norm * norm, count);
+    model.config.train.global_batch *= 2;
+  return wrong_norm_of_ones(SmallRun(c.world, c.make_cpu(), {}, model, DType::f64).trainer());
 }
 
 }  // namespace
@@ -149,13 +138,94 @@ std::vector<Finding> check_norm(Context& c) {
           verify::finding_of(c, "gradient norm of ones: each parameter counted once", count_by_norm(c))};
 }
 
+namespace {
+
+/// Moves the tensors that `chosen` names.
+Tensors take(Tensors& from, const std::set<std::string>& chosen) {
+  Tensors taken;
+  for (const std::string& name : chosen) taken.insert(from.extract(name));
+  return taken;
+}
+
+Parts parts_in(const Tensors& whole, Parts parts) {
+  for (std::vector<checkpoint::TensorSlice>* list : {&parts.owned, &parts.held})
+    std::erase_if(*list, [&](const checkpoint::TensorSlice& slice) { return !whole.contains(slice.name); });
+  return parts;
+}
+
+/// Compares updates in the run's type, on its device, with those of one rank on a CPU. Both are given the same
+/// gradients, so only orthogonalized matrices, which GEMMs compute, may differ, within rounding.
+std::vector<Finding> typed_updates(Context& c) {
+  const DType type = c.machine.compute;
+  const std::string kind = format("the run's type ({}, {})", name_of(type), setup::device_text(c.machine));
+  if (c.config.offload.optimizer != config::OffloadOptimizer::none) {  // it sends gradients while they are computed
+    Finding offloaded = skipped("the optimizer's states are offloaded").front();
+    offloaded.checked = kind + ", states from equal gradients";
+    return {offloaded};
+  }
+  Small small = c.small;
+  small.config.optim.grad_clip = 0;                             // norms are rounded differently
+  small.config.optim.lr = small.config.optim.min_lr = 1.0 / 8;  // updates of about the weights' size
+  const auto steps = [&](SmallRun& run, bool faulty) {
+    for (int64_t n = 1; n <= kSteps; ++n) {
+      if (n == 2 && faulty) run.plant(c.faults, config::Fault::Kind::weight);
+      run.step(n, [&] {
+        set_gradients(run.trainer(), [](const std::string& name, int64_t at) {  // exact in bf16
+          return (static_cast<int>(philox_at(philox_key(1, name), static_cast<uint64_t>(at)) % 255) - 127) / 1024.0;
+        });
+      });
+    }
+  };
+  SmallRun run(c.world, c.make_device(), c.between_gpus, small, type);
+  const std::unique_ptr<optim::Rule> rule = optim::named_rule(small.config, type);
+  std::set<std::string> rounded;  // weights that GEMMs update
+  for (const params::Param& param : run.trainer().store().params())
+    if (rule->elementwise() == nullptr && rule->takes(param)) rounded.insert(param.name);
+  const auto on_one_cpu = [&](DType compute) {
+    Tensors state;
+    c.world.control().run_on_all_ranks([&] {
+      Small one = compute == type ? small : in_type(small, compute);
+      one.config = on_one_rank(one.config);
+      const std::unique_ptr<comm::World> solo = comm::solo_world();
+      SmallRun alone(*solo, c.make_cpu(), {}, one, compute);
+      steps(alone, false);
+      state = gather(state_of(alone.trainer()).owned);
+    });
+    return state;
+  };
+  Tensors equal = on_one_cpu(type);
+  const Tensors near = take(equal, rounded);
+  steps(run, true);
+  const Parts parts = state_of(run.trainer());
+  // Scalars in f64 depend on the C library, in their last bit; rounded to f32 they do not.
+  Bounds bounds = rounding_bounds(equal, equal);
+  for (auto& [name, bound] : bounds)
+    if (type != DType::f64) bound = {};
+  Finding same =
+      finding_of(c, compare(c.world, parts_in(equal, parts), equal, bounds),
+                 format("{}, {} weights and states from equal gradients, as on one CPU", kind, equal.size()));
+  if (same.result == Result::pass) same.worst = same.bound = kUnknown;  // bits
+  if (rounded.empty()) return {same};
+  Tensors f64 = on_one_cpu(DType::f64);
+  const Tensors whole = take(f64, rounded);
+  const double u = type == DType::f64 ? kRoundoffOfF64 : type == DType::bf16 ? 0x1p-8 : 0x1p-24;
+  return {same, finding_of(c, compare(c.world, parts_in(whole, parts), whole, typed_bounds(whole, near, u)),
+                           format("{}, {} orthogonalized matrices, against fp64", kind, whole.size()))};
+}
+
+}  // namespace
+
 std::vector<Finding> check_update(Context& c) {
-  const Comparison& clipped = c.exact(Clip::always).state;
-  const Comparison& unclipped = c.exact(Clip::never).state;
+  const Exact &clipped = c.exact(Clip::always), &unclipped = c.exact(Clip::never);
   constexpr const char* kType = "fp64, fp32 states, on CPUs";
-  return {finding_of(c, clipped,
-                     format("{} weights and states after {} clipped steps, {}", clipped.tensors, kSteps, kType)),
-          finding_of(c, unclipped, format("{} after one step without clipping, {}", unclipped.tensors, kType))};
+  std::vector<Finding> findings = {
+      finding_of(c, clipped.state,
+                 format("{} weights and states after {} clipped steps, {}", clipped.state.tensors, kSteps, kType)),
+      finding_of(c, unclipped.state, format("{} after one step without clipping, {}", unclipped.state.tensors, kType)),
+      verify::finding_of(c, "padding of gradients and weights stays 0",
+                         clipped.padding.empty() ? "" : "the step has written to the padding of " + clipped.padding)};
+  std::ranges::move(typed_updates(c), std::back_inserter(findings));
+  return findings;
 }
 
 std::vector<Finding> check_derivative(Context& c) {

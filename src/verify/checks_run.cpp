@@ -301,6 +301,20 @@ std::string wrong_samples(const std::vector<std::vector<double>>& by_rank, int64
   return {};
 }
 
+std::string wrong_shares(const data::SlotsByName& drawn, const data::WeightsByName& weights) {
+  double all = 0, samples = 0;
+  for (const auto& [name, weight] : weights) all += weight;
+  for (const auto& [name, count] : drawn) samples += static_cast<double>(count);
+  const double rounding = samples * static_cast<double>(weights.size()) / data::kMixtureSlots;
+  for (const auto& [name, weight] : weights) {
+    const auto found = drawn.find(name);
+    const double count = found == drawn.end() ? 0 : static_cast<double>(found->second), share = samples * weight / all;
+    if (std::abs(count - share) < 1 + rounding) continue;
+    return format("{} of {} samples are from \"{}\", whose share is {:.1f}", count, samples, name, share);
+  }
+  return {};
+}
+
 std::vector<Finding> check_data(Context& c) {
   // The samples that the ranks drew: those of a step, each by one replica.
   std::vector<Finding> findings = skipped("one replica");
@@ -315,9 +329,11 @@ std::vector<Finding> check_data(Context& c) {
   // The configured data.
   std::string missing;
   std::optional<data::TrainingData> train;
+  std::vector<data::WeightChange> changes;
   try {
     train = data::open_trained_data(c.config, data::token_cache(c.config));
-    if (train->is_mixed()) train->set_mixture({{}, 0, data::weight_changes(c.config, *train)});
+    changes = data::weight_changes(c.config, *train);
+    if (train->is_mixed()) train->set_mixture({{}, 0, changes});
   } catch (const Error& error) {
     missing = error.what();
   }
@@ -346,15 +362,22 @@ std::vector<Finding> check_data(Context& c) {
                                 ? static_cast<uint64_t>(i)
                                 : philox_at(key, static_cast<uint64_t>(i)) % last;
     train->train_batch(static_cast<int64_t>(sample), 1, batch);
-    const uint64_t hash = hash64(std::as_bytes(std::span(batch.ids))) ^
-                          3 * hash64(std::as_bytes(std::span(batch.targets))) ^
-                          5 * hash64(std::as_bytes(std::span(batch.starts)));
+    const uint64_t hash =
+        hash64(std::as_bytes(std::span(batch.ids))) ^ 3 * hash64(std::as_bytes(std::span(batch.targets))) ^
+        5 * hash64(std::as_bytes(std::span(batch.starts))) ^ 7 * hash64(std::as_bytes(std::span(batch.weights)));
     hashes.append(reinterpret_cast<const char*>(&hash), sizeof hash);
   }
   std::string first = hashes;
   c.world.control().broadcast(first);
   if (hashes != first) problem = "its copy of the data has other tokens than rank 0's; copy the files again";
   findings.push_back(finding_of(c, format("{} samples of the run's data, equal on all ranks", kDrawn), problem));
+  if (!train->is_mixed()) return findings;
+  const data::Mixture& mixture = *train->mixture();
+  const int64_t samples = changes.size() > 1 ? std::min(kDrawn, changes[1].first_sample) : kDrawn;
+  data::SlotsByName drawn;
+  for (int64_t sample = 0; sample < samples; ++sample) ++drawn[mixture.names()[mixture.at(sample).source]];
+  findings.push_back(finding_of(c, format("shares of {} sources in {} samples", changes[0].weights.size(), samples),
+                                wrong_shares(drawn, changes[0].weights)));
   return findings;
 }
 

@@ -71,16 +71,23 @@ double larger(double a, double b) { return std::isnan(b) ? b : std::max(a, b); }
 
 }  // namespace
 
+double element_of(const Tensor& tensor, int64_t at) {
+  return tensor.dtype == DType::f64    ? tensor.as<double>()[at]
+         : tensor.dtype == DType::bf16 ? static_cast<float>(tensor.as<bf16>()[at])
+                                       : static_cast<double>(tensor.as<float>()[at]);
+}
+
+void set_element(const Tensor& tensor, int64_t at, double value) {
+  if (tensor.dtype == DType::f64) tensor.as<double>()[at] = value;
+  if (tensor.dtype == DType::f32) tensor.as<float>()[at] = static_cast<float>(value);
+  if (tensor.dtype == DType::bf16) tensor.as<bf16>()[at] = bf16(static_cast<float>(value));
+}
+
 void each_element(const checkpoint::TensorSlice& slice, const std::function<void(int64_t, double)>& fn) {
   HostCopy copy;
   const Tensor local = slice.device == nullptr ? slice.local : copy.get(*slice.device, slice.local);
   for (const mesh::Run& run : slice.runs)
-    for (int64_t i = 0; i < run.length; ++i) {
-      const int64_t at = run.local + i * run.stride;
-      fn(run.global + i, local.dtype == DType::f64    ? local.as<double>()[at]
-                         : local.dtype == DType::bf16 ? static_cast<float>(local.as<bf16>()[at])
-                                                      : local.as<float>()[at]);
-    }
+    for (int64_t i = 0; i < run.length; ++i) fn(run.global + i, element_of(local, run.local + i * run.stride));
 }
 
 Parts gradients_of(train::Trainer& trainer) {
@@ -96,6 +103,34 @@ Parts gradients_of(train::Trainer& trainer) {
     parts.held.push_back(slice(group.held));  // with ZeRO-1, other replicas have the sums of other elements
   }
   return parts;
+}
+
+void set_gradients(train::Trainer& trainer, const std::function<double(const std::string&, int64_t)>& value) {
+  const params::ParamStore& store = trainer.store();
+  for (const params::Group& group : store.groups()) {
+    HostCopy copy(trainer.device(), group.grad);
+    for (const int index : group.params) {
+      const params::Param& param = store.params()[static_cast<size_t>(index)];
+      for (const mesh::Run& run : param.runs)
+        for (int64_t i = 0; i < run.length; ++i)
+          set_element(copy.tensor(), run.local + i * run.stride, value(param.name, run.global + i));
+    }
+    copy.put();
+  }
+}
+
+std::string wrong_norm_of_ones(train::Trainer& trainer) {
+  const params::ParamStore& store = trainer.store();
+  params::GradSink sink(trainer.store());
+  sink.prepare(trainer.device());
+  trainer.mesh().world().connect();
+  sink.begin_step();
+  for (const params::Group& group : store.groups()) trainer.device().clear(group.grad.data, group.grad.bytes());
+  set_gradients(trainer, [](const std::string&, int64_t) { return 1; });
+  Exec ex = trainer.exec();
+  const double norm = sink.finish(ex).norm, count = static_cast<double>(store.parameter_count());
+  if (norm == std::sqrt(count)) return {};
+  return format("with all gradients 1 the squared norm is {:.17g}, but there are {} parameters", norm * norm, count);
 }
 
 Parts state_of(train::Trainer& trainer) {

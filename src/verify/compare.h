@@ -22,12 +22,21 @@ struct Parts {
 };
 /// Returns the complete gradients of the last step. They point into the trainer's memory.
 Parts gradients_of(train::Trainer& trainer);
+/// Sets these gradients, of all parameters: value(name, element of the whole tensor).
+void set_gradients(train::Trainer& trainer, const std::function<double(const std::string&, int64_t)>& value);
+/// With all gradients 1, the squared norm must be the number of parameters: padding (of the vocabulary and of shards)
+/// and copies are not counted. Returns what is wrong; empty if nothing is. The trainer must accumulate, so that
+/// gradients have memory of their own. Collective.
+std::string wrong_norm_of_ones(train::Trainer& trainer);
 /// Returns the master weights and the optimizer's states.
 Parts state_of(train::Trainer& trainer);
 /// Returns the whole tensors; for one rank, which owns every element.
 Tensors gather(const std::vector<checkpoint::TensorSlice>& slices);
 /// Returns whole tensors as parts that this rank owns and holds. They point into the tensors.
 Parts parts_of(Tensors& tensors);
+/// An element of a packed tensor in host memory, as f64.
+double element_of(const Tensor& tensor, int64_t at);
+void set_element(const Tensor& tensor, int64_t at, double value);
 /// Calls fn(global index, value) for every element of a slice, converted to f64.
 void each_element(const checkpoint::TensorSlice& slice, const std::function<void(int64_t, double)>& fn);
 

@@ -111,6 +111,7 @@ const Exact& Context::exact(Clip clip) {
   for (int64_t n = 1; n <= steps_of(clip); ++n) {
     if (n == 2) run.plant(faults, Kind::weight);
     const train::Trainer::Outcome outcome = run.step(n, [&] {
+      if (n == steps_of(clip)) result.padding = run.written_padding();
       if (n > 1) return;
       run.plant(faults, Kind::gradient);
       result.gradients = compare(world, gradients_of(run.trainer()), whole.gradients,

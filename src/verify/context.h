@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "data/mixture.h"
 #include "setup/machine.h"
 #include "verify/compare.h"
 #include "verify/small_run.h"
@@ -29,6 +30,7 @@ struct Exact {
   Comparison state;                       // after the last step
   CommBytes counted, predicted, planned;  // by the meter, by the trainer's plan times the steps, by a dry world
   std::vector<int64_t> samples;           // that this rank's replica drew
+  std::string padding;                    // padding that was written on this rank; empty: none
 };
 
 /// The gradient's norm is clipped in all steps or in none.
@@ -84,6 +86,20 @@ std::string wrong_bytes(const CommBytes& counted, const CommBytes& predicted, co
 /// Returns what is wrong with the samples that the ranks drew in steps over `samples` samples; empty if each was drawn
 /// by one replica, and the replicas drew different ones.
 std::string wrong_samples(const std::vector<std::vector<double>>& by_rank, int64_t samples, int64_t replicas);
+/// Returns which source of a mixture has another number of samples than its share; empty if none has.
+std::string wrong_shares(const data::SlotsByName& drawn, const data::WeightsByName& weights);
+
+/// A pair of hosts by their order, and the GB/s that each sends to the other.
+struct HostPair {
+  int a, b;
+  double rate;
+};
+/// Returns the host's partner in a round, a different one in each; `hosts`: none, since their number is odd.
+int partner_of(int host, int round, int hosts);
+/// Returns the median over hosts of the rate with their fastest partner.
+double usual_rate(const std::vector<HostPair>& pairs);
+/// Returns the hosts all of whose pairs are slower than the bound.
+std::vector<int> slow_hosts(const std::vector<HostPair>& pairs, double bound);
 
 // The checks, in the order of the table.
 std::vector<Finding> check_environment(Context& c);

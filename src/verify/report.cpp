@@ -49,10 +49,9 @@ std::string verdict_of(const Report& report) {
   if (const std::vector<std::string> names = not_checked(report); !names.empty() && count(Result::pass) > 0)
     text += format("; not checked: {}", fmt::join(names, ", "));
   if (failures == 0 && is_complete(report))
-    text += format(
-        ". On these hosts this layout computes what one rank computes{}; not covered: updates on the device and in the "
-        "run's type{}, and rare faults (--minutes)",
-        report.full ? "" : ", for this structure", report.full ? "" : ", larger GEMMs (--full)");
+    text +=
+        format(". On these hosts this layout computes what one rank computes{}; not covered: {}rare faults (--minutes)",
+               report.full ? "" : ", for this structure", report.full ? "" : "larger GEMMs (--full) and ");
   return text;
 }
 

@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "run/schedule.h"
 #include "tensor/host_copy.h"
+#include "verify/compare.h"
 
 namespace trainer::verify {
 
@@ -31,7 +32,17 @@ SmallRun::SmallRun(comm::World& world, std::unique_ptr<device::Device> device, c
   trainer_->meter().reset();
 }
 
-void SmallRun::batch(int64_t sample, int64_t sequences, data::TokenBatch& out) const {
+namespace {
+
+constexpr uint32_t kPerMask = 4;  // tokens, on average
+
+bool is_masked(const config::Config& c, uint64_t token) {
+  return philox_at(philox_key(static_cast<uint64_t>(c.run.seed), "verify.masks"), token) % kPerMask == 0;
+}
+
+}  // namespace
+
+void SmallRun::batch(int64_t sample, int64_t sequences, bool masks, data::TokenBatch& out) const {
   const config::Config& c = trainer_->config();
   const int64_t length = c.model.seq_len;
   out.resize(sequences, length);
@@ -44,6 +55,7 @@ void SmallRun::batch(int64_t sample, int64_t sequences, data::TokenBatch& out) c
     const uint64_t at = static_cast<uint64_t>(sample * length) + r;
     out.ids[r] = token(at);
     out.targets[r] = token(at + 1);
+    if (masks && is_masked(c, at)) out.weights[r] = 0;
     constexpr uint32_t kPerDocument = 8;  // tokens, on average
     if (c.data.separate_documents && philox_at(documents, at) % kPerDocument == 0)
       out.starts.push_back(static_cast<int64_t>(r));
@@ -52,15 +64,19 @@ void SmallRun::batch(int64_t sample, int64_t sequences, data::TokenBatch& out) c
 
 train::Trainer::Outcome SmallRun::step(int64_t n, const std::function<void()>& between) {
   const config::Config& c = trainer_->config();
-  const train::StepWork work{.step = n,
-                             .first_sample = (n - 1) * c.train.global_batch,
-                             .adam_step = n,
-                             .micro_batches = trainer_->accumulation(),
-                             .lr = run::learning_rate(c.optim, 10 * kSteps, n)};
+  train::StepWork work{.step = n,
+                       .first_sample = (n - 1) * c.train.global_batch,
+                       .adam_step = n,
+                       .micro_batches = trainer_->accumulation(),
+                       .lr = run::learning_rate(c.optim, 10 * kSteps, n)};
+  const bool masks = n % 2 == 0;
+  const auto first = static_cast<uint64_t>(work.first_sample * c.model.seq_len),
+             tokens = static_cast<uint64_t>(c.train.global_batch * c.model.seq_len);
+  for (uint64_t at = first; masks && at < first + tokens; ++at) work.unmasked_tokens += is_masked(c, at) ? 0 : 1;
   train::Trainer::Outcome outcome =
-      trainer_->gradients(work, [this](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+      trainer_->gradients(work, [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
         for (int64_t i = 0; i < sequences; ++i) samples_.push_back(sample + i);
-        batch(sample, sequences, out);
+        batch(sample, sequences, masks, out);
       });
   world_.control().run_on_all_ranks([&] {
     const params::GradNorm& norm = outcome.norm;
@@ -73,6 +89,26 @@ train::Trainer::Outcome SmallRun::step(int64_t n, const std::function<void()>& b
   if (between) between();
   trainer_->update(work, outcome);
   return outcome;
+}
+
+std::string SmallRun::written_padding() {
+  const params::ParamStore& store = trainer_->store();
+  store.settle();
+  for (const params::Group& group : store.groups()) {
+    std::vector<bool> used(static_cast<size_t>(group.elements));
+    for (const int index : group.params)
+      for (const mesh::Run& run : store.params()[static_cast<size_t>(index)].runs)
+        for (int64_t i = 0; i < run.length; ++i) used[static_cast<size_t>(run.local + i * run.stride)] = true;
+    const auto written = [&](const Tensor& tensor, device::Device& device, int64_t begin) {
+      const HostCopy copy(device, tensor);
+      for (int64_t i = 0; i < tensor.count(); ++i)
+        if (!used[static_cast<size_t>(begin + i)] && element_of(copy.tensor(), i) != 0) return true;
+      return false;
+    };
+    if (written(group.grad, *device_, 0)) return format("a gradient in {}", group.name);
+    if (written(group.master.tensor(), store.home(), group.master_range().begin)) return "a weight in " + group.name;
+  }
+  return {};
 }
 
 void SmallRun::plant(const config::Fault& fault) {

@@ -24,9 +24,11 @@ class SmallRun {
            const Small& small, DType compute);
 
   /// Makes step `n`, from 1 on, and calls `between` before the update, when gradients can be read: Muon overwrites
-  /// them. All ranks of the run's world throw Code::nonfinite if one computed a loss or gradients that are not finite.
-  /// Collective.
+  /// them. Some tokens of even steps are masked. All ranks of the run's world throw Code::nonfinite if one computed a
+  /// loss or gradients that are not finite. Collective.
   train::Trainer::Outcome step(int64_t n, const std::function<void()>& between = {});
+  /// Returns which padding of this rank's gradients or weights is not 0; empty if all of it is.
+  std::string written_padding();
   /// Flips a bit of a gradient or of a weight if it is on this rank; collective if it is a weight.
   void plant(const config::Fault& fault);
   /// Plants the faults of this kind. `rank`: the only one whose faults are planted, by a run on its own; negative: all.
@@ -38,10 +40,10 @@ class SmallRun {
   device::Device& device() { return *device_; }
   /// Returns the samples that this rank's replica drew, in order.
   const std::vector<int64_t>& samples() const { return samples_; }
-  /// Copies the sequences of the training order.
-  void batch(int64_t sample, int64_t sequences, data::TokenBatch& out) const;
 
  private:
+  /// Copies sequences of the training order. `masks`: masks some of their tokens.
+  void batch(int64_t sample, int64_t sequences, bool masks, data::TokenBatch& out) const;
   comm::World& world_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<comm::World> carrier_;  // transfers tensors between GPUs; null: the world does

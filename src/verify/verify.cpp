@@ -73,7 +73,7 @@ bool Report::passed(std::string_view check) const {
 }
 
 int exit_status_of(const Report& report) {
-  if (report.has(Result::failure)) return kDifferenceFound;
+  if (report.has(Result::failure)) return exit_status(Code::difference);
   return report.error != 0 || report.has(Result::pass) ? report.error : kNothingChecked;
 }
 

@@ -70,9 +70,9 @@ struct Report {
 /// options.full, Code::comm if a rank is lost. Collective.
 Report verify(comm::World& world, const config::Config& config, const Options& options);
 
-inline constexpr int kDifferenceFound = 8, kNothingChecked = 2;
-/// Returns the exit status: 8 for a failure, else that of the first error, 2 if no check passed, else 0. The same on
-/// all ranks.
+inline constexpr int kNothingChecked = 2;
+/// Returns the exit status: that of Code::difference for a failure, else that of the first error, 2 if no check passed,
+/// else 0. The same on all ranks.
 int exit_status_of(const Report& report);
 
 /// Returns the table and the verdict.

@@ -8,6 +8,7 @@
 # --hosts H    emulated hosts (default 2, at most 250)
 # --ranks R    ranks on each host (default 1)
 # --rate RATE  what a host can send, a number and kbit, mbit or gbit (default 200mbit); none: no limit
+# --slow RATE  what the last host can send, if that differs
 # --mpi ARG    one more argument for mpirun; may be repeated
 #
 # Needs root; status 77 with the reason where namespaces or traffic control are not permitted, else that of mpirun. All
@@ -28,15 +29,16 @@ skip() {
   exit 77
 }
 
-hosts=2 ranks=1 rate=200mbit mpi=()
+hosts=2 ranks=1 rate=200mbit slow= mpi=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help) usage; exit 0 ;;
     --) shift; break ;;
-    --hosts | --ranks | --rate | --mpi) [ $# -ge 2 ] || mistake "$1 needs a value" ;;&
+    --hosts | --ranks | --rate | --slow | --mpi) [ $# -ge 2 ] || mistake "$1 needs a value" ;;&
     --hosts) hosts=$2; shift 2 ;;
     --ranks) ranks=$2; shift 2 ;;
     --rate) rate=$2; shift 2 ;;
+    --slow) slow=$2; shift 2 ;;
     --mpi) mpi+=("$2"); shift 2 ;;
     *) mistake "unknown argument $1" ;;
   esac
@@ -44,6 +46,7 @@ done
 [[ $hosts =~ ^[1-9][0-9]*$ && $hosts -le 250 ]] || mistake "--hosts $hosts: a number from 1 to 250 is needed"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || mistake "--ranks $ranks: a number from 1 is needed"
 [[ $rate =~ ^([0-9]+[kmg]bit|none)$ ]] || mistake "--rate $rate: a number and kbit, mbit or gbit, or none, is needed"
+[[ ${slow:-$rate} =~ ^([0-9]+[kmg]bit|none)$ ]] || mistake "--slow $slow: a number and kbit, mbit or gbit is needed"
 [ $# -gt 0 ] || mistake "no command after --"
 for tool in ip tc unshare mpirun; do
   command -v $tool > /dev/null || skip "$tool is not installed"
@@ -81,7 +84,9 @@ for host in $(seq "$hosts"); do
   must ip -n "$name-h$host" link set eth0 up gso_max_size 32000
   must ip -n "$name-h$host" link set lo up
   # Each host's sending rate is limited, which also limits the rate at which it receives from any one host.
-  [ "$rate" = none ] || must tc -n "$name-h$host" qdisc add dev eth0 root tbf rate "$rate" burst 64kb latency 100ms
+  sends=$rate
+  [ "$host" = "$hosts" ] && sends=${slow:-$rate}
+  [ "$sends" = none ] || must tc -n "$name-h$host" qdisc add dev eth0 root tbf rate "$sends" burst 64kb latency 100ms
   echo "10.77.0.$host slots=$ranks" >> "$files/hosts"
 done
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """`trainer verify`: passes on intact layouts, and each check finds a fault that is planted on one rank and names it."""
 import json
+import pathlib
 import shutil
+import subprocess
 import time
 import unittest
 
@@ -44,13 +46,35 @@ class Verify(rig.Runs):
         self.assertEqual(document["layout"], "tensor 2, data 2")
         self.assertFalse((self.folder / "run").exists())
         self.assertLess(document["seconds"], time.monotonic() - began)
-        exact = [check for check in checks if check["check"] in ("gradients", "update")]
-        self.assertTrue(all(0 < check["worst"] < check["bound"] for check in exact), exact)
+        exact = [check for check in checks if check["check"] in ("gradients", "update") and "fp64" in check["checked"]]
+        self.assertTrue(exact and all(0 < check["worst"] < check["bound"] for check in exact), exact)
+        bits = [check for check in checks if "equal gradients" in check["checked"]]
+        self.assertEqual([(check["result"], check["bound"]) for check in bits], [("pass", None)])
 
     def test_layouts_pass_over_mpi(self):
         checks, _ = self.verify("parallel.zero_stage=1", "parallel.data=2", "train.micro_batch=1", "optim.name=muon",
                                 ranks=2, only="gradients,update,bytes,transport,resume")
         self.assertEqual(self.passed(checks), {"gradients", "update", "bytes", "transport", "resume"})
+
+    def test_updates_in_the_type_of_the_run_are_those_of_one_cpu(self):
+        checks, _ = self.verify("parallel.zero_stage=1", "parallel.data=2", "train.micro_batch=1", "optim.name=muon",
+                                "precision.compute=bf16", "optim.moments=bf16", only="update")
+        typed = [check for check in checks if "run's type (bf16" in check["checked"]]
+        self.assertEqual([check["result"] for check in typed], ["pass", "pass"], typed)
+        self.assertIn("orthogonalized matrices", typed[1]["checked"])
+        self.assertTrue(0 < typed[1]["worst"] < typed[1]["bound"], typed)
+
+    def test_a_slow_host_is_named(self):
+        cluster = pathlib.Path(__file__).parents[1] / "bench/emulated_cluster.sh"
+        if subprocess.run([cluster, "--hosts", "1", "--", "true"], capture_output=True).returncode == 77:
+            self.skipTest("no network namespaces")
+        self.launcher = [cluster, "--hosts", "3", "--rate", "1gbit", "--slow", "40mbit", "--"]
+        document = json.loads(self.trainer("verify", "--config", "config.toml", "--json", "--only", "links", "--set",
+                                           "parallel.data=3", "train.global_batch=3", "train.micro_batch=1", stdout=True))
+        pairs = document["checks"][-1]
+        self.assertEqual(pairs["result"], "warning", pairs)
+        self.assertEqual(pairs["ranks"], [2])
+        self.assertRegex(pairs["text"], r"host h\d-\d+ <-> host h\d-\d+: .* all pairs are slow of rank 2 \(host h3-")
 
     def test_one_rank_passes(self):
         checks, _ = self.verify("precision.compute=fp64", only="links,gradients,bytes,transport,derivative")
