@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/philox.h"
 #include "config/faults.h"
@@ -225,7 +227,7 @@ TEST(Verdict, IsSuccessOnlyIfACheckPassed) {
   report.error = 5;
   EXPECT_EQ(exit_status_of(report), 5);
   report.findings.push_back({.check = "norm", .result = Result::failure});
-  EXPECT_EQ(exit_status_of(report), kDifferenceFound);
+  EXPECT_EQ(exit_status_of(report), exit_status(Code::difference));
 }
 
 TEST(Verify, KeepsItsFindingsIfALaterCheckEndsWithAnError) {
@@ -262,6 +264,48 @@ TEST(Samples, AreDrawnByOneReplicaEach) {
   EXPECT_EQ(wrong_samples({{0, 2}, {0, 2}}, 4, 1), "sample 1 was drawn by 0 replicas");
   EXPECT_EQ(wrong_samples({{0, 4}, {1, 2}}, 4, 2), "sample 4 is not of these steps");
   EXPECT_EQ(wrong_samples({{0, 1}, {0, 1}}, 2, 2), "2 replicas drew 1 different lists of samples");
+}
+
+TEST(Samples, HaveTheSharesOfTheirSources) {
+  EXPECT_EQ(wrong_shares({{"a", 75}, {"b", 25}}, {{"a", 3}, {"b", 1}}), "");
+  EXPECT_EQ(wrong_shares({{"a", 100}}, {{"a", 1000}, {"b", 1}}), "");  // less than a sample is missing
+  EXPECT_EQ(wrong_shares({{"a", 73}, {"b", 27}}, {{"a", 3}, {"b", 1}}),
+            "73 of 100 samples are from \"a\", whose share is 75.0");
+  EXPECT_NE(wrong_shares({{"a", 100}}, {{"a", 3}, {"b", 1}}), "");
+}
+
+TEST(Pairs, ConnectEachHostWithAnotherInEveryRound) {
+  for (int hosts = 2; hosts <= 33; ++hosts) {
+    std::vector<std::set<int>> met(static_cast<size_t>(hosts));
+    for (int round = 0; round < hosts - 1 + hosts % 2; ++round)
+      for (int host = 0; host < hosts; ++host) {
+        const int other = partner_of(host, round, hosts);
+        if (other == hosts) continue;  // pauses
+        EXPECT_EQ(partner_of(other, round, hosts), host);
+        EXPECT_NE(other, host);
+        EXPECT_TRUE(met[static_cast<size_t>(host)].insert(other).second);
+      }
+    for (const std::set<int>& all : met) EXPECT_EQ(std::ssize(all), hosts - 1);
+  }
+}
+
+TEST(Pairs, ShowWhichHostIsSlow) {
+  const std::vector<HostPair> four = {{0, 3, 9.8}, {1, 2, 1.1}, {0, 2, 1.0}, {1, 3, 10.2}, {0, 1, 10}, {2, 3, 1.2}};
+  EXPECT_EQ(usual_rate(four), 10.2);
+  EXPECT_EQ(slow_hosts(four, usual_rate(four) / 2), std::vector<int>{2});
+  const std::vector<HostPair> three = {{0, 1, 1}, {1, 2, 1}, {0, 2, 10}};
+  EXPECT_EQ(slow_hosts(three, usual_rate(three) / 2), std::vector<int>{1});
+  EXPECT_TRUE(slow_hosts({{0, 1, 1}}, usual_rate({{0, 1, 1}}) / 2).empty());
+}
+
+TEST(Json, HasNullForAnErrorThatIsInfiniteOrUnknown) {
+  Report report = report_of({{"gradients", Result::failure}, {"repeat", Result::pass}});
+  report.findings[0].worst = INFINITY;
+  report.findings[0].bound = 1e-15;
+  const nlohmann::json document = nlohmann::json::parse(to_json(report).dump());
+  EXPECT_TRUE(document["checks"][0]["worst"].is_null());
+  EXPECT_EQ(document["checks"][0]["bound"], 1e-15);
+  EXPECT_TRUE(document["checks"][1]["worst"].is_null());
 }
 
 TEST(Verify, SkipsWhatWouldBeginAfterTheTimeLimit) {
