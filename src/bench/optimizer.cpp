@@ -1,17 +1,18 @@
 #include "bench/optimizer.h"
 
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/median.h"
-#include "ops/adamw.h"
 #include "ops/cpu/peak.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
 #include "ops/op_timing.h"
 #include "ops/operands.h"
+#include "ops/update.h"
 #include "optim/orthogonalize.h"
 #include "optim/selection.h"
 #include "tensor/buffer.h"
@@ -59,7 +60,7 @@ std::vector<int64_t> update_pieces(const config::Config& config, const setup::Ma
   std::vector<int64_t> pieces;
   for (size_t g = 0; g < trainer.store().groups().size(); ++g)
     all.each(static_cast<int>(g), trainer.store().groups()[g].held,
-             [&](comm::Chunk part, bool) { pieces.push_back(part.count); });
+             [&](comm::Chunk part, optim::ParamClass) { pieces.push_back(part.count); });
   return pieces;
 }
 
@@ -75,17 +76,19 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
   float* const g = gradients.tensor().as<float>();
   for (int64_t i = 0; i < parameters; ++i) g[i] = 1e-3f * static_cast<float>(i % 1000 + 1);
   gradients.put();
-  const ops::AdamWScalars scalars{.beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .inv_sqrt_correction = 1,
-                                  .eps = 1e-8,
-                                  .negative_step = -1e-6,
-                                  .negative_decay = -1e-7};
+  using K = ops::rules::AdamW;
+  const double scalars[K::scalars] = {0.9, 0.95, 0.1, 0.05, 1, 1e-8, -1e-6, -1e-7, -HUGE_VAL};
   const auto update = [&](bool copies, const Buffer& m, const Buffer& v) {
     int64_t first = 0;
     for (const int64_t n : pieces) {
       const auto of = [&](const Buffer& x) { return x.tensor().range(first, n); };
-      ops::run(ex, ops::AdamW{of(arrays.p), of(m), of(v), of(arrays.g), copies ? of(copy) : Tensor{}, scalars});
+      const Tensor states[] = {of(m), of(v)};
+      ops::run(ex, ops::Update{.rule = ops::RuleId::AdamW,
+                               .p = of(arrays.p),
+                               .states = states,
+                               .g = of(arrays.g),
+                               .compute = copies ? of(copy) : Tensor{},
+                               .scalars = scalars});
       first += n;
     }
   };

@@ -79,7 +79,7 @@ void update(device::Device& where, const Buffer& state, int64_t elements, DType 
   const Tensor p = next(master);
   std::vector<Tensor> states;
   for (const params::StateSpec& spec : rule.states()) states.push_back(next(spec.type));
-  rule.update(ex, {.lr = 1e-6, .agreed = rule.agreed(1).value_or(optim::Agreed())}, /*decay=*/false,
+  rule.update(ex, {.lr = 1e-6, .agreed = rule.agreed(1).value_or(optim::Agreed())}, optim::ParamClass::vector,
               {.p = p, .states = states, .g = next(master), .compute = {}});
   where.synchronize();
 }

@@ -65,11 +65,11 @@ void Engine::flush(const Subgroup& subgroup, const Tensor& gradient, const Tenso
 void Engine::update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Kept& kept,
                     const Tensor& gradient, const Tensor& compute) {
   StreamExec here(device);
-  selection_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, bool decay) {
+  selection_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, optim::ParamClass of_class) {
     const auto of = [&](const Tensor& x) { return x.range(part.begin - subgroup.part.begin, part.count); };
     Kept piece;
     for (const Tensor& tensor : kept.all()) piece.add(of(tensor));
-    rule_.update(here.ex, turn.update, decay,
+    rule_.update(here.ex, turn.update, of_class,
                  {.p = piece.master(),
                   .states = piece.states(),
                   .g = of(gradient),

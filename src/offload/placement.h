@@ -3,7 +3,7 @@
 //
 // A subgroup is a range of this rank's part of one group's flat buffer. Its master weights and states are in host
 // memory. It is updated on the host or on the device; in the latter case its state is copied to the device and back
-// (streamed), or stays on the device (resident). Host and device round identically (ops/adamw.h), so a placement
+// (streamed), or stays on the device (resident). Host and device round identically (ops/update.h), so a placement
 // changes times and memory but not results.
 #include <cstdint>
 #include <span>

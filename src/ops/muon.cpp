@@ -2,11 +2,11 @@
 
 #include <cmath>
 
-#include "ops/adamw.h"
-#include "ops/cpu/adamw_kernels.h"
 #include "ops/cpu/muon_kernels.h"
+#include "ops/cpu/squared_norm_kernels.h"
 #include "ops/cuda/ops.h"
 #include "ops/operands.h"
+#include "ops/squared_norm.h"
 
 namespace trainer::ops {
 namespace {
@@ -105,7 +105,7 @@ void run(Exec& ex, const MuonNormalize& op) {
   if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   double* blocks = op.blocks.as<double>();
-  const auto squares = TRAINER_KERNELS(ex.device.isa(), adamw_kernels).square_sum[type];
+  const auto squares = TRAINER_KERNELS(ex.device.isa(), squared_norm_kernels).square_sum[type];
   for_row_blocks(ex, n, kNormBlock, [&](int64_t first, int64_t count) {
     blocks[first / kNormBlock] = squares(op.x.data + first * size_of(op.x.dtype), count);
   });

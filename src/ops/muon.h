@@ -1,5 +1,5 @@
 #pragma once
-// Muon (Jordan 2024; Moonlight, arXiv 2502.16982) apart from its GEMMs, in canonical arithmetic like ops/adamw.h:
+// Muon (Jordan 2024; Moonlight, arXiv 2502.16982) apart from its GEMMs, in canonical arithmetic like ops/update.h:
 // the same operations in the same order with the same rounding on every device. optim/orthogonalize.h adds the
 // GEMMs.
 #include "tensor/exec.h"
@@ -49,7 +49,7 @@ struct ScatterStrips {
 void run(Exec& ex, const ScatterStrips& op);
 
 /// x <- x · rn(1/max(room·‖x‖, floor)) in the accumulator type A, rounded to the type of x (f64, f32, bf16). ‖x‖ is the
-/// root of the sum of blocks[i], the squares of elements [65536·i, 65536·(i+1)) (ops/adamw.h, SquaredNorm), added in
+/// root of the sum of blocks[i], the squares of elements [65536·i, 65536·(i+1)) (ops/squared_norm.h), added in
 /// order; it and the quotient are computed in f64. rn: rounded to A. x is packed; blocks [ceil(n/65536)] f64 is scratch
 /// memory.
 struct MuonNormalize {

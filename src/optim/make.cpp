@@ -5,15 +5,16 @@
 
 #include "config/config.h"
 #include "ops/operands.h"
-#include "optim/adamw.h"
+#include "optim/elementwise.h"
 #include "optim/muon.h"
 
 namespace trainer::optim {
 namespace {
 
-std::unique_ptr<Rule> adamw(const config::Config& config, DType compute) {
-  return std::make_unique<AdamW>(config.optim, accumulator_of(compute),
-                                 config.offload.grad_transport == config::GradTransport::bf16);
+std::unique_ptr<Rule> elementwise(const config::Config& config, DType compute) {
+  return elementwise_rule(
+      {.optim = config.optim, .round_gradients = config.offload.grad_transport == config::GradTransport::bf16},
+      accumulator_of(compute));
 }
 
 /// Returns the selection of each rule.
@@ -125,13 +126,13 @@ class OverlappedOptimizer final : public Optimizer, public params::StateOwner {
 
 std::unique_ptr<Rule> named_rule(const config::Config& config, DType compute) {
   if (config.optim.name == config::OptimizerName::muon) return std::make_unique<Muon>(config, compute);
-  return adamw(config, compute);
+  return elementwise(config, compute);
 }
 
 Rules make_rules(const config::Config& config, DType compute) {
   Rules rules;
   rules.push_back(named_rule(config, compute));
-  if (rules.front()->elementwise() == nullptr) rules.push_back(adamw(config, compute));
+  if (rules.front()->elementwise() == nullptr) rules.push_back(elementwise(config, compute));
   return rules;
 }
 

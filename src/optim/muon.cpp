@@ -99,7 +99,7 @@ class MuonUpdater final : public Updater {
   void start(Exec& ex, const Update& update) override {
     for (size_t g = 0; g < store_.groups().size(); ++g) {
       const params::Group& group = store_.groups()[g];
-      selection_.each(static_cast<int>(g), group.held, [&](comm::Chunk part, bool) {
+      selection_.each(static_cast<int>(g), group.held, [&](comm::Chunk part, ParamClass) {
         ops::run(ex, ops::MuonMomentum{.m = group.state("momentum", part),
                                        .g = group.grad.range(part.begin, part.count),
                                        .momentum = rule_.config().momentum,
@@ -113,12 +113,12 @@ class MuonUpdater final : public Updater {
   void finish(Exec& ex, const Update& update, int index) override {
     if (index == 0) orthogonalize_all(ex);
     const params::Group& group = store_.groups()[static_cast<size_t>(index)];
-    selection_.each(index, group.held, [&](comm::Chunk part, bool decay) {
+    selection_.each(index, group.held, [&](comm::Chunk part, ParamClass) {
       ops::run(ex, ops::MuonApply{.p = group.master_of(part),
                                   .o = group.grad.range(part.begin, part.count),
                                   .compute = group.compute.tensor().range(part.begin, part.count),
                                   .negative_step = -update.lr * rule_.config().lr_ratio,
-                                  .negative_decay = decay ? -update.lr * rule_.config().weight_decay : 0.0});
+                                  .negative_decay = -update.lr * rule_.config().weight_decay});
     });
   }
 

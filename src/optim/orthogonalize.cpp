@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
-#include "ops/adamw.h"
 #include "ops/gemm.h"
 #include "ops/muon.h"
+#include "ops/squared_norm.h"
 
 namespace trainer::optim {
 namespace {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/update.h"
 #include "optim/optimizer.h"
 #include "optim/selection.h"
 #include "params/param_store.h"
@@ -49,7 +50,7 @@ class Rule {
   virtual std::unique_ptr<Updater> make(params::ParamStore& store, Selection selection) const = 0;
 };
 
-inline constexpr size_t kMostStates = 4;
+using ops::kMostStates;
 
 /// Returns the bytes of a rule's states per element.
 int64_t state_bytes(const Rule& rule);

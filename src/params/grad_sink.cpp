@@ -6,7 +6,6 @@
 #include <ranges>
 
 #include "ops/activation.h"
-#include "ops/adamw.h"
 #include "ops/elementwise.h"
 
 namespace trainer::params {

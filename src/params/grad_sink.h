@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/adamw.h"
+#include "ops/squared_norm.h"
 #include "params/param_store.h"
 #include "tensor/host_copy.h"
 

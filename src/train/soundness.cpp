@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ops/adamw.h"
+#include "ops/squared_norm.h"
 
 namespace trainer::train {
 

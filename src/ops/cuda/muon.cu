@@ -6,7 +6,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-// The arithmetic is canonical, as in adamw.cu: no product is added to anything, except by fmaf.
+// The arithmetic is canonical, as in update.cu: no product is added to anything, except by fmaf.
 struct MomentumFormula {
   float mu, omu, scale;
   bool nesterov;

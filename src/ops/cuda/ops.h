@@ -5,7 +5,6 @@
 #include <string>
 
 #include "ops/activation.h"
-#include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
@@ -16,6 +15,8 @@
 #include "ops/reduce.h"
 #include "ops/rope.h"
 #include "ops/split_norm.h"
+#include "ops/squared_norm.h"
+#include "ops/update.h"
 
 namespace trainer::ops::cuda {
 
@@ -27,7 +28,7 @@ namespace trainer::ops::cuda {
   X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) X(SoftCap) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
-  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(AdamW) X(SquaredNorms) \
+  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) \
   X(MuonMomentum) X(MuonApply) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
 // clang-format on
 #define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "offload/calibrate.h"
-#include "optim/adamw.h"
+#include "optim/elementwise.h"
 
 namespace trainer::bench {
 namespace {
@@ -53,11 +53,11 @@ TEST(OffloadLadder, TheBestShareIsWithinTwoPerCentOfTheBestOfASweep) {
 
 TEST(OffloadLadder, RatesAreMeasuredAndPositive) {
   device::CpuDevice device(1), host(2);
-  const optim::AdamW adamw({}, DType::f32);
-  const offload::Rates rates = offload::measure_rates(device, host, 1 << 14, DType::f32, adamw);
+  const std::unique_ptr<optim::ElementwiseRule> adamw = optim::elementwise_rule({}, DType::f32);
+  const offload::Rates rates = offload::measure_rates(device, host, 1 << 14, DType::f32, *adamw);
   for (const double rate : {rates.to_device, rates.to_host, rates.host, rates.device, rates.memory}) EXPECT_GT(rate, 0);
   device::DryDevice dry(1), dry_host(2);
-  offload::measure_rates(dry, dry_host, 1 << 14, DType::f32, adamw);
+  offload::measure_rates(dry, dry_host, 1 << 14, DType::f32, *adamw);
   EXPECT_EQ(dry.memory().at("calibration").peak, device.memory().at("calibration").peak);
   EXPECT_EQ(dry_host.memory().at("calibration").peak, host.memory().at("calibration").peak);
 }

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "optim/adamw.h"
+#include "optim/elementwise.h"
 #include "reference/reference_training.h"
 #include "unit/model/rig.h"
 
@@ -200,7 +200,7 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
   constexpr int64_t kSteps = 20;
   Named expected = reference::random_weights(c.spec, kWeightSeed);
   optim::Rules rules;
-  rules.push_back(std::make_unique<optim::AdamW>(optim, DType::f64));
+  rules.push_back(optim::elementwise_rule({.optim = optim}, DType::f64));
   Rig rig(c.spec, {.rules = &rules});
   rig.set_weights(expected);
   const std::unique_ptr<optim::Optimizer> adam = optim::make_optimizer(rig.store, rules);
@@ -300,7 +300,7 @@ TEST_P(Chunks, TogetherHaveTheBitsOfTheWholeModel) {
       config::Optim optim;
       optim.beta1 = 0.9, optim.beta2 = 0.95, optim.eps = 1e-8, optim.weight_decay = 0.1;
       optim::Rules rules;
-      rules.push_back(std::make_unique<optim::AdamW>(optim, DType::f64));
+      rules.push_back(optim::elementwise_rule({.optim = optim}, DType::f64));
       const RigOptions options{.train = {.recompute = recompute}, .rules = &rules};
       Rig whole(c.spec, options);
       InChunks chunks(c.spec, GetParam(), options);

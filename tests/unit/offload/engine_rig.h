@@ -6,7 +6,7 @@
 
 #include "base/philox.h"
 #include "offload/engine.h"
-#include "optim/adamw.h"
+#include "optim/elementwise.h"
 #include "optim/make.h"
 
 namespace trainer::offload {
@@ -35,7 +35,7 @@ struct Rig {
     declare(store);
   }
   void use_adamw(bool round_gradients) {
-    rules.push_back(std::make_unique<optim::AdamW>(settings, store.state_dtype(), round_gradients));
+    rules.push_back(optim::elementwise_rule({settings, round_gradients}, store.state_dtype()));
     optim::keep_states(store, rules);
   }
   void without_offload(bool round_gradients = false) {

@@ -1,8 +1,8 @@
 // Muon's elementwise operators have the bits of plain loops on every instruction set, device and number of threads.
 #include "ops/muon.h"
 
-#include "ops/adamw.h"
 #include "ops/operands.h"
+#include "ops/squared_norm.h"
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {

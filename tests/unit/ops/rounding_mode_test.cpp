@@ -3,7 +3,6 @@
 #include <xmmintrin.h>
 #endif
 
-#include "ops/adamw.h"
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {
@@ -41,7 +40,9 @@ TEST(FloatingPoint, AThreadThatFlushesSubnormalsOrRoundsOtherwiseUpdatesNothing)
   Exec ex{device, arena, meter};
   TestTensor p({100}, DType::f32), m = p, v = p, g = p;
   for (TestTensor* const x : {&p, &m, &v, &g}) x->fill([] { return 0.5; });
-  const AdamW op{.p = p, .m = m, .v = v, .g = g, .compute = {}, .scalars = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8}};
+  const Tensor states[] = {m, v};
+  const double scalars[rules::AdamW::scalars] = {0.9, 0.95, 0.1, 0.05, 1, 1e-8};
+  const Update op{.rule = RuleId::AdamW, .p = p, .states = states, .g = g, .compute = {}, .scalars = scalars};
   const Control before = control_register();
   for (const Control mode : kUnusual) {
     set_control_register(before | mode);

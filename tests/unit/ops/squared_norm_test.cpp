@@ -1,4 +1,4 @@
-#include "ops/adamw.h"
+#include "ops/squared_norm.h"
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {

@@ -116,7 +116,11 @@ inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bi
 inline Operands operands(ColumnSum& o) { return {&o.x, &o.sums}; }
 inline Operands operands(Cast& o) { return {&o.x, &o.y}; }
 inline Operands operands(Copy& o) { return {&o.x, &o.y}; }
-inline Operands operands(AdamW& o) { return {&o.p, &o.m, &o.v, &o.g, &o.compute}; }
+inline Operands operands(Update& o) {
+  Operands all{&o.p, &o.g, &o.compute};
+  for (const Tensor& state : o.states) all.push_back(const_cast<Tensor*>(&state));
+  return all;
+}
 inline Operands operands(SquaredNorm& o) { return {&o.x, &o.blocks}; }
 inline Operands operands(SquaredNorms& o) {
   Operands all;

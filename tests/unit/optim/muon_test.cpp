@@ -7,7 +7,6 @@
 #include <functional>
 
 #include "ops/gemm.h"
-#include "optim/adamw.h"
 #include "optim/make.h"
 #include "params/grad_sink.h"
 

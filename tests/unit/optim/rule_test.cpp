@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "config/keys.h"
-#include "optim/adamw.h"
+#include "optim/elementwise.h"
 #include "optim/make.h"
 
 namespace trainer::optim {
@@ -42,7 +42,7 @@ TEST(Rule, AgreedValuesAreThoseOfAdamsCorrections) {
 
 TEST(Rule, AtMostOneHasAgreedValues) {
   Rules rules;
-  for (int i = 0; i < 2; ++i) rules.push_back(std::make_unique<AdamW>(config::Optim{}, DType::f32));
+  for (int i = 0; i < 2; ++i) rules.push_back(elementwise_rule({}, DType::f32));
   EXPECT_THROW(agreed(rules, 1), Error);
 }
 

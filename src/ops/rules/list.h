@@ -1,0 +1,6 @@
+#pragma once
+// The rules of elementwise updates, for which both kinds of devices have kernels. A new rule is its header, its name
+// here, and a row in optim/rows.cpp.
+#include "ops/rules/adamw.h"
+
+#define TRAINER_RULES(X) X(AdamW)
