@@ -32,6 +32,7 @@ struct Config {
   Train train;
   Optim optim;
   Muon muon;
+  Sgd sgd;
   Precision precision;
   Parallel parallel;
   Offload offload;
@@ -43,6 +44,12 @@ struct Config {
   std::string path;                       // the file it was loaded from, empty when built in memory
   std::map<std::string, Origin> origins;  // by "section.key", for every value that was set; all others are defaults
 };
+
+/// Returns the base model's width relative to this one's in muP; 1 without muP.
+inline double width_ratio(const Config& config) {
+  const int64_t base = config.optim.mup_base_width;
+  return base == 0 ? 1 : static_cast<double>(base) / static_cast<double>(config.model.d_model);
+}
 
 /// Returns the number of layers, counted from the first, whose whole forward pass is recomputed.
 inline int64_t recomputed_layers(const Config& config) {

@@ -211,6 +211,7 @@ class Declare {
 void declare_train(std::vector<Key>& keys);
 void declare_optim(std::vector<Key>& keys);
 void declare_muon(std::vector<Key>& keys);
+void declare_sgd(std::vector<Key>& keys);
 void declare_parallel(std::vector<Key>& keys);
 void declare_offload(std::vector<Key>& keys);
 

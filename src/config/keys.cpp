@@ -352,6 +352,7 @@ const std::vector<Section>& sections() {
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "The optimizer and the learning rate."},
       {"muon", "Muon, used with optim.name = \"muon\"."},
+      {"sgd", "Gradient descent, used with optim.name = \"sgd\"."},
       {"precision", "Data types. Repeated runs produce bitwise identical results."},
       {"parallel",
        "Parallelism. World size = ranks of a replica (tensor; shards; q * q * d; x * y * z; product of axes) x data."},
@@ -373,6 +374,7 @@ const std::vector<Key>& keys() {
     declare_train(list);
     declare_optim(list);
     declare_muon(list);
+    declare_sgd(list);
     declare_precision(list);
     declare_parallel(list);
     declare_offload(list);

@@ -66,15 +66,17 @@ struct Field {
 
 /// A setting of another key without which some keys are ignored, with a warning.
 struct Switch {
-  const char *on, *off;  // for messages: the setting that gives the keys an effect, and the one that takes it away
+  const char* on;              // for messages: the setting that gives the keys an effect
+  const char *section, *name;  // the key of that setting
   bool (*is_on)(const Config&);
 };
 /// All switches, in the order in which messages list them.
-inline constexpr Switch kSwitches[] = {{"offload.optimizer", "offload.optimizer = \"none\"",
-                                        [](const Config& c) { return c.offload.optimizer != OffloadOptimizer::none; }},
-                                       {"optim.name = \"muon\"", "optim.name = \"adamw\"",
-                                        [](const Config& c) { return c.optim.name == OptimizerName::muon; }}};
-inline constexpr const Switch *kOffload = &kSwitches[0], *kMuon = &kSwitches[1];
+inline constexpr Switch kSwitches[] = {
+    {"offload.optimizer", "offload", "optimizer",
+     [](const Config& c) { return c.offload.optimizer != OffloadOptimizer::none; }},
+    {"optim.name = \"muon\"", "optim", "name", [](const Config& c) { return c.optim.name == OptimizerName::muon; }},
+    {"optim.name = \"sgd\"", "optim", "name", [](const Config& c) { return c.optim.name == OptimizerName::sgd; }}};
+inline constexpr const Switch *kOffload = &kSwitches[0], *kMuon = &kSwitches[1], *kSgd = &kSwitches[2];
 
 struct Key : Field {
   std::string section;

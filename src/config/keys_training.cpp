@@ -58,10 +58,10 @@ void declare_train(std::vector<Key>& keys) {
 
 void declare_optim(std::vector<Key>& keys) {
   Declare<Optim> optim(keys, "optim", &Config::optim);
-  optim.choice("name", &Optim::name, OptimizerName::adamw, {"adamw", "muon"},
-               "Optimizer of the weight matrices in the blocks' linear layers. muon: orthogonalized momentum, with "
-               "AdamW for all "
-               "other parameters; the section muon has its keys.");
+  optim.choice(
+      "name", &Optim::name, OptimizerName::adamw, {"adamw", "muon", "sgd"},
+      "Optimizer. muon: orthogonalized momentum for the weight matrices in the blocks' linear layers, with AdamW "
+      "for all other parameters; sgd: gradient descent. The sections muon and sgd have their keys.");
   optim.number("lr", &Optim::lr, 6e-4, {.range = above(0)}, "Peak learning rate, reached after the warm-up.");
   optim.number("min_lr", &Optim::min_lr, -1, {.range = at_least(0), .derived = "lr / 10"},
                "Learning rate at the end of the run, after the last step.");
@@ -76,19 +76,42 @@ void declare_optim(std::vector<Key>& keys) {
   optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay rate of the first moment.");
   optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay rate of the second moment.");
   optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the square root of the second moment.");
-  optim.choice(
-      "moments", &Optim::moments, Moments::fp32, {"fp32", "bf16"},
-      "AdamW: type in which the moments are stored; bf16: 8 instead of 12 bytes of state per parameter, weights "
-      "included, and a faster update. Second moments are rounded stochastically.");
+  optim.choice("moments", &Optim::moments, Moments::fp32, {"fp32", "bf16"},
+               "Type in which AdamW's moments and sgd's momentum are stored; bf16: with AdamW 8 instead of 12 bytes of "
+               "state per "
+               "parameter, weights included, and a faster update. Second moments are rounded stochastically.");
   optim.boolean(
       "overlap", &Optim::overlap, true,
-      "AdamW on a CPU, if micro_batch x seq_len is at most 512: update weights during the next forward pass, on "
+      "AdamW and sgd on a CPU, if micro_batch x seq_len is at most 512: update weights during the next forward pass, "
+      "on "
       "half of the threads. Gradients then need memory of their own; without effect if that does not fit, and "
       "with a single thread, ZeRO or offload. Results are bitwise identical.");
   optim.number("weight_decay", &Optim::weight_decay, 0.1, {.range = at_least(0)},
-               "AdamW: weight decay of tensors with two or more dimensions, embeddings included.");
+               "AdamW and sgd: weight decay of tensors with two or more dimensions, embeddings included.");
+  optim.choice(
+      "decay", &Optim::decay, Decay::plain, {"plain", "cautious"},
+      "Elements on which weight decay acts. plain: all; cautious: those that their update moves towards zero.");
   optim.number("grad_clip", &Optim::grad_clip, 1, {.range = at_least(0)},
                "Gradients are clipped to this global norm; 0: no clipping.");
+  optim.number("embedding_lr", &Optim::embedding_lr, 1, {.range = at_least(0)},
+               "Learning rate of token and position embeddings, relative to that of the schedule; 0: they stay as they "
+               "are. A tied table is an embedding.");
+  optim.number("head_lr", &Optim::head_lr, 1, {.range = at_least(0)}, "The same for the head, if it is not tied.");
+  optim.number("vector_lr", &Optim::vector_lr, 1, {.range = at_least(0)}, "The same for gains and biases.");
+  optim.integer(
+      "mup_base_width", &Optim::mup_base_width, 0, {.range = at_least(0), .unit = "features"},
+      "muP for AdamW: the width (model.d_model) of a smaller model for which optim.lr and model.init_std were chosen; "
+      "0: off. With r = mup_base_width / d_model, the learning rates of the blocks' matrices and of the head are "
+      "multiplied by r, their initial standard deviations by sqrt(r) and r. Depth, head size, batch size, steps, "
+      "schedule and data must be those of the smaller model.");
+}
+
+void declare_sgd(std::vector<Key>& keys) {
+  Declare<Sgd> sgd(keys, "sgd", &Config::sgd);
+  sgd.number("momentum", &Sgd::momentum, 0, {.range = fraction(), .needs = kSgd},
+             "Momentum: decay rate of the sum of gradients; 0: none, and no state.");
+  sgd.boolean("nesterov", &Sgd::nesterov, false,
+              "Nesterov momentum: add the current gradient to the direction of the update once more.", {.needs = kSgd});
 }
 
 void declare_muon(std::vector<Key>& keys) {

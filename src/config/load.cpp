@@ -269,7 +269,11 @@ void Loader::warn_of_idle_keys() const {
   if (named.empty()) return;
   if (off.contains(nullptr)) causes.push_back(format("parallel.strategy = \"{}\"", name_of(config_.parallel.strategy)));
   for (const Switch& each : kSwitches)
-    if (off.contains(&each)) causes.emplace_back(each.off);
+    if (off.contains(&each)) {
+      const Key& key = *find_key(each.section, each.name);
+      const std::string cause = format("{} = {}", key.path(), to_toml(key.get(config_)));
+      if (std::ranges::count(causes, cause) == 0) causes.push_back(cause);
+    }
   log::warning("{}: has no effect with {}: {}; set what {}, or remove {}", config_.path, fmt::join(causes, " and "),
                fmt::join(named, ", "), named.size() > 1 ? "they need" : "it needs",
                named.size() > 1 ? "the keys" : "the key");
@@ -281,6 +285,7 @@ void Loader::warn_of_switched_off_keys() const {
   const bool validates = !c.data.val.empty() || !c.data.validation.empty() || c.data.val_fraction > 0;
   const bool scaled = c.model.rope_type != RopeType::plain, llama3 = c.model.rope_type == RopeType::llama3,
              yarn = c.model.rope_type == RopeType::yarn;
+  const bool decays = c.optim.weight_decay > 0 || (c.optim.name == OptimizerName::muon && c.muon.weight_decay > 0);
   constexpr const char *kScaled = "only a model.rope_type other than \"default\" uses it",
                        *kLlama3 = "only model.rope_type = \"llama3\" uses it",
                        *kYarn = "only model.rope_type = \"yarn\" uses it";
@@ -299,6 +304,9 @@ void Loader::warn_of_switched_off_keys() const {
       {!yarn, "model", "rope_attention", kYarn},
       {!yarn, "model", "rope_truncate", kYarn},
       {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
+      {!decays, "optim", "decay", "weight_decay is 0"},
+      {c.sgd.momentum == 0, "sgd", "nesterov", "sgd.momentum is 0"},
+      {c.model.tie_embeddings.value(), "optim", "head_lr", "the head is the embedding: model.tie_embeddings = true"},
       {!validates && c.train.eval_interval != 0, "train", "eval_interval",
        "there is no validation data (data.val, data.val_fraction)"},
       {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},

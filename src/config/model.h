@@ -54,6 +54,8 @@ struct Model {
   int64_t window = 0, window_full_every = 0;
   double logit_softcap = 0;           // 0: none
   std::optional<int64_t> nope_every;  // unset: the family decides; nope_interval() returns the effective value
+  // Factors of init_std for the blocks' matrices and for a head that is not tied; set by resolve() for muP.
+  double init_hidden = 1, init_head = 1;
 };
 
 /// The names of AttentionBias, in order.

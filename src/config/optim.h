@@ -1,5 +1,5 @@
 #pragma once
-// The sections [optim] and [muon].
+// The sections [optim], [muon] and [sgd].
 #include <cstdint>
 
 #include "config/train.h"
@@ -8,7 +8,8 @@ namespace trainer::config {
 
 enum class Schedule { cosine, linear, wsd, constant };
 enum class Moments { fp32, bf16 };
-enum class OptimizerName { adamw, muon };
+enum class OptimizerName { adamw, muon, sgd };
+enum class Decay { plain, cautious };
 enum class MuonCoefficients { jordan, polar };
 enum class MuonScale { rms, spectral };
 enum class MuonOwners { all, replica };
@@ -22,6 +23,9 @@ struct Optim {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
   Moments moments = Moments::fp32;
   bool overlap = true;
+  Decay decay = Decay::plain;
+  double embedding_lr = 1, head_lr = 1, vector_lr = 1;  // learning rates of classes, relative to the schedule's
+  int64_t mup_base_width = 0;                           // 0: off; config::width_ratio() returns what follows from it
 };
 
 /// Muon updates the weight matrices of the blocks' linears (optim/muon.h).
@@ -34,6 +38,11 @@ struct Muon {
   double lr_ratio = 1, weight_decay = 0;  // resolve() turns a negative weight_decay into that of Optim
   Compute compute = Compute::automatic;   // operand type of the GEMMs
   MuonOwners owners = MuonOwners::all;
+};
+
+struct Sgd {
+  double momentum = 0;
+  bool nesterov = false;
 };
 
 }  // namespace trainer::config

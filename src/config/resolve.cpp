@@ -1,6 +1,7 @@
 #include "config/resolve.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "base/files.h"
@@ -68,6 +69,8 @@ void resolve(Config& config) {
     config.data.val_fraction = config.data.val.empty() && config.data.validation.empty() ? kDefaultValFraction : 0;
   if (config.train.steps == 0 && config.train.tokens == 0) config.train.steps = kDefaultSteps;
   if (!config.log.jsonl && !config.origins.contains("log.report")) config.log.report = false;
+  config.model.init_hidden = std::sqrt(width_ratio(config));
+  config.model.init_head = width_ratio(config);
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
   if (optim.name == OptimizerName::muon && config.muon.weight_decay < 0) config.muon.weight_decay = optim.weight_decay;

@@ -279,6 +279,20 @@ void check_offload(const Config& config, Checker& checker) {
                   "default, which stores them unrounded");
 }
 
+void check_mup(const Config& config, Checker& checker) {
+  const int64_t base = config.optim.mup_base_width;
+  checker.require(base == 0 || !config.model.tie_embeddings.value_or(false),
+                  {"optim.mup_base_width", "model.tie_embeddings"},
+                  "{} cannot be used with model.tie_embeddings = true, whose table would need two learning rates; set "
+                  "tie_embeddings = false",
+                  base);
+  checker.require(
+      base == 0 || config.optim.name == OptimizerName::adamw, {"optim.mup_base_width", "optim.name"},
+      "{} scales AdamW's learning rates, but the updates of \"{}\" follow the width by rules of their own; use "
+      "name = \"adamw\", or 0",
+      base, find_key("optim", "name")->names[static_cast<size_t>(config.optim.name)]);
+}
+
 void check_debug(const Debug& debug, Checker& checker) {
   for (const std::string& fault : debug.inject)
     checker.require(injected_delay(fault).has_value() || planted_fault(fault).has_value(), {"debug.inject"},
@@ -329,6 +343,7 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);
   check_offload(config, checker);
+  check_mup(config, checker);
   check_debug(config.debug, checker);
 }
 

@@ -53,7 +53,9 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   head_group_ = store.add_group("head");
   if (std::ranges::none_of(chunks_, &Chunk::head)) return;
   final_norm_ = strategy.norm(static_cast<int>(model.n_layer), head_group_, parallel::norm_of(model, "norm_f"));
-  head_ = strategy.head(static_cast<int>(model.n_layer), head_group_, table, tied);
+  parallel::EmbeddingSpec own = table;
+  own.init_std *= model.init_head;
+  head_ = strategy.head(static_cast<int>(model.n_layer), head_group_, own, tied);
 }
 
 Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, int64_t from, int64_t to) const {

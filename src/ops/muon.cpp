@@ -48,28 +48,6 @@ void run(Exec& ex, const MuonMomentum& op) {
   });
 }
 
-void run(Exec& ex, const MuonApply& op) {
-  const int64_t n = op.p.count();
-  const size_t type = state_index(op.p.dtype, "muon p");
-  expect_count(op.p, n, op.p.dtype, "muon p");
-  expect_count(op.o, n, op.p.dtype, "muon o");
-  if (op.compute) {
-    expect_count(op.compute, n, DType::bf16, "muon compute");
-    TRAINER_CHECK(op.p.dtype == DType::f32, "a bf16 copy of the weights requires fp32 weights");
-  }
-  const OpTimer timer(ex.meter, OpKind::optimizer,
-                      {4.0 * static_cast<double>(n), bytes_of(op.p, 2) + bytes_of(op.o) + bytes_of(op.compute)});
-  if (ex.device.kind() == device::DeviceKind::cuda) return cuda::run(ex, op);
-  if (ex.device.dry()) return;
-  const auto kernel = muon_kernels_of(ex).apply[type];
-  for_elements(ex, n, [&](int64_t first, int64_t count) {
-    require_usual_rounding();
-    const int64_t at = first * size_of(op.p.dtype);
-    kernel(op.negative_step, op.negative_decay, op.p.data + at, op.o.data + at,
-           op.compute ? op.compute.as<bf16>() + first : nullptr, count);
-  });
-}
-
 void run(Exec& ex, const GatherStrips& op) {
   check_strips(op.flat, op.strips, op.packed);
   const size_t from = kernel_index(op.flat.dtype, "flat"), to = kernel_index(op.packed.dtype, "packed");

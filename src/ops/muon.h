@@ -17,15 +17,6 @@ struct MuonMomentum {
 };
 void run(Exec& ex, const MuonMomentum& op);
 
-/// p = fma(nstep, o, fma(nwd, p, p)); compute = bf16(p). p, o flat [n] of the state's type; compute: flat [n] bf16 copy
-/// to refresh, or empty.
-struct MuonApply {
-  Tensor p, o, compute;
-  double negative_step = 0;   // −lr·lr_ratio
-  double negative_decay = 0;  // −lr·weight_decay
-};
-void run(Exec& ex, const MuonApply& op);
-
 /// Elements flat[at + i·stride] and packed[place + i], i < length: rows of a matrix in a flat buffer, and in a message
 /// or in the whole matrix. An operator takes them as a tensor i64 [n, 4] in the device's memory.
 struct Strip {

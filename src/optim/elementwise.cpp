@@ -1,7 +1,7 @@
 #include "optim/elementwise.h"
 
+#include <algorithm>
 #include <array>
-#include <limits>
 
 namespace trainer::optim {
 
@@ -13,9 +13,10 @@ std::vector<params::StateSpec> ElementwiseRule::states() const {
 }
 
 void ElementwiseRule::update(Exec& ex, const Update& update, ParamClass of, const UpdateRange& range) const {
-  const Step step{.lr = update.lr,
-                  .negative_decay = of == ParamClass::vector ? 0.0 : -update.lr * settings_.optim.weight_decay,
-                  .floor = -std::numeric_limits<double>::infinity()};
+  const double lr = update.lr * settings_.lr_ratios[static_cast<size_t>(of)];
+  const Step step{.lr = lr,
+                  .negative_decay = of == ParamClass::vector ? 0.0 : -lr * settings_.optim.weight_decay,
+                  .floor = floor_of(settings_.optim.decay)};
   std::array<double, ops::kMostScalars> scalars{};
   row_.scalars(settings_, update, step, scalars.data());
   ops::run(ex, ops::Update{.rule = row_.id,
@@ -35,7 +36,8 @@ std::unique_ptr<Updater> ElementwiseRule::make(params::ParamStore& store, Select
 }
 
 std::unique_ptr<ElementwiseRule> elementwise_rule(const Settings& settings, DType master) {
-  return std::make_unique<ElementwiseRule>(rows().front(), settings, master);
+  return std::make_unique<ElementwiseRule>(
+      *std::ranges::find_if(rows(), [&](const Row& row) { return row.is_selected(settings); }), settings, master);
 }
 
 void ElementwiseUpdater::finish(Exec& ex, const Update& update, int group) {

@@ -1,6 +1,8 @@
 #pragma once
 // Rules that update each element on its own, in one pass over the flat buffers. The formulas are in ops/rules/; a table
 // (rows.cpp) says which of them a configuration selects, and what their scalars are.
+#include <array>
+#include <limits>
 #include <span>
 
 #include "config/optim.h"
@@ -12,8 +14,15 @@ namespace trainer::optim {
 /// What the rules of a run depend on.
 struct Settings {
   config::Optim optim;
+  config::Sgd sgd = {};
   bool round_gradients = false;  // to bf16 first, to match runs that send gradients to the host in bf16
+  std::array<double, kClasses> lr_ratios = {1, 1, 1, 1};  // relative to the schedule's; by ParamClass
 };
+
+/// Returns Step::floor.
+inline double floor_of(config::Decay decay) {
+  return decay == config::Decay::cautious ? 0 : -std::numeric_limits<double>::infinity();
+}
 
 /// What an update does to the parameters of one class.
 struct Step {
@@ -26,6 +35,8 @@ struct Step {
 struct Row {
   ops::RuleId id;
   std::string_view name;  // the value of optim.name
+  /// The first row for which it is true is used; the last one is for all others, those that Muon leaves among them.
+  bool (*is_selected)(const Settings& settings);
   /// See Rule::agreed().
   std::optional<Agreed> (*agreed)(const Settings& settings, int64_t t);
   /// Writes the scalars of an update, computed in double, by the rule's enumeration.
@@ -48,6 +59,7 @@ class ElementwiseRule final : public Rule {
   ElementwiseRule(const Row& row, Settings settings, DType master)
       : row_(row), settings_(std::move(settings)), master_(master) {}
 
+  const Row& row() const { return row_; }
   std::string_view name() const override { return row_.name; }
   bool takes(const params::Param&) const override { return true; }
   std::vector<params::StateSpec> states() const override;

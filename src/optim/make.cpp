@@ -11,10 +11,19 @@
 namespace trainer::optim {
 namespace {
 
+/// Those of Muon's matrices are its own.
+std::array<double, kClasses> lr_ratios(const config::Config& config) {
+  const config::Optim& optim = config.optim;
+  const double width = config::width_ratio(config);
+  return {width, optim.embedding_lr, width * optim.head_lr, optim.vector_lr};
+}
+
 std::unique_ptr<Rule> elementwise(const config::Config& config, DType compute) {
-  return elementwise_rule(
-      {.optim = config.optim, .round_gradients = config.offload.grad_transport == config::GradTransport::bf16},
-      accumulator_of(compute));
+  return elementwise_rule({.optim = config.optim,
+                           .sgd = config.sgd,
+                           .round_gradients = config.offload.grad_transport == config::GradTransport::bf16,
+                           .lr_ratios = lr_ratios(config)},
+                          accumulator_of(compute));
 }
 
 /// Returns the selection of each rule.
@@ -134,6 +143,15 @@ Rules make_rules(const config::Config& config, DType compute) {
   rules.push_back(named_rule(config, compute));
   if (rules.front()->elementwise() == nullptr) rules.push_back(elementwise(config, compute));
   return rules;
+}
+
+std::string rates_text(const config::Config& config) {
+  const auto [hidden, embedding, head, vector] = lr_ratios(config);
+  if (hidden == 1 && embedding == 1 && head == 1 && vector == 1) return {};
+  return format(
+      "learning rates relative to the schedule's: {:g} in the blocks' matrices, {:g} in embeddings, {:g} in the head, "
+      "{:g} in gains and biases",
+      config.optim.name == config::OptimizerName::muon ? config.muon.lr_ratio : hidden, embedding, head, vector);
 }
 
 Agreed agreed(const Rules& rules, int64_t t) {

@@ -1,6 +1,7 @@
 #pragma once
 // The rules of a configuration, and the optimizer that applies them in device memory.
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "config/forward.h"
@@ -15,6 +16,9 @@ using Rules = std::vector<std::unique_ptr<Rule>>;
 Rules make_rules(const config::Config& config, DType compute);
 /// Returns the rule that optim.name selects, the first of them. If it is elementwise, it is the only one.
 std::unique_ptr<Rule> named_rule(const config::Config& config, DType compute = DType::f32);
+
+/// Returns a line for the log if the learning rate is not that of the schedule for all parameters; otherwise nothing.
+std::string rates_text(const config::Config& config);
 
 /// Returns the values of the rule that has any; at most one has.
 Agreed agreed(const Rules& rules, int64_t t);

@@ -4,6 +4,7 @@
 
 #include "config/resolve.h"
 #include "ops/muon.h"
+#include "optim/elementwise.h"
 #include "optim/ownership.h"
 
 namespace trainer::optim {
@@ -113,12 +114,18 @@ class MuonUpdater final : public Updater {
   void finish(Exec& ex, const Update& update, int index) override {
     if (index == 0) orthogonalize_all(ex);
     const params::Group& group = store_.groups()[static_cast<size_t>(index)];
+    using K = ops::rules::Sgd;
+    double scalars[K::scalars] = {};
+    scalars[K::nstep] = -update.lr * rule_.config().lr_ratio;
+    scalars[K::nwd] = -update.lr * rule_.config().weight_decay;
+    scalars[K::floor] = rule_.floor();
     selection_.each(index, group.held, [&](comm::Chunk part, ParamClass) {
-      ops::run(ex, ops::MuonApply{.p = group.master_of(part),
-                                  .o = group.grad.range(part.begin, part.count),
-                                  .compute = group.compute.tensor().range(part.begin, part.count),
-                                  .negative_step = -update.lr * rule_.config().lr_ratio,
-                                  .negative_decay = -update.lr * rule_.config().weight_decay});
+      ops::run(ex, ops::Update{.rule = ops::RuleId::Sgd,
+                               .p = group.master_of(part),
+                               .states = {},
+                               .g = group.grad.range(part.begin, part.count),
+                               .compute = group.compute.tensor().range(part.begin, part.count),
+                               .scalars = scalars});
     });
   }
 
@@ -286,7 +293,8 @@ Muon::Muon(const config::Config& config, DType compute)
     : muon_(config.muon),
       state_(accumulator_of(compute)),
       type_(config::type_of(config.muon.compute).value_or(compute)),
-      overlaps_(config.debug.overlap) {}
+      overlaps_(config.debug.overlap),
+      floor_(floor_of(config.optim.decay)) {}
 
 int64_t Muon::traffic() const {
   // Momentum reads and writes m and g, the exchange reads and writes g and X, the update reads o, reads and writes p.

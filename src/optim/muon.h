@@ -28,11 +28,13 @@ class Muon final : public Rule {
   /// The type of the matrices while they are sent and orthogonalized.
   DType type() const { return type_; }
   bool overlaps() const { return overlaps_; }
+  double floor() const { return floor_; }  // Step::floor
 
  private:
   const config::Muon muon_;
   const DType state_, type_;
   const bool overlaps_;
+  const double floor_;
 };
 
 }  // namespace trainer::optim

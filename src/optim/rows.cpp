@@ -24,7 +24,24 @@ void adamw_scalars(const Settings& settings, const Update& update, const Step& s
   k[K::floor] = step.floor;
 }
 
-constexpr Row kRows[] = {{ops::RuleId::AdamW, "adamw", adamw_agreed, adamw_scalars}};
+bool is_sgd(const Settings& settings) { return settings.optim.name == config::OptimizerName::sgd; }
+std::optional<Agreed> none_agreed(const Settings&, int64_t) { return {}; }
+void sgd_scalars(const Settings& settings, const Update&, const Step& step, double* k) {
+  using K = ops::rules::Sgd;  // as the other two
+  k[K::mu] = settings.sgd.momentum;
+  k[K::nstep] = -step.lr;
+  k[K::nwd] = step.negative_decay;
+  k[K::floor] = step.floor;
+}
+
+constexpr Row kRows[] = {
+    {ops::RuleId::Sgd, "sgd", [](const Settings& s) { return is_sgd(s) && s.sgd.momentum == 0; }, none_agreed,
+     sgd_scalars},
+    {ops::RuleId::SgdMomentum, "sgd", [](const Settings& s) { return is_sgd(s) && !s.sgd.nesterov; }, none_agreed,
+     sgd_scalars},
+    {ops::RuleId::SgdNesterov, "sgd", is_sgd, none_agreed, sgd_scalars},
+    {ops::RuleId::AdamW, "adamw", [](const Settings&) { return true; }, adamw_agreed, adamw_scalars},
+};
 
 }  // namespace
 

@@ -156,6 +156,12 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
   setup::require_one_compute(world, machine);
   if (const std::unique_ptr<optim::Rule> rule = optim::named_rule(config); rule->needs_same_kernels())
     setup::warn_of_different_kernels(world, machine, rule->name());
+  if (world.first() && config.optim.mup_base_width > 0)
+    log::warning(
+        "optim.mup_base_width: the attention scale stays 1/sqrt(head size), so the model of width {} must have "
+        "the head size {} too",
+        config.optim.mup_base_width, config::head_size(config.model));
+  if (const std::string rates = optim::rates_text(config); world.first() && !rates.empty()) log::info("{}", rates);
   if (world.first())
     if (const std::string obstacle = huggingface::export_obstacle(config.model); !obstacle.empty())
       log::warning("{}; the run is not affected", obstacle);

@@ -19,20 +19,6 @@ void momentum(double mu_value, double scale_value, bool nesterov, void* m_data, 
   });
 }
 
-template <typename A>
-void apply(double step_value, double decay_value, void* p_data, const void* o_data, bf16* compute, int64_t n) {
-  A* p = static_cast<A*>(p_data);
-  const A* o = static_cast<const A*>(o_data);
-  const Vec<A> step = splat<A>(static_cast<A>(step_value)), decay = splat<A>(static_cast<A>(decay_value));
-  each_vector<A>(n, [&](int64_t i, auto tag) {
-    const Vec<A> old = get(p + i, tag), next = fused<A>(step, get(o + i, tag), fused<A>(decay, old, old));
-    put(p + i, next, tag);
-    if constexpr (sizeof(A) == 4) {
-      if (compute != nullptr) put(compute + i, next, tag);
-    }
-  });
-}
-
 template <typename Flat, typename Packed>
 void gather(const void* flat_data, const Strip* strips, int64_t n, void* packed_data) {
   using A = AccumulatorOf<Flat>;
@@ -94,7 +80,6 @@ void combine(const void* product_data, const void* x_data, void* y_data, double 
 }  // namespace
 
 extern const MuonKernels muon_kernels = {{momentum<double>, momentum<float>},
-                                         {apply<double>, apply<float>},
                                          {{gather<double, double>, gather<double, float>, gather<double, bf16>},
                                           {gather<float, double>, gather<float, float>, gather<float, bf16>},
                                           {gather<bf16, double>, gather<bf16, float>, gather<bf16, bf16>}},

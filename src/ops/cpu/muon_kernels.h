@@ -11,8 +11,6 @@ struct Strip;
 
 struct MuonKernels {
   void (*momentum[2])(double mu, double scale, bool nesterov, void* m, void* g, int64_t n);
-  /// `compute` may be null.
-  void (*apply[2])(double step, double decay, void* p, const void* o, bf16* compute, int64_t n);
   /// By the types of `flat` and `packed`.
   void (*gather[3][3])(const void* flat, const Strip* strips, int64_t n, void* packed);
   void (*scatter[3][3])(const void* packed, const Strip* strips, int64_t n, double scale, void* flat);

@@ -18,14 +18,6 @@ struct MomentumFormula {
   }
 };
 
-struct ApplyFormula {
-  float step, decay;
-  __device__ void operator()(float (&x)[3]) const {
-    auto& [p, o, compute] = x;
-    compute = p = fmaf(step, o, fmaf(decay, p, p));
-  }
-};
-
 /// x <- x·factor[0], with the factor rounded to f32.
 struct MultiplyFormula {
   const double* factor;
@@ -88,13 +80,6 @@ void run(Exec& ex, const MuonMomentum& op) {
   map_elements<4>(
       ex, MomentumFormula{rounded(op.momentum), rounded(1 - op.momentum), rounded(op.gradient_scale), op.nesterov},
       InOut<float>{op.m}, InOut<float>{op.g});
-}
-
-void run(Exec& ex, const MuonApply& op) {
-  require_f32(op.p, "muon p");
-  if (ex.device.dry()) return;
-  map_elements<4>(ex, ApplyFormula{rounded(op.negative_step), rounded(op.negative_decay)}, InOut<float>{op.p},
-                  In<float>{op.o}, Out<bf16>{op.compute});
 }
 
 void run(Exec& ex, const GatherStrips& op) {

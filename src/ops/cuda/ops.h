@@ -29,7 +29,7 @@ namespace trainer::ops::cuda {
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
   X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) \
-  X(MuonMomentum) X(MuonApply) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
+  X(MuonMomentum) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
 // clang-format on
 #define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);
 TRAINER_CUDA_OPERATORS(TRAINER_DECLARE_RUN)

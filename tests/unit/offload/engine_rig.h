@@ -35,7 +35,8 @@ struct Rig {
     declare(store);
   }
   void use_adamw(bool round_gradients) {
-    rules.push_back(optim::elementwise_rule({settings, round_gradients}, store.state_dtype()));
+    rules.push_back(
+        optim::elementwise_rule({.optim = settings, .round_gradients = round_gradients}, store.state_dtype()));
     optim::keep_states(store, rules);
   }
   void without_offload(bool round_gradients = false) {

@@ -92,34 +92,6 @@ TEST_F(Muon, MomentumRoundsAsTheScalarLoop) {
       }
 }
 
-TEST_F(Muon, ApplicationRoundsAsTheScalarLoop) {
-  for (const DType type : {DType::f64, DType::f32})
-    for (const bool copy : {true, false}) {
-      if (lacks(type) || (copy && type == DType::f64)) continue;
-      const int64_t n = 3 * kTaskElements + 5;
-      Mixed draw(82);
-      TestTensor p = TestTensor({n}, type).fill(draw), o = TestTensor({n}, type).fill(draw);
-      const double step = -0.013, decay = -0.02 * 0.1;
-      on_every_device(
-          [&](TestExec& ex) {
-            TestTensor next = p, there = o, compute({n}, DType::bf16);
-            compute.fill([] { return 0.0; });
-            run(ex, MuonApply{next, there, copy ? Tensor(compute) : Tensor{}, step, decay});
-            return std::vector<TestTensor>{next, compute};
-          },
-          [&](const std::vector<TestTensor>& out) {
-            const auto r = [&](double x) { return rounded(x, type); };
-            Want want;
-            for (int64_t i = 0; i < n; ++i) {
-              const double next = fused(r(step), o.at(i), fused(r(decay), p.at(i), p.at(i), type), type);
-              want.expect(out[0], i, next);
-              want.expect(out[1], i, copy ? rounded(next, DType::bf16) : 0);
-            }
-            EXPECT_EQ(want.differ, 0) << name_of(type);
-          });
-    }
-}
-
 /// Rows of a matrix that is part of a wider one or is stored transposed, and one strip that is longer than a task.
 std::vector<Strip> strips_of(bool transposed) {
   std::vector<Strip> strips;
@@ -243,7 +215,6 @@ TEST_F(Muon, OperatorsOnNothingDoNothing) {
   const DType f32 = DType::f32;
   const auto empty = [](DType type) { return Tensor{nullptr, {0}, type, 0}; };
   ops::run(static_cast<Exec&>(machine.ex), MuonMomentum{empty(f32), empty(f32), 0.95, 1, true});
-  ops::run(static_cast<Exec&>(machine.ex), MuonApply{empty(f32), empty(f32), {}, -1, 0});
   ops::run(static_cast<Exec&>(machine.ex),
            GatherStrips{empty(f32), {nullptr, {0, 4}, DType::i64, 0}, empty(DType::bf16)});
   ops::run(static_cast<Exec&>(machine.ex),

@@ -131,7 +131,6 @@ inline Operands operands(SquaredNorms& o) {
   return all;
 }
 inline Operands operands(MuonMomentum& o) { return {&o.m, &o.g}; }
-inline Operands operands(MuonApply& o) { return {&o.p, &o.o, &o.compute}; }
 inline Operands operands(GatherStrips& o) { return {&o.flat, &o.strips, &o.packed}; }
 inline Operands operands(ScatterStrips& o) { return {&o.packed, &o.strips, &o.flat}; }
 inline Operands operands(MuonNormalize& o) { return {&o.x, &o.blocks}; }

@@ -280,6 +280,27 @@ TEST_F(Rules, DecayEverythingWithoutAFloorAndOnlyWhatMovesTowardsZeroWithOne) {
   });
 }
 
+TEST_F(Rules, DecayWhereTheUpdateTimesTheWeightIsNotBelowZero) {
+  const float tiny = std::numeric_limits<float>::denorm_min();
+  struct {
+    float p, g;
+    bool decays;
+  } const cases[] = {{0.5f, 0.0f, true},       {0.5f, -0.0f, true},      {-0.5f, 0.0f, true}, {1e-30f, -1e-30f, true},
+                     {1e-20f, -1e-19f, false}, {0.5f, -4 * tiny, false}, {0.5f, 0.25f, true}, {-0.5f, 0.25f, false}};
+  for (const Isa isa : instruction_sets()) {
+    Machine machine(1, isa);
+    const auto n = static_cast<int64_t>(std::size(cases));
+    Case<float> c{RuleId::Sgd, {0, -0.125, -0.25, 0}};
+    Operand<float> x(n, 0, 1);
+    for (size_t i = 0; i < std::size(cases); ++i) x.p[i] = cases[i].p, x.g[i] = cases[i].g;
+    update(machine.ex, c, x, 0, n);
+    for (size_t i = 0; i < std::size(cases); ++i) {
+      const auto [p, g, decays] = cases[i];
+      EXPECT_EQ(x.p[i], std::fma(-0.125f, g * static_cast<float>(kScale), decays ? 0.75f * p : p)) << i;
+    }
+  }
+}
+
 TEST_F(Rules, WriteALargeCopyAlikeWithinAndPastTheCaches) {
   const int64_t n = (int64_t{1} << 19) + 77;  // more than a core's own caches
   each_rule([&]<typename Rule>(RuleId id) {

@@ -127,6 +127,10 @@ const Golden kGoldens[] = {{"4x6", 4, 6, 1, 0.0919063453462636, 0.10066569250069
                             0.0486147456415412,
                             [](config::Config&) {},
                             {1, 0.25, 0.5}},
+                           {"4x6 cautious", 4, 6, 3, 0.0771289018589321, 0.0927397972052597, 0.047040342487764,
+                            [](config::Config& c) { c.optim.decay = config::Decay::cautious; }},
+                           {"6x4 cautious", 6, 4, 3, 0.0778972419313558, 0.089510727802412, 0.0909718393717299,
+                            [](config::Config& c) { c.optim.decay = config::Decay::cautious; }},
                            {"4x6 polar", 4, 6, 3, 0.0706532968407637, 0.0889926623810244, 0.0465386306914347,
                             [](config::Config& c) { c.muon.coefficients = config::MuonCoefficients::polar; }}};
 

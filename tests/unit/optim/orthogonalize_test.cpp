@@ -9,6 +9,7 @@
 #include <random>
 
 #include "ops/muon.h"
+#include "ops/update.h"
 #include "tensor/host_copy.h"
 
 using namespace trainer;
@@ -277,9 +278,11 @@ State updated(const Case& c, int steps, DType state, const Storage& storage) {
     ops::run(machine.ex,
              ops::ScatterStrips{
                  .packed = flat, .strips = strips, .flat = gradient, .scale = optim::update_scale(c.scale, shape)});
-    ops::run(machine.ex,
-             ops::MuonApply{
-                 .p = weights, .o = gradient, .compute = {}, .negative_step = -lr, .negative_decay = -lr * decay});
+    const double scalars[ops::rules::Sgd::scalars] = {0, -lr, -lr * decay, -HUGE_VAL};
+    ops::run(
+        machine.ex,
+        ops::Update{
+            .rule = ops::RuleId::Sgd, .p = weights, .states = {}, .g = gradient, .compute = {}, .scalars = scalars});
   }
   State out;
   const Values all = values_of(weights), averages = values_of(average);
