@@ -12,12 +12,12 @@ comm::Communicator& Ranks::along(AxisSet axes, comm::Purpose purpose) const {
   return mesh_->along(axes, purpose);
 }
 
-// Replicas have different rows, so on the whole mesh the data axis splits rows as well.
+// On the whole mesh, the axes of replicas and stages split rows as well, so that no redistribution uses them.
 Layout Ranks::layout(Spread spread, Rows rows, int64_t width, int64_t parts) const {
-  const int64_t count = rows.count * size(replicas());
+  const int64_t count = rows.count * size(apart());
   const Shape shape = parts > 0 ? Shape{count, parts, width} : Shape{count, width};
   return Layout(shape_, shape)
-      .with(replicas() | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
+      .with(apart() | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
       .with(spread.cols, mesh::split(shape.dims() - 1));
 }
 

@@ -42,9 +42,9 @@ class Ranks {
   /// Returns the communicator along these axes. Requires a mesh.
   comm::Communicator& along(AxisSet axes, comm::Purpose purpose = comm::Purpose::critical) const;
 
-  /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in `spread`; tile() returns
-  /// this rank's part of the matrix. Throws Code::config if the matrix cannot be split evenly. With `parts`, the layout
-  /// is that of several matrices side by side, [rows, parts, width], each split by columns.
+  /// Returns the layout of a matrix [rows, width] of each replica and stage (the outermost axes) in `spread`; tile()
+  /// returns this rank's part of the matrix. Throws Code::config if the matrix cannot be split evenly. With `parts`,
+  /// the layout is that of several matrices side by side, [rows, parts, width], each split by columns.
   mesh::Layout layout(Spread spread, Rows rows, int64_t width, int64_t parts = 0) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
 
@@ -63,7 +63,11 @@ class Ranks {
 
  private:
   mesh::Transit wait_unless_overlapping(Exec& ex, mesh::Transit&& transit) const;
-  AxisSet replicas() const { return shape_.has("data") ? shape_.set("data") : AxisSet{0}; }
+  /// Returns the axes whose ranks have different matrices: replicas, and stages.
+  AxisSet apart() const {
+    const auto axes = [&](const char* name) { return shape_.has(name) ? shape_.set(name) : AxisSet{0}; };
+    return axes("stage") | axes("data");
+  }
   mesh::Mesh* mesh_ = nullptr;
   mesh::MeshShape shape_;
   bool overlap_ = true, wide_sums_ = false;

@@ -1,6 +1,7 @@
 #include "parallel/strategy.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "parallel/attention.h"
 #include "parallel/grid_linear.h"
@@ -12,8 +13,8 @@ namespace trainer::parallel {
 Strategy::Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding sharding, bool overlap)
     : store_(store),
       sharding_(std::move(sharding)),
-      ranks_(sharding_.ranks_of_replica() == 1 ? Ranks()
-                                               : Ranks(mesh, overlap && sharding_.overlap, sharding_.wide_sums)) {}
+      ranks_(sharding_.ranks_of_stage() == 1 ? Ranks()
+                                             : Ranks(mesh, overlap && sharding_.overlap, sharding_.wide_sums)) {}
 
 Strategy::Strategy(ParamStore& store, int64_t n_layer) : store_(store), sharding_{.layers = {{.count = n_layer}}} {}
 
@@ -23,6 +24,16 @@ Spread Strategy::stream(int64_t layer) const {
     layer -= cut.count;
   }
   return sharding_.head;
+}
+
+Spread Strategy::boundary(int64_t layer, int64_t rows) const {
+  const sharding::ModelSharding& s = sharding_;
+  Spread spread = stream(layer);
+  // Ranks are numbered row-major: an axis inside all others that split rows divides each rank's rows.
+  const AxisSet inside = ~(std::bit_ceil(spread.rows + 1) - 1);
+  const AxisSet copies = s.wide(s.all() & inside & ~(s.stage_axis() | s.data() | spread.rows | spread.cols));
+  if (rows % s.ranks(spread.rows | copies) == 0) spread.rows |= copies;
+  return spread;
 }
 
 AxisSet Strategy::loss_axes() const {
@@ -84,16 +95,16 @@ std::unique_ptr<Norm> Strategy::head_norm(const LayerSpec& spec, const std::stri
 }
 
 std::unique_ptr<Embedding> Strategy::embedding(int group, const EmbeddingSpec& spec) {
-  table_.emplace(ranks_, store_, group, "wte", spec, sharding_.table, stream(0));
+  table_.emplace(ranks_, store_, group, kTableName, spec, sharding_.table, stream(0));
   return std::make_unique<Embedding>(*table_, group, spec);
 }
 
 std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec& spec, bool tied) {
   const Spread features = stream(n_layer);
-  if (!tied)
-    return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, sharding_.table, features), false,
-                                  spec.logit_softcap);
-  TRAINER_CHECK(table_.has_value(), "a tied head must be created after its embedding");
+  if (!tied || !table_)
+    return std::make_unique<Head>(
+        Table(ranks_, store_, group, tied ? kTableName : "head.weight", spec, sharding_.table, features, /*copy=*/tied),
+        false, spec.logit_softcap);
   return std::make_unique<Head>(table_->with_stream(features), true, spec.logit_softcap);
 }
 

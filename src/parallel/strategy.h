@@ -101,6 +101,9 @@ class Strategy {
   /// Returns the spread of a layer's residual stream (norms and skip connections); for layer n_layer, the spread at the
   /// final norm and the head.
   Spread stream(int64_t layer) const;
+  /// Returns the spread in which the stream of a layer, of `rows` token rows, is sent from stage to stage: axes along
+  /// which ranks have copies split rows, too, if each rank's rows are then among those that it had.
+  Spread boundary(int64_t layer, int64_t rows) const;
   /// Returns the axes over which the rows are split when losses are computed (Head::loss_axes()), on ranks without a
   /// head, too.
   AxisSet loss_axes() const;
@@ -114,7 +117,8 @@ class Strategy {
   /// be on several ranks.
   std::unique_ptr<Norm> head_norm(const LayerSpec& spec, const std::string& name, int64_t heads);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);
-  /// `tied`: shares the embedding's table; the embedding must be created first.
+  /// `tied`: shares the embedding's table, which must be created first if it is on this rank. If it is not, there is a
+  /// copy of the table in `group`.
   std::unique_ptr<Head> head(int n_layer, int group, const EmbeddingSpec& spec, bool tied);
   const Ranks& ranks() const { return ranks_; }
 

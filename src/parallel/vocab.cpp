@@ -16,7 +16,7 @@ using params::GradSlot;
 using params::Init;
 
 Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::string& name, const EmbeddingSpec& spec,
-             VocabSpread spread_over, Spread activations)
+             VocabSpread spread_over, Spread activations, bool copy)
     : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
   const AxisSet rows = spread_at_table().rows;
   TRAINER_CHECK((spread.flat & cut()) == 0, "an axis must not both shard {} and split its rows or columns", name);
@@ -26,7 +26,11 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
                                   .with(spread.vocab, split(0))
                                   .with(spread.width, split(1))
                                   .with(spread.flat, mesh::kFlat);
-  slot = store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}, rows & ~spread.flat}});
+  slot = store.add_slot(group, {{.name = name,
+                                 .layout = layout,
+                                 .init = {Init::Kind::normal, spec.init_std},
+                                 .sum_over = rows & ~spread.flat,
+                                 .copy = copy}});
   if (spread.keep) store.weights().keep(slot);
 }
 

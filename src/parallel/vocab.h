@@ -15,6 +15,9 @@
 
 namespace trainer::parallel {
 
+/// The parameter of the embedding's table.
+inline constexpr const char* kTableName = "wte";
+
 struct EmbeddingSpec {
   int64_t vocab = 0, d_model = 0;
   int64_t positions = 0;       // number of learned positions; 0: none
@@ -25,9 +28,9 @@ struct EmbeddingSpec {
 
 /// A table in the store, used with activations in the spread `stream`.
 struct Table {
-  /// Adds a slot for the table to the store.
+  /// Adds a slot for the table to the store. `copy`: the table of this name is on another pipeline stage.
   Table(const Ranks& ranks, params::ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec,
-        VocabSpread spread, Spread stream);
+        VocabSpread spread, Spread stream, bool copy = false);
   /// Returns the same slot for activations in another spread (internal error if the slot's gradient would then be
   /// reduced over different axes).
   Table with_stream(Spread other) const;

@@ -63,8 +63,9 @@ SlotId ParamTable::add_slot(int group, std::vector<SlotPart> parts) {
     for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
+    const bool primary = !part.copy && part.layout.is_owner(here);
     params_.push_back(
-        {part.name, part.layout.shape(), part.init, group, part.layout.is_owner(here), part.hidden, std::move(runs)});
+        {part.name, part.layout.shape(), part.init, group, primary, part.copy, part.hidden, std::move(runs)});
     first_col += box[-1];
   }
   slot.parts = std::move(parts);
@@ -128,7 +129,7 @@ std::vector<Region> ParamTable::counted_regions(int group) const {
   bool whole_before = false;  // the previous slot is counted whole too: one region covers both slots and their padding
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
-    const auto owned = [&](const SlotPart& part) { return part.layout.is_owner(here); };
+    const auto owned = [&](const SlotPart& part) { return !part.copy && part.layout.is_owner(here); };
     const bool whole = std::ranges::all_of(slot.parts, owned);
     int64_t first = 0;
     for (const SlotPart& part : slot.parts) {
@@ -150,7 +151,7 @@ std::vector<Region> ParamTable::counted_regions(int group) const {
 
 int64_t ParamTable::parameter_count() const {
   int64_t count = 0;
-  for (const Param& param : params_) count += param.count();
+  for (const Param& param : params_) count += param.copy ? 0 : param.count();
   return count;
 }
 

@@ -26,6 +26,7 @@ struct Param {
   Init init;
   int group = 0;
   bool primary = true;  // this rank counts and saves it, among the ranks of a replica that hold the same elements
+  bool copy = false;    // the parameter is on another pipeline stage; a copy is not primary
   bool hidden = false;  // the weight of a block's linear
   std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat buffer
   int64_t count() const { return shape.count(); }
@@ -40,6 +41,7 @@ struct SlotPart {
   /// reduced over them once per step.
   mesh::AxisSet sum_over = 0;
   bool hidden = false;  // the weight of a block's linear, which Muon orthogonalizes
+  bool copy = false;    // the parameter of this name is on another pipeline stage, which counts and saves it
 };
 
 /// A part of a flat buffer: rows of `cols` elements, `pitch` apart.
@@ -82,7 +84,7 @@ class ParamTable {
   /// elements.
   bool has(int group) const { return !slot_groups_[static_cast<size_t>(group)].slots.empty(); }
   const std::vector<Param>& params() const { return params_; }
-  int64_t parameter_count() const;  // number of elements of all global tensors, without padding
+  int64_t parameter_count() const;  // number of elements of all global tensors, without padding and copies
 
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int group_of(SlotId slot) const { return at(slot).group; }
