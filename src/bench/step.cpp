@@ -195,7 +195,8 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   train::StepWork work = work_of(config, 1);
-  work.micro_batches = std::min<int64_t>(work.micro_batches, 2);  // the second adds to the gradients of the first
+  if (config.parallel.stages == 1)
+    work.micro_batches = std::min<int64_t>(work.micro_batches, 2);  // the second adds to the gradients of the first
   trainer.step(work, random_batches(config));
   device->synchronize();
   return ops::measured_gemms(*device);

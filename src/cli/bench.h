@@ -22,6 +22,7 @@ struct Bench {
     config = load_configuration(o.config);
     machine = setup::choose_machine(config, *world);
     config::choose_vocab_axes(config, config.data.vocab_size, machine.compute);  // as a run does
+    config::choose_stage_layers(config, config.data.vocab_size);
   }
   void require_config() const {
     if (options.config.file.empty())

@@ -22,16 +22,26 @@ MatmulWeights matmul_weights(const config::Model& model, int64_t vocab) {
   return {.blocks = block_weights(model, model.n_layer), .head = model.d_model * vocab};
 }
 
-/// Returns the mean number of keys that a query sees in a layer, summed over the first `layers` layers.
-static double visible_keys(const config::Model& model, int64_t layers) {
+/// Returns the mean number of keys that a query sees in a layer.
+static double keys_in_layer(const config::Model& model, int64_t layer) {
   const auto length = static_cast<double>(model.seq_len);
+  const int64_t window = window_of(model, layer);
+  const double keys = window > 0 ? static_cast<double>(window) : length;
+  return keys - keys * keys / (2 * length);
+}
+
+/// The same, summed over the first `layers` layers.
+static double visible_keys(const config::Model& model, int64_t layers) {
   double sum = 0;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const int64_t window = window_of(model, layer);
-    const double keys = window > 0 ? static_cast<double>(window) : length;
-    sum += keys - keys * keys / (2 * length);
-  }
+  for (int64_t layer = 0; layer < layers; ++layer) sum += keys_in_layer(model, layer);
   return sum;
+}
+
+double layer_flops(const config::Model& model, int64_t layer) {
+  int64_t weights = 0;
+  for (const BlockLinear& linear : linears_of(model, layer)) weights += linear.in * linear.out();
+  return 2.0 * static_cast<double>(weights) +
+         4.0 * static_cast<double>(attention_width(model)) * keys_in_layer(model, layer);
 }
 
 FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, int64_t recomputed_layers) {

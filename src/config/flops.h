@@ -34,6 +34,8 @@ FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, int64_t
 /// Returns the same for data of whose causal pairs of query and key only this share is visible, since documents are
 /// separate. The full count does not change.
 FlopsPerToken with_visible_share(FlopsPerToken flops, double share);
+/// Returns the FLOPs of one token in a layer's forward pass: its weights, and the keys that a query sees.
+double layer_flops(const config::Model& model, int64_t layer);
 /// Returns the mean number of keys that a query sees, over all positions of a sequence and all layers: w − w²/(2·S)
 /// with a window of w <= S keys, S/2 without.
 double mean_visible_keys(const config::Model& model);

@@ -58,6 +58,10 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
       {"tensor_parallel_degree", "parallel.tensor"},
       {"tp", "parallel.tensor"},
       {"dp", "parallel.data"},
+      {"pp", "parallel.stages"},
+      {"pipeline_parallel_degree", "parallel.stages"},
+      {"pipeline_parallel_size", "parallel.stages"},
+      {"pipeline_model_parallel_size", "parallel.stages"},
       {"use_distributed_optimizer", "parallel.zero_stage"},
   };
   return names;
@@ -68,9 +72,9 @@ constexpr const char *kFsdp = "FSDP (ZeRO-3) is parallel.strategy = \"fsdp\"; pa
                      *kHsdp =
                          "HSDP is parallel.strategy = \"fsdp\" with parallel.shards = N and parallel.data = D, the "
                          "number of replicas",
-                     *kPipeline =
-                         "pipeline parallelism is not supported; use parallel.tensor or parallel.strategy = "
-                         "\"fsdp\" if a model does not fit",
+                     *kInterleaved =
+                         "set parallel.chunks, the number of chunks per stage: layers / (stages x layers per virtual "
+                         "stage)",
                      *kContext =
                          "context parallelism (Ulysses) is parallel.strategy = \"fsdp\" with parallel.context = "
                          "N; ring attention is not supported",
@@ -103,11 +107,7 @@ const std::map<std::string, std::string, std::less<>>& foreign_hints() {
       {"hsdp", kHsdp},
       {"dp_replicate", kHsdp},
       {"data_parallel_replicate_degree", kHsdp},
-      {"pp", kPipeline},
-      {"pipeline_parallel_degree", kPipeline},
-      {"pipeline_parallel_size", kPipeline},
-      {"pipeline_model_parallel_size", kPipeline},
-      {"num_layers_per_virtual_pipeline_stage", kPipeline},
+      {"num_layers_per_virtual_pipeline_stage", kInterleaved},
       {"cp", kContext},
       {"context_parallel_degree", kContext},
       {"context_parallel_size", kContext},

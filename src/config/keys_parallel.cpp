@@ -23,6 +23,17 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integer("data", &Parallel::data, 0,
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / ranks of one replica"},
                    "Data parallelism: replicas of the model, each with its own sequences.");
+  parallel.integer("stages", &Parallel::stages, 1, {.range = between(1, 1024), .unit = "stages"},
+                   "Pipeline parallelism: stages of a replica, each with consecutive layers on ranks of its own, which "
+                   "the strategy shares out. For models that do not fit otherwise, and for slow networks. A step needs "
+                   "several micro-batches per stage: of m + stages - 1 turns, stages - 1 are idle.");
+  parallel.integer("chunks", &Parallel::chunks, 1, {.range = between(1, 64), .unit = "chunks"},
+                   "Chunks of layers per stage (interleaved 1F1B): idle time is divided by this number, and messages "
+                   "are multiplied by it. Micro-batches per step must be a multiple of stages.");
+  parallel.integers("stage_layers", &Parallel::stage_layers, {}, {.range = between(0, 100'000)},
+                    "Layers of each chunk, stages * chunks numbers in the order of the layers; chunk c is on stage "
+                    "c mod stages. Only the first chunk, which has the embedding, and the last one, which has the "
+                    "head, may have none. []: chosen, so that the largest chunk has the fewest FLOPs, head included.");
   parallel.integer("tensor", &Parallel::tensor, 1,
                    {.range = between(1, 65'536), .unit = "ranks", .strategies = {megatron_1d}},
                    "megatron-1d: tensor-parallel ranks of a replica.");

@@ -12,9 +12,9 @@ namespace trainer::config {
 
 /// Returns layouts in which `world` ranks can evaluate the model of a resolved configuration, in order of preference:
 ///   - one replica per rank;
-///   - for models that do not fit on one rank, the configuration's own layout;
+///   - for models that do not fit on one rank, the configuration's own layout, without stages;
 ///   - replicas shared by as few ranks as possible.
-std::vector<Parallel> replica_layouts(const Config& config, int world);
+std::vector<Parallel> replica_layouts(const Config& trained, int world);
 /// Returns layouts for generating one sequence token by token, in order of preference: tensor parallelism over as many
 /// ranks as possible, then the configuration's own layout, for models that do not fit otherwise.
 std::vector<Parallel> generation_layouts(const Config& config, int world);
@@ -27,6 +27,10 @@ std::vector<Parallel> choices_by_memory(const Config& config);
 bool chooses_vocab_axes(const Config& config);
 /// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
 void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
+
+/// Chooses parallel.stage_layers if it is empty and there are several stages: the largest chunk has as few FLOPs as
+/// possible, recomputation and the head of `vocab` tokens included (sharding::split_layers).
+void choose_stage_layers(Config& config, int64_t vocab);
 
 /// Returns `config`, whose strategy is "auto", with the layout of a run that was configured by `trained`: its
 /// micro-batch, its strategy and those of the strategy's keys that the planner chooses and on which rounding depends.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -29,11 +30,41 @@ std::vector<int64_t> extents(const Config& config) {
   return std::get<IntegerList>(value);
 }
 
+/// Adds the errors in the keys of stages.
+void check_stages(const Config& config, std::vector<BrokenRule>& broken) {
+  const Parallel& p = config.parallel;
+  const int64_t layers = config.model.n_layer, chunks = p.stages * p.chunks, most = layers + 2;
+  if (p.stages == 1 && p.chunks > 1)
+    broken.push_back({{"parallel.chunks", "parallel.stages"},
+                      format("chunks = {} needs several stages; use chunks = 1, or set stages", p.chunks)});
+  if (p.stages > 1 && chunks > most)
+    broken.push_back({{"parallel.stages", "parallel.chunks", "model.n_layer"},
+                      format("stages = {} with chunks = {}: {} layers allow at most {} chunks (the first may have only "
+                             "the embedding, the last only the head); use stages <= {}",
+                             p.stages, p.chunks, layers, most, most / p.chunks)});
+  if (p.stages > 1 && p.strategy == StrategyName::autoddl && p.axes.size() > 5)  // a mesh has at most 8 axes
+    broken.push_back({{"parallel.axes", "parallel.stages"},
+                      format("axes has {} axis sizes, at most 5 with several stages", p.axes.size())});
+  const std::vector<int64_t>& split = p.stage_layers;
+  const auto wrong = [&](const std::string& text) {
+    broken.push_back({{"parallel.stage_layers", "parallel.stages", "parallel.chunks", "model.n_layer"}, text});
+  };
+  if (split.empty()) return;
+  if (std::ssize(split) != chunks)
+    return wrong(format("stage_layers has {} numbers, expected {} = stages x chunks", split.size(), chunks));
+  if (const auto sum = std::accumulate(split.begin(), split.end(), int64_t{0}); sum != layers)
+    wrong(format("stage_layers adds up to {}, expected n_layer = {}", sum, layers));
+  for (size_t chunk = 1; chunk + 1 < split.size(); ++chunk)
+    if (split[chunk] == 0)
+      return wrong(format("stage_layers: chunk {} has no layers; only the first and the last may have none", chunk));
+}
+
 /// Returns the errors that prevent the configured strategy's keys from describing a sharding.
 std::vector<BrokenRule> malformed_keys(const Config& config) {
   std::vector<BrokenRule> broken;
   const NamedStrategy& strategy = strategy_of(config);
   if (strategy.check_keys != nullptr) strategy.check_keys(config, broken);
+  check_stages(config, broken);
   return broken;
 }
 
@@ -69,7 +100,7 @@ double distance(const Config& config, const Config& other) {
 /// the nearest smaller and the nearest larger number (at most twice the number). For each number of ranks the setting
 /// with the smallest distance() is chosen.
 std::vector<Config> nearest_settings(const Config& config) {
-  const int64_t ranks = ranks_of_replica(config);
+  const int64_t ranks = ranks_of_stage(config);
   std::vector<Config> all;
   for (const int64_t step : {-1, 1})
     for (int64_t count = step < 0 ? ranks : ranks + 1; count >= 1 && count <= 2 * ranks; count += step) {
@@ -133,7 +164,9 @@ std::string remedy_of(const sharding::Violation& violation, const ModelSharding&
 
 }  // namespace
 
-int64_t ranks_of_replica(const Config& config) {
+int64_t ranks_of_replica(const Config& config) { return config.parallel.stages * ranks_of_stage(config); }
+
+int64_t ranks_of_stage(const Config& config) {
   int64_t product = 1;
   for (const int64_t extent : extents(config)) product *= extent;
   return product;
@@ -143,7 +176,8 @@ const char* replica_key(const Config& config) { return strategy_of(config).exten
 
 std::string replica_text(const Config& config) {
   const Key& key = extents_key(config);
-  return key.name + " = " + to_toml(key.get(config));
+  const std::string of_stage = key.name + " = " + to_toml(key.get(config));
+  return config.parallel.stages == 1 ? of_stage : format("stages = {} x {}", config.parallel.stages, of_stage);
 }
 
 std::vector<BrokenRule> broken_rules(const Config& config) {
@@ -357,6 +391,8 @@ void drop_other_strategies(Config& config) {
 std::string layout_text(const Config& config) {
   const Parallel& p = config.parallel;
   std::string text = format("{} {}", extents_key(config).name, fmt::join(extents(config), " x "));
+  if (p.stages > 1)
+    text = format("{} stages (1f1b{}), ", p.stages, p.chunks == 1 ? "" : format(", {} chunks", p.chunks)) + text;
   for_own_keys(config, [&](const Key& key) {
     const Value value = key.get(config);
     if (&key == &extents_key(config) || value == key.initial || key.type == Type::tables || key.type == Type::string)

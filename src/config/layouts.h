@@ -8,9 +8,12 @@
 
 namespace trainer::config {
 
-/// Returns the number of ranks that share one replica of the model: the product of the strategy's own axes.
+/// Return the number of ranks that share one replica of the model, and one stage of it: the product of the strategy's
+/// own axes.
 int64_t ranks_of_replica(const Config& config);
-/// Return the key that determines ranks_of_replica() ("parallel.mesh"), and the same with its value: "mesh = [2, 2]".
+int64_t ranks_of_stage(const Config& config);
+/// Return the key that determines ranks_of_stage() ("parallel.mesh"), and the same with its value: "mesh = [2, 2]",
+/// with several stages "stages = 4 x mesh = [2, 2]".
 const char* replica_key(const Config& config);
 std::string replica_text(const Config& config);
 
@@ -58,7 +61,7 @@ bool needs_spec(const Config& config);
 /// Resets the keys of all other strategies to their defaults.
 void drop_other_strategies(Config& config);
 
-/// Returns "tensor 4, data 2", "grid 2 x 2 x 1, data 4".
+/// Returns "tensor 4, data 2", "4 stages (1f1b), grid 2 x 2 x 1, data 4".
 std::string layout_text(const Config& config);
 
 }  // namespace trainer::config

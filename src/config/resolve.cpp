@@ -137,7 +137,8 @@ std::optional<DType> type_of(Compute compute) {
 void resolve_shards(Config& config, int64_t world) {
   const Key& key = *find_key("parallel", "shards");
   if (!key.belongs(config.parallel.strategy) || config.parallel.shards > 0) return;
-  config.parallel.shards = std::max(config.parallel.context, world / std::max<int64_t>(1, config.parallel.data));
+  config.parallel.shards =
+      std::max(config.parallel.context, world / config.parallel.stages / std::max<int64_t>(1, config.parallel.data));
 }
 
 void resolve_world(Config& config, int64_t world) {

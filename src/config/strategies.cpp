@@ -235,7 +235,8 @@ sharding::ModelSharding sharding_of(const Config& config) {
   sharding::ModelSharding s = strategy_of(config).sharding(config);
   s.overlap = config.parallel.overlap_all_reduce;
   s.wide_sums = config.parallel.sum_dtype == DType::f32;
-  return s;
+  const Parallel& p = config.parallel;
+  return add_stages(std::move(s), {.count = p.stages, .chunks = p.chunks, .layers = p.stage_layers});
 }
 
 sharding::Extents extents_of(const Config& config) {

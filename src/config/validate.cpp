@@ -203,8 +203,24 @@ void check_log(const Log& log, Checker& checker) {
                   fmt::join(log.trace, ", "));
 }
 
+/// Checks what several stages do not support. `plans`: for the planner.
+void check_stages(const Config& config, bool plans, Checker& checker) {
+  const Parallel& parallel = config.parallel;
+  if (parallel.stages == 1) return;
+  checker.require(!plans && !is_automatic(config), {"parallel.stages", "parallel.strategy"},
+                  "stages = {}: layouts with stages are not planned; remove it, or set parallel.strategy for a run",
+                  parallel.stages);
+  checker.require(config.run.device != DeviceChoice::cuda, {"parallel.stages", "run.device"},
+                  "stages = {} runs on CPUs only; use stages = 1 with device = \"cuda\"", parallel.stages);
+  const bool samples = config.train.sample_interval != 0 && !config.train.sample_prompt.empty();
+  for (const char* key : {"train.sample_interval", "train.sample_prompt"})
+    checker.require(!samples || !is_given(config, key), {key, "parallel.stages"},
+                    "a run with stages = {} writes no samples; remove it, and use `trainer generate`", parallel.stages);
+}
+
 void check_world(const Config& config, const LoadOptions& options, Checker& checker) {
   const Parallel& parallel = config.parallel;
+  check_stages(config, options.plans, checker);
   if (options.plans) return;
   const std::optional<int64_t> launched = options.world;
   for (const BrokenRule& rule : broken_rules(config)) checker.add(rule);
@@ -230,7 +246,7 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
     const std::string size = data == 0 ? format(" requires a multiple of {}, but this is", counted(replica, "rank"))
                                        : format(" x data = {} does not match", data);
-    checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config)},
+    checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config), "parallel.stages"},
                        "{}{} {}; start with mpirun -np {}, or change these keys", replica_text(config), size,
                        counted(world, "rank"), needed);
     if (data == 0 && fits) data = world / replica;
@@ -241,6 +257,14 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
                   {"train.global_batch", "train.micro_batch", "parallel.data", replica_key(config)},
                   "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}; change it",
                   train.global_batch, train.micro_batch, data, round);
+  const int64_t stages = parallel.stages, all = round * stages;
+  checker.require(parallel.chunks == 1 || data == 0 || train.global_batch % round != 0 || train.global_batch % all == 0,
+                  {"parallel.chunks", "parallel.stages", "train.global_batch", "train.micro_batch", "parallel.data"},
+                  "chunks = {} needs a multiple of stages = {} micro-batches per step, found {} (global_batch {} / "
+                  "micro_batch {} / "
+                  "{} replicas); use global_batch = {}",
+                  parallel.chunks, stages, train.global_batch / std::max<int64_t>(1, round), train.global_batch,
+                  train.micro_batch, data, round_up(train.global_batch, all));
 }
 
 void check_offload(const Config& config, Checker& checker) {

@@ -51,11 +51,13 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                                         has_rope(model, layer) ? rope : nullptr});
   }
   head_group_ = store.add_group("head");
-  if (std::ranges::none_of(chunks_, &Chunk::head)) return;
+  const bool has_head = std::ranges::any_of(chunks_, &Chunk::head);
+  if (tied && (embedding_ == nullptr || !has_head)) table_group_ = store.add_group("table");
+  if (!has_head) return;
   final_norm_ = strategy.norm(static_cast<int>(model.n_layer), head_group_, parallel::norm_of(model, "norm_f"));
   parallel::EmbeddingSpec own = table;
   own.init_std *= model.init_head;
-  head_ = strategy.head(static_cast<int>(model.n_layer), head_group_, own, tied);
+  head_ = strategy.head(static_cast<int>(model.n_layer), table_group_ < 0 ? head_group_ : table_group_, own, tied);
 }
 
 Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, int64_t from, int64_t to) const {
@@ -94,6 +96,7 @@ Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, c
     df.reset();
     saved.x.reset();
     saved.stats = {};
+    if (table_group_ >= 0) grads.end_group(ex, table_group_);
     grads.end_group(ex, head_group_);
   }
   for (int64_t l = chunk.last; l-- > chunk.first;) {

@@ -28,7 +28,7 @@ class Transformer {
  public:
   /// `model` must be resolved (config::resolve). Declares the groups of the whole model and the parameters of `chunks`,
   /// which are in the order of the model, in `store`, which the caller then allocates. Without chunks, has the whole
-  /// model as one.
+  /// model as one. Of a tied table, the head has a copy in a group of its own if the embedding is on another rank.
   Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
               const config::Model& model, int64_t vocab, const config::Train& train, uint64_t dropout_seed,
               std::vector<Chunk> chunks = {});
@@ -113,6 +113,7 @@ class Transformer {
   config::Model model_;
   int64_t vocab_;
   int embedding_group_ = 0, head_group_ = 0;  // groups in the store
+  int table_group_ = -1;                      // group of a copy of a tied table; -1: none
   parallel::ParamStore& store_;
   parallel::Strategy& strategy_;
   parallel::StreamDropout embedding_dropout_;

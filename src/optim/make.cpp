@@ -178,7 +178,8 @@ bool overlaps_forward(const config::Config& config, int threads) {
   constexpr int64_t kFewRows = 512;  // 1024 rows gain 1 to 3 %, less than the memory of gradients is worth
   return config.optim.overlap && config.debug.overlap && threads > 1 &&
          config.train.micro_batch * config.model.seq_len <= kFewRows && config.parallel.zero_stage == 0 &&
-         config.offload.optimizer == config::OffloadOptimizer::none && named_rule(config)->elementwise() != nullptr;
+         config.parallel.stages == 1 && config.offload.optimizer == config::OffloadOptimizer::none &&
+         named_rule(config)->elementwise() != nullptr;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(params::ParamStore& store, const Rules& rules, bool overlaps) {

@@ -87,7 +87,8 @@ class MuonUpdater final : public Updater {
     const mesh::MeshShape& mesh = store.mesh_shape();
     const bool split = store.replicas().split_state;
     const bool apart = rule.config().owners == config::MuonOwners::replica && mesh.has("data") && !split;
-    const mesh::AxisSet left_out = apart ? mesh.set("data") : 0;
+    mesh::AxisSet left_out = apart ? mesh.set("data") : 0;
+    if (mesh.has("stage")) left_out |= mesh.set("stage");  // stages have different matrices
     mesh::AxisSet among = 0;
     for (int axis = 0; axis < mesh.axes(); ++axis)
       if (mesh.size(axis) > 1) among |= (mesh::AxisSet{1} << axis) & ~left_out;

@@ -51,6 +51,7 @@ void GradSink::prepare(device::Device& device) {
       if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
     }
   }
+  if (shared_.slot >= 0) other_ = Buffer(device, "gradients", store_.stored(shared_.slot), store_.state_dtype());
   norms_.reserve(ranges);
   if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
   blocks_ = Buffer(device, "gradients", {blocks}, DType::f64);
@@ -195,21 +196,34 @@ void GradSink::end_reductions(Exec& ex) {
     sum.ticket.join(ex);
     if (!sum.in_place()) copy_regions(ex, *group, sum, /*back=*/true);
   }
+  if (shared_.slot < 0 || store_.group_of(shared_.slot) != group->id) start_replica_sum(ex, *group);
+}
+
+void GradSink::start_replica_sum(Exec& ex, GroupState& group) {
   GroupState* const before = group_in(Phase::reducing);  // with on_reduced_, the only one
-  group->phase = Phase::reducing;
+  group.phase = Phase::reducing;
   const Replicas& replicas = store_.replicas();
   if (replicas.count() == 1) {
-    join_replica_sum(ex, *group);
+    join_replica_sum(ex, group);
     // A CPU's caches may still hold some of the gradient.
-    if (ex.device.kind() == device::DeviceKind::cpu) sum_group(ex, *group);
+    if (ex.device.kind() == device::DeviceKind::cpu) sum_group(ex, group);
     return;
   }
-  const Tensor grad = buffers(*group).grad;
-  const comm::Chunk owned = buffers(*group).owned;
-  group->over_replicas = replicas.split_state
-                             ? replicas.grads->reduce_scatter(ex, grad, grad.range(owned.begin, owned.count))
-                             : replicas.grads->all_reduce(ex, grad);
+  const Tensor grad = buffers(group).grad;
+  const comm::Chunk owned = buffers(group).owned;
+  group.over_replicas = replicas.split_state
+                            ? replicas.grads->reduce_scatter(ex, grad, grad.range(owned.begin, owned.count))
+                            : replicas.grads->all_reduce(ex, grad);
   if (on_reduced_ && before != nullptr) join_replica_sum(ex, *before);
+}
+
+void GradSink::add_other(Exec& ex) {
+  const Tensor own = store_.gradient(shared_.slot);
+  comm::Ticket received = shared_.from->send(ex, other_);
+  shared_.to->send(ex, own).join(ex);
+  received.join(ex);
+  ops::run(ex, ops::Add{.x = own, .other = other_, .y = own});
+  start_replica_sum(ex, groups_[static_cast<size_t>(store_.group_of(shared_.slot))]);
 }
 
 void GradSink::join_replica_sum(Exec& ex, GroupState& group) {
@@ -226,6 +240,7 @@ void GradSink::end_micro(Exec& ex) {
 }
 
 GradNorm GradSink::finish(Exec& ex) {
+  if (shared_.slot >= 0) add_other(ex);
   // The groups' reductions end in the order in which they started: the last group first.
   for (GroupState& group : std::views::reverse(groups_)) {
     if (!store_.has(group.id)) continue;

@@ -69,6 +69,10 @@ class GradSink {
   /// group's reduce-scatters within the replica. With one replica, a CPU also sums the squares of complete gradients
   /// for finish(): in the last micro-batch, they must not change after that. A group without slots has nothing to end.
   void end_group(Exec& ex, int group);
+  /// Adds the gradient of a slot that another rank holds, too, to its own: each rank sends its gradient on the link
+  /// `to` and receives the other's on `from`. finish() does so; then it starts the reduction of the slot's group over
+  /// the replicas. Call before prepare().
+  void add_other_rank(SlotId slot, comm::Communicator& to, comm::Communicator& from) { shared_ = {slot, &to, &from}; }
   /// Sets `reduced`, which is called once per step for each group, in the order of the backward pass, when the group's
   /// gradient is complete: summed over all micro-batches, ranks and replicas (with ZeRO-1, for the chunk that this
   /// replica owns). It is called by end_group(), one group after the group's reduction over the replicas has started,
@@ -152,6 +156,10 @@ class GradSink {
   /// Joins the reductions within the replica of the group that is ending, if any. In the last micro-batch, also starts
   /// its reduction over the replicas.
   void end_reductions(Exec& ex);
+  /// Adds the other rank's part of a shared gradient.
+  void add_other(Exec& ex);
+  /// Starts the reduction over the replicas of a group whose gradient is complete on this replica.
+  void start_replica_sum(Exec& ex, GroupState& group);
   /// Brings a group to phase `reduced`: joins its reduction over the replicas.
   void join_replica_sum(Exec& ex, GroupState& group);
   /// Returns the first tensor, by group and position in it, with a non-finite gradient on any rank, within owned
@@ -170,6 +178,12 @@ class GradSink {
   Buffer squares_;                          // [ranks of the longest axis, groups] f64
   HostCopy on_host_;                        // copy of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank
+  struct Shared {
+    SlotId slot = -1;
+    comm::Communicator *to = nullptr, *from = nullptr;
+  };
+  Shared shared_;  // the slot of a gradient that another rank has a part of; -1: none
+  Buffer other_;   // that part
   const Options options_;
   bool last_ = false;
 };

@@ -25,7 +25,8 @@ void require_own_profile(const Cluster& cluster, const Machine& machine) {
 }
 
 RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine& machine) {
-  if (config.hardware.profile.empty()) return plan_run(config, vocab, machine, true);
+  // The waits of stages for each other are not predicted.
+  if (config.hardware.profile.empty() || config.parallel.stages > 1) return plan_run(config, vocab, machine, true);
   const Cluster cluster = read_cluster(config.hardware.profile);
   require_own_profile(cluster, machine);
   if (const std::optional<DType> type = type_without_peak(cluster, config, machine.compute)) {

@@ -191,9 +191,9 @@ GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute) {
   Timeline timeline(step, cluster, compute);
   double before = 0;
-  for (const auto& [program, count] : step.parts) {
+  for (const StepProgram::Part& part : step.parts) {
     before = timeline.all.compute();
-    timeline.play(program, static_cast<double>(count));
+    timeline.play(part.program, static_cast<double>(part.count));
   }
   if (step.plan.offload)
     timeline.all.offload =

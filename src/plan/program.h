@@ -40,10 +40,10 @@ class ProgramRecorder final : public Recorder {
   int64_t collectives = 0;
 };
 
-/// The programs of a step, in the order in which they begin, and how often it runs each. The last one includes the
-/// update.
+/// The programs of a step, by the kind of their actions, and how often it runs each. The last one includes the update.
 struct StepProgram {
   struct Part {
+    sharding::ActionKind kind;
     Program program;
     int64_t count = 1;
   };

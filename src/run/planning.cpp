@@ -57,6 +57,7 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
 
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {
   config::choose_vocab_axes(config, vocab, machine.compute);
+  config::choose_stage_layers(config, vocab);
   const std::vector<config::Parallel> choices = config::choices_by_memory(config);
   const bool given = config.optim.overlap;
   const auto plan_one = [&] {

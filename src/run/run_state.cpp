@@ -85,7 +85,9 @@ std::string load_all(train::ModelRunner& runner, const fs::path& folder, const c
     if (world.first())
       checkpoint::require_compatible(reader.header(), expected, folder, runner.config().checkpoint.allow_other_data);
     reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/true),
-                {.weights_only = false, .tied = runner.config().model.tie_embeddings.value()});
+                {.weights_only = false,
+                 .tied = runner.config().model.tie_embeddings.value(),
+                 .elsewhere = [&](const std::string& name) { return runner.has_elsewhere(name); }});
     const checkpoint::Snapshot& stored = reader.header();
     resumed = {folder,
                reader.manifest().sequence,
@@ -196,7 +198,9 @@ struct RemoveAtEnd {
 std::string load_weights(train::ModelRunner& runner, const checkpoint::Reader& reader) {
   std::string damage = find_damage_on_any_rank(runner.mesh().world(), [&] {
     reader.load(checkpoint::slices_to_fill(runner.store(), /*states=*/false),
-                {.weights_only = true, .tied = runner.config().model.tie_embeddings.value()});
+                {.weights_only = true,
+                 .tied = runner.config().model.tie_embeddings.value(),
+                 .elsewhere = [&](const std::string& name) { return runner.has_elsewhere(name); }});
   });
   if (damage.empty()) runner.store().refresh_compute();
   return damage;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "checkpoint/run_lock.h"
 #include "comm/agreement.h"
 #include "comm/gpu_transport.h"
@@ -99,7 +100,14 @@ void plan_only(comm::World& world, config::Config config, const setup::Machine& 
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
   const setup::RunPlan plan = plan_training(world, config, vocab, machine);
+  const std::vector<std::string> totals = world.control().gather(format_bytes(static_cast<double>(plan.total)));
   text = to_text(plan, config, machine) + setup::offload_table(plan, config, vocab, machine);
+  if (const std::string stages = setup::stages_text(config, vocab); !stages.empty()) {
+    text += format("stages\n  {}\n  memory per rank, by stage:", stages);
+    const size_t count = static_cast<size_t>(config.parallel.stages);  // consecutive ranks are of one stage
+    for (size_t stage = 0; stage < count; ++stage) text += " " + totals[stage * totals.size() / count];
+    text += "\n";
+  }
   world.control().run_on_all_ranks([&] {
     try {
       setup::require_memory(plan, config, vocab, machine);
@@ -137,6 +145,10 @@ config::Panels keep_choices(comm::World& world, const config::Parallel& before, 
 int run_session(comm::World& world, const config::Config& requested, const SessionOptions& options,
                 std::string& plan_text) {
   setup::Machine machine = setup::choose_machine(requested, world);
+  if (machine.gpu && requested.parallel.stages > 1)
+    throw Error(Code::config, format("parallel.stages = {} runs on CPUs only; set run.device = \"cpu\", or stages = 1",
+                                     requested.parallel.stages))
+        .on(Scope::all_ranks);
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const comm::GpuTransport between_gpus =
       comm::choose_gpu_transport(world, *dry, config::requested_nccl(requested.parallel));

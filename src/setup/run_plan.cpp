@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/join.h"
 #include "base/units.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/param_slices.h"
@@ -138,12 +139,13 @@ RunPlan plan_of(train::ModelRunner& runner, int64_t vocab, const Machine& machin
   }
   plan.gradients_in_activations = runner.store().gradients_in_arena();
   if (plan.gradients_in_activations) plan.backward_peaks = backward_peaks(runner.arena(), config);
-  plan.parameters = runner.store().parameter_count();
+  plan.parameters = runner.parameter_count();
   plan.flops = config::flops_per_token(config.model, vocab, recomputed_layers(config));
   plan.executed_flops = runner.meter().matmul_flops();
   plan.recomputed_flops = runner.meter().recomputed_flops();
   // The recomputed FLOPs are those that the dry run counted, since the closed form does not know that a recomputed
-  // block skips its last GEMM.
+  // block skips its last GEMM. Other stages recompute other layers.
+  if (config.parallel.stages > 1) return plan;
   const double share = static_cast<double>(machine.ranks) / static_cast<double>(runner.replicas());  // per replica
   plan.flops.recomputed =
       plan.recomputed_flops * share / static_cast<double>(runner.micro_batch() * config.model.seq_len);
@@ -167,7 +169,7 @@ int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t m
 
 bool writes_samples(const config::Config& config) {
   const config::Train& train = config.train;
-  return !config.data.tokenizer.empty() &&
+  return !config.data.tokenizer.empty() && config.parallel.stages == 1 &&
          (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
 }
 
@@ -214,6 +216,40 @@ std::string update_text(const train::UpdateCost& update, double seconds) {
   text += " per rank";
   if (std::isfinite(seconds)) text += format(", {:.4g} ms predicted", seconds * 1e3);
   return text;
+}
+
+std::string stages_text(const config::Config& config, int64_t vocab) {
+  const sharding::Stages stages = config::sharding_of(config).stages;
+  if (stages.count == 1) return {};
+  std::vector<double> forward, backward;  // by chunk
+  int64_t layer = 0;
+  for (const int64_t layers : stages.layers) {
+    forward.push_back(0);
+    double again = 0;
+    for (const int64_t end = layer + layers; layer < end; ++layer) {
+      const double flops = config::layer_flops(config.model, layer);
+      forward.back() += flops;
+      if (recompute_of(config.train, layer) == config::Recompute::full) again += flops;
+    }
+    if (forward.size() == stages.layers.size())
+      forward.back() += 2.0 * static_cast<double>(vocab * config.model.d_model);
+    backward.push_back(2 * forward.back() + again);
+  }
+  const int64_t micro_batches =
+      config.train.global_batch / (config.train.micro_batch * std::max<int64_t>(1, config.parallel.data));
+  double work = 0;
+  const auto seconds = [&](const sharding::Action& action) {
+    const auto chunk = static_cast<size_t>(action.chunk);
+    const double own =
+        (action.has(sharding::kForward) ? forward[chunk] : 0) + (action.has(sharding::kBackward) ? backward[chunk] : 0);
+    work += own;
+    return own;
+  };
+  const std::vector<double> ends = simulate(lists_of(stages, micro_batches), stages, seconds);
+  const double idle = 1 - work / (std::ranges::max(ends) * static_cast<double>(stages.count));
+  return format("layers {} on {} stages{}, head on the last; {} micro-batches per step; {} of the time idle, by FLOPs",
+                fmt::join(stages.layers, " "), stages.count,
+                stages.chunks == 1 ? "" : format(" of {} chunks", stages.chunks), micro_batches, format_percent(idle));
 }
 
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {

@@ -67,6 +67,9 @@ int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t m
                                  const std::function<bool(const config::Config&)>& fits);
 /// Returns "6.54G FLOPs in GEMMs, 52.1 MiB of memory traffic and 3.1 MiB sent per rank, 12.3 ms predicted".
 std::string update_text(const train::UpdateCost& update, double seconds);
+/// Returns "layers 12 13 13 10 on 4 stages, head on the last; 16 micro-batches per step; 16.4 % of the time idle, by
+/// FLOPs"; empty if there is one stage. parallel.stage_layers must be chosen.
+std::string stages_text(const config::Config& config, int64_t vocab);
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan if the plan exceeds the limit, naming the largest category and a remedy: what `advice` returns,

@@ -115,6 +115,14 @@ void check_stage(const List& list, const Stages& p, int64_t micro_batches, int64
 
 }  // namespace
 
+std::string text_of(const Action& action) {
+  std::string text;
+  if (action.has(kForward)) text += 'F';
+  if (action.has(kBackward)) text += 'B';
+  if (action.has(kWeights)) text += 'W';
+  return format("{} {}", text, action.chunk);
+}
+
 ActionLists lists_of(const Stages& p, int64_t micro_batches) {
   TRAINER_CHECK(p.chunks == 1 || (p.count > 1 && micro_batches % p.count == 0 &&
                                   p.schedule == PipelineSchedule::one_forward_one_backward),
@@ -279,17 +287,6 @@ std::vector<int64_t> split_layers(std::span<const double> costs, double head, in
 
 ActionKind kind_of(const Action& action, int64_t micro_batches) {
   return {action.passes, action.chunk, action.micro == 0, action.micro + 1 == micro_batches};
-}
-
-std::vector<Repeated> kinds_of(const List& list, int64_t micro_batches) {
-  std::vector<Repeated> kinds;
-  for (const Action& action : list) {
-    const ActionKind kind = kind_of(action, micro_batches);
-    auto found = std::ranges::find(kinds, kind, &Repeated::kind);
-    if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, 0});
-    ++found->count;
-  }
-  return kinds;
 }
 
 }  // namespace trainer::sharding

@@ -24,6 +24,8 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 using ActionLists = std::vector<std::vector<Action>>;  // by stage
+/// Returns the passes and the chunk: "F 0", "FB 1".
+std::string text_of(const Action& action);
 
 /// Returns the lists of a step. One stage runs forward and backward pass of each micro-batch together. With several
 /// chunks per stage, the micro-batches must be a multiple of the stages, and the schedule 1f1b.
@@ -75,12 +77,5 @@ struct ActionKind {
   bool operator==(const ActionKind&) const = default;
 };
 ActionKind kind_of(const Action& action, int64_t micro_batches);
-
-/// Returns the kinds of a list with the number of their actions, in the order in which they begin.
-struct Repeated {
-  ActionKind kind;
-  int64_t count = 0;
-};
-std::vector<Repeated> kinds_of(const std::vector<Action>& list, int64_t micro_batches);
 
 }  // namespace trainer::sharding

@@ -7,6 +7,26 @@
 #include "parallel/loss.h"
 
 namespace trainer::train {
+namespace {
+
+/// Returns the chunks of a stage; none, which is the whole model, if there is one stage.
+std::vector<model::Chunk> chunks_of(const sharding::Stages& stages, int64_t stage) {
+  if (stages.count == 1) return {};
+  TRAINER_CHECK(std::ssize(stages.layers) == stages.count * stages.chunks,
+                "the layers of {} chunks are not chosen, found {} numbers (config::choose_stage_layers)",
+                stages.count * stages.chunks, stages.layers.size());
+  std::vector<model::Chunk> own;
+  int64_t first = 0;
+  for (int64_t chunk = 0; chunk <= stages.last_chunk(); ++chunk) {
+    const int64_t end = first + stages.layers[static_cast<size_t>(chunk)];
+    if (chunk % stages.count == stage)
+      own.push_back({.first = first, .last = end, .embedding = chunk == 0, .head = chunk == stages.last_chunk()});
+    first = end;
+  }
+  return own;
+}
+
+}  // namespace
 
 ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world, const config::Config& config,
                          int64_t vocab, DType compute, std::optional<sharding::ModelSharding> sharding)
@@ -17,10 +37,17 @@ ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world
       arena_(device),
       mesh_(world, device, parallel::mesh_shape(sharding_)),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1),
-      strategy_(mesh_, store_, sharding_, config.debug.overlap) {
+      strategy_(mesh_, store_, sharding_, config.debug.overlap),
+      links_(device, mesh_, sharding_, strategy_, rows(), config_.model.d_model, compute) {
   store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
-  model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
-                                                static_cast<uint64_t>(config.run.seed));
+  const int64_t stage = sharding_.stage_axis() == 0 ? 0 : mesh_.index("stage");
+  model_ =
+      std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
+                                           static_cast<uint64_t>(config.run.seed), chunks_of(sharding_.stages, stage));
+  for (int64_t chunk = stage; chunk <= sharding_.stages.last_chunk(); chunk += sharding_.stages.count) {
+    evaluation_.push_back({sharding::kForward, 0, static_cast<int32_t>(chunk)});
+    evaluation_keys_.push_back(sharding_.stages.chunks == 1 ? "evaluate" : format("evaluate {}", chunk));
+  }
 }
 
 ModelRunner::ModelRunner(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,
@@ -29,50 +56,62 @@ ModelRunner::ModelRunner(device::Device& device, comm::World& world, const confi
   allocate(params::ParamStore::Gradients::none, 1);
 }
 
-void ModelRunner::allocate(params::ParamStore::Gradients gradients, int64_t losses) {
+void ModelRunner::allocate(params::ParamStore::Gradients gradients, int64_t losses, int64_t batches) {
   store_.allocate(gradients);
-  const Shape rows{micro_batch_ * config_.model.seq_len};
-  ids_ = Buffer(device_, "data", rows, DType::i32);
-  targets_ = Buffer(device_, "data", rows, DType::i32);
-  weights_ = Buffer(device_, "data", rows, store_.state_dtype());
-  losses_ = Buffer(device_, "data", {losses * model_->loss_rows({rows.count()})}, DType::f64);
-  if (config_.data.separate_documents) first_key_ = Buffer(device_, "data", rows, DType::i32);
-  scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
+  const Shape all{batches * rows()};
+  ids_ = Buffer(device_, "data", all, DType::i32);
+  targets_ = Buffer(device_, "data", all, DType::i32);
+  weights_ = Buffer(device_, "data", all, store_.state_dtype());
+  terms_of_loss_ = losses;
+  losses_ = Buffer(device_, "data", {batches * losses * model_->loss_rows({rows()})}, DType::f64);
+  if (config_.data.separate_documents) first_key_ = Buffer(device_, "data", all, DType::i32);
+  // Stages before the last one have the losses of no rows.
+  scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes() | sharding_.stage_axis());
 }
 
 void ModelRunner::plan() {
   scalars_->make_communicators();
-  const parallel::Batch rows = batch();
   Meter uncounted;
-  record(
-      eval_key_, [&](Exec& ex) { model_->loss(ex, rows, losses(0)); }, uncounted);
+  for (size_t i = 0; i < evaluation_.size(); ++i)
+    record(
+        evaluation_keys_[i], [&](Exec& ex) { evaluate(ex, evaluation_[i]); }, uncounted);
   arena_.seal();
   store_.weights().forget_kept();
   mesh_.world().connect();
 }
 
+void ModelRunner::evaluate(Exec& ex, const sharding::Action& action) {
+  const auto chunk = static_cast<size_t>(action.chunk / sharding_.stages.count);
+  links_.send(ex, action, model_->loss(ex, batch(), losses(0), {chunk, links_.take(ex, action)}));
+}
+
 double ModelRunner::loss_sum(const data::TokenBatch& host) {
-  upload(host);
+  upload(host, 0);
   Exec ex = exec();
-  begin(ex, eval_key_);
-  model_->loss(ex, batch(), losses(0));
-  end();
+  links_.begin_list(evaluation_);
+  for (size_t i = 0; i < evaluation_.size(); ++i) {
+    links_.begin(ex, i);
+    begin(ex, evaluation_keys_[i]);
+    evaluate(ex, evaluation_[i]);
+    end();
+  }
+  links_.end_list(ex);
   return parallel::sum_of_losses(ex, losses(0));
 }
 
 void ModelRunner::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
-  record_gathers(program, body);
+  record_gathers({{program, body}});
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   Exec ex{*dry, arena_, meter};
   arena_.record(program, [&] { run_recorded(ex, program, body); });
 }
 
-void ModelRunner::record_gathers(const std::string& program, const std::function<void(Exec&)>& body) {
+void ModelRunner::record_gathers(const std::vector<Body>& programs) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   Arena heap(*dry, Arena::Mode::heap);
   Meter uncounted;
   Exec ex{*dry, heap, uncounted};
-  store_.weights().record(program, [&] { body(ex); });
+  for (const Body& body : programs) store_.weights().record(body.program, [&] { body.run(ex); });
   store_.weights().forget_kept();
 }
 
@@ -82,8 +121,8 @@ void ModelRunner::run_recorded(Exec& dry, const std::string& program, const std:
   store_.weights().end();
 }
 
-void ModelRunner::begin(Exec& ex, const std::string& program) {
-  arena_.begin(program);
+void ModelRunner::begin(Exec& ex, const std::string& program, const Arena::PerPool& frames) {
+  arena_.begin(program, frames);
   store_.weights().begin(ex, program);
 }
 
@@ -100,21 +139,47 @@ BytesByCategory ModelRunner::memory() const {
   return bytes;
 }
 
-parallel::Batch ModelRunner::batch() const {
-  return {.ids = ids_,
-          .targets = targets_,
-          .weights = weights_,
-          .first_key = first_key_,
+int64_t ModelRunner::parameter_count() const {
+  if (sharding_.stages.count == 1) return store_.parameter_count();
+  int64_t count = 0;
+  for (const auto& [name, elements] : whole_model()) count += elements;
+  return count;
+}
+
+bool ModelRunner::has_elsewhere(const std::string& name) const {
+  return sharding_.stages.count > 1 && std::ranges::count(store_.params(), name, &params::Param::name) == 0 &&
+         whole_model().contains(name);
+}
+
+std::map<std::string, int64_t> ModelRunner::whole_model() const {
+  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
+  params::ParamStore store(*dry, store_.compute_dtype());
+  parallel::Strategy one_rank(store, config_.model.n_layer);
+  const model::Transformer model(*dry, store, one_rank, config_.model, vocab(), config_.train, /*dropout_seed=*/0);
+  std::map<std::string, int64_t> elements;
+  for (const params::Param& param : store.params()) elements[param.name] = param.count();
+  return elements;
+}
+
+parallel::Batch ModelRunner::batch(int64_t number) const {
+  const auto own = [&](const Tensor& all) { return all ? all.range(number * rows(), rows()) : Tensor(); };
+  return {.ids = own(ids_),
+          .targets = own(targets_),
+          .weights = own(weights_),
+          .first_key = own(first_key_),
           .sequences = micro_batch_,
           .seq_len = config_.model.seq_len};
 }
 
-Tensor ModelRunner::losses(int64_t number) const {
-  const int64_t rows = model_->loss_rows({ids_.tensor().count()});
-  return losses_.tensor().range(number * rows, rows);
+Tensor ModelRunner::losses(int64_t term, int64_t number) const {
+  const int64_t own = model_->loss_rows({rows()});
+  return losses_.tensor().range((number * terms_of_loss_ + term) * own, own);
 }
 
-void ModelRunner::upload(const data::TokenBatch& host) { upload(host, {ids_, targets_, weights_, first_key_}); }
+void ModelRunner::upload(const data::TokenBatch& host, int64_t number) {
+  const parallel::Batch to = batch(number);
+  upload(host, {to.ids, to.targets, to.weights, to.first_key});
+}
 
 void ModelRunner::upload(const data::TokenBatch& host, const BatchTensors& to) {
   const auto rows = static_cast<size_t>(to.ids.count());

@@ -13,6 +13,7 @@
 #include "model/transformer.h"
 #include "tensor/costs.h"
 #include "train/documents.h"
+#include "train/links.h"
 #include "train/rank_scalars.h"
 
 namespace trainer::train {
@@ -33,12 +34,13 @@ class ModelRunner {
   /// Runs a program on a dry device, to record the order of its gathers and then its memory, and adds its costs to
   /// `meter`. The caller then seals arena(). Does nothing if the program is already recorded.
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
-  /// Begin and end a recorded program; the operators in between must be those of the program.
-  void begin(Exec& ex, const std::string& program);
+  /// Begin and end a recorded program; the operators in between must be those of the program. `frames`: those of its
+  /// sequence (Arena::begin).
+  void begin(Exec& ex, const std::string& program, const Arena::PerPool& frames = {});
   void end();
 
   /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
-  /// has. Masked rows count as 0. Waits for the device.
+  /// has: none before the last stage. Masked rows count as 0. Waits for the device, and for the stages before.
   double loss_sum(const data::TokenBatch& batch);
   /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
   /// empty unless documents are separate.
@@ -59,6 +61,10 @@ class ModelRunner {
   device::Device& device() { return device_; }
   const config::Config& config() const { return config_; }
   int64_t vocab() const { return model_->vocab(); }
+  /// Returns the number of elements of the whole model's parameters, without padding.
+  int64_t parameter_count() const;
+  /// True if the model has a parameter of this name, but only on other stages.
+  bool has_elsewhere(const std::string& name) const;
   mesh::Mesh& mesh() { return mesh_; }
   /// Returns the number of sequences in a micro-step: train.micro_batch / ModelSharding::depth().
   int64_t micro_batch() const { return micro_batch_; }
@@ -75,17 +81,23 @@ class ModelRunner {
   struct Unallocated {};
   ModelRunner(Unallocated, device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,
               DType compute, std::optional<sharding::ModelSharding> sharding);
-  /// Allocates the parameters, and a batch with this number of losses by row.
-  void allocate(params::ParamStore::Gradients gradients, int64_t losses);
+  /// Allocates the parameters, and this number of batches, each with that many losses by row.
+  void allocate(params::ParamStore::Gradients gradients, int64_t losses, int64_t batches = 1);
 
-  void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
+  /// A program, and what it runs.
+  struct Body {
+    std::string program;
+    std::function<void(Exec&)> run;
+  };
+  /// Records the order of gathers of programs that run one after another; each may use what those before it keep.
+  void record_gathers(const std::vector<Body>& programs);
   /// Runs `body` on a dry device with the gathers of the recorded program.
   void run_recorded(Exec& dry, const std::string& program, const std::function<void(Exec&)>& body);
-  /// Copies a batch to the tensors of batch().
-  void upload(const data::TokenBatch& batch);
-  parallel::Batch batch() const;
-  /// Returns the losses [rows] of a micro-batch that allocate() numbered.
-  Tensor losses(int64_t number) const;
+  /// Copies a batch to the tensors of batch(number).
+  void upload(const data::TokenBatch& batch, int64_t number);
+  /// Returns a batch that allocate() numbered, and its losses [rows]; `term` is numbered, too.
+  parallel::Batch batch(int64_t number = 0) const;
+  Tensor losses(int64_t term, int64_t number = 0) const;
   /// Returns the first keys of the last batch that was copied to the device.
   const std::vector<int32_t>& first_keys() const { return first_keys_; }
 
@@ -100,12 +112,22 @@ class ModelRunner {
   params::ParamStore store_;
   parallel::Strategy strategy_;
   std::unique_ptr<model::Transformer> model_;
+  StageLinks links_;
   std::optional<RankScalars> scalars_;
 
  private:
+  /// Returns the number of token rows of a batch.
+  int64_t rows() const { return micro_batch_ * config_.model.seq_len; }
+  /// Returns the parameters of the whole model by name, with their numbers of elements.
+  std::map<std::string, int64_t> whole_model() const;
+  /// Runs a forward pass through one of this rank's chunks for loss_sum().
+  void evaluate(Exec& ex, const sharding::Action& action);
+
   Buffer ids_, targets_, weights_, losses_, first_key_;
+  int64_t terms_of_loss_ = 1;  // in losses_, of a batch
   std::vector<int32_t> first_keys_;
-  const std::string eval_key_ = "evaluate";
+  std::vector<sharding::Action> evaluation_;  // forward passes of a batch through this rank's chunks
+  std::vector<std::string> evaluation_keys_;  // their programs
 };
 
 }  // namespace trainer::train

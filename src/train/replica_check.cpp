@@ -13,8 +13,8 @@ std::string hash_of(std::span<const T> values) {
   return to_string(checksum_of(std::as_bytes(values)));
 }
 
-/// Returns two hashes of equal width: one of the set of elements of a parameter that this rank holds, one of their
-/// values.
+/// Returns a parameter's name with a hash of the set of its elements that this rank holds; the name comes first, since
+/// stages have different parameters. After a tab, a hash of their values, and the end of the line.
 std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
   std::vector<int64_t> which;
   scratch.clear();
@@ -31,7 +31,8 @@ std::string describe(const params::Param& param, const Tensor& weights, std::vec
       }
     }
   }
-  return hash_of(std::span<const int64_t>(which)) + hash_of(std::span<const std::byte>(scratch));
+  return format("{} {}\t{}\n", param.name, hash_of(std::span<const int64_t>(which)),
+                hash_of(std::span<const std::byte>(scratch)));
 }
 
 }  // namespace
@@ -50,19 +51,20 @@ void check_replicas(Trainer& trainer, int64_t step) {
     own += describe(param, weights.tensor(), scratch);
   }
   const std::vector<std::string> all = trainer.mesh().host().gather(own);
-  const size_t width = own.size() / store.params().size();
-  for (size_t p = 0; p < store.params().size(); ++p) {
-    std::map<std::string_view, std::pair<std::string_view, size_t>> holders;  // elements → contents, first rank
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      const std::string_view entry = std::string_view(all[rank]).substr(p * width, width);
-      const std::string_view which = entry.substr(0, width / 2), contents = entry.substr(width / 2);
+  std::map<std::string_view, std::pair<std::string_view, size_t>> holders;  // elements → contents, first rank
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::string_view rest = all[rank];
+    while (!rest.empty()) {
+      const std::string_view which = rest.substr(0, rest.find('\t'));
+      const std::string_view contents = rest.substr(which.size(), rest.find('\n') - which.size());
+      rest.remove_prefix(which.size() + contents.size() + 1);
       const auto [first, is_new] = holders.try_emplace(which, contents, rank);
       if (is_new || first->second.first == contents) continue;
       throw Error(
           Code::difference,
           format("step {}: {} on rank {} differs from the copy on rank {}: one of these ranks computed a wrong result; "
                  "check the hardware of their hosts. The last checkpoint was saved before this check",
-                 step, store.params()[p].name, rank, first->second.second))
+                 step, which.substr(0, which.find(' ')), rank, first->second.second))
           .on(Scope::all_ranks);
     }
   }

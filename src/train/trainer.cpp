@@ -57,18 +57,25 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   const bool overlaps = device.kind() == device::DeviceKind::cpu && optim::overlaps_forward(config, device.threads());
   // With offload, too, updates overlap with the next forward pass.
   using Gradients = params::ParamStore::Gradients;
-  const bool once = accumulation() == 1 && state_home_ == nullptr && !overlaps;
+  const bool once = accumulation() == 1 && state_home_ == nullptr && !overlaps && !has_stages();
   if (config.train.z_loss > 0) terms_.push_back(&Outcome::z_loss);
-  allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_));
-  order_ = Buffer(device, "data", batch().ids.shape, DType::i32);
+  // All batches of a step are copied before its first action: a copy between two actions would stop a GPU's host.
+  const int64_t in_memory = memory_of(accumulation() - 1) + 1;
+  allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_), in_memory);
+  order_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
   const bool recomputes = recompute_of(config.train, 0) != config::Recompute::none;
   if (recomputes) store_.weights().save_memory_if_few();
-  for (const model::Chunk& chunk : model_->chunks()) saved_.emplace_back(chunk);
-  params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
+  const sharding::ActionLists lists = sharding::lists_of(sharding_.stages, accumulation());
+  if (has_stages()) sharding::check(lists, sharding_.stages, accumulation());
+  actions_ = lists[has_stages() ? static_cast<size_t>(mesh_.index("stage")) : 0];
+  frames_ = sharding::frames_of(actions_);
+  params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter,
+                                    .apart = sharding_.stage_axis()};
   if (compute == DType::bf16 && config.parallel.rs_dtype == DType::bf16) options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
+  share_table();
   if (state_home_ == nullptr) {
     optimizer_ = optim::make_optimizer(store_, rules_, overlaps);
     return;
@@ -78,6 +85,16 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   offload_ = engine.get();
   optimizer_ = std::move(engine);
   grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });
+}
+
+void Trainer::share_table() {
+  const int last = static_cast<int>(sharding_.stages.count) - 1, own = has_stages() ? mesh_.index("stage") : 0;
+  if (last == 0 || !config_.model.tie_embeddings.value() || (own != 0 && own != last)) return;
+  comm::Communicator& to_last = mesh_.link(sharding_.stage_axis(), 0, comm::Way::back);
+  comm::Communicator& to_first = mesh_.link(sharding_.stage_axis(), last, comm::Way::forward);
+  for (params::SlotId slot = 0; slot < store_.slots(); ++slot)
+    if (store_.parts_of(slot).front().name == parallel::kTableName)
+      grads_->add_other_rank(slot, own == 0 ? to_last : to_first, own == 0 ? to_first : to_last);
 }
 
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, const std::function<bool()>& stop) {
@@ -108,25 +125,43 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   std::array<double, RankScalars::kMost> all_sums{};
   const std::span sums = std::span(all_sums).first(terms_.size());
   VisiblePairs pairs;
-  TRAINER_CHECK(work.micro_batches <= accumulation(), "planned for {} micro-batches per step, not {}", accumulation(),
-                work.micro_batches);
+  TRAINER_CHECK(has_stages() ? work.micro_batches == accumulation() : work.micro_batches <= accumulation(),
+                "planned for {} micro-batches per step, not {}", accumulation(), work.micro_batches);
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
-  for (const sharding::Action& action : std::span(actions_).first(static_cast<size_t>(work.micro_batches))) {
-    if (stop && scalars_->is_true_on_any_rank(stop())) {
+  std::vector<parallel::Batch> loaded(static_cast<size_t>(memory_of(work.micro_batches - 1) + 1));
+  const auto load_one = [&](int64_t micro) {
+    parallel::Batch& batch = loaded[static_cast<size_t>(memory_of(micro))];
+    batch = load(work, micro, tokens, batches);
+    if (batch.first_key) pairs.add(config_.model, first_keys());
+  };
+  const auto add_losses = [&](int64_t micro) {
+    for (size_t t = 0; t < terms_.size(); ++t)
+      sums[t] += parallel::sum_of_losses(ex, losses(static_cast<int64_t>(t), memory_of(micro)));
+  };
+  for (int64_t micro = 0; has_stages() && micro < work.micro_batches; ++micro) load_one(micro);
+  links_.begin_list(actions_);
+  for (size_t a = 0; a < (has_stages() ? actions_.size() : static_cast<size_t>(work.micro_batches)); ++a) {
+    const int64_t micro = actions_[a].micro;
+    if (stop && (a == 0 || !has_stages()) && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
       return;
     }
-    const parallel::Batch batch = load(work, action.micro, tokens, batches);
-    if (batch.first_key) pairs.add(config_.model, first_keys());
+    if (!has_stages()) load_one(micro);
     clock.charge(&PhaseMs::data);
-    run(ex, sharding::kind_of(action, work.micro_batches), batch, clock);
-    draw_ahead(first_sample(work, action.micro + 1), batches);
-    for (size_t t = 0; t < terms_.size(); ++t) sums[t] += parallel::sum_of_losses(ex, losses(static_cast<int64_t>(t)));
+    links_.begin(ex, a);
+    run(ex, {a, sharding::kind_of(actions_[a], work.micro_batches)}, loaded[static_cast<size_t>(memory_of(micro))],
+        clock);
+    if (!has_stages()) {
+      draw_ahead(first_sample(work, micro + 1), batches);
+      add_losses(micro);
+    }
     clock.charge(&PhaseMs::backward);
   }
+  links_.end_list(ex);
+  for (int64_t micro = 0; has_stages() && micro < work.micro_batches; ++micro) add_losses(micro);
   scalars_->sum_over_rows(sums);
   for (size_t t = 0; t < terms_.size(); ++t) outcome.*terms_[t] = sums[t] / static_cast<double>(tokens);
   if (pairs.together > 0) outcome.visible_share = pairs.separate / pairs.together;
@@ -188,32 +223,32 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
     const TraceScope reading(meter_.trace, "read", -1, Span::Kind::input);
     if (std::exchange(ahead_, std::nullopt) != first) draw(first, batches);
   }
-  upload(host_);
+  upload(host_, memory_of(micro));
+  parallel::Batch batch = training_batch(micro);
   const std::vector<int32_t>& order = host_order_.rows;
-  device_.copy_to_device(order_.tensor().data, order.data(), std::ssize(order) * size_of(DType::i32));
-  parallel::Batch batch = training_batch();
+  device_.copy_to_device(batch.order.data, order.data(), std::ssize(order) * size_of(DType::i32));
   batch.first_sample = first - work.first_sample;  // index within the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
   return batch;
 }
 
-parallel::Batch Trainer::training_batch() const {
-  parallel::Batch batch = this->batch();
-  batch.order = order_;
+parallel::Batch Trainer::training_batch(int64_t micro) const {
+  parallel::Batch batch = this->batch(memory_of(micro));
+  batch.order = order_.tensor().range(memory_of(micro) * batch.ids.count(), batch.ids.count());
   batch.z_loss = config_.train.z_loss;
   batch.dropout = true;
   return batch;
 }
 
-void Trainer::run(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock& clock) {
-  const MicroGraphs::Kind of_graph{kind.first, kind.last, batch.loss_scale};
+void Trainer::run(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock& clock) {
+  const MicroGraphs::Kind of_graph{of.kind.first, of.kind.last, batch.loss_scale};
   switch (graphs_->next(ex, of_graph)) {
     case MicroGraphs::Next::launch:
-      launch(ex, kind, batch, &clock);
+      launch(ex, of, batch, &clock);
       return;
     case MicroGraphs::Next::record:
-      graphs_->record(of_graph, [&] { launch(ex, kind, batch, nullptr); });
+      graphs_->record(of_graph, [&] { launch(ex, of, batch, nullptr); });
       break;
     case MicroGraphs::Next::repeat:
       grads_->mark_all_written();
@@ -222,22 +257,42 @@ void Trainer::run(Exec& ex, const sharding::ActionKind& kind, const parallel::Ba
   graphs_->run(of_graph);
 }
 
-void Trainer::launch(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock* clock) {
-  begin(ex, train_key_);
-  run_passes(ex, kind, batch, clock);
+void Trainer::launch(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock* clock) {
+  begin(ex, programs_[of.action], frames_.slots[of.action]);
+  run_passes(ex, of, batch, clock);
   end();
 }
 
-void Trainer::run_passes(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock* clock) {
-  model::Transformer::Saved& saved = saved_[static_cast<size_t>(kind.chunk)];
-  if ((kind.passes & sharding::kForward) != 0) {
-    model_->forward(ex, batch, saved);
+void Trainer::run_passes(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock* clock) {
+  const sharding::Action& action = actions_[of.action];
+  model::Transformer::Saved& saved = saved_of(of.action);
+  Scratch passed = links_.take(ex, action);
+  if (action.has(sharding::kForward)) {
+    passed = model_->forward(ex, batch, saved, std::move(passed));
     if (clock != nullptr) clock->charge(&PhaseMs::forward);
   }
-  if ((kind.passes & sharding::kBackward) != 0) {
-    grads_->begin_micro(kind.last);
-    model_->loss_backward(ex, batch, saved, {losses(0), terms_.size() > 1 ? losses(1) : Tensor()}, *grads_);
+  if (action.has(sharding::kBackward)) {
+    grads_->begin_micro(of.kind.last);
+    const auto term = [&](size_t t) {
+      return t < terms_.size() ? losses(static_cast<int64_t>(t), memory_of(action.micro)) : Tensor();
+    };
+    passed = model_->loss_backward(ex, batch, saved, {term(0), term(1)}, *grads_, std::move(passed));
   }
+  links_.send(ex, action, std::move(passed));
+}
+
+std::vector<size_t> Trainer::sequence_of(int64_t micro, int64_t chunk) const {
+  std::vector<size_t> found;
+  for (size_t a = 0; a < actions_.size(); ++a)
+    if (actions_[a].micro == micro && actions_[a].chunk == chunk) found.push_back(a);
+  return found;
+}
+
+model::Transformer::Saved& Trainer::saved_of(size_t action) {
+  // By the frames that are in use from a sequence's first program to its last one.
+  const size_t pool = frames_.counts[1] > 0 ? 1 : 0;
+  return saved_[static_cast<size_t>(actions_[action].chunk / sharding_.stages.count)]
+               [static_cast<size_t>(frames_.slots[action][pool])];
 }
 
 void Trainer::plan(const ProgramRecorders& recorders) {
@@ -248,16 +303,29 @@ void Trainer::plan(const ProgramRecorders& recorders) {
 }
 
 void Trainer::plan_training(const ProgramRecorders& recorders) {
-  const parallel::Batch batch = training_batch();
+  const int64_t micro_batches = accumulation(), stages = sharding_.stages.count;
+  const int64_t first = actions_.front().chunk;
+  const parallel::Batch batch = training_batch(0);
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  actions_ = sharding::lists_of(sharding_.stages, accumulation()).front();
-  const std::vector<sharding::Repeated> kinds = sharding::kinds_of(actions_, accumulation());
+  for (const sharding::Action& action : actions_)
+    programs_.push_back(stages == 1 ? "train" : sharding::text_of(action));
   // The order of gathers is the same in all actions of a program.
-  sharding::ActionKind any = kinds.front().kind;
-  any.last = false;
-  record_gathers(train_key_, [&](Exec& ex) { run_passes(ex, any, batch); });
-  // The rest counts a whole step: each kind of action once, its communication as often as it runs. The last one, with
-  // the reductions, also records the memory.
+  for (const model::Chunk& chunk : model_->chunks()) {
+    const int64_t of_chunk = first + std::ssize(saved_) * stages;
+    saved_.emplace_back();
+    for (int64_t i = 0; i < std::max<int64_t>(1, std::ranges::max(frames_.counts)); ++i)
+      saved_.back().emplace_back(chunk);
+    std::vector<Body> bodies;
+    for (const size_t a : sequence_of(0, of_chunk)) {
+      Run any{a, sharding::kind_of(actions_[a], micro_batches)};
+      any.kind.last = false;
+      bodies.push_back({programs_[a], [this, any, &batch](Exec& ex) { run_passes(ex, any, batch); }});
+    }
+    record_gathers(bodies);
+  }
+  // The rest counts a whole step: each kind of action once, its communication as often as it runs. The programs of a
+  // micro-batch run one after another, since a backward pass needs what the forward pass saved. Those of the last
+  // micro-batch, with the reductions, also record the memory.
   store_.weights().weights_changed();
   grads_->begin_step();
   Arena heap(*dry, Arena::Mode::heap);
@@ -268,23 +336,36 @@ void Trainer::plan_training(const ProgramRecorders& recorders) {
     record(apart);
   };
   std::map<CommKey, CommCount> step;
-  bool communicates = false, last_communicates = false;
-  for (const auto& [kind, count] : kinds) {
+  bool communicates = false, last_communicates = false, begun = false;
+  const auto record = [&](int64_t micro, int64_t chunk, int64_t count) {
+    const bool last = micro + 1 == micro_batches;
     Meter once;
-    Meter& meter = kind.last ? meter_ : once;
-    if (recorders) meter.recorder = recorders(count);
-    scalars(meter.recorder, [&](Exec& apart) { scalars_->record_stop(apart); });
-    const auto passes = [&, &of = kind](Exec& ex) { run_passes(ex, of, batch); };
-    Exec ex{*dry, kind.last ? arena_ : heap, meter};
-    const auto pass = [&] { run_recorded(ex, train_key_, passes); };
-    if (kind.last) {
-      arena_.record_sequence({{train_key_, pass}});
+    Meter& meter = last ? meter_ : once;
+    std::vector<Arena::Member> members;
+    for (const size_t a : sequence_of(micro, chunk))
+      members.push_back({programs_[a], [&, a] {
+                           const Run of{a, sharding::kind_of(actions_[a], micro_batches)};
+                           if (recorders) meter.recorder = recorders(of.kind, count);
+                           if (!std::exchange(begun, has_stages()))
+                             scalars(meter.recorder, [&](Exec& apart) { scalars_->record_stop(apart); });
+                           Exec ex{*dry, last ? arena_ : heap, meter};
+                           run_recorded(ex, programs_[a], [&](Exec& of_pass) { run_passes(of_pass, of, batch); });
+                         }});
+    if (last) {
+      arena_.record_sequence(members, frames_.counts);
     } else {
-      pass();
+      for (const Arena::Member& member : members) member.body();
       for (const auto& [key, sent] : meter.comm()) step[key].wire_bytes += count * sent.wire_bytes;
     }
-    (kind.last ? last_communicates : communicates) |= !meter.comm().empty();
-  }
+    (last ? last_communicates : communicates) |= !meter.comm().empty();
+  };
+  // In the order of the last actions, so that the last program recorded is the one that the update follows.
+  const auto record_chunks = [&](int64_t micro, int64_t count) {
+    for (size_t i = saved_.size(); i-- > 0;) record(micro, first + static_cast<int64_t>(i) * stages, count);
+  };
+  if (micro_batches > 1) record_chunks(0, 1);
+  if (micro_batches > 2) record_chunks(1, micro_batches - 2);
+  record_chunks(micro_batches - 1, 1);
   scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_loss(apart, std::ssize(terms_)); });
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
@@ -292,7 +373,7 @@ void Trainer::plan_training(const ProgramRecorders& recorders) {
   scalars(meter_.recorder, [&](Exec& apart) { scalars_->record_update(apart, 2 + std::ssize(update.agreed)); });
   const std::map<CommKey, CommCount> before = meter_.comm();
   arena_.record(
-      update_key_, [&] { optimizer_->step(ex, update); }, train_key_);
+      update_key_, [&] { optimizer_->step(ex, update); }, has_stages() ? "" : programs_.back());
   update_cost_ = cost_of_update(before);
   meter_.recorder = nullptr;
   for (const auto& [key, sent] : meter_.comm()) step[key].wire_bytes += sent.wire_bytes;

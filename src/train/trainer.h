@@ -35,9 +35,9 @@ struct StepWork {
 /// Copies sequences [first_sample, first_sample + sequences) of the training order to `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
-/// Returns what receives the operations of the next program of a step, on a dry device; a step runs it `count` times.
-/// Programs are in the order in which they begin (sharding::kinds_of()); the last one includes the update.
-using ProgramRecorders = std::function<Recorder*(int64_t count)>;
+/// Returns what receives the operations of actions of a kind, on a dry device; a step runs `count` of them. The last
+/// call of a step is for the program that includes the update.
+using ProgramRecorders = std::function<Recorder*(const sharding::ActionKind& kind, int64_t count)>;
 
 /// The work of an update on one rank: FLOPs of GEMMs, bytes of memory traffic, and bytes sent to other ranks.
 struct UpdateCost {
@@ -55,8 +55,10 @@ class Trainer : public ModelRunner {
   void plan(const ProgramRecorders& recorders = {});
 
   /// Runs one optimizer step over micro_batches · micro_batch sequences per replica, with at most accumulation()
-  /// micro-batches. If the gradient is not finite, or the loss or the gradient norm is a spike, the update is skipped.
-  /// If `stop` returns true on any rank between micro-steps, the partial step is discarded and `interrupted` is set.
+  /// micro-batches; with several stages, with exactly that many. If the gradient is not finite, or the loss or the
+  /// gradient norm is a spike, the update is skipped. If `stop` returns true on any rank between micro-steps, the
+  /// partial step is discarded and `interrupted` is set; with several stages, `stop` is called before the first one
+  /// only, since waiting for each other's answer would serialize them.
   struct Outcome {
     double loss = 0;    // mean over the step's unmasked tokens, without the z-loss
     double z_loss = 0;  // the same mean of the z-loss; 0 without train.z_loss
@@ -95,6 +97,8 @@ class Trainer : public ModelRunner {
 
  private:
   void plan_training(const ProgramRecorders& recorders);
+  /// If the first and the last stage have a table each, makes them add their gradients.
+  void share_table();
   /// Returns the work of an update that `meter_` counted after it had counted `before`.
   UpdateCost cost_of_update(const std::map<CommKey, CommCount>& before) const;
   class PhaseClock;
@@ -111,21 +115,31 @@ class Trainer : public ModelRunner {
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
   /// Copies this rank's micro-batch to the device. `tokens` tokens of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
-  /// Returns the batch of the next pass, as load() copies it.
-  parallel::Batch training_batch() const;
-  /// Runs an action of this kind on a micro-batch, with a graph if there is one.
-  void run(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock& clock);
+  bool has_stages() const { return sharding_.stages.count > 1; }
+  /// Returns the number of a micro-batch's memory: with several stages, each has its own.
+  int64_t memory_of(int64_t micro) const { return has_stages() ? micro : 0; }
+  /// Returns the batch of a pass, as load() copies it.
+  parallel::Batch training_batch(int64_t micro) const;
+  /// An action of actions_, and its kind in the step.
+  struct Run {
+    size_t action = 0;
+    sharding::ActionKind kind;
+  };
+  /// Runs an action on its micro-batch, with a graph if there is one.
+  void run(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock& clock);
   /// Returns the step's update with the scalars of the first rank.
   optim::Update agreed_update(const StepWork& work, const params::GradNorm& norm);
   /// Returns why the step is a spike; empty if it is none. The same on every rank.
   std::optional<Outcome::Spike> spike_of(const StepWork& work, const Outcome& outcome) const;
   /// Launches the action's operators. `clock` is charged with the forward pass; null while a graph is captured.
-  void launch(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch, PhaseClock* clock);
+  void launch(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock* clock);
   /// Runs the action's passes, without beginning a program.
-  void run_passes(Exec& ex, const sharding::ActionKind& kind, const parallel::Batch& batch,
-                  PhaseClock* clock = nullptr);
+  void run_passes(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock* clock = nullptr);
+  /// Returns the actions of a micro-batch in a chunk, in order: those of a sequence of programs.
+  std::vector<size_t> sequence_of(int64_t micro, int64_t chunk) const;
+  model::Transformer::Saved& saved_of(size_t action);
 
-  std::vector<model::Transformer::Saved> saved_;  // by chunk
+  std::vector<std::vector<model::Transformer::Saved>> saved_;  // by chunk and frame
   std::unique_ptr<params::GradSink> grads_;
   optim::Rules rules_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -133,15 +147,18 @@ class Trainer : public ModelRunner {
   std::unique_ptr<MicroGraphs> graphs_;
   /// The terms of the loss that a step reports: the place of the mean of losses(t).
   std::vector<double Outcome::*> terms_ = {&Outcome::loss};
-  /// The actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first of them.
+  /// This stage's actions of a step with accumulation() micro-batches; with one stage, a step with fewer has the first
+  /// of them. By action, the programs and the frames in the arena.
   std::vector<sharding::Action> actions_;
+  std::vector<std::string> programs_;
+  sharding::Frames frames_;
   Buffer order_;  // on the device: the order in which the embedding's backward pass sums rows
   data::TokenBatch host_;
   ops::RowsByToken host_order_;   // order of the rows of host_
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
   CommBytes comm_bytes_per_step_;
   UpdateCost update_cost_;
-  const std::string train_key_ = "train", update_key_ = "update";
+  const std::string update_key_ = "update";
 };
 
 }  // namespace trainer::train

@@ -40,6 +40,11 @@ void require_room(comm::World& world, const Small& model, const setup::Machine& 
 
 Context::Context(comm::World& on_world, const config::Config& run, const Options& chosen)
     : world(on_world), options(chosen), config(run), delay_(std::make_shared<std::atomic<double>>(0)) {
+  if (run.parallel.stages > 1)
+    throw Error(Code::config,
+                "parallel.stages: `trainer verify` does not check stages; verify the layout of one stage "
+                "with --set parallel.stages=1")
+        .on(Scope::all_ranks);
   message_delay = delay_.get();
   double slowest = 0;
   for (const std::string& text : run.debug.inject) {

@@ -88,7 +88,9 @@ inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
       if (i == 0) {
         for (int64_t n = 1; n <= 2; ++n) run.step(n);
       } else {
-        checkpoint::Reader(folder.path() / std::to_string(i - 1)).load(checkpoint::slices_to_fill(store, true), {});
+        const auto elsewhere = [&](const std::string& name) { return run.trainer.has_elsewhere(name); };
+        checkpoint::Reader(folder.path() / std::to_string(i - 1))
+            .load(checkpoint::slices_to_fill(store, true), {.elsewhere = elsewhere});
         store.refresh_compute();
       }
       {

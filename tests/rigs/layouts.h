@@ -43,11 +43,12 @@ inline config::Config on_one_rank(config::Config c) {
 
 struct Result {
   std::vector<double> losses, norms;
-  Tensors start;      // weights before the first step
-  Tensors state;      // weights and moments after the last step, from the ranks that own them
-  Tensors gradients;  // after the first step, from the ranks that own them
-  CommBytes measured, predicted;
-  int64_t optimizer_bytes = 0;  // the first rank's
+  Tensors start;                  // weights before the first step
+  Tensors state;                  // weights and moments after the last step, from the ranks that own them
+  Tensors gradients;              // after the first step, from the ranks that own them
+  CommBytes measured, predicted;  // the first rank's
+  std::vector<std::pair<CommBytes, CommBytes>> bytes;  // by rank: measured and predicted
+  int64_t optimizer_bytes = 0;                         // the first rank's
 };
 
 struct HowToRun {
@@ -108,6 +109,9 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     const std::lock_guard lock(mutex);
     for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
       collect(result.state, slice);
+    result.bytes.resize(static_cast<size_t>(world.size()));
+    result.bytes[static_cast<size_t>(world.rank())] = {run.trainer.comm_bytes(run.trainer.meter().comm()),
+                                                       run.trainer.comm_bytes_per_step()};
     if (!world.first()) return;
     result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
     result.predicted = run.trainer.comm_bytes_per_step();

@@ -244,23 +244,12 @@ TEST(Frames, AddUpToThePublishedMemoryOfTheFirstStage) {
   EXPECT_EQ(units(8, true), (All{128, 137, 137, 137, 137, 137, 137, 137}));
 }
 
-TEST(Kinds, AreInTheOrderInWhichTheyBeginAndCountTheirActions) {
-  const auto of = [](int64_t micro_batches) {
-    std::vector<std::array<int64_t, 3>> all;  // first, last, count
-    for (const auto& [kind, count] : kinds_of(lists_of({}, micro_batches)[0], micro_batches))
-      all.push_back({kind.first, kind.last, count});
-    return all;
-  };
-  using All = std::vector<std::array<int64_t, 3>>;
-  EXPECT_EQ(of(1), (All{{1, 1, 1}}));
-  EXPECT_EQ(of(2), (All{{1, 0, 1}, {0, 1, 1}}));
-  EXPECT_EQ(of(5), (All{{1, 0, 1}, {0, 0, 3}, {0, 1, 1}}));
-  const std::vector<Action> two_chunks = {
-      {kForward, 0, 0}, {kForward, 1, 0}, {kForward | kBackward, 0, 1}, {kBackward, 0, 0}, {kForward | kBackward, 1, 1},
-      {kBackward, 1, 0}};
-  const std::vector<Repeated> kinds = kinds_of(two_chunks, 2);
-  EXPECT_EQ(kinds.size(), two_chunks.size()) << "each differs in its passes, its chunk, or in being the first or last";
-  EXPECT_EQ(kinds[2].kind, (ActionKind{kForward | kBackward, 1, true, false}));
+TEST(Kinds, DistinguishTheFirstAndTheLastMicroBatch) {
+  EXPECT_EQ(kind_of({kForward | kBackward, 0, 1}, 1), (ActionKind{kForward | kBackward, 1, true, true}));
+  EXPECT_EQ(kind_of({kForward, 1, 2}, 3), (ActionKind{kForward, 2, false, false}));
+  EXPECT_EQ(kind_of({kBackward, 2, 0}, 3), (ActionKind{kBackward, 0, false, true}));
+  EXPECT_EQ(text_of(Action{kForward | kBackward, 3, 1}), "FB 1");
+  EXPECT_EQ(text_of(Action{kWeights, 0, 12}), "W 12");
 }
 
 }  // namespace

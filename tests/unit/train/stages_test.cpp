@@ -1,0 +1,213 @@
+// Pipeline stages, compared with one stage bit for bit.
+#include "config/layout_choices.h"
+#include "rigs/layout_cases.h"
+#include "rigs/layout_checks.h"
+#include "rigs/muon.h"
+#include "rigs/offload.h"
+
+namespace trainer::tests {
+namespace {
+
+using config::Config;
+using Layers = std::vector<int64_t>;
+
+/// Returns `c` with these layers per chunk, and a batch of `micro_batches` micro-batches.
+Config in_stages(Config c, int64_t stages, Layers layers, int64_t micro_batches) {
+  c.parallel.stages = stages;
+  c.parallel.chunks = std::ssize(layers) / stages;
+  c.parallel.stage_layers = std::move(layers);
+  c.train.global_batch = micro_batches * c.train.micro_batch * std::max<int64_t>(1, c.parallel.data);
+  return c;
+}
+Config in_one_stage(Config c) {
+  c.parallel.stages = c.parallel.chunks = 1;
+  c.parallel.stage_layers.clear();
+  return c;
+}
+
+void expect_bytes_of_every_rank(const Result& result, int64_t steps) {
+  for (size_t rank = 0; rank < result.bytes.size(); ++rank) {
+    auto [measured, predicted] = result.bytes[rank];
+    for (auto& [axis, operations] : predicted)
+      for (auto& [operation, bytes] : operations) bytes *= steps;
+    EXPECT_EQ(measured, predicted) << "rank " << rank;
+  }
+}
+
+/// Expects five steps of the configuration to have the bits of one stage.
+void expect_bits_of_one_stage(const Config& c, DType compute = DType::f32, const HowToRun& how = {}) {
+  constexpr int64_t kSteps = 5;
+  const Result many = train(c, compute, kSteps, how), one = train(in_one_stage(c), compute, kSteps);
+  EXPECT_TRUE(many.start == one.start) << "initial weights";
+  EXPECT_TRUE(many.gradients == one.gradients);
+  expect_same_bits(many, one);
+  expect_bytes_of_every_rank(many, kSteps);
+}
+
+Config untied(Config c) {
+  c.model.tie_embeddings = false;
+  return c;
+}
+
+TEST(Stages, HaveTheBitsOfOneStageWithEveryNumberOfMicroBatches) {
+  const Config c = untied(configure(MegatronLayout{2, 1, true}));
+  for (int64_t micro_batches = 1; micro_batches <= 9; ++micro_batches) {
+    SCOPED_TRACE(micro_batches);
+    expect_bits_of_one_stage(in_stages(c, 2, {1, 1}, micro_batches));
+  }
+}
+
+TEST(Stages, MayHaveNoLayersAtTheEnds) {
+  Config c = untied(tiny_config());
+  for (const Layers& layers : {Layers{1, 1}, {0, 2}, {2, 0}, {0, 2, 0}, {1, 1, 0}, {0, 1, 1}, {0, 1, 1, 0}}) {
+    SCOPED_TRACE(testing::PrintToString(layers));
+    expect_bits_of_one_stage(in_stages(c, std::ssize(layers), layers, 4));
+  }
+  c.model.n_layer = 5;
+  expect_bits_of_one_stage(in_stages(c, 3, {2, 2, 1}, 5));
+}
+
+TEST(Stages, InterleaveChunks) {
+  Config c = untied(configure(MegatronLayout{2, 1, true}));
+  expect_bits_of_one_stage(in_stages(c, 2, {0, 1, 1, 0}, 4));
+  c.model.n_layer = 6;
+  for (const int64_t micro_batches : {2, 4, 8}) expect_bits_of_one_stage(in_stages(c, 2, {1, 2, 2, 1}, micro_batches));
+  expect_bits_of_one_stage(in_stages(c, 3, {1, 1, 1, 1, 1, 1}, 6), DType::bf16, {.delay = 0.001});
+}
+
+class StagesOf : public testing::TestWithParam<LayoutCase> {};
+
+TEST_P(StagesOf, HaveTheBitsOfOneStage) {
+  const Config c = untied(GetParam().config);
+  expect_bits_of_one_stage(in_stages(c, 2, {1, 1}, 3));
+  Config other = c;
+  other.parallel.zero_stage = 1;
+  other.train.recompute = config::Recompute::selective;
+  expect_bits_of_one_stage(in_stages(other, 3, {1, 1, 0}, 4), DType::bf16, {.delay = 0.0005});
+}
+INSTANTIATE_TEST_SUITE_P(
+    Some, StagesOf,
+    testing::ValuesIn(layouts_named(
+        {"Tensor2Data1Each2Gpt2", "Tensor2Data2SpEach1Gpt2", "Tensor4Data1SpEach1Llama", "Tensor8Data2Each1Gpt2Kv2",
+         "Q2Depth1Data1Gpt2AutoRingTile1x1", "Q2Depth1Data2LlamaPaperRingTile1x1", "Q2Depth2Data1Gpt2AutoRingTile1x1",
+         "X2Y2Z2Data1Gpt2", "X2Y2Z2Data1Gpt2VocabXY", "X1Y2Z2Data2Llama", "X1Y1Z4Data1Gpt2", "Shards3Data2Gpt2",
+         "Shards4Context4Data1Llama", "MixedGpt2", "RingAfterGatherLlama", "CrossedGpt2",
+         "Tensor4Data1SpEach1LlamaQkNorm", "X1Y2Z2Data2LlamaMasks", "CrossedLlamaPostNorm"})),
+    name_of_case);
+
+TEST(Stages, ComposeWithOtherFeatures) {
+  const Config c = untied(configure(MegatronLayout{2, 2, true}));
+  const auto same = [&](const char* what, const std::function<void(Config&)>& change) {
+    SCOPED_TRACE(what);
+    Config other = in_stages(c, 2, {1, 1}, 3);
+    change(other);
+    expect_bits_of_one_stage(other);
+  };
+  same("z-loss", [](Config& o) { o.train.z_loss = 1e-3; });
+  same("separate documents", [](Config& o) { o.data.separate_documents = true; });
+  same("full recomputation", [](Config& o) { o.train.recompute = config::Recompute::full; });
+  same("a recomputed layer", [](Config& o) { o.train.recompute_layers = 1; });
+  same("bf16 moments", [](Config& o) { o.optim.moments = config::Moments::bf16; });
+  same("no overlap", [](Config& o) { o.debug.overlap = false; });
+  for (const int64_t stages : {2, 3})
+    same("Muon", [=](Config& o) {
+      o = in_stages(with_muon(o), stages, stages == 2 ? Layers{2, 0} : Layers{1, 1, 0}, 3);
+    });
+  for (const config::Offload& plan : kOffloadPlans) same("offload", [&](Config& o) { o = offloaded(o, plan); });
+}
+
+// The head's gradient of the table is summed over all micro-batches before the embedding's is added.
+TEST(Stages, ShareATiedTable) {
+  constexpr int64_t kSteps = 5;
+  Config c = configure(MegatronLayout{2, 2, true});
+  c.model.n_layer = 4;
+  const Config two = in_stages(c, 2, {2, 2}, 4), three = in_stages(c, 3, {1, 2, 1}, 4);
+  const Result one = train(in_one_stage(two), DType::f64, kSteps), of_two = train(two, DType::f64, kSteps);
+  EXPECT_TRUE(of_two.start == one.start);
+  expect_same_run(of_two, one);
+  expect_bytes_of_every_rank(of_two, kSteps);
+  const Result of_three = train(three, DType::f64, kSteps, {.delay = 0.001});
+  expect_same_bits(of_three, of_two);
+  expect_bytes_of_every_rank(of_three, kSteps);
+  expect_same_bits(train(in_stages(c, 2, {1, 1, 1, 1}, 4), DType::f64, kSteps), of_two);
+  Config split = two;
+  split.parallel.zero_stage = 1;
+  expect_same_bits(train(split, DType::f64, kSteps), of_two);
+  expect_same_bits(train(offloaded(split, kOffloadPlans[1]), DType::f64, kSteps), of_two);
+  for (const char* name : {"X2Y2Z2Data1Gpt2VocabXY", "Shards3Data2Gpt2", "CrossedGpt2"}) {
+    SCOPED_TRACE(name);
+    const Config sharded = in_stages(layouts_named({name}).front().config, 2, {1, 1}, 3);
+    const Result many = train(sharded, DType::f64, kSteps);
+    expect_same_run(many, train(in_one_stage(sharded), DType::f64, kSteps));
+    expect_bytes_of_every_rank(many, kSteps);
+  }
+  expect_replicas_compared(two, 2);
+}
+
+TEST(Stages, EvaluateLikeOneStage) {
+  for (const bool tied : {false, true})
+    for (const Layers& layers : {Layers{}, {1, 1}, {0, 1, 1, 0}}) {
+      Config c = configure(MegatronLayout{2, 2, true});
+      c.model.tie_embeddings = tied;
+      if (!layers.empty()) c = in_stages(c, 2, layers, 4);
+      static std::map<bool, double> expected;
+      comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+        Tiny run(&world, c, DType::f64, 1);
+        data::TokenBatch batch;
+        double sum = 0, copies = 0;
+        for (int64_t n = 0; n < 3; ++n) {
+          run.batches(n * 8 + run.trainer.replica() * c.train.micro_batch, c.train.micro_batch, batch);
+          sum += run.trainer.loss_sum(batch);
+          copies += run.trainer.scalars().is_first_of_replica();
+        }
+        double sums[] = {sum, copies};
+        run.trainer.scalars().sum_over_rows(sums);
+        EXPECT_EQ(sums[1], 3.0 * static_cast<double>(run.trainer.replicas()));
+        if (!world.first()) return;
+        if (layers.empty()) expected[tied] = sums[0];
+        EXPECT_EQ(sums[0], expected.at(tied));
+        EXPECT_GT(sums[0], 0);
+      });
+    }
+}
+
+TEST(Stages, LoadCheckpointsOfOtherLayouts) {
+  for (const bool tied : {false, true}) {
+    Config c = configure(MegatronLayout{2, 2, true});
+    c.model.tie_embeddings = tied;
+    c.model.n_layer = 4;
+    expect_same_tensors_in(std::array{in_stages(c, 2, {2, 2}, 2), in_stages(on_one_rank(c), 1, {4}, 2),
+                                      in_stages(c, 3, {0, 3, 1}, 2), in_stages(c, 2, {1, 1, 1, 1}, 2), in_one_stage(c),
+                                      in_stages(c, 4, {1, 1, 2, 0}, 2)});
+  }
+}
+
+TEST(Stages, StopBetweenTwoSteps) {
+  const Config c = in_stages(tiny_config(), 2, {1, 1}, 4);
+  comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    static std::atomic<int> calls;
+    calls = 0;
+    EXPECT_FALSE(run.step(1, 1e-3, [] { return ++calls > 2; }).interrupted);
+    EXPECT_TRUE(run.step(2, 1e-3, [] { return true; }).interrupted);
+    EXPECT_FALSE(run.step(2).interrupted);
+  });
+}
+
+TEST(Stages, AreBalancedWithTheHead) {
+  Config c = tiny_config();
+  c.model = {.n_layer = 12, .n_head = 12, .n_kv_head = 12, .d_model = 768, .d_ff = 3072, .seq_len = 1024};
+  const auto split = [&](int64_t stages) {
+    c.parallel.stages = stages;
+    c.parallel.stage_layers.clear();
+    config::choose_stage_layers(c, 50257);
+    return c.parallel.stage_layers;
+  };
+  EXPECT_EQ(split(1), Layers());
+  EXPECT_EQ(split(2), (Layers{8, 4}));
+  EXPECT_EQ(split(3), (Layers{5, 6, 1}));
+  EXPECT_EQ(split(4), (Layers{4, 4, 4, 0}));
+}
+
+}  // namespace
+}  // namespace trainer::tests
