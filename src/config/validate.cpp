@@ -212,10 +212,6 @@ void check_stages(const Config& config, bool plans, Checker& checker) {
                   parallel.stages);
   checker.require(config.run.device != DeviceChoice::cuda, {"parallel.stages", "run.device"},
                   "stages = {} runs on CPUs only; use stages = 1 with device = \"cuda\"", parallel.stages);
-  const bool samples = config.train.sample_interval != 0 && !config.train.sample_prompt.empty();
-  for (const char* key : {"train.sample_interval", "train.sample_prompt"})
-    checker.require(!samples || !is_given(config, key), {key, "parallel.stages"},
-                    "a run with stages = {} writes no samples; remove it, and use `trainer generate`", parallel.stages);
 }
 
 void check_world(const Config& config, const LoadOptions& options, Checker& checker) {

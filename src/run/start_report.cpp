@@ -50,8 +50,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
 std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer) {
   const std::string& graphs = trainer.graphs().text();
   std::string stages = setup::stages_text(trainer.config(), trainer.vocab());
-  if (!stages.empty())
-    stages = "stages: " + stages + "; a request to stop is honored at the end of a step; no samples are written";
+  if (!stages.empty()) stages = "stages: " + stages + "; a request to stop is honored at the end of a step";
   return {between_gpus.reason.empty() ? "" : "tensors between GPUs: " + between_gpus.reason,
           graphs.empty() ? "" : "CUDA graphs: " + graphs, std::move(stages)};
 }

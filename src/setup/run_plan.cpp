@@ -169,7 +169,7 @@ int64_t fewest_recomputed_layers(config::Config config, int64_t least, int64_t m
 
 bool writes_samples(const config::Config& config) {
   const config::Train& train = config.train;
-  return !config.data.tokenizer.empty() && config.parallel.stages == 1 &&
+  return !config.data.tokenizer.empty() &&
          (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
 }
 

@@ -36,32 +36,48 @@ struct Generator::Sequence {
 Generator::Generator(ModelRunner& runner, int64_t sequences)
     : runner_(runner),
       most_rows_(static_cast<int64_t>(
-          std::bit_floor(std::min(kPrefillRows, static_cast<uint64_t>(runner.model().seq_len()))))) {
+          std::bit_floor(std::min(kPrefillRows, static_cast<uint64_t>(runner.model().seq_len()))))),
+      links_(runner.make_links(std::max(most_rows_, sequences))) {
   TRAINER_CHECK(sequences > 0, "{} sequences", sequences);
   for (int64_t i = 0; i < sequences; ++i) caches_.emplace_back(runner.device(), runner.model());
   ids_ = Buffer(runner.device(), "data", {std::max(most_rows_, sequences)}, DType::i32);
   std::vector<model::Transformer::Cache*> caches = {&caches_.front()};
   // Passes without logits, recorded when they occur, need no more memory.
-  for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record(caches, rows, /*with_logits=*/true);
+  for (int64_t rows = 1; rows <= most_rows_; rows *= 2) record({caches, rows});
   for (size_t i = 1; i < caches_.size(); ++i) caches.push_back(&caches_[i]);
-  record(caches, 1, /*with_logits=*/true);
+  record({caches, 1});
 }
 
-std::string Generator::record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows, bool with_logits) {
-  std::string name = format("{} x {} rows of generation{}", caches.size(), rows, with_logits ? "" : ", without logits");
-  if (runner_.arena().is_recorded(name)) return name;
+std::string Generator::program_of(const Pass& pass, size_t chunk) const {
+  return format("{} x {} rows of generation{}{}", pass.caches.size(), pass.rows,
+                pass.with_logits ? "" : ", without logits", chunk == 0 ? "" : format(", chunk {}", chunk));
+}
+
+void Generator::record(const Pass& pass) {
+  if (runner_.arena().is_recorded(program_of(pass, 0))) return;
   Meter uncounted;
   std::vector<int64_t> used;
-  for (const model::Transformer::Cache* cache : caches) used.push_back(cache->used);
-  const auto extend = [&](Exec& ex) {
-    // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
-    for (model::Transformer::Cache* cache : caches) cache->used = 0;
-    runner_.model().extend(ex, batch(caches.size(), rows), caches, with_logits);
-  };
-  runner_.record(name, extend, uncounted);
-  for (size_t i = 0; i < caches.size(); ++i) caches[i]->used = used[i];
+  for (const model::Transformer::Cache* cache : pass.caches) used.push_back(cache->used);
+  links_.set_rows(std::ssize(pass.caches) * pass.rows);
+  for (size_t chunk = 0; chunk < runner_.forward_passes().size(); ++chunk) {
+    const auto extend = [&](Exec& ex) {
+      // Scratch memory depends on the cache's capacity, not on how much of the cache is filled.
+      for (model::Transformer::Cache* cache : pass.caches) cache->used = 0;
+      run_chunk(ex, pass, chunk);
+    };
+    runner_.record(program_of(pass, chunk), extend, uncounted);
+  }
+  for (size_t i = 0; i < pass.caches.size(); ++i) pass.caches[i]->used = used[i];
   runner_.arena().seal();
-  return name;
+}
+
+Scratch Generator::run_chunk(Exec& ex, const Pass& pass, size_t chunk) {
+  const sharding::Action& action = runner_.forward_passes()[chunk];
+  const parallel::Batch rows = batch(pass.caches.size(), pass.rows);
+  Scratch y = runner_.model().extend(ex, rows, pass.caches, pass.with_logits, {chunk, links_.take(ex, action)});
+  if (runner_.model().chunks()[chunk].head) return y;
+  links_.send(ex, action, std::move(y));
+  return {};
 }
 
 parallel::Batch Generator::batch(size_t sequences, int64_t rows) const {
@@ -78,14 +94,17 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
     caches.push_back(&sequence->cache);
   }
   const bool chooses = sequences.front()->left() == rows;
-  const std::string program = record(caches, rows, chooses);  // may occur for the first time
+  const Pass pass{caches, rows, chooses};
+  record(pass);  // may occur for the first time
   Exec ex = runner_.exec();
   runner_.device().copy_to_device(ids_.tensor().data, ids.data(),
                                   static_cast<int64_t>(ids.size()) * size_of(DType::i32));
-  runner_.begin(ex, program);
-  {
-    const Scratch logits = runner_.model().extend(ex, batch(sequences.size(), rows), caches, chooses);
-    if (chooses) {
+  links_.set_rows(std::ssize(caches) * rows);
+  links_.begin_list(runner_.forward_passes());
+  for (size_t chunk = 0; chunk < runner_.forward_passes().size(); ++chunk) {
+    links_.begin(ex, chunk);
+    runner_.begin(ex, program_of(pass, chunk));
+    if (const Scratch logits = run_chunk(ex, pass, chunk)) {
       const HostCopy scores(ex.device, logits);
       const auto choose = [&](int64_t i) {
         Sequence& sequence = *sequences[static_cast<size_t>(i)];
@@ -99,15 +118,16 @@ void Generator::feed(std::span<Sequence* const> sequences, int64_t rows) {
       else
         for (int64_t i = 0; i < count; ++i) choose(i);
     }
+    runner_.end();
   }
-  runner_.end();
+  links_.end_list(ex);
 }
 
 bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()) {
   std::vector<int64_t> chosen, proceeds;
   for (const auto& sequence : slots)
     if (sequence) chosen.push_back(sequence->chosen);
-  runner_.scalars().broadcast_from_first_rank(chosen);
+  runner_.scalars().broadcast_in_replica(chosen);
   if (std::ranges::min(chosen) < 0)
     throw Error(
         Code::nonfinite,
@@ -122,7 +142,7 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
     sequence->text.push_back(id);
   }
   proceeds.push_back(stop == nullptr || !stop() ? 1 : 0);
-  runner_.scalars().broadcast_from_first_rank(proceeds);
+  runner_.scalars().broadcast_in_replica(proceeds);
   const bool stopped = proceeds.back() == 0;
   size_t at = 0;
   for (auto& slot : slots) {
@@ -134,7 +154,7 @@ bool Generator::emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)()
 }
 
 bool Generator::stops(bool (*stop)()) {
-  return stop != nullptr && runner_.scalars().broadcast_from_first_rank(stop() ? 1 : 0) != 0;
+  return stop != nullptr && runner_.scalars().broadcast_in_replica(stop() ? 1 : 0) != 0;
 }
 
 void Generator::end(std::optional<Sequence>& slot, bool stopped) {

@@ -44,7 +44,7 @@ class Generator {
  public:
   /// Records the generation programs of `runner` and allocates their memory (outside any step) and KV caches for up to
   /// `sequences` sequences, which are decoded together. Every rank of a replica must construct a Generator and call the
-  /// same functions; the values that `emit` and `stop` return count only on the replica's first rank.
+  /// same functions; the values that `emit` and `stop` return count only on the first rank of the replica's last stage.
   explicit Generator(ModelRunner& runner, int64_t sequences = 1);
 
   /// Continues all requests; the next one is taken when one ends. On one CPU rank the tokens do not depend on how many
@@ -64,8 +64,18 @@ class Generator {
 
  private:
   struct Sequence;
-  /// Records a pass unless it is recorded, and allocates its memory; returns its program.
-  std::string record(const std::vector<model::Transformer::Cache*>& caches, int64_t rows, bool with_logits);
+  /// A pass over the next `rows` tokens of each cache's sequence.
+  struct Pass {
+    std::span<model::Transformer::Cache* const> caches;
+    int64_t rows = 0;
+    bool with_logits = true;
+  };
+  /// Records the programs of a pass, one for each of this rank's chunks, unless they are recorded, and allocates their
+  /// memory.
+  void record(const Pass& pass);
+  std::string program_of(const Pass& pass, size_t chunk) const;
+  /// Runs the pass in a chunk; returns the logits if the chunk has the head and they are computed.
+  Scratch run_chunk(Exec& ex, const Pass& pass, size_t chunk);
   parallel::Batch batch(size_t sequences, int64_t rows) const;
   /// Takes the next request into `slot`; returns false after the last one.
   bool start(std::optional<Sequence>& slot, model::Transformer::Cache& cache, const TokenRequests& next);
@@ -75,16 +85,17 @@ class Generator {
   /// Emits the chosen tokens and ends the sequences that are complete, or all of them if `stop` returns true; then it
   /// returns false.
   bool emit(std::vector<std::optional<Sequence>>& slots, bool (*stop)());
-  /// Returns whether `stop` returned true on the replica's first rank.
+  /// Returns whether `stop` returned true where it counts.
   bool stops(bool (*stop)());
   static void end(std::optional<Sequence>& slot, bool stopped);
   /// If the text exceeds the context window, keeps its last half and empties the cache.
   void keep_within_context(Sequence& sequence);
 
   ModelRunner& runner_;
+  int64_t most_rows_;                              // the most tokens per pass over one sequence; a power of two
   std::vector<model::Transformer::Cache> caches_;  // one per sequence that is decoded
+  StageLinks links_;
   Buffer ids_;
-  int64_t most_rows_;     // the most tokens per pass over one sequence; a power of two
   bool noticed_ = false;  // a text exceeded the context window
 };
 

@@ -12,8 +12,8 @@ using sharding::Action;
 using sharding::Message;
 
 StageLinks::StageLinks(device::Device& device, mesh::Mesh& mesh, const sharding::ModelSharding& sharding,
-                       const parallel::Strategy& strategy, int64_t rows, int64_t width, DType type)
-    : mesh_(mesh), stages_(sharding.stages), strategy_(strategy), rows_{rows}, width_(width), type_(type) {
+                       const parallel::Strategy& strategy, parallel::Rows rows, int64_t width, DType type)
+    : mesh_(mesh), stages_(sharding.stages), strategy_(strategy), rows_(rows), width_(width), type_(type) {
   if (stages_.count == 1) return;
   const auto count = static_cast<int32_t>(stages_.count), stage = static_cast<int32_t>(mesh.index("stage"));
   // Every chunk's passes tell which links there are, and the largest message of each.
@@ -39,9 +39,10 @@ StageLinks::StageLinks(device::Device& device, mesh::Mesh& mesh, const sharding:
 StageLinks::Form StageLinks::form_of(const Message& message) const {
   const auto chunks = stages_.layers.begin() + std::max(message.from, message.to);
   const int64_t layer = std::accumulate(stages_.layers.begin(), chunks, int64_t{0});
-  const sharding::Spread sent = strategy_.boundary(layer, rows_.count);
+  const sharding::Spread stream = strategy_.stream(layer);
+  const sharding::Spread sent = rows_.cut ? strategy_.boundary(layer, rows_.count) : stream;
   const parallel::Tile tile = strategy_.ranks().tile(sent, rows_, width_);
-  return {strategy_.stream(layer), sent, {tile.rows, tile.cols}};
+  return {stream, sent, {tile.rows, tile.cols}};
 }
 
 Tensor StageLinks::part_of(const End& end, const Form& form) {

@@ -15,8 +15,10 @@ class StageLinks {
   /// Messages are parts of matrices [rows, width] in `type`. Allocates a buffer for each link of this rank's stage. All
   /// arguments must outlive this object.
   StageLinks(device::Device& device, mesh::Mesh& mesh, const sharding::ModelSharding& sharding,
-             const parallel::Strategy& strategy, int64_t rows, int64_t width, DType type);
+             const parallel::Strategy& strategy, parallel::Rows rows, int64_t width, DType type);
 
+  /// Sets another number of rows, at most that for which memory was allocated. No message may be in flight.
+  void set_rows(int64_t rows) { rows_.count = rows; }
   /// Begins a list, which must outlive it. No message may be in flight.
   void begin_list(std::span<const sharding::Action> list);
   /// Begins an action of the list: posts its receive and that of the next action, as far as their buffers are free.
@@ -51,7 +53,7 @@ class StageLinks {
   mesh::Mesh& mesh_;
   const sharding::Stages& stages_;
   const parallel::Strategy& strategy_;
-  const parallel::Rows rows_;
+  parallel::Rows rows_;
   const int64_t width_;
   const DType type_;
   std::array<End, 2> receivers_, senders_;  // by whether they carry dx

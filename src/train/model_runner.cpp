@@ -38,7 +38,7 @@ ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world
       mesh_(world, device, parallel::mesh_shape(sharding_)),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1),
       strategy_(mesh_, store_, sharding_, config.debug.overlap),
-      links_(device, mesh_, sharding_, strategy_, rows(), config_.model.d_model, compute) {
+      links_(device, mesh_, sharding_, strategy_, {rows()}, config_.model.d_model, compute) {
   store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
   const int64_t stage = sharding_.stage_axis() == 0 ? 0 : mesh_.index("stage");
   model_ =

@@ -72,6 +72,19 @@ class ModelRunner {
   int64_t replicas() const { return store_.replicas().count(); }
   int64_t replica() const { return store_.replicas().index(); }
 
+  /// The forward passes of a batch through this rank's chunks, in order.
+  std::span<const sharding::Action> forward_passes() const { return evaluation_; }
+  /// Returns links for passes of other batches, of at most `rows` token rows that are not split over ranks.
+  StageLinks make_links(int64_t rows) {
+    return {device_,
+            mesh_,
+            sharding_,
+            strategy_,
+            {.count = rows, .cut = false},
+            config_.model.d_model,
+            store_.compute_dtype()};
+  }
+
   /// Returns the memory by category, in bytes; activations are those of the largest program. Categories of host memory
   /// begin with "host_".
   BytesByCategory memory() const;

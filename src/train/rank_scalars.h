@@ -36,11 +36,11 @@ class RankScalars {
   bool is_true_on_any_rank(bool flag);
   /// values ← those of the first rank of all replicas.
   void take_from_first_rank(std::span<double> values);
-  /// values ← those of the replica's first rank, on all of its ranks; any number of values. For choices that depend on
-  /// rounding.
-  void broadcast_from_first_rank(std::span<int64_t> values);
-  int64_t broadcast_from_first_rank(int64_t value) {
-    broadcast_from_first_rank({&value, 1});
+  /// values ← those of the replica's first rank that has logits, which is on its last stage, on all of its ranks; any
+  /// number of values. For choices that depend on rounding.
+  void broadcast_in_replica(std::span<int64_t> values);
+  int64_t broadcast_in_replica(int64_t value) {
+    broadcast_in_replica({&value, 1});
     return value;
   }
 
@@ -51,9 +51,9 @@ class RankScalars {
  private:
   mesh::AxisSet row_axes() const;
   mesh::AxisSet replica_axes() const;
-  // Without `how`, values are those of the first rank.
-  void exchange(mesh::AxisSet axes, std::span<double> values, std::optional<comm::Reduce> how);
-  void run(Exec& ex, mesh::AxisSet axes, int64_t values, std::optional<comm::Reduce> how);
+  // Without `how`, values are those of the rank `root` of the group.
+  void exchange(mesh::AxisSet axes, std::span<double> values, std::optional<comm::Reduce> how, int root = 0);
+  void run(Exec& ex, mesh::AxisSet axes, int64_t values, std::optional<comm::Reduce> how, int root = 0);
 
   device::Device& device_;
   Arena& arena_;

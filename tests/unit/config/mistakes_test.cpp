@@ -44,7 +44,6 @@ const Case kCases[] = {
     {"[parallel]\nstages = 3\nstage_layers = [6, 0, 6]", "3:16: parallel.stage_layers: ", {"chunk 1 has no layers"}},
     {"[parallel]\nstages = 2\nstrategy = 'auto'", "2:10: parallel.stages: ", {"not planned"}},
     {"[parallel]\nstages = 2\n[run]\ndevice = 'cuda'", "2:10: parallel.stages: ", {"CPUs only"}},
-    {"[parallel]\nstages = 2\n[train]\nsample_interval = 5", "4:19: train.sample_interval: ", {"no samples"}},
     {"[parallel]\nstages = 3",
      "2:10: parallel.stages: ",
      {"stages = 3 x tensor = 1 requires a multiple of 3"},

@@ -4,6 +4,7 @@
 #include "rigs/layout_checks.h"
 #include "rigs/muon.h"
 #include "rigs/offload.h"
+#include "train/generate.h"
 
 namespace trainer::tests {
 namespace {
@@ -169,6 +170,36 @@ TEST(Stages, EvaluateLikeOneStage) {
         EXPECT_GT(sums[0], 0);
       });
     }
+}
+
+TEST(Stages, GenerateLikeOneStage) {
+  std::vector<int32_t> expected;
+  for (const Layers& layers : {Layers{}, {1, 1}, {0, 2, 0}, {0, 1, 1, 0}}) {
+    Config c = configure(MegatronLayout{2, 1, true});
+    if (!layers.empty()) c = in_stages(c, layers.size() == 3 ? 3 : 2, layers, 6);
+    comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f64, 1);
+      train::Generator generator(run.trainer, 2);
+      std::vector<int32_t> tokens;
+      int64_t asked = 0;
+      generator.run([&]() -> std::optional<train::TokenRequest> {
+        if (asked == 3) return std::nullopt;
+        const auto first = static_cast<int32_t>(++asked);
+        return train::TokenRequest{.prompt = {first, 5, 7},
+                                   .tokens = 12,  // beyond the context
+                                   .sampling = {.temperature = 1, .seed = 3},
+                                   .emit = [&](int32_t id) {
+                                     tokens.push_back(id);
+                                     return true;
+                                   }};
+      });
+      EXPECT_EQ(tokens.size(), 36u);
+      run.step(1);  // frames and links are free
+      if (!world.first()) return;
+      if (expected.empty()) expected = tokens;
+      EXPECT_EQ(tokens, expected);
+    });
+  }
 }
 
 TEST(Stages, LoadCheckpointsOfOtherLayouts) {
