@@ -9,6 +9,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/fingerprint.h"
 #include "ops/gemm_tuning.h"
 #include "ops/muon.h"
 #include "ops/norm.h"
@@ -28,7 +29,7 @@ namespace trainer::ops::cuda {
   X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) X(SoftCap) \
   X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
   X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
-  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) \
+  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Update) X(SquaredNorms) X(Fingerprints) \
   X(MuonMomentum) X(GatherStrips) X(ScatterStrips) X(MuonNormalize) X(MuonCombine)
 // clang-format on
 #define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);

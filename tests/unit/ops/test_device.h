@@ -130,6 +130,11 @@ inline Operands operands(SquaredNorms& o) {
   }
   return all;
 }
+inline Operands operands(Fingerprints& o) {
+  Operands all = {&o.sums};
+  for (const Fingerprint& part : o.parts) all.push_back(const_cast<Tensor*>(&part.x));
+  return all;
+}
 inline Operands operands(MuonMomentum& o) { return {&o.m, &o.g}; }
 inline Operands operands(GatherStrips& o) { return {&o.flat, &o.strips, &o.packed}; }
 inline Operands operands(ScatterStrips& o) { return {&o.packed, &o.strips, &o.flat}; }
