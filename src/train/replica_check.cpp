@@ -1,38 +1,23 @@
 #include "train/replica_check.h"
 
+#include <cstring>
 #include <map>
 
 #include "base/checksum.h"
-#include "tensor/host_copy.h"
+#include "train/fingerprints.h"
 
 namespace trainer::train {
 namespace {
 
-template <typename T>
-std::string hash_of(std::span<const T> values) {
-  return to_string(checksum_of(std::as_bytes(values)));
-}
+/// A parameter as ranks compare it: hashes of its name and elements, and of their values.
+struct Entry {
+  uint64_t which = 0, contents = 0;
+};
 
-/// Returns a parameter's name with a hash of the set of its elements that this rank holds; the name comes first, since
-/// stages have different parameters. After a tab, a hash of their values, and the end of the line.
-std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
-  std::vector<int64_t> which;
-  scratch.clear();
-  const auto size = static_cast<size_t>(size_of(weights.dtype));
-  for (const mesh::Run& run : param.runs) {
-    which.insert(which.end(), {run.global, run.length});
-    const std::byte* first = weights.data + static_cast<size_t>(run.local) * size;
-    if (run.stride == 1) {
-      scratch.insert(scratch.end(), first, first + static_cast<size_t>(run.length) * size);
-    } else {
-      for (int64_t i = 0; i < run.length; ++i) {
-        const std::byte* element = first + static_cast<size_t>(i * run.stride) * size;
-        scratch.insert(scratch.end(), element, element + size);
-      }
-    }
-  }
-  return format("{} {}\t{}\n", param.name, hash_of(std::span<const int64_t>(which)),
-                hash_of(std::span<const std::byte>(scratch)));
+uint64_t hash_of(const params::Param& param) {
+  std::string text = param.name;
+  for (const mesh::Run& run : param.runs) text += format(" {} {}", run.global, run.length);
+  return hash64(std::as_bytes(std::span(text)));
 }
 
 }  // namespace
@@ -40,34 +25,34 @@ std::string describe(const params::Param& param, const Tensor& weights, std::vec
 void check_replicas(Trainer& trainer, int64_t step) {
   const params::ParamStore& store = trainer.store();
   store.settle();
+  Exec ex = trainer.exec();
+  const Buffer sums(trainer.device(), "data", {4096}, DType::i64);
+  const std::vector<uint64_t> contents = fingerprints(
+      ex, store, [](const params::Group& group) { return (group.compute ? group.compute : group.master).tensor(); },
+      sums);
   std::string own;
-  std::vector<std::byte> scratch;
-  HostCopy weights;
-  int here = -1;  // the group whose weights are in `weights`
-  for (const params::Param& param : store.params()) {
-    const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
-    if (std::exchange(here, param.group) != param.group)
-      weights.get(trainer.device(), group.compute ? group.compute.tensor() : group.master.tensor());
-    own += describe(param, weights.tensor(), scratch);
+  for (size_t p = 0; p < contents.size(); ++p) {
+    const Entry entry{hash_of(store.params()[p]), contents[p]};
+    own.append(reinterpret_cast<const char*>(&entry), sizeof entry);
   }
-  const std::vector<std::string> all = trainer.mesh().host().gather(own);
-  std::map<std::string_view, std::pair<std::string_view, size_t>> holders;  // elements → contents, first rank
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    std::string_view rest = all[rank];
-    while (!rest.empty()) {
-      const std::string_view which = rest.substr(0, rest.find('\t'));
-      const std::string_view contents = rest.substr(which.size(), rest.find('\n') - which.size());
-      rest.remove_prefix(which.size() + contents.size() + 1);
-      const auto [first, is_new] = holders.try_emplace(which, contents, rank);
-      if (is_new || first->second.first == contents) continue;
+  comm::Control& host = trainer.mesh().host();
+  const std::vector<std::string> all = host.gather(own);
+  std::map<uint64_t, std::pair<uint64_t, size_t>> holders;  // elements → contents, first rank
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    for (size_t p = 0; p < all[rank].size() / sizeof(Entry); ++p) {
+      Entry entry;
+      std::memcpy(&entry, all[rank].data() + p * sizeof entry, sizeof entry);
+      const auto [first, is_new] = holders.try_emplace(entry.which, entry.contents, rank);
+      if (is_new || first->second.first == entry.contents) continue;
+      std::string name = static_cast<int>(rank) == trainer.mesh().rank() ? store.params()[p].name : "";
+      host.broadcast(name, static_cast<int>(rank));
       throw Error(
           Code::difference,
           format("step {}: {} on rank {} differs from the copy on rank {}: one of these ranks computed a wrong result; "
                  "check the hardware of their hosts. The last checkpoint was saved before this check",
-                 step, which.substr(0, which.find(' ')), rank, first->second.second))
+                 step, name, rank, first->second.second))
           .on(Scope::all_ranks);
     }
-  }
 }
 
 }  // namespace trainer::train

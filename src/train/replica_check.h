@@ -4,9 +4,9 @@
 
 namespace trainer::train {
 
-/// Compares checksums of every parameter between the ranks that hold the same elements, across and within replicas.
-/// Collective. Throws Code::internal on all ranks, naming the first parameter and rank that differ from an earlier
-/// rank.
+/// Compares fingerprints of every parameter, by name, between the ranks that hold the same elements, across and within
+/// replicas. Collective. Throws Code::difference on all ranks, naming the first rank that differs from an earlier rank,
+/// and its first parameter that does.
 void check_replicas(Trainer& trainer, int64_t step);
 
 }  // namespace trainer::train
