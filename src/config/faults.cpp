@@ -3,6 +3,9 @@
 #include <charconv>
 #include <vector>
 
+#include "base/format.h"
+#include "config/validate.h"
+
 namespace trainer::config {
 namespace {
 
@@ -19,6 +22,12 @@ std::optional<Fault> planted_fault(std::string_view text) {
   std::vector<std::string_view> words;
   for (size_t end = 0; end != std::string_view::npos; text.remove_prefix(end == text.npos ? text.size() : end + 1))
     words.push_back(text.substr(0, end = text.find(':')));
+  if (words[0] == "slow") {
+    const auto rank = words.size() == 3 ? number_in(words[1]) : std::nullopt;
+    const auto seconds = rank ? injected_delay(format("delay:{}", words[2])) : std::nullopt;
+    if (!seconds) return std::nullopt;
+    return Fault{.kind = Fault::Kind::slow, .rank = *rank, .tensor = {}, .seconds = *seconds};
+  }
   const bool element = words[0] == "gradient" || words[0] == "weight";
   if (!element && words[0] != "message" && words[0] != "file") return std::nullopt;
   if (words.size() != (element ? 5U : 3U)) return std::nullopt;

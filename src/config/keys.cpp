@@ -267,7 +267,8 @@ void declare_checkpoint(std::vector<Key>& keys) {
       "resume", &Checkpoint::resume, "auto", {},
       "Checkpoint to resume from. auto: the newest intact checkpoint, if there is one (corrupted checkpoints are "
       "skipped "
-      "with a warning); must: the newest, or fail; never: start from scratch; or the path of a checkpoint.");
+      "with a warning); must: the newest, or fail; verified: the newest that debug.replay_every confirmed, or fail; "
+      "never: start from scratch; or the path of a checkpoint.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
                      "Resume even if the tokenizer or the data changed since the checkpoint was written.");
 }
@@ -276,6 +277,9 @@ void declare_log(std::vector<Key>& keys) {
   Declare<Log> log(keys, "log", &Config::log);
   log.integer("interval", &Log::interval, 10, {.range = at_least(1), .unit = "steps"},
               "Steps between progress lines; metrics.jsonl contains every step.");
+  log.integer("ranks_every", &Log::ranks_every, 50, {.range = at_least(0), .unit = "steps"},
+              "Steps between comparisons of the ranks' own times, without waits for other ranks; a rank that is often "
+              "slower than other ranks is named in a warning. 0: never.");
   log.boolean("jsonl", &Log::jsonl, true, "Write metrics.jsonl, the source of the report and of the final summary.");
   log.boolean("report", &Log::report, true, "Write report.html and report.json at the end; requires jsonl.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"},
@@ -318,12 +322,20 @@ void declare_debug(std::vector<Key>& keys) {
                 "measure their cost. Results are bitwise identical.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
                 "Steps between checks that the weights of all replicas are bitwise equal; 0: never.");
+  debug.integer(
+      "replay_every", &Debug::replay_every, 0, {.range = at_least(0), .unit = "steps", .example = int64_t{500}},
+      "Steps between checks that replicas compute the same: each computes the loss and gradients of its own and of the "
+      "next replica's first micro-batch, which must agree in every bit. One replica repeats its own, which finds "
+      "transient faults only. Not seen: updates, the sum of gradients over replicas, the data. 0: never.");
+  debug.choice("replay_action", &Debug::replay_action, ReplayAction::stop, {"stop", "warn"},
+               "After a replay that differs: end the run without saving, or continue with a warning.");
   debug.list(
       "inject", &Debug::inject, {},
-      "Faults to inject. \"delay:SECONDS\": delay each message by a random time of at most SECONDS. For `trainer "
-      "verify`, whose checks must find them: \"gradient:RANK:TENSOR:ELEMENT:BIT\" and "
-      "\"weight:RANK:TENSOR:ELEMENT:BIT\" flip a bit of that rank's copy, \"message:RANK:BYTE\" of what it sends, "
-      "\"file:RANK:BYTE\" of its checkpoint file; training ignores these.");
+      "Faults to inject. \"delay:SECONDS\": delay each message by a random time of at most SECONDS. "
+      "\"slow:RANK:SECONDS\": that rank's steps take longer. For `trainer verify`, whose checks must find them: "
+      "\"gradient:RANK:TENSOR:ELEMENT:BIT\" and \"weight:RANK:TENSOR:ELEMENT:BIT\" flip a bit of that rank's copy, "
+      "\"message:RANK:BYTE\" of what it sends, \"file:RANK:BYTE\" of its checkpoint file. Training ignores these, "
+      "except that replays before a multiple of replay_every have the faults of gradients.");
   debug.string("emulate_device", &Debug::emulate_device, "", {},
                "With offload on a CPU: simulate each update on a device with these rates and log the simulated time. "
                "\"h100\", \"a100\", or "

@@ -9,6 +9,7 @@ namespace trainer::config {
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class AttentionKernels { automatic, own, cudnn };
 enum class ProgressMode { automatic, on, off };
+enum class ReplayAction { stop, warn };
 
 struct Run {
   std::string name;
@@ -23,12 +24,12 @@ struct Checkpoint {
   int64_t interval = 0, keep = 0, keep_every = 0;
   bool keep_best = false, async = false;
   std::string best;               // validation set that keep_best follows; empty: the first
-  std::string resume;             // auto | must | never | PATH
+  std::string resume;             // auto | must | verified | never | PATH
   bool allow_other_data = false;  // resume even if tokenizer or data hashes differ
 };
 
 struct Log {
-  int64_t interval = 0;
+  int64_t interval = 0, ranks_every = 0;
   bool jsonl = true, report = true, tensorboard = false;
   std::vector<int64_t> trace;  // empty, or the first and the last step to trace
   ProgressMode progress = ProgressMode::automatic;
@@ -44,7 +45,8 @@ struct Hardware {
 
 struct Debug {
   bool overlap = true;
-  int64_t check_replicas_every = 0;
+  int64_t check_replicas_every = 0, replay_every = 0;
+  ReplayAction replay_action = ReplayAction::stop;
   std::vector<std::string> inject;
   std::string emulate_device;  // rates in the syntax of emulated_rates(); empty: no emulation
 };

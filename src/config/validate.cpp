@@ -153,7 +153,7 @@ bool is_there(const std::filesystem::path& path) {
 }
 
 bool is_path(const std::string& resume) {
-  return !resume.empty() && resume != "auto" && resume != "must" && resume != "never";
+  return !resume.empty() && resume != "auto" && resume != "must" && resume != "verified" && resume != "never";
 }
 
 /// True if the run has a checkpoint to resume from.
@@ -170,11 +170,11 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                   sets.empty() ? "; validation sets are named in [[data.validation]]" : did_you_mean(best, sets));
   const std::string& resume = config.checkpoint.resume;
   checker.require(!resume.empty(), {"checkpoint.resume"},
-                  "expected auto, must, never or a path, found an empty string");
+                  "expected auto, must, verified, never or a path, found an empty string");
   if (!files) return;
   checker.require_as(Code::checkpoint, !is_path(resume) || is_there(resume), {"checkpoint.resume"},
-                     "checkpoint \"{}\" not found; expected auto, must, never or a path{}", resume,
-                     did_you_mean(resume, {"auto", "must", "never"}));
+                     "checkpoint \"{}\" not found; expected auto, must, verified, never or a path{}", resume,
+                     did_you_mean(resume, {"auto", "must", "verified", "never"}));
   // A run that has checkpoints resumes from them.
   checker.require_as(Code::checkpoint,
                      config.model.init_from.empty() || is_there(config.model.init_from) || resumes(config),
@@ -315,10 +315,11 @@ void check_mup(const Config& config, Checker& checker) {
 
 void check_debug(const Debug& debug, Checker& checker) {
   for (const std::string& fault : debug.inject)
-    checker.require(injected_delay(fault).has_value() || planted_fault(fault).has_value(), {"debug.inject"},
-                    "unknown fault \"{}\"; expected \"delay:SECONDS\", as in \"delay:0.002\", or a fault for `trainer "
-                    "verify`, as in \"weight:1:wte:0:52\"",
-                    fault);
+    checker.require(
+        injected_delay(fault).has_value() || planted_fault(fault).has_value(), {"debug.inject"},
+        "unknown fault \"{}\"; expected \"delay:SECONDS\", as in \"delay:0.002\", \"slow:RANK:SECONDS\", or a "
+        "fault for `trainer verify`, as in \"weight:1:wte:0:52\"",
+        fault);
   checker.require(debug.emulate_device.empty() || emulated_rates(debug.emulate_device), {"debug.emulate_device"},
                   "expected \"h100\", \"a100\", or rates above 0 as in \"to_device=55,to_host=55,host=3,device=100,"
                   "memory=87.5,pageable=3.3\", found \"{}\"",
@@ -365,6 +366,9 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   check_offload(config, checker);
   check_mup(config, checker);
   check_debug(config.debug, checker);
+  checker.require(config.debug.replay_every == 0 || config.precision.deterministic,
+                  {"debug.replay_every", "precision.deterministic"},
+                  "a replay compares bits, which deterministic = false does not repeat; use true, or replay_every = 0");
 }
 
 }  // namespace trainer::config
