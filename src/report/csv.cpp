@@ -39,6 +39,8 @@ void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& us
     auto event = parse_json<Json>(line);
     if (!event.is_object()) continue;  // a line torn by a crash
     const Json kind = event.value("event", Json()), at = event.value("step", Json());
+    if (kind == "ranks" && !row.empty() && step == at)
+      row.emplace_back("slowest_rank", to_text(event.value("slowest", Json())));
     if (kind != "step" && kind != "eval") continue;
     if (kind == "step" || row.empty() || step != at) {
       end_row();

@@ -106,6 +106,17 @@ struct WarningReport {
   std::string message;
 };
 
+/// A window of steps on several ranks: each rank's time of a step without waiting for others (the median of the
+/// window).
+struct RanksReport {
+  int64_t step = 0;                                                   // the last of the window
+  double median_ms = kUnknown, p90_ms = kUnknown, max_ms = kUnknown;  // over the ranks
+  int64_t slowest = 0;                                                // the rank of max_ms
+  std::string host = {};                                              // the host of that rank
+  std::vector<double> own_ms = {};  // by rank; of more than kMostRanksListed, quantiles in ascending order
+};
+inline constexpr size_t kMostRanksListed = 1024;
+
 /// Predicted or measured costs: the time of a step, the exposed communication in it, the memory of the process (of all
 /// its ranks if they are threads), and the bytes sent in all steps of the run.
 struct Estimate {

@@ -18,6 +18,7 @@ struct History {
   std::vector<EvalReport> evals;
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
+  std::vector<RanksReport> ranks;
   std::vector<EndReport> ends;   // one per process that ended normally
   std::vector<int64_t> starts;   // number of completed steps when each process began
   setup::PeakReport peak;        // the best peak that the last process found

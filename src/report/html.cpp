@@ -289,6 +289,7 @@ std::string report_html(const Summary& summary, const History& history, const st
   html += page::section(time_line(history));
   html += page::section(prediction(summary));
   html += page::section(communication(history));
+  html += page::section(ranks(history));
   html += page::section(optimizer_offload(history));
   html += page::section(memory_bars(summary));
   html += page::side_by_side(

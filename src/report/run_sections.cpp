@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "report/page.h"
+#include "report/ranks.h"
 #include "report/svg.h"
 
 namespace trainer::report {
@@ -121,6 +122,54 @@ std::string communication(const History& history) {
                          .marked = known && moved.sent != moved.predicted});
   }
   return "<h2>Communication by axis</h2>" + page::table(grid);
+}
+
+std::string ranks(const History& history) {
+  constexpr size_t kRows = 64, kColumns = 200;
+  if (history.ranks.empty()) return "";
+  const size_t ranks = history.ranks.back().own_ms.size();
+  std::vector<const RanksReport*> windows;
+  SlowWindows slow;
+  std::map<size_t, size_t> often;  // rank → its slow windows, the most of ten
+  for (const RanksReport& window : history.ranks) {
+    if (window.own_ms.size() != ranks || !(window.median_ms > 0))
+      continue;  // before a resume on another number of ranks
+    windows.push_back(&window);
+    std::vector<double> ratios;
+    for (const double own : window.own_ms) ratios.push_back(own / window.median_ms);
+    slow.add(std::move(ratios));
+    for (const SlowWindows::Rank& rank : slow.often_slow()) often[rank.rank] = std::max(often[rank.rank], rank.windows);
+  }
+  if (windows.empty()) return "";
+  svg::HeatMap map{.id = "ranks", .title = "Ranks: own time of a step, relative to the median", .x_name = "step"};
+  map.from = static_cast<double>(windows.front()->step);
+  map.to = static_cast<double>(windows.back()->step);
+  map.least = 1;
+  map.most = 1.5;
+  map.description =
+      format("{} in {}", counted(static_cast<int64_t>(ranks), "rank"), counted(std::ssize(windows), "window"));
+  // A cell shows the largest value of several ranks and windows if there are many.
+  const size_t per_row = (ranks - 1) / kRows + 1, per_column = (windows.size() - 1) / kColumns + 1;
+  for (size_t first = 0; first < ranks; first += per_row) {
+    svg::HeatMap::Row& row = map.rows.emplace_back(svg::HeatMap::Row{format("rank {}", first), {}});
+    for (size_t begin = 0; begin < windows.size(); begin += per_column) {
+      double most = 0;
+      std::string text;
+      for (size_t w = begin; w < std::min(windows.size(), begin + per_column); ++w)
+        for (size_t rank = first; rank < std::min(ranks, first + per_row); ++rank) {
+          const double own = windows[w]->own_ms[rank], ratio = own / windows[w]->median_ms;
+          if (ratio <= most) continue;
+          most = ratio;
+          text = format("rank {}, step {}: {:.4g} ms, {:.2f} x the median", rank, windows[w]->step, own, ratio);
+        }
+      row.cells.push_back({most, text});
+    }
+  }
+  page::Table grid{.head = {"windows of the last ten"}, .rows = {}};
+  for (const auto& [rank, count] : often)
+    grid.rows.push_back({.name = format("rank {}", rank), .cells = {format("{}", count)}});
+  return "<h2>Ranks</h2>" + svg::heat_map(map) +
+         (often.empty() ? "" : format("<p>Often more than {} x the median:</p>", kSlow) + page::table(grid));
 }
 
 std::string time_line(const History& history) {

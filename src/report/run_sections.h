@@ -16,6 +16,9 @@ std::string prediction(const Summary& summary);
 /// Returns where parameters were updated, with the bytes transferred and the times; empty without offload.
 std::string optimizer_offload(const History& history);
 
+/// Returns the ranks' own times by window, and the ranks that are often slow; empty for one rank.
+std::string ranks(const History& history);
+
 /// Returns a timeline of evaluations, checkpoints, warnings, and the start and end of processes, by step.
 std::string time_line(const History& history);
 

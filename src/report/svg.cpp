@@ -334,6 +334,32 @@ std::string time_line(const std::string& id, const std::string& title, const std
   return out + text("x name", (kLeft + kRight) / 2, y + 34, x_name) + "</svg></figure>\n";
 }
 
+std::string heat_map(const HeatMap& map) {
+  constexpr double kTop = 32, kLeft = 130, kRight = 980;
+  const double height = std::clamp(400.0 / static_cast<double>(map.rows.size()), 4.0, 18.0);
+  const size_t named_every = std::max<size_t>(1, static_cast<size_t>(std::ceil(14 / height)));
+  const Axis x = {map.from, map.to > map.from ? map.to : map.from + 1, kLeft, kRight};
+  std::string cells;
+  double y = kTop;
+  for (size_t r = 0; r < map.rows.size(); ++r, y += height) {
+    const HeatMap::Row& row = map.rows[r];
+    if (r % named_every == 0) cells += text("y", kLeft - 14, y + height / 2 + 4, row.name);
+    const double width = (kRight - kLeft) / static_cast<double>(row.cells.size());
+    for (size_t c = 0; c < row.cells.size(); ++c)
+      cells += format("<rect class=\"f1\" fill-opacity=\"{:.2f}\"",
+                      std::clamp((row.cells[c].value - map.least) / (map.most - map.least), 0.0, 1.0)) +
+               attribute("x", kLeft + static_cast<double>(c) * width) + attribute("y", y) + attribute("width", width) +
+               attribute("height", height) + "><title>" + escape(row.cells[c].text) + "</title></rect>";
+  }
+  std::string out = "<figure class=\"wide\">" +
+                    open_svg(map.id, map.title, map.description, 1000, static_cast<int>(y) + 40) +
+                    text("title", 12, 18, map.title) + cells + line("axis", kLeft, y, kRight, y);
+  const std::vector<double> ticks = ticks_of(x, 10);
+  const std::vector<std::string> labels = tick_labels(ticks);
+  for (size_t i = 0; i < ticks.size(); ++i) out += text("x", x(ticks[i]), y + 16, labels[i]);
+  return out + text("x name", (kLeft + kRight) / 2, y + 34, map.x_name) + "</svg></figure>\n";
+}
+
 std::string bars(const std::string& id, const std::string& title, const std::vector<Bar>& parts) {
   if (parts.empty()) return "";
   double largest = 0;

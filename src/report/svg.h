@@ -80,4 +80,21 @@ std::string time_line(const std::string& id, const std::string& title, const std
 /// Returns a bar for each part, as wide as the page.
 std::string bars(const std::string& id, const std::string& title, const std::vector<Bar>& parts);
 
+/// Rows of cells, from x = `from` on the left to `to`, as wide as the page. A cell is darker the larger its value is,
+/// from no colour at `least` to the full colour at `most`; its text appears as a tool tip.
+struct HeatMap {
+  struct Cell {
+    double value;
+    std::string text;
+  };
+  struct Row {
+    std::string name;
+    std::vector<Cell> cells;
+  };
+  std::string id, title, x_name, description = {};
+  double from = 0, to = 1, least = 0, most = 1;
+  std::vector<Row> rows = {};
+};
+std::string heat_map(const HeatMap& map);
+
 }  // namespace trainer::report::svg

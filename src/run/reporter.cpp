@@ -208,6 +208,10 @@ void Reporter::evaluation(const report::EvalReport& eval) {
             eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
 }
 
+void Reporter::ranks(const report::RanksReport& ranks) {
+  if (metrics_) metrics_->write(to_json(ranks));
+}
+
 void Reporter::status(const std::string& activity) {
   if (progress_) progress_->status(activity);
 }

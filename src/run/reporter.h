@@ -41,6 +41,7 @@ class Reporter {
   void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
             const checkpoint::TrainState& state, train::Trainer& trainer);
   void evaluation(const report::EvalReport& eval);
+  void ranks(const report::RanksReport& ranks);
   /// Shows an activity between steps, such as an evaluation, in the progress line.
   void status(const std::string& activity);
   void checkpoint(const report::CheckpointReport& checkpoint);

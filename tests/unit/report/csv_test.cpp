@@ -42,6 +42,15 @@ TEST_F(Csv, ValidationSetsHaveColumnsOfTheirNames) {
             "validation.math.tokens\none,1,2,3,3,8,4,16\n");
 }
 
+TEST_F(Csv, TheSlowestRankOfAWindowIsInTheRowOfItsLastStep) {
+  const std::string one = run("one", R"({"event":"step","step":1,"loss":2}
+{"event":"step","step":2,"loss":3}
+{"event":"eval","step":2,"loss":4}
+{"event":"ranks","step":2,"median_ms":5,"slowest":7,"own_ms":[5,5]}
+)");
+  EXPECT_EQ(table({one}), "run,step,loss,validation.loss,slowest_rank\none,1,2,,\none,2,3,4,7\n");
+}
+
 TEST_F(Csv, SeveralRunsShareTheColumns) {
   const std::string a = run("a/run", R"({"event":"step","step":1,"loss":1,"lr":0.5})"
                                      "\n");

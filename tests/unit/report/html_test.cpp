@@ -1,5 +1,6 @@
 #include "report/html.h"
 
+#include "report/ranks.h"
 #include "unit/report/run_history.h"
 
 namespace trainer::report {
@@ -43,6 +44,18 @@ TEST_F(Report, ShowsCommunicationNextToItsPredictionAndWhatHappened) {
                "<td>1.00 KiB</td><td>1.5</td>",
                "resumed from step 60", "step 60: 3.00 MiB in 1.50 s, the best so far",
                "step 120: validation loss 2.5000");
+}
+
+TEST_F(Report, ShowsTheTimesOfTheRanks) {
+  History history = full_history();
+  EXPECT_EQ(page(history).find("Ranks"), std::string::npos);
+  for (int64_t window = 1; window <= 12; ++window) {
+    std::vector<double> own(100, 10.0);  // more ranks than rows
+    own[70] = window > 2 ? 12.5 : 10;
+    history.ranks.push_back(ranks_report(10 * window, own));
+  }
+  expect_texts(page(history), "<h2>Ranks</h2>", "100 ranks in 12 windows",
+               "rank 70, step 120: 12.5 ms, 1.25 x the median", "<tr><th scope=\"row\">rank 70</th><td>10</td></tr>");
 }
 
 TEST_F(Report, ComparesEachValidationSetOnItsLastDataOnly) {
