@@ -118,6 +118,7 @@ json to_json(const TrainState& state) {
           {"best_set", state.best_set},
           {"best_data", state.best_data},
           {"proven_step", state.proven_step},
+          {"verified_step", state.verified_step},
           {"loss", number(state.loss)},
           {"val_loss", number(state.val_loss)},
           {"origin", state.origin},

@@ -171,6 +171,7 @@ Snapshot header_of(const Value& root) {
   header.state.best_set = state["best_set"].text();
   header.state.best_data = state["best_data"].text();
   header.state.proven_step = state["proven_step"].integer(-1, kMost);
+  if (const auto verified = state.if_there("verified_step")) header.state.verified_step = verified->integer(-1, kMost);
   header.state.loss = state["loss"].number_or_nan();
   header.state.val_loss = state["val_loss"].number_or_nan();
   header.state.origin = state["origin"].integer(0, kMost);

@@ -33,6 +33,7 @@ struct TrainState {
   std::string best_set;      // the validation set of best_val_loss; empty: the only set, which has no name
   std::string best_data;     // run::evaluated_data() of best_val_loss; empty: none yet
   int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
+  int64_t verified_step = -1;  // the last step before which replicas agreed (debug.replay_every); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();      // training loss of the last update; NaN: unknown
   double val_loss = std::numeric_limits<double>::quiet_NaN();  // at this step; NaN: not evaluated, or not finite
   /// The sequence number (manifest.h) of the checkpoint from which the run was last resumed by path, to branch from a

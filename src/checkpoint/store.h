@@ -26,7 +26,8 @@ namespace trainer::checkpoint {
 
 /// The checkpoints that are kept after a save. The newest is always kept. Of those saved while steps were skipped
 /// (!TrainState::is_sound()) only the newest is kept, and it does not count as one of `keep`. The checkpoint of
-/// TrainState::proven_step is always kept: a run that diverges resumes from it.
+/// TrainState::proven_step is always kept: a run that diverges resumes from it. So is the newest one that a replay
+/// confirmed (TrainState::verified_step).
 struct Retention {
   int64_t keep = 0;        // number of newest intact checkpoints to keep; 0: all
   int64_t keep_every = 0;  // also keep every step that is a multiple of this; 0: none

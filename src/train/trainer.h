@@ -81,6 +81,12 @@ class Trainer : public ModelRunner {
   Outcome gradients(const StepWork& work, const BatchSource& batches);
   void update(const StepWork& work, Outcome& outcome);
 
+  /// Computes the step's first micro-batch of replica `of` on this replica: passes of the step, without the sums that
+  /// follow its last micro-batch. Returns on each rank the bits of its terms of the loss, and the fingerprints of its
+  /// gradients in the order of store().params(). Changes neither weights nor the step that follows (train/replay.h).
+  /// Collective over the ranks of a replica.
+  std::vector<uint64_t> replay(const StepWork& work, int64_t of, const BatchSource& batches);
+
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }

@@ -41,6 +41,7 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   Snapshot saved = snapshot_of(tensors, 7);
   saved.state.best_val_loss = 1.0 / 3;
   saved.state.proven_step = 5;
+  saved.state.verified_step = 4;
   saved.state.loss = 2.0 / 3;
   saved.state.val_loss = 4.0 / 3;
   saved.optimizer = "muon";
@@ -56,6 +57,7 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   EXPECT_EQ(header.state.best_val_loss, 1.0 / 3);
   EXPECT_EQ(header.state.best_step, 6);
   EXPECT_EQ(header.state.proven_step, 5);
+  EXPECT_EQ(header.state.verified_step, 4);
   EXPECT_EQ(header.state.loss, 2.0 / 3);
   EXPECT_EQ(header.state.val_loss, 4.0 / 3);
   EXPECT_EQ(header.optimizer, "muon");
@@ -210,6 +212,24 @@ TEST(Retention, KeepsTheProvenOneUntilANewerOneIsProven) {
   EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000010", "step-00000030"}));
   store.remove_old(30);
   EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000030"}));
+}
+
+TEST(Retention, KeepsTheNewestVerifiedOne) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 1});
+  Tensors tensors(small_model());
+  for (const auto& [step, verified] : {std::pair{10, -1}, {20, 20}, {30, 20}, {40, 20}, {50, 49}, {60, 60}}) {
+    Snapshot snapshot = snapshot_of(tensors, step);
+    snapshot.state.verified_step = verified;
+    store.save(snapshot);
+    const std::vector<std::string> kept = steps_in(folder);
+    if (step == 40) {
+      EXPECT_EQ(kept, (std::vector<std::string>{"step-00000020", "step-00000040"}));
+    } else if (step == 50) {
+      EXPECT_EQ(kept, (std::vector<std::string>{"step-00000040", "step-00000050"}));
+    }
+  }
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000060"}));
 }
 
 TEST(Retention, LeavesUnknownAndDamagedFoldersUnchanged) {
