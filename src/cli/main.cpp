@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
       "every key.\n"
       "Exit status: 0 success, 1 internal error, 2 usage or configuration, 3 does not fit in memory or on the number "
       "of "
-      "ranks, 4 data, 5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 8 a difference was found (verify), "
+      "ranks, 4 data, 5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 8 a difference was found (verify, "
+      "debug.replay_every, debug.check_replicas_every), "
       "75 saved after a signal.");
   app.failure_message(cli::mistake);
   cli::CommandLine line;

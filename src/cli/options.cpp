@@ -119,7 +119,7 @@ CLI::Option* add_checkpoint(CLI::App& app, std::string& checkpoint, CLI::Option*
 
 void add_train(CLI::App& app, TrainOptions& o) {
   add_config(app, o.config);
-  add_text(app, "--resume", o.config.resume, "auto|must|never|PATH",
+  add_text(app, "--resume", o.config.resume, "auto|must|verified|never|PATH",
            "resume from this checkpoint; auto: the newest intact checkpoint, if any (checkpoint.resume)");
   add_number(app, "--max-steps", o.max_steps, 1, "save and stop after N further steps");
   add_text(app, "--max-time", o.max_time, "TIME",

@@ -22,7 +22,9 @@ namespace {
 
 constexpr const char* kImported = "imported";  // in the run folder, while a run starts from a model of Hugging Face
 
-bool is_path(const std::string& resume) { return resume != "auto" && resume != "must" && resume != "never"; }
+bool is_path(const std::string& resume) {
+  return resume != "auto" && resume != "must" && resume != "verified" && resume != "never";
+}
 
 bool is_in(const fs::path& folder, const fs::path& step_folder) {
   std::error_code missing;
@@ -39,12 +41,27 @@ std::string no_branch(const fs::path& folder, const fs::path& path, const std::v
       folder.string(), why);
 }
 
+/// Returns the newest checkpoint that a replay confirmed: of at most the step that the newest checkpoint records.
+fs::path newest_verified(const fs::path& folder) {
+  const std::vector<checkpoint::Entry> all = checkpoint::list_checkpoints(folder).complete;
+  const int64_t newest = all.empty() ? -1 : all.front().state.step;
+  const int64_t verified = all.empty() ? -1 : all.front().state.verified_step;
+  for (const checkpoint::Entry& entry : all)
+    if (entry.state.step <= verified) return entry.folder;
+  throw Error(Code::checkpoint,
+              format("checkpoint.resume = \"verified\": no checkpoint in {} is verified; {}, {}", folder.string(),
+                     newest < 0 ? "there is none" : format("the newest is of step {}", newest),
+                     verified < 0 ? "and no replay agreed before it (debug.replay_every)"
+                                  : format("and the last replay that agreed was before step {}", verified)));
+}
+
 /// Returns the step folders to try, best first. If a command that branched from a different run, or went back to an
 /// earlier step of this run, is repeated, the checkpoints saved since then are tried first, so that a requeued job
 /// makes progress.
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder, bool aloud) {
   if (checkpoint.resume == "never") return {};
   if (!is_path(checkpoint.resume)) {
+    if (checkpoint.resume == "verified") return {newest_verified(folder)};
     const std::vector<fs::path> all = checkpoint::complete_checkpoints(folder, aloud);
     if (checkpoint.resume == "auto") return all;
     if (all.empty())

@@ -60,6 +60,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
       peak_(setup::make_peak(*device_, open_.machine.compute, config_, world)),
       reporter_(config_, open_.plan, open_.machine, *open_.datasets.train, memory_, peak_, world.first()),
       tracer_(world, config_, trainer_),
+      slow_ranks_(world, config_, *device_),
       batches_([&data = *open_.datasets.train](int64_t sample, int64_t sequences, data::TokenBatch& out) {
         data.train_batch(sample, sequences, out);
         data.prefetch(sample + sequences, sequences);
@@ -109,6 +110,7 @@ bool TrainingLoop::train_until(int64_t last) {
     if (requests.peak) peak_.sample();
     if (store_.is_saving() && !requests.writing) proceed_with_save();
     if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
+    compare_ranks_if_due();
     if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
     if (requests.time_is_up) return false;
   }
@@ -177,6 +179,7 @@ void TrainingLoop::begin() {
     notes.emplace_back(
         "several hosts: `mpirun -np N trainer verify --config FILE` checks them and this layout in a minute");
   reporter_.start(start, world_.transport(), notes);
+  prepare_replays();
   if (!config_.checkpoint.async) return;
   asynchronous_ = !trainer_.scalars().is_true_on_any_rank(!open_.plan.memory.contains(setup::kSnapshotMemory));
   if (!asynchronous_)
@@ -193,12 +196,14 @@ bool TrainingLoop::step() {
                              .lr = learning_rate(config_.optim, total_steps_, state_.step + 1),
                              .losses = state_.losses,
                              .norms = state_.norms};
+  replay_if_due(work);
   trainer_.meter().reset();  // discard the counts of evaluations, samples and saves
   tracer_.before_step(work.step);
   const double start = now_seconds();
   train::Trainer::Outcome outcome;
   {
     const TraceScope traced(trainer_.meter().trace, "step", work.step);
+    slow_ranks_.inject();
     outcome = trainer_.step(work, batches_, [this] { return stop_requested() || !data_is_whole(); });
   }
   if (outcome.interrupted) return false;
@@ -217,6 +222,7 @@ bool TrainingLoop::step() {
   last_was_spike_ = outcome.spike.has_value();
   loss_of_last_ = kUnknown;
   reporter_.step(work, outcome, seconds, state_, trainer_);
+  slow_ranks_.add(seconds * 1e3, outcome.phase_ms.data, trainer_.meter());
   tracer_.after_step(work.step);
   if (outcome.skipped) warn_of_skip(outcome);
   return true;

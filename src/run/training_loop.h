@@ -13,9 +13,11 @@
 #include "run/reporter.h"
 #include "run/run_state.h"
 #include "run/session.h"
+#include "run/slow_ranks.h"
 #include "run/tracer.h"
 #include "setup/run_plan.h"
 #include "train/generate.h"
+#include "train/replay.h"
 
 namespace trainer::run {
 
@@ -48,6 +50,12 @@ class TrainingLoop {
   /// Makes and reports one optimizer step. Returns false if a stop was requested between micro-steps, which discards
   /// the partial step.
   bool step();
+  /// Prepares replays, and says what they cannot find.
+  void prepare_replays();
+  /// Lets replicas check each other before the step, if that is due.
+  void replay_if_due(const train::StepWork& work);
+  /// Compares the ranks' own times at the end of a window of steps.
+  void compare_ranks_if_due();
   /// If this loss proves the last checkpoint (run/divergence.h), records it; older checkpoints may then be deleted.
   void note_proof(double loss);
   /// Reports how the run ended, and returns the exit status. `in_time` is false if --max-time ended the run.
@@ -122,6 +130,9 @@ class TrainingLoop {
   setup::PeakTracker peak_;
   Reporter reporter_;
   Tracer tracer_;
+  SlowRanks slow_ranks_;
+  std::optional<train::Replay> replay_;  // empty: off
+  bool has_replayed_ = false;            // in this process
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
   std::string mixture_table_;  // table of the sources for the whole run, logged at the start
