@@ -48,9 +48,19 @@ std::vector<uint64_t> Trainer::replay(const StepWork& work, int64_t of, const Ba
   moved.first_sample += (of - replica()) * micro_batch();
   parallel::Batch batch = load(moved, 0, config_.train.global_batch * config_.model.seq_len, batches);
   batch.first_sample = of * micro_batch();
-  const std::vector<sharding::Action> list = sharding::lists_of(sharding_.stages, 1).front();
-  for (const sharding::Action& action : list)
-    launch(ex, sharding::kind_of(action, /*micro_batches=*/2), batch, nullptr);  // as the first of several
+  std::vector<size_t> actions;  // of the first micro-batch, as the first of several
+  std::vector<sharding::Action> list;
+  for (size_t a = 0; a < actions_.size(); ++a)
+    if (actions_[a].micro == 0) {
+      actions.push_back(a);
+      list.push_back(actions_[a]);
+    }
+  links_.begin_list(list);
+  for (size_t i = 0; i < list.size(); ++i) {
+    links_.begin(ex, i);
+    launch(ex, {actions[i], sharding::kind_of(list[i], /*micro_batches=*/2)}, batch, nullptr);
+  }
+  links_.end_list(ex);
   std::vector<uint64_t> results;
   for (size_t t = 0; t < terms_.size(); ++t)
     results.push_back(std::bit_cast<uint64_t>(parallel::sum_of_losses(ex, losses(static_cast<int64_t>(t)))));

@@ -105,6 +105,14 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Replays,
                                                           "Q2Depth1Data1LlamaAutoRingTile1x1ZLossSoftcap"})),
                          name_of_case);
 
+config::Config staged() {
+  config::Config c = replicas(2, 2);
+  c.parallel.stages = 2;
+  c.parallel.stage_layers = {1, 1};
+  return c;
+}
+INSTANTIATE_TEST_SUITE_P(Stages, Replays, testing::Values(LayoutCase{"Tensor2Data2Stages2", staged()}), name_of_case);
+
 TEST(Replay, NamesTheMinorityOfThreeReplicas) {
   // The third rank's second pass is wrong: for the batch of replica 0.
   expect_parts(
