@@ -42,7 +42,7 @@ const Case kCases[] = {
     {"[parallel]\nstages = 2\nstage_layers = [6, 5, 1]", "3:16: parallel.stage_layers: ", {"3 numbers, expected 2"}},
     {"[parallel]\nstages = 2\nstage_layers = [6, 5]", "3:16: parallel.stage_layers: ", {"adds up to 11", "12"}},
     {"[parallel]\nstages = 3\nstage_layers = [6, 0, 6]", "3:16: parallel.stage_layers: ", {"chunk 1 has no layers"}},
-    {"[parallel]\nstages = 2\nstrategy = 'auto'", "2:10: parallel.stages: ", {"not planned"}},
+    {"[parallel]\nstages = 2\nstrategy = 'auto'\n[hardware]\nprofile = 'p'", "2:10: parallel.stages: ", {"not planned"}},
     {"[parallel]\nstages = 2\n[run]\ndevice = 'cuda'", "2:10: parallel.stages: ", {"CPUs only"}},
     {"[parallel]\nstages = 3",
      "2:10: parallel.stages: ",
