@@ -31,7 +31,7 @@ StepProgram record_step(const config::Config& config, int64_t vocab, const Machi
   std::deque<ProgramRecorder> recorders;
   StepProgram step;
   step.plan = plan_run(config, vocab, machine, true, [&](const sharding::ActionKind& kind, int64_t count) {
-    step.parts.push_back({.kind = kind, .program = {}, .count = count});
+    step.parts.push_back({.program = {}, .count = count, .kind = kind});
     return &recorders.emplace_back();
   });
   for (size_t i = 0; i < recorders.size(); ++i) step.parts[i].program = std::move(recorders[i].program);

@@ -43,9 +43,9 @@ class ProgramRecorder final : public Recorder {
 /// The programs of a step, by the kind of their actions, and how often it runs each. The last one includes the update.
 struct StepProgram {
   struct Part {
-    sharding::ActionKind kind;
     Program program;
     int64_t count = 1;
+    sharding::ActionKind kind = {};
   };
   mesh::MeshShape mesh;
   std::vector<Part> parts;

@@ -67,7 +67,7 @@ void each_event(const plan::StepProgram& step, int64_t steps, F&& f) {
   const auto add = [&](const plan::Program& program, int64_t times) {
     for (const plan::Event& event : program) f(event, times);
   };
-  for (const auto& [program, count] : step.parts) add(program, steps * count);
+  for (const plan::StepProgram::Part& part : step.parts) add(part.program, steps * part.count);
 }
 
 Counts predicted(const plan::StepProgram& step, int64_t steps) {
