@@ -95,19 +95,29 @@ std::optional<config::Config> config_to_resume(comm::World& world, const config:
   return parsed(toml);
 }
 
+/// Returns the memory per rank of each stage, "7.9 GiB 6.8 GiB"; `plan` becomes that of the stage that needs most.
+std::string memory_by_stage(const config::Config& config, int64_t vocab, setup::Machine machine, setup::RunPlan& plan) {
+  std::string totals;
+  for (int64_t stage = 0; stage < config.parallel.stages; ++stage) {
+    machine.rank =
+        static_cast<int>(stage * machine.ranks / config.parallel.stages);  // ranks of a stage are consecutive
+    setup::RunPlan other = setup::plan_run(config, vocab, machine, true);
+    totals += " " + format_bytes(static_cast<double>(other.total));
+    if (other.total > plan.total) plan = std::move(other);
+  }
+  return totals;
+}
+
 /// Writes the plan to `text`, then rejects a run that does not fit.
 void plan_only(comm::World& world, config::Config config, const setup::Machine& machine, std::string& text) {
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
-  const setup::RunPlan plan = plan_training(world, config, vocab, machine);
-  const std::vector<std::string> totals = world.control().gather(format_bytes(static_cast<double>(plan.total)));
-  text = to_text(plan, config, machine) + setup::offload_table(plan, config, vocab, machine);
-  if (const std::string stages = setup::stages_text(config, vocab); !stages.empty()) {
-    text += format("stages\n  {}\n  memory per rank, by stage:", stages);
-    const size_t count = static_cast<size_t>(config.parallel.stages);  // consecutive ranks are of one stage
-    for (size_t stage = 0; stage < count; ++stage) text += " " + totals[stage * totals.size() / count];
-    text += "\n";
-  }
+  setup::RunPlan plan = plan_training(world, config, vocab, machine);
+  std::string stages = setup::stages_text(config, vocab);
+  if (!stages.empty())
+    stages = format("stages\n  {}\n  memory per rank, by stage:{}; above, the largest\n", stages,
+                    memory_by_stage(config, vocab, machine, plan));
+  text = to_text(plan, config, machine) + setup::offload_table(plan, config, vocab, machine) + stages;
   world.control().run_on_all_ranks([&] {
     try {
       setup::require_memory(plan, config, vocab, machine);
