@@ -11,7 +11,7 @@
 
 namespace trainer::optim {
 
-/// What the rules of a run depend on.
+/// The parts of a configuration that rules use.
 struct Settings {
   config::Optim optim;
   config::Sgd sgd = {};
@@ -24,7 +24,7 @@ inline double floor_of(config::Decay decay) {
   return decay == config::Decay::cautious ? 0 : -std::numeric_limits<double>::infinity();
 }
 
-/// What an update does to the parameters of one class.
+/// An update of the parameters of one class.
 struct Step {
   double lr = 0;
   double negative_decay = 0;  // −lr·weight decay; 0 without decay

@@ -1,5 +1,5 @@
 #pragma once
-// What the headers of rules share. A rule is the formula of one element's update, written once for all devices: a
+// The interface of rules. A rule is the formula of one element's update, written once for all devices: a
 // struct with
 //   name      for messages
 //   flops     operations per element, for costs

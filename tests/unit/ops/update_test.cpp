@@ -9,8 +9,8 @@
 namespace trainer::ops::testing {
 namespace {
 
-/// What a rule may do with a number, so that all devices round alike: a rule that adds, compares or has a constant does
-/// not compile here.
+/// A number with the operations that rules may use, so that all devices round alike: a rule that adds, compares or has
+/// a constant does not compile here.
 template <typename T>
 struct Number {
   T value;

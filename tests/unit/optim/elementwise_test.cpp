@@ -213,7 +213,7 @@ TEST(Classes, HaveTheirOwnLearningRates) {
 }
 
 TEST(Classes, OfAWiderModelLearnAsMupSays) {
-  config::Config c = config_of(tests::rule_cases().front());  // of width 1024
+  config::Config c = config_of(tests::rule_cases().front());
   c.optim.name = config::OptimizerName::adamw;
   Rig usual(c, 4, 6), quarter(c, 4, 6);
   EXPECT_EQ(rates_text(c), "");
