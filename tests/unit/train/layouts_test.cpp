@@ -66,7 +66,7 @@ TEST(Stages, ComposeWithEveryLayout) {
   }
   EXPECT_EQ(text_of(two), "2 stages x 1 1f1b 1,1");
   EXPECT_EQ(text_of(late), "2 stages x 1 zb-h1 1,1");
-  EXPECT_EQ(text_of({}), "");
+  EXPECT_EQ(text_of(Stages{}), "");
 }
 
 class Schedules : public testing::TestWithParam<LayoutCase> {};
