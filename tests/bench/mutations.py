@@ -44,8 +44,8 @@ NOT_OF_LAYOUTS = {
     "checkpoint: a shard is not synced": "acts only when a host dies",
     "checkpoint: one checkpoint too many is kept": "changes no number",
 }
-# What finds most faults is tried first, alone; then all checks, which are what verify runs by default. Together they have sharded and shared matrices, panels that move,
-# replicas, shared key heads, both optimizers and both precisions.
+# What finds most faults is tried first, on its own; then all checks, which are what verify runs by default. The two
+# configurations have sharded and shared matrices, panels that move, replicas, shared key heads and both precisions.
 CONFIGURATIONS = (
     ("parallel.strategy=axonn-4d", "parallel.grid=[2,2,2]", "parallel.vocab_axes=xy", "parallel.cache_layers=1", "model.n_kv_head=1",
      "optim.name=muon", "model.dropout=0.1", "precision.compute=bf16", "data.separate_documents=true"),
