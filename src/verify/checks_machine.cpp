@@ -26,8 +26,11 @@ Finding check_space(Context& c) {
   const auto needed = static_cast<double>((c.config.checkpoint.keep + 1) * element * trainer.store().parameter_count());
   std::error_code unknown;
   std::filesystem::path folder = std::filesystem::absolute(config::checkpoint_folder(c.config), unknown);
+  double kept = 0;  // by checkpoints of before, which the new ones replace
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, unknown))
+    if (entry.is_regular_file(unknown)) kept += static_cast<double>(entry.file_size(unknown));
   while (!std::filesystem::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
-  const auto available = static_cast<double>(std::filesystem::space(folder, unknown).available);
+  const double available = kept + static_cast<double>(std::filesystem::space(folder, unknown).available);
   Finding space{.checked = "space in checkpoint.dir"};
   const std::vector<std::vector<double>> all = gather_values(c.world, {&available, 1});
   for (size_t rank = 0; rank < all.size(); ++rank)

@@ -116,7 +116,7 @@ const Exact& Context::exact(Clip clip) {
   for (int64_t n = 1; n <= steps_of(clip); ++n) {
     if (n == 2) run.plant(faults, Kind::weight);
     const train::Trainer::Outcome outcome = run.step(n, [&] {
-      if (n == steps_of(clip)) result.padding = run.written_padding();
+      if (n == steps_of(clip)) result.padding = run.written_padding(SmallRun::Padding::gradients);
       if (n > 1) return;
       run.plant(faults, Kind::gradient);
       result.gradients = compare(world, gradients_of(run.trainer()), whole.gradients,
@@ -125,6 +125,7 @@ const Exact& Context::exact(Clip clip) {
     result.losses.insert(result.losses.end(), {outcome.loss, outcome.z_loss});
     result.norms.push_back(outcome.norm.norm);
   }
+  if (result.padding.empty()) result.padding = run.written_padding(SmallRun::Padding::weights);
   result.state = compare(world, state_of(run.trainer()), whole.state, rounding_bounds(whole.state, rough.state));
   result.counted = run.trainer().comm_bytes(run.trainer().meter().comm());
   result.predicted = run.trainer().comm_bytes_per_step();

@@ -91,9 +91,9 @@ train::Trainer::Outcome SmallRun::step(int64_t n, const std::function<void()>& b
   return outcome;
 }
 
-std::string SmallRun::written_padding() {
+std::string SmallRun::written_padding(Padding of) {
   const params::ParamStore& store = trainer_->store();
-  store.settle();
+  if (of == Padding::weights) store.settle();  // would discard a step that is not updated yet
   for (const params::Group& group : store.groups()) {
     std::vector<bool> used(static_cast<size_t>(group.elements));
     for (const int index : group.params)
@@ -105,8 +105,9 @@ std::string SmallRun::written_padding() {
         if (!used[static_cast<size_t>(begin + i)] && element_of(copy.tensor(), i) != 0) return true;
       return false;
     };
-    if (written(group.grad, *device_, 0)) return format("a gradient in {}", group.name);
-    if (written(group.master.tensor(), store.home(), group.master_range().begin)) return "a weight in " + group.name;
+    if (of == Padding::gradients ? written(group.grad, *device_, 0)
+                                 : written(group.master.tensor(), store.home(), group.master_range().begin))
+      return format("a {} in {}", of == Padding::gradients ? "gradient" : "weight", group.name);
   }
   return {};
 }

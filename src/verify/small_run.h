@@ -27,8 +27,10 @@ class SmallRun {
   /// them. Some tokens of even steps are masked. All ranks of the run's world throw Code::nonfinite if one computed a
   /// loss or gradients that are not finite. Collective.
   train::Trainer::Outcome step(int64_t n, const std::function<void()>& between = {});
-  /// Returns which padding of this rank's gradients or weights is not 0; empty if all of it is.
-  std::string written_padding();
+  enum class Padding { gradients, weights };
+  /// Returns which padding of this rank's gradients (before the update) or weights (after it) is not 0; empty if all of
+  /// it is.
+  std::string written_padding(Padding of);
   /// Flips a bit of a gradient or of a weight if it is on this rank; collective if it is a weight.
   void plant(const config::Fault& fault);
   /// Plants the faults of this kind. `rank`: the only one whose faults are planted, by a run on its own; negative: all.

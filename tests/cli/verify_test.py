@@ -64,6 +64,12 @@ class Verify(rig.Runs):
         self.assertIn("orthogonalized matrices", typed[1]["checked"])
         self.assertTrue(0 < typed[1]["worst"] < typed[1]["bound"], typed)
 
+    def test_offloaded_updates_are_those_of_one_rank(self):
+        for mode in ("cpu", "interleaved"):
+            checks, _ = self.verify("parallel.data=2", "train.micro_batch=1", f"offload.optimizer={mode}", "run.threads=1",
+                                    only="gradients,norm,update,bytes")
+            self.assertEqual(self.passed(checks), {"gradients", "norm", "update", "bytes"})
+
     def test_a_slow_host_is_named(self):
         cluster = pathlib.Path(__file__).parents[1] / "bench/emulated_cluster.sh"
         if subprocess.run([cluster, "--hosts", "1", "--", "true"], capture_output=True).returncode == 77:
