@@ -28,6 +28,8 @@ bool chooses_vocab_axes(const Config& config);
 /// Makes that choice: with it a rank sends fewer bytes, of features and their gradients or of logits of `vocab` tokens.
 void choose_vocab_axes(Config& config, int64_t vocab, DType compute);
 
+/// The settings that turn a layout with stages into that of one stage, for --set.
+inline constexpr const char* kOneStage = "parallel.stages=1 parallel.chunks=1 parallel.stage_layers=[]";
 /// Chooses parallel.stage_layers if it is empty and there are several stages: the largest chunk has as few FLOPs as
 /// possible, recomputation and the head of `vocab` tokens included (sharding::split_layers).
 void choose_stage_layers(Config& config, int64_t vocab);

@@ -37,17 +37,21 @@ void check_stages(const Config& config, std::vector<BrokenRule>& broken) {
   if (p.stages == 1 && p.chunks > 1)
     broken.push_back({{"parallel.chunks", "parallel.stages"},
                       format("chunks = {} needs several stages; use chunks = 1, or set stages", p.chunks)});
-  if (p.stages > 1 && chunks > most)
+  if (p.stages > 1 && chunks > most) {
+    const std::string remedy = most / p.chunks >= 2 ? format("stages <= {}", most / p.chunks)
+                                                    : format("chunks <= {}", most / std::min(p.stages, most));
     broken.push_back({{"parallel.stages", "parallel.chunks", "model.n_layer"},
                       format("stages = {} with chunks = {}: {} layers allow at most {} chunks (the first may have only "
-                             "the embedding, the last only the head); use stages <= {}",
-                             p.stages, p.chunks, layers, most, most / p.chunks)});
+                             "the embedding, the last only the head); use {}",
+                             p.stages, p.chunks, layers, most, remedy)});
+  }
   if (p.stages > 1 && p.strategy == StrategyName::autoddl && p.axes.size() > 5)  // a mesh has at most 8 axes
     broken.push_back({{"parallel.axes", "parallel.stages"},
                       format("axes has {} axis sizes, at most 5 with several stages", p.axes.size())});
   const std::vector<int64_t>& split = p.stage_layers;
   const auto wrong = [&](const std::string& text) {
-    broken.push_back({{"parallel.stage_layers", "parallel.stages", "parallel.chunks", "model.n_layer"}, text});
+    broken.push_back({{"parallel.stage_layers", "parallel.stages", "parallel.chunks", "model.n_layer"},
+                      text + "; use [] to have them chosen"});
   };
   if (split.empty()) return;
   if (std::ssize(split) != chunks)
@@ -342,23 +346,6 @@ std::vector<std::string> nearest_batches(const Config& config, int64_t devices) 
       2 * std::max(config.train.global_batch, (micro_given ? config.train.micro_batch : 1) * devices));
   if (micro_given) add("micro_batch", trial.train.micro_batch, 1, config.train.global_batch);
   return texts;
-}
-
-std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node) {
-  std::vector<std::vector<int64_t>> all;
-  for (const int64_t first : divisors(ranks))
-    for (const int64_t second : divisors(ranks / first)) {
-      const int64_t third = ranks / first / second;
-      if (first == 1 || (second == 1 && third > 1)) continue;
-      std::vector<int64_t> list = {first, second, third};
-      std::erase(list, 1);
-      // If replicas span nodes, the ranks of a node form separate inner axes, so that neighbours use the faster
-      // links.
-      int64_t inner = 1;
-      for (size_t i = list.size(); i-- > 0 && inner < devices_per_node;) inner *= list[i];
-      if (inner == devices_per_node || ranks <= devices_per_node || list.size() == 1) all.push_back(std::move(list));
-    }
-  return all;
 }
 
 std::vector<Config> variants(const Config& config, int64_t devices_per_node) {

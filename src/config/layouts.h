@@ -44,9 +44,6 @@ std::vector<int64_t> nearest_device_counts(Config config, int64_t devices);
 /// "micro_batch = 2 or 4" if that key is given; empty if there are none.
 std::vector<std::string> nearest_batches(const Config& config, int64_t devices);
 
-/// Returns lists of one to three extents above 1 whose product is `ranks`.
-std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node);
-
 /// Returns variants of this layout: other rank placements if replicas span nodes, and gathered weights kept in all
 /// layers. Keys that the user set keep their values.
 std::vector<Config> variants(const Config& config, int64_t devices_per_node);

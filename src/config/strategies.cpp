@@ -220,6 +220,23 @@ std::vector<int64_t> divisors(int64_t n) {
   return all;
 }
 
+std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node) {
+  std::vector<std::vector<int64_t>> all;
+  for (const int64_t first : divisors(ranks))
+    for (const int64_t second : divisors(ranks / first)) {
+      const int64_t third = ranks / first / second;
+      if (first == 1 || (second == 1 && third > 1)) continue;
+      std::vector<int64_t> list = {first, second, third};
+      std::erase(list, 1);
+      // If replicas span nodes, the ranks of a node form separate inner axes, so that neighbours use the faster
+      // links.
+      int64_t inner = 1;
+      for (size_t i = list.size(); i-- > 0 && inner < devices_per_node;) inner *= list[i];
+      if (inner == devices_per_node || ranks <= devices_per_node || list.size() == 1) all.push_back(std::move(list));
+    }
+  return all;
+}
+
 std::span<const NamedStrategy* const> strategies() { return kStrategies; }
 
 const char* name_of(StrategyName strategy) {

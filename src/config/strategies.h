@@ -41,6 +41,8 @@ const NamedStrategy& strategy_of(const Config& config);
 
 /// Returns the divisors of n in ascending order.
 std::vector<int64_t> divisors(int64_t n);
+/// Returns lists of one to three extents above 1 whose product is `ranks`.
+std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node);
 
 /// Returns the configured strategy's sharding over data × replica ranks (data = 0 counts as 1). The strategy's keys
 /// must have been checked.

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/join.h"
+#include "base/shape.h"
 #include "base/units.h"
 #include "config/checker.h"
 #include "config/families.h"
@@ -207,11 +208,13 @@ void check_log(const Log& log, Checker& checker) {
 void check_stages(const Config& config, bool plans, Checker& checker) {
   const Parallel& parallel = config.parallel;
   if (parallel.stages == 1) return;
-  checker.require(!plans && !is_automatic(config), {"parallel.stages", "parallel.strategy"},
-                  "stages = {}: layouts with stages are not planned; remove it, or set parallel.strategy for a run",
-                  parallel.stages);
-  checker.require(config.run.device != DeviceChoice::cuda, {"parallel.stages", "run.device"},
-                  "stages = {} runs on CPUs only; use stages = 1 with device = \"cuda\"", parallel.stages);
+  checker.require(!plans, {"parallel.stages"},
+                  "`trainer plan` does not plan pipeline stages yet; remove stages, chunks and stage_layers");
+  checker.require(
+      plans || !is_automatic(config), {"parallel.stages", "parallel.strategy"},
+      "strategy \"auto\" does not choose layouts with stages = {}; set parallel.strategy, or remove stages, "
+      "chunks and stage_layers",
+      parallel.stages);
 }
 
 void check_world(const Config& config, const LoadOptions& options, Checker& checker) {
@@ -247,20 +250,21 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
                        counted(world, "rank"), needed);
     if (data == 0 && fits) data = world / replica;
   }
+  data = std::max<int64_t>(1, data);  // any number of replicas requires this, too
   const Train& train = config.train;
   const int64_t round = train.micro_batch * data;
-  checker.require(data <= 1 || train.global_batch % train.micro_batch != 0 || train.global_batch % round == 0,
+  checker.require(data == 1 || train.global_batch % train.micro_batch != 0 || train.global_batch % round == 0,
                   {"train.global_batch", "train.micro_batch", "parallel.data", replica_key(config)},
                   "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}; change it",
                   train.global_batch, train.micro_batch, data, round);
   const int64_t stages = parallel.stages, all = round * stages;
-  checker.require(parallel.chunks == 1 || data == 0 || train.global_batch % round != 0 || train.global_batch % all == 0,
+  checker.require(parallel.chunks == 1 || train.global_batch % round != 0 || train.global_batch % all == 0,
                   {"parallel.chunks", "parallel.stages", "train.global_batch", "train.micro_batch", "parallel.data"},
                   "chunks = {} needs a multiple of stages = {} micro-batches per step, found {} (global_batch {} / "
                   "micro_batch {} / "
                   "{} replicas); use global_batch = {}",
-                  parallel.chunks, stages, train.global_batch / std::max<int64_t>(1, round), train.global_batch,
-                  train.micro_batch, data, round_up(train.global_batch, all));
+                  parallel.chunks, stages, train.global_batch / round, train.global_batch, train.micro_batch, data,
+                  round_up(train.global_batch, all));
 }
 
 void check_offload(const Config& config, Checker& checker) {

@@ -11,6 +11,7 @@
 #include "config/layout_choices.h"
 #include "config/layouts.h"
 #include "config/load.h"
+#include "config/mistakes.h"
 #include "config/resolve.h"
 #include "huggingface/import.h"
 #include "huggingface/model_config.h"
@@ -95,21 +96,26 @@ std::optional<config::Config> config_to_resume(comm::World& world, const config:
   return parsed(toml);
 }
 
-/// Returns the memory per rank of each stage, "7.9 GiB 6.8 GiB"; `plan` becomes that of the stage that needs most.
-std::string memory_by_stage(const config::Config& config, int64_t vocab, setup::Machine machine, setup::RunPlan& plan) {
+/// Returns the memory per rank of each stage, "7.9 GiB 6.8 GiB"; `plan` and the rank of `machine` become those of the
+/// stage that needs most.
+std::string memory_by_stage(const config::Config& config, int64_t vocab, setup::Machine& machine,
+                            setup::RunPlan& plan) {
   std::string totals;
+  setup::Machine other_rank = machine;
   for (int64_t stage = 0; stage < config.parallel.stages; ++stage) {
-    machine.rank =
+    other_rank.rank =
         static_cast<int>(stage * machine.ranks / config.parallel.stages);  // ranks of a stage are consecutive
-    setup::RunPlan other = setup::plan_run(config, vocab, machine, true);
+    setup::RunPlan other = setup::plan_run(config, vocab, other_rank, true);
     totals += " " + format_bytes(static_cast<double>(other.total));
-    if (other.total > plan.total) plan = std::move(other);
+    if (other.total <= plan.total) continue;
+    plan = std::move(other);
+    machine.rank = other_rank.rank;
   }
   return totals;
 }
 
 /// Writes the plan to `text`, then rejects a run that does not fit.
-void plan_only(comm::World& world, config::Config config, const setup::Machine& machine, std::string& text) {
+void plan_only(comm::World& world, config::Config config, setup::Machine machine, std::string& text) {
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
   setup::RunPlan plan = plan_training(world, config, vocab, machine);
@@ -156,8 +162,9 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
                 std::string& plan_text) {
   setup::Machine machine = setup::choose_machine(requested, world);
   if (machine.gpu && requested.parallel.stages > 1)
-    throw Error(Code::config, format("parallel.stages = {} runs on CPUs only; set run.device = \"cpu\", or stages = 1",
-                                     requested.parallel.stages))
+    throw Error(Code::config,
+                format("{}: stages = {} trains on CPUs only; use --set run.device=cpu, or --set {}",
+                       config::place(requested, "parallel.stages"), requested.parallel.stages, config::kOneStage))
         .on(Scope::all_ranks);
   const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const comm::GpuTransport between_gpus =

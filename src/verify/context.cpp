@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "comm/agreement.h"
 #include "config/layout_choices.h"
+#include "config/mistakes.h"
 #include "config/validate.h"
 #include "data/source.h"
 #include "run/planning.h"
@@ -42,8 +43,8 @@ Context::Context(comm::World& on_world, const config::Config& run, const Options
     : world(on_world), options(chosen), config(run), delay_(std::make_shared<std::atomic<double>>(0)) {
   if (run.parallel.stages > 1)
     throw Error(Code::config,
-                "parallel.stages: `trainer verify` does not check stages; verify the layout of one stage "
-                "with --set parallel.stages=1")
+                format("{}: `trainer verify` does not check stages; verify the layout of one stage with --set {}",
+                       config::place(run, "parallel.stages"), config::kOneStage))
         .on(Scope::all_ranks);
   message_delay = delay_.get();
   double slowest = 0;
