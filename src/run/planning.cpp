@@ -58,6 +58,8 @@ setup::RunPlan plan_first_that_fits(comm::World& world, const std::vector<config
 setup::RunPlan plan_training(comm::World& world, config::Config& config, int64_t vocab, const setup::Machine& machine) {
   config::choose_vocab_axes(config, vocab, machine.compute);
   config::choose_stage_layers(config, vocab);
+  if (config.parallel.stages > 1 && !config.hardware.profile.empty() && world.first())
+    log::info("hardware.profile: no step times are predicted, since those of several stages are not known yet");
   const std::vector<config::Parallel> choices = config::choices_by_memory(config);
   const bool given = config.optim.overlap;
   const auto plan_one = [&] {
