@@ -48,7 +48,7 @@ std::vector<uint64_t> Trainer::replay(const StepWork& work, int64_t of, const Ba
   moved.first_sample += (of - replica()) * micro_batch();
   parallel::Batch batch = load(moved, 0, config_.train.global_batch * config_.model.seq_len, batches);
   batch.first_sample = of * micro_batch();
-  std::vector<size_t> actions;  // of the first micro-batch, as the first of several
+  std::vector<size_t> actions;  // the first micro-batch's, as the first of several
   std::vector<sharding::Action> list;
   for (size_t a = 0; a < actions_.size(); ++a)
     if (actions_[a].micro == 0) {
