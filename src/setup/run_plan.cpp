@@ -61,7 +61,9 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
   };
   config::Config changed = config;
   for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
-    if (config.train.global_batch % (micro * std::max<int64_t>(1, config.parallel.data)) != 0) continue;
+    const int64_t round = micro * std::max<int64_t>(1, config.parallel.data);
+    if (config.train.global_batch % round != 0) continue;
+    if (config.parallel.chunks > 1 && config.train.global_batch / round % config.parallel.stages != 0) continue;
     changed.train.micro_batch = micro;
     if (!config::layout_fits(changed)) continue;
     for (const auto mode : {config::Recompute::none, config::Recompute::selective, config::Recompute::full}) {
@@ -132,10 +134,13 @@ RunPlan plan_of(train::ModelRunner& runner, int64_t vocab, const Machine& machin
   plan.replicas = runner.store().replicas().count();
   int64_t largest = -1;
   for (const auto& [key, program] : runner.arena().programs()) {
-    if (program.peak <= largest) continue;
-    largest = program.peak;
-    plan.arena_bound = program.live_bound;
-    plan.activations = runner.arena().peak_by_tag(key);
+    BytesByCategory tags = runner.arena().peak_by_tag(key);
+    const auto frames = tags.find("frames");
+    const int64_t in_frames = frames == tags.end() ? 0 : frames->second;
+    if (in_frames + program.peak <= largest) continue;
+    largest = in_frames + program.peak;
+    plan.arena_bound = in_frames + program.live_bound;
+    plan.activations = std::move(tags);
   }
   plan.gradients_in_activations = runner.store().gradients_in_arena();
   if (plan.gradients_in_activations) plan.backward_peaks = backward_peaks(runner.arena(), config);

@@ -295,7 +295,8 @@ std::map<std::string, int64_t> Arena::peak_by_tag(const std::string& key) const 
   std::map<std::string, int64_t> tags;
   for (const Interval& item : program.around) tags[item.tag] += item.bytes;
   for (const Interval& item : program.intervals)
-    if (item.first <= peak_time && peak_time < item.last) tags[item.tag] += item.bytes;
+    if (item.pool == kWorkspace && item.first <= peak_time && peak_time < item.last) tags[item.tag] += item.bytes;
+  if (const int64_t frames = bytes_of(program) - program.peak; frames > 0) tags["frames"] += frames;
   return tags;
 }
 

@@ -84,6 +84,9 @@ TEST(Frames, KeepTensorsOfMicroBatchesInFlight) {
     for (const auto& [name, program] : arena.programs()) {
       workspace = std::max(workspace, program.peak);
       EXPECT_GE(program.peak, program.live_bound);
+      int64_t alive = 0;
+      for (const auto& [tag, bytes] : arena.peak_by_tag(name)) alive += bytes;
+      EXPECT_EQ(alive, frames + program.live_bound);
     }
     EXPECT_EQ(arena.largest_program(), frames + workspace);
     Flight outside;
