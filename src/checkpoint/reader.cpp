@@ -122,7 +122,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   }
   for (const auto& [name, tensor] : stored) {
     const bool required = is_weight(name) || !rules.weights_only;
-    const bool elsewhere = rules.elsewhere && rules.elsewhere(name.substr(0, name.find('#')));
+    const bool elsewhere = rules.elsewhere.contains(name.substr(0, name.find('#')));
     if (required && !elsewhere && !used.contains(name)) problems.push_back(format("{}: not in the run's model", name));
   }
   if (!problems.empty()) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 
@@ -15,8 +16,7 @@ namespace trainer::checkpoint {
 struct LoadRules {
   bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's output head is tied to its embedding
-  /// Returns whether another pipeline stage has this parameter of the run's model; may be empty.
-  std::function<bool(const std::string& name)> elsewhere = {};
+  std::set<std::string> elsewhere = {};  // parameters of the run's model that only other pipeline stages have
 };
 
 /// Returns the tokenizer of a checkpoint, with the run's setting for the BOS token; an empty result if the checkpoint

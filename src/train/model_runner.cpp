@@ -146,9 +146,12 @@ int64_t ModelRunner::parameter_count() const {
   return count;
 }
 
-bool ModelRunner::has_elsewhere(const std::string& name) const {
-  return sharding_.stages.count > 1 && std::ranges::count(store_.params(), name, &params::Param::name) == 0 &&
-         whole_model().contains(name);
+std::set<std::string> ModelRunner::names_elsewhere() const {
+  std::set<std::string> names;
+  if (sharding_.stages.count == 1) return names;
+  for (const auto& [name, elements] : whole_model()) names.insert(name);
+  for (const params::Param& param : store_.params()) names.erase(param.name);
+  return names;
 }
 
 std::map<std::string, int64_t> ModelRunner::whole_model() const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "config/config.h"
@@ -63,8 +64,8 @@ class ModelRunner {
   int64_t vocab() const { return model_->vocab(); }
   /// Returns the number of elements of the whole model's parameters, without padding.
   int64_t parameter_count() const;
-  /// True if the model has a parameter of this name, but only on other stages.
-  bool has_elsewhere(const std::string& name) const;
+  /// Returns the names of the model's parameters that only other stages have. Records the model again: call it once.
+  std::set<std::string> names_elsewhere() const;
   mesh::Mesh& mesh() { return mesh_; }
   /// Returns the number of sequences in a micro-step: train.micro_batch / ModelSharding::depth().
   int64_t micro_batch() const { return micro_batch_; }

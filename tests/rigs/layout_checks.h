@@ -88,9 +88,8 @@ inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
       if (i == 0) {
         for (int64_t n = 1; n <= 2; ++n) run.step(n);
       } else {
-        const auto elsewhere = [&](const std::string& name) { return run.trainer.has_elsewhere(name); };
         checkpoint::Reader(folder.path() / std::to_string(i - 1))
-            .load(checkpoint::slices_to_fill(store, true), {.elsewhere = elsewhere});
+            .load(checkpoint::slices_to_fill(store, true), {.elsewhere = run.trainer.names_elsewhere()});
         store.refresh_compute();
       }
       {
