@@ -14,7 +14,6 @@
 #include "train/spikes.h"
 
 namespace trainer::train {
-
 namespace {
 
 std::string_view name_of(double PhaseMs::*phase) {
@@ -65,8 +64,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   order_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
-  const bool recomputes = recompute_of(config.train, 0) != config::Recompute::none;
-  if (recomputes) store_.weights().save_memory_if_few();
+  if (recompute_of(config.train, 0) != config::Recompute::none) store_.weights().save_memory_if_few();
   const sharding::ActionLists lists = sharding::lists_of(sharding_.stages, accumulation());
   if (has_stages()) sharding::check(lists, sharding_.stages, accumulation());
   actions_ = lists[has_stages() ? static_cast<size_t>(mesh_.index("stage")) : 0];
@@ -132,8 +130,7 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   store_.weights().forget_kept();
   std::vector<parallel::Batch> loaded(static_cast<size_t>(memory_of(work.micro_batches - 1) + 1));
   const auto load_one = [&](int64_t micro) {
-    parallel::Batch& batch = loaded[static_cast<size_t>(memory_of(micro))];
-    batch = load(work, micro, tokens, batches);
+    const parallel::Batch& batch = loaded[static_cast<size_t>(memory_of(micro))] = load(work, micro, tokens, batches);
     if (batch.first_key) pairs.add(config_.model, first_keys());
   };
   const auto add_losses = [&](int64_t micro) {
@@ -303,8 +300,7 @@ void Trainer::plan(const ProgramRecorders& recorders) {
 }
 
 void Trainer::plan_training(const ProgramRecorders& recorders) {
-  const int64_t micro_batches = accumulation(), stages = sharding_.stages.count;
-  const int64_t first = actions_.front().chunk;
+  const int64_t micro_batches = accumulation(), stages = sharding_.stages.count, first = actions_.front().chunk;
   const parallel::Batch batch = training_batch(0);
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   for (const sharding::Action& action : actions_)

@@ -52,7 +52,7 @@ Config untied(Config c) {
 
 TEST(Stages, HaveTheBitsOfOneStageWithEveryNumberOfMicroBatches) {
   const Config c = untied(configure(MegatronLayout{2, 1, true}));
-  for (int64_t micro_batches = 1; micro_batches <= 9; ++micro_batches) {
+  for (const int64_t micro_batches : {1, 2, 3, 5, 9}) {
     SCOPED_TRACE(micro_batches);
     expect_bits_of_one_stage(in_stages(c, 2, {1, 1}, micro_batches));
   }
