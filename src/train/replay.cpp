@@ -36,6 +36,8 @@ void plant_faults(Trainer& trainer) {
   }
 }
 
+constexpr int64_t kLoss = std::numeric_limits<int64_t>::max();  // the group of the terms of the loss: before all others
+
 uint64_t hash_of(const std::vector<uint64_t>& values) { return hash64(std::as_bytes(std::span(values))); }
 
 }  // namespace
@@ -123,10 +125,9 @@ std::string Replay::check(const StepWork& work, const BatchSource& batches) {
 std::vector<Replay::Result> Replay::gather(const std::vector<uint64_t>& first, const std::vector<uint64_t>& again) {
   const std::vector<params::Param>& params = trainer_.store().params();
   const size_t terms = first.size() - params.size();
-  constexpr int64_t kLoss = std::numeric_limits<int64_t>::max();  // before all groups of the backward pass
   std::string lines;
   for (size_t i = 0; i < first.size(); ++i)
-    lines += i < terms ? format("{} loss {} {}\n", kLoss, first[i], again[i])
+    lines += i < terms ? format("{} loss.{} {} {}\n", kLoss, i, first[i], again[i])
                        : format("{} {} {} {}\n", params[i - terms].group, params[i - terms].name, first[i], again[i]);
   std::vector<Result> results;
   const std::vector<std::string> all = trainer_.mesh().host().gather(lines);
@@ -180,7 +181,7 @@ std::string Replay::judge(std::vector<Result> results, int64_t batch) const {
   }
   std::ranges::sort(ranks);
   const Result& worst = *differ.front();
-  const std::string what = worst.name == "loss" ? "a different loss" : format("different gradients of {}", worst.name);
+  const std::string what = worst.group == kLoss ? "a different loss" : format("different gradients of {}", worst.name);
   const std::string who =
       format("suspect rank{} {} (host{} {})", ranks.size() == 1 ? "" : "s", fmt::join(ranks, decided ? ", " : " or "),
              hosts.size() == 1 ? "" : "s", fmt::join(hosts, ", "));

@@ -124,6 +124,13 @@ TEST(Replay, NamesTheMinorityOfThreeReplicas) {
   expect_parts(found_in(replicas(3), {{1, {1, 2, 3}}}), {"replica 1 computed", "2 of 3", "suspect rank 1 (host "});
 }
 
+TEST(Replay, NamesTheMinorityByBothTermsOfTheLoss) {
+  config::Config c = replicas(3);
+  c.train.z_loss = 0.01;
+  expect_parts(found_in(c, {{1, {1, 2, 3}}}),
+               {"replica 1 computed a different loss", "2 of 3", "suspect rank 1 (host "});
+}
+
 TEST(Replay, OfTwoReplicasNamesTheOneThatDisagreesWithItself) {
   expect_parts(found_in(replicas(2), {{1, {1}}}), {"replica 1 computed", "suspect rank 1 (host "});
   expect_parts(found_in(replicas(2), {{1, {2}}}), {"replica 1 computed", "suspect rank 1 (host "});
