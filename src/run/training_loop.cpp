@@ -17,7 +17,6 @@
 #include "run/signals.h"
 #include "run/start_report.h"
 #include "setup/offload_memory.h"
-#include "train/replica_check.h"
 #include "train/soundness.h"
 #include "train/spikes.h"
 
@@ -103,6 +102,7 @@ int TrainingLoop::run() {
 bool TrainingLoop::train_until(int64_t last) {
   while (state_.step < last) {
     if (!step()) break;
+    check_replicas_if_due();
     if (is_evaluation_due()) evaluate_now();
     if (is_due(config_.train.sample_interval) && !is_finished()) sample_now();
     const Requests requests = exchange_requests();
@@ -111,7 +111,6 @@ bool TrainingLoop::train_until(int64_t last) {
     if (store_.is_saving() && !requests.writing) proceed_with_save();
     if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
     compare_ranks_if_due();
-    if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
     if (requests.time_is_up) return false;
   }
   return true;

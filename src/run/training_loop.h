@@ -54,6 +54,8 @@ class TrainingLoop {
   void prepare_replays();
   /// Lets replicas check each other before the step, if that is due.
   void replay_if_due(const train::StepWork& work);
+  /// Compares the weights of replicas, before the step is saved.
+  void check_replicas_if_due();
   /// Compares the ranks' own times at the end of a window of steps.
   void compare_ranks_if_due();
   /// If this loss proves the last checkpoint (run/divergence.h), records it; older checkpoints may then be deleted.

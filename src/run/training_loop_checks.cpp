@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "ops/gemm.h"
 #include "run/training_loop.h"
+#include "train/replica_check.h"
 
 namespace trainer::run {
 
@@ -55,6 +56,16 @@ void TrainingLoop::replay_if_due(const train::StepWork& work) {
                               "without that host",
                               state_.verified_step)))
       .on(Scope::all_ranks);
+}
+
+void TrainingLoop::check_replicas_if_due() {
+  if (!is_due(config_.debug.check_replicas_every)) return;
+  try {
+    train::check_replicas(trainer_, state_.step);
+  } catch (const Error& error) {
+    if (error.code() == Code::difference) end_save();  // all ranks found it
+    throw;
+  }
 }
 
 void TrainingLoop::compare_ranks_if_due() {
