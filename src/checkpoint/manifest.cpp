@@ -109,22 +109,23 @@ void merge_part(Manifest& manifest, const Manifest& part) {
 
 json to_json(const TrainState& state) {
   const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(); };
-  return {{"step", state.step},
-          {"adam_step", state.adam_step},
-          {"samples_seen", state.samples_seen},
-          {"tokens_seen", state.tokens_seen},
-          {"best_val_loss", number(state.best_val_loss)},
-          {"best_step", state.best_step},
-          {"best_set", state.best_set},
-          {"best_data", state.best_data},
-          {"proven_step", state.proven_step},
-          {"verified_step", state.verified_step},
-          {"loss", number(state.loss)},
-          {"val_loss", number(state.val_loss)},
-          {"origin", state.origin},
-          {"skipped_in_row", state.skipped_in_row},
-          {"finite_weights", state.finite_weights},
-          {"history", {{"losses", state.losses}, {"norms", state.norms}}}};
+  json out = {{"step", state.step},
+              {"adam_step", state.adam_step},
+              {"samples_seen", state.samples_seen},
+              {"tokens_seen", state.tokens_seen},
+              {"best_val_loss", number(state.best_val_loss)},
+              {"best_step", state.best_step},
+              {"best_set", state.best_set},
+              {"best_data", state.best_data},
+              {"proven_step", state.proven_step},
+              {"loss", number(state.loss)},
+              {"val_loss", number(state.val_loss)},
+              {"origin", state.origin},
+              {"skipped_in_row", state.skipped_in_row},
+              {"finite_weights", state.finite_weights},
+              {"history", {{"losses", state.losses}, {"norms", state.norms}}}};
+  if (state.verified_step >= 0) out["verified_step"] = state.verified_step;
+  return out;
 }
 
 json special_tokens_json(const Snapshot& header) {

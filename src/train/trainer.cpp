@@ -61,6 +61,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   // All batches of a step are copied before its first action: a copy between two actions would stop a GPU's host.
   const int64_t in_memory = memory_of(accumulation() - 1) + 1;
   allocate(once ? Gradients::arena : Gradients::own_memory, std::ssize(terms_), in_memory);
+  loaded_.resize(static_cast<size_t>(in_memory));
   order_ = Buffer(device, "data", {in_memory * batch().ids.count()}, DType::i32);
   store_.weights().expect_micro_batches(accumulation());
   // If any layer is recomputed, the first one is.
@@ -128,10 +129,11 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
   grads_->begin_step();
   optimizer_->begin_step();
   store_.weights().forget_kept();
-  std::vector<parallel::Batch> loaded(static_cast<size_t>(memory_of(work.micro_batches - 1) + 1));
   const auto load_one = [&](int64_t micro) {
-    const parallel::Batch& batch = loaded[static_cast<size_t>(memory_of(micro))] = load(work, micro, tokens, batches);
+    clock.charge(&PhaseMs::backward);  // the wait for the other ranks' answer to stop(): only reading counts as data
+    const parallel::Batch& batch = loaded_[static_cast<size_t>(memory_of(micro))] = load(work, micro, tokens, batches);
     if (batch.first_key) pairs.add(config_.model, first_keys());
+    clock.charge(&PhaseMs::data);
   };
   const auto add_losses = [&](int64_t micro) {
     for (size_t t = 0; t < terms_.size(); ++t)
@@ -147,9 +149,8 @@ void Trainer::gradients(const StepWork& work, const BatchSource& batches, const 
       return;
     }
     if (!has_stages()) load_one(micro);
-    clock.charge(&PhaseMs::data);
     links_.begin(ex, a);
-    run(ex, {a, sharding::kind_of(actions_[a], work.micro_batches)}, loaded[static_cast<size_t>(memory_of(micro))],
+    run(ex, {a, sharding::kind_of(actions_[a], work.micro_batches)}, loaded_[static_cast<size_t>(memory_of(micro))],
         clock);
     if (!has_stages()) {
       draw_ahead(first_sample(work, micro + 1), batches);

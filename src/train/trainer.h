@@ -158,6 +158,7 @@ class Trainer : public ModelRunner {
   std::vector<sharding::Action> actions_;
   std::vector<std::string> programs_;
   sharding::Frames frames_;
+  std::vector<parallel::Batch> loaded_;  // the step's, by memory_of()
   Buffer order_;  // on the device: the order in which the embedding's backward pass sums rows
   data::TokenBatch host_;
   ops::RowsByToken host_order_;   // order of the rows of host_

@@ -53,6 +53,12 @@ class Replays(rig.Runs):
         self.assertRegex(stderr, r"step 1: debug.replay_every is switched off.*suspect ranks 0 or 1")
         self.assertEqual(self.last_step(), 8)
 
+    def test_the_slow_one_of_two_ranks_is_named(self):
+        # Rank 0 waits for the other one before it reads, which is not time of its own.
+        stderr = self.replicas(2, "log.ranks_every=2", "train.steps=20", 'debug.inject=["slow:1:0.2"]')
+        self.assertRegex(stderr, r"rank 1 \(host .*\) needed .*\(compute\)")
+        self.assertNotRegex(stderr, r"rank 0 \(host .*needed")
+
     def test_a_slow_rank_is_named(self):
         stderr = self.replicas(3, "log.ranks_every=2", "train.steps=20", 'debug.inject=["slow:2:0.2"]')
         self.assertRegex(stderr, r"rank 2 \(host .*\) needed \d+\.\d+ x the median of all ranks in 8 of the last 8 "
