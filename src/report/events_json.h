@@ -250,7 +250,7 @@ void fields(V& v, In<V, CheckpointReport>& c) {
 template <typename V>
 void fields(V& v, In<V, RanksReport>& r) {
   v("event", "ranks", "step", r.step, "median_ms", r.median_ms, "p90_ms", r.p90_ms, "max_ms", r.max_ms);
-  v("slowest", r.slowest, "host", r.host, "own_ms", r.own_ms);
+  v("slowest", r.slowest, "host", r.host, "stages", r.stages, "own_ms", r.own_ms);
 }
 
 template <typename V>

@@ -28,6 +28,19 @@ RanksReport ranks_report(int64_t step, std::vector<double> own_ms) {
   return report;
 }
 
+std::vector<double> stage_medians(const std::vector<double>& values, int64_t stages) {
+  std::vector<std::vector<double>> measured(static_cast<size_t>(stages));
+  const auto stage_of = [&](size_t rank) { return rank * measured.size() / values.size(); };
+  for (size_t rank = 0; rank < values.size(); ++rank)
+    if (values[rank] > 0) measured[stage_of(rank)].push_back(values[rank]);
+  std::vector<double> medians;
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    const std::vector<double>& stage = measured[stage_of(rank)];
+    medians.push_back(stage.empty() ? 0 : median(stage));
+  }
+  return medians;
+}
+
 void SlowWindows::add(std::vector<double> ratios) {
   if (!windows_.empty() && windows_.back().size() != ratios.size()) windows_.clear();  // other ranks, after a resume
   windows_.push_back(std::move(ratios));

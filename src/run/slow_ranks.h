@@ -1,9 +1,10 @@
 #pragma once
 // SlowRanks: finds ranks for which the others wait (log.ranks_every). A step takes equally long on all ranks, so each
 // rank's own time is compared: the step without its waits for others. Where NCCL moves tensors between GPUs, the host
-// does not see waits, and each GPU's speed is measured instead, with a few GEMMs after each window.
+// does not see waits, and each GPU's speed is measured instead, with a few GEMMs after each window. Ranks of different
+// pipeline stages have different work: each is compared with the ranks of its own stage.
 #include <array>
-#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -17,8 +18,9 @@ namespace trainer::run {
 
 class SlowRanks {
  public:
-  /// `world` and `device` must outlive this object.
+  /// `world` and `device` must outlive this object. Allocates the memory of the measurement of a GPU.
   SlowRanks(comm::World& world, const config::Config& config, device::Device& device);
+  ~SlowRanks();
 
   /// Sleeps if debug.inject makes this rank's steps take longer.
   void inject() const;
@@ -37,11 +39,15 @@ class SlowRanks {
   report::RanksReport judge(int64_t step, const std::vector<Sample>& samples, const std::vector<std::string>& hosts);
 
  private:
-  double probe() const;
+  /// Returns the time of a GEMM on this rank's GPU; 0 if it cannot be measured: an exception would leave the other
+  /// ranks waiting.
+  double probe_ms() noexcept;
 
+  struct Probe;
   enum Cause : uint8_t { reading, computing, multiplying, kCauses };
   comm::World& world_;
-  device::Device& device_;
+  const int64_t stages_;
+  std::unique_ptr<Probe> probe_;  // null: not measured
   double injected_s_ = 0;
   std::vector<double> own_, data_, wait_;  // by step of the window
   std::vector<std::string> hosts_;         // by rank

@@ -11,9 +11,16 @@ using Sample = SlowRanks::Sample;
 
 /// A watch over samples that are given.
 struct Watch {
+  explicit Watch(int64_t stages = 1) : ranks(*world, staged(stages), device) {}
+  static config::Config staged(int64_t stages) {
+    config::Config config;
+    config.parallel.stages = stages;
+    return config;
+  }
+
   std::unique_ptr<comm::World> world = comm::solo_world();
   device::CpuDevice device{1};
-  SlowRanks ranks{*world, config::Config(), device};
+  SlowRanks ranks;
   int64_t windows = 0;
 
   report::RanksReport add(const std::vector<Sample>& samples) {
@@ -90,6 +97,40 @@ TEST(SlowRanks, AreNamedOnceByTheirCause) {
             std::string::npos)
       << warnings[1];
   EXPECT_EQ(warnings[2].substr(0, 16), "rank 7 (host b) ");
+}
+
+TEST(SlowRanks, AreComparedWithTheirStageOnly) {
+  for (const int64_t stages : {2, 8}) {
+    Watch watch(stages);
+    std::vector<std::string> warnings;
+    for (int w = 0; w < 10; ++w) {
+      std::vector<Sample> samples(8, Sample{.own_ms = 100, .data_ms = 1});
+      for (size_t rank = 4; rank < 8; ++rank) samples[rank] = {.own_ms = rank == 6 ? 168.0 : 140.0, .data_ms = 1};
+      const report::RanksReport report = watch.add(samples);
+      EXPECT_EQ(report.median_ms, 120);
+      EXPECT_EQ(report.slowest, 6);
+      EXPECT_EQ(report.stages, stages);
+      const std::vector<std::string> found = watch.ranks.warnings();
+      warnings.insert(warnings.end(), found.begin(), found.end());
+    }
+    if (stages == 8) {  // with one rank each, there is nothing to compare with
+      EXPECT_TRUE(warnings.empty());
+      continue;
+    }
+    ASSERT_EQ(warnings.size(), 1U);
+    EXPECT_EQ(warnings[0],
+              "rank 6 (host b) needed 1.20 x the median of its stage's ranks in 8 of the last 8 windows (compute); "
+              "every step waits for it: about 17 % of the time");
+  }
+}
+
+TEST(SlowRanks, AreNotFoundByMeasurementsThatFail) {
+  Watch watch;
+  for (int w = 0; w < 10; ++w) {
+    const report::RanksReport report = watch.add({{100, 1, 0, 10}, {100, 1, 0, 0}, {100, 1, 0, 0}, {100, 1, 0, 10}});
+    EXPECT_EQ(report.own_ms, std::vector<double>(4, 100));
+  }
+  EXPECT_TRUE(watch.ranks.warnings().empty());
 }
 
 // Each window costs two gathers at most, of less than 64 bytes from each rank.
