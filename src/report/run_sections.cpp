@@ -128,16 +128,23 @@ std::string ranks(const History& history) {
   constexpr size_t kRows = 64, kColumns = 200;
   if (history.ranks.empty()) return "";
   const size_t ranks = history.ranks.back().own_ms.size();
+  // Of more ranks than are listed, windows have quantiles, which belong to no rank.
+  const bool quantiles = history.start && static_cast<size_t>(history.start->environment.ranks) > kMostRanksListed;
   std::vector<const RanksReport*> windows;
+  std::vector<std::vector<double>> ratios;  // by window and rank: to the median of the rank's stage
   SlowWindows slow;
   std::map<size_t, size_t> often;  // rank → its slow windows, the most of ten
   for (const RanksReport& window : history.ranks) {
     if (window.own_ms.size() != ranks || !(window.median_ms > 0))
       continue;  // before a resume on another number of ranks
     windows.push_back(&window);
-    std::vector<double> ratios;
-    for (const double own : window.own_ms) ratios.push_back(own / window.median_ms);
-    slow.add(std::move(ratios));
+    std::vector<double> typical(ranks, window.median_ms);
+    if (!quantiles) typical = stage_medians(window.own_ms, window.stages);
+    std::vector<double>& ratio = ratios.emplace_back();
+    for (size_t rank = 0; rank < ranks; ++rank)
+      ratio.push_back(typical[rank] > 0 ? window.own_ms[rank] / typical[rank] : 1);
+    if (quantiles) continue;
+    slow.add(ratio);
     for (const SlowWindows::Rank& rank : slow.often_slow()) often[rank.rank] = std::max(often[rank.rank], rank.windows);
   }
   if (windows.empty()) return "";
@@ -146,21 +153,26 @@ std::string ranks(const History& history) {
   map.to = static_cast<double>(windows.back()->step);
   map.least = 1;
   map.most = 1.5;
-  map.description =
-      format("{} in {}", counted(static_cast<int64_t>(ranks), "rank"), counted(std::ssize(windows), "window"));
+  map.description = format("{} in {}", counted(static_cast<int64_t>(ranks), quantiles ? "quantile" : "rank"),
+                           counted(std::ssize(windows), "window"));
+  const auto name = [&](size_t row) {
+    return quantiles ? format("quantile {:.3f}", static_cast<double>(row + 1) / static_cast<double>(ranks))
+                     : format("rank {}", row);
+  };
   // A cell shows the largest value of several ranks and windows if there are many.
   const size_t per_row = (ranks - 1) / kRows + 1, per_column = (windows.size() - 1) / kColumns + 1;
   for (size_t first = 0; first < ranks; first += per_row) {
-    svg::HeatMap::Row& row = map.rows.emplace_back(svg::HeatMap::Row{format("rank {}", first), {}});
+    svg::HeatMap::Row& row = map.rows.emplace_back(svg::HeatMap::Row{name(first), {}});
     for (size_t begin = 0; begin < windows.size(); begin += per_column) {
       double most = 0;
       std::string text;
       for (size_t w = begin; w < std::min(windows.size(), begin + per_column); ++w)
         for (size_t rank = first; rank < std::min(ranks, first + per_row); ++rank) {
-          const double own = windows[w]->own_ms[rank], ratio = own / windows[w]->median_ms;
+          const double ratio = ratios[w][rank];
           if (ratio <= most) continue;
           most = ratio;
-          text = format("rank {}, step {}: {:.4g} ms, {:.2f} x the median", rank, windows[w]->step, own, ratio);
+          text = format("{}, step {}: {:.4g} ms, {:.2f} x the median", name(rank), windows[w]->step,
+                        windows[w]->own_ms[rank], ratio);
         }
       row.cells.push_back({most, text});
     }

@@ -56,6 +56,24 @@ TEST_F(Report, ShowsTheTimesOfTheRanks) {
   }
   expect_texts(page(history), "<h2>Ranks</h2>", "100 ranks in 12 windows",
                "rank 70, step 120: 12.5 ms, 1.25 x the median", "<tr><th scope=\"row\">rank 70</th><td>10</td></tr>");
+  for (RanksReport& window : history.ranks) {  // the ranks of the second stage have more work
+    window.stages = 2;
+    for (size_t rank = 50; rank < 100; ++rank) window.own_ms[rank] *= 2;
+  }
+  expect_texts(page(history), "rank 70, step 120: 25 ms, 1.25 x the median",
+               "<tr><th scope=\"row\">rank 70</th><td>10</td></tr>");
+  EXPECT_EQ(page(history).find("<tr><th scope=\"row\">rank 71</th>"), std::string::npos);
+}
+
+TEST_F(Report, ShowsQuantilesOfManyRanks) {
+  History history = full_history();
+  if (!history.start) history.start.emplace();
+  history.start->environment.ranks = 4096;
+  std::vector<double> own(4096, 10.0);
+  std::fill(own.begin() + 3500, own.end(), 20.0);
+  for (int64_t window = 1; window <= 12; ++window) history.ranks.push_back(ranks_report(10 * window, own));
+  expect_texts(page(history), "1024 quantiles in 12 windows", "quantile 0.985, step 120: 20 ms, 2.00 x the median");
+  EXPECT_EQ(page(history).find("Often more than"), std::string::npos);
 }
 
 TEST_F(Report, ComparesEachValidationSetOnItsLastDataOnly) {
