@@ -113,7 +113,7 @@ struct RanksReport {
   double median_ms = kUnknown, p90_ms = kUnknown, max_ms = kUnknown;  // over the ranks
   int64_t slowest = 0;                                                // the rank of max_ms
   std::string host = {};                                              // the host of that rank
-  int64_t stages = 1;               // of the pipeline: contiguous blocks of ranks with different work
+  int64_t stages = 1;               // pipeline stages, which are contiguous blocks of ranks with different work
   std::vector<double> own_ms = {};  // by rank; of more than kMostRanksListed, quantiles in ascending order
 };
 inline constexpr size_t kMostRanksListed = 1024;

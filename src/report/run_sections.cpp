@@ -128,10 +128,10 @@ std::string ranks(const History& history) {
   constexpr size_t kRows = 64, kColumns = 200;
   if (history.ranks.empty()) return "";
   const size_t ranks = history.ranks.back().own_ms.size();
-  // Of more ranks than are listed, windows have quantiles, which belong to no rank.
+  // With more ranks than are listed, windows have quantiles, which belong to no rank.
   const bool quantiles = history.start && static_cast<size_t>(history.start->environment.ranks) > kMostRanksListed;
   std::vector<const RanksReport*> windows;
-  std::vector<std::vector<double>> ratios;  // by window and rank: to the median of the rank's stage
+  std::vector<std::vector<double>> ratios;  // multiples of the median of the rank's stage, by window and rank
   SlowWindows slow;
   std::map<size_t, size_t> often;  // rank → its slow windows, the most of ten
   for (const RanksReport& window : history.ranks) {
