@@ -94,6 +94,17 @@ std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t s
   return found;
 }
 
+const Entry* newest_up_to(const std::vector<Entry>& newest_first, int64_t step, int64_t origin) {
+  for (const Entry& entry : newest_first) {
+    if (entry.sequence == origin)
+      origin = entry.state.origin;
+    else if (entry.state.origin != origin)
+      continue;
+    if (entry.state.step <= step) return &entry;
+  }
+  return nullptr;
+}
+
 std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, bool aloud) {
   const Listing listing = list_checkpoints(checkpoints);
   if (aloud)

@@ -35,6 +35,10 @@ Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& 
 /// as long as the checkpoints in between exist.
 std::vector<Entry> descendants(const std::vector<Entry>& newest_first, int64_t sequence);
 
+/// Returns the newest checkpoint up to this step in the history of a run whose state has this origin
+/// (TrainState::origin): not those of branches that it left when it went back. Null if there is none.
+const Entry* newest_up_to(const std::vector<Entry>& newest_first, int64_t step, int64_t origin);
+
 /// Returns the complete step folders in a `checkpoints` folder, newest first; possibly none. Throws
 /// Code::checkpoint if all step folders are corrupted. Of the shards, only the sizes are checked: reading them may
 /// still throw Damage. With `aloud`, warns about each corrupted folder, and if `latest` does not name the newest.

@@ -201,16 +201,14 @@ void CheckpointStore::apply_retention(int64_t proven) try {
   const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
   if (entries.empty()) return;
   const int64_t best = retention_.keep_best ? entries.front().state.best_step : -1;
-  const auto verified =
-      std::ranges::find_if(
-          entries, [&](const Entry& entry) { return entry.state.step <= entries.front().state.verified_step; }) -
-      entries.begin();
+  const TrainState& newest = entries.front().state;
+  const Entry* verified = newest_up_to(entries, newest.verified_step, newest.origin);
   int64_t newer = 0;  // number of newer intact checkpoints
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;
     const bool sound = entries[i].state.is_sound();
     const bool kept = i == 0 || (sound && newer < retention_.keep) || step == best || step == proven ||
-                      static_cast<int64_t>(i) == verified ||
+                      &entries[i] == verified ||
                       (sound && retention_.keep_every > 0 && step % retention_.keep_every == 0);
     newer += sound;
     if (kept) continue;

@@ -119,8 +119,10 @@ CLI::Option* add_checkpoint(CLI::App& app, std::string& checkpoint, CLI::Option*
 
 void add_train(CLI::App& app, TrainOptions& o) {
   add_config(app, o.config);
-  add_text(app, "--resume", o.config.resume, "auto|must|verified|never|PATH",
-           "resume from this checkpoint; auto: the newest intact checkpoint, if any (checkpoint.resume)");
+  add_text(
+      app, "--resume", o.config.resume, "auto|must|verified|never|PATH",
+      "resume from this checkpoint; auto: the newest intact one, if any; verified: the newest that replays confirmed "
+      "(checkpoint.resume)");
   add_number(app, "--max-steps", o.max_steps, 1, "save and stop after N further steps");
   add_text(app, "--max-time", o.max_time, "TIME",
            "save and stop this long after the start, such as 23h50m, 90s or 3600");

@@ -30,6 +30,16 @@ fs::path newest_recorded(const std::vector<checkpoint::Entry>& newest_first) {
   return {};
 }
 
+/// Returns the option that resumes from a checkpoint. With the path of a different run's checkpoint, or of one that
+/// this run resumed before, --resume would continue from the run's own later checkpoints.
+std::string option_of(const fs::path& advised, const std::vector<checkpoint::Entry>& own) {
+  std::error_code missing;
+  const auto entry = std::ranges::find_if(
+      own, [&](const checkpoint::Entry& each) { return fs::equivalent(each.folder, advised, missing); });
+  const bool is_origin = entry == own.end() || !checkpoint::descendants(own, entry->sequence).empty();
+  return format("--resume {}{}", advised.string(), is_origin ? ", and set a different run.dir" : "");
+}
+
 }  // namespace
 
 std::string suggest_resume(const fs::path& proven, const fs::path& checkpoints) {
@@ -44,13 +54,17 @@ std::string suggest_resume(const fs::path& proven, const fs::path& checkpoints) 
                                           "longer exists",
                                           proven.string()),
                   proven.empty() ? "" : ", or with --resume PATH and a different run.dir if you have a copy of it");
-  // With the path of a different run's checkpoint, or of one that this run resumed before, --resume would continue from
-  // the run's own later checkpoints.
-  const auto entry = std::ranges::find_if(
-      own, [&](const checkpoint::Entry& each) { return fs::equivalent(each.folder, advised, missing); });
-  const bool is_origin = entry == own.end() || !checkpoint::descendants(own, entry->sequence).empty();
-  return format("resume from the last checkpoint that was followed by a step with a normal loss: --resume {}{}",
-                advised.string(), is_origin ? ", and set a different run.dir" : "");
+  return "resume from the last checkpoint that was followed by a step with a normal loss: " + option_of(advised, own);
+}
+
+std::string suggest_verified(const fs::path& checkpoints, int64_t verified_step, int64_t origin) {
+  if (verified_step < 0) return "no replay has agreed before";
+  const std::vector<checkpoint::Entry> own = checkpoint::list_checkpoints(checkpoints).complete;
+  const checkpoint::Entry* advised = checkpoint::newest_up_to(own, verified_step, origin);
+  return format("the last replay that agreed was before step {}; {}", verified_step,
+                advised == nullptr ? "no checkpoint is as old"
+                                   : "resume without that host, from the newest checkpoint up to it: " +
+                                         option_of(advised->folder, own));
 }
 
 }  // namespace trainer::run

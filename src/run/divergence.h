@@ -16,4 +16,8 @@ bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab);
 /// remaining checkpoint that a later one records as proven. `proven` is empty if no checkpoint was proven.
 std::string suggest_resume(const std::filesystem::path& proven, const std::filesystem::path& checkpoints);
 
+/// Returns the advice for a run whose state has this origin and whose replays agreed up to `verified_step`, if a later
+/// one differs: resume from the newest checkpoint of its history up to that step.
+std::string suggest_verified(const std::filesystem::path& checkpoints, int64_t verified_step, int64_t origin);
+
 }  // namespace trainer::run

@@ -41,18 +41,21 @@ std::string no_branch(const fs::path& folder, const fs::path& path, const std::v
       folder.string(), why);
 }
 
-/// Returns the newest checkpoint that a replay confirmed: of at most the step that the newest checkpoint records.
+/// Returns the newest checkpoint that a replay confirmed: of the history of the newest checkpoint, and of at most the
+/// step that it records.
 fs::path newest_verified(const fs::path& folder) {
   const std::vector<checkpoint::Entry> all = checkpoint::list_checkpoints(folder).complete;
-  const int64_t newest = all.empty() ? -1 : all.front().state.step;
-  const int64_t verified = all.empty() ? -1 : all.front().state.verified_step;
-  for (const checkpoint::Entry& entry : all)
-    if (entry.state.step <= verified) return entry.folder;
+  const checkpoint::TrainState newest = all.empty() ? checkpoint::TrainState() : all.front().state;
+  if (const checkpoint::Entry* found = checkpoint::newest_up_to(all, newest.verified_step, newest.origin))
+    return found->folder;
+  const std::string why =
+      all.empty() ? "there is none"
+                  : format("the newest is of step {}, and {}", newest.step,
+                           newest.verified_step < 0
+                               ? "no replay agreed before it (debug.replay_every)"
+                               : format("the last replay that agreed was before step {}", newest.verified_step));
   throw Error(Code::checkpoint,
-              format("checkpoint.resume = \"verified\": no checkpoint in {} is verified; {}, {}", folder.string(),
-                     newest < 0 ? "there is none" : format("the newest is of step {}", newest),
-                     verified < 0 ? "and no replay agreed before it (debug.replay_every)"
-                                  : format("and the last replay that agreed was before step {}", verified)));
+              format("checkpoint.resume = \"verified\": no checkpoint in {} is verified; {}", folder.string(), why));
 }
 
 /// Returns the step folders to try, best first. If a command that branched from a different run, or went back to an
@@ -195,10 +198,11 @@ std::optional<Resumed> resume(train::ModelRunner& runner, const fs::path& folder
   load_first_whole(world, candidates, none_whole,
                    [&](const fs::path& candidate) { return load_all(runner, candidate, expected, resumed); });
   // The path of the run's own checkpoints folder selects the newest checkpoint, as "auto" does, and sets no origin; the
-  // path of a step folder within it does.
+  // path of a step folder within it does, and so does "verified".
   std::error_code missing;
-  if (is_path(config.resume) &&
-      (!is_in(folder, resumed.folder) || fs::equivalent(config.resume, resumed.folder, missing)))
+  if (config.resume == "verified" ||
+      (is_path(config.resume) &&
+       (!is_in(folder, resumed.folder) || fs::equivalent(config.resume, resumed.folder, missing))))
     resumed.state.origin = resumed.sequence;
   return resumed;
 }

@@ -42,10 +42,11 @@ struct Resumed {
 };
 /// Loads weights, moments and state from the checkpoint that checkpoint.resume selects, and refreshes the compute
 /// weights. Returns an empty result if the run starts from scratch. "auto" skips corrupted checkpoints in `folder`,
-/// with a warning for each, and throws Code::checkpoint if none is intact. "must" and a path select a single
-/// checkpoint, and throw if it is missing or corrupted. If the newest checkpoint in `folder` was saved after a resume
-/// from the same path (checkpoint::descendants), it is resumed instead. A checkpoint of a different model is always an
-/// error. `expected` contains the run's keys and hashes. Collective; all ranks load the checkpoint that rank 0 finds.
+/// with a warning for each, and throws Code::checkpoint if none is intact. "must", "verified" (the newest that
+/// replays confirmed) and a path select a single checkpoint, and throw if it is missing or corrupted. If the newest
+/// checkpoint in `folder` was saved after a resume from the same path (checkpoint::descendants), it is resumed instead.
+/// A checkpoint of a different model is always an error. `expected` contains the run's keys and hashes. Collective; all
+/// ranks load the checkpoint that rank 0 finds.
 std::optional<Resumed> resume(train::ModelRunner& runner, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 

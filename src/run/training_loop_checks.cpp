@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/gemm.h"
+#include "run/divergence.h"
 #include "run/training_loop.h"
 #include "train/replica_check.h"
 
@@ -48,13 +49,8 @@ void TrainingLoop::replay_if_due(const train::StepWork& work) {
   if (config_.debug.replay_action == config::ReplayAction::warn) return;
   end_save();
   reporter_.end(state_, "ended because replicas computed different results", trainer_);
-  throw Error(
-      Code::difference,
-      message + (state_.verified_step < 0
-                     ? ". No replay has agreed before"
-                     : format(". The last replay that agreed was before step {}; resume with --resume verified, "
-                              "without that host",
-                              state_.verified_step)))
+  throw Error(Code::difference,
+              format("{}; {}", message, suggest_verified(store_.folder(), state_.verified_step, state_.origin)))
       .on(Scope::all_ranks);
 }
 

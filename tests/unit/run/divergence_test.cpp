@@ -73,6 +73,25 @@ TEST(Advice, IsTheProvenCheckpoint) {
   }
 }
 
+TEST(Advice, OfADifferenceIsTheNewestCheckpointOfItsHistory) {
+  tests::TempFolder run;
+  const fs::path own = run / "own";
+  EXPECT_EQ(suggest_verified(own, -1, 0), "no replay has agreed before");
+  const int64_t fourth = save(own, 4, -1);
+  EXPECT_EQ(suggest_verified(own, 3, 0), "the last replay that agreed was before step 3; no checkpoint is as old");
+  const auto advised = [&](int64_t verified, int64_t origin, const char* name, const std::string& more = "") {
+    const std::string text = suggest_verified(own, verified, origin);
+    EXPECT_TRUE(text.ends_with("--resume " + (own / name).string() + more)) << text;
+  };
+  save(own, 7, -1);
+  advised(7, 0, "step-00000007");
+  advised(6, 0, "step-00000004");
+  advised(7, fourth, "step-00000004");  // it went back to 4, so 7 is not of its history
+  save(own, 10, -1, fourth);
+  advised(9, fourth, "step-00000004", ", and set a different run.dir");
+  advised(10, fourth, "step-00000010");
+}
+
 TEST(Advice, IsTheNewestProvenOneThatRemains) {
   tests::TempFolder run;
   const fs::path own = run / "own", gone = own / "step-00000006";
