@@ -159,7 +159,7 @@ class Trainer : public ModelRunner {
   std::vector<std::string> programs_;
   sharding::Frames frames_;
   std::vector<parallel::Batch> loaded_;  // the step's, by memory_of()
-  Buffer order_;  // on the device: the order in which the embedding's backward pass sums rows
+  Buffer order_;                         // on the device: the order in which the embedding's backward pass sums rows
   data::TokenBatch host_;
   ops::RowsByToken host_order_;   // order of the rows of host_
   std::optional<int64_t> ahead_;  // position in the training order of the batch that was prefetched into host_
