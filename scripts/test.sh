@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
 done
 
 # These wait for or measure time or memory, which other programs on the machine change.
-by_clock='^(unit_comm|unit_ops\.[0-9]+|mpi_lost_peer_.*|emulated_cluster|runs\.(kills|signals|slurm|memory|peak))$'
+by_clock='^(unit_comm|unit_ops\.[0-9]+|mpi_lost_peer_.*|emulated_cluster|runs\.(kills|signals|slurm|memory|peak|replay))$'
 
 say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 
