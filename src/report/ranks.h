@@ -1,5 +1,5 @@
 #pragma once
-// The times of ranks in windows of steps, and which of them are often slower than the others.
+// The times of ranks in windows of steps, and which of them are often slow.
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -20,7 +20,7 @@ inline constexpr size_t kSlowWindows = 8, kWindows = 10;
 RanksReport ranks_report(int64_t step, std::vector<double> own_ms);
 
 /// Returns for each rank the median of its stage's values; stages are contiguous blocks of ranks of equal size, whose
-/// work differs. Values of 0 are not measured and do not count; 0 if there are no others.
+/// work differs. Values of 0 are not measured and do not count; 0 if all values are 0.
 std::vector<double> stage_medians(const std::vector<double>& values, int64_t stages);
 
 /// For each rank, whether it was slow in the last windows.

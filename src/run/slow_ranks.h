@@ -1,5 +1,5 @@
 #pragma once
-// SlowRanks: finds ranks for which the others wait (log.ranks_every). A step takes equally long on all ranks, so each
+// SlowRanks: finds ranks for which other ranks wait (log.ranks_every). A step takes equally long on all ranks, so each
 // rank's own time is compared: the step without its waits for others. Where NCCL moves tensors between GPUs, the host
 // does not see waits, and each GPU's speed is measured instead, with a few GEMMs after each window. Ranks of different
 // pipeline stages have different work: each is compared with the ranks of its own stage.

@@ -72,7 +72,7 @@ struct Comparison {
   bool passed() const { return ratio <= 1 && missing.empty(); }
 };
 /// Compares the parts of all ranks with whole tensors, which each rank has computed. Of the ranks' bounds the smallest
-/// applies, so that a rank with a wrong reference does not judge the others; a rank with a bound that is not finite
+/// applies, so that a rank with a wrong reference does not judge other ranks; a rank with a bound that is not finite
 /// fails. Only bounds and sums of errors are communicated; all ranks return the same. Collective.
 Comparison compare(comm::World& world, const Parts& parts, const Tensors& whole, const Bounds& bounds);
 
