@@ -35,6 +35,10 @@ NOT_OF_LAYOUTS = {
     "model: attention with a cache sees only the newest keys": "generation",
     "optim: biases and norms decay": ON_ONE_RANK_TOO,
     "optim: gradients are not clipped": ON_ONE_RANK_TOO,
+    "optim: plain and cautious decay are exchanged": ON_ONE_RANK_TOO,
+    "optim: the second moment is corrected for the first update only": ON_ONE_RANK_TOO,
+    "optim: a class keeps the decay of the schedule's learning rate": ON_ONE_RANK_TOO,
+    "optim: muP scales the head's learning rate by the square of the width": ON_ONE_RANK_TOO,
     "data: every epoch has the order of the first": ON_ONE_RANK_TOO,
     "data: evaluation leaves out the last window": "evaluation",
     "data: training reads the validation tokens too": ON_ONE_RANK_TOO,
@@ -44,13 +48,21 @@ NOT_OF_LAYOUTS = {
     "checkpoint: a shard is not synced": "acts only when a host dies",
     "checkpoint: one checkpoint too many is kept": "changes no number",
 }
-# What finds most faults is tried first, on its own; then all checks, which are what verify runs by default. The two
-# configurations have sharded and shared matrices, panels that move, replicas, shared key heads and both precisions.
+# What finds most faults is tried first, on its own; then all checks, which are what verify runs by default. Together the
+# configurations have sharded and shared matrices, panels that move or are sent whole, replicas that share the optimizer or do
+# not, activations that move between layers, shared key heads, biases, parts of odd sizes and both precisions.
 CONFIGURATIONS = (
     ("parallel.strategy=axonn-4d", "parallel.grid=[2,2,2]", "parallel.vocab_axes=xy", "parallel.cache_layers=1", "model.n_kv_head=1",
      "optim.name=muon", "model.dropout=0.1", "precision.compute=bf16", "data.separate_documents=true"),
     ("parallel.strategy=optimus-2d", "parallel.mesh=[2,2]", "parallel.panels=ring", "parallel.data=2", "parallel.zero_stage=1",
      "model.arch=qwen3", "model.n_kv_head=1", "optim.name=muon", "model.dropout=0.1", "train.z_loss=1e-4"),
+    ("parallel.strategy=megatron-1d", "parallel.tensor=2", "parallel.sequence_parallel=true", "parallel.data=2", "model.arch=qwen2",
+     "model.n_kv_head=1", "train.recompute=selective"),
+    ("parallel.strategy=fsdp", "parallel.shards=3", "parallel.data=2", "parallel.zero_stage=1", "model.dropout=0.1",
+     "train.micro_batch=6", "train.global_batch=24", "precision.compute=bf16"),
+    ("parallel.strategy=autoddl", "parallel.axes=[2,2]", "parallel.table=-h", "model.n_kv_head=1", "model.tie_embeddings=false",
+     'parallel.layer=[{layers=1, stream="rc", attention="cc", hidden="cc", qkv="kc", out="ck", up="kc", down="ck"},'
+     '{stream="cr", attention="rc", hidden="rc", qkv="rc", out="rk", up="fc", down="fk"}]'),
 )
 TRIES = [(only, settings) for only in (["--only", "gradients,norm,update"], []) for settings in CONFIGURATIONS]
 DIFFERENCE = 8
