@@ -15,7 +15,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-run=runs/quickstart
+name=quickstart
 prebuilt=
 device=cpu cuda=OFF ranks=2
 options=()
@@ -37,7 +37,7 @@ say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 has_gpu() { nvidia-smi -L > /dev/null 2>&1; }
 if [ $device = cuda ]; then
   has_gpu || { echo "quickstart.sh: --gpu: nvidia-smi finds no GPU; leave --gpu out to train on the CPU" >&2; exit 2; }
-  cuda=ON ranks=1
+  cuda=ON ranks=1 name=quickstart-gpu
 elif has_gpu; then
   echo "Training on the CPU. This machine has a GPU: --gpu uses it."
 fi
@@ -63,7 +63,9 @@ say "3/4 Training: configs/quickstart.toml, data/austen.txt, ranks: $ranks"
 # Open MPI requires these options to run as root and to run more ranks than cores. Each rank uses its share of the cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 "${launcher[@]}" build/trainer train --config configs/quickstart.toml \
-  --set run.device=$device "${options[@]}"
+  --set run.device=$device run.name=$name "${options[@]}"
+
+run=runs/$name
 
 say "4/4 What it learned"
 build/trainer eval --checkpoint "$run" --set run.device=$device
