@@ -29,7 +29,8 @@ std::optional<Fault> planted_fault(std::string_view text) {
     return Fault{.kind = Fault::Kind::slow, .rank = *rank, .tensor = {}, .seconds = *seconds};
   }
   const bool element = words[0] == "gradient" || words[0] == "weight";
-  if (!element && words[0] != "message" && words[0] != "file") return std::nullopt;
+  const bool byte = words[0] == "message" || words[0] == "link" || words[0] == "file";
+  if (!element && !byte) return std::nullopt;
   if (words.size() != (element ? 5U : 3U)) return std::nullopt;
   const auto rank = number_in(words[1]), at = number_in(words[element ? 3 : 2]);
   const auto bit = element ? number_in(words[4]) : 0;
@@ -38,6 +39,7 @@ std::optional<Fault> planted_fault(std::string_view text) {
   return Fault{.kind = words[0] == "gradient"  ? Kind::gradient
                        : words[0] == "weight"  ? Kind::weight
                        : words[0] == "message" ? Kind::message
+                       : words[0] == "link"    ? Kind::link
                                                : Kind::file,
                .rank = *rank,
                .tensor = element ? std::string(words[2]) : "",

@@ -11,7 +11,8 @@ struct Fault {
   enum class Kind {
     gradient,  // flips a bit of a complete gradient
     weight,    // flips a bit of a master weight before the second step
-    message,   // flips a bit of what the rank sends in the check of links
+    message,   // flips a bit of what the rank sends in the check of links, to a group
+    link,      // flips a bit of what the rank sends in the check of links, to another pipeline stage
     file,      // flips a bit of the rank's file in a checkpoint
     slow       // delays each step
   } kind = Kind::gradient;
@@ -22,7 +23,7 @@ struct Fault {
   double seconds = 0;  // slow
 };
 
-/// Parses "gradient:RANK:TENSOR:ELEMENT:BIT", "weight:RANK:TENSOR:ELEMENT:BIT", "message:RANK:BYTE",
+/// Parses "gradient:RANK:TENSOR:ELEMENT:BIT", "weight:RANK:TENSOR:ELEMENT:BIT", "message:RANK:BYTE", "link:RANK:BYTE",
 /// "file:RANK:BYTE" or "slow:RANK:SECONDS"; returns an empty result for other text.
 std::optional<Fault> planted_fault(std::string_view text);
 

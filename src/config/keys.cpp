@@ -334,8 +334,9 @@ void declare_debug(std::vector<Key>& keys) {
       "Faults to inject. \"delay:SECONDS\": delay each message by a random time of at most SECONDS. "
       "\"slow:RANK:SECONDS\": that rank's steps take longer. For `trainer verify`, whose checks must find them: "
       "\"gradient:RANK:TENSOR:ELEMENT:BIT\" and \"weight:RANK:TENSOR:ELEMENT:BIT\" flip a bit of that rank's copy, "
-      "\"message:RANK:BYTE\" of what it sends, \"file:RANK:BYTE\" of its checkpoint file. Training ignores these, "
-      "except that replays before a multiple of replay_every have the faults of gradients.");
+      "\"message:RANK:BYTE\" of what it sends to a group of ranks, \"link:RANK:BYTE\" to another pipeline stage, "
+      "\"file:RANK:BYTE\" of its checkpoint file. Training ignores these, except that replays before a multiple of "
+      "replay_every have the faults of gradients.");
   debug.string("emulate_device", &Debug::emulate_device, "", {},
                "With offload on a CPU: simulate each update on a device with these rates and log the simulated time. "
                "\"h100\", \"a100\", or "

@@ -24,7 +24,7 @@ constexpr int kMostInBf16 = 85;  // ranks whose sums are exact in bf16 in any or
 /// Returns what rank `rank` of a group sends at position i: an integer from 1 to 3. Other rounds count other ranks.
 double pattern(int64_t rank, int64_t i) { return static_cast<double>((rank + 1) * (i % kPeriod + 1) % 257 % 3 + 1); }
 
-/// One group of ranks for one purpose.
+/// One group of ranks for one purpose, or a link of two stages.
 class Links {
  public:
   Links(Context& c, device::Device& device, comm::Communicator& ranks)
@@ -38,15 +38,19 @@ class Links {
     const bool gathers = op == CommOp::all_gather, scatters = op == CommOp::reduce_scatter;
     const Buffer in(device_, "verify", {std::max<int64_t>(1, gathers ? mine.count : n)}, type);
     const Buffer out(device_, "verify", {std::max<int64_t>(1, scatters ? mine.count : n)}, type);
-    fill(in, gathers ? mine.begin : 0);
+    if (op == CommOp::send && me != 0)  // receives
+      device_.clear(in.tensor().data, in.tensor().bytes());
+    else
+      fill(in, gathers ? mine.begin : 0);
     const Tensor whole = in.tensor().range(0, gathers ? mine.count : n);
     const Tensor received = out.tensor().range(0, scatters ? mine.count : n);
-    const bool in_place = op == CommOp::all_reduce || op == CommOp::reduce || op == CommOp::broadcast;
+    const bool in_place =
+        op == CommOp::all_reduce || op == CommOp::reduce || op == CommOp::broadcast || op == CommOp::send;
     const double began = now_seconds();
     start(op, whole, received, root).join(ex_);
     ex_.device.synchronize();
     seconds_ = now_seconds() - began;
-    if (op == CommOp::reduce && me != root) return {};
+    if ((op == CommOp::reduce && me != root) || (op == CommOp::send && me == 0)) return {};
     const HostCopy copy(device_, in_place ? whole : received);
     const Tensor& found = copy.tensor();
     int64_t wrong = 0, first = -1, from = -1;
@@ -61,6 +65,7 @@ class Links {
         expected = sent(owner, i);
       }
       if (op == CommOp::broadcast) expected = sent(owner = root, i);
+      if (op == CommOp::send) expected = sent(owner = 0, i);
       if (op == CommOp::all_to_all) {
         owner = i / (n / g);
         expected = sent(owner, me * (n / g) + i % (n / g));
@@ -87,8 +92,9 @@ class Links {
     HostCopy copy(device_, buffer.tensor());
     const Tensor& host = copy.tensor();
     for (int64_t i = 0; i < host.count(); ++i) set_element(host, i, sent(ranks_.rank(), begin + i));
+    const config::Fault::Kind own = ranks_.group().link > 0 ? config::Fault::Kind::link : config::Fault::Kind::message;
     for (const config::Fault& fault : c_.faults)
-      if (fault.kind == config::Fault::Kind::message && fault.rank == c_.world.rank() && fault.at < host.bytes())
+      if (fault.kind == own && fault.rank == c_.world.rank() && fault.at < host.bytes())
         host.data[fault.at] ^= std::byte{1};
     copy.put();
   }
@@ -97,6 +103,7 @@ class Links {
     if (op == CommOp::reduce_scatter) return ranks_.reduce_scatter(ex_, in, out);
     if (op == CommOp::all_gather) return ranks_.all_gather(ex_, in, out);
     if (op == CommOp::broadcast) return ranks_.broadcast(ex_, in, root);
+    if (op == CommOp::send) return ranks_.send(ex_, in);
     if (op == CommOp::reduce) return ranks_.reduce(ex_, in, root);
     return ranks_.all_to_all(ex_, in, out);
   }
@@ -147,6 +154,33 @@ std::pair<std::set<mesh::AxisSet>, std::set<int64_t>> communication_of(Context& 
   sizes = {longest[0], longest[1]};
   sizes.erase(0);
   return {axes, sizes};
+}
+
+/// Returns finding_of(), which names the ranks that have sent what was wrong, if they are known.
+Finding finding_of_senders(Context& c, std::string checked, const std::string& problem) {
+  Finding finding = finding_of(c, std::move(checked), problem);
+  std::set<int> senders;
+  for (const std::string& each : c.world.control().gather(problem))
+    if (const size_t at = each.find(" from rank "); at != std::string::npos)
+      senders.insert(std::stoi(each.substr(at + std::string(" from rank ").size())));
+  if (finding.result == Result::failure && !senders.empty()) {
+    finding.text += format("; suspect what {} sends", c.name({senders.begin(), senders.end()}));
+    finding.ranks = {senders.begin(), senders.end()};
+  }
+  return finding;
+}
+
+/// The links of this rank's ring of stages, in an order in which all ranks can test theirs one after another.
+std::vector<std::unique_ptr<Links>> links_of_stages(Context& c, device::Device& device, mesh::Mesh& mesh) {
+  std::vector<std::unique_ptr<Links>> links;
+  const int stages = static_cast<int>(c.config.parallel.stages);
+  for (const comm::Way way : {comm::Way::forward, comm::Way::back})
+    for (int from = 0; from < stages && stages > 1; ++from) {
+      const int to = (from + (way == comm::Way::forward ? 1 : stages - 1)) % stages, own = mesh.index("stage");
+      if (own == from || own == to)
+        links.push_back(std::make_unique<Links>(c, device, mesh.link(mesh.shape().set("stage"), from, way)));
+    }
+  return links;
 }
 
 /// The first ranks of pairs of hosts exchange messages. In each round every host has another partner, so a host with a
@@ -265,14 +299,16 @@ std::vector<Finding> check_links(Context& c) {
       if (ranks.size() > 1) groups.emplace_back(purpose, std::make_unique<Links>(c, *device, ranks));
       group_count += ranks.size() > 1 && purpose == comm::Purpose::critical ? c.world.size() / ranks.size() : 0;
     }
+  const std::vector<std::unique_ptr<Links>> of_stages = links_of_stages(c, *device, mesh);
   mesh.world().connect();
   constexpr CommOp kOps[] = {CommOp::all_reduce, CommOp::reduce,     CommOp::reduce_scatter,
                              CommOp::all_gather, CommOp::all_to_all, CommOp::broadcast};
   std::string problem;
   std::string left_out;
   bool names_sender = false;
+  const std::set<DType> types = {c.machine.compute, accumulator_of(c.machine.compute)};
   for (const auto& [purpose, links] : groups)
-    for (const DType type : std::set<DType>{c.machine.compute, accumulator_of(c.machine.compute)})
+    for (const DType type : types)
       for (const CommOp op : kOps)
         for (const int64_t n : sizes) {
           // The purposes differ in their queues only.
@@ -290,19 +326,18 @@ std::vector<Finding> check_links(Context& c) {
           problem = wrong;
           names_sender = named;
         }
-  Finding finding = finding_of(
+  std::vector<Finding> findings = {finding_of_senders(
       c,
       format("{} x {} operations x {} sizes{}", counted(group_count, "group"), std::size(kOps), sizes.size(), left_out),
-      problem);
-  std::set<int> senders;
-  for (const std::string& each : c.world.control().gather(problem))
-    if (const size_t at = each.find(" from rank "); at != std::string::npos)
-      senders.insert(std::stoi(each.substr(at + std::string(" from rank ").size())));
-  if (finding.result == Result::failure && !senders.empty()) {
-    finding.text += format("; suspect what {} sends", c.name({senders.begin(), senders.end()}));
-    finding.ranks = {senders.begin(), senders.end()};
-  }
-  std::vector<Finding> findings = {finding};
+      problem)};
+  problem.clear();
+  for (const std::unique_ptr<Links>& link : of_stages)
+    for (const DType type : types)
+      for (const int64_t n : sizes)
+        if (const std::string wrong = link->test(CommOp::send, type, n, 0); problem.empty()) problem = wrong;
+  if (c.config.parallel.stages > 1)
+    findings.push_back(finding_of_senders(
+        c, format("links of {} stages, both ways x {} sizes", c.config.parallel.stages, sizes.size()), problem));
   std::ranges::move(check_pairs(c, *device, mesh.world()), std::back_inserter(findings));
   return findings;
 }

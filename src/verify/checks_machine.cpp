@@ -23,7 +23,7 @@ Finding check_space(Context& c) {
   train::Trainer trainer(*device, *dry, c.config, c.vocab, c.machine.compute);
   const int64_t element =
       size_of(accumulator_of(c.machine.compute)) + optim::state_bytes(*optim::named_rule(c.config, c.machine.compute));
-  const auto needed = static_cast<double>((c.config.checkpoint.keep + 1) * element * trainer.store().parameter_count());
+  const auto needed = static_cast<double>((c.config.checkpoint.keep + 1) * element * trainer.parameter_count());
   std::error_code unknown;
   std::filesystem::path folder = std::filesystem::absolute(config::checkpoint_folder(c.config), unknown);
   double kept = 0;  // by checkpoints of before, which the new ones replace

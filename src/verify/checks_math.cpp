@@ -179,8 +179,6 @@ std::vector<Finding> typed_updates(Context& c) {
   SmallRun run(c.world, c.make_device(), c.between_gpus, small, type);
   const std::unique_ptr<optim::Rule> rule = optim::named_rule(small.config, type);
   std::set<std::string> rounded;  // weights that GEMMs update
-  for (const params::Param& param : run.trainer().store().params())
-    if (rule->elementwise() == nullptr && rule->takes(param)) rounded.insert(param.name);
   const auto on_one_cpu = [&](DType compute) {
     Tensors state;
     c.world.control().run_on_all_ranks([&] {
@@ -188,6 +186,8 @@ std::vector<Finding> typed_updates(Context& c) {
       one.config = on_one_rank(one.config);
       const std::unique_ptr<comm::World> solo = comm::solo_world();
       SmallRun alone(*solo, c.make_cpu(), {}, one, compute);
+      for (const params::Param& param : alone.trainer().store().params())
+        if (rule->elementwise() == nullptr && rule->takes(param)) rounded.insert(param.name);
       steps(alone, false);
       state = gather(state_of(alone.trainer()).owned);
     });

@@ -128,7 +128,7 @@ std::string wrong_norm_of_ones(train::Trainer& trainer) {
   for (const params::Group& group : store.groups()) trainer.device().clear(group.grad.data, group.grad.bytes());
   set_gradients(trainer, [](const std::string&, int64_t) { return 1; });
   Exec ex = trainer.exec();
-  const double norm = sink.finish(ex).norm, count = static_cast<double>(store.parameter_count());
+  const double norm = sink.finish(ex).norm, count = static_cast<double>(trainer.parameter_count());
   if (norm == std::sqrt(count)) return {};
   return format("with all gradients 1 the squared norm is {:.17g}, but there are {} parameters", norm * norm, count);
 }

@@ -41,11 +41,6 @@ void require_room(comm::World& world, const Small& model, const setup::Machine& 
 
 Context::Context(comm::World& on_world, const config::Config& run, const Options& chosen)
     : world(on_world), options(chosen), config(run), delay_(std::make_shared<std::atomic<double>>(0)) {
-  if (run.parallel.stages > 1)
-    throw Error(Code::config,
-                format("{}: `trainer verify` does not check stages; verify the layout of one stage with --set {}",
-                       config::place(run, "parallel.stages"), config::kOneStage))
-        .on(Scope::all_ranks);
   message_delay = delay_.get();
   double slowest = 0;
   for (const std::string& text : run.debug.inject) {
@@ -72,6 +67,7 @@ Context::Context(comm::World& on_world, const config::Config& run, const Options
     run::plan_training(world, config, vocab, machine);  // the schedule that a run takes
   else
     config::choose_vocab_axes(config, vocab, machine.compute);
+  config::choose_stage_layers(config, vocab);
   small = options.full ? keep_sizes(config, world.size(), vocab) : shrink(config, world.size());
   if (options.full) require_room(world, small, machine);
   hosts = world.control().gather(comm::host_name());

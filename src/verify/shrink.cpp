@@ -15,6 +15,12 @@ namespace {
 constexpr int64_t kHeadSize = 16;  // features of a head, as GPU kernels want them
 constexpr int64_t kShortest = 32;  // tokens of a sequence
 
+/// Returns the micro-batches of a step: two, or two for each stage, if that of `full` has as many.
+int64_t accumulation_of(const config::Config& full, int64_t data) {
+  const int64_t most = full.parallel.stages == 1 ? 2 : 2 * full.parallel.stages;
+  return std::min(most, full.train.global_batch / (full.train.micro_batch * data));
+}
+
 /// Sets what does not depend on sizes.
 void prepare(config::Config& c, const config::Config& full, int64_t world) {
   config::resolve_shards(c, world);
@@ -22,8 +28,7 @@ void prepare(config::Config& c, const config::Config& full, int64_t world) {
   c.train.skip_sigma = 0;
   c.optim.warmup_steps = 2;
   c.model.init_from.clear();
-  const int64_t accumulation = full.train.global_batch / (full.train.micro_batch * c.parallel.data);
-  c.train.global_batch = std::min<int64_t>(accumulation, 2) * c.train.micro_batch * c.parallel.data;
+  c.train.global_batch = accumulation_of(full, c.parallel.data) * c.train.micro_batch * c.parallel.data;
 }
 
 /// True if the layout fits and its mesh is that of `full`, whose key/value heads may be shared by several ranks.
@@ -45,13 +50,21 @@ void minimize(config::Config& c, const config::Config& full, int64_t world, int6
   }
 }
 
-/// One period of kinds of layers, at least two layers.
+/// One period of kinds of layers, at least two layers; with stages, two in each chunk that has layers.
 void cut_layers(config::Config& c, const config::Config& full) {
   config::Model& m = c.model;
   const int64_t period = std::lcm(std::max<int64_t>(1, m.window > 0 ? m.window_full_every : 1),
                                   std::max<int64_t>(1, config::nope_interval(m)));
   const auto specs = static_cast<int64_t>(c.parallel.layer.size());
-  m.n_layer = std::min(m.n_layer, std::max({int64_t{2}, period, specs}));
+  std::vector<int64_t>& chunks = c.parallel.stage_layers;
+  const int64_t filled = std::ssize(chunks) - std::ranges::count(chunks, 0);
+  m.n_layer = std::min(m.n_layer, std::max({int64_t{2}, 2 * filled, period, specs}));
+  int64_t at = 0;  // among the chunks with layers
+  for (int64_t& layers : chunks)
+    if (layers > 0) {
+      layers = m.n_layer * (at + 1) / filled - m.n_layer * at / filled;
+      ++at;
+    }
   for (config::LayerSpec& spec : c.parallel.layer) spec.layers = 1;
   if (specs > 0) c.parallel.layer.back().layers = 0;
   const auto some = [&](int64_t layers) {
@@ -73,7 +86,7 @@ Small shrink(const config::Config& full, int64_t world) {
   cut_layers(c, full);
   config::Model& m = c.model;
   const int64_t seq = m.seq_len;
-  m.seq_len = std::min(seq, round_up(kShortest, 2 * world));
+  m.seq_len = std::min(seq, round_up(kShortest, 2 * world / c.parallel.stages));
   if (m.window > 0) m.window = std::clamp<int64_t>(m.window * m.seq_len / seq, 1, m.seq_len);
   if (m.max_positions > 0) m.max_positions = std::max(m.seq_len, std::min(m.max_positions, 2 * m.seq_len));
   const int64_t per_kv = m.n_head / m.n_kv_head, head = std::min(kHeadSize, config::head_size(full.model));
@@ -90,9 +103,7 @@ Small shrink(const config::Config& full, int64_t world) {
   minimize(c, resolved, world, m.d_ff / kHeadSize, [](config::Config& t, int64_t v) { t.model.d_ff = v * kHeadSize; });
   minimize(c, resolved, world, world, [](config::Config& t, int64_t v) { t.model.vocab_multiple = v * kHeadSize; });
   minimize(c, resolved, world, c.train.micro_batch, [](config::Config& t, int64_t v) { t.train.micro_batch = v; });
-  const int64_t accumulation =
-      std::min<int64_t>(2, full.train.global_batch / (full.train.micro_batch * c.parallel.data));
-  c.train.global_batch = accumulation * c.train.micro_batch * c.parallel.data;
+  c.train.global_batch = accumulation_of(full, c.parallel.data) * c.train.micro_batch * c.parallel.data;
   m.init_std = 1 / std::sqrt(static_cast<double>(m.d_model));  // scores and logits of order 1
   TRAINER_CHECK(keeps_layout(c, resolved, world), "the small model keeps the layout");
   // Some subgroups in each layer, which has about 12 · d_model² weights.

@@ -11,10 +11,12 @@ struct Small {
 
 /// Returns the configuration of the same family, layout and features with small sizes: at least two layers, and twice
 /// the smallest number of heads, feed-forward size and vocabulary that the layout permits on `world` ranks. A step has
-/// two micro-batches if that of `config` has several. `config` must be resolved, with a layout that fits.
+/// two micro-batches if that of `config` has several. With pipeline stages, chunks have two layers, or none as those of
+/// `config`, and a step has up to two micro-batches for each stage. `config` must be resolved, with a layout that fits
+/// and layers of stages that are chosen.
 Small shrink(const config::Config& config, int64_t world);
 
-/// Returns `config` with its sizes, for two micro-batches if a step has several.
+/// Returns `config` with its sizes, for as many micro-batches.
 Small keep_sizes(const config::Config& config, int64_t world, int64_t vocab);
 
 /// Returns the same model and batches on one rank: no parallelism, no offload, nothing recomputed. Its micro-batches

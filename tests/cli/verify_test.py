@@ -56,6 +56,20 @@ class Verify(rig.Runs):
                                 ranks=2, only="gradients,update,bytes,transport,resume")
         self.assertEqual(self.passed(checks), {"gradients", "update", "bytes", "transport", "resume"})
 
+    def test_stages_pass_over_mpi(self):
+        checks, _ = self.verify("parallel.stages=2", "train.micro_batch=1", ranks=2, only="links,bytes,transport,resume")
+        self.assertEqual(self.passed(checks), {"links", "bytes", "transport", "resume"})
+        self.assertIn("links of 2 stages, both ways x 9 sizes", [check["checked"] for check in checks])
+
+    def test_the_configuration_for_stages_passes_in_a_minute(self):
+        config = pathlib.Path(__file__).parents[2] / "configs/pipeline.toml"
+        shutil.copy(config, self.folder / "config.toml")
+        checks, document = self.verify()
+        self.assertEqual(self.passed(checks), set(ALL) - {"transport", "data"})
+        self.assertEqual((document["layout"], document["ranks"]), ("2 stages (1f1b), tensor 2", 4))
+        if document["complete"]:
+            self.assertLess(document["seconds"], 60)
+
     def test_updates_in_the_type_of_the_run_are_those_of_one_cpu(self):
         checks, _ = self.verify("parallel.zero_stage=1", "parallel.data=2", "train.micro_batch=1", "optim.name=muon",
                                 "precision.compute=bf16", "optim.moments=bf16", only="update")

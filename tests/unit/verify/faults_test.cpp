@@ -12,7 +12,9 @@ struct Planted {
   const char* fault;
   const char* check;
   int rank;
+  const char* instead_of_replicas = "parallel.data=2";
 };
+constexpr const char* kStages = "parallel.stages=2";  // ranks 0 and 1 are the first one
 
 // Megatron's ranks 0 and 2 have the first half of a matrix, ranks 1 and 3 the second one; vectors of blocks are on all.
 // A flip of bit 14 of 52 changes a number by 4e-12.
@@ -37,26 +39,32 @@ constexpr Planted kPlanted[] = {
     {"message:3:3", "links", 3},
     {"file:0:8", "resume", 0},
     {"file:3:0", "resume", 3},
+    {"link:0:1", "links", 0, kStages},
+    {"link:3:0", "links", 3, kStages},
+    {"gradient:1:blocks.1.attn.o.weight:2048:20", "gradients", 1, kStages},
+    {"gradient:2:wte:5:20", "gradients", 2, kStages},  // in the last stage's copy of the table
+    {"weight:3:blocks.2.mlp.down.weight:1500:50", "update", 3, kStages},
+    {"file:2:0", "resume", 2, kStages},
 };
-static_assert(std::size(kPlanted) == 20);
+static_assert(std::size(kPlanted) == 26);
 
 class Faults : public testing::TestWithParam<Planted> {};
 INSTANTIATE_TEST_SUITE_P(Verify, Faults, testing::ValuesIn(kPlanted), [](const auto& test) {
-  std::string name = test.param.fault;
+  std::string name = (test.param.instead_of_replicas == kStages ? "stages_" : "") + std::string(test.param.fault);
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name;
 });
 
 TEST_P(Faults, AreFoundAndTheirRankIsNamed) {
-  const auto& [fault, check, rank] = GetParam();
+  const auto& [fault, check, rank, replicas] = GetParam();
   const std::string folder = testing::TempDir() + "/verify-" + std::to_string(::getpid());
   const config::Config config = config::load_text(
-      "[model]\nn_layer = 2\nn_head = 4\nd_model = 64\nd_ff = 128\nseq_len = 32\n[data]\ntokenizer = \"train\"\n"
+      "[model]\nn_layer = 4\nn_head = 4\nd_model = 64\nd_ff = 128\nseq_len = 32\n[data]\ntokenizer = \"train\"\n"
       "vocab_size = 500\n[train]\nglobal_batch = 4\nmicro_batch = 1\n[parallel]\nstrategy = \"megatron-1d\"\ntensor = "
       "2\n"
-      "data = 2\ntransport = \"threads\"\n[run]\nthreads = 1\ndevice = \"cpu\"\n",
-      "verify.toml", {format("debug.inject=[\"{}\"]", fault), format("run.dir={}", folder)},
-      {.files = false, .plans = true});
+      "transport = \"threads\"\n[run]\nthreads = 1\ndevice = \"cpu\"\n",
+      "verify.toml", {format("debug.inject=[\"{}\"]", fault), format("run.dir={}", folder), replicas},
+      {.files = false});
   comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
     const Report report = verify(world, config, {.only = {check}});
     EXPECT_EQ(exit_status_of(report), exit_status(Code::difference));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "base/philox.h"
@@ -61,6 +62,30 @@ TEST(Shrink, KeepsPeriodsOfLayers) {
       shrink(configure({"model.arch=llama", "model.window=128", "model.window_full_every=3", "model.nope_every=2"}), 1);
   EXPECT_EQ(small.config.model.n_layer, 6);
   EXPECT_LT(small.config.model.window, small.config.model.seq_len);
+}
+
+TEST(Shrink, KeepsStagesWithTwoLayersPerChunk) {
+  const auto shrunk = [](int64_t stages, std::vector<int64_t> layers, int64_t batch) {
+    config::Config trial = configure({"parallel.data=2"});
+    trial.parallel.stages = stages;
+    trial.model.n_layer = std::accumulate(layers.begin(), layers.end(), int64_t{0});
+    trial.parallel.chunks = std::ssize(layers) / trial.parallel.stages;
+    trial.parallel.stage_layers = std::move(layers);
+    trial.train.micro_batch = 1;
+    trial.train.global_batch = batch;
+    const int64_t world = 2 * config::ranks_of_replica(trial);
+    const config::Config small = shrink(trial, world).config;
+    EXPECT_TRUE(config::broken_rules(small).empty());
+    EXPECT_EQ(config::layout_text(small), config::layout_text(trial));
+    EXPECT_EQ(small.model.n_layer,
+              std::accumulate(small.parallel.stage_layers.begin(), small.parallel.stage_layers.end(), int64_t{0}));
+    return std::pair(small.parallel.stage_layers, small.train.global_batch / small.train.micro_batch / 2);
+  };
+  using Expected = std::pair<std::vector<int64_t>, int64_t>;
+  EXPECT_EQ(shrunk(2, {7, 5}, 384), Expected({2, 2}, 4));
+  EXPECT_EQ(shrunk(2, {2, 1}, 6), Expected({1, 2}, 3)) << "no more than there are";
+  EXPECT_EQ(shrunk(3, {4, 3, 0}, 8), Expected({2, 2, 0}, 4)) << "only the head on the last stage";
+  EXPECT_EQ(shrunk(2, {3, 3, 3, 2}, 12), Expected({2, 2, 2, 2}, 4)) << "micro-batches: 6 of 2 stages";
 }
 
 TEST(Shrink, KeepsOddNumbersOfReplicas) {
@@ -338,8 +363,9 @@ TEST(Faults, AreParsed) {
   EXPECT_EQ(fault->at, 17);
   EXPECT_EQ(fault->bit, 51);
   EXPECT_EQ(config::planted_fault("file:1:40")->at, 40);
+  EXPECT_EQ(config::planted_fault("link:1:40")->kind, config::Fault::Kind::link);
   for (const char* text : {"", "file", "file:1", "file:x:1", "file:1:2:3", "weight:1:wte:0", "weight:1::0:1",
-                           "weight:1:wte:0:64", "weight:-1:wte:0:6", "delay:1"})
+                           "weight:1:wte:0:64", "weight:-1:wte:0:6", "link:1:2:3", "delay:1"})
     EXPECT_FALSE(config::planted_fault(text)) << text;
 }
 
