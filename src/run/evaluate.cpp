@@ -56,29 +56,35 @@ Evaluation evaluate(train::ModelRunner& runner, const data::TokenDataset& datase
   const int64_t windows = chosen_windows(runner.config(), dataset, chosen);
   const int64_t micro_batch = runner.micro_batch(), round = micro_batch * runner.replicas();
   Evaluation result;
-  data::TokenBatch batch;
+  std::vector<data::TokenBatch> batches(static_cast<size_t>(runner.batches_at_once()));
   double sums[3] = {};  // nats, tokens, bytes
   auto& [nats, tokens, bytes] = sums;
   // Micro-batches are assigned to replicas round-robin. In the last round, windows beyond the chosen ones pad the batch
   // and have weight 0.
-  for (int64_t first = 0; first < windows; first += round) {
+  for (int64_t first = 0; first < windows; first += round * std::ssize(batches)) {
     const bool go_on = !progress || progress(first, windows);
     if (runner.scalars().is_true_on_any_rank(!go_on)) {
       result.interrupted = true;
       return result;
     }
-    const int64_t window = first + runner.replica() * micro_batch;
-    if (chosen.stride == 0) {
-      dataset.eval_batch(window, micro_batch, batch);
-    } else {
-      sliding_batch(dataset, chosen.stride, window, micro_batch, batch);
+    batches.resize(std::min(batches.size(), static_cast<size_t>(divide_up(windows - first, round))));
+    int64_t window = first + runner.replica() * micro_batch;
+    for (data::TokenBatch& batch : batches) {
+      if (chosen.stride == 0) {
+        dataset.eval_batch(window, micro_batch, batch);
+      } else {
+        sliding_batch(dataset, chosen.stride, window, micro_batch, batch);
+      }
+      const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
+      std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
+      window += round;
     }
-    const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
-    std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
-    nats += runner.loss_sum(batch);
+    for (const double sum : runner.loss_sums(batches)) nats += sum;
     if (!runner.scalars().is_first_of_replica()) continue;
-    for (int64_t row = 0; row < counted; ++row) tokens += batch.weights[static_cast<size_t>(row)] != 0;
-    if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
+    for (const data::TokenBatch& batch : batches) {
+      tokens += static_cast<double>(std::ranges::count_if(batch.weights, [](float weight) { return weight != 0; }));
+      if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
+    }
   }
   runner.scalars().sum_over_rows(sums);
   result.report.tokens = static_cast<int64_t>(tokens);

@@ -14,19 +14,24 @@ namespace {
 using List = std::vector<Action>;
 constexpr Pass kPasses[] = {kForward, kBackward, kWeights};
 
-/// Forward passes to fill the pipeline, then a forward and a backward pass each, then the remaining backward passes
-/// (Narayanan et al., 2021). With several chunks, `count` micro-batches at a time go through all chunks.
-List one_forward_one_backward(const Stages& p, int64_t micro_batches, int64_t stage) {
-  List forward, backward;
+/// Returns a stage's forward passes, or its backward passes. With several chunks, `count` micro-batches at a time go
+/// through all chunks.
+List passes_of(Pass pass, const Stages& p, int64_t micro_batches, int64_t stage) {
+  List list;
   for (int64_t group = 0; group < micro_batches; group += p.count)
-    for (int64_t chunk = 0; chunk < p.chunks; ++chunk)
+    for (int64_t turn = 0; turn < p.chunks; ++turn)
       for (int64_t micro = group; micro < std::min(group + p.count, micro_batches); ++micro) {
-        const auto action = [&](Pass pass, int64_t of_stage) {
-          return Action{pass, static_cast<int32_t>(micro), static_cast<int32_t>(of_stage * p.count + stage)};
-        };
-        forward.push_back(action(kForward, chunk));
-        backward.push_back(action(kBackward, p.chunks - 1 - chunk));
+        const int64_t own = pass == kForward ? turn : p.chunks - 1 - turn;
+        list.push_back({pass, static_cast<int32_t>(micro), static_cast<int32_t>(own * p.count + stage)});
       }
+  return list;
+}
+
+/// Forward passes to fill the pipeline, then a forward and a backward pass each, then the remaining backward passes
+/// (Narayanan et al., 2021).
+List one_forward_one_backward(const Stages& p, int64_t micro_batches, int64_t stage) {
+  const List forward = passes_of(kForward, p, micro_batches, stage),
+             backward = passes_of(kBackward, p, micro_batches, stage);
   const int64_t after = p.count - 1 - stage, filling = p.chunks == 1 ? after : 2 * after + (p.chunks - 1) * p.count;
   const size_t ahead = std::min(static_cast<size_t>(filling), forward.size());
   List list;
@@ -132,6 +137,12 @@ ActionLists lists_of(const Stages& p, int64_t micro_batches) {
     const auto generate = p.schedule == PipelineSchedule::zb_h1 ? zb_h1 : one_forward_one_backward;
     lists.push_back(merged(generate(p, micro_batches, stage), p));
   }
+  return lists;
+}
+
+ActionLists forward_lists(const Stages& p, int64_t micro_batches) {
+  ActionLists lists;
+  for (int64_t stage = 0; stage < p.count; ++stage) lists.push_back(passes_of(kForward, p, micro_batches, stage));
   return lists;
 }
 

@@ -31,6 +31,9 @@ std::string text_of(const Action& action);
 /// chunks per stage, the micro-batches must be a multiple of the stages, and the schedule 1f1b.
 ActionLists lists_of(const Stages& stages, int64_t micro_batches);
 
+/// Returns the lists of the forward passes alone, of any number of micro-batches, in the order of lists_of().
+ActionLists forward_lists(const Stages& stages, int64_t micro_batches);
+
 /// A message from one chunk to a neighbouring one: the forward pass sends x to the next chunk, the backward pass dx to
 /// the previous one. An action receives at most one message, before it begins, and sends at most one.
 struct Message {

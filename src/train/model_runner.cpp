@@ -40,14 +40,12 @@ ModelRunner::ModelRunner(Unallocated, device::Device& device, comm::World& world
       strategy_(mesh_, store_, sharding_, config.debug.overlap),
       links_(device, mesh_, sharding_, strategy_, {rows()}, config_.model.d_model, compute) {
   store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
-  const int64_t stage = sharding_.stage_axis() == 0 ? 0 : mesh_.index("stage");
-  model_ =
-      std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
-                                           static_cast<uint64_t>(config.run.seed), chunks_of(sharding_.stages, stage));
-  for (int64_t chunk = stage; chunk <= sharding_.stages.last_chunk(); chunk += sharding_.stages.count) {
-    evaluation_.push_back({sharding::kForward, 0, static_cast<int32_t>(chunk)});
-    evaluation_keys_.push_back(sharding_.stages.chunks == 1 ? "evaluate" : format("evaluate {}", chunk));
-  }
+  model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train,
+                                                static_cast<uint64_t>(config.run.seed),
+                                                chunks_of(sharding_.stages, stage()));
+  evaluation_ = forward_passes(1);
+  for (const sharding::Action& action : evaluation_)
+    evaluation_keys_.push_back(sharding_.stages.chunks == 1 ? "evaluate" : format("evaluate {}", action.chunk));
 }
 
 ModelRunner::ModelRunner(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,
@@ -62,6 +60,7 @@ void ModelRunner::allocate(params::ParamStore::Gradients gradients, int64_t loss
   ids_ = Buffer(device_, "data", all, DType::i32);
   targets_ = Buffer(device_, "data", all, DType::i32);
   weights_ = Buffer(device_, "data", all, store_.state_dtype());
+  batches_ = batches;
   terms_of_loss_ = losses;
   losses_ = Buffer(device_, "data", {batches * losses * model_->loss_rows({rows()})}, DType::f64);
   if (config_.data.separate_documents) first_key_ = Buffer(device_, "data", all, DType::i32);
@@ -82,21 +81,27 @@ void ModelRunner::plan() {
 
 void ModelRunner::evaluate(Exec& ex, const sharding::Action& action) {
   const auto chunk = static_cast<size_t>(action.chunk / sharding_.stages.count);
-  links_.send(ex, action, model_->loss(ex, batch(), losses(0), {chunk, links_.take(ex, action)}));
+  links_.send(ex, action,
+              model_->loss(ex, batch(action.micro), losses(0, action.micro), {chunk, links_.take(ex, action)}));
 }
 
-double ModelRunner::loss_sum(const data::TokenBatch& host) {
-  upload(host, 0);
+std::vector<double> ModelRunner::loss_sums(std::span<const data::TokenBatch> batches) {
+  const auto count = std::ssize(batches);
+  TRAINER_CHECK(count <= batches_at_once(), "{} batches at once, at most {}", count, batches_at_once());
+  for (int64_t i = 0; i < count; ++i) upload(batches[static_cast<size_t>(i)], i);
   Exec ex = exec();
-  links_.begin_list(evaluation_);
-  for (size_t i = 0; i < evaluation_.size(); ++i) {
+  const std::vector<sharding::Action> passes = forward_passes(count);
+  links_.begin_list(passes);
+  for (size_t i = 0; i < passes.size(); ++i) {
     links_.begin(ex, i);
-    begin(ex, evaluation_keys_[i]);
-    evaluate(ex, evaluation_[i]);
+    begin(ex, evaluation_keys_[static_cast<size_t>(passes[i].chunk / sharding_.stages.count)]);
+    evaluate(ex, passes[i]);
     end();
   }
   links_.end_list(ex);
-  return parallel::sum_of_losses(ex, losses(0));
+  std::vector<double> sums;
+  for (int64_t i = 0; i < count; ++i) sums.push_back(parallel::sum_of_losses(ex, losses(0, i)));
+  return sums;
 }
 
 void ModelRunner::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {

@@ -1,12 +1,15 @@
 #pragma once
 // ModelRunner: a model on the ranks of a mesh, and the programs recorded for it. It computes losses; a generator and a
 // scorer record programs of their own. Trainer adds gradients and updates.
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "data/dataset.h"
@@ -42,7 +45,11 @@ class ModelRunner {
 
   /// Returns the sum of losses, without dropout, over those rows of this replica's micro-batch whose losses this rank
   /// has: none before the last stage. Masked rows count as 0. Waits for the device, and for the stages before.
-  double loss_sum(const data::TokenBatch& batch);
+  double loss_sum(const data::TokenBatch& batch) { return loss_sums({&batch, 1}).front(); }
+  /// Returns the same of each of at most batches_at_once() batches; the stages compute different ones at the same time.
+  std::vector<double> loss_sums(std::span<const data::TokenBatch> batches);
+  /// Returns how many batches loss_sums() takes, enough to keep all stages busy: 1 with one stage.
+  int64_t batches_at_once() const { return std::min(batches_, 4 * sharding_.stages.count); }
   /// The tensors of a batch on the device, each [rows]; `weights` has the type of the optimizer state. `first_key` is
   /// empty unless documents are separate.
   struct BatchTensors {
@@ -95,7 +102,7 @@ class ModelRunner {
   struct Unallocated {};
   ModelRunner(Unallocated, device::Device& device, comm::World& world, const config::Config& config, int64_t vocab,
               DType compute, std::optional<sharding::ModelSharding> sharding);
-  /// Allocates the parameters, and this number of batches, each with that many losses by row.
+  /// Allocates the parameters, and this number of batches, each with that many losses by row; one with one stage.
   void allocate(params::ParamStore::Gradients gradients, int64_t losses, int64_t batches = 1);
 
   /// A program, and what it runs.
@@ -132,14 +139,19 @@ class ModelRunner {
  private:
   /// Returns the number of token rows of a batch.
   int64_t rows() const { return micro_batch_ * config_.model.seq_len; }
+  int64_t stage() const { return sharding_.stage_axis() == 0 ? 0 : mesh_.index("stage"); }
+  std::vector<sharding::Action> forward_passes(int64_t batches) const {
+    return sharding::forward_lists(sharding_.stages, batches)[static_cast<size_t>(stage())];
+  }
   /// Returns the parameters of the whole model by name, with their numbers of elements.
   std::map<std::string, int64_t> whole_model() const;
-  /// Runs a forward pass through one of this rank's chunks for loss_sum().
+  /// Runs a forward pass through one of this rank's chunks for loss_sums().
   void evaluate(Exec& ex, const sharding::Action& action);
 
   Buffer ids_, targets_, weights_, losses_, first_key_;
   int64_t terms_of_loss_ = 1;  // in losses_, of a batch
   std::vector<int32_t> first_keys_;
+  int64_t batches_ = 1;                       // that allocate() numbered
   std::vector<sharding::Action> evaluation_;  // forward passes of a batch through this rank's chunks
   std::vector<std::string> evaluation_keys_;  // their programs
 };

@@ -130,6 +130,14 @@ TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {
   };
   const double single = loss_on(on_one_rank(c), 1);
   EXPECT_NEAR(loss_on(c, 4), single, 1e-12 * single);
+  // Stages: 26 windows, of which each replica evaluates a list of 8 and one of 5.
+  config::Config stages = c;
+  stages.parallel.tensor = 1;
+  const double one_stage = loss_on(stages, 2);
+  stages.parallel.stages = 2;
+  stages.parallel.stage_layers = {1, 1};
+  stages.train.global_batch = 16;
+  EXPECT_EQ(loss_on(stages, 4), one_stage);
 }
 
 }  // namespace

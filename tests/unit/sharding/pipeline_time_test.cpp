@@ -5,6 +5,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "base/shape.h"
 #include "rigs/draws.h"
 #include "sharding/pipeline.h"
 
@@ -31,6 +32,19 @@ std::vector<double> ends(const Stages& p, int64_t micro_batches, const Times& ti
 }
 double step(const Stages& p, int64_t micro_batches, const Times& times) {
   return std::ranges::max(ends(p, micro_batches, times, [](int32_t) { return 1.0; }));
+}
+
+TEST(Simulation, OfForwardPassesNeverDeadlocks) {
+  for (const int64_t count : {1, 2, 3, 4, 8})
+    for (const int64_t chunks : {1, 2, 3})
+      for (int64_t batches = 1; batches <= 4 * count; ++batches) {
+        const Stages p{.count = count, .chunks = chunks};
+        const double time = std::ranges::max(simulate(forward_lists(p, batches), p, [](const Action&) { return 1.0; }));
+        if (batches % count == 0 || chunks == 1)
+          EXPECT_EQ(time, static_cast<double>(batches * chunks + count - 1)) << count << " x " << chunks;
+        else
+          EXPECT_LE(time, static_cast<double>(round_up(batches, count) * chunks + count - 1));
+      }
 }
 
 constexpr PipelineSchedule k1f1b = PipelineSchedule::one_forward_one_backward, kZbH1 = PipelineSchedule::zb_h1;

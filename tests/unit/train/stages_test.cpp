@@ -154,12 +154,19 @@ TEST(Stages, EvaluateLikeOneStage) {
       static std::map<bool, double> expected;
       comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
         Tiny run(&world, c, DType::f64, 1);
-        data::TokenBatch batch;
+        std::vector<data::TokenBatch> batches(3);
+        std::vector<double> each;
         double sum = 0, copies = 0;
         for (int64_t n = 0; n < 3; ++n) {
+          data::TokenBatch& batch = batches[static_cast<size_t>(n)];
           run.batches(n * 8 + run.trainer.replica() * c.train.micro_batch, c.train.micro_batch, batch);
-          sum += run.trainer.loss_sum(batch);
+          sum += each.emplace_back(run.trainer.loss_sum(batch));
           copies += run.trainer.scalars().is_first_of_replica();
+        }
+        const int64_t at_once = run.trainer.batches_at_once();
+        EXPECT_EQ(at_once, layers.empty() ? 1 : 4);
+        if (at_once > 1) {
+          EXPECT_EQ(run.trainer.loss_sums(batches), each);
         }
         double sums[] = {sum, copies};
         run.trainer.scalars().sum_over_rows(sums);
