@@ -30,6 +30,10 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integer("chunks", &Parallel::chunks, 1, {.range = between(1, 64), .unit = "chunks"},
                    "Chunks of layers per stage (interleaved 1F1B): idle time is divided by this number, and messages "
                    "are multiplied by it. Micro-batches per step must be a multiple of stages.");
+  parallel.choice("pipeline_schedule", &Parallel::pipeline_schedule, {}, {"1f1b", "zb-h1"},
+                  "Order of the stages' passes. 1f1b: one forward and one backward pass each; zb-h1: weight gradients "
+                  "are computed later, in the turns that would be idle, so that a third of these remains. It takes "
+                  "chunks = 1 and memory for what the weight gradients need: much with recompute = \"full\".");
   parallel.integers("stage_layers", &Parallel::stage_layers, {}, {.range = between(0, 100'000)},
                     "Layers of each chunk, stages * chunks numbers in the order of the layers; chunk c is on stage "
                     "c mod stages. Only the first chunk, which has the embedding, and the last one, which has the "

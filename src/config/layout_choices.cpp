@@ -12,6 +12,7 @@ namespace trainer::config {
 std::vector<Parallel> replica_layouts(const Config& trained, int world) {
   Config config = trained;
   config.parallel.stages = config.parallel.chunks = 1;
+  config.parallel.pipeline_schedule = {};
   config.parallel.stage_layers.clear();
   Config trial = config;
   trial.parallel.strategy = StrategyName::megatron_1d;

@@ -16,6 +16,7 @@ namespace trainer::config {
 namespace {
 
 using sharding::ModelSharding;
+using sharding::PipelineSchedule;
 
 const Key& extents_key(const Config& config) {
   const std::string_view path = strategy_of(config).extents_key;
@@ -37,6 +38,11 @@ void check_stages(const Config& config, std::vector<BrokenRule>& broken) {
   if (p.stages == 1 && p.chunks > 1)
     broken.push_back({{"parallel.chunks", "parallel.stages"},
                       format("chunks = {} needs several stages; use chunks = 1, or set stages", p.chunks)});
+  if (p.pipeline_schedule == PipelineSchedule::zb_h1 && (p.stages == 1 || p.chunks > 1))
+    broken.push_back({{"parallel.pipeline_schedule", "parallel.stages", "parallel.chunks"},
+                      format("pipeline_schedule = \"zb-h1\" needs several stages of one chunk each, found stages = {} "
+                             "and chunks = {}; use \"1f1b\"",
+                             p.stages, p.chunks)});
   if (p.stages > 1 && chunks > most) {
     const std::string remedy = most / p.chunks >= 2 ? format("stages <= {}", most / p.chunks)
                                                     : format("chunks <= {}", most / std::min(p.stages, most));
@@ -379,7 +385,10 @@ std::string layout_text(const Config& config) {
   const Parallel& p = config.parallel;
   std::string text = format("{} {}", extents_key(config).name, fmt::join(extents(config), " x "));
   if (p.stages > 1)
-    text = format("{} stages (1f1b{}), ", p.stages, p.chunks == 1 ? "" : format(", {} chunks", p.chunks)) + text;
+    text = format("{} stages ({}{}), ", p.stages,
+                  sharding::kPipelineScheduleNames[static_cast<size_t>(p.pipeline_schedule)],
+                  p.chunks == 1 ? "" : format(", {} chunks", p.chunks)) +
+           text;
   for_own_keys(config, [&](const Key& key) {
     const Value value = key.get(config);
     if (&key == &extents_key(config) || value == key.initial || key.type == Type::tables || key.type == Type::string)

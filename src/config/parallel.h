@@ -7,6 +7,10 @@
 
 #include "base/dtype.h"
 
+namespace trainer::sharding {
+enum class PipelineSchedule : uint8_t;
+}
+
 namespace trainer::config {
 
 enum class StrategyName { megatron_1d, fsdp, optimus_2d, axonn_4d, autoddl, automatic };
@@ -48,7 +52,8 @@ struct Parallel {
   std::string head, table;                  // autoddl: sharding specs of head and embedding table; empty: from `layer`
   int64_t data = 0;                         // replicas; 0: all remaining ranks
   int64_t stages = 1, chunks = 1;           // pipeline stages of a replica; chunks of layers per stage
-  std::vector<int64_t> stage_layers;        // layers of each chunk; empty: not chosen yet (choose_stage_layers)
+  sharding::PipelineSchedule pipeline_schedule{};
+  std::vector<int64_t> stage_layers;  // layers of each chunk; empty: not chosen yet (choose_stage_layers)
   int64_t zero_stage = 0;
   Transport transport = Transport::automatic;
   int64_t lanes = 0;   // 0: depends on the transport

@@ -25,7 +25,7 @@ class Block {
     if (recompute_ == config::Recompute::full) s.mlp.x.reset();
     return y;
   }
-  /// Maps dy [n, H] to dx [n, H]. Empties `s`.
+  /// Maps dy [n, H] to dx [n, H]. Empties `s`; with batch.late, weight_gradients() does.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
     if (recompute_ == config::Recompute::full) {
       ex.meter.recomputing = true;
@@ -33,6 +33,11 @@ class Block {
       ex.meter.recomputing = false;
     }
     return attention_.backward(ex, batch, mlp_.backward(ex, batch, std::move(dy), s.mlp, grads), s.attention, grads);
+  }
+
+  void weight_gradients(Exec& ex, const parallel::Batch& batch, Saved& s, parallel::GradSink& grads) {
+    mlp_.weight_gradients(ex, batch, s.mlp, grads);
+    attention_.weight_gradients(ex, batch, s.attention, grads);
   }
 
   /// Returns the store's group that contains all parameters of the block.

@@ -18,6 +18,7 @@ class Branch {
     parallel::NormStats stats;
     Scratch normed;  // [n, H] norm(x), rebuilt under `selective`; post-norm: the norm's input
     typename Inner::Saved inner;
+    Scratch dy, dinner;  // with batch.late: the gradients of the outputs of inner's last and first linear
   };
 
   /// `make` creates the inner part. `norm` and `dropout` are names, of parameters and of the mask.
@@ -73,7 +74,8 @@ class Branch {
     if (!norm_->is_split() && !post_norm_) s.stats = {};
   }
 
-  /// Returns the gradient of the residual stream before the branch, given that after it. Empties `s`.
+  /// Returns the gradient of the residual stream before the branch, given that after it. Empties `s`; with batch.late,
+  /// what weight_gradients() needs stays.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
     parallel::Operand d(dy);
     if (const std::optional<ops::DropoutSite> dropout = dropout_.of(batch)) {
@@ -85,18 +87,32 @@ class Branch {
       s.normed.reset();
       s.stats = {};
     }
+    Saved late;
+    if (batch.late) late.dy = std::move(d.owner);
     Scratch dinner = inner_->backward(ex, batch, std::move(d), s.inner, grads);
     if (!post_norm_ && !s.normed) s.normed = norm_->forward(ex, s.x, &s.stats);
-    Scratch dx = inner_->input_gradient(ex, batch, dinner, post_norm_ ? s.x : s.normed, grads);
+    Scratch& input = post_norm_ ? s.x : s.normed;
+    Scratch dx = inner_->input_gradient(ex, batch, dinner, input, grads);
+    if (batch.late) {
+      late.dinner = std::move(dinner);
+      late.inner = std::move(s.inner);
+      (post_norm_ ? late.x : late.normed) = std::move(input);
+    }
     dinner.reset();
     s.normed.reset();
     if (post_norm_)
       ops::run(ex, ops::Add{.x = dx, .other = dy, .y = dx});
     else
       dx = norm_->backward(ex, dx, s.x, s.stats, dy, grads);
+    if (batch.late && !late.dy) late.dy = std::move(dy);
     dy.reset();
-    s = {};
+    s = std::move(late);
     return dx;
+  }
+  /// Passes the gradients to the sink that backward() left. Empties `s`.
+  void weight_gradients(Exec& ex, const parallel::Batch& batch, Saved& s, parallel::GradSink& grads) {
+    inner_->weight_gradients(ex, batch, s.dy, s.dinner, post_norm_ ? s.x : s.normed, s.inner, grads);
+    s = {};
   }
 
   const Inner& inner() const { return *inner_; }

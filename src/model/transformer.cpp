@@ -103,7 +103,7 @@ Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, c
     const TraceScope traced(ex.meter.trace, kLayer, l);
     dx = move(ex, batch, std::move(dx), l + 1, l);
     dx = block(l).backward(ex, batch, std::move(dx), saved.blocks[static_cast<size_t>(l - chunk.first)], grads);
-    grads.end_group(ex, block(l).group());
+    if (!batch.late) grads.end_group(ex, block(l).group());
   }
   if (chunk.embedding) {
     if (const auto dropout = embedding_dropout_.of(batch)) ops::run(ex, ops::DropoutAdd{dx, {}, dx, *dropout});
@@ -113,6 +113,16 @@ Scratch Transformer::loss_backward(Exec& ex, const Batch& batch, Saved& saved, c
   grads.end_micro(ex);
   if (chunk.embedding) dx.reset();
   return dx;
+}
+
+void Transformer::weight_gradients(Exec& ex, const Batch& batch, Saved& saved, parallel::GradSink& grads) {
+  const Chunk& chunk = saved.chunk;
+  for (int64_t l = chunk.last; l-- > chunk.first;) {
+    const TraceScope traced(ex.meter.trace, kLayer, l);
+    block(l).weight_gradients(ex, batch, saved.blocks[static_cast<size_t>(l - chunk.first)], grads);
+    grads.end_group(ex, block(l).group());
+  }
+  grads.end_micro(ex);
 }
 
 Scratch Transformer::infer(Exec& ex, Batch batch, std::span<Cache* const> caches, From from) {

@@ -55,6 +55,10 @@ class Transformer {
   Scratch loss_backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const parallel::Losses& losses,
                         parallel::GradSink& grads, Scratch dx = {});
 
+  /// Passes the gradients to the sink that loss_backward() left with batch.late: those of the weights of the chunk's
+  /// linears. A chunk with the embedding has none left.
+  void weight_gradients(Exec& ex, const parallel::Batch& batch, Saved& saved, parallel::GradSink& grads);
+
   /// Writes the same losses as loss_backward(), without z terms; computes no gradients and applies no dropout. Returns
   /// the residual stream as forward() does.
   Scratch loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses, From from = {});

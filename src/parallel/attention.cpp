@@ -126,7 +126,7 @@ Scratch Attention::output(Exec& ex, const Batch& batch, const ForwardFusion& fus
 }
 
 Scratch Attention::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
-  const Scratch dcontext = out_->backward(ex, batch.rows(), dy, s.core.context, {}, grads);
+  const Scratch dcontext = out_->backward(ex, batch.rows(), dy, s.core.context, {}, grads, batch.late);
   dy.owner.reset();
   if (q_norm_ && !s.qk) normalize(ex, batch, s);
   Scratch d = core_.backward(ex, batch, dcontext, heads(s), s.core);
@@ -137,7 +137,9 @@ Scratch Attention::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, 
     q_norm_->backward(ex, queries(d), queries(s.qkv), s.q_stats, {}, queries(d), grads);
     k_norm_->backward(ex, keys(d), keys(s.qkv), s.k_stats, {}, keys(d), grads);
   }
-  s = {};
+  Saved late;
+  if (batch.late) late.core.context = std::move(s.core.context);
+  s = std::move(late);
   return d;
 }
 

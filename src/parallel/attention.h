@@ -53,11 +53,19 @@ class Attention {
   void forward(Exec& ex, const Batch& batch, Operand x, Saved& saved);
   /// Returns the output of the last linear [n, H].
   Scratch output(Exec& ex, const Batch& batch, const ForwardFusion& fusion, Saved& saved);
-  /// Returns the gradient of the first linear's output, given that of the last one's. Empties `saved`.
+  /// Returns the gradient of the first linear's output, given that of the last one's. Empties `saved`; with batch.late,
+  /// the last linear's input stays for weight_gradients().
   Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads);
   /// Returns the gradient of x, given that of the first linear's output.
   Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, GradSink& grads) {
-    return qkv_->backward(ex, batch.rows(), d, x, {}, grads);
+    return qkv_->backward(ex, batch.rows(), d, x, {}, grads, batch.late);
+  }
+  /// Passes the gradients of both linears' weights to the sink, after backward() with batch.late. dy, d: the gradients
+  /// of the last linear's output and of the first one's, whose input is x.
+  void weight_gradients(Exec& ex, const Batch& batch, const Tensor& dy, const Tensor& d, const Tensor& x,
+                        const Saved& saved, GradSink& grads) {
+    out_->weight_gradient(ex, batch.rows(), dy, saved.core.context, grads);
+    qkv_->weight_gradient(ex, batch.rows(), d, x, grads);
   }
   /// Frees what recomputation rebuilds.
   void forget(Saved& saved, config::Recompute recompute) const;

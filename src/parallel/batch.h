@@ -29,8 +29,9 @@ struct Batch {
   double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
   double z_loss = 0;      // coefficient of the z-loss, in training
   bool dropout = false;
-  bool keep = true;  // a backward pass follows, for which activations are saved
-  bool cut = true;   // false in generation: rows are not split over ranks
+  bool keep = true;   // a backward pass follows, for which activations are saved
+  bool cut = true;    // false in generation: rows are not split over ranks
+  bool late = false;  // the backward pass leaves the gradients of weights to Transformer::weight_gradients()
   Rows rows() const { return {sequences * seq_len, cut}; }
 };
 

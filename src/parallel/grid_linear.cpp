@@ -86,7 +86,7 @@ Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardF
 }
 
 Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
-                             GradSink& grads) {
+                             GradSink& grads, bool late) {
   const sharding::LinearSharding& g = place_.grid;
   const PartSpread here = product_spread(0), there = output_spread();
   const Layout home = ranks_.layout(place_.from, rows, in_), used = ranks_.layout({g.rows, g.contraction}, rows, in_);
@@ -115,7 +115,8 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   }
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
-  Transit x_coming = ranks_.start_move(ex, home, used, x), dx_leaving;  // the move of x overlaps with dX
+  Transit x_coming, dx_leaving;
+  if (!late) x_coming = ranks_.start_move(ex, home, used, x);  // overlaps with dX
   RowPieces::Flight dx_reducing;
   if (!arriving) {
     dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()}, sums);
@@ -131,7 +132,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
 
   if (!leaving) dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
   if (!arrives) weights_.add_bias_gradient(ex, dy, grads);
-  weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // overlaps with the communication of dx
+  if (!late) weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // overlaps with the communication of dx
   if (!leaving) {
     dx = dx_leaving.finish(ex);
   } else {
@@ -141,6 +142,15 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   dx = cast_to(ex, std::move(dx), dy.dtype);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;
+}
+
+void GridLinear::weight_gradient(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, GradSink& grads) {
+  const sharding::LinearSharding& g = place_.grid;
+  const Layout home = ranks_.layout(place_.from, rows, in_), used = ranks_.layout({g.rows, g.contraction}, rows, in_);
+  Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, output_spread(), product_spread(0), dy);
+  Transit x_coming = ranks_.start_move(ex, home, used, x);
+  const Scratch dy_moved = dy_coming.finish(ex), x_moved = x_coming.finish(ex);
+  weights_.add_weight_gradient(ex, x_moved ? x_moved.tensor() : x, dy_moved ? dy_moved.tensor() : dy, grads);
 }
 
 }  // namespace trainer::parallel

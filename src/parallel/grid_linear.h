@@ -31,7 +31,8 @@ class GridLinear final : public Linear {
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
   Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
-                   GradSink& grads) override;
+                   GradSink& grads, bool late) override;
+  void weight_gradient(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, GradSink& grads) override;
 
  private:
   /// Return the spread of Y after the GEMM, as partial sums along `partial`, and the spread in which the next layer

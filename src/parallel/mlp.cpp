@@ -40,9 +40,9 @@ void Mlp::forward(Exec& ex, const Batch& batch, Operand x, Saved& s) {
 Scratch Mlp::backward(Exec& ex, const Batch& batch, Operand dy, Saved& s, GradSink& grads) {
   if (!s.z) activate(ex, s);
   const BackwardFusion gelu{.act = ops::Activation::gelu, .pre = s.pre};
-  Scratch d = down_->backward(ex, batch.rows(), dy, s.z, gated_ ? BackwardFusion{} : gelu, grads);
+  Scratch d = down_->backward(ex, batch.rows(), dy, s.z, gated_ ? BackwardFusion{} : gelu, grads, batch.late);
   dy.owner.reset();
-  s.z.reset();
+  if (!batch.late) s.z.reset();
   if (gated_) {
     const Tensor pre = s.pre;  // not needed afterwards
     ops::run(ex, ops::SwigluBackward{d, gate(pre), up(pre), gate(pre), up(pre)});

@@ -19,7 +19,12 @@ class Mlp {
   }
   Scratch backward(Exec& ex, const Batch& batch, Operand dy, Saved& saved, GradSink& grads);
   Scratch input_gradient(Exec& ex, const Batch& batch, const Tensor& d, const Tensor& x, GradSink& grads) {
-    return up_->backward(ex, batch.rows(), d, x, {}, grads);
+    return up_->backward(ex, batch.rows(), d, x, {}, grads, batch.late);
+  }
+  void weight_gradients(Exec& ex, const Batch& batch, const Tensor& dy, const Tensor& d, const Tensor& x,
+                        const Saved& saved, GradSink& grads) {
+    down_->weight_gradient(ex, batch.rows(), dy, saved.z, grads);
+    up_->weight_gradient(ex, batch.rows(), d, x, grads);
   }
   void forget(Saved& saved, config::Recompute recompute) const {
     saved.z.reset();

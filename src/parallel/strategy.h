@@ -49,9 +49,11 @@ class Linear {
   /// between up and down.
   virtual Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) = 0;
   /// Returns dx from dy and from the x that forward() got, with their shapes. Passes the gradients of weight and bias
-  /// to the sink.
+  /// to the sink; with `late`, the weight's is left to weight_gradient().
   virtual Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
-                           GradSink& grads) = 0;
+                           GradSink& grads, bool late) = 0;
+  /// Passes the gradient of the weight to the sink.
+  virtual void weight_gradient(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, GradSink& grads) = 0;
 };
 
 /// A tensor that the callee frees after its last use, if it is passed the owner.

@@ -150,28 +150,42 @@ Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusio
 }
 
 Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
-                              GradSink& grads) {
+                              GradSink& grads, bool late) {
   Panels weights = weight_panels(ex);
-  Panels moving = input_stays_ ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
+  std::optional<Panels> moving;
+  if (input_stays_ || !late) moving.emplace(moving_panels(ex, dy, x));
   weights_.add_bias_gradient(ex, dy, grads);  // overlaps with the broadcast of the first blocks
-  const GradSlot dweight = weights_.piece_gradient(ex, grads, col_line().size());
-  Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
+  GradSlot dweight;
+  std::optional<Sums> dw;
+  if (!late) {
+    dweight = weights_.piece_gradient(ex, grads, col_line().size());
+    dw.emplace(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
+  }
   Scratch dx;
   if (input_stays_) {
     dx = ex.take("linear.dx", x.shape, accumulator_of(dy.dtype));
-    summa_ab(ex, std::move(moving), std::move(weights), dx, x, &dw, dweight.accumulate);
+    summa_ab(ex, std::move(*moving), std::move(weights), dx, x, dw ? &*dw : nullptr, dweight.accumulate);
     dx = cast_to(ex, std::move(dx), dy.dtype);
   } else {
     dx = ex.take("linear.dx", x.shape, ranks_.sum_type(col_, dy.dtype));
     Sums sums(row_line(), dx, "summa.partial", ranks_.overlap());
     summa_abt(ex, dy, std::move(weights), sums);
-    summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // overlaps with the last reductions of dx
+    // Overlaps with the last reductions of dx.
+    if (dw) summa_atb(ex, std::move(*moving), dy, *dw, dweight.accumulate);
     sums.finish(ex);
     dx = cast_to(ex, std::move(dx), dy.dtype);
   }
-  dw.finish_later(ex, grads, weights_.slot());
+  if (dw) dw->finish_later(ex, grads, weights_.slot());
   if (fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;
+}
+
+void SummaLinear::weight_gradient(Exec& ex, Rows, const Tensor& dy, const Tensor& x, GradSink& grads) {
+  Panels moving = moving_panels(ex, dy, x);
+  const GradSlot dweight = weights_.piece_gradient(ex, grads, col_line().size());
+  Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
+  summa_atb(ex, std::move(moving), input_stays_ ? x : dy, dw, dweight.accumulate);
+  dw.finish_later(ex, grads, weights_.slot());
 }
 
 }  // namespace trainer::parallel

@@ -99,7 +99,8 @@ class SummaLinear final : public Linear {
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
   Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
-                   GradSink& grads) override;
+                   GradSink& grads, bool late) override;
+  void weight_gradient(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, GradSink& grads) override;
 
  private:
   PartSpread columns() const { return {.spread = {row_, col_}, .by_heads = true}; }
@@ -110,6 +111,10 @@ class SummaLinear final : public Linear {
     return {ex, row_line(), own, tag, ranks_.overlap()};
   }
   Panels weight_panels(Exec& ex) const;
+  /// Returns the panels of the operand of dW whose columns are split over this rank's row.
+  Panels moving_panels(Exec& ex, const Tensor& dy, const Tensor& x) const {
+    return input_stays_ ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
+  }
 
   const Ranks ranks_;
   const AxisSet row_, col_;

@@ -218,6 +218,11 @@ int run_session(comm::World& world, const config::Config& requested, const Sessi
     log::warning(
         "parallel.panels = \"ring\": \"gather\", with which the run was trained until now, does not fit in memory; "
         "results will round differently");
+  if (config.parallel.pipeline_schedule == sharding::PipelineSchedule::zb_h1 && world.first() &&
+      recompute_of(config.train, 0) == config::Recompute::full)
+    log::warning(
+        "parallel.pipeline_schedule = \"zb-h1\": recomputed layers keep what their weight gradients need until these "
+        "are computed; \"1f1b\" takes less memory");
   return TrainingLoop(world, config, options,
                       {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();

@@ -226,7 +226,7 @@ std::string update_text(const train::UpdateCost& update, double seconds) {
 std::string stages_text(const config::Config& config, int64_t vocab) {
   const sharding::Stages stages = config::sharding_of(config).stages;
   if (stages.count == 1) return {};
-  std::vector<double> forward, backward;  // by chunk
+  std::vector<double> forward, backward, weights;  // by chunk
   int64_t layer = 0;
   for (const int64_t layers : stages.layers) {
     forward.push_back(0);
@@ -236,25 +236,28 @@ std::string stages_text(const config::Config& config, int64_t vocab) {
       forward.back() += flops;
       if (recompute_of(config.train, layer) == config::Recompute::full) again += flops;
     }
+    weights.push_back(stages.schedule == sharding::PipelineSchedule::zb_h1 ? forward.back() : 0);
     if (forward.size() == stages.layers.size())
       forward.back() += 2.0 * static_cast<double>(vocab * config.model.d_model);
-    backward.push_back(2 * forward.back() + again);
+    backward.push_back(2 * forward.back() + again - weights.back());
   }
   const int64_t micro_batches =
       config.train.global_batch / (config.train.micro_batch * std::max<int64_t>(1, config.parallel.data));
   double work = 0;
   const auto seconds = [&](const sharding::Action& action) {
     const auto chunk = static_cast<size_t>(action.chunk);
-    const double own =
-        (action.has(sharding::kForward) ? forward[chunk] : 0) + (action.has(sharding::kBackward) ? backward[chunk] : 0);
+    const double own = (action.has(sharding::kForward) ? forward[chunk] : 0) +
+                       (action.has(sharding::kBackward) ? backward[chunk] : 0) +
+                       (action.has(sharding::kWeights) ? weights[chunk] : 0);
     work += own;
     return own;
   };
   const std::vector<double> ends = simulate(lists_of(stages, micro_batches), stages, seconds);
   const double idle = 1 - work / (std::ranges::max(ends) * static_cast<double>(stages.count));
-  return format("layers {} on {} stages{}, head on the last; {} micro-batches per step; {} of the time idle, by FLOPs",
-                fmt::join(stages.layers, " "), stages.count,
-                stages.chunks == 1 ? "" : format(" of {} chunks", stages.chunks), micro_batches, format_percent(idle));
+  return format(
+      "layers {} on {} stages{}{}, head on the last; {} micro-batches per step; {} of the time idle, by FLOPs",
+      fmt::join(stages.layers, " "), stages.count, stages.chunks == 1 ? "" : format(" of {} chunks", stages.chunks),
+      stages.schedule == sharding::PipelineSchedule::zb_h1 ? " (zb-h1)" : "", micro_batches, format_percent(idle));
 }
 
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {

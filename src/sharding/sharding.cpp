@@ -121,8 +121,8 @@ ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
 
 std::string text_of(const Stages& stages) {
   if (stages.count == 1) return {};
-  const char* const schedule = stages.schedule == PipelineSchedule::zb_h1 ? "zb-h1" : "1f1b";
-  return format("{} stages x {} {} {}", stages.count, stages.chunks, schedule, fmt::join(stages.layers, ","));
+  return format("{} stages x {} {} {}", stages.count, stages.chunks,
+                kPipelineScheduleNames[static_cast<size_t>(stages.schedule)], fmt::join(stages.layers, ","));
 }
 
 ModelSharding add_stages(ModelSharding s, Stages stages) {

@@ -78,6 +78,7 @@ struct Layer {
 /// The order in which stages run passes (sharding/pipeline.h). 1f1b: one forward and one backward pass each; several
 /// chunks per stage are interleaved. zb-h1: 1f1b in which later passes compute the weight gradients.
 enum class PipelineSchedule : uint8_t { one_forward_one_backward, zb_h1 };
+inline constexpr const char* kPipelineScheduleNames[] = {"1f1b", "zb-h1"};
 
 /// Pipeline stages: chunks of consecutive layers on different ranks. Chunk c is on stage c % count. The embedding is in
 /// the first chunk, final norm and head are in the last one.

@@ -261,20 +261,24 @@ void Trainer::launch(Exec& ex, const Run& of, const parallel::Batch& batch, Phas
   end();
 }
 
-void Trainer::run_passes(Exec& ex, const Run& of, const parallel::Batch& batch, PhaseClock* clock) {
+void Trainer::run_passes(Exec& ex, const Run& of, const parallel::Batch& loaded, PhaseClock* clock) {
   const sharding::Action& action = actions_[of.action];
+  parallel::Batch batch = loaded;
+  batch.late = sharding_.stages.schedule == sharding::PipelineSchedule::zb_h1 && !action.has(sharding::kWeights);
   model::Transformer::Saved& saved = saved_of(of.action);
   Scratch passed = links_.take(ex, action);
   if (action.has(sharding::kForward)) {
     passed = model_->forward(ex, batch, saved, std::move(passed));
     if (clock != nullptr) clock->charge(&PhaseMs::forward);
   }
+  if (action.has(sharding::kBackward) || action.has(sharding::kWeights)) grads_->begin_micro(of.kind.last);
   if (action.has(sharding::kBackward)) {
-    grads_->begin_micro(of.kind.last);
     const auto term = [&](size_t t) {
       return t < terms_.size() ? losses(static_cast<int64_t>(t), memory_of(action.micro)) : Tensor();
     };
     passed = model_->loss_backward(ex, batch, saved, {term(0), term(1)}, *grads_, std::move(passed));
+  } else if (action.has(sharding::kWeights)) {
+    model_->weight_gradients(ex, batch, saved, *grads_);
   }
   links_.send(ex, action, std::move(passed));
 }

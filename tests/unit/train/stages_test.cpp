@@ -20,8 +20,13 @@ Config in_stages(Config c, int64_t stages, Layers layers, int64_t micro_batches)
   c.train.global_batch = micro_batches * c.train.micro_batch * std::max<int64_t>(1, c.parallel.data);
   return c;
 }
+Config zb_h1(Config c) {
+  c.parallel.pipeline_schedule = sharding::PipelineSchedule::zb_h1;
+  return c;
+}
 Config in_one_stage(Config c) {
   c.parallel.stages = c.parallel.chunks = 1;
+  c.parallel.pipeline_schedule = {};
   c.parallel.stage_layers.clear();
   return c;
 }
@@ -35,15 +40,21 @@ void expect_bytes_of_every_rank(const Result& result, int64_t steps) {
   }
 }
 
-/// Expects five steps of the configuration to have the bits of one stage.
-void expect_bits_of_one_stage(const Config& c, DType compute = DType::f32, const HowToRun& how = {}) {
+/// Expects five steps of configurations that differ in their stages to have the bits of one stage.
+void expect_bits_of_one_stage(const std::vector<Config>& configs, DType compute = DType::f32,
+                              const HowToRun& how = {}) {
   constexpr int64_t kSteps = 5;
-  const Result many = train(c, compute, kSteps, how), one = train(in_one_stage(c), compute, kSteps);
-  EXPECT_TRUE(many.start == one.start) << "initial weights";
-  EXPECT_TRUE(many.gradients == one.gradients);
-  expect_same_bits(many, one);
-  expect_bytes_of_every_rank(many, kSteps);
+  const Result one = train(in_one_stage(configs.front()), compute, kSteps);
+  for (const Config& c : configs) {
+    SCOPED_TRACE(config::layout_text(c));
+    const Result many = train(c, compute, kSteps, how);
+    EXPECT_TRUE(many.start == one.start) << "initial weights";
+    EXPECT_TRUE(many.gradients == one.gradients);
+    expect_same_bits(many, one);
+    expect_bytes_of_every_rank(many, kSteps);
+  }
 }
+std::vector<Config> with_each_schedule(const Config& c) { return {c, zb_h1(c)}; }
 
 Config untied(Config c) {
   c.model.tie_embeddings = false;
@@ -54,7 +65,7 @@ TEST(Stages, HaveTheBitsOfOneStageWithEveryNumberOfMicroBatches) {
   const Config c = untied(configure(MegatronLayout{2, 1, true}));
   for (const int64_t micro_batches : {1, 2, 3, 5, 9}) {
     SCOPED_TRACE(micro_batches);
-    expect_bits_of_one_stage(in_stages(c, 2, {1, 1}, micro_batches));
+    expect_bits_of_one_stage(with_each_schedule(in_stages(c, 2, {1, 1}, micro_batches)));
   }
 }
 
@@ -62,29 +73,46 @@ TEST(Stages, MayHaveNoLayersAtTheEnds) {
   Config c = untied(tiny_config());
   for (const Layers& layers : {Layers{1, 1}, {0, 2}, {2, 0}, {0, 2, 0}, {1, 1, 0}, {0, 1, 1}, {0, 1, 1, 0}}) {
     SCOPED_TRACE(testing::PrintToString(layers));
-    expect_bits_of_one_stage(in_stages(c, std::ssize(layers), layers, 4));
+    expect_bits_of_one_stage(with_each_schedule(in_stages(c, std::ssize(layers), layers, 4)));
   }
   c.model.n_layer = 5;
-  expect_bits_of_one_stage(in_stages(c, 3, {2, 2, 1}, 5));
+  expect_bits_of_one_stage(with_each_schedule(in_stages(c, 3, {2, 2, 1}, 5)));
 }
 
 TEST(Stages, InterleaveChunks) {
   Config c = untied(configure(MegatronLayout{2, 1, true}));
-  expect_bits_of_one_stage(in_stages(c, 2, {0, 1, 1, 0}, 4));
+  expect_bits_of_one_stage({in_stages(c, 2, {0, 1, 1, 0}, 4)});
   c.model.n_layer = 6;
-  for (const int64_t micro_batches : {2, 4, 8}) expect_bits_of_one_stage(in_stages(c, 2, {1, 2, 2, 1}, micro_batches));
-  expect_bits_of_one_stage(in_stages(c, 3, {1, 1, 1, 1, 1, 1}, 6), DType::bf16, {.delay = 0.001});
+  for (const int64_t micro_batches : {2, 4, 8})
+    expect_bits_of_one_stage({in_stages(c, 2, {1, 2, 2, 1}, micro_batches)});
+  expect_bits_of_one_stage({in_stages(c, 3, {1, 1, 1, 1, 1, 1}, 6)}, DType::bf16, {.delay = 0.001});
+}
+
+// On stages after the first one, the gradients of what out and down return are gathered twice.
+TEST(Stages, ComputeWeightGradientsLater) {
+  Config c = untied(configure(MegatronLayout{2, 1, true}));
+  c.model.n_layer = 4;
+  const int64_t micro_batches = 7;
+  c = in_stages(c, 4, {1, 1, 1, 1}, micro_batches);
+  expect_bits_of_one_stage({zb_h1(c)}, DType::bf16, {.delay = 0.001});
+  const auto gathered = [](const Result& result, size_t rank) {
+    return result.bytes[rank].first.at("tensor").at("all_gather");
+  };
+  const Result early = train(c, DType::f32, 1), late = train(zb_h1(c), DType::f32, 1);
+  const int64_t of_stream = c.train.micro_batch * c.model.seq_len * c.model.d_model * size_of(DType::f32);
+  for (size_t rank = 0; rank < late.bytes.size(); ++rank)
+    EXPECT_EQ(gathered(late, rank) - gathered(early, rank), rank < 2 ? 0 : 2 * micro_batches * of_stream) << rank;
 }
 
 class StagesOf : public testing::TestWithParam<LayoutCase> {};
 
 TEST_P(StagesOf, HaveTheBitsOfOneStage) {
   const Config c = untied(GetParam().config);
-  expect_bits_of_one_stage(in_stages(c, 2, {1, 1}, 3));
+  expect_bits_of_one_stage(with_each_schedule(in_stages(c, 2, {1, 1}, 3)));
   Config other = c;
   other.parallel.zero_stage = 1;
   other.train.recompute = config::Recompute::selective;
-  expect_bits_of_one_stage(in_stages(other, 3, {1, 1, 0}, 4), DType::bf16, {.delay = 0.0005});
+  expect_bits_of_one_stage(with_each_schedule(in_stages(other, 3, {1, 1, 0}, 4)), DType::bf16, {.delay = 0.0005});
 }
 INSTANTIATE_TEST_SUITE_P(
     Some, StagesOf,
@@ -102,7 +130,7 @@ TEST(Stages, ComposeWithOtherFeatures) {
     SCOPED_TRACE(what);
     Config other = in_stages(c, 2, {1, 1}, 3);
     change(other);
-    expect_bits_of_one_stage(other);
+    expect_bits_of_one_stage(with_each_schedule(other));
   };
   same("z-loss", [](Config& o) { o.train.z_loss = 1e-3; });
   same("separate documents", [](Config& o) { o.data.separate_documents = true; });
@@ -129,6 +157,7 @@ TEST(Stages, ShareATiedTable) {
   expect_bytes_of_every_rank(of_two, kSteps);
   const Result of_three = train(three, DType::f64, kSteps, {.delay = 0.001});
   expect_same_bits(of_three, of_two);
+  expect_same_bits(train(zb_h1(three), DType::f64, kSteps), of_two);
   expect_bytes_of_every_rank(of_three, kSteps);
   expect_same_bits(train(in_stages(c, 2, {1, 1, 1, 1}, 4), DType::f64, kSteps), of_two);
   Config split = two;
